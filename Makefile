@@ -1,0 +1,74 @@
+# Two commands do all the set-up:  make study   make test
+#
+#   PYTHON=python3.12 make study     another interpreter (3.11 or later)
+#   VENV=/somewhere/else make test   another virtual environment
+#   make test ARGS="-m slow"         more arguments for pytest
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PACKAGING = pyproject.toml hatch_build.py
+STUDY = gpt3_20b
+
+.DEFAULT_GOAL = help
+.DELETE_ON_ERROR:
+.PHONY: help study test lint format types layers clean distclean
+
+help: ## What can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+study: $(VENV)/.installed ## Install, run the main study, say where its report is
+	@$(BIN)/perfsim study $(STUDY) --compare 3d,weight-streaming
+	@echo "Open in a browser: $(CURDIR)/reports/$(STUDY)/index.html"
+
+test: $(VENV)/.installed-dev ## Install with the development tools, run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev ## Lint and check the format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev ## Mend what can be mended by itself
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: $(VENV)/.installed-dev ## Check the types
+	@$(BIN)/mypy
+
+layers: $(VENV)/.installed-dev ## Check that imports point down
+	@$(BIN)/lint-imports
+
+clean: ## Remove caches and builds
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .benchmarks
+	find perfsim tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## The same, and the virtual environment
+	test ! -f "$(VENV)/pyvenv.cfg" || rm -rf "$(VENV)"
+
+# A stamp for each of the three steps: what is done is not done again. The install is editable, so
+# only a change of the packaging itself makes it stale.
+$(VENV)/.created:
+	@command -v "$(PYTHON)" >/dev/null || { \
+	    echo "There is no '$(PYTHON)' here. Install Python 3.11 or later, or name one: make PYTHON=..." >&2; \
+	    exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "perfsim needs Python 3.11 or later; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+	    echo "If a newer one is installed, name it: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
+	    exit 1; }
+	@"$(BIN)/python" -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv "$(VENV)" || { \
+	    echo "No virtual environment could be made. On Debian or Ubuntu: apt-get install python3-venv" >&2; \
+	    exit 1; }
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created $(PACKAGING)
+	@echo "Installing perfsim into $(VENV) ..."
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.created $(PACKAGING)
+	@echo "Installing perfsim and its development tools into $(VENV) ..."
+	@$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,26 @@
+"""Who waits for what when a run cannot proceed."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.graph import TaskGraph
+
+MOST_LINES = 8
+
+
+def deadlock_report(graph: TaskGraph, end_s: NDArray[np.float64]) -> str:
+    """Name the first stuck task of each stream and the tasks that it waits for."""
+    stuck = np.flatnonzero(end_s < 0)
+    streams, first = np.unique(graph.stream[stuck], return_index=True)
+    lines = []
+    for task in sorted(stuck[first].tolist())[:MOST_LINES]:
+        waiting = [other for other in graph.dependencies.row(task) if end_s[other] < 0]
+        names = ", ".join(f"{graph.task(other).name} on {graph.task(other).stream}" for other in waiting)
+        lines.append(f"  {graph.task(task).stream}: {graph.task(task).name} waits for {names or 'nothing'}")
+    left_out = len(streams) - len(lines)
+    if left_out > 0:
+        lines.append(f"  and {left_out} more streams")
+    head = f"the run cannot proceed: {len(stuck)} of {len(graph)} tasks never started"
+    return "\n".join([head, *lines])

@@ -1,0 +1,18 @@
+"""The waist: a task graph of work. Strategies write it, every other part only reads it."""
+
+from perfsim.graph.builder import GraphBuilder, Port, Slots, Template
+from perfsim.graph.task_graph import Task, TaskGraph
+from perfsim.graph.work import Kind, RankGroup, TensorClass, Work
+
+__all__ = [
+    "GraphBuilder",
+    "Kind",
+    "Port",
+    "RankGroup",
+    "Slots",
+    "Task",
+    "TaskGraph",
+    "Template",
+    "TensorClass",
+    "Work",
+]

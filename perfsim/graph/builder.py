@@ -1,0 +1,286 @@
+"""Writing a task graph: one task at a time, or a recorded passage stamped many times.
+
+`GraphBuilder.task` appends one task. A `Template` records a passage of straight-line code once (the
+forward of one pipeline stage, say) with ports for what comes from outside; `GraphBuilder.stamp`
+writes it for every micro-batch at once with NumPy. Both give the same columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.errors import GraphError
+from perfsim.graph.task_graph import Ragged, TaskGraph
+from perfsim.graph.work import Work
+
+Wide = NDArray[np.int64]
+
+
+class Port(int):
+    """A tensor that a template reads but does not write; its handle is given when it is stamped."""
+
+
+class Handles(NamedTuple):
+    """What adding a task returns: its id and the handle of its first written tensor."""
+
+    id: int
+    tensor: int
+
+
+class _Columns:
+    """Growing columns; handles and ids are local to the owner."""
+
+    def __init__(self) -> None:
+        self.work: list[int] = []
+        self.stream: list[int] = []
+        self.tag: list[int] = []
+        self.reads: list[int] = []
+        self.num_reads: list[int] = []
+        self.after: list[int] = []
+        self.num_after: list[int] = []
+        self.num_writes: list[int] = []
+        self.num_tensors = 0
+
+    def append(
+        self, work: int, stream: int, tag: int, reads: Sequence[int], after: Sequence[int], writes: int
+    ) -> Handles:
+        handles = Handles(len(self.work), self.num_tensors)
+        self.work.append(work)
+        self.stream.append(stream)
+        self.tag.append(tag)
+        self.reads.extend(reads)
+        self.num_reads.append(len(reads))
+        self.after.extend(after)
+        self.num_after.append(len(after))
+        self.num_writes.append(writes)
+        self.num_tensors += writes
+        return handles
+
+
+@dataclass
+class Template:
+    """A passage of tasks recorded once; `ports` are read from outside, `outputs` are for others."""
+
+    builder: GraphBuilder
+    ports: dict[str, Port] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
+    _columns: _Columns = field(default_factory=_Columns)
+
+    def port(self, name: str) -> Port:
+        """A tensor that comes from outside under this name."""
+        return self.ports.setdefault(name, Port(-1 - len(self.ports)))
+
+    def task(
+        self, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()
+    ) -> Handles:
+        """Record one task; `reads` are ports or tensors of this template, `after` its task ids."""
+        return self._columns.append(
+            self.builder.work_id(work), self.builder.stream_id(stream), -1, reads, after, len(work.writes)
+        )
+
+    def output(self, name: str, tensor: int) -> None:
+        """Let other slots read `tensor` under this name."""
+        self.outputs[name] = tensor
+
+    def __len__(self) -> int:
+        return len(self._columns.work)
+
+
+class Slots(NamedTuple):
+    """Slots in emission order: which template, which tag, and where each port comes from.
+
+    `sources[name]` has one row a slot: the slot that writes the tensor (-1: the slot does not read
+    that port), or with `absolute[name]` a tensor handle of the graph itself.
+    """
+
+    template: Wide
+    tag: Wide
+    sources: dict[str, tuple[Wide, str]]
+    """Port name -> (source slot of each slot, name of the output in the source's template)."""
+    absolute: dict[str, Wide]
+
+
+class Stamped(NamedTuple):
+    """Where stamping put things: first task id and first tensor handle of each slot."""
+
+    templates: Sequence[Template]
+    template: Wide
+    first_task: Wide
+    first_tensor: Wide
+
+    def tensor(self, slot: int, output: str) -> int:
+        """Handle of a named output of one slot."""
+        return int(self.first_tensor[slot]) + self.templates[int(self.template[slot])].outputs[output]
+
+
+class GraphBuilder:
+    """Writes one graph; `build` ends it."""
+
+    def __init__(self) -> None:
+        self._works: dict[Work, int] = {}
+        self._streams: dict[str, int] = {}
+        self._columns = _Columns()
+        self._chunks: list[dict[str, Wide]] = []
+        self._num_tasks = 0
+        self._num_tensors = 0
+        self._step_ends: list[int] = []
+
+    def work_id(self, work: Work) -> int:
+        return self._works.setdefault(work, len(self._works))
+
+    def stream_id(self, stream: str) -> int:
+        return self._streams.setdefault(stream, len(self._streams))
+
+    def task(
+        self,
+        work: Work,
+        stream: str,
+        reads: Sequence[int] = (),
+        after: Sequence[int] = (),
+        tag: int = -1,
+    ) -> Handles:
+        """Append one task; returns its id and the handle of the first tensor it writes."""
+        local = self._columns.append(
+            self.work_id(work), self.stream_id(stream), tag, reads, after, len(work.writes)
+        )
+        return Handles(self._num_tasks + local.id, self._num_tensors + local.tensor)
+
+    def end_step(self) -> None:
+        """Mark the end of one optimizer step."""
+        self._step_ends.append(self._num_tasks + len(self._columns.work))
+
+    def template(self) -> Template:
+        """Start recording a passage."""
+        return Template(self)
+
+    def stamp(self, templates: Sequence[Template], slots: Slots) -> Stamped:
+        """Write every slot's template, in the order of the slots."""
+        self._flush()
+        lengths = np.array([len(template) for template in templates], dtype=np.int64)
+        tensors = np.array([template._columns.num_tensors for template in templates], dtype=np.int64)
+        first_task = self._num_tasks + _offsets(lengths[slots.template])
+        first_tensor = self._num_tensors + _offsets(tensors[slots.template])
+        stamped = Stamped(templates, slots.template, first_task[:-1], first_tensor[:-1])
+        chunk = _StampedChunk(templates, slots, stamped, self._num_tasks, int(first_task[-1]))
+        self._chunks.append(chunk.columns())
+        self._num_tasks, self._num_tensors = int(first_task[-1]), int(first_tensor[-1])
+        return stamped
+
+    def _flush(self) -> None:
+        """Move single tasks into a chunk of arrays."""
+        columns = self._columns
+        if not columns.work:
+            return
+        self._chunks.append(
+            {
+                name: np.array(getattr(columns, name), dtype=np.int64)
+                for name in ("work", "stream", "tag", "reads", "num_reads", "after", "num_after", "num_writes")
+            }
+        )
+        self._num_tasks += len(columns.work)
+        self._num_tensors += columns.num_tensors
+        self._columns = _Columns()
+
+    def build(self) -> TaskGraph:
+        """End writing and return the graph."""
+        self._flush()
+        if not self._num_tasks:
+            raise GraphError("the graph has no task")
+        if not self._step_ends or self._step_ends[-1] != self._num_tasks:
+            self.end_step()
+
+        def column(name: str) -> NDArray[np.int32]:
+            return np.concatenate([chunk[name] for chunk in self._chunks]).astype(np.int32)
+
+        return TaskGraph(
+            works=tuple(self._works),
+            streams=tuple(self._streams),
+            work=column("work"),
+            stream=column("stream"),
+            tag=column("tag"),
+            reads=Ragged(_offsets(column("num_reads")).astype(np.int32), column("reads")),
+            after=Ragged(_offsets(column("num_after")).astype(np.int32), column("after")),
+            first_write=_offsets(column("num_writes")).astype(np.int32),
+            step_ends=tuple(self._step_ends),
+        )
+
+
+def _offsets(lengths: Wide | NDArray[np.int32]) -> Wide:
+    """Start of each row and the end of the last: 0, l0, l0 + l1, ..."""
+    start = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=start[1:])
+    return start
+
+
+@dataclass
+class _StampedChunk:
+    """The columns of all slots of one `stamp` call."""
+
+    templates: Sequence[Template]
+    slots: Slots
+    stamped: Stamped
+    first_id: int
+    end_id: int
+
+    def columns(self) -> dict[str, Wide]:
+        count = self.end_id - self.first_id
+        single = ("work", "stream", "num_reads", "num_after", "num_writes")
+        columns = {name: np.empty(count, dtype=np.int64) for name in (*single, "tag")}
+        used = [(number, np.flatnonzero(self.slots.template == number)) for number in range(len(self.templates))]
+        for number, rows in used:
+            template = self.templates[number]._columns
+            where = self._positions(rows, len(template.work))
+            for name in single:
+                columns[name][where] = np.array(getattr(template, name), dtype=np.int64)
+            columns["tag"][where] = self.slots.tag[rows][:, None]
+        for name, lengths in (("reads", "num_reads"), ("after", "num_after")):
+            columns[name] = self._ragged(name, columns[lengths], used)
+        return columns
+
+    def _positions(self, rows: Wide, length: int) -> Wide:
+        """Column index of each (slot, task of the template)."""
+        return (self.stamped.first_task[rows] - self.first_id)[:, None] + np.arange(length)
+
+    def _ragged(self, name: str, lengths: Wide, used: Iterable[tuple[int, Wide]]) -> Wide:
+        start = _offsets(lengths)
+        values = np.empty(int(start[-1]), dtype=np.int64)
+        for number, rows in used:
+            template = self.templates[number]
+            local = np.array(getattr(template._columns, name), dtype=np.int64)
+            if not len(local) or not len(rows):
+                continue
+            where = start[self.stamped.first_task[rows] - self.first_id][:, None] + np.arange(len(local))
+            if name == "after":
+                values[where] = self.stamped.first_task[rows][:, None] + local
+            else:
+                values[where] = self._handles(template, rows, local)
+        return values
+
+    def _handles(self, template: Template, rows: Wide, local: Wide) -> Wide:
+        """Handles in the graph of what the template reads, one row a slot."""
+        handles = self.stamped.first_tensor[rows][:, None] + np.maximum(local, 0)
+        for name, port in template.ports.items():
+            columns = np.flatnonzero(local == int(port))
+            if len(columns):
+                handles[:, columns] = self._port(name, rows)[:, None]
+        return handles
+
+    def _port(self, name: str, rows: Wide) -> Wide:
+        if name in self.slots.absolute:
+            return self.slots.absolute[name][rows]
+        if name not in self.slots.sources:
+            raise GraphError(f"port {name!r} has no source")
+        source_of_slot, output = self.slots.sources[name]
+        source = source_of_slot[rows]
+        if np.any(source < 0):
+            raise GraphError(f"port {name!r} is read by a slot that has no source for it")
+        offset = np.array([template.outputs.get(output, -1) for template in self.templates], dtype=np.int64)
+        local = offset[self.slots.template[source]]
+        if np.any(local < 0):
+            raise GraphError(f"port {name!r} reads output {output!r} of a template without it")
+        return self.stamped.first_tensor[source] + local

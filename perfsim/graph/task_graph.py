@@ -1,0 +1,167 @@
+"""The task graph in columns, with the dependencies it derives.
+
+A task reads tensors and writes tensors; a tensor is written once, by the task that allocated its
+handle. From that follow the data dependencies. Tasks of one stream run in the order of their ids
+(program order), and authors add control dependencies such as a freed buffer slot. Ids are
+topological: a task comes after everything it waits for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.errors import GraphError
+from perfsim.graph.work import Work
+
+Ints = NDArray[np.int32]
+
+
+class Task(NamedTuple):
+    """One task as a view on the columns."""
+
+    id: int
+    work: Work
+    stream: str
+    tag: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        suffix = f"[{self.tag}]" if self.tag >= 0 else ""
+        return f"{self.work.name}{suffix}"
+
+
+class Ragged(NamedTuple):
+    """A list of lists in two columns: row i is `values[start[i]:start[i + 1]]`."""
+
+    start: Ints
+    values: Ints
+
+    def row(self, index: int) -> tuple[int, ...]:
+        return tuple(self.values[self.start[index] : self.start[index + 1]].tolist())
+
+    @property
+    def row_of_value(self) -> Ints:
+        return np.repeat(np.arange(len(self.start) - 1, dtype=np.int32), np.diff(self.start))
+
+
+@dataclass(frozen=True)
+class TaskGraph:
+    """Tasks of one or several optimizer steps, as columns.
+
+    `work`, `stream`, `tag` have one entry a task; `reads` holds tensor handles, `after` task ids.
+    Task i writes the handles `first_write[i] .. first_write[i + 1] - 1`. `tag` is the micro-batch,
+    -1 where there is none.
+    """
+
+    works: tuple[Work, ...]
+    streams: tuple[str, ...]
+    work: Ints
+    stream: Ints
+    tag: Ints
+    reads: Ragged
+    after: Ragged
+    first_write: Ints
+    step_ends: tuple[int, ...]
+    """Number of tasks at the end of each optimizer step."""
+
+    def __len__(self) -> int:
+        return len(self.work)
+
+    def task(self, index: int) -> Task:
+        return Task(
+            id=index,
+            work=self.works[self.work[index]],
+            stream=self.streams[self.stream[index]],
+            tag=int(self.tag[index]),
+            reads=self.reads.row(index),
+            writes=tuple(range(self.first_write[index], self.first_write[index + 1])),
+            after=self.after.row(index),
+        )
+
+    def tasks(self) -> Iterator[Task]:
+        return (self.task(index) for index in range(len(self)))
+
+    @property
+    def num_tensors(self) -> int:
+        return int(self.first_write[-1])
+
+    @cached_property
+    def writer(self) -> Ints:
+        """The task that writes each tensor."""
+        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.first_write))
+
+    @cached_property
+    def stream_predecessor(self) -> Ints:
+        """The task before each one on its stream; -1 for the first."""
+        order = np.argsort(self.stream, kind="stable").astype(np.int32)
+        same = self.stream[order[1:]] == self.stream[order[:-1]]
+        before = np.full(len(self), -1, dtype=np.int32)
+        before[order[1:][same]] = order[:-1][same]
+        return before
+
+    @cached_property
+    def dependencies(self) -> Ragged:
+        """Tasks that each task waits for: data, control and program order, each once, ascending.
+
+        A dependency on an earlier task of the same stream is implied by program order and left out.
+        """
+        task_ids, waits_for = self._edges()
+        if np.any(waits_for >= task_ids):
+            bad = int(task_ids[np.argmax(waits_for >= task_ids)])
+            raise GraphError(f"task {self.task(bad).name} waits for a task added after it")
+        implied = (self.stream[task_ids] == self.stream[waits_for]) & (
+            self.stream_predecessor[task_ids] != waits_for
+        )
+        pairs = np.unique(task_ids[~implied] * len(self) + waits_for[~implied])
+        task_ids, waits_for = np.divmod(pairs, len(self))
+        start = np.zeros(len(self) + 1, dtype=np.int32)
+        np.cumsum(np.bincount(task_ids, minlength=len(self)), out=start[1:])
+        return Ragged(start, waits_for.astype(np.int32))
+
+    def _edges(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Every (task, task it waits for) pair, with repeats."""
+        program = np.flatnonzero(self.stream_predecessor >= 0)
+        task_ids = (self.reads.row_of_value, self.after.row_of_value, program)
+        waits_for = (
+            self.writer[self.reads.values],
+            self.after.values,
+            self.stream_predecessor[program],
+        )
+        return (
+            np.concatenate([column.astype(np.int64) for column in task_ids]),
+            np.concatenate([column.astype(np.int64) for column in waits_for]),
+        )
+
+    @cached_property
+    def successors(self) -> Ragged:
+        """Tasks that wait for each task, ascending."""
+        deps = self.dependencies
+        order = np.argsort(deps.values, kind="stable")
+        start = np.zeros(len(self) + 1, dtype=np.int32)
+        np.cumsum(np.bincount(deps.values, minlength=len(self)), out=start[1:])
+        return Ragged(start, deps.row_of_value[order])
+
+    @property
+    def flop(self) -> float:
+        """FLOPs of all tasks of this graph, each counted for the ranks it stands for."""
+        per_work = np.array([work.flop * work.multiplicity for work in self.works])
+        return float(per_work @ np.bincount(self.work, minlength=len(self.works)))
+
+    def digest(self) -> str:
+        """A hash of everything in the graph but the names of its streams; equal graphs, equal digests."""
+        sha = hashlib.sha256()
+        for column in (self.work, self.stream, self.tag, *self.reads, *self.after, self.first_write):
+            sha.update(np.ascontiguousarray(column, dtype=np.int32).tobytes())
+        for work in self.works:
+            sha.update(repr(work).encode())
+        return sha.hexdigest()[:16]

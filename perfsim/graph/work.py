@@ -1,0 +1,79 @@
+"""A class of work: what a task does, in FLOPs and bytes, never in seconds.
+
+Tasks hold only the id of their class (there are dozens of classes and hundreds of thousands of
+tasks), so pricing a graph means pricing its classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from perfsim.transformer import Kernel
+
+
+class Kind(IntEnum):
+    """Node kinds of a Chakra execution trace."""
+
+    COMP = 0
+    MEM_LOAD = 1
+    MEM_STORE = 2
+    COMM_SEND = 3
+    COMM_RECV = 4
+    COMM_COLL = 5
+
+    @property
+    def is_communication(self) -> bool:
+        return self >= Kind.COMM_SEND
+
+
+class RankGroup(NamedTuple):
+    """The ranks `start, start + stride, ...` that take part in a communication."""
+
+    start: int
+    stride: int
+    size: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.start, self.start + self.stride * self.size, self.stride)
+
+
+class TensorClass(NamedTuple):
+    """What a task writes: a name and its bytes on the device that holds it."""
+
+    name: str
+    n_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What every task of one class does.
+
+    `op` is the key into the numeric kernels (or the collective's name); `category` says to which
+    part of the step its seconds belong; `multiplicity` counts the identical tasks on other ranks
+    that this one stands for, which load shared links as well.
+    """
+
+    name: str
+    kind: Kind
+    op: str
+    category: str
+    kernels: tuple[Kernel, ...] = ()
+    comm_bytes: float = 0.0
+    group: RankGroup | None = None
+    writes: tuple[TensorClass, ...] = ()
+    multiplicity: int = 1
+
+    @property
+    def flop(self) -> float:
+        return sum(kernel.flop for kernel in self.kernels)
+
+    @property
+    def bytes_accessed(self) -> float:
+        return sum(kernel.bytes_accessed for kernel in self.kernels)
+
+    @property
+    def launches(self) -> int:
+        return sum(kernel.launches for kernel in self.kernels)

@@ -1,0 +1,106 @@
+"""The terminal's answer, and `Table`: the form in which figures hand their numbers to a page."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from perfsim.report import text
+from perfsim.study.result import CandidateResult, StudyResult
+
+MAX_LINES = 25
+_VERDICT_LINES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of finished text under named columns.
+
+    `numeric` lists the columns set flush right; `best` the (row, column) cells to be marked.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    numeric: frozenset[int] = field(default_factory=frozenset)
+    best: frozenset[tuple[int, int]] = field(default_factory=frozenset)
+
+
+def terminal_table(result: StudyResult, *, width: int = 100, encoding: str = "ascii") -> str:
+    """The answer in at most 25 lines: one row per candidate, then the comparison sentence.
+
+    Plain text without colours or box characters, so NO_COLOR, pipes and terminals without UTF-8
+    all show it alike; `encoding` lets a caller keep the characters that its terminal knows.
+    """
+    lines = [*textwrap.wrap(_heading(result), width)[:2], ""]
+    verdict = _shorten(textwrap.wrap(result.verdict, width), _VERDICT_LINES, width)
+    room = MAX_LINES - len(lines) - len(verdict) - 5  # head, rule, left-out row, note, blank line
+    shown = result.candidates[: max(room, 1)]
+    lines += _grid(shown, width)
+    if len(shown) < len(result.candidates):
+        lines.append(f"... {len(result.candidates) - len(shown)} more candidates in the report")
+    lines += ["* soonest at the target; steps and days at each candidate's own best batch", ""]
+    safe = text.encodable("\n".join(lines + verdict), encoding)
+    return "\n".join(line[:width].rstrip() for line in safe.split("\n"))
+
+
+def _heading(result: StudyResult) -> str:
+    size, target = text.large(result.num_parameters), text.large(result.target_tokens)
+    return f"{result.title}: {result.model}, {size} parameters, {target} tokens at small batch"
+
+
+def _shorten(lines: list[str], most: int, width: int) -> list[str]:
+    if len(lines) <= most:
+        return lines
+    return [*lines[: most - 1], lines[most - 1][: width - 4].rstrip() + " ..."]
+
+
+_COLUMNS = ("", "strategy", "devices", "layout", "batch", "step s", "MFU %", "memory", "steps", "{unit} (band)")
+_NUMERIC = frozenset(range(4, 10))
+
+
+def _grid(candidates: Sequence[CandidateResult], width: int) -> list[str]:
+    unit, scale = text.time_unit(candidate.time_to_accuracy_s for candidate in candidates)
+    head = [name.format(unit=unit) for name in _COLUMNS]
+    soonest = min((candidate.time_to_accuracy_s for candidate in candidates), default=math.nan)
+    rows = [_row(candidate, scale, soonest) for candidate in candidates]
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    _squeeze(widths, head, width)
+    return [_line(head, widths), "-" * min(sum(widths) + len(widths) - 1, width)] + [
+        _line(row, widths) for row in rows
+    ]
+
+
+def _squeeze(widths: list[int], head: Sequence[str], width: int) -> None:
+    """Take what is over from the widest text columns, so that the figures are never cut."""
+    while sum(widths) + len(widths) - 1 > width:
+        column = max((1, 2, 3), key=lambda i: widths[i])
+        if widths[column] <= len(head[column]):
+            return
+        widths[column] -= 1
+
+
+def _row(candidate: CandidateResult, scale: float, soonest: float) -> list[str]:
+    low, high = (text.number(end / scale) for end in candidate.time_to_accuracy_band_s)
+    return [
+        "*" if candidate.time_to_accuracy_s == soonest else "",
+        candidate.strategy,
+        f"{candidate.num_devices} {candidate.system}",
+        text.layout_short(candidate.layout),
+        text.integer(candidate.global_batch_size),
+        text.number(candidate.step_time_s),
+        text.number(100 * candidate.mfu),
+        text.peak_memory(candidate),
+        text.integer(candidate.steps),
+        f"{text.number(candidate.time_to_accuracy_s / scale)} ({low}-{high})",
+    ]
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    parts = []
+    for column, (cell, size) in enumerate(zip(cells, widths, strict=True)):
+        cut = cell if len(cell) <= size else cell[: max(size - 1, 1)] + "~"
+        parts.append(cut.rjust(size) if column in _NUMERIC else cut.ljust(size))
+    return " ".join(parts)

@@ -1,0 +1,202 @@
+"""How quantities and names are written: sensible digits, a unit, and text that is safe to show.
+
+SI floats come in; strings for people come out. Nothing here knows a chart or a page.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from perfsim.study.result import CandidateResult
+
+MISSING = "n/a"
+YEAR_S = 365.25 * 86400.0
+
+_TIME_UNITS: tuple[tuple[str, float, float], ...] = (
+    ("years", YEAR_S, 2 * YEAR_S),
+    ("days", 86400.0, 2 * 86400.0),
+    ("h", 3600.0, 2 * 3600.0),
+    ("min", 60.0, 120.0),
+    ("s", 1.0, 1.0),
+    ("ms", 1e-3, 1e-3),
+    ("µs", 1e-6, 0.0),
+)
+"""Unit, its seconds, and the least value that is written in it."""
+
+_LARGE: tuple[tuple[float, str], ...] = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
+
+_ASCII = str.maketrans(
+    {
+        "×": "x", "–": "-", "—": "-", "−": "-", "µ": "u", "≤": "<=", "≥": ">=", "≈": "~", "…": "...",
+        "’": "'", "‘": "'", "“": '"', "”": '"', "\u00a0": " ", "±": "+/-", "·": "*",
+    }
+)  # fmt: skip
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A figure with so many significant digits, thousands separated, never with an exponent."""
+    if not math.isfinite(value):
+        return MISSING
+    if value == 0:
+        return "0"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    rounded = round(value, decimals)
+    return f"{rounded:,.{min(max(decimals, 0), 12)}f}"
+
+
+def integer(value: float) -> str:
+    """A count, thousands separated."""
+    return f"{value:,.0f}" if math.isfinite(value) else MISSING
+
+
+def large(value: float) -> str:
+    """A count in words a person says: `400 billion`."""
+    for scale, word in _LARGE:
+        if math.isfinite(value) and abs(value) >= scale:
+            return f"{trim(number(value / scale))} {word}"
+    return integer(value)
+
+
+def trim(text: str) -> str:
+    """The same figure without zeros after the point."""
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    """A fraction as per cent."""
+    return f"{100.0 * fraction:.{digits}f} %" if math.isfinite(fraction) else MISSING
+
+
+def time_unit(values_s: Iterable[float]) -> tuple[str, float]:
+    """The unit (name, seconds) that suits these durations together: that of their geometric mean."""
+    logs = [math.log(value) for value in values_s if math.isfinite(value) and value > 0]
+    middle = math.exp(sum(logs) / len(logs)) if logs else 1.0
+    for name, seconds, least in _TIME_UNITS:
+        if middle >= least:
+            return name, seconds
+    return _TIME_UNITS[-1][:2]
+
+
+def duration(seconds: float, digits: int = 3) -> str:
+    """A duration in the unit a person would choose."""
+    if not math.isfinite(seconds):
+        return MISSING
+    if seconds <= 0:
+        return f"{seconds:.0f} s"
+    name, scale = time_unit([seconds])
+    return f"{number(seconds / scale, digits)} {name}"
+
+
+def duration_band(band_s: tuple[float, float]) -> str:
+    """`22.1-31.4 days`: a band in one unit."""
+    name, scale = time_unit(band_s)
+    return f"{number(band_s[0] / scale)}–{number(band_s[1] / scale)} {name}"
+
+
+def memory_unit(capacity_bytes: float) -> tuple[str, float]:
+    """The unit (name, bytes) in which a capacity was stated: GiB where that is a round number, else GB."""
+    gib = capacity_bytes / 2**30
+    if math.isfinite(gib) and gib >= 1 and abs(gib - round(gib)) < 1e-6:
+        return "GiB", float(2**30)
+    return "GB", 1e9
+
+
+def memory(size_bytes: float, capacity_bytes: float) -> str:
+    """A size in the unit of the memory that holds it."""
+    name, scale = memory_unit(capacity_bytes)
+    return f"{number(size_bytes / scale)} {name}"
+
+
+def capacity_bytes(candidate: CandidateResult) -> float:
+    """The capacity of the fullest place, NaN where the candidate shows no memory."""
+    if not candidate.memory:
+        return math.nan
+    return max(candidate.memory, key=lambda bar: sum(bar.parts_bytes.values())).capacity_bytes
+
+
+def peak_memory(candidate: CandidateResult) -> str:
+    """Peak memory in the unit of the candidate's own memory."""
+    return memory(candidate.peak_memory_bytes, capacity_bytes(candidate))
+
+
+def memory_share(candidate: CandidateResult) -> float:
+    """Peak memory as a fraction of the capacity."""
+    return candidate.peak_memory_bytes / capacity_bytes(candidate)
+
+
+_SHORT: Mapping[str, tuple[str, ...]] = {
+    "tp": ("tp", "tensor", "tensor_model_parallel_size"),
+    "pp": ("pp", "pipeline", "pipeline_model_parallel_size"),
+    "vp": ("vp", "virtual_pipeline", "virtual_pipeline_model_parallel_size"),
+    "dp": ("dp", "data", "data_parallel_size"),
+    "mbs": ("mbs", "micro_batch_size"),
+}
+
+
+def _degrees(layout: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for short, names in _SHORT.items():
+        for name in names:
+            if layout.get(name) is not None:
+                found.setdefault(short, layout[name])
+    return found
+
+
+def layout_short(layout: Mapping[str, Any]) -> str:
+    """`tp8 pp1 dp16 mbs4`; tensor and pipeline are left out where both are 1."""
+    degrees = _degrees(layout)
+    if degrees.get("vp") == 1:
+        del degrees["vp"]
+    if degrees.get("tp", 1) == 1 and degrees.get("pp", 1) == 1:
+        degrees = {name: value for name, value in degrees.items() if name not in ("tp", "pp")}
+    return " ".join(f"{name}{value}" for name, value in degrees.items())
+
+
+def layout_long(layout: Mapping[str, Any]) -> str:
+    """The short form and every other setting that is switched on, by its name."""
+    degree_names = {name for names in _SHORT.values() for name in names}
+    words = [layout_short(layout)]
+    for name, value in layout.items():
+        if name in degree_names or value in (None, False, 0, "", "none"):
+            continue
+        words.append(f"{human(name)} {_plain_value(value)}".removesuffix(" yes"))
+    return ", ".join(word for word in words if word)
+
+
+def _plain_value(value: Any) -> str:
+    if value is True:
+        return "yes"
+    if isinstance(value, (list, tuple)):
+        return "-".join(str(item) for item in value)
+    return str(value)
+
+
+def human(name: str) -> str:
+    """`tensor_communication` -> `tensor communication`; a unit suffix is dropped."""
+    return name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
+
+
+def labels(candidates: Iterable[CandidateResult]) -> list[str]:
+    """One label per candidate, numbered where two would be the same."""
+    seen: dict[str, int] = {}
+    out = []
+    for candidate in candidates:
+        label = candidate.label
+        seen[label] = seen.get(label, 0) + 1
+        out.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
+    return out
+
+
+def encodable(text: str, encoding: str) -> str:
+    """The text as a terminal of that encoding can show it; control characters are removed."""
+    text = "".join(char for char in text if char == "\n" or unicodedata.category(char)[0] != "C")
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        folded = unicodedata.normalize("NFKD", text.translate(_ASCII))
+        kept = "".join(char for char in folded if not unicodedata.combining(char))
+        return kept.encode("ascii", "replace").decode("ascii")
+    return text

@@ -1,0 +1,1 @@
+"""Questions and answers: the only place where strategies, engines, numerics and convergence meet."""

@@ -1,0 +1,138 @@
+"""What a study answers with: plain values, the single input of every report and of `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBar:
+    """What one pipeline stage or one wafer holds at its peak, part by part."""
+
+    place: str
+    parts_bytes: Mapping[str, float]
+    """Part name (parameters, gradients, optimizer, activations, ...) to bytes, in drawing order."""
+    capacity_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineBar:
+    """One task (or a run of like tasks) in the timeline of a step."""
+
+    lane: str
+    name: str
+    category: str
+    """forward, backward, recompute, optimizer, tensor_communication, pipeline_communication,
+    data_communication, weight_stream, gradient_stream, update: decides the colour."""
+    start_s: float
+    end_s: float
+    microbatch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPoint:
+    """Time to the target at one global batch."""
+
+    global_batch_size: int
+    batch_tokens: float
+    step_time_s: float
+    steps: float
+    time_to_accuracy_s: float
+    time_to_accuracy_band_s: tuple[float, float]
+    layout: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateResult:
+    """One machine with one strategy at its own best batch."""
+
+    strategy: str
+    system: str
+    num_devices: int
+    layout: Mapping[str, Any]
+    global_batch_size: int
+    step_time_s: float
+    tokens_per_s: float
+    mfu: float
+    hfu: float
+    bubble_fraction: float
+    exposed_communication_fraction: float
+    peak_memory_bytes: float
+    steps: float
+    time_to_accuracy_s: float
+    time_to_accuracy_band_s: tuple[float, float]
+    step_breakdown_s: Mapping[str, float]
+    """Every second of the step: compute, exposed communication by kind, optimizer, bubble, ..."""
+    memory: tuple[MemoryBar, ...]
+    batch_curve: tuple[BatchPoint, ...]
+    timeline: tuple[TimelineBar, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """`128 x dgx-a100-80gb, 3d`: how a person names this candidate."""
+        return f"{self.num_devices} x {self.system}, {self.strategy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """One input of the answer: its value as a person writes it and where it comes from."""
+
+    topic: str
+    name: str
+    value: str
+    source: str
+    kind: str
+    """datasheet, fit, assumption, convention."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSummary:
+    """What correctness sampling covered."""
+
+    tasks_sampled: int
+    tasks_total: int
+    flop_share: float
+    """Share of the step's GEMM FLOPs that the sampled work classes stand for."""
+    worst_relative_error: float
+    bound: float
+    passed: bool
+    by_partition: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How well predictions of this kind met published runs."""
+
+    strategy: str
+    family: str
+    n: int
+    median_ape: float
+    p90_ape: float
+    baseline_median_ape: float
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResult:
+    """A question, its candidates in the order asked, and the sentence that answers it."""
+
+    study: str
+    title: str
+    question: str
+    model: str
+    num_parameters: float
+    seq_length: int
+    target_tokens: float
+    law: str
+    critical_batch_tokens: float
+    critical_batch_band_tokens: tuple[float, float]
+    candidates: tuple[CandidateResult, ...]
+    verdict: str
+    """One comparison sentence with a range."""
+    assumptions: tuple[Assumption, ...] = ()
+    sampling: Mapping[str, SamplingSummary] = field(default_factory=dict)
+    """By candidate label."""
+    accuracy: tuple[Accuracy, ...] = ()
+    inputs_digest: str = ""

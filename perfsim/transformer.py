@@ -1,0 +1,459 @@
+"""The mathematics of one transformer layer: parameters, kernels by shape, FLOPs, activations.
+
+Every function says which published equation it is. Kernels are what one rank runs for one
+micro-batch when a layer is cut `tensor` ways; they hold work (FLOPs and bytes), never seconds.
+
+Symbols: b micro-batch, s sequence length, h hidden size, a heads, t tensor degree, T = b s tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal
+
+from perfsim.workload import Attention, Job, TransformerConfig
+
+Partition = Literal["none", "column", "row", "streamed"]
+
+HALF = 2.0
+"""Bytes of an fp16 or bf16 number."""
+VOCAB_MULTIPLE = 128
+"""Megatron pads the vocabulary to a multiple of this times the tensor degree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel on one rank: its FLOPs, the bytes it moves, and its matrix shape if it has one.
+
+    A GEMM multiplies (m, k) by (k, n), `batch` times. `partition` says how its weight is cut among
+    `parts` ranks: by output columns, by rows of the weight, or streamed row by row.
+    """
+
+    name: str
+    op: Literal["gemm", "attention", "elementwise"]
+    flop: float = 0.0
+    bytes_accessed: float = 0.0
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    batch: int = 1
+    partition: Partition = "none"
+    parts: int = 1
+    launches: int = 1
+    """How many kernels the host launches for it."""
+    weight_gradient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSlice:
+    """The share of one layer that one rank computes for one micro-batch."""
+
+    model: TransformerConfig
+    seq_length: int
+    micro_batch_size: int
+    tensor: int = 1
+    sequence_parallel: bool = False
+    attention: Attention = "standard"
+    main_grad_bytes: float = 4.0
+    """Bytes of an accumulated gradient: 4 with fp32 main gradients, 2 in pure bf16."""
+    dropout: bool = True
+
+    @property
+    def tokens(self) -> int:
+        return self.micro_batch_size * self.seq_length
+
+    @property
+    def activation_elements(self) -> int:
+        """Elements of one hidden activation tensor: s b h."""
+        return self.tokens * self.model.hidden_size
+
+    @property
+    def activation_bytes(self) -> float:
+        """One hidden activation tensor in half precision; what a stage sends to the next."""
+        return HALF * self.activation_elements
+
+    @property
+    def kv_size(self) -> int:
+        return self.model.query_groups * self.model.head_size
+
+    @property
+    def norm_share(self) -> int:
+        """How many ranks share layer norms and dropouts: t with sequence parallelism."""
+        return self.tensor if self.sequence_parallel else 1
+
+
+def linear(
+    name: str, tokens: int, n_in: int, n_out: int, partition: Partition = "none", parts: int = 1
+) -> Kernel:
+    """Forward GEMM of a linear layer whose weight is cut `parts` ways: (tokens, k) x (k, n)."""
+    k = n_in // parts if partition == "row" else n_in
+    n = n_out // parts if partition == "column" else n_out
+    return gemm(name, tokens, n, k, partition=partition, parts=parts)
+
+
+def gemm(
+    name: str,
+    m: int,
+    n: int,
+    k: int,
+    batch: int = 1,
+    partition: Partition = "none",
+    parts: int = 1,
+    weight_gradient: bool = False,
+) -> Kernel:
+    """A GEMM in half precision: 2 m n k FLOPs a batch, each operand moved once."""
+    return Kernel(
+        name=name,
+        op="gemm",
+        flop=2.0 * m * n * k * batch,
+        bytes_accessed=HALF * batch * (m * k + k * n + m * n),
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+        partition=partition,
+        parts=parts,
+        weight_gradient=weight_gradient,
+    )
+
+
+def elementwise(name: str, n_bytes: float, launches: int = 1) -> Kernel:
+    """A memory-bound kernel that reads and writes `n_bytes` in all."""
+    return Kernel(name=name, op="elementwise", bytes_accessed=n_bytes, launches=launches)
+
+
+def linear_backward(forward: Kernel, main_grad_bytes: float) -> tuple[Kernel, ...]:
+    """Input gradient, weight gradient, and its addition to the accumulated main gradient."""
+    m, n, k = forward.m, forward.n, forward.k
+    cut, parts = forward.partition, forward.parts
+    return (
+        gemm(f"{forward.name}.dgrad", m, k, n, partition=cut, parts=parts),
+        gemm(f"{forward.name}.wgrad", k, n, m, partition=cut, parts=parts, weight_gradient=True),
+        elementwise(f"{forward.name}.accumulate", n * k * (HALF + 2 * main_grad_bytes)),
+    )
+
+
+def _norm(name: str, part: LayerSlice) -> Kernel:
+    return elementwise(name, 2 * HALF * part.activation_elements / part.norm_share)
+
+
+def _norm_backward(name: str, part: LayerSlice) -> Kernel:
+    return elementwise(name, 3 * HALF * part.activation_elements / part.norm_share, launches=2)
+
+
+def _residual(name: str, part: LayerSlice) -> Kernel:
+    """Bias, dropout and residual in one kernel: two reads, one write, one mask byte."""
+    each = 3 * HALF + (1.0 if part.dropout else 0.0)
+    return elementwise(name, each * part.activation_elements / part.norm_share)
+
+
+def _residual_backward(name: str, part: LayerSlice) -> Kernel:
+    each = 2 * HALF + (1.0 if part.dropout else 0.0) + HALF
+    return elementwise(name, each * part.activation_elements / part.norm_share, launches=2)
+
+
+def _attention_projections(part: LayerSlice) -> tuple[Kernel, Kernel]:
+    model = part.model
+    qkv_out = model.hidden_size + 2 * part.kv_size
+    return (
+        linear("qkv", part.tokens, model.hidden_size, qkv_out, "column", part.tensor),
+        linear("projection", part.tokens, model.hidden_size, model.hidden_size, "row", part.tensor),
+    )
+
+
+def attention_core(part: LayerSlice) -> tuple[Kernel, ...]:
+    """Scores, softmax, dropout and context; one kernel when the attention is flash."""
+    if part.attention == "flash":
+        return (_flash("flash_attention", part, matmuls=2),)
+    heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
+    scores = float(heads) * s * s
+    return (
+        gemm("scores", s, s, d, batch=heads),
+        elementwise("softmax", 2 * HALF * scores),
+        *((elementwise("attention_dropout", (2 * HALF + 1) * scores),) if part.dropout else ()),
+        gemm("context", s, d, s, batch=heads),
+    )
+
+
+def attention_core_backward(part: LayerSlice) -> tuple[Kernel, ...]:
+    """Gradients of the attention core: twice the matrix work, more for flash (recomputes scores)."""
+    if part.attention == "flash":
+        return (_flash("flash_attention.backward", part, matmuls=5),)
+    heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
+    scores = float(heads) * s * s
+    return (
+        gemm("context.dgrad_probabilities", s, s, d, batch=heads),
+        gemm("context.dgrad_values", s, d, s, batch=heads),
+        *((elementwise("attention_dropout.backward", (2 * HALF + 1) * scores),) if part.dropout else ()),
+        elementwise("softmax.backward", 3 * HALF * scores),
+        gemm("scores.dgrad_queries", s, d, s, batch=heads),
+        gemm("scores.dgrad_keys", s, d, s, batch=heads),
+    )
+
+
+def _local_heads(part: LayerSlice) -> int:
+    """Attention heads of one rank times the micro-batch: the batch of a score GEMM."""
+    return part.micro_batch_size * part.model.num_attention_heads // part.tensor
+
+
+def _flash(name: str, part: LayerSlice, matmuls: int) -> Kernel:
+    """Flash attention: `matmuls` products of s x s x d a head, half of each under a causal mask."""
+    heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
+    return Kernel(
+        name=name,
+        op="attention",
+        flop=matmuls * 2.0 * heads * s * s * d / 2,
+        bytes_accessed=2 * matmuls * HALF * heads * s * d,
+        m=s,
+        n=s,
+        k=d,
+        batch=heads,
+    )
+
+
+def attention_forward(part: LayerSlice) -> tuple[Kernel, ...]:
+    """Layer norm, QKV, core and output projection (before the tensor-parallel sum)."""
+    qkv, projection = _attention_projections(part)
+    return (_norm("attention_norm", part), qkv, *_rotary(part), *attention_core(part), projection)
+
+
+def _rotary(part: LayerSlice) -> tuple[Kernel, ...]:
+    if part.model.position_embedding != "rotary":
+        return ()
+    width = part.model.hidden_size + part.kv_size
+    return (elementwise("rotary", 2 * HALF * part.tokens * width / part.tensor, launches=2),)
+
+
+def attention_backward(part: LayerSlice) -> tuple[Kernel, ...]:
+    """Backward of the attention block, residual first."""
+    qkv, projection = _attention_projections(part)
+    return (
+        _residual_backward("attention_residual.backward", part),
+        *linear_backward(projection, part.main_grad_bytes),
+        *attention_core_backward(part),
+        *_rotary(part),
+        *linear_backward(qkv, part.main_grad_bytes),
+        _norm_backward("attention_norm.backward", part),
+    )
+
+
+def _mlp_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
+    model = part.model
+    width = (2 if model.gated_mlp else 1) * model.ffn_hidden_size
+    return (
+        linear("fc1", part.tokens, model.hidden_size, width, "column", part.tensor),
+        linear("fc2", part.tokens, model.ffn_hidden_size, model.hidden_size, "row", part.tensor),
+    )
+
+
+def _activation(name: str, part: LayerSlice, passes: int) -> Kernel:
+    """GELU (or SwiGLU) in one kernel: `passes` reads and writes of the ffn activations."""
+    gate = 1.5 if part.model.gated_mlp else 1.0
+    elements = part.tokens * part.model.ffn_hidden_size / part.tensor
+    return elementwise(name, passes * gate * HALF * elements)
+
+
+def mlp_forward(part: LayerSlice) -> tuple[Kernel, ...]:
+    """Residual of the attention block, layer norm, and both linears of the MLP."""
+    fc1, fc2 = _mlp_linears(part)
+    return (
+        _residual("attention_residual", part),
+        _norm("mlp_norm", part),
+        fc1,
+        _activation("activation", part, 2),
+        fc2,
+    )
+
+
+def mlp_backward(part: LayerSlice) -> tuple[Kernel, ...]:
+    """Backward of the MLP block, residual first."""
+    fc1, fc2 = _mlp_linears(part)
+    return (
+        _residual_backward("mlp_residual.backward", part),
+        *linear_backward(fc2, part.main_grad_bytes),
+        _activation("activation.backward", part, 3),
+        *linear_backward(fc1, part.main_grad_bytes),
+        _norm_backward("mlp_norm.backward", part),
+    )
+
+
+def mlp_residual(part: LayerSlice) -> tuple[Kernel, ...]:
+    """What follows the MLP's tensor-parallel sum."""
+    return (_residual("mlp_residual", part),)
+
+
+def padded_vocab_size(model: TransformerConfig, tensor: int) -> int:
+    """Vocabulary rounded up so that every tensor rank gets whole tiles (Megatron's padding)."""
+    multiple = VOCAB_MULTIPLE * tensor
+    return math.ceil(model.vocab_size / multiple) * multiple
+
+
+def embedding_forward(part: LayerSlice) -> tuple[Kernel, ...]:
+    """Word lookup, position added, dropout."""
+    elements = part.activation_elements
+    return (
+        elementwise("embedding_lookup", 2 * HALF * elements, launches=4),
+        elementwise("embedding_positions", 5 * HALF * elements, launches=2),
+    )
+
+
+def embedding_backward(part: LayerSlice) -> tuple[Kernel, ...]:
+    """Gradient of the lookup scattered into a dense table, then accumulated."""
+    rows = padded_vocab_size(part.model, part.tensor) / part.tensor
+    table = rows * part.model.hidden_size
+    return (
+        elementwise("embedding.scatter", 3 * HALF * part.activation_elements + HALF * table, launches=4),
+        elementwise("embedding.accumulate", table * (HALF + 2 * part.main_grad_bytes)),
+    )
+
+
+CROSS_ENTROPY_FORWARD_BYTES = 34.0
+"""A logit: cast to fp32 (6), maximum (4), subtract (8), exponential (8), sum (4), target (4)."""
+CROSS_ENTROPY_BACKWARD_BYTES = 22.0
+"""A logit: divide by the sum (8), subtract the target and scale (8), cast to half (6)."""
+
+
+def _head_linear(part: LayerSlice, positions: int) -> Kernel:
+    vocab = padded_vocab_size(part.model, part.tensor)
+    tokens = part.micro_batch_size * positions
+    return linear("lm_head", tokens, part.model.hidden_size, vocab, "column", part.tensor)
+
+
+def head_forward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
+    """Final layer norm, language-model head on `positions` a sequence, cross-entropy."""
+    head = _head_linear(part, positions)
+    logits = float(head.m) * head.n
+    return (
+        _norm("final_norm", part),
+        head,
+        elementwise("cross_entropy", CROSS_ENTROPY_FORWARD_BYTES * logits, launches=12),
+    )
+
+
+def head_backward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
+    """Backward of loss, head and final layer norm."""
+    head = _head_linear(part, positions)
+    logits = float(head.m) * head.n
+    return (
+        elementwise("cross_entropy.backward", CROSS_ENTROPY_BACKWARD_BYTES * logits, launches=6),
+        *linear_backward(head, part.main_grad_bytes),
+        _norm_backward("final_norm.backward", part),
+    )
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameter counts of a model [2104.04473 Eq. 2 term by term, without its approximation]."""
+
+    model: TransformerConfig
+
+    @cached_property
+    def layer_matrices(self) -> int:
+        """Weights of one layer that multiply activations."""
+        model = self.model
+        kv = model.query_groups * model.head_size
+        attention = model.hidden_size * (2 * model.hidden_size + 2 * kv)
+        return attention + (3 if model.gated_mlp else 2) * model.hidden_size * model.ffn_hidden_size
+
+    @cached_property
+    def layer_vectors(self) -> int:
+        """Biases and norms of one layer."""
+        model = self.model
+        norms = 2 * (2 if model.bias else 1) * model.hidden_size
+        if not model.bias:
+            return norms
+        kv = model.query_groups * model.head_size
+        ffn = (2 if model.gated_mlp else 1) * model.ffn_hidden_size
+        return norms + model.hidden_size + 2 * kv + model.hidden_size + ffn + model.hidden_size
+
+    @property
+    def layer(self) -> int:
+        return self.layer_matrices + self.layer_vectors
+
+    @property
+    def embedding(self) -> int:
+        """Word table, and the position table where positions are learned."""
+        model = self.model
+        positions = model.max_position_embeddings if model.position_embedding == "learned" else 0
+        return (model.vocab_size + positions) * model.hidden_size
+
+    @property
+    def head(self) -> int:
+        """Language-model head beside the embedding: nothing where the two are tied."""
+        return 0 if self.model.tied_embeddings else self.model.vocab_size * self.model.hidden_size
+
+    @property
+    def final_norm(self) -> int:
+        return (2 if self.model.bias else 1) * self.model.hidden_size
+
+    @property
+    def total(self) -> int:
+        return self.model.num_layers * self.layer + self.embedding + self.head + self.final_norm
+
+    @property
+    def matrices(self) -> int:
+        """N_mm: matrix parameters with the head and without the embedding lookup."""
+        return self.model.num_layers * self.layer_matrices + self.model.vocab_size * self.model.hidden_size
+
+
+@lru_cache(maxsize=256)
+def parameters(model: TransformerConfig) -> Parameters:
+    """Parameter counts of `model`."""
+    return Parameters(model)
+
+
+def model_flop_per_step(job: Job) -> float:
+    """FLOPs that a step needs: 6 N_mm + 12 L s h a token, no causal halving, no recompute.
+
+    [2205.05198 App. A: 72 B l s h^2 (1 + s/6h + V/12hl)]; the head counts only the positions that
+    reach it.
+    """
+    model, recipe = job.model, job.recipe
+    counts = parameters(model)
+    body = 6.0 * model.num_layers * counts.layer_matrices
+    body += 12.0 * model.num_layers * recipe.seq_length * model.hidden_size
+    positions = recipe.lm_head_positions or recipe.seq_length
+    head = 6.0 * model.vocab_size * model.hidden_size * positions / recipe.seq_length
+    return (body + head) * job.tokens_per_step
+
+
+def recompute_flop_per_step(job: Job, recompute: str) -> float:
+    """FLOPs that are done again: one forward of the layers (full) or of the attention core.
+
+    [2104.04473 Eq. 3; 2205.05198 App. A]
+    """
+    model = job.model
+    core = 4.0 * job.recipe.seq_length * model.hidden_size
+    again = {
+        "none": 0.0,
+        "selective": core,
+        "full": 2.0 * parameters(model).layer_matrices + core,
+    }[recompute]
+    return again * model.num_layers * job.tokens_per_step
+
+
+def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
+    """Bytes one layer keeps for its backward, one micro-batch [2205.05198 Table 2].
+
+    none: sbh (10 + 24/t + 5 a s / h t), with sequence parallelism sbh (34 + 5 a s / h) / t;
+    selective drops the 5 a s / h term; full keeps the layer's input, 2 sbh. Flash attention never
+    stores the scores. Gated and wide MLPs scale the 19 sbh of the MLP: 3 sbh outside the ffn
+    activations and 2 bytes for each of its inputs to GELU and to the second linear.
+    """
+    model = part.model
+    sbh = float(part.activation_elements)
+    if recompute == "full":
+        return HALF * sbh
+    t = part.tensor
+    ffn_ratio = model.ffn_hidden_size / model.hidden_size * (1.5 if model.gated_mlp else 1.0)
+    kv_ratio = part.kv_size / model.hidden_size
+    mask = 1.0 if part.dropout else 0.0
+    split = 2 * (1 + 2 * kv_ratio) + 2 + 4 * ffn_ratio
+    shared = 2 + 2 + 2 + 2 + 2 * mask
+    total = split / t + shared / part.norm_share
+    if recompute == "none" and part.attention == "standard":
+        scores = part.model.num_attention_heads * part.seq_length / model.hidden_size
+        total += (4 + mask) * scores / t
+    return total * sbh

@@ -1,0 +1,130 @@
+"""What is trained and how: model, recipe, and the two together as a job.
+
+Field names are Megatron's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from perfsim.hardware import CatalogSpec, Precision
+
+Recompute = Literal["none", "selective", "full"]
+Attention = Literal["standard", "flash"]
+
+
+class TransformerConfig(CatalogSpec):
+    """A decoder (or encoder) stack of identical layers between an embedding and a head."""
+
+    num_layers: PositiveInt
+    hidden_size: PositiveInt
+    num_attention_heads: PositiveInt
+    ffn_hidden_size: PositiveInt
+    vocab_size: PositiveInt
+    max_position_embeddings: PositiveInt
+    num_query_groups: PositiveInt | None = None
+    """Key and value heads; None: as many as query heads."""
+    gated_mlp: bool = False
+    tied_embeddings: bool = True
+    bias: bool = True
+    position_embedding: Literal["learned", "rotary", "alibi", "none"] = "learned"
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> TransformerConfig:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of "
+                f"num_attention_heads {self.num_attention_heads}"
+            )
+        if self.num_attention_heads % self.query_groups:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_query_groups {self.query_groups}"
+            )
+        return self
+
+    @property
+    def query_groups(self) -> int:
+        return self.num_query_groups or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+
+class TrainingRecipe(CatalogSpec):
+    """How a model is trained: precision, optimizer, lengths, and what ends the run."""
+
+    seq_length: PositiveInt
+    precision: Precision = "bf16"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    global_batch_size: PositiveInt | None = None
+    """Sequences over all devices; None: the study chooses."""
+    attention: Attention = "standard"
+    recompute: Recompute | Literal["auto"] = "auto"
+    """auto: the planner chooses the cheapest mode that fits."""
+    overlap_grad_reduce: bool = False
+    reduce_precision: Precision | None = None
+    """Precision of gradients on the wire; None: fp32 main gradients (Megatron mixed precision)."""
+    host_blocking: bool = False
+    """The host waits for every kernel (CUDA_LAUNCH_BLOCKING)."""
+    lm_head_positions: PositiveInt | None = None
+    """Positions of each sequence that reach the language-model head; None: all."""
+    tokens: Annotated[float, Field(gt=0)] | None = None
+    """D_min: tokens to the target in the limit of small batches."""
+    target_loss: Annotated[float, Field(gt=0)] | None = None
+    """Nats a token; turned into `tokens` by a loss law."""
+    software_release: str | None = None
+    """Release of a wafer cluster's software; None: the system's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One model trained by one recipe with a chosen global batch (sequences, all devices)."""
+
+    model: TransformerConfig
+    recipe: TrainingRecipe
+    global_batch_size: int
+
+    @property
+    def seq_length(self) -> int:
+        return self.recipe.seq_length
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch_size * self.recipe.seq_length
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLayout:
+    """How a job is cut: degrees, schedule, micro-batch and memory mode, all named as in YAML.
+
+    Ranks: tensor innermost, then data, then pipeline; consecutive ranks fill a node.
+    `layers_per_stage` has one entry per virtual stage in the order of the data; None: even.
+    On a wafer cluster `data` counts systems and `recompute_layers` is the group of layers whose
+    activations are made again (0: all kept).
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    virtual_pipeline: int = 1
+    sequence_parallel: bool = False
+    zero_stage: int = 0
+    schedule: str = "1f1b"
+    micro_batch_size: int = 1
+    recompute: Recompute = "none"
+    layers_per_stage: tuple[int, ...] | None = None
+    recompute_layers: int = 0
+    order: str = "tp-dp-pp"
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def num_stages(self) -> int:
+        return self.pipeline * self.virtual_pipeline
