@@ -43,7 +43,7 @@ layers: $(VENV)/.installed-dev ## Check that imports point down
 
 clean: ## Remove caches and builds
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .benchmarks
-	find perfsim tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path './.*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## The same, and the virtual environment
 	test ! -f "$(VENV)/pyvenv.cfg" || rm -rf "$(VENV)"

@@ -2,16 +2,21 @@
 
 Every class carries a `fit` record: the command that made it, the table it was made from, how many
 points, and the residual. `perfsim.costs` and `perfsim.collectives` read these numbers and nothing
-else that is empirical.
+else that is empirical. Numbers are SI; a field's name ends in its unit.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+CollectiveOp = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"
+]
 
 
 class FitRecord(BaseModel):
@@ -29,6 +34,12 @@ class FitRecord(BaseModel):
     note: str = ""
 
 
+class Constants(BaseModel):
+    """A frozen group of constants inside a calibration file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 class Calibration(BaseModel):
     """What every calibration file carries."""
 
@@ -39,3 +50,138 @@ class Calibration(BaseModel):
     assumed: dict[str, str] = Field(default_factory=dict)
     fit: dict[str, FitRecord] = Field(default_factory=dict)
     """One record per group of constants."""
+
+
+class TileConstants(Constants):
+    """One thread-block tile of the GEMM library, in both orientations.
+
+    The library's own ranking of tiles differs from what they deliver, so there are two
+    efficiencies: `choice_efficiency` decides which tile runs, `efficiency` how long it takes.
+    """
+
+    shape: tuple[PositiveInt, PositiveInt]
+    efficiency: Fraction
+    """Of one compute unit's peak, for an endless k."""
+    choice_efficiency: Positive
+    """What the library seems to believe; only ratios between tiles matter."""
+    overhead_k: NonNegative
+    """Prologue and epilogue of a tile, as so many extra columns of k."""
+
+
+class GemmConstants(Constants):
+    """Tile-and-wave model of a GEMM library on one device; `perfsim.costs.gemm` has the equations."""
+
+    tiles: Annotated[tuple[TileConstants, ...], Field(min_length=1)]
+    split_k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """Numbers of slices along k that the library may run side by side."""
+    k_step: PositiveInt
+    """k is walked in steps of this size, the last one padded."""
+    split_traffic: NonNegative
+    """Seconds of summing the slices, as a multiple of partial-sum bytes over peak bandwidth."""
+    choice_split_traffic: NonNegative
+    """The same, as the library seems to believe."""
+    split_latency_s: NonNegative
+    launch_s: NonNegative
+    memory_fraction: Fraction
+    """Of the datasheet bandwidth, for a GEMM that is bound by reading its operands."""
+    overlap_sharpness: Annotated[float, Field(ge=1)]
+    """p of the p-norm that joins compute and memory time; large: perfect overlap."""
+    burst_fraction: Fraction
+    """Ceiling of the fraction of peak in a kernel much longer than `burst_s`."""
+    burst_s: Positive
+    """How long a kernel runs before the benchmark's clocks come down to the ceiling."""
+    power_sharpness: Annotated[float, Field(ge=1)]
+    """How abruptly efficiency meets a power ceiling; large: abruptly."""
+
+
+class MemoryConstants(Constants):
+    """Memory-bound kernels: element-wise, normalisation, softmax, optimizer."""
+
+    fraction: Fraction
+    """Of the datasheet bandwidth, at full occupancy and sizes past the ramp."""
+
+
+class GpuCalibration(Calibration):
+    """How fast kernels run on one GPU."""
+
+    kind: Literal["gpu"] = "gpu"
+    gemm: GemmConstants
+    memory: MemoryConstants
+    kernel_latency_s: NonNegative
+    """Fixed time of any kernel on the GPU, host not counted."""
+    sustained_fraction: Fraction
+    """Ceiling of the fraction of peak in training, where the power limit holds for hours."""
+    wgrad_factor: Positive = 1.0
+    """Time of a weight-gradient GEMM over that of a forward GEMM of the same shape."""
+
+
+class ProtocolSegment(Constants):
+    """One protocol of the collective library inside a node: a straight line in the message size.
+
+    seconds = latency_base_s + steps(n) latency_per_step_s
+              + bytes (wire_factor(n) / bandwidth_bytes_per_s + 1 / local_bytes_per_s)
+    """
+
+    name: str
+    latency_base_s: NonNegative
+    latency_per_step_s: NonNegative
+    bandwidth_bytes_per_s: Positive
+    """Of the bus, one direction of one device."""
+    local_bytes_per_s: Positive | None = None
+    """Reading and writing the whole message on each device; None: hidden behind the bus."""
+
+
+class NetworkProtocol(Constants):
+    """One algorithm and protocol of the collective library across nodes.
+
+    seconds = latency_base_s + intra_steps intra_step_s + inter_steps inter_step_s
+              + bytes wire_factor / (bandwidth_fraction x bus bandwidth)
+    """
+
+    algorithm: Literal["ring", "tree"]
+    name: str
+    latency_base_s: NonNegative
+    intra_step_s: NonNegative
+    inter_step_s: NonNegative
+    bandwidth_fraction: Fraction
+
+
+class NetworkConstants(Constants):
+    """Collectives whose group spans nodes."""
+
+    efficiency: Fraction
+    """Bus bandwidth over the line rate of the NICs that the group may use."""
+    protocols: Annotated[tuple[NetworkProtocol, ...], Field(min_length=1)]
+    send_recv_latency_s: NonNegative
+    """Point to point between two nodes, before the first byte."""
+
+
+class CollectiveCalibration(Calibration):
+    """How collectives behave on a link: inside a node (`collectives`), across nodes (`network`)."""
+
+    kind: Literal["collective"] = "collective"
+    collectives: dict[CollectiveOp, tuple[ProtocolSegment, ...]] = Field(default_factory=dict)
+    """Protocols by operation; the fastest one is used at each size."""
+    network: NetworkConstants | None = None
+
+
+class WaferCalibration(Calibration):
+    """How fast a wafer computes, by release of its software."""
+
+    kind: Literal["wafer"] = "wafer"
+    efficiency: dict[str, Fraction]
+    """Fraction of peak in steady state, by software release."""
+    layer_overhead_s: NonNegative
+    """Fixed time of one layer and pass, whatever its work."""
+    peak_profile: str = ""
+    """Which peak the efficiency is a fraction of."""
+
+
+class FrameworkCalibration(Calibration):
+    """What the training framework's host side costs, whatever the model."""
+
+    kind: Literal["framework"] = "framework"
+    host_s_per_kernel: NonNegative
+    """The host cannot launch kernels faster than this."""
+    host_blocking_s_per_kernel: NonNegative
+    """The same when the host waits for every kernel."""

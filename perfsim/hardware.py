@@ -41,6 +41,12 @@ class MemorySpec(Spec):
 
     capacity: Bytes
     bandwidth: BytesPerSecond
+    reserved: Bytes = 0.0
+    """Not available to a training step: context, communication buffers, fragmentation; code on a wafer."""
+
+    @property
+    def usable_bytes(self) -> float:
+        return self.capacity - self.reserved
 
 
 class DeviceSpec(CatalogSpec):

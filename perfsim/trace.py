@@ -65,45 +65,81 @@ class Trace:
             task.tag,
         )
 
-    def device_breakdowns(self, compute: str = "compute") -> dict[str, dict[str, float]]:
-        """Every second of the step window on each device, by category, in order of precedence.
+    def device_breakdowns(self) -> dict[str, dict[str, float]]:
+        """Every second of the step window on each computing device, by category.
 
-        A device is the first part of a stream's name. Time in which its `compute` stream is busy
-        belongs to the category of that task; time in which only other streams are busy is *exposed*
-        and belongs to theirs; the rest is `bubble`.
+        A device is the first part of a stream's name, and computes if it has a stream `compute`.
+        Time in which that stream is busy belongs to the category of its task; time in which only
+        other streams of the device, or streams of stores and networks that no device owns, are busy
+        is *exposed* and belongs to theirs, in the order of `EXPOSED`; the rest is `bubble`.
         """
-        devices: dict[str, list[int]] = {}
-        for stream, name in enumerate(self.graph.streams):
-            devices.setdefault(name.split("/", 1)[0], []).append(stream)
-        order = np.argsort(self.graph.stream, kind="stable")
-        bounds = np.searchsorted(self.graph.stream[order], np.arange(len(self.graph.streams) + 1))
+        owners = [name.split("/", 1)[0] for name in self.graph.streams]
+        computing = {owner for owner, name in zip(owners, self.graph.streams, strict=True) if _computes(name)}
+        tasks = self._tasks_of_streams()
         result = {}
-        for device, streams in devices.items():
-            computes = [s for s in streams if self.graph.streams[s].endswith(f"/{compute}")]
-            if not computes:
-                continue
-            others = [s for s in streams if s not in computes]
-            tasks = [np.concatenate([order[bounds[s] : bounds[s + 1]] for s in group] or [order[:0]])
-                     for group in (computes, others)]
-            result[device] = self._breakdown(tasks)
+        for device in sorted(computing, key=owners.index):
+            mine = [s for s, owner in enumerate(owners) if owner == device or owner not in computing]
+            compute = [tasks[s] for s in mine if _computes(self.graph.streams[s])]
+            others = [tasks[s] for s in mine if not _computes(self.graph.streams[s])]
+            result[device] = self._breakdown(np.concatenate(compute), np.concatenate(others or [_NONE]))
         return result
 
-    def _breakdown(self, by_precedence: list[NDArray[np.int64]]) -> dict[str, float]:
+    def mean_breakdown(self) -> dict[str, float]:
+        """Seconds by category, the mean over computing devices."""
+        devices = list(self.device_breakdowns().values())
+        categories = dict.fromkeys(category for seconds in devices for category in seconds)
+        return {
+            category: sum(seconds.get(category, 0.0) for seconds in devices) / len(devices)
+            for category in categories
+        }
+
+    def _tasks_of_streams(self) -> list[NDArray[np.int64]]:
+        order = np.argsort(self.graph.stream, kind="stable")
+        bounds = np.searchsorted(self.graph.stream[order], np.arange(len(self.graph.streams) + 1))
+        return [order[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+
+    def _breakdown(self, compute: NDArray[np.int64], others: NDArray[np.int64]) -> dict[str, float]:
         low, high = self.step_window_s
         categories = np.array([work.category for work in self.graph.works])
-        taken: list[Floats] = []
+        taken: Floats = np.empty((0, 2))
         seconds: dict[str, float] = {}
-        for tasks in by_precedence:
-            names = categories[self.graph.work[tasks]] if len(tasks) else np.array([], dtype=str)
-            for category in np.unique(names):
+        for tasks, order in ((compute, _appearance), (others, _exposed_order)):
+            names = categories[self.graph.work[tasks]]
+            for category in order(names):
                 chosen = tasks[names == category]
                 spans = np.stack([self.start_s[chosen], self.end_s[chosen]], axis=1).clip(low, high)
-                before = union_length_s(taken)
-                taken = [_merge(np.concatenate([*taken, spans]))]
-                gained = union_length_s(taken) - before
-                seconds[str(category)] = seconds.get(str(category), 0.0) + gained
-        seconds["bubble"] = max(0.0, (high - low) - union_length_s(taken))
+                merged = _merge(np.concatenate([taken, spans]))
+                seconds[category] = _length_s(merged) - _length_s(taken)
+                taken = merged
+        seconds["bubble"] = max(0.0, (high - low) - _length_s(taken))
         return seconds
+
+
+EXPOSED = (
+    "tensor_communication",
+    "data_communication",
+    "pipeline_communication",
+    "weight_stream",
+    "update",
+    "gradient_stream",
+)
+"""Whose fault idle time is when several streams are busy beside an idle device: first wins."""
+
+_NONE: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+
+def _computes(stream: str) -> bool:
+    return stream.endswith("/compute")
+
+
+def _appearance(names: NDArray[np.str_]) -> list[str]:
+    return sorted(set(names.tolist()))
+
+
+def _exposed_order(names: NDArray[np.str_]) -> list[str]:
+    present = set(names.tolist())
+    known = [category for category in EXPOSED if category in present]
+    return known + sorted(present - set(known))
 
 
 def _merge(spans: Floats) -> Floats:
@@ -119,6 +155,6 @@ def _merge(spans: Floats) -> Floats:
     return np.stack([starts, ends], axis=1)
 
 
-def union_length_s(parts: list[Floats]) -> float:
+def _length_s(spans: Floats) -> float:
     """Total length of disjoint intervals."""
-    return float(sum((part[:, 1] - part[:, 0]).sum() for part in parts))
+    return float((spans[:, 1] - spans[:, 0]).sum())

@@ -69,6 +69,8 @@ class TrainingRecipe(CatalogSpec):
     overlap_grad_reduce: bool = False
     reduce_precision: Precision | None = None
     """Precision of gradients on the wire; None: fp32 main gradients (Megatron mixed precision)."""
+    dropout: bool = True
+    """Attention and residual dropout, which cost a pass over memory and keep their masks."""
     host_blocking: bool = False
     """The host waits for every kernel (CUDA_LAUNCH_BLOCKING)."""
     lm_head_positions: PositiveInt | None = None

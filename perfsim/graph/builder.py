@@ -75,9 +75,7 @@ class Template:
         """A tensor that comes from outside under this name."""
         return self.ports.setdefault(name, Port(-1 - len(self.ports)))
 
-    def task(
-        self, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()
-    ) -> Handles:
+    def task(self, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()) -> Handles:
         """Record one task; `reads` are ports or tensors of this template, `after` its task ids."""
         return self._columns.append(
             self.builder.work_id(work), self.builder.stream_id(stream), -1, reads, after, len(work.writes)
@@ -86,6 +84,11 @@ class Template:
     def output(self, name: str, tensor: int) -> None:
         """Let other slots read `tensor` under this name."""
         self.outputs[name] = tensor
+
+    @property
+    def work_ids(self) -> list[int]:
+        """Work class of each task, in order."""
+        return self._columns.work
 
     def __len__(self) -> int:
         return len(self._columns.work)
@@ -129,6 +132,11 @@ class GraphBuilder:
         self._num_tasks = 0
         self._num_tensors = 0
         self._step_ends: list[int] = []
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """The classes of work written so far, by id."""
+        return tuple(self._works)
 
     def work_id(self, work: Work) -> int:
         return self._works.setdefault(work, len(self._works))
@@ -179,7 +187,16 @@ class GraphBuilder:
         self._chunks.append(
             {
                 name: np.array(getattr(columns, name), dtype=np.int64)
-                for name in ("work", "stream", "tag", "reads", "num_reads", "after", "num_after", "num_writes")
+                for name in (
+                    "work",
+                    "stream",
+                    "tag",
+                    "reads",
+                    "num_reads",
+                    "after",
+                    "num_after",
+                    "num_writes",
+                )
             }
         )
         self._num_tasks += len(columns.work)
@@ -231,7 +248,9 @@ class _StampedChunk:
         count = self.end_id - self.first_id
         single = ("work", "stream", "num_reads", "num_after", "num_writes")
         columns = {name: np.empty(count, dtype=np.int64) for name in (*single, "tag")}
-        used = [(number, np.flatnonzero(self.slots.template == number)) for number in range(len(self.templates))]
+        used = [
+            (number, np.flatnonzero(self.slots.template == number)) for number in range(len(self.templates))
+        ]
         for number, rows in used:
             template = self.templates[number]._columns
             where = self._positions(rows, len(template.work))

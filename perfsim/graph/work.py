@@ -6,7 +6,7 @@ tasks), so pricing a graph means pricing its classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -65,6 +65,15 @@ class Work:
     group: RankGroup | None = None
     writes: tuple[TensorClass, ...] = ()
     multiplicity: int = 1
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        values = (self.name, self.category, self.kernels, self.comm_bytes, self.group, self.writes)
+        object.__setattr__(self, "_hash", hash(values))
+
+    def __hash__(self) -> int:
+        """Taken once: every task looks its class up."""
+        return self._hash
 
     @property
     def flop(self) -> float:

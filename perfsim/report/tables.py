@@ -36,7 +36,7 @@ def terminal_table(result: StudyResult, *, width: int = 100, encoding: str = "as
     """
     lines = [*textwrap.wrap(_heading(result), width)[:2], ""]
     verdict = _shorten(textwrap.wrap(result.verdict, width), _VERDICT_LINES, width)
-    room = MAX_LINES - len(lines) - len(verdict) - 5  # head, rule, left-out row, note, blank line
+    room = MAX_LINES - len(lines) - len(verdict) - 6  # heading, rule, left-out row, note, blank line
     shown = result.candidates[: max(room, 1)]
     lines += _grid(shown, width)
     if len(shown) < len(result.candidates):
@@ -57,44 +57,57 @@ def _shorten(lines: list[str], most: int, width: int) -> list[str]:
     return [*lines[: most - 1], lines[most - 1][: width - 4].rstrip() + " ..."]
 
 
-_COLUMNS = ("", "strategy", "devices", "layout", "batch", "step s", "MFU %", "memory", "steps", "{unit} (band)")
-_NUMERIC = frozenset(range(4, 10))
+_COLUMNS = (
+    ("", "strategy"),
+    ("", "devices"),
+    ("", "layout"),
+    ("", "batch"),
+    ("step", "s"),
+    ("MFU", "%"),
+    ("", "memory"),
+    ("steps", "1000"),
+    ("{unit}", "(band)"),
+)
+"""Two lines of heading for each column."""
+_NUMERIC = frozenset(range(3, 9))
+_STRATEGY_LEAST = 10
 
 
 def _grid(candidates: Sequence[CandidateResult], width: int) -> list[str]:
     unit, scale = text.time_unit(candidate.time_to_accuracy_s for candidate in candidates)
-    head = [name.format(unit=unit) for name in _COLUMNS]
+    head = [[column[i].format(unit=unit) for column in _COLUMNS] for i in (0, 1)]
+    head[1][0] = " " + head[1][0]
     soonest = min((candidate.time_to_accuracy_s for candidate in candidates), default=math.nan)
-    rows = [_row(candidate, scale, soonest) for candidate in candidates]
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    _squeeze(widths, head, width)
-    return [_line(head, widths), "-" * min(sum(widths) + len(widths) - 1, width)] + [
-        _line(row, widths) for row in rows
-    ]
+    rows = [*head, *(_row(candidate, scale, soonest) for candidate in candidates)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    _squeeze(widths, width)
+    lines = [_line(row, widths) for row in rows]
+    return [*lines[:2], "-" * min(sum(widths) + len(widths) - 1, width), *lines[2:]]
 
 
-def _squeeze(widths: list[int], head: Sequence[str], width: int) -> None:
-    """Take what is over from the widest text columns, so that the figures are never cut."""
+def _squeeze(widths: list[int], width: int) -> None:
+    """Take what is over from the names, the strategy's first, so that the figures are never cut."""
     while sum(widths) + len(widths) - 1 > width:
-        column = max((1, 2, 3), key=lambda i: widths[i])
-        if widths[column] <= len(head[column]):
+        column = 0 if widths[0] > _STRATEGY_LEAST else max((0, 1, 2), key=lambda i: widths[i])
+        if widths[column] <= _STRATEGY_LEAST:
             return
         widths[column] -= 1
 
 
 def _row(candidate: CandidateResult, scale: float, soonest: float) -> list[str]:
-    low, high = (text.number(end / scale) for end in candidate.time_to_accuracy_band_s)
+    times = (candidate.time_to_accuracy_s, *candidate.time_to_accuracy_band_s)
+    middle, low, high = (text.number(value / scale).replace(",", "") for value in times)
+    first = math.isfinite(soonest) and candidate.time_to_accuracy_s == soonest
     return [
-        "*" if candidate.time_to_accuracy_s == soonest else "",
-        candidate.strategy,
+        f"{'*' if first else ' '}{candidate.strategy}",
         f"{candidate.num_devices} {candidate.system}",
         text.layout_short(candidate.layout),
         text.integer(candidate.global_batch_size),
         text.number(candidate.step_time_s),
         text.number(100 * candidate.mfu),
         text.peak_memory(candidate),
-        text.integer(candidate.steps),
-        f"{text.number(candidate.time_to_accuracy_s / scale)} ({low}-{high})",
+        text.number(candidate.steps / 1000),
+        f"{middle} ({low}-{high})" if middle != text.MISSING else middle,
     ]
 
 

@@ -13,13 +13,16 @@ from typing import Any
 from perfsim.study.result import CandidateResult
 
 MISSING = "n/a"
+NONE = "\u2013"
+"""A cell that has nothing to say; also the dash of a range."""
+TIMES = "\u00d7"
 YEAR_S = 365.25 * 86400.0
 
 _TIME_UNITS: tuple[tuple[str, float, float], ...] = (
     ("years", YEAR_S, 2 * YEAR_S),
     ("days", 86400.0, 2 * 86400.0),
     ("h", 3600.0, 2 * 3600.0),
-    ("min", 60.0, 120.0),
+    ("min", 60.0, 600.0),
     ("s", 1.0, 1.0),
     ("ms", 1e-3, 1e-3),
     ("µs", 1e-6, 0.0),
@@ -30,8 +33,9 @@ _LARGE: tuple[tuple[float, str], ...] = ((1e12, "trillion"), (1e9, "billion"), (
 
 _ASCII = str.maketrans(
     {
-        "×": "x", "–": "-", "—": "-", "−": "-", "µ": "u", "≤": "<=", "≥": ">=", "≈": "~", "…": "...",
-        "’": "'", "‘": "'", "“": '"', "”": '"', "\u00a0": " ", "±": "+/-", "·": "*",
+        "\u00d7": "x", "\u2013": "-", "\u2014": "-", "\u2212": "-", "\u00b5": "u", "\u03bc": "u",
+        "\u2264": "<=", "\u2265": ">=", "\u2248": "~", "\u2026": "...", "\u2018": "'", "\u2019": "'",
+        "\u201c": '"', "\u201d": '"', "\u00a0": " ", "\u00b1": "+/-", "\u00b7": "*",
     }
 )  # fmt: skip
 
@@ -93,7 +97,7 @@ def duration(seconds: float, digits: int = 3) -> str:
 def duration_band(band_s: tuple[float, float]) -> str:
     """`22.1-31.4 days`: a band in one unit."""
     name, scale = time_unit(band_s)
-    return f"{number(band_s[0] / scale)}–{number(band_s[1] / scale)} {name}"
+    return f"{number(band_s[0] / scale)}{NONE}{number(band_s[1] / scale)} {name}"
 
 
 def memory_unit(capacity_bytes: float) -> tuple[str, float]:

@@ -1,0 +1,32 @@
+"""YAML to descriptions, with every error at its line.
+
+A description stands in a file of its own and is found by its name; `extends` says only what
+differs; every value has a source or a reason why it is assumed.
+"""
+
+from __future__ import annotations
+
+from perfsim.catalog.catalog import (
+    PATH_VARIABLE,
+    Catalog,
+    data_root,
+    default_catalog,
+    load_mapping,
+    parse_file,
+)
+from perfsim.catalog.kinds import FOLDERS
+from perfsim.catalog.provenance import Row, Source
+from perfsim.catalog.reader import LocatedMapping
+
+__all__ = [
+    "FOLDERS",
+    "PATH_VARIABLE",
+    "Catalog",
+    "LocatedMapping",
+    "Row",
+    "Source",
+    "data_root",
+    "default_catalog",
+    "load_mapping",
+    "parse_file",
+]

@@ -1,0 +1,95 @@
+"""What a field of a model may hold, read from its annotation."""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+
+from perfsim.calibration import Calibration
+from perfsim.hardware import CatalogSpec
+
+_SEQUENCES = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Iterable)
+_MAPPINGS = (dict, collections.abc.Mapping)
+
+
+def members(annotation: Any) -> list[Any]:
+    """The alternatives of a union, each without `Annotated`; `None` among them as NoneType."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return members(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [member for part in get_args(annotation) for member in members(part)]
+    return [annotation]
+
+
+def is_record(annotation: Any) -> bool:
+    """Whether values of this type are written as a mapping with known keys."""
+    return isinstance(annotation, type) and (
+        issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)
+    )
+
+
+def is_named(annotation: Any) -> bool:
+    """Whether values of this type stand in files of their own and may be written as a name."""
+    return isinstance(annotation, type) and issubclass(annotation, CatalogSpec | Calibration)
+
+
+def known_fields(record: type) -> dict[str, Any]:
+    """The keys of a record as they are written in YAML, with their annotations."""
+    if issubclass(record, BaseModel):
+        return {_written(name, info): info.annotation for name, info in record.model_fields.items()}
+    if not dataclasses.is_dataclass(record):
+        return {}
+    hints = get_type_hints(record, include_extras=True)
+    return {item.name: hints[item.name] for item in dataclasses.fields(record) if item.init}
+
+
+def literal_values(annotation: Any) -> list[Any]:
+    """The values that the `Literal`s of an annotation allow."""
+    return [
+        value for member in members(annotation) if get_origin(member) is Literal for value in get_args(member)
+    ]
+
+
+def kinds_of(record: type) -> list[Any]:
+    """What the key `kind` may say in a record; nothing where it has no such key."""
+    return literal_values(known_fields(record).get("kind", Any))
+
+
+def element(annotation: Any, part: object) -> list[Any]:
+    """The alternatives of what stands under a key or an index of a value of this type."""
+    found: list[Any] = []
+    for member in members(annotation):
+        origin, arguments = get_origin(member), get_args(member)
+        if is_record(member):
+            field = known_fields(member).get(str(part))
+            found += [] if field is None else members(field)
+        elif origin in _MAPPINGS and len(arguments) == 2:
+            found += members(arguments[1])
+        elif origin in _SEQUENCES and arguments:
+            found += members(_item(arguments, part))
+    return found
+
+
+def takes_boolean(alternatives: list[Any]) -> bool:
+    """Whether true and false are meant, and not numbers in disguise."""
+    free = {bool, Any, object, type(None)}
+    if any(member in free and member is not type(None) for member in alternatives):
+        return True
+    return any(isinstance(value, bool) for member in alternatives for value in literal_values(member))
+
+
+def _item(arguments: tuple[Any, ...], part: object) -> Any:
+    """The type of one element; a tuple of fixed length has one for each place."""
+    if len(arguments) == 1 or Ellipsis in arguments or not isinstance(part, int):
+        return arguments[0]
+    return arguments[min(part, len(arguments) - 1)]
+
+
+def _written(name: str, info: Any) -> str:
+    alias = info.validation_alias or info.alias
+    return alias if isinstance(alias, str) else name

@@ -1,0 +1,187 @@
+"""The catalogue: descriptions found by name in folders, or read from a path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel
+
+from perfsim.calibration import Calibration
+from perfsim.catalog.kinds import classes_of, folder_of
+from perfsim.catalog.nodes import shown_path
+from perfsim.catalog.override import overridden
+from perfsim.catalog.provenance import Row, Source
+from perfsim.catalog.reader import LocatedMapping, build, in_order, read_mapping
+from perfsim.catalog.show import Describer
+from perfsim.catalog.sources import read_sources
+from perfsim.catalog.suggest import did_you_mean
+from perfsim.errors import CatalogError, Problem
+from perfsim.hardware import DeviceSpec, LinkSpec, SystemSpec
+from perfsim.workload import TrainingRecipe, TransformerConfig
+
+PATH_VARIABLE = "PERFSIM_PATH"
+"""Directories searched before perfsim's own, each laid out like the project: hardware/, ..."""
+
+SpecT = TypeVar("SpecT", bound=BaseModel)
+
+
+class Catalog:
+    """Descriptions by name, read once each.
+
+    `roots` are directories that hold hardware/, workloads/ and studies/; an earlier one hides what
+    has the same name in a later one. Without `roots`: those of PERFSIM_PATH, then perfsim's own.
+    """
+
+    def __init__(self, roots: Sequence[Path] | None = None) -> None:
+        self.roots = tuple(roots) if roots is not None else (*_extra_roots(), data_root())
+        self._specs: dict[tuple[str, Path], Any] = {}
+        self._sources: dict[str, Source] | None = None
+
+    def device(self, name_or_path: str) -> DeviceSpec:
+        """A GPU or a wafer."""
+        return cast(DeviceSpec, self.load("device", name_or_path))
+
+    def link(self, name_or_path: str) -> LinkSpec:
+        """A link."""
+        return cast(LinkSpec, self.load("link", name_or_path))
+
+    def system(self, name_or_path: str, **changes: Any) -> SystemSpec:
+        """A cluster; `changes` are as in `override`: `system("cs-2", software_release="r1.7")`."""
+        return self.override(cast(SystemSpec, self.load("system", name_or_path)), changes)
+
+    def model(self, name_or_path: str) -> TransformerConfig:
+        """A model."""
+        return cast(TransformerConfig, self.load("model", name_or_path))
+
+    def recipe(self, name_or_path: str) -> TrainingRecipe:
+        """A recipe."""
+        return cast(TrainingRecipe, self.load("recipe", name_or_path))
+
+    def calibration(self, name_or_path: str) -> Calibration:
+        """Fitted constants."""
+        return cast(Calibration, self.load("calibration", name_or_path))
+
+    def study_path(self, name_or_path: str) -> Path:
+        """The file of a study; reading it is `parse_file`."""
+        return self.find("study", name_or_path)
+
+    def names(self, kind: str) -> list[str]:
+        """Every name of a kind (device, link, system, calibration, model, recipe, study)."""
+        folder = folder_of(kind)
+        return sorted({path.stem for root in self.roots for path in (root / folder).glob("*.yaml")})
+
+    def find(self, kind: str, name_or_path: str, beside: Path | None = None) -> Path:
+        """The file that a name means; a path (with a separator or ending in .yaml) means itself.
+
+        A relative path is taken from `beside` where a file is there. Raises CatalogError with the
+        nearest name for an unknown one.
+        """
+        folder = folder_of(kind)
+        if _is_path(name_or_path):
+            return _existing(name_or_path, beside)
+        for root in self.roots:
+            path = root / folder / f"{name_or_path}.yaml"
+            if path.is_file():
+                return path
+        help_text = did_you_mean(name_or_path, self.names(kind))
+        raise CatalogError([Problem(f"unknown {kind} `{name_or_path}`", help=help_text)])
+
+    def load(self, kind: str, name_or_path: str, beside: Path | None = None) -> Any:
+        """The description of a kind; raises CatalogError with everything that is wrong in its file."""
+        path = self.find(kind, name_or_path, beside)
+        key = (kind, path.resolve())
+        if key not in self._specs:
+            mapping = read_mapping(path, kind, self)
+            if not _is_path(name_or_path):
+                _check_name(mapping, name_or_path)
+            self._specs[key] = build(mapping, classes_of(kind), self, path.stem)
+        return self._specs[key]
+
+    def override(self, spec: SpecT, changes: Mapping[str, Any]) -> SpecT:
+        """A copy with some values changed: `{"node.nics": 4, "node.nic.bandwidth": "400 Gb/s"}`.
+
+        Values are written as in YAML, or as floats in SI. Raises CatalogError for unknown fields.
+        """
+        return overridden(spec, changes, self) if changes else spec
+
+    def describe(self, name_or_path: str, kind: str, *, deep: bool = False) -> list[Row]:
+        """Every value of a description as written, with its source or the reason it is assumed.
+
+        `deep` adds the values of the descriptions that it names (a system's device and links).
+        """
+        return Describer(self, self.sources()).rows(name_or_path, kind, deep=deep)
+
+    def source(self, source_id: str) -> Source:
+        """A registered source; CatalogError with the nearest id for an unknown one."""
+        known = self.sources()
+        if source_id not in known:
+            help_text = did_you_mean(source_id, known)
+            raise CatalogError([Problem(f"unknown source `{source_id}`", help=help_text)])
+        return known[source_id]
+
+    def sources(self) -> dict[str, Source]:
+        """Every registered source by its id."""
+        if self._sources is None:
+            self._sources = read_sources(self.roots)
+        return self._sources
+
+
+def data_root() -> Path:
+    """Where perfsim's own YAML lies: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).resolve().parents[1]
+    shipped = package / "_data"
+    return shipped if shipped.is_dir() else package.parent
+
+
+def default_catalog() -> Catalog:
+    """The catalogue of PERFSIM_PATH and of perfsim itself, shared by all who ask."""
+    return _catalog_for(os.environ.get(PATH_VARIABLE, ""))
+
+
+def load_mapping(path: Path, catalog: Catalog | None = None, kind: str = "study") -> LocatedMapping:
+    """The raw data of a file with the place of each value; raises CatalogError if it is malformed.
+
+    For readers that know the shape themselves: `mapping.error(validation_error, Model)` says what
+    pydantic found wrong at the file's own lines.
+    """
+    return read_mapping(path, kind, catalog or default_catalog())
+
+
+def parse_file(path: Path, model: type[SpecT], catalog: Catalog | None = None, kind: str = "study") -> SpecT:
+    """Read a file as a `model` defined anywhere, with names resolved and all errors at once."""
+    catalog = catalog or default_catalog()
+    return build(read_mapping(path, kind, catalog), (model,), catalog, path.stem)
+
+
+@lru_cache(maxsize=4)
+def _catalog_for(_path_variable: str) -> Catalog:
+    return Catalog()
+
+
+def _extra_roots() -> list[Path]:
+    return [Path(part) for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
+
+
+def _is_path(name_or_path: str) -> bool:
+    return "/" in name_or_path or os.sep in name_or_path or name_or_path.endswith((".yaml", ".yml"))
+
+
+def _existing(text: str, beside: Path | None) -> Path:
+    candidates = [*([beside / text] if beside else []), Path(text)]
+    for path in candidates:
+        if path.is_file():
+            return path
+    raise CatalogError([Problem(f"there is no file {shown_path(candidates[0])}")])
+
+
+def _check_name(mapping: LocatedMapping, name: str) -> None:
+    """A file of the catalogue is found by its own name, so the name inside must be the same."""
+    written = mapping.node.mapping.get("name")
+    if written is not None and written.text != name:
+        message = f"name: `{written.text}` stands in the file of `{name}`"
+        mapping.problems.append(written.mark.problem(message, f"write name: {name}, or rename the file"))
+        mapping.problems = in_order(mapping.problems)

@@ -1,0 +1,117 @@
+"""What pydantic found wrong, said in the words of the file and at the place in the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from perfsim.catalog.annotations import element, is_record, known_fields, members
+from perfsim.catalog.nodes import Mark, Node
+from perfsim.catalog.resolve import Loc, dotted
+from perfsim.catalog.suggest import did_you_mean
+from perfsim.errors import Problem
+
+_MISSING = {"missing", "missing_argument", "missing_keyword_only_argument"}
+_UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
+_NOT_A_MAPPING = {"model_type", "dataclass_type", "dict_type", "model_attributes_type", "mapping_type"}
+
+
+def complaints(
+    error: ValidationError, model: type[BaseModel], node: Node, reported: Sequence[Loc] = ()
+) -> list[Problem]:
+    """One problem for each thing that pydantic found, without those that stand under `reported`."""
+    problems: list[Problem] = []
+    for details in error.errors(include_url=False):
+        path = _path(details, node)
+        if any(path[: len(known)] == known for known in reported):
+            continue
+        problem = _problem(details, model, node, path)
+        if problem not in problems:
+            problems.append(problem)
+    return problems
+
+
+def place(node: Node, path: Loc, *, of_key: bool = False) -> Mark:
+    """Where the value (or the key) at a path stands; the nearest mapping around what is absent."""
+    mark = node.mark
+    for part in path:
+        child = _child(node, part)
+        if child is None:
+            return mark
+        mark = node.keys.get(part, child.mark)  # type: ignore[call-overload]
+        if not of_key and not child.mapping:
+            mark = child.mark
+        node = child
+    return mark
+
+
+def _child(node: Node, part: object) -> Node | None:
+    if node.is_mapping:
+        return node.mapping.get(part)  # type: ignore[call-overload, no-any-return]
+    if isinstance(part, int) and part < len(node.sequence):
+        return node.sequence[part]
+    return None
+
+
+def _path(details: ErrorDetails, node: Node) -> Loc:
+    """The error's location without what pydantic puts between: names of union members, `[key]`."""
+    parts: list[object] = []
+    location = details["loc"]
+    for index, part in enumerate(location):
+        child = _child(node, part)
+        absent = index == len(location) - 1 and details["type"] in _MISSING
+        if child is not None:
+            node = child
+        if child is not None or absent:
+            parts.append(part)
+    return tuple(parts)
+
+
+def _problem(details: ErrorDetails, model: type[BaseModel], node: Node, path: Loc) -> Problem:
+    kind = details["type"]
+    parent, name = path[:-1], str(path[-1]) if path else ""
+    inside = f" in {dotted(parent)}" if parent else ""
+    if kind in _MISSING:
+        return place(node, path).problem(f"`{name}` is missing{inside}")
+    if kind in _UNKNOWN:
+        help_text = did_you_mean(name, _known_keys(model, parent))
+        return place(node, path, of_key=True).problem(f"unknown key `{name}`{inside}", help_text)
+    of_key = details["loc"][-1:] == ("[key]",)
+    message, help_text = _explain(details)
+    prefix = f"{dotted(path)}: " if path else ""
+    return place(node, path, of_key=of_key).problem(prefix + message, help_text)
+
+
+def _explain(details: ErrorDetails) -> tuple[str, str]:
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "quantity":
+        return str(context["message"]), str(context["help"])
+    if kind == "value_error":
+        return details["msg"].removeprefix("Value error, "), ""
+    if kind in {"literal_error", "enum"}:
+        allowed = re.findall(r"'([^']*)'", str(context["expected"])) or [str(context["expected"])]
+        return f"{_shown(value)} is not one of {', '.join(allowed)}", did_you_mean(str(value), allowed)
+    if kind in _NOT_A_MAPPING:
+        return f"{_shown(value)} stands where a mapping (key: value) is expected", ""
+    if kind == "string_type" and isinstance(value, int | float):
+        return f"{_shown(value)} is a number, a text is expected", f'put it in quotes: "{value}"'
+    message = details["msg"][:1].lower() + details["msg"][1:]
+    return f"{message}, not {_shown(value)}", ""
+
+
+def _shown(value: Any) -> str:
+    text = f"`{value}`" if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _known_keys(model: type[BaseModel], path: Loc) -> list[str]:
+    """The keys that a mapping at `path` may have."""
+    alternatives: list[Any] = [model]
+    for part in path:
+        alternatives = [found for member in alternatives for found in element(member, part)]
+    records = [member for one in alternatives for member in members(one) if is_record(member)]
+    return list(dict.fromkeys(key for record in records for key in known_fields(record)))

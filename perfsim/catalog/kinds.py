@@ -1,0 +1,60 @@
+"""The kinds of description: the folder where each stands and the classes that it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from perfsim.calibration import Calibration
+from perfsim.catalog.annotations import kinds_of
+from perfsim.catalog.suggest import did_you_mean
+from perfsim.errors import CatalogError, Problem
+from perfsim.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, WaferClusterSpec
+from perfsim.workload import TrainingRecipe, TransformerConfig
+
+FOLDERS = {
+    "device": "hardware/devices",
+    "link": "hardware/links",
+    "system": "hardware/systems",
+    "calibration": "hardware/calibrations",
+    "model": "workloads/models",
+    "recipe": "workloads/recipes",
+    "study": "studies",
+}
+"""Kind to folder below a root of the catalogue."""
+
+_CLASSES: dict[str, tuple[type[BaseModel], ...]] = {
+    "device": (DeviceSpec,),
+    "link": (LinkSpec,),
+    "system": (GpuClusterSpec, WaferClusterSpec),
+    "model": (TransformerConfig,),
+    "recipe": (TrainingRecipe,),
+}
+
+
+def folder_of(kind: str) -> str:
+    """The folder of a kind; CatalogError for an unknown kind."""
+    if kind not in FOLDERS:
+        raise CatalogError([Problem(f"unknown kind `{kind}`", help=did_you_mean(kind, FOLDERS))])
+    return FOLDERS[kind]
+
+
+def classes_of(kind: str) -> tuple[type[BaseModel], ...]:
+    """The classes that a file of this kind may describe; none for a study, whose reader knows."""
+    if kind == "calibration":
+        return tuple(cls for cls in _subclasses(Calibration) if kinds_of(cls))
+    return _CLASSES.get(kind, ())
+
+
+def kind_of(cls: type) -> str:
+    """The kind of a class of descriptions; what has no folder is a study's."""
+    if issubclass(cls, Calibration):
+        return "calibration"
+    return next((kind for kind, classes in _CLASSES.items() if issubclass(cls, classes)), "study")
+
+
+def _subclasses(cls: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)

@@ -1,0 +1,76 @@
+"""A description with some values changed, as sweeps and command lines ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from perfsim.catalog.annotations import element, is_named, is_record, known_fields, members
+from perfsim.catalog.complaints import complaints
+from perfsim.catalog.kinds import kind_of
+from perfsim.catalog.nodes import Mark, Node
+from perfsim.catalog.reader import Shelf
+from perfsim.catalog.suggest import did_you_mean
+from perfsim.errors import CatalogError, Problem
+
+SpecT = TypeVar("SpecT", bound=BaseModel)
+
+REASON = "set by the question"
+"""What a changed value rests on."""
+
+
+def overridden(spec: SpecT, changes: Mapping[str, Any], shelf: Shelf) -> SpecT:
+    """A copy of `spec` with the value at each dotted path replaced.
+
+    A value is written as in YAML (a quantity string, a name) or is a float in SI. Raises
+    CatalogError for a path that leads nowhere and for what the description refuses.
+    """
+    model = type(spec)
+    data = spec.model_dump()
+    problems = [
+        problem for path, value in changes.items() for problem in _set(data, path, value, model, shelf)
+    ]
+    if problems:
+        raise CatalogError(problems)
+    if "assumed" in model.model_fields:
+        data["assumed"] = {**data["assumed"], **dict.fromkeys(changes, REASON)}
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise CatalogError(complaints(error, model, _unplaced(data))) from None
+
+
+def _set(data: dict[str, Any], path: str, value: Any, model: type[BaseModel], shelf: Shelf) -> list[Problem]:
+    """Put a value at a dotted path of `data`; returns what forbids it."""
+    *parents, last = path.split(".")
+    alternatives: list[Any] = [model]
+    for part in (*parents, last):
+        records = [member for one in alternatives for member in members(one) if is_record(member)]
+        known = list(dict.fromkeys(key for record in records for key in known_fields(record)))
+        if known and part not in known:
+            return [Problem(f"{path}: `{part}` is not a field", help=did_you_mean(part, known))]
+        alternatives = [found for one in alternatives for found in element(one, part)]
+        if not alternatives:
+            return [Problem(f"{path}: `{part}` is not a field")]
+    for part in parents:
+        inner = data.get(part)
+        if not isinstance(inner, dict):
+            return [Problem(f"{path}: `{part}` is not set, so nothing in it can be changed")]
+        data = inner
+    named = [cls for cls in alternatives if is_named(cls)]
+    try:
+        data[last] = shelf.load(kind_of(named[0]), value) if named and isinstance(value, str) else value
+    except CatalogError as error:
+        return [Problem(f"{path}: {problem.message}", help=problem.help) for problem in error.problems]
+    return []
+
+
+def _unplaced(data: Any) -> Node:
+    """Python data as a tree without places, so that complaints can name paths in it."""
+    if isinstance(data, dict):
+        return Node(Mark(""), {key: _unplaced(value) for key, value in data.items()})
+    if isinstance(data, list | tuple):
+        return Node(Mark(""), [_unplaced(value) for value in data])
+    return Node(Mark(""), None, str(data))

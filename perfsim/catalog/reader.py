@@ -1,0 +1,139 @@
+"""A file becomes a description: `extends` laid over its base, names resolved, all errors at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from perfsim.catalog.complaints import complaints, place
+from perfsim.catalog.compose import extend, without
+from perfsim.catalog.kinds import kind_of
+from perfsim.catalog.nodes import Mark, Node, read_yaml
+from perfsim.catalog.resolve import Loc, Resolver, matching
+from perfsim.errors import CatalogError, Problem
+from perfsim.units import YAML_CONTEXT
+
+SpecT = TypeVar("SpecT", bound=BaseModel)
+
+
+class Shelf(Protocol):
+    """Where files are found, and descriptions that were read before."""
+
+    def find(self, kind: str, name_or_path: str, beside: Path | None = None) -> Path:
+        """The file that a name or a path means; CatalogError where there is none."""
+
+    def load(self, kind: str, name_or_path: str, beside: Path | None = None) -> Any:
+        """The description in that file."""
+
+
+@dataclass(slots=True)
+class LocatedMapping:
+    """The data of a YAML file with the place of each value, after `extends`."""
+
+    path: Path
+    node: Node
+    problems: list[Problem]
+    """What was wrong but let reading go on: repeated keys, numbers with a leading zero, ..."""
+
+    @property
+    def data(self) -> dict[Any, Any]:
+        """The file as dicts, lists and scalars."""
+        data: dict[Any, Any] = self.node.plain()
+        return data
+
+    def mark(self, path: Loc = ()) -> Mark:
+        """Where the value at a path of keys and indices stands, or the mapping that lacks it."""
+        return place(self.node, path)
+
+    def problem(self, path: Loc, message: str, help_text: str = "") -> Problem:
+        """A problem with the value at a path of keys and indices."""
+        return self.mark(path).problem(message, help_text)
+
+    def error(self, error: ValidationError, model: type[BaseModel]) -> CatalogError:
+        """All that is wrong with the file, once pydantic has refused it as a `model`."""
+        return CatalogError([*self.problems, *complaints(error, model, self.node)])
+
+
+def read_mapping(path: Path, kind: str, shelf: Shelf, children: tuple[Path, ...] = ()) -> LocatedMapping:
+    """Read a file and lay it over what it extends; raises CatalogError for what cannot be read."""
+    node, problems = read_yaml(path)
+    base = node.mapping.get("extends")
+    if base is None:
+        return LocatedMapping(path, node, problems)
+    node, more = _extended(node, kind, shelf, (*children, path.resolve()))
+    return LocatedMapping(path, node, problems + more)
+
+
+def _extended(node: Node, kind: str, shelf: Shelf, files: tuple[Path, ...]) -> tuple[Node, list[Problem]]:
+    """Lay `node`, written in the last of `files`, over what it extends."""
+    base = node.mapping["extends"]
+    child = without(node, "extends")
+    if not isinstance(base.value, str):
+        return child, [base.mark.problem("extends: the name of one other description is expected")]
+    try:
+        path = shelf.find(kind, base.value, files[-1].parent)
+        if path.resolve() in files:
+            return child, [base.mark.problem(f"extends: `{base.value}` extends this file in turn")]
+        parent = read_mapping(path, kind, shelf, files)
+    except CatalogError as error:
+        return child, [
+            problem if problem.file else base.mark.problem(f"extends: {problem.message}", problem.help)
+            for problem in error.problems
+        ]
+    return extend(child, parent.node), parent.problems
+
+
+@dataclass(slots=True)
+class Neighbourhood:
+    """What the names in one file mean: paths are relative to that file."""
+
+    shelf: Shelf
+    file: Path
+
+    def named(self, name: str, classes: Sequence[type]) -> Any:
+        """The description of that name or path."""
+        return self.shelf.load(kind_of(classes[0]), name, self.file.parent)
+
+    def inline(self, node: Node, classes: Sequence[type]) -> Any:
+        """The description that a mapping inside the file spells out, alone or over a base."""
+        problems: list[Problem] = []
+        default_name = "inline"
+        if "extends" in node.mapping:
+            default_name = f"{node.mapping['extends'].text} (changed)"
+            node, problems = _extended(node, kind_of(classes[0]), self.shelf, (self.file.resolve(),))
+        return build(LocatedMapping(self.file, node, problems), classes, self.shelf, default_name)
+
+
+def build(mapping: LocatedMapping, classes: Sequence[type[SpecT]], shelf: Shelf, default_name: str) -> SpecT:
+    """The description of one of `classes` that a mapping spells out; `kind` chooses among them.
+
+    A description without a name takes `default_name`. Raises CatalogError with every problem found.
+    """
+    try:
+        model = matching(mapping.node, classes)
+    except CatalogError as error:
+        raise CatalogError(in_order([*mapping.problems, *error.problems])) from None
+    resolver = Resolver(Neighbourhood(shelf, mapping.path))
+    data = resolver.data(mapping.node, model)
+    if "name" in model.model_fields:
+        data.setdefault("name", default_name)
+    problems = mapping.problems + resolver.problems
+    try:
+        spec = model.model_validate(data, context=YAML_CONTEXT)
+    except ValidationError as error:
+        problems += complaints(error, model, mapping.node, resolver.failed)
+        raise CatalogError(in_order(problems)) from None
+    if problems:
+        raise CatalogError(in_order(problems))
+    return spec
+
+
+def in_order(problems: list[Problem]) -> list[Problem]:
+    """The problems as a reader meets them, file by file, each once."""
+    files = list(dict.fromkeys(problem.file for problem in problems))
+    unique = dict.fromkeys(problems)
+    return sorted(unique, key=lambda problem: (files.index(problem.file), problem.line, problem.column))

@@ -1,0 +1,21 @@
+"""The nearest name that exists."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """The name most like `word`, letters of either case; "" where none is like it."""
+    folded = {name.casefold(): name for name in names}
+    near = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
+    return folded[near[0]] if near else ""
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """A line of help: the nearest name where there is one, and all names."""
+    known = list(names)
+    near = nearest(word, known)
+    guess = f"did you mean `{near}`? " if near else ""
+    return f"{guess}known: {', '.join(known)}" if known else guess.strip()

@@ -1,0 +1,255 @@
+"""The hyperbola between optimizer steps and examples, and its fit to measured runs.
+
+With batch B and examples E in one unit (tokens, sequences, images), S optimizer steps:
+
+    (S / S_min - 1) (E / E_min - 1) = 1,   E = B S,   B_crit = E_min / S_min
+    S(B) = S_min (1 + B_crit / B),         E(B) = E_min (1 + B / B_crit)
+
+Source: McCandlish et al. 2018 (arXiv 1812.06162). B_crit here is the batch at which E doubles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from perfsim.errors import InputError, PerfsimError
+
+FloatArray = npt.NDArray[np.float64]
+Batch = TypeVar("Batch", float, FloatArray)
+
+RUN_KINDS = ("pre-training", "fine-tuning", "warm-start")
+
+MIN_BATCH_SIZES = 3
+MIN_RANGE = 1.25
+"""Below this spread of batches the law can show at most 0.22 in log E, and half of it at B = B_crit:
+two standard errors of `NOISE_FLOOR_LOG`."""
+NOISE_FLOOR_LOG = 0.05
+"""Seeds scatter MLPerf reference runs by 4 %, the law misfits by about 5 %: no mean is trusted further."""
+OUTLIER_FACTOR = 3.0
+Z_90 = 1.645
+"""Half-width of a 90 % band in standard errors."""
+
+_FINE_TUNING = (
+    "not identifiable: fine-tuning does not follow the hyperbola (measured: examples grow like the square "
+    "root of the batch, and a fit overshot the next larger batch by 53 %); give E at your batch itself"
+)
+_WARM_START = (
+    "warm start: E_min and B_crit are local to the checkpoint this run began from; they say nothing about "
+    "pre-training"
+)
+
+
+class NotIdentifiableError(PerfsimError):
+    """The runs at hand do not determine E_min and B_crit; the message says what is missing."""
+
+
+class OutlierError(InputError):
+    """A measured point so far from the others that a digit too many is likelier than a finding."""
+
+
+def _require_positive(**values: float | FloatArray) -> None:
+    for name, value in values.items():
+        if not np.all(np.asarray(value) > 0) or not np.all(np.isfinite(value)):
+            raise InputError(f"{name} must be positive and finite, got {value}")
+
+
+def overhead(batch: Batch, b_crit: float) -> Batch:
+    """E / E_min = 1 + B / B_crit: examples used over the fewest that could do."""
+    _require_positive(batch=batch, b_crit=b_crit)
+    return 1.0 + batch / b_crit
+
+
+def examples(batch_tokens: Batch, d_min_tokens: float, b_crit_tokens: float) -> Batch:
+    """Examples to the target at a fixed batch, E = E_min (1 + B / B_crit); all three in one unit."""
+    _require_positive(d_min_tokens=d_min_tokens)
+    return d_min_tokens * overhead(batch_tokens, b_crit_tokens)
+
+
+def steps_for_tokens(tokens: Batch, batch_tokens: Batch) -> Batch:
+    """Optimizer steps that consume `tokens` at a fixed batch, S = E / B."""
+    _require_positive(tokens=tokens, batch_tokens=batch_tokens)
+    return tokens / batch_tokens
+
+
+def steps(batch_tokens: Batch, d_min_tokens: float, b_crit_tokens: float) -> Batch:
+    """Optimizer steps to the target at a fixed batch, S = S_min (1 + B_crit / B) = E(B) / B."""
+    return steps_for_tokens(examples(batch_tokens, d_min_tokens, b_crit_tokens), batch_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class HyperbolaFit:
+    """E_min and B_crit of one benchmark with one recipe, in the unit of its batches and examples."""
+
+    e_min: float
+    b_crit: float
+    rms_log: float
+    """Root mean square of ln(measured / fitted) over the batch sizes."""
+    b_crit_interval: tuple[float, float]
+    """One standard error each way, from the profile of the squared error; not symmetric."""
+    batches: tuple[float, ...]
+    run_kind: str = "pre-training"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def s_min(self) -> float:
+        """Fewest optimizer steps, reached as the batch grows without bound."""
+        return self.e_min / self.b_crit
+
+    @property
+    def band_factor(self) -> float:
+        """B_crit multiplied or divided by this is its 90 % band (1.645 standard errors in log B_crit)."""
+        low, high = self.b_crit_interval
+        return math.exp(Z_90 * max(math.log(high / self.b_crit), math.log(self.b_crit / low)))
+
+    def examples(self, batch: Batch) -> Batch:
+        """Examples to the target at `batch`."""
+        return examples(batch, self.e_min, self.b_crit)
+
+    def relative_error(self, batch: float) -> float:
+        """Half-width of the 90 % band on `examples(batch)`, as a fraction, by distance from the fitted range.
+
+        Inside 10 % (1.645 x 6 %), up to twice the largest fitted batch (or below the smallest) 18 %, up to
+        four times 31 %: what fits to MLPerf reference runs got. Raises NotIdentifiableError beyond.
+        """
+        _require_positive(batch=batch)
+        beyond = batch / max(self.batches)
+        if beyond > 4:
+            raise NotIdentifiableError(
+                f"batch {batch:g} is {beyond:.1f} times the largest fitted one ({max(self.batches):g}); "
+                "recipes change there and the law was seen 31 % wrong at 3.6 times: measure a larger batch"
+            )
+        if beyond > 2:
+            return 0.31
+        return 0.18 if beyond > 1 or batch < min(self.batches) else Z_90 * 0.06
+
+
+def fit_hyperbola(
+    batches: Sequence[float], measured: Sequence[float], run_kind: str = "pre-training"
+) -> HyperbolaFit:
+    """The hyperbola through measured examples-to-target, least squares in log E, equal weight a batch size.
+
+    Repeats of one batch size are averaged first. `run_kind` (one of RUN_KINDS) is what the caller knows of
+    the runs. Raises OutlierError where one point is three times off what the others say,
+    NotIdentifiableError for fine-tuning, fewer than three batch sizes, too small a range, or where even one
+    standard error leaves B_crit without a bound.
+    """
+    if run_kind not in RUN_KINDS:
+        raise InputError(f"unknown kind of run '{run_kind}'; known: {', '.join(RUN_KINDS)}")
+    if run_kind == "fine-tuning":
+        raise NotIdentifiableError(_FINE_TUNING)
+    batch, log_e = _mean_by_batch(batches, measured)
+    _check_design(batch)
+    profile = _Profile.of(batch, log_e)
+    _check_outlier(batch, log_e, profile)
+    return HyperbolaFit(
+        e_min=profile.e_min,
+        b_crit=math.exp(profile.log_b_crit),
+        rms_log=math.sqrt(profile.sse / batch.size),
+        b_crit_interval=_interval(batch, log_e, profile, run_kind),
+        batches=tuple(float(b) for b in batch),
+        run_kind=run_kind,
+        notes=(_WARM_START,) if run_kind == "warm-start" else (),
+    )
+
+
+def _mean_by_batch(batches: Sequence[float], measured: Sequence[float]) -> tuple[FloatArray, FloatArray]:
+    """Batch sizes in increasing order and the log of the mean of their repeats."""
+    if len(batches) != len(measured):
+        raise InputError(f"{len(batches)} batches but {len(measured)} measured values")
+    b, e = np.asarray(batches, dtype=np.float64), np.asarray(measured, dtype=np.float64)
+    _require_positive(batches=b, measured=e)
+    sizes = np.unique(b)
+    return sizes, np.log([_mean_of_repeats(size, e[b == size]) for size in sizes])
+
+
+def _mean_of_repeats(size: float, values: FloatArray) -> float:
+    middle = float(np.median(values))
+    for value in values if values.size > 2 else ():
+        ratio = max(value / middle, middle / value)
+        if ratio > OUTLIER_FACTOR:
+            raise OutlierError(
+                f"batch {size:g}: {value:g} is {ratio:.1f} times off the median of its repeats ({middle:g}); "
+                "a digit too many or too few?"
+            )
+    return float(values.mean())
+
+
+def _check_design(batch: FloatArray) -> None:
+    if batch.size < MIN_BATCH_SIZES:
+        raise NotIdentifiableError(
+            f"not identifiable: {batch.size} batch sizes, at least {MIN_BATCH_SIZES} are needed"
+        )
+    spread = batch[-1] / batch[0]
+    if spread < MIN_RANGE:
+        raise NotIdentifiableError(
+            f"not identifiable: batches span {spread:.2f}x, at least {MIN_RANGE}x are needed"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Profile:
+    """Least squares over E_min at each B_crit; the best of them."""
+
+    log_b_crit: float
+    e_min: float
+    sse: float
+
+    @classmethod
+    def of(cls, batch: FloatArray, log_e: FloatArray) -> _Profile:
+        low, high = _search_range(batch)
+        for _ in range(4):
+            x = np.linspace(low, high, 257)
+            sse = _sse(x, batch, log_e)
+            best = int(sse.argmin())
+            low, high = float(x[max(best - 2, 0)]), float(x[min(best + 2, x.size - 1)])
+        log_b_crit = float(x[best])
+        e_min = math.exp(float((log_e - np.log1p(batch / math.exp(log_b_crit))).mean()))
+        return cls(log_b_crit, e_min, float(sse[best]))
+
+
+def _search_range(batch: FloatArray) -> tuple[float, float]:
+    """ln B_crit from where E is proportional to B to where E is constant, to a part in a thousand."""
+    return math.log(batch[0] / 1e3), math.log(batch[-1] * 1e3)
+
+
+def _sse(log_b_crit: FloatArray, batch: FloatArray, log_e: FloatArray) -> FloatArray:
+    """Squared error in ln E at each ln B_crit (shape [k]), with E_min at its best there."""
+    shape = log_e - np.log1p(batch / np.exp(log_b_crit)[:, None])
+    squared: FloatArray = ((shape - shape.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+    return squared
+
+
+def _check_outlier(batch: FloatArray, log_e: FloatArray, fitted: _Profile) -> None:
+    """Refuse the one point that the fit through all the others misses by more than OUTLIER_FACTOR."""
+    residual = log_e - math.log(fitted.e_min) - np.log1p(batch / math.exp(fitted.log_b_crit))
+    if batch.size <= MIN_BATCH_SIZES or np.abs(residual).max() < 0.25:
+        return
+    without = [_Profile.of(np.delete(batch, i), np.delete(log_e, i)) for i in range(batch.size)]
+    worst = int(np.argmin([profile.sse for profile in without]))
+    others = without[worst]
+    expected = others.e_min * (1 + batch[worst] / math.exp(others.log_b_crit))
+    ratio = math.exp(abs(log_e[worst] - math.log(expected)))
+    if ratio > OUTLIER_FACTOR:
+        raise OutlierError(
+            f"batch {batch[worst]:g}: {math.exp(log_e[worst]):g} is {ratio:.1f} times off what the other "
+            f"batches say ({expected:g}); a digit too many or too few?"
+        )
+
+
+def _interval(batch: FloatArray, log_e: FloatArray, best: _Profile, run_kind: str) -> tuple[float, float]:
+    """Where the squared error exceeds its least by one variance; refuses where it never does."""
+    variance = max(NOISE_FLOOR_LOG**2, best.sse / (batch.size - 2))
+    x = np.linspace(*_search_range(batch), 4097)
+    inside = np.flatnonzero(_sse(x, batch, log_e) <= best.sse + variance)
+    if inside[0] == 0 or inside[-1] == x.size - 1:
+        growth = "grows in proportion to" if inside[0] == 0 else "does not grow with"
+        span = f"from {batch[0]:g} to {batch[-1]:g}"
+        reason = f"not identifiable: within the noise E {growth} the batch {span}; B_crit has no bound"
+        raise NotIdentifiableError(f"{reason} ({_WARM_START})" if run_kind == "warm-start" else reason)
+    return math.exp(x[inside[0] - 1]), math.exp(x[inside[-1] + 1])

@@ -1,0 +1,226 @@
+"""Time to a target: optimizer steps times step time, each with its band, and the batch that makes it least.
+
+    TTA(B) = S(B) t_step(B) / G,   S(B) = D_min (1/B + 1/B_crit),   G goodput
+
+Three widths combine in log time, in quadrature, downwards and upwards apart (a band of B_crit is lopsided
+in time): B_crit divided or multiplied by its band factor, ln(1 + step_time_error) and ln(1 + d_min_error).
+All are 90 % bands of independent errors; `ratio_band` is for two machines, which share B_crit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from perfsim.convergence.critical_batch import CriticalBatch
+from perfsim.convergence.hyperbola import examples, overhead, steps_for_tokens
+from perfsim.errors import InputError
+
+WEAK_BELOW = 0.2
+STRONG_ABOVE = 0.5
+LEAST_EXAMPLES_ERROR = 0.05
+"""Seeds alone scatter examples-to-target by 4 % (median of MLPerf reference runs): no band is narrower."""
+
+REGIME_TEXT = {
+    "weak": "the batch costs few extra samples, whatever the critical batch is within its band",
+    "moderate": "the batch costs extra samples; how many depends on the critical batch",
+    "strong": "the batch costs many extra samples and the critical batch decides the answer: read the band",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TimeToAccuracy:
+    """How long one machine takes to the target at one batch."""
+
+    batch_tokens: float
+    step_time_s: float
+    d_min_tokens: float
+    critical: CriticalBatch
+    step_time_error: float
+    goodput: float
+    steps: float
+    examples_tokens: float
+    time_s: float
+    band_s: tuple[float, float]
+    """90 % band, low and high."""
+    overhead: float
+    """E / E_min."""
+    regime: str
+    """weak (B below 0.2 B_crit), moderate, strong (above 0.5 B_crit)."""
+
+    @property
+    def batch_over_critical(self) -> float:
+        """B / B_crit."""
+        return self.batch_tokens / self.critical.tokens
+
+    @property
+    def regime_text(self) -> str:
+        """The regime as a sentence for a report."""
+        extra = 100 * (self.overhead - 1)
+        return (
+            f"{self.regime}: B is {self.batch_over_critical:.2f} B_crit, {extra:.0f} % extra samples; "
+            + (REGIME_TEXT[self.regime])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RatioBand:
+    """TTA of one machine over another's, with its 90 % band."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def decided(self) -> bool:
+        """True where the band lies wholly on one side of 1."""
+        return self.low > 1 or self.high < 1
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedupSplit:
+    """speedup = device ratio x hardware x statistical; 1 and 1 would be linear scaling."""
+
+    statistical: float
+    """E of the small run over E of the large one."""
+    hardware: float
+    """Throughput per device of the large run over that of the small one."""
+
+
+def time_to_accuracy(
+    batch_tokens: float,
+    step_time_s: float,
+    d_min_tokens: float,
+    critical: CriticalBatch,
+    step_time_error: float,
+    goodput: float = 1.0,
+    d_min_error: float = 0.0,
+) -> TimeToAccuracy:
+    """Steps, examples and seconds to the target, with the 90 % band (module text says how it is made).
+
+    `step_time_error` and `d_min_error` are relative half-widths of 90 % bands (0.12 for 12 %). With the
+    default `d_min_error` the band is for a *given* D_min; a D_min from a target loss is far less certain.
+    """
+    _check(step_time_s, step_time_error, goodput, d_min_error)
+    extra = overhead(batch_tokens, critical.tokens)
+    tokens = examples(batch_tokens, d_min_tokens, critical.tokens)
+    number_of_steps = steps_for_tokens(tokens, batch_tokens)
+    time_s = number_of_steps * step_time_s / goodput
+    return TimeToAccuracy(
+        batch_tokens=batch_tokens,
+        step_time_s=step_time_s,
+        d_min_tokens=d_min_tokens,
+        critical=critical,
+        step_time_error=step_time_error,
+        goodput=goodput,
+        steps=number_of_steps,
+        examples_tokens=tokens,
+        time_s=time_s,
+        band_s=_band(time_s, batch_tokens, critical, (step_time_error, d_min_error)),
+        overhead=extra,
+        regime=regime(batch_tokens, critical.tokens),
+    )
+
+
+def regime(batch_tokens: float, b_crit_tokens: float) -> str:
+    """weak, moderate or strong: how much the answer depends on the critical batch."""
+    fraction = overhead(batch_tokens, b_crit_tokens) - 1
+    if fraction < WEAK_BELOW:
+        return "weak"
+    return "strong" if fraction > STRONG_ABOVE else "moderate"
+
+
+def _check(step_time_s: float, step_time_error: float, goodput: float, d_min_error: float) -> None:
+    if not (math.isfinite(step_time_s) and step_time_s > 0):
+        raise InputError(f"step_time_s must be positive and finite, got {step_time_s:g}")
+    if not 0 < goodput <= 1:
+        raise InputError(f"goodput must lie above 0 and at most at 1, got {goodput:g}")
+    for name, error in (("step_time_error", step_time_error), ("d_min_error", d_min_error)):
+        if not (math.isfinite(error) and error >= 0):
+            raise InputError(f"{name} must be a fraction of at least 0, got {error:g}")
+
+
+def _band(
+    time_s: float, batch: float, critical: CriticalBatch, errors: tuple[float, ...]
+) -> tuple[float, float]:
+    low_crit, high_crit = critical.band_tokens
+    centre = math.log(overhead(batch, critical.tokens))
+    least = math.log1p(LEAST_EXAMPLES_ERROR)
+    down = max(centre - math.log(overhead(batch, high_crit)), least)
+    up = max(math.log(overhead(batch, low_crit)) - centre, least)
+    others = [math.log1p(error) for error in errors]
+    return time_s * math.exp(-math.hypot(down, *others)), time_s * math.exp(math.hypot(up, *others))
+
+
+def ratio_band(a: TimeToAccuracy, b: TimeToAccuracy) -> RatioBand:
+    """TTA_a / TTA_b and its 90 % band, the number a comparison should lead with.
+
+    D_min cancels. B_crit is one unknown shared by both, so what counts is how (1 + B_a/B_crit) /
+    (1 + B_b/B_crit) changes over its band: not at all at equal batch. The two step-time errors are
+    independent; widths combine in log, in quadrature. Seed noise is left out: expected times are compared.
+    InputError where target or law differ.
+    """
+    if a.critical != b.critical or a.d_min_tokens != b.d_min_tokens:
+        raise InputError("two times to accuracy compare only at one target and one critical batch")
+    ratio = a.time_s / b.time_s
+    step = math.hypot(math.log1p(a.step_time_error), math.log1p(b.step_time_error))
+    centre = _log_overhead_ratio(a, b, a.critical.tokens)
+    shifts = [_log_overhead_ratio(a, b, b_crit) - centre for b_crit in a.critical.band_tokens]
+    return RatioBand(
+        ratio,
+        ratio * math.exp(-math.hypot(min(0.0, *shifts), step)),
+        ratio * math.exp(math.hypot(max(0.0, *shifts), step)),
+    )
+
+
+def _log_overhead_ratio(a: TimeToAccuracy, b: TimeToAccuracy, b_crit: float) -> float:
+    return math.log(overhead(a.batch_tokens, b_crit) / overhead(b.batch_tokens, b_crit))
+
+
+def best_batch(fixed_s: float, per_example_s: float, num_devices: float, b_crit: float) -> float:
+    """The batch of least TTA where t_step = fixed_s + per_example_s B / num_devices.
+
+    B = sqrt(a n B_crit / b), in the unit of `b_crit`; `per_example_s` is for one device.
+    """
+    _positive_all(fixed_s, per_example_s, num_devices, b_crit)
+    return math.sqrt(fixed_s * num_devices * b_crit / per_example_s)
+
+
+def least_time_s(
+    fixed_s: float, per_example_s: float, num_devices: float, b_crit: float, s_min: float
+) -> float:
+    """TTA at `best_batch`: S_min (sqrt(a) + sqrt(b B_crit / n))^2 seconds."""
+    _positive_all(fixed_s, per_example_s, num_devices, b_crit, s_min)
+    return s_min * (math.sqrt(fixed_s) + math.sqrt(per_example_s * b_crit / num_devices)) ** 2
+
+
+def _positive_all(*values: float) -> None:
+    if not all(math.isfinite(value) and value > 0 for value in values):
+        raise InputError(f"times, devices, steps and the critical batch must be positive, got {values}")
+
+
+def choose_batch(
+    points: Iterable[tuple[float, float]],
+    d_min_tokens: float,
+    critical: CriticalBatch,
+    step_time_error: float,
+    goodput: float = 1.0,
+) -> TimeToAccuracy:
+    """The least time to accuracy among (batch_tokens, step_time_s) points; of ties the smaller batch."""
+    answers = [
+        time_to_accuracy(batch, step_time_s, d_min_tokens, critical, step_time_error, goodput)
+        for batch, step_time_s in points
+    ]
+    if not answers:
+        raise InputError("no batch to choose from: give at least one (batch_tokens, step_time_s) point")
+    return min(answers, key=lambda answer: (answer.time_s, answer.batch_tokens))
+
+
+def split_speedup(
+    speedup: float, device_ratio: float, examples_small: float, examples_large: float
+) -> SpeedupSplit:
+    """How much of a larger machine's shortfall is extra samples and how much is slower devices."""
+    _positive_all(speedup, device_ratio, examples_small, examples_large)
+    statistical = examples_small / examples_large
+    return SpeedupSplit(statistical, speedup / (device_ratio * statistical))

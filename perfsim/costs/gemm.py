@@ -1,0 +1,187 @@
+"""How long a matrix product takes on a GPU: tiles, waves, memory and the power limit.
+
+The library cuts the m x n result into tiles a x b (and k into s slices), and the device works on
+`compute_units` of them at a time:
+
+    waves   = ceil(batch ceil(m/a) ceil(n/b) s / compute_units)
+    compute = waves 2ab (ceil(k/s) + overhead_k) / (efficiency peak / compute_units)
+              + [s > 1] (split_latency + split_traffic 8 m n s batch / bandwidth)
+    memory  = 2 batch (mk + kn + mn) / (memory_fraction bandwidth)
+    seconds = launch + (compute^p + memory^p)^(1/p)
+
+The last, partly filled wave costs a whole one (wave quantisation). Which tile and split run is the
+library's guess, not the fastest: the argmin of the same expression with the `choice_` constants.
+Power then bends the achieved fraction of peak e under a ceiling c: seconds (1 + (e/c)^q)^(1/q).
+In a short benchmark the ceiling comes down with the kernel's own length; in training
+(`sustained=True`) it is `sustained_fraction`. Tiles and waves: NVIDIA, "Matrix Multiplication
+Background User's Guide"; the constants are fitted, see `perfsim.study.calibrate`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from perfsim.calibration import GemmConstants, GpuCalibration
+from perfsim.errors import InputError
+
+Array = NDArray[np.float64]
+
+ELEMENT_BYTES = 2.0
+"""Operands and results: bf16 or fp16."""
+_PARTIAL_SUM_BYTES = 8.0
+"""One fp32 partial sum, written and read."""
+_CHUNK = 4096
+"""Shapes priced at once: candidates times shapes must stay in cache."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Every (tile orientation, split) that may run; arrays of shape (candidates, 1)."""
+
+    tile_index: NDArray[np.intp]
+    rows: Array
+    columns: Array
+    split: Array
+
+    @classmethod
+    def of(cls, constants: GemmConstants) -> Candidates:
+        """Both orientations of each tile with each split."""
+        table = [
+            (index, a, b, s)
+            for index, tile in enumerate(constants.tiles)
+            for a, b in dict.fromkeys((tile.shape, tile.shape[::-1]))
+            for s in constants.split_k
+        ]
+        columns = np.array(table, dtype=float).T[:, :, None]
+        return cls(columns[0].astype(np.intp), columns[1], columns[2], columns[3])
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What a set of shapes needs before any fitted number enters; (candidates, shapes) arrays."""
+
+    tile_wave_flop: Array
+    """FLOP of one compute unit per unit of k over all waves: waves 2ab."""
+    k_per_slice: Array
+    partial_sum_bytes: Array
+    """0 where k is not split."""
+    is_split: Array
+    flop: Array
+    n_bytes: Array
+
+    @classmethod
+    def of(
+        cls, candidates: Candidates, units: int, k_step: int, m: Array, n: Array, k: Array, batch: Array
+    ) -> Geometry:
+        """Tiles and waves of the shapes (m, n, k, batch), each of shape (shapes,)."""
+        tiles = np.ceil(m / candidates.rows) * np.ceil(n / candidates.columns) * candidates.split * batch
+        waves = np.ceil(tiles / units)
+        is_split = np.asarray(candidates.split > 1, dtype=float)
+        return cls(
+            tile_wave_flop=2 * waves * candidates.rows * candidates.columns,
+            k_per_slice=np.ceil(k / candidates.split / k_step) * k_step,
+            partial_sum_bytes=_PARTIAL_SUM_BYTES * is_split * candidates.split * m * n * batch,
+            is_split=is_split,
+            flop=2 * batch * m * n * k,
+            n_bytes=ELEMENT_BYTES * batch * (m * k + k * n + m * n),
+        )
+
+
+@dataclass(frozen=True)
+class GemmModel:
+    """Seconds of C[m, n] = A[m, k] B[k, n] in 16 bits on one device.
+
+    `peak_flop_per_s` and `memory_bytes_per_s` are the datasheet's; `sustained_fraction` is the
+    ceiling that `sustained=True` applies.
+    """
+
+    constants: GemmConstants
+    peak_flop_per_s: float
+    memory_bytes_per_s: float
+    compute_units: int
+    sustained_fraction: float = 1.0
+
+    @classmethod
+    def from_calibration(
+        cls, calibration: GpuCalibration, peak_flop_per_s: float, memory_bytes_per_s: float, compute_units: int
+    ) -> GemmModel:
+        """The model with a GPU's constants and its sustained ceiling."""
+        return cls(
+            calibration.gemm,
+            peak_flop_per_s,
+            memory_bytes_per_s,
+            compute_units,
+            calibration.sustained_fraction,
+        )
+
+    @overload
+    def time_s(self, m: float, n: float, k: float, batch: float = 1, *, sustained: bool = False) -> float: ...
+    @overload
+    def time_s(
+        self, m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLike = 1, *, sustained: bool = False
+    ) -> Array: ...
+    def time_s(
+        self, m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLike = 1, *, sustained: bool = False
+    ) -> float | Array:
+        """Seconds, broadcast over the arguments; a float for four scalars.
+
+        Never less than launch, FLOP over peak, or bytes over achieved bandwidth. Raises InputError
+        for a size that is not positive.
+        """
+        sizes = np.broadcast_arrays(*(np.asarray(size, dtype=float) for size in (m, n, k, batch)))
+        if any(not bool(np.all(size > 0)) for size in sizes):
+            raise InputError("a GEMM needs positive m, n, k and batch")
+        flat = [size.ravel() for size in sizes]
+        seconds = np.empty(flat[0].shape)
+        for start in range(0, seconds.size, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            seconds[part] = self.price(self.geometry(*(size[part] for size in flat)), sustained=sustained)
+        return float(seconds[0]) if sizes[0].ndim == 0 else seconds.reshape(sizes[0].shape)
+
+    def geometry(self, m: Array, n: Array, k: Array, batch: Array) -> Geometry:
+        """Tiles and waves of flat arrays of shapes."""
+        return Geometry.of(self._candidates, self.compute_units, self.constants.k_step, m, n, k, batch)
+
+    def price(self, geometry: Geometry, *, sustained: bool = False) -> Array:
+        """Seconds of shapes whose geometry is known, so that a fit computes it once."""
+        compute = self._chosen_compute_s(geometry)
+        memory = geometry.n_bytes / (self.constants.memory_fraction * self.memory_bytes_per_s)
+        p = self.constants.overlap_sharpness
+        longest = np.maximum(compute, memory)
+        busy = longest * (1 + (np.minimum(compute, memory) / longest) ** p) ** (1 / p)
+        return self._under_power_limit(self.constants.launch_s + busy, geometry.flop, sustained)
+
+    @cached_property
+    def _candidates(self) -> Candidates:
+        return Candidates.of(self.constants)
+
+    def _chosen_compute_s(self, geometry: Geometry) -> Array:
+        """Compute time of the tile and split that the library picks for each shape."""
+        tiles = self.constants.tiles
+        index = self._candidates.tile_index
+        overhead_k = np.array([tile.overhead_k for tile in tiles])[index]
+        unit_peak = self.peak_flop_per_s / self.compute_units
+        ideal = geometry.tile_wave_flop * (geometry.k_per_slice + overhead_k) / unit_peak
+        summing = geometry.partial_sum_bytes / self.memory_bytes_per_s
+        latency = geometry.is_split * self.constants.split_latency_s
+        believed = ideal / np.array([tile.choice_efficiency for tile in tiles])[index]
+        believed += self.constants.choice_split_traffic * summing + latency
+        chosen = np.argmin(believed, axis=0)[None, :]
+        actual = ideal / np.array([tile.efficiency for tile in tiles])[index]
+        actual += self.constants.split_traffic * summing + latency
+        return np.asarray(np.take_along_axis(actual, chosen, axis=0)[0])
+
+    def _under_power_limit(self, seconds: Array, flop: Array, sustained: bool) -> Array:
+        """The same work when the achieved fraction of peak bends under the power ceiling."""
+        fraction = flop / (seconds * self.peak_flop_per_s)
+        age = seconds / self.constants.burst_s
+        ceiling = 1 - (1 - self.constants.burst_fraction) * age / (1 + age)
+        if sustained:
+            ceiling = np.minimum(ceiling, self.sustained_fraction)
+        q = self.constants.power_sharpness
+        return np.maximum(seconds * (1 + (fraction / ceiling) ** q) ** (1 / q), flop / self.peak_flop_per_s)

@@ -1,0 +1,57 @@
+"""What an answer rests on, as tables: assumptions, sampled arithmetic, errors against published runs."""
+
+from __future__ import annotations
+
+from perfsim.report import text
+from perfsim.report.tables import Table
+from perfsim.study.result import SamplingSummary, StudyResult
+
+
+def assumptions_table(result: StudyResult) -> Table:
+    """Inputs by topic, each with its source and whether it was read, fitted or assumed."""
+    topics = dict.fromkeys(item.topic for item in result.assumptions)
+    rows = [
+        [item.name, item.value, item.kind, item.source, item.topic]
+        for topic in topics
+        for item in result.assumptions
+        if item.topic == topic
+    ]
+    return Table(("input", "value", "kind", "source", "topic"), rows)
+
+
+def sampling_table(result: StudyResult) -> Table:
+    """How many tasks were computed for real, what they stand for, and how near they came."""
+    rows = [[name, *_sampling(summary)] for name, summary in result.sampling.items()]
+    columns = ("candidate", "tasks", "share of GEMM FLOPs", "worst error", "bound", "result", "partitions")
+    return Table(
+        columns, rows, "Errors are relative, the bound is that of the arithmetic.", frozenset({1, 2, 3, 4})
+    )
+
+
+def _sampling(summary: SamplingSummary) -> list[str]:
+    partitions = ", ".join(f"{text.human(name)} {count}" for name, count in summary.by_partition.items())
+    return [
+        f"{text.integer(summary.tasks_sampled)} of {text.integer(summary.tasks_total)}",
+        text.percent(summary.flop_share),
+        f"{summary.worst_relative_error:.1e}",
+        f"{summary.bound:.1e}",
+        "passed" if summary.passed else "FAILED",
+        partitions or text.NONE,
+    ]
+
+
+def accuracy_table(result: StudyResult) -> Table:
+    """Median and 90th percentile of the absolute relative error, beside the baseline's median."""
+    rows = [
+        [
+            item.family,
+            item.strategy,
+            text.integer(item.n),
+            text.percent(item.median_ape),
+            text.percent(item.p90_ape),
+            text.percent(item.baseline_median_ape),
+        ]
+        for item in result.accuracy
+    ]
+    columns = ("family", "strategy", "runs", "median error", "90th percentile", "baseline's median")
+    return Table(columns, rows, "Absolute errors of the predicted step time.", frozenset({2, 3, 4, 5}))

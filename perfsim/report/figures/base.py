@@ -1,0 +1,168 @@
+"""What all figures share: colours, fonts, margins, and escaping.
+
+The palette is Okabe and Ito's, which stays distinguishable with every common colour vision; black
+is not used, because pages have a dark form. Backgrounds are transparent and text is grey, so the
+page's style sheet decides between light and dark.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, YELLOW, GREY, PALE = "#CC79A7", "#56B4E9", "#F0E442", "#8A8F98", "#C9CDD3"
+
+SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY)
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+PATTERNS = ("", "/", "x", ".", "-", "|")
+
+INK = "#5B6470"
+GRID = "rgba(128,128,128,0.28)"
+BAND_ALPHA = 0.16
+
+_PART_COLOURS: tuple[tuple[str, str], ...] = (
+    ("tensor_comm", ORANGE),
+    ("pipeline_comm", GREY),
+    ("data_comm", VERMILLION),
+    ("weight_stream", PURPLE),
+    ("gradient", VERMILLION),
+    ("recompute", YELLOW),
+    ("optimizer", GREEN),
+    ("update", GREEN),
+    ("bubble", PALE),
+    ("forward", BLUE),
+    ("backward", SKY),
+    ("compute", BLUE),
+    ("parameter", BLUE),
+    ("weight", PURPLE),
+    ("activation", ORANGE),
+    ("logit", YELLOW),
+    ("workspace", GREY),
+    ("unaccounted", GREY),
+)
+"""The first word found in a part's name decides its colour, in every figure alike."""
+
+_SPARE = (SKY, GREY, PURPLE, YELLOW)
+
+
+def esc(text: object) -> str:
+    """Text for a Plotly label, which reads a subset of HTML."""
+    return html.escape(str(text), quote=False)
+
+
+def series_style(index: int) -> dict[str, Any]:
+    """Colour, marker and dash of the index-th series; colour never stands alone."""
+    return {
+        "color": SERIES[index % len(SERIES)],
+        "symbol": SYMBOLS[index % len(SYMBOLS)],
+        "dash": DASHES[index % len(DASHES)],
+    }
+
+
+def translucent(colour: str, alpha: float = BAND_ALPHA) -> str:
+    """A `#rrggbb` colour as rgba."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha})"
+
+
+def part_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A bar marker for each part: its colour by meaning, a hatch where a colour comes twice."""
+    used: dict[str, int] = {}
+    styles: dict[str, dict[str, Any]] = {}
+    for index, name in enumerate(names):
+        colour = part_colour(name, index)
+        times = used.get(colour, 0)
+        used[colour] = times + 1
+        marker: dict[str, Any] = {"color": colour, "line": {"width": 0.5, "color": "rgba(60,60,60,0.55)"}}
+        if times:
+            shape = PATTERNS[times % len(PATTERNS)]
+            hatch = {
+                "fillmode": "overlay",
+                "fgcolor": "#222222",
+                "fgopacity": 0.75,
+                "size": 7,
+                "solidity": 0.2,
+            }
+            marker["pattern"] = {"shape": shape} | hatch
+        styles[name] = marker
+    return styles
+
+
+def part_colour(name: str, index: int = 0) -> str:
+    """The colour of a part of a step or of a memory."""
+    key = name.replace(" ", "_").replace("_communication", "_comm")
+    return next((colour for word, colour in _PART_COLOURS if word in key), _SPARE[index % len(_SPARE)])
+
+
+def union(groups: Iterable[Mapping[str, float]]) -> list[str]:
+    """Every part name with a value somewhere, in the order of first sight."""
+    seen: dict[str, None] = {}
+    for group in groups:
+        for name, value in group.items():
+            if value:
+                seen.setdefault(name)
+    return list(seen)
+
+
+def two_lines(label: str) -> str:
+    """A label `128 x system, strategy` broken before its last part, escaped."""
+    head, comma, tail = label.rpartition(", ")
+    return f"{esc(head)}<br>{esc(tail)}" if comma else esc(label)
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis with the house's grid."""
+    style: dict[str, Any] = {
+        "title": {"text": title, "standoff": 8},
+        "gridcolor": GRID,
+        "linecolor": GRID,
+        "zeroline": False,
+        "showline": True,
+        "automargin": True,
+        "ticks": "outside",
+        "tickcolor": GRID,
+        "fixedrange": True,
+    }
+    return style | more
+
+
+def layout(title: str, *, height: int, **more: Any) -> dict[str, Any]:
+    """The layout shared by all figures; the legend lies under the axes, where phones have room."""
+    style: dict[str, Any] = {
+        "template": "none",
+        "title": {
+            "text": title,
+            "x": 0,
+            "xref": "container",
+            "xanchor": "left",
+            "font": {"size": 15},
+            "pad": {"l": 4},
+        },
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": INK},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 10, "r": 14, "t": 46, "b": 10},
+        "height": height,
+        "hovermode": "closest",
+        "dragmode": False,
+        "legend": {
+            "orientation": "h",
+            "yref": "container",
+            "y": 0,
+            "yanchor": "bottom",
+            "x": 0,
+            "xref": "container",
+        },
+        "hoverlabel": {"align": "left", "namelength": -1},
+    }
+    return style | more
+
+
+def figure(traces: Sequence[Any], style: Mapping[str, Any]) -> go.Figure:
+    """A figure of traces and a layout."""
+    return go.Figure(data=list(traces), layout=dict(style))

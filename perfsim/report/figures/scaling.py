@@ -1,0 +1,122 @@
+"""Scaling: how a quantity changes with the number of devices, beside the ideal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import plotly.graph_objects as go
+
+from perfsim.report import text
+from perfsim.report.figures import base
+from perfsim.report.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPoint:
+    """One measured or simulated point; `value` is already in the unit of the axis."""
+
+    series: str
+    num_devices: int
+    value: float
+    note: str = ""
+    """Shown on hover, for example the layout."""
+
+
+def scaling_curve(
+    points: Sequence[ScalingPoint],
+    *,
+    quantity: str = "time to the target",
+    unit: str = "days",
+    better: Literal["lower", "higher"] = "lower",
+) -> go.Figure:
+    """One line per series on logarithmic axes; dotted, the ideal from the series' first point.
+
+    Ideal: a time falls as 1/devices (better="lower"), a rate rises with them (better="higher").
+    """
+    traces: list[Any] = []
+    for index, (name, own) in enumerate(_by_series(points).items()):
+        traces += _series(name, own, index, unit, better)
+    style = base.layout(
+        f"{quantity.capitalize()} ({unit}) by number of devices",
+        height=460,
+        xaxis=base.axis("devices", type="log", exponentformat="none", dtick="D2"),
+        yaxis=base.axis(f"{quantity} ({unit})", type="log", exponentformat="SI", dtick="D2"),
+    )
+    return base.figure(traces, style)
+
+
+def _by_series(points: Sequence[ScalingPoint]) -> dict[str, list[ScalingPoint]]:
+    series: dict[str, list[ScalingPoint]] = {}
+    for point in sorted(points, key=lambda point: point.num_devices):
+        series.setdefault(point.series, []).append(point)
+    first = dict.fromkeys(point.series for point in points)
+    return {name: series[name] for name in first}
+
+
+def ideal(own: Sequence[ScalingPoint], better: Literal["lower", "higher"]) -> list[float]:
+    """What perfect scaling from the first point would give at each number of devices."""
+    first = own[0]
+    power = -1.0 if better == "lower" else 1.0
+    return [first.value * (point.num_devices / first.num_devices) ** power for point in own]
+
+
+def _series(
+    name: str, own: Sequence[ScalingPoint], index: int, unit: str, better: Literal["lower", "higher"]
+) -> list[Any]:
+    look = base.series_style(index)
+    devices = [point.num_devices for point in own]
+    hover = [
+        base.esc(_hover(point, share)) for point, share in zip(own, efficiency(own, better), strict=True)
+    ]
+    line = go.Scatter(
+        x=devices,
+        y=[point.value for point in own],
+        name=base.esc(name),
+        legendgroup=name,
+        mode="lines+markers",
+        line={"color": look["color"], "width": 2},
+        marker={"symbol": look["symbol"], "size": 8},
+        customdata=hover,
+        hovertemplate=f"<b>%{{fullData.name}}</b><br>%{{x}} devices: %{{y:.4g}} {unit}"
+        "<br>%{customdata}<extra></extra>",
+    )
+    dotted = go.Scatter(
+        x=devices,
+        y=ideal(own, better),
+        name=f"{base.esc(name)}, ideal",
+        legendgroup=name,
+        mode="lines",
+        line={"color": look["color"], "width": 1.5, "dash": "dot"},
+        hoverinfo="skip",
+    )
+    return [line, dotted]
+
+
+def efficiency(own: Sequence[ScalingPoint], better: Literal["lower", "higher"]) -> list[float]:
+    """Scaling efficiency of each point as a fraction of the ideal."""
+    pairs = zip(own, ideal(own, better), strict=True)
+    return [best / point.value if better == "lower" else point.value / best for point, best in pairs]
+
+
+def _hover(point: ScalingPoint, share: float) -> str:
+    return f"{text.percent(share)} of ideal" + (f", {point.note}" if point.note else "")
+
+
+def scaling_table(
+    points: Sequence[ScalingPoint], *, unit: str = "days", better: Literal["lower", "higher"] = "lower"
+) -> Table:
+    """Every point with its scaling efficiency."""
+    rows = []
+    for name, own in _by_series(points).items():
+        for point, share in zip(own, efficiency(own, better), strict=True):
+            cells = [
+                text.integer(point.num_devices),
+                text.number(point.value),
+                text.percent(share),
+                point.note,
+            ]
+            rows.append([name, *cells])
+    columns = ("series", "devices", unit, "of ideal", "note")
+    return Table(columns, rows, "Each point beside perfect scaling from the first.", frozenset({1, 2, 3}))

@@ -1,0 +1,89 @@
+"""Where the seconds of a step go, as a share of each candidate's own step."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from perfsim.report import text
+from perfsim.report.figures import base
+from perfsim.report.tables import Table
+from perfsim.study.result import CandidateResult, StudyResult
+
+UNACCOUNTED = "unaccounted"
+_TOLERANCE = 0.002
+
+
+def parts_of(candidate: CandidateResult) -> dict[str, float]:
+    """The breakdown in seconds; what it does not explain of the step is shown, not hidden."""
+    parts = {name: seconds for name, seconds in candidate.step_breakdown_s.items() if seconds}
+    rest = candidate.step_time_s - sum(parts.values())
+    if rest > _TOLERANCE * candidate.step_time_s:
+        parts[UNACCOUNTED] = rest
+    return parts
+
+
+def step_breakdown(result: StudyResult) -> go.Figure:
+    """Stacked horizontal bars, one per candidate, in per cent of the step; seconds on hover."""
+    names = text.labels(result.candidates)
+    parts = [parts_of(candidate) for candidate in result.candidates]
+    order = base.union(parts)
+    styles = base.part_styles(order)
+    traces = [
+        go.Bar(
+            orientation="h",
+            name=base.esc(text.human(part)),
+            y=[base.two_lines(name) for name in names],
+            x=[
+                _share(values, part, candidate)
+                for values, candidate in zip(parts, result.candidates, strict=True)
+            ],
+            marker=styles[part],
+            customdata=[text.duration(values.get(part, 0.0)) for values in parts],
+            hovertemplate="<b>%{fullData.name}</b><br>%{customdata}, %{x:.1f} % of the step"
+            "<extra>%{y}</extra>",
+        )
+        for part in order
+    ]
+    style = base.layout(
+        "Step time by what it is spent on (% of the step)",
+        height=160 + 58 * len(names),
+        barmode="stack",
+        bargap=0.35,
+        xaxis=base.axis("share of the step (%)", range=[0, 101]),
+        yaxis=base.axis("", autorange="reversed"),
+    )
+    style["legend"]["traceorder"] = "normal"
+    return base.figure(traces, style)
+
+
+def _share(values: dict[str, float], part: str, candidate: CandidateResult) -> float:
+    return round(100.0 * values.get(part, 0.0) / candidate.step_time_s, 4)
+
+
+def step_breakdown_table(result: StudyResult) -> Table:
+    """Seconds and share of every part."""
+    parts = [parts_of(candidate) for candidate in result.candidates]
+    order = base.union(parts)
+    rows = []
+    for name, candidate, values in zip(text.labels(result.candidates), result.candidates, parts, strict=True):
+        cells = [_cell(values.get(part, 0.0), candidate.step_time_s) for part in order]
+        rows.append([name, text.duration(candidate.step_time_s), *cells])
+    columns = ["candidate", "step", *(text.human(part) for part in order)]
+    caption = "Seconds of each part and its share of the step."
+    return Table(columns, rows, caption, frozenset(range(1, len(columns))))
+
+
+def _cell(seconds: float, step_s: float) -> str:
+    return f"{text.duration(seconds)} ({text.percent(seconds / step_s)})" if seconds else text.NONE
+
+
+def step_breakdown_alt(result: StudyResult) -> str:
+    """The largest parts of each candidate in words."""
+    sentences = []
+    for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True):
+        largest = sorted(parts_of(candidate).items(), key=lambda item: -item[1])[:3]
+        words = ", ".join(
+            f"{text.human(part)} {text.percent(s / candidate.step_time_s)}" for part, s in largest
+        )
+        sentences.append(f"{name}: {words}")
+    return f"Stacked bars of the step time. {'; '.join(sentences)}."

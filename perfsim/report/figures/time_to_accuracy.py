@@ -1,0 +1,189 @@
+"""Time to the target against global batch: a small batch takes many steps, a large one wastes tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import plotly.graph_objects as go
+
+from perfsim.report import text
+from perfsim.report.figures import base
+from perfsim.report.tables import Table
+from perfsim.study.result import BatchPoint, CandidateResult, StudyResult
+
+
+def time_to_accuracy(result: StudyResult) -> go.Figure:
+    """One curve with its band per candidate, the best batch starred, the critical batch as a line."""
+    unit, scale = _unit(result)
+    names = text.labels(result.candidates)
+    traces: list[Any] = []
+    for index, (name, candidate) in enumerate(zip(names, result.candidates, strict=True)):
+        traces += _curve(name, candidate, index, unit, scale)
+    style = base.layout(
+        f"Time to the target ({unit}) by global batch (tokens)",
+        height=500,
+        xaxis=base.axis("global batch (tokens)", type="log", exponentformat="SI", dtick="D2"),
+        yaxis=base.axis(f"time to the target ({unit})", type="log", exponentformat="none", dtick="D2"),
+        shapes=_critical_shapes(result),
+        annotations=_critical_note(result),
+    )
+    return base.figure(traces, style)
+
+
+def _unit(result: StudyResult) -> tuple[str, float]:
+    return text.time_unit(candidate.time_to_accuracy_s for candidate in result.candidates)
+
+
+def _curve(name: str, candidate: CandidateResult, index: int, unit: str, scale: float) -> list[Any]:
+    points = sorted(candidate.batch_curve, key=lambda point: point.batch_tokens)
+    look = base.series_style(index)
+    tokens = [point.batch_tokens for point in points]
+    line = go.Scatter(
+        x=tokens,
+        y=[_round(point.time_to_accuracy_s / scale) for point in points],
+        name=base.esc(name),
+        legendgroup=name,
+        mode="lines+markers",
+        line={"color": look["color"], "dash": look["dash"], "width": 2},
+        marker={"symbol": look["symbol"], "size": 6},
+        customdata=[_hover(point, unit, scale) for point in points],
+        hovertemplate="<b>%{fullData.name}</b><br>%{customdata}<extra></extra>",
+    )
+    return [
+        *_band(points, name, look["color"], scale),
+        line,
+        *_star(points, candidate, name, look, unit, scale),
+    ]
+
+
+def _band(points: list[BatchPoint], name: str, colour: str, scale: float) -> list[Any]:
+    hidden = {
+        "mode": "lines",
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "legendgroup": name,
+    }
+    tokens = [point.batch_tokens for point in points]
+    low = [_round(point.time_to_accuracy_band_s[0] / scale) for point in points]
+    high = [_round(point.time_to_accuracy_band_s[1] / scale) for point in points]
+    fill = {"fill": "tonexty", "fillcolor": base.translucent(colour)}
+    return [go.Scatter(x=tokens, y=low, **hidden), go.Scatter(x=tokens, y=high, **hidden, **fill)]
+
+
+def _star(
+    points: list[BatchPoint],
+    candidate: CandidateResult,
+    name: str,
+    look: dict[str, Any],
+    unit: str,
+    scale: float,
+) -> list[Any]:
+    best = [point for point in points if point.global_batch_size == candidate.global_batch_size][:1]
+    return [
+        go.Scatter(
+            x=[point.batch_tokens],
+            y=[_round(point.time_to_accuracy_s / scale)],
+            mode="markers",
+            marker={
+                "symbol": "star",
+                "size": 17,
+                "color": look["color"],
+                "line": {"width": 1, "color": "#FFFFFF"},
+            },
+            legendgroup=name,
+            showlegend=False,
+            customdata=[_hover(point, unit, scale)],
+            hovertemplate=f"<b>{base.esc(name)}</b>: best batch<br>%{{customdata}}<extra></extra>",
+        )
+        for point in best
+    ]
+
+
+def _hover(point: BatchPoint, unit: str, scale: float) -> str:
+    low, high = (text.number(end / scale) for end in point.time_to_accuracy_band_s)
+    lines = [
+        f"{text.integer(point.global_batch_size)} sequences, {text.large(point.batch_tokens)} tokens",
+        f"{text.number(point.time_to_accuracy_s / scale)} {unit} (band {low}{text.NONE}{high})",
+        f"{text.integer(point.steps)} steps of {text.duration(point.step_time_s)}",
+        text.layout_long(point.layout),
+    ]
+    return "<br>".join(base.esc(line) for line in lines if line)
+
+
+def _critical_shapes(result: StudyResult) -> list[dict[str, Any]]:
+    low, high = result.critical_batch_band_tokens
+    common: dict[str, Any] = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
+    band = {
+        "type": "rect",
+        "x0": low,
+        "x1": high,
+        "fillcolor": "rgba(128,128,128,0.15)",
+        "line": {"width": 0},
+    }
+    at = result.critical_batch_tokens
+    line = {"type": "line", "x0": at, "x1": at, "line": {"width": 2, "dash": "dash", "color": base.GREY}}
+    return [common | band, common | line]
+
+
+def _critical_note(result: StudyResult) -> list[dict[str, Any]]:
+    if not result.critical_batch_tokens > 0:
+        return []
+    return [
+        {
+            "x": math.log10(result.critical_batch_tokens),
+            "xref": "x",
+            "y": 1,
+            "yref": "paper",
+            "yanchor": "top",
+            "xanchor": "right",
+            "showarrow": False,
+            "align": "right",
+            "text": f"critical batch<br>{text.large(result.critical_batch_tokens)} ",
+        }
+    ]
+
+
+def time_to_accuracy_table(result: StudyResult) -> Table:
+    """Every point of every curve."""
+    rows: list[list[str]] = []
+    best: set[tuple[int, int]] = set()
+    for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True):
+        for point in candidate.batch_curve:
+            if point.global_batch_size == candidate.global_batch_size:
+                best.add((len(rows), 5))
+            rows.append([name, *_cells(point)])
+    columns = ("candidate", "batch (sequences)", "batch (tokens)", "step", "steps", "time", "band", "layout")
+    caption = "Time to the target at each batch; the best batch of each candidate is marked."
+    return Table(columns, rows, caption, frozenset(range(1, 7)), frozenset(best))
+
+
+def _cells(point: BatchPoint) -> list[str]:
+    return [
+        text.integer(point.global_batch_size),
+        text.large(point.batch_tokens),
+        text.duration(point.step_time_s),
+        text.integer(point.steps),
+        text.duration(point.time_to_accuracy_s),
+        text.duration_band(point.time_to_accuracy_band_s),
+        text.layout_long(point.layout),
+    ]
+
+
+def time_to_accuracy_alt(result: StudyResult) -> str:
+    """Each candidate's best point in words."""
+    best = "; ".join(
+        f"{name}: {text.duration(candidate.time_to_accuracy_s)} at a batch of "
+        f"{text.integer(candidate.global_batch_size)} sequences"
+        for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True)
+    )
+    critical = text.large(result.critical_batch_tokens)
+    return (
+        "Line chart of time to the target against global batch, both logarithmic. "
+        f"Critical batch {critical} tokens. {best}."
+    )
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -1,0 +1,139 @@
+"""The tasks of a step as a Gantt chart: one lane per stream, coloured by category.
+
+A browser draws some 10,000 bars in two seconds and takes seven for 50,000, so a page has a budget
+of bars. What exceeds it is cut at a moment in time, the same for all lanes: a picture that is
+complete up to a moment is true, one with bars missing here and there shows idle time that is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from perfsim.report import text
+from perfsim.report.figures import base
+from perfsim.report.tables import Table
+from perfsim.study.result import CandidateResult, TimelineBar
+
+MAX_BARS = 8000
+MAX_STEPS = 2
+_OUTLINED = 150
+"""Up to so many bars of a category have an outline; of thinner ones it would hide the colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutTimeline:
+    """The bars that are drawn, and how many of the candidate's bars are not."""
+
+    bars: tuple[TimelineBar, ...]
+    left_out: int
+
+    def note(self, trace_name: str | None) -> str:
+        """What is missing and where it stands, empty where nothing is."""
+        if not self.left_out:
+            return ""
+        until = text.duration(max((bar.start_s for bar in self.bars), default=0.0))
+        where = f"; the trace file {trace_name} has them all" if trace_name else ""
+        return f"{text.integer(self.left_out)} bars that start after {until} are left out{where}."
+
+
+def cut_timelines(candidates: Sequence[CandidateResult], budget: int = MAX_BARS) -> list[CutTimeline]:
+    """At most two steps of each candidate and `budget` bars of all, shared fairly."""
+    wanted = [_two_steps(candidate) for candidate in candidates]
+    shares = _fair_shares([len(bars) for bars in wanted], budget)
+    return [
+        CutTimeline(bars[:share], len(candidate.timeline) - len(bars[:share]))
+        for candidate, bars, share in zip(candidates, wanted, shares, strict=True)
+    ]
+
+
+def _two_steps(candidate: CandidateResult) -> tuple[TimelineBar, ...]:
+    start = min((bar.start_s for bar in candidate.timeline), default=0.0)
+    end = start + MAX_STEPS * candidate.step_time_s * (1 + 1e-9)
+    kept = [bar for bar in candidate.timeline if bar.start_s < end]
+    return tuple(sorted(kept, key=lambda bar: (bar.start_s, bar.end_s)))
+
+
+def _fair_shares(counts: Sequence[int], budget: int) -> list[int]:
+    """Max-min fair: who needs little gets it, the others share the rest."""
+    shares = [0] * len(counts)
+    left = budget
+    order = sorted(range(len(counts)), key=lambda i: counts[i])
+    for done, i in enumerate(order):
+        shares[i] = min(counts[i], left // (len(counts) - done))
+        left -= shares[i]
+    return shares
+
+
+def timeline(candidate: CandidateResult, bars: Sequence[TimelineBar]) -> go.Figure:
+    """One lane per stream in the order given by the candidate, time from left to right."""
+    unit, scale = text.time_unit([max((bar.end_s for bar in bars), default=1.0)])
+    lanes = list(dict.fromkeys(bar.lane for bar in candidate.timeline))
+    kept = {bar.lane for bar in bars}
+    lanes = [lane for lane in lanes if lane in kept]
+    categories = list(dict.fromkeys(bar.category for bar in bars))
+    styles = base.part_styles(categories)
+    traces = [
+        _bars([bar for bar in bars if bar.category == category], category, styles[category], unit, scale)
+        for category in categories
+    ]
+    style = base.layout(
+        f"What each stream does, by time ({unit})",
+        height=150 + 24 * len(lanes),
+        barmode="overlay",
+        bargap=0.2,
+        dragmode="zoom",
+        xaxis=base.axis(f"time since the step began ({unit})", fixedrange=False, rangemode="tozero"),
+        yaxis=base.axis(
+            "", categoryorder="array", categoryarray=[base.esc(n) for n in lanes], autorange="reversed"
+        ),
+    )
+    style["legend"]["traceorder"] = "normal"
+    return base.figure(traces, style)
+
+
+def _bars(bars: Sequence[TimelineBar], category: str, marker: dict[str, Any], unit: str, scale: float) -> Any:
+    edge = {"width": 0.5 if len(bars) <= _OUTLINED else 0, "color": "rgba(60,60,60,0.45)"}
+    flat = {"color": marker["color"], "line": edge}
+    if "pattern" in marker:
+        flat["pattern"] = marker["pattern"]
+    return go.Bar(
+        orientation="h",
+        name=base.esc(text.human(category)),
+        y=[base.esc(bar.lane) for bar in bars],
+        base=[_round(bar.start_s / scale) for bar in bars],
+        x=[_round((bar.end_s - bar.start_s) / scale) for bar in bars],
+        marker=flat,
+        customdata=[base.esc(_what(bar)) for bar in bars],
+        hovertemplate=f"<b>%{{customdata}}</b><br>from %{{base}} {unit}, takes %{{x}} {unit}<extra></extra>",
+    )
+
+
+def _what(bar: TimelineBar) -> str:
+    return bar.name if bar.microbatch < 0 else f"{bar.name}, microbatch {bar.microbatch}"
+
+
+def _round(value: float) -> float:
+    return round(value, 5)
+
+
+def timeline_table(candidate: CandidateResult) -> Table:
+    """Busy seconds by lane and category, over all bars and not only the drawn ones."""
+    busy: dict[tuple[str, str], list[float]] = {}
+    for bar in candidate.timeline:
+        busy.setdefault((bar.lane, bar.category), []).append(bar.end_s - bar.start_s)
+    rows = [
+        [lane, text.human(category), text.integer(len(spans)), text.duration(sum(spans))]
+        for (lane, category), spans in busy.items()
+    ]
+    caption = "Bars and busy time by stream; a bar may stand for a run of like tasks."
+    return Table(("stream", "category", "bars", "busy"), rows, caption, frozenset({2, 3}))
+
+
+def timeline_alt(candidate: CandidateResult, label: str) -> str:
+    """How many streams there are and how busy the computing ones are, in words."""
+    lanes = len({bar.lane for bar in candidate.timeline})
+    return f"Gantt chart of {label}: {lanes} streams over a step of {text.duration(candidate.step_time_s)}."

@@ -1,0 +1,99 @@
+"""A page: one HTML file that needs no network, no server and no other file.
+
+`write_page` makes any page of sections (a study, a sweep, a validation); `write_report` makes the
+page of a study. The same input gives the same bytes: ids are fixed and nothing carries the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import plotly.graph_objects as go
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from perfsim.report.sections import Card, Head, Section
+from perfsim.report.study_page import study_page
+from perfsim.study.result import StudyResult
+
+__all__ = ["Card", "Head", "Section", "render_page", "write_page", "write_report"]
+
+PLOT_CONFIG = {
+    "responsive": True,
+    "displaylogo": False,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+}
+
+
+def write_page(title: str, sections: Sequence[Section], out_path: Path, *, head: Head | None = None) -> Path:
+    """Write one self-contained page; all text is escaped. Makes the directory where it is missing."""
+    page = render_page(title, sections, head=head)
+    out_path.parent.mkdir(parents=True, exist_ok=True)
+    out_path.write_bytes(page.encode("utf-8"))
+    return out_path
+
+
+def render_page(title: str, sections: Sequence[Section], *, head: Head | None = None) -> str:
+    """The page as text; ids that would stand twice are refused with ValueError."""
+    anchors = [section.anchor for section in sections]
+    twice = sorted({anchor for anchor in anchors if anchors.count(anchor) > 1})
+    if twice:
+        raise ValueError(f"sections share an id: {', '.join(twice)}; give each its own slug")
+    head = head or Head()
+    has_plots = any(section.figure is not None for section in sections)
+    return _template().render(
+        title=title,
+        subtitle=head.subtitle,
+        verdict=head.verdict,
+        cards=head.cards,
+        cards_note=head.cards_note,
+        footer=head.footer,
+        sections=[_view(section) for section in sections],
+        plotly_js=Markup(get_plotlyjs()) if has_plots else "",  # noqa: S704  # Plotly's own source
+    )
+
+
+def write_report(result: StudyResult, out_dir: Path, *, trace_name: str | None) -> Path:
+    """Write `index.html`, the page of a study; `trace_name` is the trace file beside it."""
+    title, sections, head = study_page(result, trace_name=trace_name)
+    return write_page(title, sections, out_dir / "index.html", head=head)
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("perfsim.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    return environment.get_template("page.html.j2")
+
+
+def _view(section: Section) -> dict[str, Any]:
+    """What the template reads of a section."""
+    names = ("heading", "lead", "html", "table", "alt", "note", "level", "anchor")
+    view = {name: getattr(section, name) for name in names}
+    view["plot"], view["height"] = "", 0
+    if section.figure is not None:
+        view["plot"] = _plot(section.figure, f"figure-{section.anchor}")
+        view["height"] = section.figure.layout.height or 450
+    return view
+
+
+def _plot(figure: go.Figure, div_id: str) -> Markup:
+    """The figure's div and script; Plotly escapes `<`, `>` and `/` in its JSON."""
+    height = f"{figure.layout.height or 450}px"
+    text = figure.to_html(
+        full_html=False,
+        include_plotlyjs=False,
+        div_id=div_id,
+        config=PLOT_CONFIG,
+        default_width="100%",
+        default_height=height,
+    )
+    return Markup(text)  # noqa: S704

@@ -1,0 +1,101 @@
+"""The verdict in figures: candidates against each other, and how many times as long each takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from perfsim.report import text
+from perfsim.report.tables import Table
+from perfsim.study.result import CandidateResult, StudyResult
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One candidate's time to the target, and its ratio to the soonest candidate's."""
+
+    name: str
+    time_s: float
+    band_s: tuple[float, float]
+    ratio: float
+    band: tuple[float, float]
+    is_first: bool
+
+
+def ratios_to_first(result: StudyResult) -> list[Ratio]:
+    """All candidates, soonest first.
+
+    The band of a ratio pairs low end with low end and high with high: the law of convergence and its
+    constants are the same for both, so the ends do not move independently.
+    """
+    pairs = list(zip(text.labels(result.candidates), result.candidates, strict=True))
+    ranked = sorted(pairs, key=lambda pair: (math.isnan(_time(pair[1])), _time(pair[1])))
+    return [_ratio(name, candidate, ranked[0][1]) for name, candidate in ranked]
+
+
+def _time(candidate: CandidateResult) -> float:
+    return candidate.time_to_accuracy_s
+
+
+def _ratio(name: str, candidate: CandidateResult, first: CandidateResult) -> Ratio:
+    middle = _time(candidate) / _time(first)
+    ends = [
+        a / b for a, b in zip(candidate.time_to_accuracy_band_s, first.time_to_accuracy_band_s, strict=True)
+    ]
+    band = (min(*ends, middle), max(*ends, middle))
+    return Ratio(name, _time(candidate), candidate.time_to_accuracy_band_s, middle, band, candidate is first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    """A row of the verdict table; `value` is what `best` chooses by, None where nothing is best."""
+
+    name: str
+    cell: Callable[[CandidateResult], str]
+    value: Callable[[CandidateResult], float] | None = None
+    best: Callable[[Sequence[float]], float] = max
+
+
+_METRICS = (
+    _Metric("time to the target", lambda c: text.duration(c.time_to_accuracy_s), _time, min),
+    _Metric("its band", lambda c: text.duration_band(c.time_to_accuracy_band_s)),
+    _Metric("steps", lambda c: text.integer(c.steps)),
+    _Metric("global batch, sequences", lambda c: text.integer(c.global_batch_size)),
+    _Metric("step", lambda c: text.duration(c.step_time_s)),
+    _Metric("tokens/s", lambda c: text.integer(c.tokens_per_s), lambda c: c.tokens_per_s),
+    _Metric("tokens/s per device", lambda c: text.integer(c.tokens_per_s / max(c.num_devices, 1))),
+    _Metric("MFU", lambda c: text.percent(c.mfu), lambda c: c.mfu),
+    _Metric("HFU", lambda c: text.percent(c.hfu)),
+    _Metric("bubble", lambda c: text.percent(c.bubble_fraction)),
+    _Metric("exposed communication", lambda c: text.percent(c.exposed_communication_fraction)),
+    _Metric("peak memory", lambda c: f"{text.peak_memory(c)} ({text.percent(text.memory_share(c), 0)})"),
+    _Metric("layout", lambda c: text.layout_long(c.layout)),
+    _Metric("notes", lambda c: "; ".join(c.notes) or text.NONE),
+)
+
+
+def verdict_table(result: StudyResult) -> Table:
+    """One column per candidate in the order asked, one row per metric; best time, rate, MFU marked."""
+    candidates = result.candidates
+    rows = [[metric.name, *(metric.cell(candidate) for candidate in candidates)] for metric in _METRICS]
+    if not any(candidate.notes for candidate in candidates):
+        rows.pop()
+    caption = (
+        "MFU counts the model's FLOPs, HFU also those of recomputation. Memory is that of one device, with its "
+        "share of the capacity. A star marks the best."
+    )
+    columns = ["", *text.labels(candidates)]
+    return Table(columns, rows, caption, frozenset(range(1, len(columns))), _best(candidates))
+
+
+def _best(candidates: Sequence[CandidateResult]) -> frozenset[tuple[int, int]]:
+    marked = set()
+    for row, metric in enumerate(_METRICS):
+        if metric.value is None or len(candidates) < 2:
+            continue
+        values = [metric.value(candidate) for candidate in candidates]
+        finite = [value for value in values if math.isfinite(value)]
+        best = metric.best(finite) if finite else math.nan
+        marked |= {(row, column) for column, value in enumerate(values, start=1) if value == best}
+    return frozenset(marked)

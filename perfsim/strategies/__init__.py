@@ -1,0 +1,49 @@
+"""Ways to train on many devices. One file each; the registry below is the one line to add."""
+
+from __future__ import annotations
+
+import difflib
+from importlib.metadata import entry_points
+
+from perfsim.errors import InputError, Problem
+from perfsim.strategies.plan import Duration, Plan, Strategy
+from perfsim.strategies.three_d import ThreeD
+from perfsim.strategies.weight_streaming import WeightStreaming
+
+__all__ = ["STRATEGIES", "Duration", "Plan", "Strategy", "strategy", "strategy_names"]
+
+STRATEGIES: dict[str, Strategy] = {
+    each.name: each
+    for each in (
+        ThreeD(),
+        ThreeD("data", ("data",), "data parallelism alone: every device holds the model"),
+        ThreeD("tensor", ("tensor",), "tensor parallelism alone: every layer is cut over all devices"),
+        ThreeD("pipeline", ("pipeline",), "pipeline parallelism alone: layers are dealt over all devices"),
+        WeightStreaming(),
+    )
+}
+
+ENTRY_POINTS = "perfsim.strategies"
+
+
+def strategy_names() -> list[str]:
+    """Every strategy, those of installed plug-ins included."""
+    return sorted({*STRATEGIES, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+
+
+def strategy(name: str) -> Strategy:
+    """The strategy called `name`; InputError names the nearest."""
+    if name in STRATEGIES:
+        return STRATEGIES[name]
+    for point in entry_points(group=ENTRY_POINTS, name=name):
+        found: Strategy = point.load()()
+        return found
+    nearest = difflib.get_close_matches(name, strategy_names(), 1)
+    raise InputError(
+        [
+            Problem(
+                f"unknown strategy {name!r}; known: {', '.join(strategy_names())}",
+                help=f"did you mean {nearest[0]!r}?" if nearest else "",
+            )
+        ]
+    )

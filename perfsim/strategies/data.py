@@ -1,0 +1,82 @@
+"""Data parallelism: reducing gradients among replicas, and the optimizer behind it.
+
+ZeRO 1 [1910.02054] reduce-scatters gradients, updates its shard and all-gathers parameters; without
+it gradients are all-reduced and every replica updates everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfsim.costs.memory import main_grad_bytes, state_bytes
+from perfsim.graph import Kind, RankGroup, TensorClass, Work
+from perfsim.transformer import HALF, elementwise
+from perfsim.workload import TrainingRecipe
+
+DATA_STREAM = "nccl-data"
+OPTIMIZER_LAUNCHES = 24
+"""Fused multi-tensor kernels of an optimizer step: unscale, norm, clip, update, copy, zero."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The data-parallel group of one rank, and the parameters that it holds."""
+
+    recipe: TrainingRecipe
+    ranks: RankGroup
+    device: str
+    num_parameters: float
+    zero_stage: int
+
+    @property
+    def stream(self) -> str:
+        return f"{self.device}/{DATA_STREAM}"
+
+    @property
+    def size(self) -> int:
+        return self.ranks.size
+
+    def reduce_work(self, num_parameters: float) -> Work:
+        """Reduction of the gradients of some parameters over the replicas."""
+        op = "all_reduce" if self.zero_stage == 0 else "reduce_scatter"
+        return self._collective(op, num_parameters * main_grad_bytes(self.recipe), "gradients")
+
+    def gather_work(self) -> Work:
+        """ZeRO 1 and 2: every replica fetches the parameters that the others have updated."""
+        return self._collective("all_gather", self.num_parameters * HALF, "parameters")
+
+    def _collective(self, op: str, n_bytes: float, what: str) -> Work:
+        return Work(
+            name=f"data.{op}",
+            kind=Kind.COMM_COLL,
+            op=op,
+            category="data_communication",
+            comm_bytes=n_bytes,
+            group=self.ranks,
+            writes=(TensorClass(what, n_bytes),),
+        )
+
+    def optimizer_work(self) -> Work:
+        """Unscale, norm, clip, update and zero of the parameters this rank updates: bytes only."""
+        shard = self.num_parameters / (self.size if self.zero_stage else 1)
+        kernel = elementwise("optimizer", shard * optimizer_bytes(self.recipe), launches=OPTIMIZER_LAUNCHES)
+        return Work(
+            name="optimizer",
+            kind=Kind.COMP,
+            op="optimizer",
+            category="optimizer",
+            kernels=(kernel,),
+            writes=(TensorClass("parameters", shard * HALF),),
+        )
+
+
+def optimizer_bytes(recipe: TrainingRecipe) -> float:
+    """Bytes that an optimizer step reads and writes a parameter.
+
+    Read gradient and states, write states and the half-precision copy; beside that the gradient is
+    unscaled (read, write), its norm taken (read), clipped (read, write) and zeroed (write).
+    """
+    grad = main_grad_bytes(recipe)
+    states = state_bytes(recipe).optimizer
+    update = grad + 2 * states + HALF
+    return update + 6 * grad

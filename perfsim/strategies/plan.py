@@ -1,0 +1,62 @@
+"""What a strategy promises, and the plan that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from perfsim.costs.memory import MemoryUse
+from perfsim.graph import GraphBuilder, Work
+from perfsim.hardware import SystemSpec
+from perfsim.topology import Topology
+from perfsim.workload import Job, ParallelLayout
+
+Duration = Callable[[Work], float]
+"""Seconds of a class of work on an idle system."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A layout that was checked against the job and the system: ready to be written as a graph."""
+
+    strategy: str
+    job: Job
+    topology: Topology
+    layout: ParallelLayout
+    num_microbatches: int
+    memory: tuple[MemoryUse, ...]
+    """One entry a pipeline stage, or one for a wafer and one for MemoryX."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def system(self) -> SystemSpec:
+        return self.topology.system
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Most bytes that any computing device holds."""
+        return max(use.total_bytes for use in self.memory if use.on_device)
+
+
+class Strategy(Protocol):
+    """One way to train on many devices: one file, these functions, and one line in the registry."""
+
+    name: str
+    system_kind: str
+    """The kind of system it runs on: `gpu-cluster` or `wafer-cluster`."""
+    summary: str
+
+    def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
+        """Every legal layout, for the planner to screen."""
+
+    def plan(
+        self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
+    ) -> Plan:
+        """Check one layout; LayoutError or MemoryCapacityError list every reason at once."""
+
+    def emit(self, plan: Plan, builder: GraphBuilder) -> None:
+        """Write one optimizer step (or two, where the second shows the steady state)."""
+
+    def estimate_s(self, plan: Plan, duration: Duration) -> float:
+        """A closed form for the step time, on the same work classes, for screening."""

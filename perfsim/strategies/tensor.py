@@ -1,0 +1,142 @@
+"""Tensor parallelism: the work of one layer on one rank, and its collectives.
+
+[1909.08053] Linear layers are cut by output columns, then by rows; each block ends in an all-reduce
+over the tensor group, forward and backward. With sequence parallelism [2205.05198] the all-reduce is
+a reduce-scatter and an all-gather of the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from perfsim import transformer
+from perfsim.graph import Kind, RankGroup, Template, TensorClass, Work
+from perfsim.transformer import Kernel, LayerSlice
+
+COMPUTE = "compute"
+TENSOR_STREAM = "nccl-tensor"
+
+
+@dataclass(frozen=True)
+class LayerWorks:
+    """Compute of one layer, block by block, for one micro-batch on one rank."""
+
+    attention_forward: Work
+    mlp_forward: Work
+    attention_recompute: Work | None
+    mlp_recompute: Work | None
+    mlp_backward: Work
+    attention_backward: Work
+
+
+def compute_work(
+    name: str, category: str, kernels: tuple[Kernel, ...], writes: tuple[TensorClass, ...]
+) -> Work:
+    """A class of compute tasks on one rank."""
+    return Work(name, Kind.COMP, name, category, kernels=kernels, writes=writes)
+
+
+@lru_cache(maxsize=512)
+def layer_works(part: LayerSlice, recompute: str) -> LayerWorks:
+    """The compute of one layer under a recompute mode.
+
+    full: both blocks run forward again before their backward; selective: only the attention core.
+    """
+    hidden = TensorClass("hidden", part.activation_bytes)
+    saved = TensorClass("saved", transformer.layer_activation_bytes(part, recompute))
+    attention = transformer.attention_forward(part)
+    mlp = (*transformer.mlp_forward(part), *transformer.mlp_residual(part))
+    attention_again: tuple[Kernel, ...] = ()
+    if recompute == "selective":
+        attention_again = transformer.attention_core(part)
+    elif recompute == "full":
+        attention_again = attention
+    return LayerWorks(
+        attention_forward=compute_work("attention.forward", "forward", attention, (hidden,)),
+        mlp_forward=compute_work("mlp.forward", "forward", mlp, (hidden, saved)),
+        attention_recompute=compute_work("attention.recompute", "recompute", attention_again, (hidden,))
+        if attention_again
+        else None,
+        mlp_recompute=compute_work("mlp.recompute", "recompute", mlp, (hidden,))
+        if recompute == "full"
+        else None,
+        mlp_backward=compute_work("mlp.backward", "backward", transformer.mlp_backward(part), (hidden,)),
+        attention_backward=compute_work(
+            "attention.backward", "backward", transformer.attention_backward(part), (hidden,)
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """The tensor-parallel peers of one stage, as one of them sees them."""
+
+    part: LayerSlice
+    ranks: RankGroup
+    device: str
+
+    @property
+    def compute(self) -> str:
+        return f"{self.device}/{COMPUTE}"
+
+    def all_reduce(self, template: Template, tensor: int, n_bytes: float | None = None) -> int:
+        """Sum a hidden activation over the group; nothing where the group has one rank."""
+        if self.ranks.size == 1:
+            return tensor
+        names = ("reduce_scatter", "all_gather") if self.part.sequence_parallel else ("all_reduce",)
+        for name in names:
+            tensor = template.task(self._work(name, n_bytes), self._stream, [tensor]).tensor
+        return tensor
+
+    def all_gather(self, template: Template, tensor: int) -> int:
+        """Put a hidden activation together that arrived cut over the group."""
+        if self.ranks.size == 1:
+            return tensor
+        return template.task(self._work("all_gather", None), self._stream, [tensor]).tensor
+
+    @property
+    def _stream(self) -> str:
+        return f"{self.device}/{TENSOR_STREAM}"
+
+    def _work(self, op: str, n_bytes: float | None) -> Work:
+        n_bytes = self.part.activation_bytes if n_bytes is None else n_bytes
+        return Work(
+            name=f"tensor.{op}",
+            kind=Kind.COMM_COLL,
+            op=op,
+            category="tensor_communication",
+            comm_bytes=n_bytes,
+            group=self.ranks,
+            writes=(TensorClass("hidden", self.part.activation_bytes),),
+        )
+
+
+def emit_layer_forward(
+    template: Template, group: TensorGroup, recompute: str, hidden: int
+) -> tuple[int, int]:
+    """One layer forward; returns its output and what it keeps for the backward."""
+    works = layer_works(group.part, recompute)
+    attention = template.task(works.attention_forward, group.compute, [hidden]).tensor
+    attention = group.all_reduce(template, attention)
+    mlp = template.task(works.mlp_forward, group.compute, [attention, hidden]).tensor
+    return group.all_reduce(template, mlp), mlp + 1
+
+
+def emit_layer_backward(
+    template: Template, group: TensorGroup, recompute: str, gradient: int, saved: int
+) -> int:
+    """One layer backward, made again first where the recompute mode says so; returns its input's gradient."""
+    works = layer_works(group.part, recompute)
+    reads = [gradient, saved]
+    if works.attention_recompute is not None:
+        again = template.task(works.attention_recompute, group.compute, [saved, gradient]).tensor
+        if works.mlp_recompute is not None:
+            again = group.all_reduce(template, again)
+            again = template.task(works.mlp_recompute, group.compute, [again]).tensor
+            again = group.all_reduce(template, again)
+        reads.append(again)
+    mlp = template.task(works.mlp_backward, group.compute, reads).tensor
+    mlp = group.all_reduce(template, mlp)
+    attention = template.task(works.attention_backward, group.compute, [mlp, saved]).tensor
+    return group.all_reduce(template, attention)

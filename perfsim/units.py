@@ -1,0 +1,273 @@
+"""Quantities: strings with a unit at the edge, floats in SI inside.
+
+GB is 1e9 bytes and GiB is 2**30, b is a bit and B a byte. A number without a unit is refused in
+YAML, because a reader could not tell what it counts; Python code passes SI floats.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ValidationInfo, WithJsonSchema
+from pydantic_core import PydanticCustomError
+from quantiphy import InvalidNumber, Quantity
+
+from perfsim.errors import Problem, UnitError
+
+Dimension = Literal["bytes", "bytes_per_s", "flop_per_s", "seconds", "watts", "hertz"]
+
+YAML_CONTEXT = {"yaml": True}
+"""Validation context of values that a person wrote: bare numbers are refused."""
+
+_PREFIXES = {18: "E", 15: "P", 12: "T", 9: "G", 6: "M", 3: "k", 0: "", -3: "m", -6: "u", -9: "n", -12: "p"}
+_BINARY_PREFIXES = {10: "Ki", 20: "Mi", 30: "Gi", 40: "Ti", 50: "Pi"}
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(.*?)\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """How one dimension is written."""
+
+    meaning: str
+    symbols: Mapping[str, float]
+    """Unit without a prefix to its size in SI; the first is the one that perfsim writes."""
+    usual: str
+    """What a bare number was most likely meant in."""
+    exponents: tuple[int, int]
+    """Smallest and largest power of ten written as a prefix."""
+    unprefixed: Mapping[str, float] = field(default_factory=dict)
+    """Units that take no prefix."""
+    binary: bool = False
+    positive: bool = False
+    """Zero makes no sense: something would take forever."""
+
+    @property
+    def symbol(self) -> str:
+        return next(iter(self.symbols))
+
+
+_UNITS: dict[Dimension, _Units] = {
+    "bytes": _Units(
+        meaning="a number of bytes",
+        symbols={"B": 1.0, "b": 0.125, "bit": 0.125},
+        usual="GB",
+        exponents=(0, 18),
+        binary=True,
+    ),
+    "bytes_per_s": _Units(
+        meaning="bytes a second",
+        symbols={"B/s": 1.0, "b/s": 0.125, "bit/s": 0.125, "Bps": 1.0, "bps": 0.125},
+        usual="GB/s",
+        exponents=(0, 18),
+        binary=True,
+        positive=True,
+    ),
+    "flop_per_s": _Units(
+        meaning="floating-point operations a second",
+        symbols={"FLOP/s": 1.0, "FLOPS": 1.0},
+        usual="TFLOP/s",
+        exponents=(0, 18),
+        positive=True,
+    ),
+    "seconds": _Units(
+        meaning="a time",
+        symbols={"s": 1.0},
+        usual="us",
+        exponents=(-12, 0),
+        unprefixed={"min": 60.0, "h": 3600.0, "d": 86400.0},
+    ),
+    "watts": _Units(meaning="a power", symbols={"W": 1.0}, usual="W", exponents=(-3, 9)),
+    "hertz": _Units(
+        meaning="a frequency", symbols={"Hz": 1.0}, usual="GHz", exponents=(0, 12), positive=True
+    ),
+}
+
+
+def accepted_units(dimension: Dimension) -> list[str]:
+    """Every unit that `parse_quantity` takes for `dimension`, in the order of their size."""
+    units = _UNITS[dimension]
+    low, high = units.exponents
+    prefixes = [_PREFIXES[exponent] for exponent in sorted(_PREFIXES) if low <= exponent <= high]
+    if units.binary:
+        prefixes += _BINARY_PREFIXES.values()
+    return [prefix + symbol for symbol in units.symbols for prefix in prefixes] + list(units.unprefixed)
+
+
+def parse_quantity(text: str, dimension: Dimension) -> float:
+    """Turn "1.2 Tb/s" into 1.5e11: the value in SI (bytes, bytes/s, FLOP/s, s, W, Hz).
+
+    Raises UnitError where the unit is missing, unknown or of another dimension, and where the
+    value is negative, not finite, or zero for a rate; the error names the nearest mend.
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise _refusal(f"{text!r} is not a quantity: a number and a unit", dimension)
+    number, unit = match.groups()
+    if not unit:
+        raise bare_number(float(number), dimension)
+    value = _value_in(number, unit, dimension)
+    if value is None:
+        raise _wrong_unit(text, number, unit, dimension)
+    return _checked(value, text, dimension)
+
+
+def bare_number(number: float, dimension: Dimension) -> UnitError:
+    """The refusal of a number without a unit, with what it was most likely meant to be."""
+    meant = f"{number:g} {_UNITS[dimension].usual}"
+    if abs(number) >= 1e6 and math.isfinite(number):
+        meant = format_quantity(abs(number), dimension)
+    return _refusal(f"{number:g} has no unit; {_UNITS[dimension].meaning} is expected", dimension, meant)
+
+
+def format_quantity(value: float, dimension: Dimension, precision: int | None = 6) -> str:
+    """Write an SI value for people: 2.039e12 bytes/s becomes "2.039 TB/s".
+
+    `precision` counts significant digits; None writes every digit, so that `parse_quantity` gives
+    the same float back. Whole multiples of 2**20 bytes that are no round decimal number are
+    written in MiB, GiB, ...
+    """
+    units = _UNITS[dimension]
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g} {units.symbol}"
+    if dimension == "bytes" and (binary := _binary_text(value)):
+        return binary
+    if precision is not None and (duration := _long_duration(value, dimension, precision)):
+        return duration
+    low, high = units.exponents
+    exponent = min(max(3 * math.floor(math.log10(abs(value)) / 3), low), high)
+    scaled = Decimal(repr(float(value))).scaleb(-exponent)
+    return f"{_digits(scaled, precision)} {_PREFIXES[exponent]}{units.symbol}"
+
+
+def _value_in(number: str, unit: str, dimension: Dimension) -> float | None:
+    """The value in SI, or None where `unit` does not measure `dimension`."""
+    units = _UNITS[dimension]
+    if unit in units.unprefixed:
+        return float(number) * units.unprefixed[unit]
+    try:
+        quantity = Quantity(f"{number} {unit}", binary=True)
+    except InvalidNumber:
+        return None
+    factor = units.symbols.get(quantity.units)
+    return None if factor is None else float(quantity) * factor
+
+
+def _checked(value: float, text: str, dimension: Dimension) -> float:
+    if not math.isfinite(value):
+        raise _refusal(f"{text!r} is too large", dimension)
+    if value < 0:
+        raise _refusal(f"{text!r} is negative", dimension, text.strip().lstrip("-"))
+    if value == 0 and _UNITS[dimension].positive:
+        raise _refusal(f"{text!r} is zero: nothing would ever finish", dimension)
+    return value
+
+
+def _wrong_unit(text: str, number: str, unit: str, dimension: Dimension) -> UnitError:
+    expected = _UNITS[dimension].meaning
+    for other, units in _UNITS.items():
+        if other != dimension and _value_in(number, unit, other) is not None:
+            message = f"{text!r} is {units.meaning}; {expected} is expected"
+            return _refusal(message, dimension, f"{number} {_nearest_unit(unit, dimension)}")
+    message = f"{text!r} has an unknown unit {unit!r}; {expected} is expected"
+    return _refusal(message, dimension, f"{number} {_nearest_unit(unit, dimension)}")
+
+
+def _nearest_unit(unit: str, dimension: Dimension) -> str:
+    """The accepted unit most like `unit`; letters of the wrong case count as right."""
+    accepted = accepted_units(dimension)
+    folded = [name for name in accepted if name.casefold() == unit.casefold()]
+    if folded:
+        return folded[0]
+    base, _, _ = unit.partition("/")
+    for same in (lambda name: name.partition("/")[0] == base, lambda name: name.startswith(base)):
+        if rate := next(filter(same, accepted), None):
+            return rate
+    near = difflib.get_close_matches(unit, accepted, n=1, cutoff=0.5)
+    return near[0] if near else _UNITS[dimension].usual
+
+
+def _refusal(message: str, dimension: Dimension, meant: str = "") -> UnitError:
+    accepted = ", ".join(_short_list(dimension))
+    help_text = f"did you mean {meant!r}? " if meant else ""
+    return UnitError([Problem(message, help=f"{help_text}units: {accepted}")])
+
+
+def _short_list(dimension: Dimension) -> list[str]:
+    """The accepted units, with one prefix standing for all where there are many."""
+    units = _UNITS[dimension]
+    if not units.binary:
+        return [
+            name for name in accepted_units(dimension) if name.endswith((units.symbol, *units.unprefixed))
+        ]
+    per = units.symbol.removeprefix("B")
+    names = ["B", "kB", "MB", "GB", "TB", "PB", "KiB", "MiB", "GiB", "TiB"]
+    return [name + per for name in names] + [f"bits: Gb{per}, Tb{per}"]
+
+
+def _binary_text(value: float) -> str:
+    """Write 80 * 2**30 as "80 GiB"; nothing for a number that is round in decimal units."""
+    if value % 2**20 or value % 1e6 == 0 or value >= 2**60:
+        return ""
+    exponent = max(exponent for exponent in _BINARY_PREFIXES if value % 2**exponent == 0)
+    return f"{int(value) >> exponent} {_BINARY_PREFIXES[exponent]}B"
+
+
+def _long_duration(value: float, dimension: Dimension, precision: int) -> str:
+    """Hours and days where seconds would be hard to read."""
+    if dimension != "seconds" or value < 7200:
+        return ""
+    size, unit = (86400.0, "d") if value >= 172800 else (3600.0, "h")
+    return f"{_digits(Decimal(value / size), precision)} {unit}"
+
+
+def _digits(number: Decimal, precision: int | None) -> str:
+    if precision is not None:
+        number = Decimal(f"{number:.{precision}g}")
+    return f"{number.normalize():f}" if abs(number.adjusted()) < 25 else f"{number.normalize():e}"
+
+
+def _validate(value: Any, info: ValidationInfo, dimension: Dimension) -> float:
+    """Read a field: a quantity string always, a float only where Python code built the model."""
+    written = bool(info.context and info.context.get("yaml"))
+    try:
+        if isinstance(value, str):
+            return parse_quantity(value, dimension)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if written:
+                raise bare_number(value, dimension)
+            return _checked(float(value), repr(value), dimension)
+        raise _refusal(f"{value!r} is not a quantity", dimension)
+    except UnitError as error:
+        problem = error.problems[0]
+        context = {"message": problem.message, "help": problem.help}
+        raise PydanticCustomError("quantity", "{message}", context) from None
+
+
+def _field(dimension: Dimension) -> tuple[BeforeValidator, WithJsonSchema]:
+    """What makes a float field of a pydantic model accept quantities of `dimension`."""
+
+    def read(value: Any, info: ValidationInfo) -> float:
+        return _validate(value, info, dimension)
+
+    units = _UNITS[dimension]
+    schema = {
+        "type": "string",
+        "description": f"{units.meaning}, with its unit",
+        "examples": [f"10 {units.usual}"],
+    }
+    return BeforeValidator(read), WithJsonSchema(schema, mode="validation")
+
+
+Bytes = Annotated[float, *_field("bytes")]
+BytesPerSecond = Annotated[float, *_field("bytes_per_s")]
+FlopPerSecond = Annotated[float, *_field("flop_per_s")]
+Seconds = Annotated[float, *_field("seconds")]
+Watts = Annotated[float, *_field("watts")]
+Hertz = Annotated[float, *_field("hertz")]

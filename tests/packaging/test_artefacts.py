@@ -1,0 +1,81 @@
+"""Wheel, source distribution and editable install carry what they should, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+DATA_FOLDERS = ("hardware", "workloads", "studies")
+
+pytestmark = pytest.mark.slow
+
+
+def below(root: Path, pattern: str = "*") -> set[str]:
+    """Files under `root`, without caches, as the archive names them."""
+    found = (path for path in root.rglob(pattern) if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(root).as_posix() for path in found}
+
+
+def contents(wheel: Path) -> dict[str, int]:
+    """Name to checksum of each member, the list of members itself left out."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {
+            item.filename: item.CRC for item in archive.infolist() if not item.filename.endswith("RECORD")
+        }
+
+
+def test_the_wheel_holds_the_package_and_the_whole_catalogue_and_no_more(
+    wheel: Path, repository: Path
+) -> None:
+    expected = {f"perfsim/{name}" for name in below(repository / "perfsim")}
+    for folder in DATA_FOLDERS:
+        expected |= {f"perfsim/_data/{folder}/{name}" for name in below(repository / folder)}
+    held = {name for name in contents(wheel) if ".dist-info/" not in name}
+    assert held == expected
+    assert "perfsim/_data/studies/gpt3_20b.yaml" in held
+
+
+def test_the_wheel_holds_the_licence(wheel: Path) -> None:
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in contents(wheel))
+
+
+def test_a_wheel_built_from_the_source_distribution_equals_one_built_from_the_checkout(
+    wheel: Path, repository: Path, tmp_path: Path, must_run: Callable
+) -> None:
+    must_run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, repository)
+    (from_sdist,) = tmp_path.glob("*.whl")
+    assert contents(from_sdist) == contents(wheel)
+
+
+def test_the_source_distribution_holds_what_testing_needs(
+    repository: Path, tmp_path: Path, must_run: Callable
+) -> None:
+    must_run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, repository)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        held = {name.split("/", 1)[1] for name in archive.getnames()}
+    tests = {f"tests/{name}" for name in below(repository / "tests", "*.py")}
+    assert tests <= held
+    assert {"Makefile", "LICENSE", "README.md", "ARCHITECTURE.md", ".ci/run", "hatch_build.py"} <= held
+
+
+def test_an_editable_install_reads_the_checkout_and_exposes_only_the_package(
+    repository: Path, fresh_venv: Path, must_run: Callable
+) -> None:
+    python = fresh_venv / "bin" / "python"
+    must_run(python, "-m", "pip", "install", "--quiet", "--no-deps", "editables", "--editable", repository)
+    probe = (
+        "from importlib.util import find_spec\n"
+        "print(find_spec('perfsim').origin)\n"
+        "others = ('hardware', 'workloads', 'studies', 'tests', 'reports')\n"
+        "print([name for name in others if find_spec(name)])\n"
+    )
+    origin, others = must_run(python, "-c", probe).stdout.splitlines()
+    assert Path(origin) == repository / "perfsim" / "__init__.py"
+    assert others == "[]"
+    assert not (repository / "perfsim" / "_data").exists()

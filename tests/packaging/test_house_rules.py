@@ -1,0 +1,104 @@
+"""Rules of the house that no linter knows; each message says what to do."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+MOST_LINES_OF_A_FILE = 450
+MOST_LINES_OF_A_FUNCTION = 50
+
+SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "node_modules"}
+# Top folders of somebody's own machine; as parts, so that this file does not name them itself.
+MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:" + "|".join(("work", "root", "home")) + r")/[\w.]")
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+
+
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from `def` to the end, without the docstring."""
+    docstring = ast.get_docstring(function, clean=False)
+    documented = docstring.count("\n") + 1 if docstring else 0
+    return (function.end_lineno or function.lineno) - function.lineno + 1 - documented
+
+
+def files_of(repository: Path) -> Iterator[Path]:
+    """What belongs to the project: no caches, environments, builds or reports that studies wrote."""
+    for top in sorted(repository.iterdir()):
+        if top.name.startswith(".") and top.name not in {".ci", ".gitignore"}:
+            continue
+        if (top / "pyvenv.cfg").exists():
+            continue
+        for path in [top] if top.is_file() else sorted(top.rglob("*")):
+            parts = path.relative_to(repository).parts
+            written_by_a_study = parts[0] == "reports" and len(parts) > 2
+            if path.is_file() and not written_by_a_study and not SKIPPED_FOLDERS & set(parts):
+                yield path
+
+
+def test_the_package_holds_no_assert(sources: dict[Path, ast.Module]) -> None:
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in sources.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+    ]
+    assert not found, "python -O removes assert: raise an error of perfsim.errors instead"
+
+
+def test_every_module_starts_with_a_docstring_whose_first_line_says_what_it_is(
+    sources: dict[Path, ast.Module],
+) -> None:
+    silent = []
+    for path, tree in sources.items():
+        first = (ast.get_docstring(tree) or "").split("\n", 1)[0].strip()
+        if not first.endswith((".", ":", "?")):
+            silent.append(f"{path}: {first!r}")
+    assert not silent, "write one full sentence on the first line of the module's docstring"
+
+
+def test_no_function_is_too_long_to_be_read_at_once(sources: dict[Path, ast.Module]) -> None:
+    long = [
+        f"{path}:{node.lineno} {node.name}: {code_lines(node)} lines of code"
+        for path, tree in sources.items()
+        for node in functions(tree)
+        if code_lines(node) > MOST_LINES_OF_A_FUNCTION
+    ]
+    assert not long, f"over {MOST_LINES_OF_A_FUNCTION} lines: look for the idea that is missing, name it"
+
+
+def test_no_module_is_too_long_to_be_read_at_one_sitting(
+    repository: Path, sources: dict[Path, ast.Module]
+) -> None:
+    sizes = {path: (repository / path).read_text("utf-8").count("\n") for path in sources}
+    long = [f"{path}: {lines} lines" for path, lines in sizes.items() if lines > MOST_LINES_OF_A_FILE]
+    assert not long, f"over {MOST_LINES_OF_A_FILE} lines: two subjects in one file? Give each its own"
+
+
+def test_no_file_names_a_path_of_somebodys_machine(repository: Path) -> None:
+    found = []
+    for path in files_of(repository):
+        text = path.read_bytes().decode("utf-8", errors="replace")
+        for number, line in enumerate(text.splitlines(), start=1):
+            if MACHINE_PATH.search(line):
+                found.append(f"{path.relative_to(repository)}:{number}: {line.strip()[:100]}")
+    assert not found, "the project must work in any folder: use a relative path or a temporary one"
+
+
+def test_the_search_for_machine_paths_finds_one_and_spares_addresses() -> None:
+    guilty = ["open('/" + "work/x')", "see /" + "root/.cache", "path=/" + "home/me/study.yaml"]
+    innocent = [
+        "https://example.org/work/x",
+        "net" + "/work/",
+        "~/work/x",
+        "$HOME/work/x",
+        "a /workloads/ folder",
+    ]
+    assert all(MACHINE_PATH.search(text) for text in guilty)
+    assert not any(MACHINE_PATH.search(text) for text in innocent)

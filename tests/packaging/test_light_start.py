@@ -1,0 +1,23 @@
+"""The command line starts without the libraries that only some verbs need."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+HEAVY = {"jinja2", "networkx", "numpy", "pandas", "plotly", "pydantic", "rich", "scipy", "simpy", "yaml"}
+
+
+def test_help_loads_no_heavy_library(must_run: Callable) -> None:
+    probe = (
+        "import sys\n"
+        "from perfsim.cli import main\n"
+        "sys.argv = ['perfsim', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    print('exit code', end.code or 0)\n"
+        "print('loaded', *sys.modules)\n"
+    )
+    output = must_run(sys.executable, "-c", probe).stdout
+    (loaded,) = (line.split()[1:] for line in output.splitlines() if line.startswith("loaded "))
+    assert "exit code 0" in output
+    assert "perfsim.cli" in loaded
+    assert not HEAVY & set(loaded), "import these inside the verb that needs them"

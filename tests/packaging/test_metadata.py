@@ -1,0 +1,83 @@
+"""The installed distribution says what it is and declares what it imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import entry_points, metadata, version
+from pathlib import Path
+
+import pytest
+
+import perfsim
+
+IMPORT_NAMES = {"pyyaml": "yaml", "protobuf": "google"}
+"""Distributions whose import name differs from their own."""
+
+BROUGHT_ALONG = {"pydantic_core"}
+"""The second half of a declared distribution, which its documentation tells users to import."""
+
+
+def import_name(requirement: str) -> str:
+    name = re.split(r"[^\w-]", requirement, maxsplit=1)[0].lower()
+    return IMPORT_NAMES.get(name, name.replace("-", "_"))
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0]
+
+
+def at_module_level(tree: ast.Module) -> ast.Module:
+    """The statements that run on import; what is inside a function or `if TYPE_CHECKING` does not."""
+    kept = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.If))]
+    return ast.Module(body=kept, type_ignores=[])
+
+
+@pytest.fixture(scope="module")
+def project(repository: Path) -> dict[str, object]:
+    return tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def test_the_distribution_has_the_version_of_the_package() -> None:
+    assert version("perfsim") == perfsim.__version__
+    assert metadata("perfsim")["License-Expression"] == "Apache-2.0"
+
+
+def test_the_command_perfsim_is_installed_and_can_be_loaded() -> None:
+    (script,) = entry_points(group="console_scripts", name="perfsim")
+    assert script.value == "perfsim.cli:main"
+    assert callable(script.load())
+
+
+def test_every_third_party_import_is_declared(project: dict, sources: dict[Path, ast.Module]) -> None:
+    extras = [name for group in project["optional-dependencies"].values() for name in group]
+    declared = {import_name(requirement) for requirement in [*project["dependencies"], *extras]}
+    known = declared | BROUGHT_ALONG | {"perfsim"} | set(sys.stdlib_module_names)
+    unknown = {f"{path}: {name}" for path, tree in sources.items() for name in set(imported(tree)) - known}
+    assert not unknown, "imported but not in pyproject.toml"
+
+
+def test_what_an_extra_brings_is_imported_only_inside_functions(
+    project: dict, sources: dict[Path, ast.Module]
+) -> None:
+    core = {import_name(requirement) for requirement in project["dependencies"]}
+    known = core | BROUGHT_ALONG | {"perfsim"} | set(sys.stdlib_module_names)
+    eager = {
+        f"{path}: {name}"
+        for path, tree in sources.items()
+        for name in set(imported(at_module_level(tree))) - known
+    }
+    assert not eager, "a plain install lacks these: import them inside the function that needs them"
+
+
+def test_every_core_dependency_is_used(project: dict, sources: dict[Path, ast.Module]) -> None:
+    used = {name for tree in sources.values() for name in imported(tree)}
+    unused = {name for name in map(import_name, project["dependencies"]) if name not in used}
+    assert not unused, "declared in pyproject.toml but imported nowhere: remove them"

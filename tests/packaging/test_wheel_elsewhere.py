@@ -1,0 +1,124 @@
+"""A wheel in a new environment, far from any checkout, answers the main question."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+MAIN_STUDY = ("study", "gpt3_20b", "--compare", "3d,weight-streaming", "--json")
+EIGHT_GPUS = ("--system", "dgx-a100-80gb", "--devices", "8", "--strategy", "3d")
+CANDIDATE_KEYS = {
+    "strategy",
+    "system",
+    "num_devices",
+    "layout",
+    "global_batch_size",
+    "step_time_s",
+    "tokens_per_s",
+    "mfu",
+    "bubble_fraction",
+    "exposed_communication_fraction",
+    "peak_memory_bytes",
+    "steps",
+    "time_to_accuracy_s",
+    "time_to_accuracy_band_s",
+}
+
+
+@pytest.fixture(scope="module")
+def installed(
+    wheel: Path, tmp_path_factory: pytest.TempPathFactory, must_run: Callable[..., CompletedProcess[str]]
+) -> Path:
+    """The folder of the programs of an environment into which only the wheel was installed."""
+    venv = tmp_path_factory.mktemp("installed")
+    must_run(sys.executable, "-m", "venv", venv)
+    must_run(venv / "bin" / "python", "-m", "pip", "install", "--quiet", wheel)
+    return venv / "bin"
+
+
+@pytest.fixture(scope="module")
+def answer(installed: Path, must_run: Callable[..., CompletedProcess[str]]) -> str:
+    return must_run(installed / "perfsim", *MAIN_STUDY).stdout
+
+
+def test_the_main_study_prints_one_json_document_with_every_promised_key(answer: str) -> None:
+    document: dict[str, Any] = json.loads(answer)
+    assert document["study"] == "gpt3_20b"
+    assert {"3d", "weight-streaming"} == {candidate["strategy"] for candidate in document["candidates"]}
+    assert document["report"]
+    for candidate in document["candidates"]:
+        assert set(candidate) >= CANDIDATE_KEYS
+        low, high = candidate["time_to_accuracy_band_s"]
+        assert 0 < low <= candidate["time_to_accuracy_s"] <= high
+        assert candidate["step_time_s"] > 0
+        assert 0 < candidate["mfu"] < 1
+
+
+def test_the_main_study_asks_the_question_of_the_readme(answer: str) -> None:
+    asked = {(c["strategy"], c["num_devices"]) for c in json.loads(answer)["candidates"]}
+    assert asked == {
+        ("3d", 128),
+        ("weight-streaming", 1),
+        ("weight-streaming", 4),
+        ("weight-streaming", 16),
+    }
+
+
+def test_python_without_asserts_gives_the_same_bytes(
+    answer: str, installed: Path, must_run: Callable[..., CompletedProcess[str]]
+) -> None:
+    assert must_run(installed / "python", "-O", "-m", "perfsim", *MAIN_STUDY).stdout == answer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "explanation"),
+    [
+        (["--help"], 0, ""),
+        (["--version"], 0, ""),
+        (["show", "systems"], 0, ""),
+        (["study", "no_such_study"], 2, "no_such_study"),
+        (["study", "gpt3_20b", "--compare", "3d,no-such-strategy"], 2, "no-such-strategy"),
+        (["run", "--model", "no_such_model", *EIGHT_GPUS], 2, "no_such_model"),
+        (["run", "--model", "gpt3_xl", *EIGHT_GPUS, "--layout", "tp=3"], 2, "3"),
+        (["validate", "no_such_file.yaml"], 2, "no_such_file.yaml"),
+    ],
+)
+def test_every_end_has_its_exit_code_and_no_traceback(
+    installed: Path,
+    run: Callable[..., CompletedProcess[str]],
+    arguments: list[str],
+    code: int,
+    explanation: str,
+) -> None:
+    done = run(installed / "perfsim", *arguments)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert explanation in done.stderr
+
+
+def test_a_machine_that_is_too_small_is_no_feasible_plan(
+    installed: Path, run: Callable[..., CompletedProcess[str]]
+) -> None:
+    one_gpu = ("--system", "dgx-a100-80gb", "--devices", "1", "--strategy", "3d")
+    done = run(installed / "perfsim", "run", "--model", "gpt3_175b", *one_gpu)
+    assert done.returncode == 3, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broken_study_file_is_bad_input_and_the_place_is_named(
+    installed: Path, run: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("name: broken\nmodel: [gpt3_20b\n", "utf-8")
+    done = run(installed / "perfsim", "study", broken)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "broken.yaml:" in done.stderr

@@ -1,0 +1,150 @@
+"""Laws that hold for every batch, machine and critical batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsim.convergence.critical_batch import CriticalBatch
+from perfsim.convergence.goodput import exponential_goodput, linear_goodput
+from perfsim.convergence.hyperbola import examples, fit_hyperbola, steps
+from perfsim.convergence.loss_laws import BESIROGLU
+from perfsim.convergence.time_to_accuracy import (
+    best_batch,
+    choose_batch,
+    least_time_s,
+    ratio_band,
+    time_to_accuracy,
+)
+
+batch_sizes = st.floats(1e3, 1e9)
+targets = st.floats(1e8, 1e14)
+step_times = st.floats(1e-3, 1e4)
+errors = st.floats(0, 0.5)
+criticals = st.builds(
+    CriticalBatch, st.floats(1e4, 1e9), st.floats(1, 5), st.just("constant"), st.just("test")
+)
+
+
+@given(batch_sizes, targets, batch_sizes)
+def test_steps_and_examples_lie_on_the_hyperbola(batch: float, d_min: float, b_crit: float) -> None:
+    s, e = steps(batch, d_min, b_crit), examples(batch, d_min, b_crit)
+    assert s * batch == pytest.approx(e, rel=1e-12)
+    s_min = d_min / b_crit
+    assert s == pytest.approx(s_min * (1 + b_crit / batch), rel=1e-12)
+    assert (s / s_min - 1) * (e / d_min - 1) == pytest.approx(1, rel=1e-5, abs=1e-5)
+
+
+@given(batch_sizes, st.floats(1.001, 100), targets, batch_sizes)
+def test_a_larger_batch_takes_more_examples_and_fewer_steps(
+    batch: float, factor: float, d_min: float, b_crit: float
+) -> None:
+    assert examples(batch * factor, d_min, b_crit) > examples(batch, d_min, b_crit) >= d_min
+    assert d_min / b_crit <= steps(batch * factor, d_min, b_crit) < steps(batch, d_min, b_crit)
+
+
+@given(st.lists(batch_sizes, min_size=1, max_size=5), targets, batch_sizes)
+def test_a_column_is_answered_as_its_members(column: list[float], d_min: float, b_crit: float) -> None:
+    together = steps(np.array(column), d_min, b_crit).tolist()
+    assert together == [steps(batch, d_min, b_crit) for batch in column]
+
+
+@given(
+    st.floats(1e-4, 10), st.floats(1e-9, 1e-3), st.floats(1, 1e4), st.floats(1e4, 1e9), st.floats(0.01, 100)
+)
+def test_no_batch_beats_the_best_one(
+    fixed_s: float, per_example_s: float, devices: float, b_crit: float, factor: float
+) -> None:
+    critical = CriticalBatch(b_crit, 1.0, "constant", "test")
+
+    def time_at(batch: float) -> float:
+        step_s = fixed_s + per_example_s * batch / devices
+        return time_to_accuracy(batch, step_s, 1e11, critical, 0.0).time_s
+
+    best = best_batch(fixed_s, per_example_s, devices, b_crit)
+    least = least_time_s(fixed_s, per_example_s, devices, b_crit, 1e11 / b_crit)
+    assert time_at(best) == pytest.approx(least, rel=1e-9)
+    assert time_at(best * factor) >= least * (1 - 1e-9)
+
+
+@given(st.lists(st.tuples(batch_sizes, step_times), min_size=1, max_size=6), criticals)
+def test_the_chosen_point_is_one_of_the_points_and_none_is_faster(
+    points: list[tuple[float, float]], critical: CriticalBatch
+) -> None:
+    chosen = choose_batch(points, 1e11, critical, 0.1)
+    assert (chosen.batch_tokens, chosen.step_time_s) in points
+    assert all(chosen.time_s <= time_to_accuracy(b, t, 1e11, critical, 0.1).time_s for b, t in points)
+
+
+@given(batch_sizes, step_times, targets, criticals, errors)
+def test_the_band_contains_its_centre_and_grows_with_the_step_time_error(
+    batch: float, step_s: float, d_min: float, critical: CriticalBatch, error: float
+) -> None:
+    answer = time_to_accuracy(batch, step_s, d_min, critical, error)
+    wider = time_to_accuracy(batch, step_s, d_min, critical, error + 0.1)
+    assert answer.band_s[0] < answer.time_s < answer.band_s[1]
+    assert wider.time_s == answer.time_s
+    assert wider.band_s[0] < answer.band_s[0]
+    assert wider.band_s[1] > answer.band_s[1]
+
+
+@given(batch_sizes, batch_sizes, step_times, step_times, criticals, errors, errors)
+def test_a_ratio_and_its_inverse_have_inverse_bands(
+    batch_a: float,
+    batch_b: float,
+    step_a: float,
+    step_b: float,
+    critical: CriticalBatch,
+    e_a: float,
+    e_b: float,
+) -> None:
+    a = time_to_accuracy(batch_a, step_a, 1e11, critical, e_a)
+    b = time_to_accuracy(batch_b, step_b, 1e11, critical, e_b)
+    forward, backward = ratio_band(a, b), ratio_band(b, a)
+    assert forward.low <= forward.ratio * (1 + 1e-12)
+    assert forward.ratio <= forward.high * (1 + 1e-12)
+    assert (forward.low, forward.high) == pytest.approx((1 / backward.high, 1 / backward.low))
+
+
+@given(batch_sizes, batch_sizes, criticals, st.floats(0, 1))
+def test_the_ratio_at_any_critical_batch_in_the_band_lies_in_the_ratio_band(
+    batch_a: float, batch_b: float, critical: CriticalBatch, position: float
+) -> None:
+    band = ratio_band(
+        time_to_accuracy(batch_a, 1.0, 1e11, critical, 0.0),
+        time_to_accuracy(batch_b, 1.0, 1e11, critical, 0.0),
+    )
+    low, high = critical.band_tokens
+    b_crit = low * (high / low) ** position
+    ratio = steps(batch_a, 1e11, b_crit) / steps(batch_b, 1e11, b_crit)
+    assert band.low * (1 - 1e-9) <= ratio <= band.high * (1 + 1e-9)
+
+
+@given(st.floats(0, 1), st.floats(1e2, 1e12), st.integers(4, 9))
+def test_fit_finds_the_hyperbola_that_made_the_points(position: float, e_min: float, number: int) -> None:
+    batches = [64.0 * 2**i for i in range(number)]
+    b_crit = batches[0] * (batches[-1] / batches[0]) ** position
+    fit = fit_hyperbola(batches, [e_min * (1 + batch / b_crit) for batch in batches])
+    assert fit.b_crit == pytest.approx(b_crit, rel=1e-3)
+    assert fit.e_min == pytest.approx(e_min, rel=1e-3)
+    assert fit.b_crit_interval[0] < b_crit < fit.b_crit_interval[1]
+
+
+@given(st.floats(1e8, 1e12), st.floats(1e9, 1e14))
+def test_tokens_to_loss_inverts_the_loss(params: float, tokens: float) -> None:
+    loss = BESIROGLU.loss(params, tokens)
+    assert BESIROGLU.tokens_to_loss(loss, params) == pytest.approx(tokens, rel=1e-6)
+
+
+@given(st.floats(600, 1e7), st.floats(0, 3600), st.floats(1, 1e6), st.floats(0, 600))
+def test_goodput_is_a_share_and_the_linear_form_the_more_pessimistic_without_writes(
+    mttf_s: float, restart_s: float, interval_s: float, write_s: float
+) -> None:
+    for form in (linear_goodput, exponential_goodput):
+        assert 0 < form(mttf_s, restart_s, interval_s, write_s).share <= 1
+    linear, exact = (
+        form(mttf_s, restart_s, interval_s).share for form in (linear_goodput, exponential_goodput)
+    )
+    assert linear <= exact + 1e-9

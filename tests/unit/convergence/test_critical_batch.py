@@ -1,0 +1,182 @@
+"""Critical-batch laws against their published and derived numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsim.convergence.critical_batch import (
+    DEFAULT_LAW,
+    FLOOR_TOKENS,
+    LAWS,
+    CriticalBatch,
+    LawInputs,
+    bergsma_tokens,
+    critical_batch,
+    fit_hyperbola,
+    kaplan_tokens,
+    overhead,
+    steps,
+    zhang_20_percent_tokens,
+    zhang_converted_tokens,
+)
+from perfsim.convergence.loss_laws import BESIROGLU, kaplan_loss_of_tokens
+from perfsim.errors import InputError
+
+D_20B = 4e11
+
+# Examples over the fewest for 20 B parameters and 4e11 tokens: batch, Kaplan, Zhang converted, Bergsma.
+OVERHEAD_20B = [
+    (1.57e6, 1.235, 1.065, 1.071),
+    (3.1e6, 1.463, 1.128, 1.140),
+    (6.3e6, 1.942, 1.259, 1.285),
+    (12.6e6, 2.883, 1.519, 1.570),
+    (25.2e6, 4.766, 2.038, 2.140),
+]
+
+# At 20 tokens a parameter: params, loss, Kaplan's own loss; in 1e6 tokens Kaplan at each, Zhang's 20 %, Zhang
+# converted, Bergsma.
+CHINCHILLA_ROWS = [
+    (1.3e9, 2.466, 2.385, 2.85, 3.35, 1.39, 6.15, 6.25),
+    (6.7e9, 2.179, 2.093, 5.15, 6.24, 3.00, 14.2, 13.3),
+    (13e9, 2.103, 1.986, 6.10, 8.01, 4.09, 19.7, 18.1),
+    (20e9, 2.062, 1.919, 6.69, 9.41, 5.01, 24.3, 22.1),
+    (175e9, 1.930, 1.620, 9.17, 21.1, 13.9, 68.7, 60.2),
+]
+
+
+@pytest.mark.parametrize(("batch", "kaplan", "zhang", "bergsma"), OVERHEAD_20B)
+def test_overhead_of_the_20b_run_under_three_laws(
+    batch: float, kaplan: float, zhang: float, bergsma: float
+) -> None:
+    loss = BESIROGLU.loss(20e9, D_20B)
+    assert overhead(batch, kaplan_tokens(loss)) == pytest.approx(kaplan, rel=5e-3)
+    assert overhead(batch, zhang_converted_tokens(D_20B)) == pytest.approx(zhang, rel=5e-3)
+    assert overhead(batch, bergsma_tokens(D_20B)) == pytest.approx(bergsma, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("b_crit", "expected"),
+    [
+        (kaplan_tokens(2.0621), 188_810),
+        (zhang_converted_tokens(D_20B), 145_504),
+        (bergsma_tokens(D_20B), 147_127),
+    ],
+)
+def test_steps_of_the_20b_run_at_3_1_million_tokens(b_crit: float, expected: float) -> None:
+    assert steps(3.1e6, D_20B, b_crit) == pytest.approx(expected, rel=5e-3)
+
+
+@pytest.mark.parametrize("row", CHINCHILLA_ROWS)
+def test_laws_at_chinchilla_tokens_agree_with_the_comparison_table(row: tuple[float, ...]) -> None:
+    params, loss, kaplan_scale_loss, kaplan, kaplan_own, zhang_20, zhang, bergsma = row
+    tokens = 20 * params
+    assert BESIROGLU.loss(params, tokens) == pytest.approx(loss, abs=6e-4)
+    assert kaplan_loss_of_tokens(params, tokens) == pytest.approx(kaplan_scale_loss, abs=6e-4)
+    computed = [
+        kaplan_tokens(BESIROGLU.loss(params, tokens)),
+        kaplan_tokens(kaplan_loss_of_tokens(params, tokens)),
+        zhang_20_percent_tokens(tokens),
+        zhang_converted_tokens(tokens),
+        bergsma_tokens(tokens),
+    ]
+    printed = [1e6 * value for value in (kaplan, kaplan_own, zhang_20, zhang, bergsma)]
+    assert computed == pytest.approx(printed, rel=5e-3)
+
+
+def test_kaplan_at_loss_1_8_with_the_rounded_coefficient() -> None:
+    assert kaplan_tokens(1.8, coefficient=2e8) == pytest.approx(12.17e6, rel=5e-3)
+
+
+def test_kaplan_doubles_per_13_percent_of_loss_as_far_as_its_exponent_goes() -> None:
+    assert kaplan_tokens(0.87 * 2.0) / kaplan_tokens(2.0) == pytest.approx(1.941, rel=5e-3)
+
+
+def test_zhang_law_in_tokens_agrees_with_its_law_in_parameters() -> None:
+    assert zhang_20_percent_tokens(3072e6) / 512 == pytest.approx(993, rel=5e-3)
+    assert zhang_20_percent_tokens(20 * 151e6) / 512 == pytest.approx(93.20 * 151**0.47, rel=5e-3)
+    # The law of the same paper at fixed data, 302 million parameters: 1,021 sequences.
+    assert zhang_20_percent_tokens(3072e6) / 512 == pytest.approx(621.341 * 302**0.087, rel=0.03)
+
+
+def test_default_band_does_not_reach_kaplan_at_20b() -> None:
+    low, _ = critical_batch(inputs=LawInputs(d_min_tokens=D_20B)).band_tokens
+    assert kaplan_tokens(BESIROGLU.loss(20e9, D_20B)) < low
+
+
+def test_zhang_batch_costs_20_percent_over_its_base_batch_on_the_converted_hyperbola() -> None:
+    b_crit = zhang_converted_tokens(D_20B)
+    at_star, at_base = overhead(zhang_20_percent_tokens(D_20B), b_crit), overhead(256 * 512.0, b_crit)
+    assert at_star / at_base == pytest.approx(1.2, rel=1e-12)
+
+
+def test_default_is_the_data_law_with_its_band() -> None:
+    answer = critical_batch(inputs=LawInputs(d_min_tokens=D_20B))
+    assert DEFAULT_LAW == answer.law == "data_law"
+    assert answer.tokens == pytest.approx(2.428e7, rel=5e-3)
+    assert answer.band_tokens == pytest.approx((2.428e7 / 2.5, 2.428e7 * 2.5), rel=5e-3)
+    assert "extrapolated" in answer.notes[0]
+
+
+def test_data_law_within_its_fitted_range_carries_no_note() -> None:
+    assert critical_batch("data_law", LawInputs(d_min_tokens=1e10)).notes == ()
+
+
+def test_data_law_is_floored_where_its_formula_turns_negative() -> None:
+    assert zhang_converted_tokens(1e8) < 0
+    answer = critical_batch("data_law", LawInputs(d_min_tokens=1e8))
+    assert answer.tokens == FLOOR_TOKENS
+    assert "floor" in answer.notes[0]
+
+
+def test_kaplan_law_names_the_loss_scale_and_widens_for_a_foreign_one() -> None:
+    own = critical_batch("kaplan_loss", LawInputs(loss=2.1, loss_scale="WebText2"))
+    foreign = critical_batch("kaplan_loss", LawInputs(loss=2.1, loss_scale="the Pile"))
+    assert own.tokens == foreign.tokens
+    assert own.band_factor < foreign.band_factor
+    assert "the Pile" in foreign.notes[0]
+    assert "WebText2" in foreign.notes[0]
+
+
+def test_bergsma_is_labelled_unverified() -> None:
+    assert "unverified" in critical_batch("bergsma_2025", LawInputs(d_min_tokens=D_20B)).notes[0]
+
+
+def test_constant_keeps_what_the_user_gave() -> None:
+    given = LawInputs(tokens=3e6, band_factor=1.5, source="our own sweep")
+    assert critical_batch("constant", given) == CriticalBatch(3e6, 1.5, "constant", "our own sweep")
+
+
+def test_fitted_law_turns_sequences_into_tokens() -> None:
+    batches = [256.0, 1024.0, 4096.0]
+    fit = fit_hyperbola(batches, [1e6 * (1 + b / 2000) for b in batches])
+    answer = critical_batch("fitted", LawInputs(fit=fit, tokens_per_example=512))
+    assert answer.tokens == pytest.approx(2000 * 512, rel=1e-4)
+    assert answer.band_factor == fit.band_factor > 1
+
+
+def test_fitted_law_passes_on_that_a_warm_start_is_local() -> None:
+    batches = [256.0, 1024.0, 4096.0]
+    fit = fit_hyperbola(batches, [1e6 * (1 + b / 2000) for b in batches], "warm-start")
+    assert "pre-training" in critical_batch("fitted", LawInputs(fit=fit)).notes[0]
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_every_law_says_what_it_misses(law: str) -> None:
+    with pytest.raises(InputError, match=f"'{law}' needs"):
+        critical_batch(law)
+
+
+def test_kaplan_law_refuses_a_loss_of_unknown_scale() -> None:
+    with pytest.raises(InputError, match="loss_scale"):
+        critical_batch("kaplan_loss", LawInputs(loss=2.0))
+
+
+def test_an_unknown_law_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"did you mean kaplan_loss\?"):
+        critical_batch("kaplan_los")
+
+
+@pytest.mark.parametrize(("tokens", "band"), [(0.0, 2.0), (float("nan"), 2.0), (1e6, 0.5), (1e6, 0.0)])
+def test_impossible_critical_batches_are_refused(tokens: float, band: float) -> None:
+    with pytest.raises(InputError, match="critical"):
+        critical_batch("constant", LawInputs(tokens=tokens, band_factor=band))

@@ -1,0 +1,183 @@
+"""Time to accuracy, its band, the best batch and the comparison of two machines."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from perfsim.convergence.critical_batch import CriticalBatch
+from perfsim.convergence.time_to_accuracy import (
+    TimeToAccuracy,
+    best_batch,
+    choose_batch,
+    least_time_s,
+    ratio_band,
+    split_speedup,
+    time_to_accuracy,
+)
+from perfsim.errors import InputError
+
+CRITICAL = CriticalBatch(2e7, 2.5, "constant", "test")
+CERTAIN = CriticalBatch(2e7, 1.0, "constant", "test")
+
+
+def at(
+    batch: float, step_time_s: float = 1.0, error: float = 0.0, critical: CriticalBatch = CRITICAL
+) -> TimeToAccuracy:
+    return time_to_accuracy(batch, step_time_s, 4e11, critical, error)
+
+
+def test_time_is_steps_times_step_time_over_goodput() -> None:
+    answer = time_to_accuracy(2e7, 3.0, 4e11, CRITICAL, 0.1, goodput=0.9)
+    assert answer.steps == pytest.approx(4e4)
+    assert answer.examples_tokens == pytest.approx(8e11)
+    assert answer.overhead == 2.0
+    assert answer.time_s == pytest.approx(4e4 * 3.0 / 0.9)
+
+
+# By how much a critical batch 2.5 times larger or smaller moves the examples, by B / B_crit.
+@pytest.mark.parametrize(
+    ("fraction", "down", "up"),
+    [(0.1, 0.05, 0.14), (0.2, 0.10, 0.25), (0.5, 0.20, 0.50), (1.0, 0.30, 0.75), (2.0, 0.40, 1.00)],
+)
+def test_band_of_the_critical_batch_alone(fraction: float, down: float, up: float) -> None:
+    answer = at(fraction * CRITICAL.tokens)
+    low, high = answer.band_s
+    assert low / answer.time_s == pytest.approx(1 - down, abs=6e-3)
+    assert high / answer.time_s == pytest.approx(1 + up, abs=6e-3)
+
+
+def test_band_is_never_narrower_than_seed_noise() -> None:
+    answer = at(1e5, critical=CERTAIN)
+    assert answer.band_s[1] / answer.time_s == pytest.approx(1.05)
+    assert answer.band_s[0] / answer.time_s == pytest.approx(1 / 1.05)
+
+
+def test_widths_combine_in_quadrature_in_log_time() -> None:
+    answer = time_to_accuracy(1e5, 1.0, 4e11, CERTAIN, 0.12, d_min_error=0.2)
+    expected = math.sqrt(math.log(1.05) ** 2 + math.log(1.12) ** 2 + math.log(1.2) ** 2)
+    assert math.log(answer.band_s[1] / answer.time_s) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "regime"), [(0.05, "weak"), (0.21, "moderate"), (0.49, "moderate"), (0.51, "strong")]
+)
+def test_regime_by_batch_over_critical(fraction: float, regime: str) -> None:
+    answer = at(fraction * CRITICAL.tokens)
+    assert answer.regime == regime
+    assert answer.batch_over_critical == pytest.approx(fraction)
+    assert answer.regime_text.startswith(f"{regime}: B is {fraction:.2f} B_crit")
+
+
+def test_ratio_at_equal_batch_is_the_ratio_of_step_times_whatever_the_critical_batch() -> None:
+    band = ratio_band(at(1e7, 2.0), at(1e7, 1.0))
+    assert (band.low, band.ratio, band.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert band.decided
+
+
+def test_ratio_spans_the_ends_of_the_shared_critical_batch() -> None:
+    a, b = at(2e7), at(2e6)
+    band = ratio_band(a, b)
+    ends = [(1 / 2e7 + 1 / b_crit) / (1 / 2e6 + 1 / b_crit) for b_crit in (2e7 / 2.5, 2e7 * 2.5)]
+    assert (band.low, band.high) == pytest.approx((min(ends), max(ends)))
+    assert band.low < band.ratio < band.high
+
+
+def test_ratio_is_tighter_than_the_two_bands_side_by_side() -> None:
+    a, b = at(1e7, 1.0, 0.1), at(8e6, 1.3, 0.1)
+    band = ratio_band(a, b)
+    assert band.low > a.band_s[0] / b.band_s[1]
+    assert band.high < a.band_s[1] / b.band_s[0]
+
+
+def test_independent_step_time_errors_combine_in_quadrature() -> None:
+    band = ratio_band(at(1e7, 1.0, 0.1), at(1e7, 1.0, 0.2))
+    width = math.hypot(math.log(1.1), math.log(1.2))
+    assert (math.log(band.low), math.log(band.high)) == pytest.approx((-width, width))
+    assert not band.decided
+
+
+def test_ratio_of_different_targets_or_laws_is_refused() -> None:
+    with pytest.raises(InputError, match="one target and one critical batch"):
+        ratio_band(at(1e7), at(1e7, critical=CERTAIN))
+    with pytest.raises(InputError, match="one target and one critical batch"):
+        ratio_band(at(1e7), time_to_accuracy(1e7, 1.0, 1e11, CRITICAL, 0.0))
+
+
+def test_worked_example_of_the_best_batch() -> None:
+    batch = best_batch(0.1, 1e-6, 64, 2.2e7)
+    assert batch == pytest.approx(1.18659e7, rel=1e-5)
+    least = least_time_s(0.1, 1e-6, 64, 2.2e7, s_min=1e4)
+    assert least == pytest.approx(8145.60, rel=1e-5)
+    critical = CriticalBatch(2.2e7, 1.0, "constant", "test")
+    answer = time_to_accuracy(batch, 0.1 + 1e-6 * batch / 64, 1e4 * 2.2e7, critical, 0.0)
+    assert answer.time_s == pytest.approx(least, rel=1e-12)
+
+
+def test_choice_among_points_takes_the_least_time() -> None:
+    answer = choose_batch([(1e6, 0.5), (4e6, 1.0), (16e6, 9.0)], 4e11, CRITICAL, 0.1)
+    assert answer.batch_tokens == 4e6
+
+
+def test_choice_of_equal_times_takes_the_smaller_batch() -> None:
+    smaller, larger = at(1e6), at(4e6)
+    points = [(4e6, smaller.steps), (1e6, larger.steps)]
+    assert choose_batch(points, 4e11, CRITICAL, 0.0).batch_tokens == 1e6
+
+
+def test_choice_among_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="no batch to choose from"):
+        choose_batch([], 4e11, CRITICAL, 0.0)
+
+
+# MLPerf v1.1 against the smallest NVIDIA system: speedup, GPU ratio, samples or epochs, printed efficiencies.
+@pytest.mark.parametrize(
+    ("speedup", "devices", "small", "large", "statistical", "hardware"),
+    [
+        (20.003 / 0.22622, 540, 2775225, 4624128, 0.600, 0.273),
+        (8.2583 / 0.4542, 128, 51.0, 75.0, 0.680, 0.209),
+        (34.243 / 2.3753, 192, 56.4, 100.7, 0.560, 0.134),
+        (46.167 / 3.1254, 51, 14.2, 17.25, 0.823, 0.352),
+        (25.788 / 1.3566, 96, 2217.5, 2509.5, 0.884, 0.224),
+        (1.7088 / 0.62977, 14, 1.8999, 1.9999, 0.950, 0.204),
+    ],
+    ids=["bert", "ssd", "rnnt", "maskrcnn", "unet3d", "dlrm"],
+)
+def test_split_of_published_speedups(
+    speedup: float, devices: float, small: float, large: float, statistical: float, hardware: float
+) -> None:
+    split = split_speedup(speedup, devices, small, large)
+    assert split.statistical == pytest.approx(statistical, abs=6e-4)
+    assert split.hardware == pytest.approx(hardware, abs=6e-4)
+    assert devices * split.statistical * split.hardware == pytest.approx(speedup)
+
+
+def test_transformer_on_64_times_the_chips_lost_more_to_samples_than_to_hardware() -> None:
+    split = split_speedup(10.198 / 0.84764, 64, 2.2, 5.1)
+    assert split.statistical == pytest.approx(0.431, rel=5e-3)
+    assert 64 * split.hardware == pytest.approx(27.9, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "match"),
+    [
+        ("batch_tokens", 0.0, "batch must be positive"),
+        ("step_time_s", 0.0, "step_time_s"),
+        ("step_time_s", float("nan"), "step_time_s"),
+        ("d_min_tokens", -1.0, "d_min_tokens"),
+        ("goodput", 0.0, "goodput"),
+        ("goodput", 1.1, "goodput"),
+        ("step_time_error", -0.1, "step_time_error"),
+        ("d_min_error", float("inf"), "d_min_error"),
+    ],
+)
+def test_impossible_arguments_are_refused_by_name(argument: str, value: float, match: str) -> None:
+    arguments = {"batch_tokens": 1e6, "step_time_s": 1.0, "d_min_tokens": 4e11, "step_time_error": 0.1}
+    with pytest.raises(InputError, match=match):
+        time_to_accuracy(critical=CRITICAL, **{**arguments, argument: value})
+
+
+def test_a_best_batch_without_fixed_cost_does_not_exist() -> None:
+    with pytest.raises(InputError, match="must be positive"):
+        best_batch(0.0, 1e-6, 64, 2.2e7)

@@ -1,0 +1,283 @@
+"""A study as a run would answer it: 128 A100s with 3D parallelism, and 1, 4 and 16 CS-2s.
+
+Step times follow `fixed + share of batch`, steps follow the hyperbola of critical batch, so curves
+have the shapes of real ones. Loaded by the unit tests' and the browser tests' conftest alike.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from perfsim.study.result import (
+    Accuracy,
+    Assumption,
+    BatchPoint,
+    CandidateResult,
+    MemoryBar,
+    SamplingSummary,
+    StudyResult,
+    TimelineBar,
+)
+
+SEQ = 2048
+TARGET_TOKENS = 4e11
+CRITICAL, CRITICAL_BAND = 2.43e7, (6.69e6, 4.1e7)
+GIB = 2**30
+
+
+def _time_s(step_s: float, tokens: float, critical: float) -> tuple[float, float]:
+    steps = TARGET_TOKENS / critical * (1 + critical / tokens)
+    return steps, steps * step_s
+
+
+def _point(batch: int, fixed_s: float, per_sequence_s: float, layout: dict[str, object]) -> BatchPoint:
+    tokens = float(batch * SEQ)
+    step_s = fixed_s + per_sequence_s * batch
+    steps, middle = _time_s(step_s, tokens, CRITICAL)
+    ends = [_time_s(step_s, tokens, critical)[1] for critical in CRITICAL_BAND]
+    return BatchPoint(batch, tokens, step_s, steps, middle, (min(ends), max(ends)), layout)
+
+
+def _curve(
+    fixed_s: float, per_sequence_s: float, least: int, layout: dict[str, object]
+) -> tuple[BatchPoint, ...]:
+    return tuple(_point(least * 2**i, fixed_s, per_sequence_s, layout) for i in range(7))
+
+
+def pipeline_timeline(stages: int, microbatches: int, forward_s: float) -> tuple[TimelineBar, ...]:
+    """1F1B by lanes: compute of each stage, its sends, and the optimizer at the end."""
+    bars: list[TimelineBar] = []
+    backward_s = 2 * forward_s
+    for stage in range(stages):
+        clock = stage * forward_s
+        lane = f"stage {stage}/compute"
+        for microbatch in range(microbatches):
+            bars.append(TimelineBar(lane, "forward", "forward", clock, clock + forward_s, microbatch))
+            clock += forward_s
+            send = TimelineBar(
+                f"stage {stage}/pipeline",
+                "send",
+                "pipeline_communication",
+                clock,
+                clock + 0.1 * forward_s,
+                microbatch,
+            )
+            bars.append(send)
+            bars.append(TimelineBar(lane, "backward", "backward", clock, clock + backward_s, microbatch))
+            clock += backward_s
+        reduced = clock + 3 * forward_s
+        bars.append(
+            TimelineBar(f"stage {stage}/data", "reduce gradients", "data_communication", clock, reduced)
+        )
+        bars.append(TimelineBar(lane, "optimizer", "optimizer", reduced, reduced + forward_s))
+    return tuple(bars)
+
+
+def streaming_timeline(layers: int, layer_s: float) -> tuple[TimelineBar, ...]:
+    """Weights out of MemoryX, forward and backward on the wafer, gradients back, updates behind."""
+    bars: list[TimelineBar] = []
+    for position in range(2 * layers):
+        clock = (position + 1) * layer_s
+        backward = position >= layers
+        layer = 2 * layers - 1 - position if backward else position
+        stream = TimelineBar(
+            "memoryx/out",
+            f"weights of layer {layer}",
+            "weight_stream",
+            clock - layer_s,
+            clock - 0.2 * layer_s,
+        )
+        kind = "backward" if backward else "forward"
+        bars += [
+            stream,
+            TimelineBar("cs_0/compute", f"{kind} layer {layer}", kind, clock, clock + 0.95 * layer_s),
+        ]
+        if backward:
+            end = clock + 1.9 * layer_s
+            bars.append(
+                TimelineBar(
+                    "swarmx/up", f"gradients of layer {layer}", "gradient_stream", clock + layer_s, end
+                )
+            )
+            bars.append(
+                TimelineBar("memoryx/update", f"update layer {layer}", "update", end, end + 0.5 * layer_s)
+            )
+    return tuple(bars)
+
+
+def _candidate(
+    strategy: str, system: str, devices: int, curve: tuple[BatchPoint, ...], **figures: object
+) -> CandidateResult:
+    best = min(curve, key=lambda point: point.time_to_accuracy_s)
+    fields: dict[str, object] = {
+        "hfu": 0.0,
+        "bubble_fraction": 0.0,
+        "exposed_communication_fraction": 0.0,
+        "notes": (),
+        "layout": best.layout,
+        "global_batch_size": best.global_batch_size,
+        "step_time_s": best.step_time_s,
+        "tokens_per_s": best.batch_tokens / best.step_time_s,
+        "steps": best.steps,
+        "time_to_accuracy_s": best.time_to_accuracy_s,
+        "time_to_accuracy_band_s": best.time_to_accuracy_band_s,
+        "batch_curve": curve,
+    }
+    shares = figures.pop("shares")
+    fields["step_breakdown_s"] = {name: share * best.step_time_s for name, share in shares.items()}  # type: ignore[attr-defined]
+    return CandidateResult(strategy=strategy, system=system, num_devices=devices, **(fields | figures))  # type: ignore[arg-type]
+
+
+def _gpus() -> CandidateResult:
+    layout = {
+        "tensor": 8,
+        "pipeline": 4,
+        "data": 4,
+        "micro_batch_size": 1,
+        "sequence_parallel": True,
+        "recompute": "selective",
+        "schedule": "1f1b",
+    }
+    curve = _curve(0.6, 0.0125, 96, layout)
+    memory = tuple(
+        MemoryBar(
+            f"stage {stage}",
+            {
+                "parameters": 1.3 * GIB,
+                "gradients": 2.6 * GIB,
+                "optimizer": 7.8 * GIB,
+                "activations": (22 - 5 * stage) * GIB,
+                "logits": (1.7 if stage == 3 else 0.0) * GIB,
+            },
+            80.0 * GIB,
+        )
+        for stage in range(4)
+    )
+    shares = {
+        "compute": 0.71,
+        "recompute": 0.05,
+        "tensor_communication": 0.12,
+        "pipeline_communication": 0.01,
+        "data_communication": 0.025,
+        "optimizer": 0.015,
+        "bubble": 0.07,
+    }
+    best = min(curve, key=lambda point: point.time_to_accuracy_s)
+    microbatches = best.global_batch_size // 4
+    return _candidate(
+        "3d",
+        "dgx-a100-80gb",
+        128,
+        curve,
+        mfu=0.481,
+        hfu=0.507,
+        bubble_fraction=0.07,
+        exposed_communication_fraction=0.155,
+        peak_memory_bytes=33.7 * GIB,
+        shares=shares,
+        memory=memory,
+        timeline=pipeline_timeline(4, microbatches, best.step_time_s / (3.2 * microbatches)),
+    )
+
+
+def _wafers(systems: int) -> CandidateResult:
+    layout = {"tensor": 1, "pipeline": 1, "data": systems, "micro_batch_size": 30, "recompute_layers": 2}
+    curve = _curve(1.7, 0.62 / systems, 30 * systems, layout)
+    best = min(curve, key=lambda point: point.time_to_accuracy_s)
+    memory = tuple(
+        MemoryBar(f"wafer {k}", {"activations": 27.4e9, "weight buffers": 3.2e9, "workspace": 1.1e9}, 40e9)
+        for k in range(systems)
+    )
+    shares = {"compute": 0.83, "weight_stream_stall": 0.11, "gradient_stream": 0.03, "update": 0.03}
+    return _candidate(
+        "weight-streaming",
+        "cs-2",
+        systems,
+        curve,
+        mfu=0.27,
+        hfu=0.31,
+        exposed_communication_fraction=0.14,
+        peak_memory_bytes=31.7e9,
+        shares=shares,
+        memory=memory,
+        timeline=streaming_timeline(44, best.step_time_s / 90),
+        notes=("activations of two layers are made again",) if systems == 1 else (),
+    )
+
+
+def study_result() -> StudyResult:
+    """Four candidates with everything a report shows."""
+    candidates = (_gpus(), _wafers(1), _wafers(4), _wafers(16))
+    names = [candidate.label for candidate in candidates]
+    covered = SamplingSummary(
+        24, 8112, 0.97, 3.1e-7, 2.4e-6, True, {"column_parallel": 10, "row_parallel": 14}
+    )
+    times = [candidate.time_to_accuracy_s / 86400 for candidate in candidates]
+    return StudyResult(
+        study="gpt3_20b",
+        title="GPT-3 20B: GPUs or wafers",
+        question="Which reaches the target first: 128 A100-80GB with 3D parallelism, "
+        "or 1, 4 or 16 CS-2 with weight streaming?",
+        model="gpt3_20b",
+        num_parameters=2.02e10,
+        seq_length=SEQ,
+        target_tokens=TARGET_TOKENS,
+        law="zhang_2024",
+        critical_batch_tokens=CRITICAL,
+        critical_batch_band_tokens=CRITICAL_BAND,
+        candidates=candidates,
+        verdict=f"128 x dgx-a100-80gb with 3d reaches the target in {times[0]:.1f} days, "
+        f"{times[3] / times[0]:.1f} times (3.0 to 3.3) sooner than 16 x cs-2 with weight-streaming.",
+        assumptions=(
+            Assumption(
+                "hardware", "A100 peak, bf16", "312 TFLOP/s", "nvidia_a100_datasheet, page 1", "datasheet"
+            ),
+            Assumption("hardware", "CS-2 ports", "12 x 100 Gb/s", "cerebras_cs2_whitepaper", "datasheet"),
+            Assumption(
+                "costs", "GEMM efficiency", "median error 4.1 % over 312 points", "gemm_bf16_a100.csv", "fit"
+            ),
+            Assumption(
+                "convergence", "critical batch", "24.3 million tokens", "zhang_2024, equation 6", "fit"
+            ),
+            Assumption("convergence", "goodput", "100 %", "no failures are modelled", "assumption"),
+        ),
+        sampling=dict.fromkeys(names, covered),
+        accuracy=(
+            Accuracy("3d", "megatron_2021", 22, 0.061, 0.143, 0.187),
+            Accuracy("weight-streaming", "cerebras_gpt", 5, 0.112, 0.231, 0.305),
+        ),
+        inputs_digest="sha256:5f1d8c0e9b7a",
+    )
+
+
+def hostile_result() -> StudyResult:
+    """Text that would break out of HTML, SVG or a terminal wherever it is not escaped."""
+    evil = '</script><script>window.stolen=1</script><img src=x onerror="window.stolen=1">&amp;\x1b[31m'
+    result = study_result()
+    first = replace(result.candidates[0], system=evil, notes=(evil,))
+    bars = tuple(replace(bar, name=evil, lane=f"{evil}{bar.lane}") for bar in first.timeline[:20])
+    first = replace(first, timeline=bars, layout={"tensor": 8, evil: evil})
+    return replace(
+        result,
+        title=evil,
+        question=evil,
+        verdict=evil,
+        model=evil,
+        candidates=(first, *result.candidates[1:]),
+        assumptions=(Assumption(evil, evil, evil, evil, evil),),
+    )
+
+
+def empty_candidate(result: StudyResult) -> StudyResult:
+    """The same study with one candidate that knows nothing but its headline figures."""
+    bare = replace(
+        result.candidates[1],
+        memory=(),
+        batch_curve=(),
+        timeline=(),
+        step_breakdown_s={},
+        time_to_accuracy_s=math.inf,
+        time_to_accuracy_band_s=(math.inf, math.inf),
+    )
+    return replace(result, candidates=(result.candidates[0], bare))

@@ -1,0 +1,170 @@
+"""Fits and predictions of the published convergence points, with the accuracy they are known to reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perfsim.convergence.hyperbola import HyperbolaFit, NotIdentifiableError, fit_hyperbola
+from perfsim.study.convergence_validation import validate_convergence
+
+CASES_FILE = Path(__file__).parents[2] / "studies" / "validation" / "convergence.yaml"
+
+# id, E_min, B_crit, rms of ln E in percent: least squares by another program.
+PRINTED_FITS = [
+    ("bert_training_1.1.0", 2.444e6, 14254, 5.7),
+    ("bert_training_4.0.0", 2.335e6, 12787, 6.4),
+    ("resnet_training_4.0.0", 34.69, 47066, 3.7),
+    ("rnnt_training_3.1.0", 35.74, 3702, 2.3),
+    ("rnnt_training_1.1.0", 46.35, 6359, 6.9),
+    ("maskrcnn_training_3.1.0", 12.87, 836, 3.4),
+    ("ssd_training_1.1.0", 37.44, 3032, 2.4),
+    ("retinanet_training_5.1.0", 3.394, 1392, 6.7),
+    ("dlrm_dcnv2_training_5.1.0", 0.6516, 318260, 1.8),
+    ("stable_diffusion_training_5.0.0", 1.460e6, 1137, 3.1),
+    ("gpt3_training_4.1.0", 1.054e9, 16829, 3.0),
+    ("llama31_405b_training_5.0.0", 2.749e5, 5917, 1.3),
+    ("deepcam_hpc_3.0.0", 6.449, 837, 7.0),
+    ("oc20_hpc_3.0.0", 17.73, 2517, 2.1),
+    ("unet3d_training_4.0.0", 3.070e5, 243, 2.9),
+    ("llama2_70b_lora_training_5.1.0", 2884, 40.0, 9.2),
+]
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, dict[str, Any]]:
+    document = yaml.safe_load(CASES_FILE.read_text(encoding="utf-8"))
+    return {case["id"]: case for case in document["cases"]}
+
+
+def fit_of(case: dict[str, Any], without: float | None = None) -> HyperbolaFit:
+    points = [point for point in case["points"] if point[0] != without]
+    return fit_hyperbola([point[0] for point in points], [point[1] for point in points])
+
+
+@pytest.mark.parametrize(("id_", "e_min", "b_crit", "rms_percent"), PRINTED_FITS)
+def test_fit_agrees_with_the_printed_one(
+    cases: dict[str, dict[str, Any]], id_: str, e_min: float, b_crit: float, rms_percent: float
+) -> None:
+    fit = fit_of(cases[id_])
+    assert fit.e_min == pytest.approx(e_min, rel=5e-3)
+    assert fit.b_crit == pytest.approx(b_crit, rel=5e-3)
+    assert 100 * fit.rms_log == pytest.approx(rms_percent, abs=0.06)
+
+
+def test_fit_of_cosmoflow_without_the_batch_of_another_recipe(cases: dict[str, dict[str, Any]]) -> None:
+    fit = fit_of(cases["cosmoflow_hpc_3.0.0"], without=32)
+    assert fit.e_min == pytest.approx(15.75, rel=5e-3)
+    assert fit.b_crit == pytest.approx(778, rel=5e-3)
+    assert fit.rms_log == pytest.approx(0.090, abs=6e-4)
+
+
+@pytest.mark.parametrize(
+    ("id_", "low", "high"),
+    [("bert_training_1.1.0", 13600, 14900), ("resnet_training_4.0.0", 45400, 48800)],
+)
+def test_critical_batch_without_one_point_stays_in_the_printed_range(
+    cases: dict[str, dict[str, Any]], id_: str, low: float, high: float
+) -> None:
+    found = [fit_of(cases[id_], without=point[0]).b_crit for point in cases[id_]["points"]]
+    assert (min(found), max(found)) == pytest.approx((low, high), rel=5e-3)
+
+
+@pytest.mark.parametrize("id_", ["unet3d_training_1.1.0", "deepseekv3_671b_training_6.0.0"])
+def test_noise_and_a_tiny_range_give_no_number(cases: dict[str, dict[str, Any]], id_: str) -> None:
+    with pytest.raises(NotIdentifiableError, match="not identifiable"):
+        fit_of(cases[id_])
+
+
+def test_fit_of_the_four_rounded_runs_of_table_1(cases: dict[str, dict[str, Any]]) -> None:
+    fit = fit_of(cases["seed_bert_mlperf_1.1"])
+    assert fit.e_min == pytest.approx(2.413e6, rel=5e-3)
+    assert fit.b_crit == pytest.approx(13721, rel=5e-3)
+
+
+def test_fit_of_the_ten_run_means_behind_table_1() -> None:
+    fit = fit_hyperbola([448, 3072, 3072, 12960], [2775226, 3186893, 2836685, 4624128])
+    assert fit.e_min == pytest.approx(2.619e6, rel=5e-3)
+    assert fit.b_crit == pytest.approx(17520, rel=5e-3)
+
+
+def test_runs_of_table_1_fit_into_their_devices(cases: dict[str, dict[str, Any]]) -> None:
+    layout = [(8 * 1, 56), (8 * 8, 48), (8 * 128, 3), (8 * 540, 3)]
+    batches = [gpus * per_gpu for gpus, per_gpu in layout]
+    assert batches == [point[0] for point in cases["seed_bert_mlperf_1.1"]["points"]]
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples_per_s", "predicted_min", "measured_min", "error"),
+    [
+        (448, 2313, 18.16, 20.00, -0.09),
+        (3072, 17484, 2.832, 3.038, -0.07),
+        (3072, 84789, 0.584, 0.5576, 0.05),
+        (12960, 340711, 0.228, 0.2262, 0.01),
+    ],
+)
+def test_bert_time_to_train_from_reference_fit_and_measured_throughput(
+    cases: dict[str, dict[str, Any]],
+    batch: float,
+    samples_per_s: float,
+    predicted_min: float,
+    measured_min: float,
+    error: float,
+) -> None:
+    minutes = fit_of(cases["bert_training_1.1.0"]).examples(batch) / samples_per_s / 60
+    assert minutes == pytest.approx(predicted_min, rel=5e-3)
+    assert minutes / measured_min - 1 == pytest.approx(error, abs=6e-3)
+
+
+@pytest.mark.parametrize(("base", "expected"), [(448.0, 1.43), (528.0, 1.50)])
+def test_fifteen_times_the_bert_batch_takes_half_as_many_samples_again(
+    cases: dict[str, dict[str, Any]], base: float, expected: float
+) -> None:
+    fit = fit_of(cases["bert_training_1.1.0"])
+    assert fit.examples(15 * base) / fit.examples(base) == pytest.approx(expected, rel=5e-3)
+
+
+def test_bert_recipe_steps_defeat_extrapolation_and_the_band_says_so(
+    cases: dict[str, dict[str, Any]],
+) -> None:
+    points = [point for point in cases["bert_training_4.0.0"]["points"] if point[0] <= 4608]
+    fit = fit_hyperbola([point[0] for point in points], [point[1] for point in points])
+    error = fit.examples(16384.0) / 5504310.0 - 1
+    assert error == pytest.approx(-0.31, abs=6e-3)
+    assert fit.relative_error(16384.0) == pytest.approx(abs(error), abs=6e-3)
+
+
+def test_score_of_the_public_cases(cases: dict[str, dict[str, Any]]) -> None:
+    """A plain fit is known to give 4.4 and 16 %, and 8 and 20 % for the larger batch."""
+    result = validate_convergence(list(cases.values()))
+    single, larger, baseline = result["summary"], result["larger_batch"], result["baseline"]
+    assert single["median_ape"] < 0.045
+    assert single["p90_ape"] < 0.165
+    assert abs(single["bias"]) < 0.01
+    assert larger["median_ape"] < 0.08
+    assert larger["p90_ape"] < 0.215
+    assert single["median_ape"] < baseline["median_ape"] / 4
+    assert larger["median_ape"] < result["larger_batch_baseline"]["median_ape"] / 4
+    assert result["predictions"] == {"leave_one_out": 121, "larger_batch": 15}
+
+
+def test_only_noise_fine_tuning_and_flat_starts_are_refused(cases: dict[str, dict[str, Any]]) -> None:
+    result = validate_convergence(list(cases.values()))
+    assert {line["id"]: line["error"].partition(" refused")[0] for line in result["failed"]} == {
+        "unet3d_training_1.1.0": "5 of 5",
+        "llama2_70b_lora_training_5.1.0": "5 of 5",
+        "maskrcnn_training_1.1.0": "1 of 7",
+        "gpt3_training_4.1.0": "1 of 7",
+    }
+    assert result["refused"] - result["refused_allowed"] == 6
+
+
+def test_every_case_names_its_source_and_increases_its_batches(cases: dict[str, dict[str, Any]]) -> None:
+    assert len(cases) == 25
+    for case in cases.values():
+        assert case["source"]["title"]
+        batches = [point[0] for point in case["points"]]
+        assert batches == sorted(batches)
