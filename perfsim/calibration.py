@@ -2,7 +2,7 @@
 
 Every class carries a `fit` record: the command that made it, the table it was made from, how many
 points, and the residual. `perfsim.costs` and `perfsim.collectives` read these numbers and nothing
-else that is empirical. Numbers are SI; a field's name ends in its unit.
+else that is empirical. Seconds and bytes a second are strings with a unit in YAML, SI floats here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from perfsim.units import BytesPerSecond, Seconds
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -80,15 +82,15 @@ class GemmConstants(Constants):
     """Seconds of summing the slices, as a multiple of partial-sum bytes over peak bandwidth."""
     choice_split_traffic: NonNegative
     """The same, as the library seems to believe."""
-    split_latency_s: NonNegative
-    launch_s: NonNegative
+    split_latency_s: Seconds
+    launch_s: Seconds
     memory_fraction: Fraction
     """Of the datasheet bandwidth, for a GEMM that is bound by reading its operands."""
     overlap_sharpness: Annotated[float, Field(ge=1)]
     """p of the p-norm that joins compute and memory time; large: perfect overlap."""
     burst_fraction: Fraction
     """Ceiling of the fraction of peak in a kernel much longer than `burst_s`."""
-    burst_s: Positive
+    burst_s: Seconds
     """How long a kernel runs before the benchmark's clocks come down to the ceiling."""
     power_sharpness: Annotated[float, Field(ge=1)]
     """How abruptly efficiency meets a power ceiling; large: abruptly."""
@@ -107,7 +109,7 @@ class GpuCalibration(Calibration):
     kind: Literal["gpu"] = "gpu"
     gemm: GemmConstants
     memory: MemoryConstants
-    kernel_latency_s: NonNegative
+    kernel_latency_s: Seconds
     """Fixed time of any kernel on the GPU, host not counted."""
     sustained_fraction: Fraction
     """Ceiling of the fraction of peak in training, where the power limit holds for hours."""
@@ -123,11 +125,11 @@ class ProtocolSegment(Constants):
     """
 
     name: str
-    latency_base_s: NonNegative
-    latency_per_step_s: NonNegative
-    bandwidth_bytes_per_s: Positive
+    latency_base_s: Seconds
+    latency_per_step_s: Seconds
+    bandwidth_bytes_per_s: BytesPerSecond
     """Of the bus, one direction of one device."""
-    local_bytes_per_s: Positive | None = None
+    local_bytes_per_s: BytesPerSecond | None = None
     """Reading and writing the whole message on each device; None: hidden behind the bus."""
 
 
@@ -140,9 +142,9 @@ class NetworkProtocol(Constants):
 
     algorithm: Literal["ring", "tree"]
     name: str
-    latency_base_s: NonNegative
-    intra_step_s: NonNegative
-    inter_step_s: NonNegative
+    latency_base_s: Seconds
+    intra_step_s: Seconds
+    inter_step_s: Seconds
     bandwidth_fraction: Fraction
 
 
@@ -152,7 +154,7 @@ class NetworkConstants(Constants):
     efficiency: Fraction
     """Bus bandwidth over the line rate of the NICs that the group may use."""
     protocols: Annotated[tuple[NetworkProtocol, ...], Field(min_length=1)]
-    send_recv_latency_s: NonNegative
+    send_recv_latency_s: Seconds
     """Point to point between two nodes, before the first byte."""
 
 
@@ -171,7 +173,7 @@ class WaferCalibration(Calibration):
     kind: Literal["wafer"] = "wafer"
     efficiency: dict[str, Fraction]
     """Fraction of peak in steady state, by software release."""
-    layer_overhead_s: NonNegative
+    layer_overhead_s: Seconds
     """Fixed time of one layer and pass, whatever its work."""
     peak_profile: str = ""
     """Which peak the efficiency is a fraction of."""
@@ -181,7 +183,7 @@ class FrameworkCalibration(Calibration):
     """What the training framework's host side costs, whatever the model."""
 
     kind: Literal["framework"] = "framework"
-    host_s_per_kernel: NonNegative
+    host_s_per_kernel: Seconds
     """The host cannot launch kernels faster than this."""
-    host_blocking_s_per_kernel: NonNegative
+    host_blocking_s_per_kernel: Seconds
     """The same when the host waits for every kernel."""

@@ -130,8 +130,7 @@ def format_quantity(value: float, dimension: Dimension, precision: int | None = 
     """Write an SI value for people: 2.039e12 bytes/s becomes "2.039 TB/s".
 
     `precision` counts significant digits; None writes every digit, so that `parse_quantity` gives
-    the same float back. Whole multiples of 2**20 bytes that are no round decimal number are
-    written in MiB, GiB, ...
+    the same float back. Bytes that are round in KiB, MiB, GiB, ... and not in kB are written so.
     """
     units = _UNITS[dimension]
     if not math.isfinite(value) or value == 0:
@@ -213,9 +212,9 @@ def _short_list(dimension: Dimension) -> list[str]:
 
 def _binary_text(value: float) -> str:
     """Write 80 * 2**30 as "80 GiB"; nothing for a number that is round in decimal units."""
-    if value % 2**20 or value % 1e6 == 0 or value >= 2**60:
+    exponent = max((power for power in _BINARY_PREFIXES if value % 2**power == 0), default=0)
+    if not exponent or value % 1000 == 0 or abs(value) >= 10000 * 2**exponent:
         return ""
-    exponent = max(exponent for exponent in _BINARY_PREFIXES if value % 2**exponent == 0)
     return f"{int(value) >> exponent} {_BINARY_PREFIXES[exponent]}B"
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from perfsim.calibration import FrameworkCalibration
 from perfsim.hardware import CatalogSpec, Precision
 
 Recompute = Literal["none", "selective", "full"]
@@ -79,6 +80,8 @@ class TrainingRecipe(CatalogSpec):
     """D_min: tokens to the target in the limit of small batches."""
     target_loss: Annotated[float, Field(gt=0)] | None = None
     """Nats a token; turned into `tokens` by a loss law."""
+    framework: FrameworkCalibration | None = None
+    """What the training framework's host side costs; needed on GPUs."""
     software_release: str | None = None
     """Release of a wafer cluster's software; None: the system's."""
 

@@ -48,8 +48,8 @@ __all__ = [
 
 DEFAULT_LAW = "data_law"
 DEFAULT_BAND_FACTOR = 2.5
-"""90 % band of a law that was not fitted to the run at hand. It does not reach every published law: at 20 billion
-parameters and 20 tokens each, Kaplan's at a Chinchilla loss lies 3.6 times below `data_law`."""
+"""90 % band of a law that was not fitted to the run at hand. It does not reach every published law: at
+20 billion parameters and 20 tokens each, Kaplan's at a Chinchilla loss lies 3.6 times below `data_law`."""
 FLOOR_TOKENS = 2e5
 """The converted law turns negative below about 2.5e8 training tokens."""
 

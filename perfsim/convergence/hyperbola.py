@@ -214,7 +214,7 @@ class _Profile:
 
 
 def _search_range(batch: FloatArray) -> tuple[float, float]:
-    """ln B_crit from where E is proportional to B to where E is constant, to a part in a thousand."""
+    """Range of ln B_crit: from E in proportion to B to E constant, to a part in a thousand."""
     return math.log(batch[0] / 1e3), math.log(batch[-1] * 1e3)
 
 

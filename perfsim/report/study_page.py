@@ -34,13 +34,11 @@ def _head(result: StudyResult) -> Head:
         if ratio.is_first:
             figure, spread = text.duration(ratio.time_s), f"band {text.duration_band(ratio.band_s)}"
         else:
-            low, high = (text.number(end, 2) for end in ratio.band)
+            low, high = (text.number(end) for end in ratio.band)
             figure = (
-                f"{text.number(ratio.ratio)} {text.TIMES} as long"
-                if math.isfinite(ratio.ratio)
-                else text.MISSING
+                f"{text.number(ratio.ratio)} {text.TIMES}" if math.isfinite(ratio.ratio) else text.MISSING
             )
-            spread = f"{low}{text.NONE}{high} {text.TIMES}" if low != high else "the same over the whole band"
+            spread = f"as long ({low}{text.NONE}{high} {text.TIMES})"
         cards.append(Card(figure, spread, ratio.name))
     note = (
         "Time to the target; first the soonest, then how many times as long the others take. A ratio's range "
@@ -120,7 +118,7 @@ def _timelines(result: StudyResult, trace_name: str | None) -> list[Section]:
         sections.append(
             Section(
                 name,
-                figure=timeline_figure.timeline(candidate, name, cut.bars),
+                figure=timeline_figure.timeline(candidate, cut.bars),
                 table=timeline_figure.timeline_table(candidate),
                 alt=timeline_figure.timeline_alt(candidate, name),
                 slug=f"timeline-{index}",
@@ -143,7 +141,8 @@ def _evidence(result: StudyResult) -> list[Section]:
     if result.sampling:
         lead = (
             "Tasks drawn from the simulated step, computed with NumPy in the partition that the strategy "
-            "chose and compared with the unpartitioned product. Tells whether the simulated work is the right work."
+            "chose and compared with the unpartitioned product. Tells whether the simulated work "
+            "is the right work."
         )
         sections.append(Section("Correctness sampling", lead, table=sampling_table(result), slug="sampling"))
     if result.accuracy:

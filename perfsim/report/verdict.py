@@ -57,41 +57,50 @@ class _Metric:
     best: Callable[[Sequence[float]], float] = max
 
 
-_METRICS = (
-    _Metric("time to the target", lambda c: text.duration(c.time_to_accuracy_s), _time, min),
-    _Metric("its band", lambda c: text.duration_band(c.time_to_accuracy_band_s)),
-    _Metric("steps", lambda c: text.integer(c.steps)),
-    _Metric("global batch, sequences", lambda c: text.integer(c.global_batch_size)),
-    _Metric("step", lambda c: text.duration(c.step_time_s)),
-    _Metric("tokens/s", lambda c: text.integer(c.tokens_per_s), lambda c: c.tokens_per_s),
-    _Metric("tokens/s per device", lambda c: text.integer(c.tokens_per_s / max(c.num_devices, 1))),
-    _Metric("MFU", lambda c: text.percent(c.mfu), lambda c: c.mfu),
-    _Metric("HFU", lambda c: text.percent(c.hfu)),
-    _Metric("bubble", lambda c: text.percent(c.bubble_fraction)),
-    _Metric("exposed communication", lambda c: text.percent(c.exposed_communication_fraction)),
-    _Metric("peak memory", lambda c: f"{text.peak_memory(c)} ({text.percent(text.memory_share(c), 0)})"),
-    _Metric("layout", lambda c: text.layout_long(c.layout)),
-    _Metric("notes", lambda c: "; ".join(c.notes) or text.NONE),
-)
+def _metrics(candidates: Sequence[CandidateResult]) -> list[_Metric]:
+    """The rows; times to the target share one unit, so that a row compares at a glance."""
+    unit, scale = text.time_unit(_time(candidate) for candidate in candidates)
+
+    def band(c: CandidateResult) -> str:
+        low, high = (text.number(end / scale) for end in c.time_to_accuracy_band_s)
+        return f"{low}{text.NONE}{high} {unit}"
+
+    return [
+        _Metric("time to the target", lambda c: f"{text.number(_time(c) / scale)} {unit}", _time, min),
+        _Metric("its band", band),
+        _Metric("steps", lambda c: text.integer(c.steps)),
+        _Metric("global batch, sequences", lambda c: text.integer(c.global_batch_size)),
+        _Metric("step", lambda c: text.duration(c.step_time_s)),
+        _Metric("tokens/s", lambda c: text.integer(c.tokens_per_s), lambda c: c.tokens_per_s),
+        _Metric("tokens/s per device", lambda c: text.integer(c.tokens_per_s / max(c.num_devices, 1))),
+        _Metric("MFU", lambda c: text.percent(c.mfu), lambda c: c.mfu),
+        _Metric("HFU", lambda c: text.percent(c.hfu)),
+        _Metric("bubble", lambda c: text.percent(c.bubble_fraction)),
+        _Metric("exposed communication", lambda c: text.percent(c.exposed_communication_fraction)),
+        _Metric("peak memory", lambda c: f"{text.peak_memory(c)} ({text.percent(text.memory_share(c), 0)})"),
+        _Metric("layout", lambda c: text.layout_long(c.layout)),
+        _Metric("notes", lambda c: "; ".join(c.notes) or text.NONE),
+    ]
 
 
 def verdict_table(result: StudyResult) -> Table:
     """One column per candidate in the order asked, one row per metric; best time, rate, MFU marked."""
     candidates = result.candidates
-    rows = [[metric.name, *(metric.cell(candidate) for candidate in candidates)] for metric in _METRICS]
+    metrics = _metrics(candidates)
+    rows = [[metric.name, *(metric.cell(candidate) for candidate in candidates)] for metric in metrics]
     if not any(candidate.notes for candidate in candidates):
         rows.pop()
     caption = (
-        "MFU counts the model's FLOPs, HFU also those of recomputation. Memory is that of one device, with its "
-        "share of the capacity. A star marks the best."
+        "MFU counts the model's FLOPs, HFU also those of recomputation. Memory is that of one device, with "
+        "its share of the capacity. A star marks the best."
     )
     columns = ["", *text.labels(candidates)]
-    return Table(columns, rows, caption, frozenset(range(1, len(columns))), _best(candidates))
+    return Table(columns, rows, caption, frozenset(range(1, len(columns))), _best(metrics, candidates))
 
 
-def _best(candidates: Sequence[CandidateResult]) -> frozenset[tuple[int, int]]:
+def _best(metrics: Sequence[_Metric], candidates: Sequence[CandidateResult]) -> frozenset[tuple[int, int]]:
     marked = set()
-    for row, metric in enumerate(_METRICS):
+    for row, metric in enumerate(metrics):
         if metric.value is None or len(candidates) < 2:
             continue
         values = [metric.value(candidate) for candidate in candidates]

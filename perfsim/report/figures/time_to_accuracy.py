@@ -128,19 +128,22 @@ def _critical_shapes(result: StudyResult) -> list[dict[str, Any]]:
 
 
 def _critical_note(result: StudyResult) -> list[dict[str, Any]]:
-    if not result.critical_batch_tokens > 0:
+    critical = result.critical_batch_tokens
+    if not critical > 0:
         return []
+    tokens = [point.batch_tokens for candidate in result.candidates for point in candidate.batch_curve]
+    on_the_left = bool(tokens) and critical**2 < min(tokens) * max(tokens)
     return [
         {
-            "x": math.log10(result.critical_batch_tokens),
+            "x": math.log10(critical),
             "xref": "x",
             "y": 1,
             "yref": "paper",
             "yanchor": "top",
-            "xanchor": "right",
+            "xanchor": "left" if on_the_left else "right",
             "showarrow": False,
-            "align": "right",
-            "text": f"critical batch<br>{text.large(result.critical_batch_tokens)} ",
+            "align": "left" if on_the_left else "right",
+            "text": f" critical batch <br> {text.large(critical)} ",
         }
     ]
 

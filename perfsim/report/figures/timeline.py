@@ -20,6 +20,7 @@ from perfsim.study.result import CandidateResult, TimelineBar
 
 MAX_BARS = 8000
 MAX_STEPS = 2
+_NOT_QUITE_OPAQUE = 0.99
 _OUTLINED = 150
 """Up to so many bars of a category have an outline; of thinner ones it would hide the colour."""
 
@@ -97,7 +98,8 @@ def timeline(candidate: CandidateResult, bars: Sequence[TimelineBar]) -> go.Figu
 
 def _bars(bars: Sequence[TimelineBar], category: str, marker: dict[str, Any], unit: str, scale: float) -> Any:
     edge = {"width": 0.5 if len(bars) <= _OUTLINED else 0, "color": "rgba(60,60,60,0.45)"}
-    flat = {"color": marker["color"], "line": edge}
+    # Plotly widens an opaque bar without outline to a whole pixel, which would hide its neighbours.
+    flat = {"color": base.translucent(marker["color"], _NOT_QUITE_OPAQUE), "line": edge}
     if "pattern" in marker:
         flat["pattern"] = marker["pattern"]
     return go.Bar(

@@ -2,13 +2,15 @@
 (() => {
   const NARROW = 600, RESERVED = 30;
   const plots = [...document.querySelectorAll(".js-plotly-plot")];
-  const own = new Map(plots.map((plot) => [plot, plot.layout.height]));
+  const own = new Map(plots.map((plot) => [plot, { height: plot.layout.height, drag: plot.layout.dragmode }]));
   const fit = async (plot) => {
-    const size = window.innerWidth < NARROW ? 11 : 12;
-    await Plotly.relayout(plot, { "font.size": size, "title.font.size": size + (size < 12 ? 2 : 3) });
+    const narrow = window.innerWidth < NARROW;
+    // On a phone a finger scrolls the page; dragging to zoom would hold it fast.
+    const look = narrow ? { "font.size": 11, "title.font.size": 13 } : { "font.size": 12, "title.font.size": 15 };
+    await Plotly.relayout(plot, { ...look, dragmode: narrow ? false : own.get(plot).drag });
     const legend = plot.querySelector(".legend");
     const lines = legend ? Math.max(0, legend.getBBox().height - RESERVED) : 0;
-    const height = own.get(plot) + Math.round(lines);
+    const height = own.get(plot).height + Math.round(lines);
     if (height === plot.layout.height) return;
     plot.style.height = plot.parentElement.style.height = height + "px";
     await Plotly.relayout(plot, { height });

@@ -90,6 +90,14 @@ def test_more_scatter_gives_a_wider_interval() -> None:
     assert fit_hyperbola(BATCHES, scattered).band_factor > fit_hyperbola(BATCHES, measured).band_factor
 
 
+def test_interval_of_one_standard_error_covers_the_truth_as_often_as_students_t_says() -> None:
+    # Six batch sizes leave four degrees of freedom: |t| < 1 in 63 % of draws.
+    batches = [250.0 * 2**i for i in range(6)]
+    noise = np.random.default_rng(7).normal(0, 0.1, size=(400, 6))
+    intervals = [fit_hyperbola(batches, on_hyperbola(batches) * np.exp(row)).b_crit_interval for row in noise]
+    assert np.mean([low < 2000 < high for low, high in intervals]) == pytest.approx(0.63, abs=0.05)
+
+
 def test_two_batch_sizes_are_too_few_however_often_repeated() -> None:
     # MLPerf v0.6 Transformer on 16 to 1,024 chips: six runs at two batch sizes.
     with pytest.raises(NotIdentifiableError, match="2 batch sizes"):

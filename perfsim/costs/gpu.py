@@ -1,0 +1,119 @@
+"""Seconds of work on a GPU cluster.
+
+A compute task takes as long as its kernels on the GPU, and no less than the host needs to launch
+them (a smooth maximum, since the host runs ahead only so far). A collective takes what its
+algorithm takes on the links that its group spans.
+"""
+
+from __future__ import annotations
+
+from perfsim.calibration import FrameworkCalibration, GpuCalibration
+from perfsim.collectives import Group, Network, collective_time_s
+from perfsim.costs.gemm import GemmModel
+from perfsim.errors import CatalogError, GraphError
+from perfsim.graph import RankGroup, Work
+from perfsim.hardware import GpuClusterSpec
+from perfsim.topology import Topology
+from perfsim.transformer import Kernel
+from perfsim.workload import TrainingRecipe
+
+
+class GpuCosts:
+    """Prices classes of work for one recipe on one GPU cluster; prices are remembered."""
+
+    def __init__(self, topology: Topology, recipe: TrainingRecipe) -> None:
+        system = topology.system
+        if not isinstance(system, GpuClusterSpec):
+            raise GraphError(f"{system.name} is not a GPU cluster")
+        self.topology = topology
+        self.recipe = recipe
+        self.framework = _framework(recipe)
+        self.gpu = _calibration(system)
+        self.peak_flop_per_s = peak_flop_per_s(system, recipe)
+        self.gemm = GemmModel.from_calibration(
+            self.gpu, self.peak_flop_per_s, system.device.memory.bandwidth, system.device.compute_units
+        )
+        self.memory_bytes_per_s = self.gpu.memory.fraction * system.device.memory.bandwidth
+        self.network = Network.of_cluster(system)
+        self._kernels: dict[Kernel, float] = {}
+        self._works: dict[Work, float] = {}
+
+    def duration_s(self, work: Work) -> float:
+        """Seconds of one task of this class when nothing else uses its links."""
+        known = self._works.get(work)
+        if known is None:
+            known = self._communication_s(work) if work.kind.is_communication else self._compute_s(work)
+            self._works[work] = known
+        return known
+
+    def _compute_s(self, work: Work) -> float:
+        device_s = sum(self.kernel_s(kernel) for kernel in work.kernels)
+        if self.recipe.host_blocking:
+            return device_s + work.launches * self.framework.host_blocking_s_per_kernel
+        host_s = work.launches * self.framework.host_s_per_kernel
+        return smooth_maximum(device_s, host_s, self.framework.overlap_sharpness)
+
+    def kernel_s(self, kernel: Kernel) -> float:
+        """Seconds of one kernel on the device."""
+        known = self._kernels.get(kernel)
+        if known is None:
+            known = self._kernels[kernel] = self._kernel_s(kernel)
+        return known
+
+    def _kernel_s(self, kernel: Kernel) -> float:
+        moving_s = kernel.bytes_accessed / self.memory_bytes_per_s
+        if kernel.op == "elementwise":
+            return kernel.launches * self.gpu.kernel_latency_s + moving_s
+        if kernel.op == "attention":
+            return self.gpu.kernel_latency_s + max(moving_s, self._attention_s(kernel))
+        seconds = self.gemm.time_s(kernel.m, kernel.n, kernel.k, kernel.batch, sustained=True)
+        return seconds * (self.gpu.wgrad_factor if kernel.weight_gradient else 1.0)
+
+    def _attention_s(self, kernel: Kernel) -> float:
+        return kernel.flop / (self.gpu.attention_fraction * self.peak_flop_per_s)
+
+    def _communication_s(self, work: Work) -> float:
+        if work.group is None:
+            raise GraphError(f"communication {work.name} has no group")
+        return float(collective_time_s(work.op, work.comm_bytes, self.group(work.group), self.network))
+
+    def group(self, ranks: RankGroup) -> Group:
+        """How a group of ranks lies over the nodes."""
+        return group_of(ranks, self.topology)
+
+
+def group_of(ranks: RankGroup, topology: Topology) -> Group:
+    """Size, ranks per node and nodes of a group."""
+    shape = topology.group_shape(ranks.ranks)
+    return Group(size=shape.size, ranks_per_node=shape.ranks_per_node, nodes=shape.nodes)
+
+
+def peak_flop_per_s(system: GpuClusterSpec, recipe: TrainingRecipe) -> float:
+    """Datasheet peak of a device at a recipe's precision."""
+    peak = system.device.peak
+    if recipe.precision not in peak:
+        raise CatalogError(
+            f"{system.device.name} has no peak for {recipe.precision}; it has {', '.join(sorted(peak))}"
+        )
+    return float(peak[recipe.precision])
+
+
+def smooth_maximum(a: float, b: float, sharpness: float) -> float:
+    """(a^p + b^p)^(1/p): the larger of the two, a little more where they are close."""
+    largest = max(a, b)
+    if largest <= 0.0:
+        return 0.0
+    return float(largest * (1.0 + (min(a, b) / largest) ** sharpness) ** (1.0 / sharpness))
+
+
+def _calibration(system: GpuClusterSpec) -> GpuCalibration:
+    calibration = system.device.calibration
+    if not isinstance(calibration, GpuCalibration):
+        raise CatalogError(f"device {system.device.name} names no GPU calibration, so nothing can be priced")
+    return calibration
+
+
+def _framework(recipe: TrainingRecipe) -> FrameworkCalibration:
+    if recipe.framework is None:
+        raise CatalogError(f"recipe {recipe.name} names no framework, so launches cannot be priced on GPUs")
+    return recipe.framework

@@ -1,0 +1,87 @@
+"""Seconds of work on a wafer-scale cluster.
+
+Compute is FLOPs over the efficiency that a software release was measured to reach, plus a fixed
+overhead a layer. Weights and gradients pass a tree at line rate: a layer occupies MemoryX and the
+tree for its bytes over the slowest link, and its first byte takes one hop a level.
+"""
+
+from __future__ import annotations
+
+from perfsim.calibration import WaferCalibration
+from perfsim.collectives.in_network import tree_latency_s
+from perfsim.errors import CatalogError, GraphError
+from perfsim.graph import Work
+from perfsim.hardware import WaferClusterSpec
+from perfsim.topology import Topology
+from perfsim.workload import TrainingRecipe
+
+FORWARD_SHARE = 1.0 / 3.0
+"""Share of the per-layer overhead in the forward pass: work is 1 to 2."""
+
+
+class WaferCosts:
+    """Prices classes of work for one recipe on one wafer-scale cluster."""
+
+    def __init__(self, topology: Topology, recipe: TrainingRecipe) -> None:
+        system = topology.system
+        if not isinstance(system, WaferClusterSpec):
+            raise GraphError(f"{system.name} is not a wafer cluster")
+        calibration = system.device.calibration
+        if not isinstance(calibration, WaferCalibration):
+            raise CatalogError(f"device {system.device.name} names no wafer calibration")
+        self.system = system
+        self.topology = topology
+        self.release, self.note = nearest_release(
+            recipe.software_release or system.software_release, calibration
+        )
+        self.flop_per_s = calibration.efficiency[self.release] * float(system.device.peak[recipe.precision])
+        self.layer_overhead_s = calibration.layer_overhead_s
+        self.stream_bytes_per_s = min(
+            system.memoryx.bandwidth, system.swarmx.bandwidth, system.io_bytes_per_s
+        )
+
+    def duration_s(self, work: Work) -> float:
+        """Seconds of one task of this class."""
+        match work.op:
+            case "memoryx_read":
+                return work.comm_bytes / self.stream_bytes_per_s
+            case "broadcast":
+                return self.tree_latency_s()
+            case "reduce":
+                return work.comm_bytes / self.stream_bytes_per_s + self.tree_latency_s()
+            case "memoryx_update":
+                return work.comm_bytes / self.system.memoryx.update_bandwidth
+        return work.flop / self.flop_per_s + self._overhead_s(work)
+
+    def tree_latency_s(self) -> float:
+        """First byte from MemoryX to a system, or back: a hop and a chunk a level of the tree."""
+        tree = self.system.swarmx
+        levels = max(1, self.topology.tree_depth)
+        return tree_latency_s(levels, tree.hop_latency, tree.chunk, tree.bandwidth)
+
+    def _overhead_s(self, work: Work) -> float:
+        if not work.op.startswith("layer."):
+            return 0.0
+        share = 1.0 - FORWARD_SHARE if work.op == "layer.backward" else FORWARD_SHARE
+        return share * self.layer_overhead_s
+
+
+def nearest_release(wanted: str, calibration: WaferCalibration) -> tuple[str, str]:
+    """The measured release to use for `wanted`, and a remark where it is another.
+
+    Releases are ordered by number; an unknown one uses the nearest earlier, the earliest if none is.
+    """
+    known = sorted(calibration.efficiency, key=_number)
+    if wanted in known:
+        return wanted, ""
+    earlier = [release for release in known if _number(release) <= _number(wanted)]
+    chosen = earlier[-1] if earlier else known[0]
+    return chosen, f"no measurement of software release {wanted}: efficiency of {chosen} used"
+
+
+def _number(release: str) -> tuple[int, ...]:
+    digits = release.lower().lstrip("r").split(".")
+    try:
+        return tuple(int(part) for part in digits)
+    except ValueError:
+        raise CatalogError(f"software release {release!r} is not of the form r2.0") from None

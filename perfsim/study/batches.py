@@ -1,0 +1,107 @@
+"""Which global batches to try for a candidate, and the time to the target at each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfsim.convergence.critical_batch import CriticalBatch
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
+from perfsim.costs.price import Costs
+from perfsim.errors import PlanError
+from perfsim.strategies import Plan, Strategy
+from perfsim.study.evaluate import Evaluation, evaluate
+from perfsim.study.planner import best_plan, screen
+from perfsim.topology import Topology
+from perfsim.workload import Job, TrainingRecipe, TransformerConfig
+
+SMALLEST_SHARE, LARGEST_SHARE = 1 / 64, 2.0
+"""The grid of batches, as shares of the critical batch."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What ends a run, and how surely a step time is known."""
+
+    d_min_tokens: float
+    critical: CriticalBatch
+    step_time_error: dict[str, float]
+    """Relative half-width of the 90 % band of step times, by kind of system."""
+
+
+@dataclass(frozen=True)
+class BatchChoice:
+    """One global batch: the plan that runs it fastest, its step time and its time to the target."""
+
+    plan: Plan
+    step_time_s: float
+    answer: TimeToAccuracy
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One candidate at one number of devices."""
+
+    strategy: Strategy
+    topology: Topology
+    model: TransformerConfig
+    recipe: TrainingRecipe
+    costs: Costs
+
+    @property
+    def label(self) -> str:
+        return f"{self.topology.num_devices} x {self.topology.system.name}"
+
+    def job(self, global_batch_size: int) -> Job:
+        return Job(self.model, self.recipe, global_batch_size)
+
+
+def batch_grid(target: Target, seq_length: int, num_devices: int) -> list[int]:
+    """Global batches in sequences: 2^k and 3 x 2^k times a unit that deals evenly, up to twice the critical batch.
+
+    The unit is the largest power of two that divides the device count, so that replicas share evenly.
+    """
+    smallest = SMALLEST_SHARE * target.critical.tokens / seq_length
+    largest = LARGEST_SHARE * target.critical.tokens / seq_length
+    grid = sorted({factor * 2**power for factor in (2, 3) for power in range(24)})
+    unit = num_devices if num_devices & (num_devices - 1) else 1
+    return [unit * each for each in grid if smallest <= unit * each <= largest] or [unit * max(1, num_devices)]
+
+
+def time_at(machine: Machine, target: Target, global_batch_size: int) -> BatchChoice:
+    """The fastest plan at one batch, by its longest path. Raises PlanError where none fits."""
+    job = machine.job(global_batch_size)
+    best = screen(machine.strategy, job, machine.topology, machine.costs)[0]
+    step_time_s = evaluate(best.plan, machine.costs, contention=False).step_time_s
+    return _choice(best.plan, step_time_s, target)
+
+
+def _choice(plan: Plan, step_time_s: float, target: Target) -> BatchChoice:
+    answer = time_to_accuracy(
+        plan.job.tokens_per_step,
+        step_time_s,
+        target.d_min_tokens,
+        target.critical,
+        target.step_time_error[plan.system.kind],
+    )
+    return BatchChoice(plan, step_time_s, answer)
+
+
+def batch_curve(machine: Machine, target: Target, batches: list[int]) -> list[BatchChoice]:
+    """Time to the target at every batch that has a plan. Raises PlanError where none has."""
+    curve, refused = [], []
+    for batch in batches:
+        try:
+            curve.append(time_at(machine, target, batch))
+        except PlanError as error:
+            refused.append(error)
+    if not curve:
+        raise refused[-1] if refused else PlanError(f"{machine.label}: no batch to try")
+    return curve
+
+
+def run_best(machine: Machine, target: Target, curve: list[BatchChoice]) -> tuple[Evaluation, BatchChoice]:
+    """The batch of least time to the target, its layout confirmed and simulated in full."""
+    chosen = min(curve, key=lambda choice: (choice.answer.time_s, choice.answer.batch_tokens))
+    job = machine.job(chosen.plan.job.global_batch_size)
+    evaluation = best_plan(machine.strategy, job, machine.topology, machine.costs)
+    return evaluation, _choice(evaluation.plan, evaluation.step_time_s, target)

@@ -1,0 +1,99 @@
+"""One plan answered: graph, prices, run, and the numbers that every result carries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfsim.costs.gpu import GpuCosts
+from perfsim.costs.price import Costs, price
+from perfsim.costs.wafer import WaferCosts
+from perfsim.engine import critical_path, simulate
+from perfsim.graph import GraphBuilder, TaskGraph
+from perfsim.hardware import GpuClusterSpec
+from perfsim.strategies import Plan, strategy
+from perfsim.study.contention import shared_links
+from perfsim.topology import Topology
+from perfsim.trace import Trace
+from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
+from perfsim.workload import TrainingRecipe
+
+COMMUNICATION = "_communication"
+EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A plan with what became of it."""
+
+    plan: Plan
+    graph: TaskGraph
+    trace: Trace
+    breakdown_s: dict[str, float]
+    """Seconds of the step by category, the mean over computing devices; they add up to the step."""
+    model_flop: float
+    recompute_flop: float
+    peak_flop_per_s: float
+    """All devices together."""
+
+    @property
+    def step_time_s(self) -> float:
+        return self.trace.step_time_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.plan.job.tokens_per_step / self.step_time_s
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over what all devices could do in the step; recompute not counted."""
+        return self.model_flop / (self.step_time_s * self.peak_flop_per_s)
+
+    @property
+    def hfu(self) -> float:
+        """The same with the FLOPs of recompute."""
+        return (self.model_flop + self.recompute_flop) / (self.step_time_s * self.peak_flop_per_s)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Share of the step in which a device has nothing to do and nothing under way."""
+        return self.breakdown_s.get("bubble", 0.0) / self.step_time_s
+
+    @property
+    def exposed_communication_fraction(self) -> float:
+        """Share of the step in which a device only waits for communication."""
+        exposed = sum(
+            seconds
+            for category, seconds in self.breakdown_s.items()
+            if category.endswith(COMMUNICATION) or category in EXPOSED_STREAMS
+        )
+        return exposed / self.step_time_s
+
+
+def costs_for(topology: Topology, recipe: TrainingRecipe) -> Costs:
+    """What prices work on a system."""
+    if isinstance(topology.system, GpuClusterSpec):
+        return GpuCosts(topology, recipe)
+    return WaferCosts(topology, recipe)
+
+
+def evaluate(plan: Plan, costs: Costs, *, contention: bool = True) -> Evaluation:
+    """Write the plan's graph, price it and run it; without `contention` by its longest path alone."""
+    builder = GraphBuilder()
+    strategy(plan.strategy).emit(plan, builder)
+    graph = builder.build()
+    duration_s = price(graph, costs)
+    if contention:
+        links = shared_links(graph, plan.topology)
+        trace = simulate(graph, duration_s, links.flows, links.capacities)
+    else:
+        trace = critical_path(graph, duration_s)
+    job = plan.job
+    return Evaluation(
+        plan=plan,
+        graph=graph,
+        trace=trace,
+        breakdown_s=trace.mean_breakdown(),
+        model_flop=model_flop_per_step(job),
+        recompute_flop=recompute_flop_per_step(job, plan.layout.recompute),
+        peak_flop_per_s=plan.topology.num_devices * plan.system.device.peak[job.recipe.precision],
+    )

@@ -1,0 +1,174 @@
+"""Answering a study: every candidate at its own best batch, and the sentence that compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
+from perfsim.convergence.loss_laws import tokens_to_loss
+from perfsim.errors import InputError, PlanError, Problem
+from perfsim.strategies import strategy
+from perfsim.study.accuracy import accuracy_of, step_time_errors
+from perfsim.study.assumptions import assumptions_of
+from perfsim.study.batches import BatchChoice, Machine, Target, batch_curve, batch_grid, run_best
+from perfsim.study.evaluate import Evaluation, costs_for
+from perfsim.study.outcome import candidate_result
+from perfsim.study.result import CandidateResult, SamplingSummary, StudyResult
+from perfsim.study.sampling import sample_step
+from perfsim.study.spec import CandidateSpec, StudySpec
+from perfsim.study.verdict import Answer, verdict
+from perfsim.topology import build_topology
+from perfsim.transformer import parameters
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A candidate with everything that was learned about it."""
+
+    machine: Machine
+    evaluation: Evaluation
+    choice: BatchChoice
+    curve: tuple[BatchChoice, ...]
+    sampling: SamplingSummary | None
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """The result of a study beside the runs that led to it, for traces and further questions."""
+
+    result: StudyResult
+    answered: tuple[Answered, ...]
+
+
+def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
+    """A study of the catalogue by name, or from a file; CatalogError lists all that is wrong."""
+    catalog = catalog or default_catalog()
+    return parse_file(Path(catalog.study_path(name_or_path)), StudySpec, catalog)
+
+
+def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress = lambda _: None) -> StudyRun:
+    """Answer a study; `compare` keeps the candidates of these strategies, in this order.
+
+    Raises PlanError where no candidate at all has a feasible plan.
+    """
+    target = _target(spec)
+    answered: list[Answered] = []
+    refused: list[str] = []
+    for candidate in _chosen(spec, compare):
+        for devices in candidate.devices:
+            progress(f"{candidate.strategy} on {devices} x {candidate.system.name}")
+            try:
+                answered.append(_answer(spec, candidate, devices, target))
+            except PlanError as error:
+                refused += error.reasons
+    if not answered:
+        raise PlanError(refused)
+    return StudyRun(_result(spec, target, answered, refused), tuple(answered))
+
+
+def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
+    """The study's candidates of the wanted strategies; another strategy borrows a system that suits it."""
+    if not compare:
+        yield from spec.candidates
+        return
+    for name in compare:
+        wanted = strategy(name)
+        own = [each for each in spec.candidates if each.strategy == wanted.name]
+        like = [each for each in spec.candidates if each.system.kind == wanted.system_kind]
+        if not own and not like:
+            raise InputError(
+                [
+                    Problem(
+                        f"study {spec.name} has no system for strategy {name}",
+                        help=f"it compares {', '.join(each.strategy for each in spec.candidates)}",
+                    )
+                ]
+            )
+        yield from own or [like[0].model_copy(update={"strategy": wanted.name})]
+
+
+def _target(spec: StudySpec) -> Target:
+    recipe = spec.recipe
+    tokens = recipe.tokens
+    if tokens is None and recipe.target_loss is not None:
+        tokens = float(tokens_to_loss(recipe.target_loss, parameters(spec.model).total))
+    if tokens is None:
+        raise InputError(f"study {spec.name}: recipe {recipe.name} has neither tokens nor target_loss")
+    law = spec.convergence
+    inputs = LawInputs(
+        d_min_tokens=tokens,
+        loss=recipe.target_loss,
+        loss_scale=law.loss_scale,
+        tokens=law.critical_batch_tokens,
+        band_factor=law.band_factor,
+    )
+    return Target(tokens, critical_batch(law.law, inputs), step_time_errors())
+
+
+def _answer(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
+    topology = build_topology(candidate.system, devices)
+    machine = Machine(
+        strategy=strategy(candidate.strategy),
+        topology=topology,
+        model=spec.model,
+        recipe=spec.recipe,
+        costs=costs_for(topology, spec.recipe),
+    )
+    fixed = spec.recipe.global_batch_size
+    batches = spec.batch_sizes
+    if fixed is not None:
+        grid = [fixed]
+    elif batches == "auto":
+        grid = batch_grid(target, spec.recipe.seq_length, devices)
+    else:
+        grid = list(batches)
+    curve = batch_curve(machine, target, grid)
+    evaluation, choice = run_best(machine, target, curve)
+    sampling = sample_step(evaluation, spec.sampling.tasks, spec.sampling.seed)
+    curve = [choice if each.answer.batch_tokens == choice.answer.batch_tokens else each for each in curve]
+    return Answered(machine, evaluation, choice, tuple(curve), sampling)
+
+
+def _result(
+    spec: StudySpec, target: Target, answered: Sequence[Answered], refused: Sequence[str]
+) -> StudyResult:
+    candidates = tuple(_candidate(each) for each in answered)
+    critical: CriticalBatch = target.critical
+    used = {each.strategy: each for each in accuracy_of([item.machine.topology.system.kind for item in answered])}
+    answers = [
+        Answer(candidate, each.choice.answer)
+        for candidate, each in zip(candidates, answered, strict=True)
+    ]
+    sentence = verdict(answers)
+    if refused:
+        sentence += f" Not possible: {'; '.join(refused)}."
+    return StudyResult(
+        study=spec.name,
+        title=spec.title,
+        question=spec.question,
+        model=spec.model.name,
+        num_parameters=float(parameters(spec.model).total),
+        seq_length=spec.recipe.seq_length,
+        target_tokens=target.d_min_tokens,
+        law=f"{critical.law}: {critical.source}",
+        critical_batch_tokens=critical.tokens,
+        critical_batch_band_tokens=critical.band_tokens,
+        candidates=candidates,
+        verdict=sentence,
+        assumptions=assumptions_of(spec, target),
+        sampling={
+            candidate.label: each.sampling
+            for candidate, each in zip(candidates, answered, strict=True)
+            if each.sampling is not None
+        },
+        accuracy=tuple(used.values()),
+    )
+
+
+def _candidate(each: Answered) -> CandidateResult:
+    return candidate_result(each.evaluation, each.choice, each.curve)

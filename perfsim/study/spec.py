@@ -1,0 +1,49 @@
+"""A study as it is written in YAML: a model, a recipe, and the machines to compare."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from perfsim.hardware import CatalogSpec, GpuClusterSpec, Spec, WaferClusterSpec
+from perfsim.workload import TrainingRecipe, TransformerConfig
+
+
+class CandidateSpec(Spec):
+    """A strategy on a system, at one or several device counts."""
+
+    strategy: str
+    system: GpuClusterSpec | WaferClusterSpec
+    devices: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+
+
+class ConvergenceSpec(Spec):
+    """How batch size turns into steps."""
+
+    law: str = "data_law"
+    critical_batch_tokens: Annotated[float, Field(gt=0)] | None = None
+    """For law `constant`."""
+    band_factor: Annotated[float, Field(ge=1)] | None = None
+    loss_scale: str = ""
+
+
+class SamplingSpec(Spec):
+    """How much of the schedule's arithmetic is executed for real."""
+
+    tasks: Annotated[int, Field(ge=0)] = 12
+    seed: int = 0
+
+
+class StudySpec(CatalogSpec):
+    """A question: which machine reaches the target first."""
+
+    title: str
+    question: str
+    model: TransformerConfig
+    recipe: TrainingRecipe
+    candidates: Annotated[tuple[CandidateSpec, ...], Field(min_length=1)]
+    batch_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | Literal["auto"] = "auto"
+    """Global batches to try, in sequences; auto: a grid around the critical batch."""
+    convergence: ConvergenceSpec = ConvergenceSpec()
+    sampling: SamplingSpec = SamplingSpec()

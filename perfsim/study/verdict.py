@@ -1,0 +1,62 @@
+"""The sentence that a study ends in: who is first, by how much, and how surely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy, ratio_band
+from perfsim.study.result import CandidateResult
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A candidate and its time to the target."""
+
+    candidate: CandidateResult
+    time: TimeToAccuracy
+
+
+def verdict(answers: Sequence[Answer]) -> str:
+    """One comparison sentence with a range, and the reason for the difference."""
+    ranked = sorted(answers, key=lambda answer: answer.time.time_s)
+    first = ranked[0]
+    if len(ranked) == 1:
+        low, high = (bound / DAY_S for bound in first.time.band_s)
+        return (
+            f"{first.candidate.label} reaches the target in {first.time.time_s / DAY_S:.1f} days "
+            f"({low:.1f} to {high:.1f})."
+        )
+    rival = _rival(ranked)
+    band = ratio_band(rival.time, first.time)
+    certainty = "" if band.decided else "; the range includes 1, so the order is open"
+    return (
+        f"{first.candidate.label} reaches the target first, in {first.time.time_s / DAY_S:.1f} days: "
+        f"{band.ratio:.2f} times ({band.low:.2f} to {band.high:.2f}) faster than "
+        f"{rival.candidate.label} with {rival.time.time_s / DAY_S:.1f} days{certainty}. "
+        f"Why: {_reason(first, rival)}."
+    )
+
+
+def _rival(ranked: Sequence[Answer]) -> Answer:
+    """The fastest of another strategy or system; the second where all are alike."""
+    first = ranked[0].candidate
+    others = [
+        answer
+        for answer in ranked[1:]
+        if (answer.candidate.strategy, answer.candidate.system) != (first.strategy, first.system)
+    ]
+    return others[0] if others else ranked[1]
+
+
+def _reason(first: Answer, rival: Answer) -> str:
+    """The ratio of times split into throughput and samples."""
+    throughput = first.candidate.tokens_per_s / rival.candidate.tokens_per_s
+    samples = rival.time.examples_tokens / first.time.examples_tokens
+    return (
+        f"{throughput:.2f} times its tokens a second (MFU {100 * first.candidate.mfu:.0f} % against "
+        f"{100 * rival.candidate.mfu:.0f} %) and {samples:.2f} times fewer tokens to the target "
+        f"(batch {first.time.batch_tokens / 1e6:.1f} M against {rival.time.batch_tokens / 1e6:.1f} M tokens)"
+    )

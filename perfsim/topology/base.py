@@ -1,0 +1,186 @@
+"""What all topologies have: links with ids, routes between places, shapes of groups."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.errors import InputError
+from perfsim.hardware import SystemSpec
+
+Floats = NDArray[np.float64]
+LinkKind = Literal["scale_up", "host", "nic", "uplink", "memoryx", "swarmx", "io"]
+
+
+class Edge(NamedTuple):
+    """One direction of a link: `seconds` until the first byte is through, switch entered included."""
+
+    link: int
+    source: str
+    target: str
+    kind: LinkKind
+    bytes_per_s: float
+    seconds: float
+
+
+Route = tuple[Edge, ...]
+
+
+class GroupShape(NamedTuple):
+    """How a group of ranks lies over the nodes; `ranks_per_node` is that of the fullest node."""
+
+    size: int
+    ranks_per_node: int
+    nodes: int
+
+
+class Cable(NamedTuple):
+    """Both directions of a link: `seconds` from `a` to `b`, and from `b` back to `a`."""
+
+    a: str
+    b: str
+    kind: LinkKind
+    bytes_per_s: float
+    seconds: tuple[float, float]
+
+
+class Topology(ABC):
+    """A network of devices 0 to `num_devices` - 1, and the routes between them."""
+
+    devices_per_node: int
+    """Ranks that share a node: rank r is on node r // devices_per_node."""
+
+    def __init__(self, system: SystemSpec, num_devices: int) -> None:
+        self.system = system
+        self.num_devices = num_devices
+        self._routes: dict[tuple[str, str], Route] = {}
+
+    @abstractmethod
+    def device(self, rank: int) -> str:
+        """Name of the device of a rank; InputError for a rank that there is not."""
+
+    @abstractmethod
+    def bisection_bytes_per_s(self) -> float:
+        """One way, from one half of the machine to the other, for the worst choice of halves.
+
+        Halves are made of whole nodes (of devices on a single node) and differ by one at most.
+        """
+
+    @abstractmethod
+    def _cables(self) -> Iterator[Cable]:
+        """Every link once."""
+
+    @abstractmethod
+    def _path(self, source: str, target: str) -> list[str]:
+        """Names along the route, both ends included; both names exist and differ."""
+
+    # ------------------------------------------------------------------------------------ links
+    @cached_property
+    def _edges(self) -> Route:
+        edges: list[Edge] = []
+        for a, b, kind, bytes_per_s, (there_s, back_s) in self._cables():
+            edges.append(Edge(len(edges), a, b, kind, bytes_per_s, there_s))
+            edges.append(Edge(len(edges), b, a, kind, bytes_per_s, back_s))
+        return tuple(edges)
+
+    @cached_property
+    def _between(self) -> dict[tuple[str, str], Edge]:
+        return {(edge.source, edge.target): edge for edge in self._edges}
+
+    def links(self) -> Route:
+        """All edges; an edge stands at the place of its id."""
+        return self._edges
+
+    @cached_property
+    def link_bytes_per_s(self) -> Floats:
+        """Capacity of every link, by id."""
+        return np.array([edge.bytes_per_s for edge in self._edges], dtype=np.float64)
+
+    @cached_property
+    def graph(self) -> nx.MultiDiGraph[str]:
+        """The network for networkx; edges carry `link` (also their key), `kind`, `bytes_per_s`, `seconds`."""
+        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+        graph.add_nodes_from(self.device(rank) for rank in range(self.num_devices))
+        for link, source, target, kind, bytes_per_s, seconds in self._edges:
+            graph.add_edge(
+                source, target, key=link, link=link, kind=kind, bytes_per_s=bytes_per_s, seconds=seconds
+            )
+        return graph
+
+    # ----------------------------------------------------------------------------------- routes
+    def route(self, source: int | str, target: int | str) -> Route:
+        """Edges from one rank or named place to another; empty from a place to itself.
+
+        Between devices it is the fastest way for a first byte that crosses no other device, through the
+        source's and the target's own NICs. Raises InputError for a place that does not exist.
+        """
+        ends = (self._name(source), self._name(target))
+        if ends not in self._routes:
+            names = self._path(*ends) if ends[0] != ends[1] else []
+            self._routes[ends] = tuple(self._between[hop] for hop in pairwise(names))
+        return self._routes[ends]
+
+    def route_bytes_per_s(self, source: int | str, target: int | str) -> float:
+        """Speed of the slowest link of a route; infinite from a place to itself."""
+        return min((edge.bytes_per_s for edge in self.route(source, target)), default=math.inf)
+
+    def route_seconds(self, source: int | str, target: int | str) -> float:
+        """Latency of a route: the seconds of its edges together."""
+        return math.fsum(edge.seconds for edge in self.route(source, target))
+
+    @staticmethod
+    def link_ids(route: Iterable[Edge]) -> tuple[int, ...]:
+        """Ids of the edges of a route, in its order."""
+        return tuple(edge.link for edge in route)
+
+    @cached_property
+    def _places(self) -> frozenset[str]:
+        names = (name for edge in self._edges for name in (edge.source, edge.target))
+        return frozenset(names) | {self.device(rank) for rank in range(self.num_devices)}
+
+    def _name(self, place: int | str) -> str:
+        if not isinstance(place, str):
+            return self.device(place)
+        if place not in self._places:
+            raise InputError(f"{self.system.name} with {self.num_devices} devices has no {place!r}")
+        return place
+
+    # ----------------------------------------------------------------------------------- groups
+    def node_of(self, rank: int) -> int:
+        """Index of the node that a rank is on; a wafer is a node of its own."""
+        self._check_rank(rank)
+        return rank // self.devices_per_node
+
+    def group_shape(self, ranks: Iterable[int]) -> GroupShape:
+        """Size of a group, the most ranks it has on one node, and its nodes; ranks are distinct."""
+        ranks = list(ranks)
+        if not ranks:
+            raise InputError("a group needs at least one rank")
+        self._check_rank(min(ranks))
+        self._check_rank(max(ranks))
+        on_node = Counter(rank // self.devices_per_node for rank in ranks)
+        return GroupShape(len(ranks), max(on_node.values()), len(on_node))
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.num_devices:
+            raise InputError(f"{self.system.name} has ranks 0 to {self.num_devices - 1}, not {rank}")
+
+    # ------------------------------------------------------------------------------------ trees
+    @property
+    def tree_levels(self) -> tuple[int, ...]:
+        """How many SwarmX nodes each level has, from the root down; empty on a GPU cluster."""
+        return ()
+
+    @property
+    def tree_depth(self) -> int:
+        """Levels of SwarmX nodes between MemoryX and a system; 0 on a GPU cluster."""
+        return len(self.tree_levels)

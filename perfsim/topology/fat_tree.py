@@ -1,0 +1,119 @@
+"""GPU clusters: nodes of GPUs under a two-level fat tree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import networkx as nx
+
+from perfsim.errors import InputError
+from perfsim.hardware import GpuClusterSpec
+from perfsim.topology.base import Cable, Topology
+from perfsim.topology.bisection import halving_cut
+
+
+class FatTree(Topology):
+    """Nodes of GPUs under leaf and spine switches.
+
+    Where GPUs and NICs are not as many, the NICs that a set of GPUs shares are one `nic` with their
+    bytes/s added: 8 GPUs have eight, four, or with 12 NICs four of three NICs each. A link's latency
+    is that of a message from adapter to adapter, so each of the two links it crosses has half; the
+    edge into a leaf or spine adds the switch. The way from a GPU to its NIC is no slower than the NIC
+    and takes no time of its own. A leaf has as many uplinks as NICs, divided by the oversubscription,
+    each to a spine of its own; a message takes the spine that its destination determines, so that
+    nodes which all send equally far do not collide.
+    """
+
+    system: GpuClusterSpec
+
+    def __init__(self, system: GpuClusterSpec, num_devices: int) -> None:
+        super().__init__(system, num_devices)
+        size = system.node.devices
+        if num_devices > size and num_devices % size:
+            below = num_devices // size * size
+            raise InputError(
+                f"{system.name} has {size} devices a node, so {num_devices} would leave the last node "
+                f"partly empty; use {below} or {below + size}"
+            )
+        self.devices_per_node = size
+        self.nodes = -(-num_devices // size)
+        self.nics_per_node = math.gcd(size, system.node.nics)
+        self.leaves = -(-self.nodes // system.fabric.nodes_per_leaf)
+        ports = self.nics_per_node * system.fabric.nodes_per_leaf
+        self.spines = math.ceil(ports / system.fabric.oversubscription) if self.leaves > 1 else 0
+        self._rank = {self.device(rank): rank for rank in range(num_devices)}
+
+    def device(self, rank: int) -> str:
+        self._check_rank(rank)
+        node, gpu = divmod(rank, self.devices_per_node)
+        return f"node{node}/gpu{gpu}"
+
+    @property
+    def nic_bytes_per_s(self) -> float:
+        """Of one `nic{k}`: all the NICs that stand behind it, one direction."""
+        return self.system.node.inter_node_bytes_per_s / self.nics_per_node
+
+    @property
+    def leaf_bytes_per_s(self) -> float:
+        """From one leaf to all spines, one direction."""
+        fabric = self.system.fabric
+        return fabric.nodes_per_leaf * self.system.node.inter_node_bytes_per_s / fabric.oversubscription
+
+    def _nic_of(self, gpu: int) -> int:
+        return gpu * self.nics_per_node // self.devices_per_node
+
+    def _cables(self) -> Iterator[Cable]:
+        for node in range(self.nodes):
+            yield from self._node_cables(node)
+        switch = (self.system.fabric.switch_latency,) * 2
+        for leaf in range(self.leaves):
+            for spine in range(self.spines):
+                each = self.leaf_bytes_per_s / self.spines
+                yield Cable(f"leaf{leaf}", f"spine{spine}", "uplink", each, switch)
+
+    def _node_cables(self, node: int) -> Iterator[Cable]:
+        scale_up, nic = self.system.node.scale_up, self.system.node.nic
+        here = f"node{node}"
+        for gpu in range(min(self.devices_per_node, self.num_devices)):
+            to_switch = (scale_up.latency / 2, scale_up.latency / 2)
+            yield Cable(f"{here}/gpu{gpu}", f"{here}/nvswitch", "scale_up", scale_up.bandwidth, to_switch)
+            own = f"{here}/nic{self._nic_of(gpu)}"
+            yield Cable(f"{here}/gpu{gpu}", own, "host", self.nic_bytes_per_s, (0.0, 0.0))
+        leaf = f"leaf{node // self.system.fabric.nodes_per_leaf}"
+        to_leaf = (nic.latency / 2 + self.system.fabric.switch_latency, nic.latency / 2)
+        for index in range(self.nics_per_node):
+            yield Cable(f"{here}/nic{index}", leaf, "nic", self.nic_bytes_per_s, to_leaf)
+
+    def _path(self, source: str, target: str) -> list[str]:
+        if source in self._rank and target in self._rank:
+            return self._path_of_ranks(self._rank[source], self._rank[target])
+        return nx.shortest_path(self.graph, source, target, weight="seconds")
+
+    def _path_of_ranks(self, source: int, target: int) -> list[str]:
+        (a, gpu_a), (b, gpu_b) = divmod(source, self.devices_per_node), divmod(target, self.devices_per_node)
+        if a == b:
+            return [self.device(source), f"node{a}/nvswitch", self.device(target)]
+        nodes_per_leaf = self.system.fabric.nodes_per_leaf
+        nic_b = self._nic_of(gpu_b)
+        switches = [f"leaf{a // nodes_per_leaf}"]
+        if a // nodes_per_leaf != b // nodes_per_leaf:
+            spine = (b % nodes_per_leaf * self.nics_per_node + nic_b) % self.spines
+            switches += [f"spine{spine}", f"leaf{b // nodes_per_leaf}"]
+        return [
+            self.device(source),
+            f"node{a}/nic{self._nic_of(gpu_a)}",
+            *switches,
+            f"node{b}/nic{nic_b}",
+            self.device(target),
+        ]
+
+    def bisection_bytes_per_s(self) -> float:
+        """As on every topology; with an even number of full leaves, the uplinks of half of them."""
+        node = self.system.node
+        if self.nodes == 1:
+            return halving_cut(self.num_devices, [(1, node.scale_up.bandwidth)])
+        levels = [(1, node.inter_node_bytes_per_s)]
+        if self.leaves > 1:
+            levels.append((self.system.fabric.nodes_per_leaf, self.leaf_bytes_per_s))
+        return halving_cut(self.nodes, levels)

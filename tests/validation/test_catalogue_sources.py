@@ -1,0 +1,115 @@
+"""Every value of the catalogue rests on a registered source, or on a stated reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsim.catalog import FOLDERS, Catalog, data_root, load_mapping
+from perfsim.catalog.compose import values
+from perfsim.catalog.provenance import STRUCTURE
+from perfsim.workload import TransformerConfig
+
+CATALOG = Catalog([data_root()])
+DESCRIBED = [kind for kind in FOLDERS if kind not in ("study", "calibration")]
+ENTRIES = [(kind, name) for kind in DESCRIBED for name in CATALOG.names(kind)]
+CALIBRATIONS = CATALOG.names("calibration")
+FAMILY = ["gpt3_xl", "gpt3_6p7b", "gpt3_13b", "gpt3_20b", "gpt3_175b"]
+MODEL_NUMBERS = {"num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size"}
+
+
+def entry_id(entry: tuple[str, str]) -> str:
+    return "/".join(entry)
+
+
+def own_keys(path: Path) -> dict[str, dict[str, str]]:
+    """The provenance tables that a file writes itself."""
+    mapping = load_mapping(path, CATALOG, kind_of_folder(path))
+    return {table: mapping.data.get(table, {}) for table in ("sources", "assumed")}
+
+
+def kind_of_folder(path: Path) -> str:
+    return next(kind for kind, folder in FOLDERS.items() if path.parent == data_root() / folder)
+
+
+@pytest.mark.parametrize("entry", [*ENTRIES, *(("calibration", name) for name in CALIBRATIONS)], ids=entry_id)
+def test_description_loads(entry: tuple[str, str]) -> None:
+    kind, name = entry
+    assert CATALOG.load(kind, name).name == name
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=entry_id)
+def test_every_value_has_a_registered_source_or_a_reason(entry: tuple[str, str]) -> None:
+    kind, name = entry
+    for row in CATALOG.describe(name, kind):
+        if row.path in STRUCTURE:
+            continue
+        assert row.source_or_assumption, f"{kind} {name}: {row.path} has neither a source nor a reason"
+        if row.source_id:
+            CATALOG.source(row.source_id)
+        else:
+            assert len(row.source_or_assumption.split()) > 4, f"{kind} {name}: {row.path} gives no reason"
+
+
+@pytest.mark.parametrize("name", CALIBRATIONS)
+def test_every_fitted_constant_has_a_fit_record_or_a_source_or_a_reason(name: str) -> None:
+    fitted = CATALOG.calibration(name).fit
+    for row in CATALOG.describe(name, "calibration"):
+        if row.path in STRUCTURE or row.path.startswith("fit.") or row.path == "peak_profile":
+            continue
+        of_fit = any(row.path == key or row.path.startswith(f"{key}.") for key in fitted)
+        assert of_fit or row.source_or_assumption, f"{name}: {row.path} has no fit, source or reason"
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=entry_id)
+def test_every_source_and_reason_belongs_to_a_value(entry: tuple[str, str]) -> None:
+    kind, name = entry
+    path = CATALOG.find(kind, name)
+    leaves = [leaf for leaf, _ in values(load_mapping(path, CATALOG, kind).node).leaves()]
+    for table, keys in own_keys(path).items():
+        for key in keys:
+            covered = [leaf for leaf in leaves if leaf == key or leaf.startswith(f"{key}.")]
+            assert covered, f"{kind} {name}: {table}.{key} stands for no value"
+
+
+def test_every_registered_source_is_cited() -> None:
+    cited = {row.source_id for kind, name in ENTRIES for row in CATALOG.describe(name, kind)}
+    cited |= {key for name in CALIBRATIONS for key in CATALOG.calibration(name).sources.values()}
+    cited |= {record.table for name in CALIBRATIONS for record in CATALOG.calibration(name).fit.values()}
+    registered = {
+        source.id
+        for section in ("hardware", "workloads")
+        for source in CATALOG.sources().values()
+        if f"\n{source.id}:" in (data_root() / section / "sources.yaml").read_text(encoding="utf-8")
+    }
+    assert registered <= cited | {"pc2-a100-40gb"}
+
+
+@pytest.mark.parametrize(("smaller", "larger"), zip(FAMILY, FAMILY[1:], strict=False))
+def test_gpt3_family_differs_in_its_four_model_numbers_only(smaller: str, larger: str) -> None:
+    ignored = set(TransformerConfig.model_fields) & {"name", "description", "sources", "assumed"}
+    one, other = (CATALOG.model(name).model_dump(exclude=ignored) for name in (smaller, larger))
+    assert {key for key in one if one[key] != other[key]} == MODEL_NUMBERS
+    written = set(load_mapping(CATALOG.find("model", larger), CATALOG, "model").data)
+    assert written >= MODEL_NUMBERS
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("gpt3_xl", 1.3), ("gpt3_6p7b", 6.7), ("gpt3_13b", 13.0), ("gpt3_20b", 20.0), ("gpt3_175b", 175.0)],
+)
+def test_model_is_as_large_as_its_name_says(name: str, billions: float) -> None:
+    model = CATALOG.model(name)
+    layers = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.ffn_hidden_size
+    parameters = model.num_layers * layers + model.vocab_size * model.hidden_size
+    assert parameters == pytest.approx(billions * 1e9, rel=0.03)
+
+
+def test_systems_agree_with_figures_published_elsewhere() -> None:
+    dgx, cs2 = CATALOG.system("dgx-a100-80gb"), CATALOG.system("cs-2")
+    assert dgx.kind == "gpu-cluster"
+    assert dgx.node.inter_node_bytes_per_s == 1600e9 / 8
+    assert cs2.kind == "wafer-cluster"
+    assert cs2.io_bytes_per_s == 1.2e12 / 8
+    assert cs2.device.peak["fp16"] == pytest.approx(850_000 * 4 * 2 * 1.1e9)
