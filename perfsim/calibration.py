@@ -16,9 +16,7 @@ from perfsim.units import BytesPerSecond, Seconds
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
-CollectiveOp = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"
-]
+CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]
 
 
 class FitRecord(BaseModel):
@@ -90,7 +88,7 @@ class GemmConstants(Constants):
     """p of the p-norm that joins compute and memory time; large: perfect overlap."""
     burst_fraction: Fraction
     """Ceiling of the fraction of peak in a kernel much longer than `burst_s`."""
-    burst_s: Seconds
+    burst_s: Annotated[Seconds, Field(gt=0)]
     """How long a kernel runs before the benchmark's clocks come down to the ceiling."""
     power_sharpness: Annotated[float, Field(ge=1)]
     """How abruptly efficiency meets a power ceiling; large: abruptly."""
@@ -115,6 +113,8 @@ class GpuCalibration(Calibration):
     """Ceiling of the fraction of peak in training, where the power limit holds for hours."""
     wgrad_factor: Positive = 1.0
     """Time of a weight-gradient GEMM over that of a forward GEMM of the same shape."""
+    attention_fraction: Fraction = 0.4
+    """Of peak, reached by fused attention on the FLOPs it computes."""
 
 
 class ProtocolSegment(Constants):
@@ -187,3 +187,5 @@ class FrameworkCalibration(Calibration):
     """The host cannot launch kernels faster than this."""
     host_blocking_s_per_kernel: Seconds
     """The same when the host waits for every kernel."""
+    overlap_sharpness: Annotated[float, Field(ge=1)] = 4.0
+    """p of the p-norm that joins device and host time of a block of kernels."""

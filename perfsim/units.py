@@ -121,7 +121,7 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
 def bare_number(number: float, dimension: Dimension) -> UnitError:
     """The refusal of a number without a unit, with what it was most likely meant to be."""
     meant = f"{number:g} {_UNITS[dimension].usual}"
-    if abs(number) >= 1e6 and math.isfinite(number):
+    if math.isfinite(number) and (abs(number) >= 1e6 or (dimension == "seconds" and 0 < number < 1)):
         meant = format_quantity(abs(number), dimension)
     return _refusal(f"{number:g} has no unit; {_UNITS[dimension].meaning} is expected", dimension, meant)
 

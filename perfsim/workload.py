@@ -47,6 +47,10 @@ class TransformerConfig(CatalogSpec):
             )
         return self
 
+    def __hash__(self) -> int:
+        """By shape: kernels and prices of a model are remembered under it."""
+        return hash((self.name, self.num_layers, self.hidden_size, self.ffn_hidden_size, self.vocab_size))
+
     @property
     def query_groups(self) -> int:
         return self.num_query_groups or self.num_attention_heads

@@ -29,6 +29,8 @@ def complaints(
         path = _path(details, node)
         if any(path[: len(known)] == known for known in reported):
             continue
+        if node.broken and details["type"] in _MISSING:
+            continue  # what is missing may stand in the base that could not be read
         problem = _problem(details, model, node, path)
         if problem not in problems:
             problems.append(problem)

@@ -13,18 +13,13 @@ from perfsim.catalog.scalars import Scalar, ScalarError, resolve_plain
 from perfsim.errors import CatalogError, Problem
 
 try:
-    from yaml import CSafeLoader as _Base
+    from yaml import CSafeLoader as _Loader
 except ImportError:  # PyYAML was built without libyaml
-    from yaml import SafeLoader as _Base  # type: ignore[assignment]
+    from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
-_PREFIX = "tag:yaml.org,2002:"
 _MAX_DEPTH = 60
-
-
-class _Loader(_Base):
-    """Composes nodes and leaves every plain scalar a string: `resolve_plain` decides what it means."""
-
-    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 - PyYAML's own class attribute
+_MAX_EXCERPT = 160
+_QUOTED = {"'", '"', "|", ">"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +47,7 @@ class Node:
     keys: dict[Scalar, Mark] = field(default_factory=dict)
     """Where each key of a mapping stands."""
     broken: bool = False
-    """A problem was already reported for this scalar."""
+    """A problem was already reported: for a scalar, or for a mapping whose base could not be read."""
 
     @property
     def is_mapping(self) -> bool:
@@ -113,37 +108,21 @@ def parse_yaml(text: str, file: str = "<text>") -> tuple[Node, list[Problem]]:
 
     Raises CatalogError for malformed YAML and for a top level that is no mapping.
     """
-    builder = _Builder(file, text.splitlines())
-    root = builder.build(_compose(text, builder), 0)
+    builder = _Builder(file, text.splitlines(), yaml.parse(text, Loader=_Loader))
+    try:
+        root = builder.document()
+    except yaml.MarkedYAMLError as error:
+        raise CatalogError([*builder.problems, _malformed(error, builder)]) from None
+    except yaml.reader.ReaderError as error:
+        raise CatalogError([*builder.problems, _forbidden(error, text, builder)]) from None
     if not root.is_mapping:
         raise CatalogError([*builder.problems, root.mark.problem("a mapping (key: value) is expected here")])
     return root, builder.problems
 
 
-def _compose(text: str, builder: _Builder) -> yaml.Node:
-    try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-        finally:
-            loader.dispose()
-    except yaml.MarkedYAMLError as error:
-        raise CatalogError([_malformed(error, builder)]) from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position)
-        column = error.position - (text.rfind("\n", 0, error.position) + 1)
-        message = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
-        raise CatalogError([builder.mark(line, column).problem(message)]) from None
-    except RecursionError:
-        raise CatalogError([Problem("is nested too deeply", builder.file)]) from None
-    if node is None:
-        raise CatalogError([Problem("is empty: a mapping (key: value) is expected", builder.file)])
-    return node
-
-
 def _malformed(error: yaml.MarkedYAMLError, builder: _Builder) -> Problem:
     place = error.problem_mark or error.context_mark
-    mark = builder.mark(place.line, place.column) if place else Mark(builder.file)
+    mark = builder.mark(place) if place else Mark(builder.file)
     problem = error.problem or error.context or "cannot be understood"
     help_text = ""
     if "mapping values are not allowed" in problem:
@@ -156,69 +135,106 @@ def _malformed(error: yaml.MarkedYAMLError, builder: _Builder) -> Problem:
     return mark.problem(f"malformed YAML: {problem}{context}", help_text)
 
 
+def _forbidden(error: yaml.reader.ReaderError, text: str, builder: _Builder) -> Problem:
+    before = text[: error.position]
+    line, column = before.count("\n"), error.position - (before.rfind("\n") + 1)
+    mark = Mark(builder.file, line + 1, column + 1)
+    return mark.problem(f"the character U+{ord(text[error.position]):04X} is not allowed in YAML")
+
+
 @dataclass(slots=True)
 class _Builder:
-    """Turns PyYAML's nodes into ours and collects what is wrong with them."""
+    """Turns PyYAML's events into nodes and collects what is wrong with them.
+
+    Events and not PyYAML's own nodes, because libyaml composes those by recursion in C: a file
+    that is nested absurdly deep would end the process.
+    """
 
     file: str
     lines: list[str]
+    events: Iterator[yaml.Event]
     problems: list[Problem] = field(default_factory=list)
-    seen: set[int] = field(default_factory=set)
-    """Nodes built so far: one that comes again was written as an alias."""
 
-    def mark(self, line: int, column: int) -> Mark:
-        excerpt = self.lines[line] if line < len(self.lines) else ""
-        return Mark(self.file, line + 1, column + 1, excerpt)
+    def mark(self, place: Any) -> Mark:
+        excerpt = self.lines[place.line][:_MAX_EXCERPT] if place.line < len(self.lines) else ""
+        return Mark(self.file, place.line + 1, place.column + 1, excerpt)
 
-    def build(self, node: yaml.Node, depth: int) -> Node:
-        mark = self.mark(node.start_mark.line, node.start_mark.column)
-        if id(node) in self.seen:
+    def document(self) -> Node:
+        """The only document of the stream."""
+        root = None
+        for event in self.events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if root is not None:
+                    raise CatalogError([self.mark(event.start_mark).problem("a second document begins here")])
+                root = self.build(next(self.events), 0)
+        if root is None:
+            raise CatalogError([Problem("is empty: a mapping (key: value) is expected", self.file)])
+        return root
+
+    def build(self, event: yaml.Event, depth: int) -> Node:
+        mark = self.mark(event.start_mark)
+        if depth > _MAX_DEPTH:
+            raise CatalogError([*self.problems, mark.problem(f"nested more than {_MAX_DEPTH} levels deep")])
+        if isinstance(event, yaml.AliasEvent):
             return self.reject(
                 mark, "aliases (*name) are not supported", "write the value again, or use extends"
             )
-        self.seen.add(id(node))
-        if depth > _MAX_DEPTH:
-            return self.reject(mark, f"nested more than {_MAX_DEPTH} levels deep")
-        if isinstance(node, yaml.MappingNode) and node.tag == _PREFIX + "map":
-            return self.mapping(node, mark, depth)
-        if isinstance(node, yaml.SequenceNode) and node.tag == _PREFIX + "seq":
-            return Node(mark, [self.build(child, depth + 1) for child in node.value])
-        if isinstance(node, yaml.ScalarNode) and node.tag == _PREFIX + "str":
-            return self.scalar(node, mark)
-        tag = str(node.tag).replace(_PREFIX, "!!")
+        node = self.content(event, mark, depth)
+        tag = getattr(event, "tag", None)
+        if tag in (None, "!"):
+            return node
+        shown = tag.replace("tag:yaml.org,2002:", "!!")
         return self.reject(
-            mark, f"the tag {tag} is not supported", "write the plain value, quotes make it text"
+            mark, f"the tag {shown} is not supported", "write the plain value; quotes make it text"
         )
+
+    def content(self, event: yaml.Event, mark: Mark, depth: int) -> Node:
+        if isinstance(event, yaml.MappingStartEvent):
+            return self.mapping(mark, depth)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return Node(mark, [self.build(inner, depth + 1) for inner in self.until(yaml.SequenceEndEvent)])
+        if isinstance(event, yaml.ScalarEvent):
+            return self.scalar(event, mark)
+        return self.reject(mark, "this cannot be understood")
+
+    def until(self, end: type[yaml.Event]) -> Iterator[yaml.Event]:
+        """The events up to an end of this kind; whoever takes one builds all that it opens."""
+        for event in self.events:
+            if isinstance(event, end):
+                return
+            yield event
 
     def reject(self, mark: Mark, message: str, help_text: str = "") -> Node:
         self.problems.append(mark.problem(message, help_text))
         return Node(mark, None, broken=True)
 
-    def scalar(self, node: yaml.ScalarNode, mark: Mark) -> Node:
-        text = str(node.value)
-        if node.style is not None:
+    def scalar(self, event: yaml.ScalarEvent, mark: Mark) -> Node:
+        text = str(event.value)
+        if event.style in _QUOTED:
             return Node(mark, text, text)
         try:
             return Node(mark, resolve_plain(text), text)
         except ScalarError as error:
             return self.reject(mark, str(error), error.help)
 
-    def mapping(self, node: yaml.MappingNode, mark: Mark, depth: int) -> Node:
-        children: dict[Scalar, Node] = {}
-        keys: dict[Scalar, Mark] = {}
-        for key_node, value_node in node.value:
-            key_mark = self.mark(key_node.start_mark.line, key_node.start_mark.column)
-            key = self.build(key_node, depth + 1)
-            value = self.build(value_node, depth + 1)
-            if key.broken:
-                continue
-            if isinstance(key.value, dict | list):
-                self.reject(key_mark, "a key must be a single word or number")
-            elif key.value == "<<":
-                self.reject(key_mark, "merge keys (<<) are not supported", "use extends: NAME")
-            elif key.value in children:
-                first = keys[key.value].line
-                self.reject(key_mark, f"the key `{key.text}` stands here again, first in line {first}")
-            else:
-                children[key.value], keys[key.value] = value, key_mark
-        return Node(mark, children, keys=keys)
+    def mapping(self, mark: Mark, depth: int) -> Node:
+        node = Node(mark, {})
+        for event in self.until(yaml.MappingEndEvent):
+            key = self.build(event, depth + 1)
+            value = self.build(next(self.events), depth + 1)
+            self.enter(node, key, value)
+        return node
+
+    def enter(self, node: Node, key: Node, value: Node) -> None:
+        """Put a pair into a mapping, unless the key is a trap."""
+        if key.broken:
+            return
+        if isinstance(key.value, dict | list):
+            self.reject(key.mark, "a key must be a single word or number")
+        elif key.value == "<<":
+            self.reject(key.mark, "merge keys (<<) are not supported", "use extends: NAME")
+        elif key.value in node.mapping:
+            first = node.keys[key.value].line
+            self.reject(key.mark, f"the key `{key.text}` stands here again, first in line {first}")
+        else:
+            node.mapping[key.value], node.keys[key.value] = value, key.mark

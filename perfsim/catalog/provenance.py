@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from perfsim.catalog.compose import covering, values
 from perfsim.catalog.nodes import Node
 
-STRUCTURE = ("kind", "calibration")
+STRUCTURE = ("kind", "calibration", "framework")
 """Keys that say what a description is and which fit it uses: no facts that need a source."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -71,7 +71,7 @@ def read_mapping(path: Path, kind: str, shelf: Shelf, children: tuple[Path, ...]
 def _extended(node: Node, kind: str, shelf: Shelf, files: tuple[Path, ...]) -> tuple[Node, list[Problem]]:
     """Lay `node`, written in the last of `files`, over what it extends."""
     base = node.mapping["extends"]
-    child = without(node, "extends")
+    child = replace(without(node, "extends"), broken=True)
     if not isinstance(base.value, str):
         return child, [base.mark.problem("extends: the name of one other description is expected")]
     try:
@@ -84,7 +84,7 @@ def _extended(node: Node, kind: str, shelf: Shelf, files: tuple[Path, ...]) -> t
             problem if problem.file else base.mark.problem(f"extends: {problem.message}", problem.help)
             for problem in error.problems
         ]
-    return extend(child, parent.node), parent.problems
+    return replace(extend(child, parent.node), broken=parent.node.broken), parent.problems
 
 
 @dataclass(slots=True)

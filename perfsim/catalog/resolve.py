@@ -56,7 +56,7 @@ class Resolver:
         """What pydantic shall validate for `node`; None where a problem was reported."""
         alternatives = members(annotation) if annotation is not None else []
         named = [member for member in alternatives if is_named(member)]
-        if node.broken:
+        if node.broken and not node.is_mapping:
             self.failed.append(path)
             return None
         if path and named and isinstance(node.value, str):

@@ -108,7 +108,11 @@ class GemmModel:
 
     @classmethod
     def from_calibration(
-        cls, calibration: GpuCalibration, peak_flop_per_s: float, memory_bytes_per_s: float, compute_units: int
+        cls,
+        calibration: GpuCalibration,
+        peak_flop_per_s: float,
+        memory_bytes_per_s: float,
+        compute_units: int,
     ) -> GemmModel:
         """The model with a GPU's constants and its sustained ceiling."""
         return cls(

@@ -7,8 +7,10 @@ algorithm takes on the links that its group spans.
 
 from __future__ import annotations
 
-from perfsim.calibration import FrameworkCalibration, GpuCalibration
-from perfsim.collectives import Group, Network, collective_time_s
+from typing import cast, get_args
+
+from perfsim.calibration import CollectiveOp, FrameworkCalibration, GpuCalibration
+from perfsim.collectives import CollectiveModel, Group
 from perfsim.costs.gemm import GemmModel
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import RankGroup, Work
@@ -34,7 +36,7 @@ class GpuCosts:
             self.gpu, self.peak_flop_per_s, system.device.memory.bandwidth, system.device.compute_units
         )
         self.memory_bytes_per_s = self.gpu.memory.fraction * system.device.memory.bandwidth
-        self.network = Network.of_cluster(system)
+        self.collectives = CollectiveModel.of_node(system.node)
         self._kernels: dict[Kernel, float] = {}
         self._works: dict[Work, float] = {}
 
@@ -75,17 +77,13 @@ class GpuCosts:
     def _communication_s(self, work: Work) -> float:
         if work.group is None:
             raise GraphError(f"communication {work.name} has no group")
-        return float(collective_time_s(work.op, work.comm_bytes, self.group(work.group), self.network))
+        if work.op not in get_args(CollectiveOp):
+            raise GraphError(f"communication {work.name} is {work.op}, which no model prices")
+        return self.collectives.time_s(cast(CollectiveOp, work.op), work.comm_bytes, self.group(work.group))
 
     def group(self, ranks: RankGroup) -> Group:
         """How a group of ranks lies over the nodes."""
-        return group_of(ranks, self.topology)
-
-
-def group_of(ranks: RankGroup, topology: Topology) -> Group:
-    """Size, ranks per node and nodes of a group."""
-    shape = topology.group_shape(ranks.ranks)
-    return Group(size=shape.size, ranks_per_node=shape.ranks_per_node, nodes=shape.nodes)
+        return Group(*self.topology.group_shape(ranks.ranks))
 
 
 def peak_flop_per_s(system: GpuClusterSpec, recipe: TrainingRecipe) -> float:

@@ -8,7 +8,7 @@ tree for its bytes over the slowest link, and its first byte takes one hop a lev
 from __future__ import annotations
 
 from perfsim.calibration import WaferCalibration
-from perfsim.collectives.in_network import tree_latency_s
+from perfsim.collectives import in_network
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import Work
 from perfsim.hardware import WaferClusterSpec
@@ -46,18 +46,20 @@ class WaferCosts:
             case "memoryx_read":
                 return work.comm_bytes / self.stream_bytes_per_s
             case "broadcast":
-                return self.tree_latency_s()
+                return self.tree_latency_s(work.comm_bytes)
             case "reduce":
-                return work.comm_bytes / self.stream_bytes_per_s + self.tree_latency_s()
+                return work.comm_bytes / self.stream_bytes_per_s + self.tree_latency_s(work.comm_bytes)
             case "memoryx_update":
                 return work.comm_bytes / self.system.memoryx.update_bandwidth
         return work.flop / self.flop_per_s + self._overhead_s(work)
 
-    def tree_latency_s(self) -> float:
+    def tree_latency_s(self, n_bytes: float) -> float:
         """First byte from MemoryX to a system, or back: a hop and a chunk a level of the tree."""
-        tree = self.system.swarmx
-        levels = max(1, self.topology.tree_depth)
-        return tree_latency_s(levels, tree.hop_latency, tree.chunk, tree.bandwidth)
+        tree, leaves = self.system.swarmx, self.topology.num_devices
+        whole = in_network.time_s(
+            n_bytes, leaves, tree.fan_out, tree.bandwidth, tree.hop_latency, tree.chunk
+        )
+        return float(whole) - n_bytes / tree.bandwidth
 
     def _overhead_s(self, work: Work) -> float:
         if not work.op.startswith("layer."):

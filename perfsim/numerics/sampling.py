@@ -251,7 +251,7 @@ def block_of(sample: GemmSample, max_flop: float) -> tuple[int, int, int]:
     most_k = max(STREAMED_ROWS, depth) if sample.partition == "streamed" else sample.k
     k = min(sample.k, most_k, max(depth, 1, int(max_flop / (2 * least_m * least_n))))
     area = max_flop / (2 * k)
-    m = min(sample.m, max(least_m, int(area**0.5)))
+    m = min(sample.m, max(least_m, int(min(area**0.5, area / least_n))))
     n = min(sample.n, max(least_n, int(area / m)))
     return m, n, k
 

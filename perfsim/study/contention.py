@@ -12,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.engine.fairshare import Flow
-from perfsim.graph import RankGroup, TaskGraph, Work
+from perfsim.graph import RankGroup, TaskGraph
 from perfsim.hardware import GpuClusterSpec
 from perfsim.topology import Topology
+
+
+NETWORK_LINKS = ("host", "nic", "uplink")
 
 
 @dataclass(frozen=True)
@@ -26,16 +29,17 @@ class SharedLinks:
 
 
 def shared_links(graph: TaskGraph, topology: Topology) -> SharedLinks:
-    """The communications of `graph` that others can slow."""
-    system = topology.system
-    if not isinstance(system, GpuClusterSpec):
+    """The communications of `graph` that others can slow.
+
+    Written ranks stand for their like, which load their own NICs in the same way; so a link of one
+    written rank is loaded by that rank's streams alone.
+    """
+    if not isinstance(topology.system, GpuClusterSpec):
         return SharedLinks()
     candidates = {
-        number: Flow(topology.link_ids(route), _nominal_bytes_per_s(work, topology))
+        number: flow
         for number, work in enumerate(graph.works)
-        if work.kind.is_communication and work.group is not None
-        for route in [_crossing(work.group, topology)]
-        if route is not None
+        if work.group is not None and (flow := _flow(work.group, topology)) is not None
     }
     if not candidates:
         return SharedLinks()
@@ -43,6 +47,37 @@ def shared_links(graph: TaskGraph, topology: Topology) -> SharedLinks:
     flows = {
         number: flow._replace(route=tuple(link for link in flow.route if link in contended))
         for number, flow in candidates.items()
-        if any(link in contended for link in flow.route)
     }
-    return SharedLinks(flows, topology.link_bytes_per_s)
+    return SharedLinks({number: flow for number, flow in flows.items() if flow.route}, topology.link_bytes_per_s)
+
+
+def _flow(group: RankGroup, topology: Topology) -> Flow | None:
+    """What a group that crosses nodes puts on the network, seen from its first rank; None inside a node.
+
+    A ring sends to one neighbour and receives from another at the NIC's rate, whatever the algorithm.
+    """
+    ranks = group.ranks
+    neighbours = (ranks[1], ranks[-1]) if len(ranks) > 2 else (ranks[-1],)
+    outside = [rank for rank in neighbours if topology.node_of(rank) != topology.node_of(ranks[0])]
+    if len(ranks) < 2 or not outside:
+        return None
+    route = [edge for edge in topology.route(ranks[0], outside[0]) if edge.kind in NETWORK_LINKS]
+    if len(ranks) > 2:
+        route += [edge for edge in topology.route(outside[-1], ranks[0]) if edge.kind in NETWORK_LINKS]
+    return Flow(topology.link_ids(route), min(edge.bytes_per_s for edge in route))
+
+
+def _contended_links(
+    graph: TaskGraph, candidates: dict[int, Flow], capacities: NDArray[np.float64]
+) -> frozenset[int]:
+    """Links whose streams, all at full speed at once, ask for more than there is."""
+    most: dict[tuple[int, int], float] = {}
+    pairs = np.unique(np.stack([graph.work, graph.stream]), axis=1).T.tolist()
+    for work, stream in pairs:
+        flow = candidates.get(work)
+        for link in flow.route if flow else ():
+            most[link, stream] = max(most.get((link, stream), 0.0), candidates[work].bytes_per_s)
+    demand: dict[int, float] = {}
+    for (link, _), bytes_per_s in most.items():
+        demand[link] = demand.get(link, 0.0) + bytes_per_s
+    return frozenset(link for link, asked in demand.items() if asked > capacities[link] * (1 + 1e-9))

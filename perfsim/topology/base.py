@@ -8,14 +8,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.errors import InputError
 from perfsim.hardware import SystemSpec
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Floats = NDArray[np.float64]
 LinkKind = Literal["scale_up", "host", "nic", "uplink", "memoryx", "swarmx", "io"]
@@ -108,6 +110,8 @@ class Topology(ABC):
     @cached_property
     def graph(self) -> nx.MultiDiGraph[str]:
         """The network for networkx; edges carry `link` (also their key), `kind`, `bytes_per_s`, `seconds`."""
+        import networkx as nx
+
         graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
         graph.add_nodes_from(self.device(rank) for rank in range(self.num_devices))
         for link, source, target, kind, bytes_per_s, seconds in self._edges:

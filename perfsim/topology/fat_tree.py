@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import networkx as nx
-
 from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
 from perfsim.topology.base import Cable, Topology
@@ -88,7 +86,10 @@ class FatTree(Topology):
     def _path(self, source: str, target: str) -> list[str]:
         if source in self._rank and target in self._rank:
             return self._path_of_ranks(self._rank[source], self._rank[target])
-        return nx.shortest_path(self.graph, source, target, weight="seconds")
+        import networkx as nx
+
+        path: list[str] = nx.shortest_path(self.graph, source, target, weight="seconds")
+        return path
 
     def _path_of_ranks(self, source: int, target: int) -> list[str]:
         (a, gpu_a), (b, gpu_b) = divmod(source, self.devices_per_node), divmod(target, self.devices_per_node)

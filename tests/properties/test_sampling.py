@@ -50,7 +50,10 @@ def test_a_block_fits_the_gemm_keeps_every_part_and_bounds_its_cost(gemm: GemmSa
     assert 1 <= n <= gemm.n
     assert 1 <= k <= gemm.k
     assert {"column": n, "row": k, "sequence": m, "streamed": k, "none": 1}[gemm.partition] >= gemm.parts
-    least = min(gemm.m, max(16, gemm.parts)) * min(gemm.n, max(16, gemm.parts)) * gemm.parts
+    rows, columns, depth = {"sequence": (gemm.parts, 1, 1), "column": (1, gemm.parts, 1)}.get(
+        gemm.partition, (1, 1, gemm.parts)
+    )
+    least = min(gemm.m, max(16, rows)) * min(gemm.n, max(16, columns)) * depth
     assert 2 * m * n * k <= max(flop, 2 * least)
 
 

@@ -118,7 +118,7 @@ def _bars(
             go.Bar(
                 orientation="h",
                 name=base.esc(text.human(part)),
-                legendgroup=part,
+                legendgroup=base.esc(part),
                 showlegend=part not in drawn,
                 y=[row.label for row in rows],
                 x=[round(value, 4) for value in values],

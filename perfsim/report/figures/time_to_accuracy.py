@@ -43,7 +43,7 @@ def _curve(name: str, candidate: CandidateResult, index: int, unit: str, scale: 
         x=tokens,
         y=[_round(point.time_to_accuracy_s / scale) for point in points],
         name=base.esc(name),
-        legendgroup=name,
+        legendgroup=base.esc(name),
         mode="lines+markers",
         line={"color": look["color"], "dash": look["dash"], "width": 2},
         marker={"symbol": look["symbol"], "size": 6},
@@ -63,7 +63,7 @@ def _band(points: list[BatchPoint], name: str, colour: str, scale: float) -> lis
         "line": {"width": 0},
         "hoverinfo": "skip",
         "showlegend": False,
-        "legendgroup": name,
+        "legendgroup": base.esc(name),
     }
     tokens = [point.batch_tokens for point in points]
     low = [_round(point.time_to_accuracy_band_s[0] / scale) for point in points]
@@ -92,7 +92,7 @@ def _star(
                 "color": look["color"],
                 "line": {"width": 1, "color": "#FFFFFF"},
             },
-            legendgroup=name,
+            legendgroup=base.esc(name),
             showlegend=False,
             customdata=[_hover(point, unit, scale)],
             hovertemplate=f"<b>{base.esc(name)}</b>: best batch<br>%{{customdata}}<extra></extra>",

@@ -1,13 +1,14 @@
 """A study as a run would answer it: 128 A100s with 3D parallelism, and 1, 4 and 16 CS-2s.
 
 Step times follow `fixed + share of batch`, steps follow the hyperbola of critical batch, so curves
-have the shapes of real ones. Loaded by the unit tests' and the browser tests' conftest alike.
+have the shapes of real ones. Loaded by path from the conftest of the unit tests and of the browser tests.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from perfsim.study.result import (
     Accuracy,
@@ -107,10 +108,10 @@ def streaming_timeline(layers: int, layer_s: float) -> tuple[TimelineBar, ...]:
 
 
 def _candidate(
-    strategy: str, system: str, devices: int, curve: tuple[BatchPoint, ...], **figures: object
+    strategy: str, system: str, devices: int, curve: tuple[BatchPoint, ...], **figures: Any
 ) -> CandidateResult:
     best = min(curve, key=lambda point: point.time_to_accuracy_s)
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "hfu": 0.0,
         "bubble_fraction": 0.0,
         "exposed_communication_fraction": 0.0,
@@ -125,8 +126,8 @@ def _candidate(
         "batch_curve": curve,
     }
     shares = figures.pop("shares")
-    fields["step_breakdown_s"] = {name: share * best.step_time_s for name, share in shares.items()}  # type: ignore[attr-defined]
-    return CandidateResult(strategy=strategy, system=system, num_devices=devices, **(fields | figures))  # type: ignore[arg-type]
+    fields["step_breakdown_s"] = {name: share * best.step_time_s for name, share in shares.items()}
+    return CandidateResult(strategy=strategy, system=system, num_devices=devices, **(fields | figures))
 
 
 def _gpus() -> CandidateResult:

@@ -1,0 +1,6 @@
+"""`python -m perfsim`: the command line."""
+
+from perfsim.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""The command line: verbs that parse, call and print. Everything heavy loads inside a verb.
+
+Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from perfsim import __version__
+from perfsim.errors import InputError, PerfsimError, Problem
+
+INTERRUPTED = 130
+EXAMPLE = """\b
+Start here:
+  perfsim study gpt3_20b --compare 3d,weight-streaming
+"""
+
+
+class Refusing(click.Group):
+    """A group whose verbs end in a message and an exit code, never in a traceback."""
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run a verb; PerfsimError carries its own exit code."""
+        try:
+            super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.exceptions.Abort:
+            _refuse("interrupted; nothing half-written was kept", INTERRUPTED)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(InputError.exit_code)
+        except PerfsimError as error:
+            _refuse(str(error), error.exit_code)
+        except KeyboardInterrupt:
+            _refuse("interrupted; nothing half-written was kept", INTERRUPTED)
+        except BrokenPipeError:
+            sys.stderr.close()
+            sys.exit(0)
+        except OSError as error:
+            _refuse(f"{error.strerror}: {error.filename}" if error.filename else str(error), 1)
+        sys.exit(0)
+
+
+def _refuse(message: str, code: int) -> NoReturn:
+    click.echo(f"error: {message}", err=True)
+    sys.exit(code)
+
+
+@click.group(cls=Refusing, epilog=EXAMPLE, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="perfsim")
+def main() -> None:
+    """How should we train this model, on what, and how long until it is good?"""
+
+
+@main.command()
+@click.argument("study")
+@click.option("--compare", default="", metavar="A,B", help="Only these strategies, e.g. 3d,weight-streaming.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Where to write; reports/STUDY if absent.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
+def study(study: str, compare: str, out: Path | None, as_json: bool) -> None:
+    """Answer a STUDY: a name of the catalogue, or a YAML file."""
+    from perfsim.report.page import write_report
+    from perfsim.report.summary import summary_dict, summary_text, write_summary
+    from perfsim.report.tables import terminal_table
+    from perfsim.study.runner import load_study, run_study
+
+    spec = load_study(study)
+    names = [name.strip() for name in compare.split(",") if name.strip()]
+    run = run_study(spec, names, _progress(quiet=as_json))
+    folder = out or Path("reports") / spec.name
+    trace_names = _write_traces(run, folder)
+    page = write_report(run.result, folder, trace_name=trace_names[0] if trace_names else None)
+    write_summary(run.result, folder / "summary.json")
+    if as_json:
+        click.echo(summary_text(summary_dict(run.result, report=str(page))), nl=False)
+        return
+    click.echo(terminal_table(run.result, encoding=sys.stdout.encoding or "ascii"))
+    click.echo(f"Report: {page}")
+
+
+def _write_traces(run: Any, folder: Path) -> list[str]:
+    """One trace for each candidate, named by strategy and devices."""
+    from perfsim.interop.chrome import write_chrome_trace
+
+    names = []
+    for each in run.answered:
+        devices = each.machine.topology.num_devices
+        name = f"trace_{each.evaluation.plan.strategy}_{devices}.json.gz"
+        write_chrome_trace(each.evaluation.trace, folder / name)
+        names.append(name)
+    return names
+
+
+def _progress(*, quiet: bool) -> Any:
+    def tell(what: str) -> None:
+        if not quiet and sys.stderr.isatty():
+            click.echo(f"... {what}", err=True)
+
+    return tell
+
+
+@main.command()
+@click.option("--model", required=True, help="Name of the catalogue, or a YAML file.")
+@click.option("--system", required=True, help="Name of the catalogue, or a YAML file.")
+@click.option("--devices", "--num-csx", type=click.IntRange(min=1), required=True, help="GPUs, or CS-2 systems.")
+@click.option("--strategy", default="3d", show_default=True)
+@click.option("--layout", default="", metavar="tp=8,pp=4,dp=4,mbs=1", help="The planner's choice if absent.")
+@click.option("--batch", type=click.IntRange(min=1), default=None, help="Sequences a step, all devices together.")
+@click.option("--recipe", default="gpt3_pretraining", show_default=True)
+@click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, nothing else.")
+def run(
+    model: str,
+    system: str,
+    devices: int,
+    strategy: str,
+    layout: str,
+    batch: int | None,
+    recipe: str,
+    trace: Path | None,
+    as_json: bool,
+) -> None:
+    """Predict one step of one model on one system."""
+    from perfsim.interop.chrome import write_chrome_trace
+    from perfsim.study.point import Point, answer_point
+
+    point = Point(model, system, devices, strategy, layout, batch, recipe)
+    answer, evaluation = answer_point(point)
+    if trace is not None:
+        write_chrome_trace(evaluation.trace, trace)
+    if as_json:
+        click.echo(json.dumps(answer, indent=2, sort_keys=True))
+        return
+    from perfsim.report.point import point_lines
+
+    click.echo("\n".join(point_lines(answer)))
+    if trace is not None:
+        click.echo(f"Trace: {trace}")
+
+
+@main.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
+@click.option("--worst", type=click.IntRange(min=0), default=10, show_default=True, help="Cases listed.")
+def validate(files: tuple[Path, ...], as_json: bool, worst: int) -> None:
+    """Predict published runs (FILES, or the public cases) and print the errors beside a baseline."""
+    from perfsim.report.validation_table import validation_lines
+    from perfsim.study.validation import public_cases, validate_file
+
+    results = []
+    for path in files or public_cases():
+        _must_exist(path)
+        results.append(validate_file(path))
+    if as_json:
+        document: Any = results[0] if len(results) == 1 else results
+        click.echo(json.dumps(document, indent=2))
+        return
+    for result in results:
+        click.echo("\n".join(validation_lines(result, worst)))
+
+
+def _must_exist(path: Path) -> None:
+    if not path.is_file():
+        raise InputError([Problem("there is no such file", file=str(path))])
+
+
+@main.command()
+@click.argument("kind", type=click.Choice(["systems", "devices", "models", "recipes", "studies", "strategies"]))
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
+def show(kind: str, name: str | None, as_json: bool) -> None:
+    """List what the catalogue holds, or print one entry with the source of each value."""
+    from perfsim.study.show import show_entry, show_list
+
+    entries = show_entry(kind, name) if name else show_list(kind)
+    if as_json:
+        click.echo(json.dumps(entries, indent=2))
+        return
+    from perfsim.report.listing import listing
+
+    click.echo(listing(entries, title=name or kind))
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Where to write; reports/NAME if absent.")
+@click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes; all cores if absent.")
+@click.option("--dry-run", is_flag=True, help="Say what would be computed, and stop.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
+def sweep(file: Path, out: Path | None, jobs: int | None, dry_run: bool, as_json: bool) -> None:
+    """Answer a grid of questions from FILE; finished points are kept and not computed again."""
+    from perfsim.report.sweep_page import sweep_lines, write_sweep_report
+    from perfsim.study.sweep import load_sweep, run_sweep
+
+    spec = load_sweep(str(file))
+    folder = out or Path("reports") / spec.name
+    result = run_sweep(spec, folder / "points.sqlite", jobs=jobs, dry_run=dry_run, tell=_tell)
+    if as_json:
+        click.echo(json.dumps(result.as_dict(), indent=2, sort_keys=True))
+    if dry_run:
+        return
+    page = write_sweep_report(result, folder)
+    if not as_json:
+        click.echo("\n".join(sweep_lines(result)))
+        click.echo(f"Report: {page}")
+
+
+def _tell(message: str) -> None:
+    click.echo(message, err=True)
+
+
+@main.group()
+def calibrate() -> None:
+    """Fit a device's or a link's constants to measurements of your own."""
+
+
+@calibrate.command()
+@click.argument("table", type=click.Path(path_type=Path))
+@click.option("--device", required=True, help="Device of the catalogue that was measured.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent.")
+def gemm(table: Path, device: str, out: Path | None) -> None:
+    """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us."""
+    from perfsim.study.calibrate import calibrate_gemm
+
+    _must_exist(table)
+    click.echo(calibrate_gemm(table, device, out))
+
+
+@calibrate.command()
+@click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--link", required=True, help="Link of the catalogue that was measured.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent.")
+def collective(tables: tuple[Path, ...], link: str, out: Path | None) -> None:
+    """Fit collectives to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
+    from perfsim.study.calibrate import calibrate_collectives
+
+    for table in tables:
+        _must_exist(table)
+    click.echo(calibrate_collectives(list(tables), link, out))

@@ -1,0 +1,57 @@
+"""Who takes part in a collective, and one movement of bytes between two of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from perfsim.errors import InputError
+
+
+class Move(NamedTuple):
+    """One chunk on its way from one rank to another during one step of an algorithm."""
+
+    src: int
+    dst: int
+    n_bytes: float
+    step: int
+    chunk: int
+    """Which part of the buffer moves."""
+    reduces: bool
+    """The receiver adds the chunk to its own; otherwise it replaces its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`size` ranks, `ranks_per_node` of them on each of `nodes` nodes (the last may hold fewer).
+
+    Raises InputError where the three contradict one another.
+    """
+
+    size: int
+    ranks_per_node: int
+    nodes: int
+
+    def __post_init__(self) -> None:
+        fits = self.ranks_per_node * (self.nodes - 1) < self.size <= self.ranks_per_node * self.nodes
+        if min(self.size, self.ranks_per_node, self.nodes) < 1 or not fits:
+            raise InputError(
+                f"a group of {self.size} ranks cannot stand on {self.nodes} nodes "
+                f"with {self.ranks_per_node} ranks each"
+            )
+
+    @classmethod
+    def inside_node(cls, size: int) -> Group:
+        """A group on one node."""
+        return cls(size, size, 1)
+
+    @classmethod
+    def strided(cls, size: int, stride: int, devices_per_node: int) -> Group:
+        """The ranks r, r + stride, r + 2 stride, ... when consecutive ranks fill nodes.
+
+        Raises InputError for numbers below 1.
+        """
+        if min(size, stride, devices_per_node) < 1:
+            raise InputError("a group needs size, stride and devices_per_node of at least 1")
+        ranks_per_node = min(size, max(1, devices_per_node // stride))
+        return cls(size, ranks_per_node, -(-size // ranks_per_node))

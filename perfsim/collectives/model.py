@@ -1,0 +1,162 @@
+"""Seconds of a collective on a real group: what NCCL does, with calibrated constants.
+
+Inside a node each operation has a few protocols, straight lines in the message size; the fastest
+runs (`ProtocolSegment`). Across nodes a ring enters and leaves each node once, so its bus bandwidth
+is bounded by the NICs that the group may use,
+
+    bus = ranks_per_node x NIC share x efficiency,  NIC share = NICs of a node / devices of a node,
+
+and by the links inside the node; small all-reduces run up and down a double tree instead. Latency
+counts steps inside and across nodes apart. The form is that of NCCL's own tuning model
+(src/graph/tuning.cc). A link without a calibration falls back to its datasheet: one line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from perfsim.calibration import CollectiveOp, NetworkConstants, NetworkProtocol, ProtocolSegment
+from perfsim.collectives import ring, tree
+from perfsim.collectives.group import Group
+from perfsim.hardware import LinkSpec, NodeSpec
+
+Array = NDArray[np.float64]
+
+
+@overload
+def collective_time_s(op: CollectiveOp, n_bytes: float, group: Group, node: NodeSpec) -> float: ...
+@overload
+def collective_time_s(op: CollectiveOp, n_bytes: ArrayLike, group: Group, node: NodeSpec) -> Array: ...
+def collective_time_s(op: CollectiveOp, n_bytes: ArrayLike, group: Group, node: NodeSpec) -> float | Array:
+    """Seconds of one collective between nodes like `node`; see `CollectiveModel.time_s`."""
+    return CollectiveModel.of_node(node).time_s(op, n_bytes, group)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveModel:
+    """Prices collectives of one kind of node.
+
+    `nic_share_bytes_per_s` is what one device has of its node's NICs, one direction, when all of
+    the node's devices communicate at once, as they do in training.
+    """
+
+    scale_up: LinkSpec
+    nic: LinkSpec
+    nic_share_bytes_per_s: float
+
+    @classmethod
+    def of_node(cls, node: NodeSpec) -> CollectiveModel:
+        """The model of a node's links."""
+        return cls(node.scale_up, node.nic, node.inter_node_bytes_per_s / node.devices)
+
+    @overload
+    def time_s(self, op: CollectiveOp, n_bytes: float, group: Group) -> float: ...
+    @overload
+    def time_s(self, op: CollectiveOp, n_bytes: ArrayLike, group: Group) -> Array: ...
+    def time_s(self, op: CollectiveOp, n_bytes: ArrayLike, group: Group) -> float | Array:
+        """Seconds from the last rank's arrival to the end; 0 for one rank or no bytes.
+
+        `n_bytes` is the whole message as in nccl-tests: the buffer of an all-reduce, broadcast or
+        send, the gathered result, the scattered input, all that one rank holds in an all-to-all.
+        """
+        size = np.asarray(n_bytes, dtype=float)
+        if group.size == 1:
+            seconds = np.zeros(size.shape)
+        else:
+            busy = self._inside(op, size, group.size) if group.nodes == 1 else self._across(op, size, group)
+            seconds = np.where(size > 0, busy, 0.0)
+        return float(seconds) if size.ndim == 0 else seconds
+
+    @property
+    def _network(self) -> NetworkConstants:
+        calibration = self.nic.calibration
+        if calibration is not None and calibration.network is not None:
+            return calibration.network
+        return _datasheet_network(self.scale_up, self.nic)
+
+    @property
+    def _nic_bytes_per_s(self) -> float:
+        return self.nic_share_bytes_per_s * self._network.efficiency
+
+    def _segments(self, op: CollectiveOp) -> tuple[ProtocolSegment, ...]:
+        calibration = self.scale_up.calibration
+        if calibration is not None and op in calibration.collectives:
+            return calibration.collectives[op]
+        link = self.scale_up
+        return (
+            ProtocolSegment(
+                name="datasheet",
+                latency_base_s=0.0,
+                latency_per_step_s=link.latency,
+                bandwidth_bytes_per_s=link.bandwidth,
+            ),
+        )
+
+    def _inside(self, op: CollectiveOp, n_bytes: Array, size: int) -> Array:
+        lines = [_line_s(segment, op, n_bytes, size) for segment in self._segments(op)]
+        return np.asarray(np.min(lines, axis=0))
+
+    def _across(self, op: CollectiveOp, n_bytes: Array, group: Group) -> Array:
+        if op == "send_recv":
+            return self._network.send_recv_latency_s + n_bytes / self._nic_bytes_per_s
+        if op == "all_to_all":
+            return self._all_to_all_across(n_bytes, group)
+        protocols = [p for p in self._network.protocols if p.algorithm == "ring" or op == "all_reduce"]
+        return np.asarray(np.min([self._protocol_s(p, op, n_bytes, group) for p in protocols], axis=0))
+
+    def _protocol_s(self, protocol: NetworkProtocol, op: CollectiveOp, n_bytes: Array, group: Group) -> Array:
+        if protocol.algorithm == "tree":
+            wire_factor = tree.DOUBLE_TREE_WIRE_FACTOR
+            intra_steps = 2 * (group.ranks_per_node - 1)
+            inter_steps = 2 * tree.depth(group.nodes)
+        else:
+            wire_factor = ring.wire_factor(op, group.size)
+            inter_steps = ring.num_steps(op, group.nodes)
+            intra_steps = ring.num_steps(op, group.size) - inter_steps
+        latency_s = protocol.latency_base_s
+        latency_s += intra_steps * protocol.intra_step_s + inter_steps * protocol.inter_step_s
+        network_bytes_per_s = protocol.bandwidth_fraction * group.ranks_per_node * self._nic_bytes_per_s
+        s_per_byte = max(wire_factor / network_bytes_per_s, self._inside_s_per_byte(op, group))
+        return latency_s + n_bytes * s_per_byte
+
+    def _inside_s_per_byte(self, op: CollectiveOp, group: Group) -> float:
+        """What the links inside a node allow a ring through many nodes; 0 for a rank alone there."""
+        if group.ranks_per_node == 1:
+            return 0.0
+        return min(_s_per_byte(segment, op, group.size) for segment in self._segments(op))
+
+    def _all_to_all_across(self, n_bytes: Array, group: Group) -> Array:
+        """Every rank sends 1/size to each other; peers in the node and peers across run at once."""
+        share = group.ranks_per_node / group.size
+        inside = np.zeros(n_bytes.shape)
+        if group.ranks_per_node > 1:
+            inside = self._inside("all_to_all", n_bytes * share, group.ranks_per_node)
+        across = self._network.send_recv_latency_s + n_bytes * (1 - share) / self._nic_bytes_per_s
+        return np.maximum(inside, across)
+
+
+def _s_per_byte(segment: ProtocolSegment, op: CollectiveOp, size: int) -> float:
+    local = 0.0 if segment.local_bytes_per_s is None else 1 / segment.local_bytes_per_s
+    return ring.wire_factor(op, size) / segment.bandwidth_bytes_per_s + local
+
+
+def _line_s(segment: ProtocolSegment, op: CollectiveOp, n_bytes: Array, size: int) -> Array:
+    latency_s = segment.latency_base_s + ring.num_steps(op, size) * segment.latency_per_step_s
+    return latency_s + n_bytes * _s_per_byte(segment, op, size)
+
+
+def _datasheet_network(scale_up: LinkSpec, nic: LinkSpec) -> NetworkConstants:
+    """One ring at line rate with the links' own latencies."""
+    line = NetworkProtocol(
+        algorithm="ring",
+        name="datasheet",
+        latency_base_s=0.0,
+        intra_step_s=scale_up.latency,
+        inter_step_s=nic.latency,
+        bandwidth_fraction=1.0,
+    )
+    return NetworkConstants(efficiency=1.0, protocols=(line,), send_recv_latency_s=nic.latency)

@@ -1,0 +1,55 @@
+"""A trace for Perfetto and chrome://tracing: one process a device, one thread a stream.
+
+Format: Trace Event Format, complete events ("ph": "X") with times in microseconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from perfsim.trace import Trace
+
+MICROSECONDS = 1e6
+
+
+def trace_events(trace: Trace) -> Iterator[dict[str, Any]]:
+    """Every task as one event, after the names of devices and streams."""
+    graph = trace.graph
+    devices = list(dict.fromkeys(_device(stream) for stream in graph.streams))
+    for number, device in enumerate(devices):
+        yield {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": device}}
+    for number, stream in enumerate(graph.streams):
+        pid = devices.index(_device(stream))
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": number, "args": {"name": stream}}
+    pids = [devices.index(_device(stream)) for stream in graph.streams]
+    columns = (graph.work, graph.stream, graph.tag, trace.start_s, trace.end_s)
+    for work, stream, tag, start_s, end_s in zip(*(column.tolist() for column in columns), strict=True):
+        event = {
+            "ph": "X",
+            "name": graph.works[work].name,
+            "cat": graph.works[work].category,
+            "pid": pids[stream],
+            "tid": stream,
+            "ts": round(start_s * MICROSECONDS, 3),
+            "dur": round((end_s - start_s) * MICROSECONDS, 3),
+        }
+        if tag >= 0:
+            event["args"] = {"microbatch": tag}
+        yield event
+
+
+def write_chrome_trace(trace: Trace, path: Path) -> Path:
+    """Write a trace; gzipped where the name ends in .gz. The same trace gives the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    body = ",\n".join(json.dumps(event, separators=(",", ":")) for event in trace_events(trace))
+    data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{body}\n]}}\n'.encode()
+    path.write_bytes(gzip.compress(data, compresslevel=5, mtime=0) if path.suffix == ".gz" else data)
+    return path
+
+
+def _device(stream: str) -> str:
+    return stream.split("/", 1)[0]

@@ -1,0 +1,30 @@
+"""One point on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perfsim.report.text import duration, human, layout_long, percent
+
+
+def point_lines(answer: Mapping[str, Any]) -> list[str]:
+    """The metrics of one point and where its step goes."""
+    step_s = answer["step_time_s"]
+    lines = [
+        f"{answer['model']} on {answer['num_devices']} x {answer['system']}, {answer['strategy']}, "
+        f"batch {answer['global_batch_size']} sequences",
+        f"  layout        {layout_long(answer['layout'])}",
+        f"  step          {duration(step_s)}",
+        f"  tokens/s      {answer['tokens_per_s']:,.0f}",
+        f"  MFU / HFU     {percent(answer['mfu'])} / {percent(answer['hfu'])} of peak",
+        f"  bubble        {percent(answer['bubble_fraction'])} of the step",
+        f"  exposed comm  {percent(answer['exposed_communication_fraction'])} of the step",
+        f"  peak memory   {answer['peak_memory_bytes'] / 2**30:.1f} GiB a device",
+        "  where the step goes:",
+    ]
+    parts = sorted(answer["step_breakdown_s"].items(), key=lambda item: -item[1])
+    lines += [
+        f"    {human(name):28s} {duration(s):>10s}  {percent(s / step_s)}" for name, s in parts if s > 0
+    ]
+    return lines

@@ -1,0 +1,90 @@
+"""What an answer rests on: every description of the study, value by value, with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perfsim.calibration import Calibration
+from perfsim.catalog import Catalog, default_catalog
+from perfsim.errors import CatalogError
+from perfsim.hardware import GpuClusterSpec
+from perfsim.study.batches import Target
+from perfsim.study.result import Assumption
+from perfsim.study.spec import StudySpec
+
+
+def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
+    """Inputs of an answer: law of the critical batch, model, recipe, systems, fitted constants."""
+    catalog = default_catalog()
+    found = [*_target(target), *_described(catalog, "model", spec.model.name)]
+    found += _described(catalog, "recipe", spec.recipe.name)
+    for system in {each.system.name: each.system for each in spec.candidates}.values():
+        found += _described(catalog, "system", system.name)
+        found += _described(catalog, "device", system.device.name)
+        if system.device.calibration is not None:
+            found += _fits(system.device.calibration)
+        if isinstance(system, GpuClusterSpec):
+            for link in (system.node.scale_up, system.node.nic):
+                found += _fits(link.calibration) if link.calibration else []
+    if spec.recipe.framework is not None:
+        found += _fits(spec.recipe.framework)
+    return tuple(dict.fromkeys(found))
+
+
+def _target(target: Target) -> Iterator[Assumption]:
+    critical = target.critical
+    low, high = (tokens / 1e6 for tokens in critical.band_tokens)
+    yield Assumption(
+        "convergence",
+        "critical batch",
+        f"{critical.tokens / 1e6:.1f} M tokens ({low:.1f} to {high:.1f} M, 90 %)",
+        critical.source,
+        "fit",
+    )
+    for note in critical.notes:
+        yield Assumption("convergence", "critical batch", "remark", note, "assumption")
+    yield Assumption(
+        "convergence",
+        "same training recipe on every machine",
+        "equal samples to the target at equal batch",
+        "another optimizer recipe moves samples by up to 1.8 times at large batch (MLPerf reference runs)",
+        "assumption",
+    )
+    yield Assumption(
+        "convergence",
+        "no failures, no stragglers, no compilation",
+        "goodput 1 on every machine",
+        "the same on both sides, so that neither is favoured",
+        "assumption",
+    )
+
+
+def _described(catalog: Catalog, kind: str, name: str) -> list[Assumption]:
+    try:
+        rows = catalog.describe(name, kind)
+    except CatalogError:
+        return [Assumption(kind, name, "written inside the study", "the study's own file", "assumption")]
+    return [
+        Assumption(
+            topic=f"{kind} {name}",
+            name=row.path,
+            value=row.value_text,
+            source=row.source_or_assumption,
+            kind="assumption" if row.assumed else "datasheet",
+        )
+        for row in rows
+        if row.source_or_assumption
+    ]
+
+
+def _fits(calibration: Calibration) -> list[Assumption]:
+    return [
+        Assumption(
+            f"calibration {calibration.name}",
+            group,
+            f"median error {100 * record.median_ape:.1f} %, p90 {100 * record.p90_ape:.1f} % over {record.points} points",
+            f"{record.table}; {record.command}",
+            "fit",
+        )
+        for group, record in calibration.fit.items()
+    ]

@@ -1,0 +1,169 @@
+"""Published runs as questions: one case of a validation file becomes a job, a system and a layout."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt
+
+from perfsim.calibration import FrameworkCalibration
+from perfsim.catalog import Catalog
+from perfsim.errors import InputError
+from perfsim.hardware import GpuClusterSpec, Precision, Spec, SystemSpec
+from perfsim.units import BytesPerSecond
+from perfsim.workload import Attention, Job, ParallelLayout, Recompute, TrainingRecipe, TransformerConfig
+
+FRAMEWORK = "pytorch-eager"
+"""The framework of every published GPU run: eager PyTorch under Megatron or FSDP."""
+
+
+class CaseSystem(Spec):
+    """The machine of a case."""
+
+    device: str
+    num_devices: PositiveInt
+    devices_per_node: PositiveInt | None = None
+    inter_node: BytesPerSecond | None = None
+    software_release: str | None = None
+
+
+class CaseModel(Spec):
+    """The model of a case, by Megatron's names."""
+
+    num_layers: PositiveInt
+    hidden_size: PositiveInt
+    ffn_hidden_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_query_groups: PositiveInt | None = None
+    gated_mlp: bool = False
+    vocab_size: PositiveInt
+    seq_length: PositiveInt
+    tied_embeddings: bool = True
+    bias: bool = True
+    position_embedding: Literal["learned", "rotary", "alibi", "none"] = "learned"
+
+
+class CaseParallel(Spec):
+    """The layout of a case."""
+
+    tensor: PositiveInt = 1
+    pipeline: PositiveInt = 1
+    data: PositiveInt = 1
+    virtual_pipeline: PositiveInt = 1
+    sequence_parallel: bool = False
+    zero_stage: int = 0
+    schedule: str = "1f1b"
+    layers_per_stage: tuple[int, ...] | None = None
+
+
+class CaseTraining(Spec):
+    """How a case was trained."""
+
+    global_batch_size: PositiveInt
+    micro_batch_size: PositiveInt | None = None
+    recompute: Recompute | None = None
+    precision: Precision = "fp16"
+    attention: Attention = "standard"
+    overlap_grad_reduce: bool | None = None
+    reduce_precision: Precision | None = None
+    host_blocking: bool = False
+    lm_head_positions: PositiveInt | None = None
+
+
+class Measured(Spec):
+    """What was measured."""
+
+    step_time_s: float = Field(gt=0)
+
+
+class StepCase(Spec):
+    """One measured training run."""
+
+    id: str
+    family: str
+    evidence: Literal["A", "B", "C"]
+    source: dict[str, Any] = Field(default_factory=dict)
+    system: CaseSystem
+    model: CaseModel
+    strategy: str
+    parallel: CaseParallel
+    training: CaseTraining
+    measured: Measured
+    sweep: str | None = None
+    assumed: tuple[str, ...] = ()
+    notes: str = ""
+
+    @property
+    def scored(self) -> bool:
+        return self.evidence in ("A", "B")
+
+
+class CaseFile(Spec):
+    """A file of step-time cases."""
+
+    schema_version: int = Field(alias="schema")
+    cases: tuple[StepCase, ...]
+
+
+def case_job(case: StepCase, catalog: Catalog) -> Job:
+    """The model and recipe of a case."""
+    fields = case.model.model_dump(exclude={"seq_length"})
+    model = TransformerConfig(name=case.id, max_position_embeddings=case.model.seq_length, **fields)
+    training = case.training
+    overlap = training.overlap_grad_reduce
+    recipe = TrainingRecipe(
+        name=case.id,
+        seq_length=case.model.seq_length,
+        precision=training.precision,
+        attention=training.attention,
+        recompute=training.recompute or "auto",
+        overlap_grad_reduce=case.strategy == "zero3" if overlap is None else overlap,
+        reduce_precision=training.reduce_precision,
+        dropout=training.attention == "standard",
+        framework=_framework(catalog),
+        host_blocking=training.host_blocking,
+        lm_head_positions=training.lm_head_positions,
+        software_release=case.system.software_release,
+    )
+    return Job(model, recipe, training.global_batch_size)
+
+
+def _framework(catalog: Catalog) -> FrameworkCalibration:
+    found = catalog.calibration(FRAMEWORK)
+    if not isinstance(found, FrameworkCalibration):
+        raise InputError(f"calibration {FRAMEWORK} is not of kind framework")
+    return found
+
+
+def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
+    """The system of the catalogue with the case's device, node size and network."""
+    system = system_of_device(case.system.device, catalog)
+    if not isinstance(system, GpuClusterSpec):
+        return system
+    devices = case.system.devices_per_node or system.node.devices
+    node = system.node.model_copy(update={"devices": devices})
+    if case.system.inter_node is not None:
+        nic = node.nic.model_copy(update={"bandwidth": case.system.inter_node / devices})
+        node = node.model_copy(update={"nics": devices, "nic": nic})
+    return system.model_copy(update={"node": node})
+
+
+def system_of_device(name: str, catalog: Catalog) -> SystemSpec:
+    """The system called `name`, or the first one built of the device called `name`."""
+    known = {each: catalog.system(each) for each in catalog.names("system")}
+    if name in known:
+        return known[name]
+    for system in known.values():
+        if system.device.name == name:
+            return system
+    devices = sorted({system.device.name for system in known.values()} | set(known))
+    raise InputError(f"no system with device {name!r} in the catalogue; it has {', '.join(devices)}")
+
+
+def case_layout(case: StepCase) -> ParallelLayout:
+    """The layout of a case."""
+    return ParallelLayout(
+        **case.parallel.model_dump(),
+        micro_batch_size=case.training.micro_batch_size or 1,
+        recompute=case.training.recompute or "none",
+    )

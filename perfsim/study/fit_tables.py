@@ -1,0 +1,80 @@
+"""Tables of measurements: CSV files with a header, every bad line reported at once."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from perfsim.errors import InputError, Problem
+
+_MOST_PROBLEMS = 20
+"""A file of another kind would be wrong in every line."""
+
+
+def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Rows of a CSV table; `columns` hold positive numbers, `texts` words; more columns may stand there.
+
+    Raises InputError with `file:line` for a missing file or column and for each value that is not
+    a positive number.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            return _read_rows(path, csv.DictReader(stream), columns, texts)
+    except OSError as error:
+        raise InputError([Problem(f"cannot be read: {error.strerror}", file=str(path))]) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError([Problem(f"is not a CSV table: {error}", file=str(path))]) from None
+
+
+def scipy_optimize() -> ModuleType:
+    """SciPy's optimizers; raises InputError where SciPy is not installed."""
+    try:
+        import scipy.optimize
+    except ImportError:
+        problem = Problem("fitting needs SciPy, which is not installed", help='pip install "perfsim[fit]"')
+        raise InputError([problem]) from None
+    optimize: ModuleType = scipy.optimize
+    return optimize
+
+
+def rounded(value: float, digits: int = 4) -> float:
+    """`value` with so many significant digits: a fit is not known better."""
+    return float(f"{value:.{digits}g}")
+
+
+def _read_rows(
+    path: Path, reader: csv.DictReader[str], columns: Sequence[str], texts: Sequence[str]
+) -> list[dict[str, str]]:
+    header = reader.fieldnames or []
+    missing = [name for name in (*texts, *columns) if name not in header]
+    if missing:
+        help_text = f"the first line must name {', '.join((*texts, *columns))}"
+        problem = Problem(f"has no column {', '.join(missing)}", file=str(path), line=1, help=help_text)
+        raise InputError([problem])
+    problems: list[Problem] = []
+    rows = []
+    for row in reader:
+        bad = [name for name in columns if not _is_positive(row[name])]
+        problems += [
+            Problem(f"{name} must be a positive number, not {row[name]!r}", str(path), reader.line_num)
+            for name in bad
+        ]
+        if len(problems) >= _MOST_PROBLEMS:
+            break
+        rows.append(row)
+    if not rows and not problems:
+        problems.append(Problem("holds no measurement", file=str(path), line=1))
+    if problems:
+        raise InputError(problems)
+    return rows
+
+
+def _is_positive(text: str | None) -> bool:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return False
+    return math.isfinite(value) and value > 0

@@ -1,0 +1,118 @@
+"""One point: one model on one system with one strategy, planned or with a given layout."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+from perfsim.catalog import Catalog, default_catalog
+from perfsim.errors import LayoutError, Problem
+from perfsim.strategies import strategy
+from perfsim.study.evaluate import Evaluation, costs_for, evaluate
+from perfsim.study.outcome import metrics
+from perfsim.study.planner import best_plan
+from perfsim.topology import build_topology
+from perfsim.workload import Job, ParallelLayout
+
+SHORT_NAMES = {
+    "tp": "tensor",
+    "pp": "pipeline",
+    "dp": "data",
+    "vpp": "virtual_pipeline",
+    "mbs": "micro_batch_size",
+    "sp": "sequence_parallel",
+    "zero": "zero_stage",
+}
+DEFAULT_BATCH_PER_DEVICE = 8
+"""Sequences a device and step where the question gives no batch."""
+
+
+class Point(NamedTuple):
+    """A question as the command line asks it."""
+
+    model: str
+    system: str
+    devices: int
+    strategy: str
+    layout: str = ""
+    batch: int | None = None
+    recipe: str = "gpt3_pretraining"
+
+
+def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str, Any], Evaluation]:
+    """The metrics of a point, and the run behind them."""
+    catalog = catalog or default_catalog()
+    chosen = strategy(point.strategy)
+    recipe = catalog.recipe(point.recipe)
+    batch = point.batch or recipe.global_batch_size or DEFAULT_BATCH_PER_DEVICE * point.devices
+    job = Job(catalog.model(point.model), recipe, batch)
+    topology = build_topology(catalog.system(point.system), point.devices)
+    costs = costs_for(topology, recipe)
+    if point.layout:
+        layout = parse_layout(point.layout, point.devices, chosen.system_kind)
+        evaluation = evaluate(chosen.plan(job, topology, layout), costs)
+    else:
+        evaluation = best_plan(chosen, job, topology, costs)
+    return {"model": job.model.name, **metrics(evaluation)}, evaluation
+
+
+def parse_layout(text: str, devices: int, system_kind: str) -> ParallelLayout:
+    """`tp=8,pp=4,dp=4,mbs=1` as a layout; long names work too. LayoutError lists all that is wrong.
+
+    A missing `dp` is what the devices leave; `layers_per_stage` is written 11-11-11-11.
+    """
+    problems: list[Problem] = []
+    given: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, _, value = item.partition("=")
+        name = SHORT_NAMES.get(key.strip(), key.strip())
+        parsed, problem = _parse_value(name, value.strip())
+        if problem:
+            problems.append(Problem(f"--layout {item!r}: {problem[0]}", help=problem[1]))
+        elif name in given:
+            problems.append(Problem(f"--layout names {name} twice"))
+        else:
+            given[name] = parsed
+    if problems:
+        raise LayoutError(problems)
+    layout = ParallelLayout(**given)
+    if layout.virtual_pipeline > 1 and "schedule" not in given:
+        layout = replace(layout, schedule="interleaved")
+    if layout.recompute_layers and "recompute" not in given:
+        layout = replace(layout, recompute="full")
+    if "data" not in given:
+        used = layout.tensor * layout.pipeline
+        layout = replace(layout, data=max(1, devices // used))
+    return layout
+
+
+_KINDS: dict[str, Any] = {field.name: field.type for field in fields(ParallelLayout)}
+
+
+def _parse_value(name: str, value: str) -> tuple[Any, tuple[str, str] | None]:
+    """A field's value, or what is wrong with it and the nearest mend."""
+    if name not in _KINDS:
+        known = [*SHORT_NAMES, *_KINDS]
+        nearest = difflib.get_close_matches(name, known, 1)
+        help_text = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
+        return None, ("unknown name", help_text)
+    if name == "sequence_parallel":
+        if value.lower() not in ("true", "false", "1", "0"):
+            return None, (f"{value!r} is not a truth value", "write true or false")
+        return value.lower() in ("true", "1"), None
+    if name == "recompute":
+        allowed = ("none", "selective", "full")
+        return (value, None) if value in allowed else (None, (f"{value!r}", f"allowed: {', '.join(allowed)}"))
+    if name in ("schedule", "order"):
+        return value, None
+    try:
+        if name == "layers_per_stage":
+            return tuple(int(part) for part in value.split("-")), None
+        number = int(value)
+    except ValueError:
+        return None, (f"{value!r} is not a whole number", "write for example tp=8")
+    least = 0 if name in ("zero_stage", "recompute_layers") else 1
+    if number < least:
+        return None, (f"{number} is less than {least}", f"write {least} or more")
+    return number, None

@@ -1,0 +1,48 @@
+"""What the catalogue holds, as rows for a person or a program."""
+
+from __future__ import annotations
+
+from perfsim.catalog import default_catalog
+from perfsim.errors import InputError
+from perfsim.strategies import strategy, strategy_names
+
+SINGULAR = {
+    "systems": "system",
+    "devices": "device",
+    "models": "model",
+    "recipes": "recipe",
+    "studies": "study",
+}
+
+Rows = list[dict[str, str]]
+
+
+def show_list(kind: str) -> Rows:
+    """Every name of a kind with its description."""
+    if kind == "strategies":
+        return [
+            {"name": name, "runs on": strategy(name).system_kind, "description": strategy(name).summary}
+            for name in strategy_names()
+        ]
+    catalog = default_catalog()
+    return [
+        {"name": name, "description": _description(kind, name)} for name in catalog.names(SINGULAR[kind])
+    ]
+
+
+def _description(kind: str, name: str) -> str:
+    catalog = default_catalog()
+    rows = {row.path: row.value_text for row in catalog.describe(name, SINGULAR[kind])}
+    return rows.get("description") or rows.get("title", "")
+
+
+def show_entry(kind: str, name: str) -> Rows:
+    """Every value of one entry with its source; InputError names the nearest for an unknown one."""
+    if kind == "strategies":
+        return [{"name": name, "runs on": strategy(name).system_kind, "description": strategy(name).summary}]
+    if kind not in SINGULAR:
+        raise InputError(f"unknown kind {kind!r}; known: {', '.join([*SINGULAR, 'strategies'])}")
+    rows = default_catalog().describe(name, SINGULAR[kind], deep=True)
+    return [
+        {"value of": row.path, "value": row.value_text, "source": row.source_or_assumption} for row in rows
+    ]

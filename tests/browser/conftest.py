@@ -1,0 +1,106 @@
+"""A headless Chromium without a network, and reports to open in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+LOCAL_SCHEMES = ("file:", "data:", "blob:")
+
+
+def _unavailable(why: str) -> None:
+    if os.environ.get("PERFSIM_REQUIRE_BROWSER") == "1":
+        pytest.fail(f"{why}, and PERFSIM_REQUIRE_BROWSER=1 demands a browser")
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One Chromium for all tests."""
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if executable is None:
+        _unavailable("no Chromium was found")
+    if importlib.util.find_spec("playwright") is None:
+        _unavailable("playwright is not installed")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@dataclass
+class Opened:
+    """A page that has drawn all its plots, and everything it complained about or asked for."""
+
+    page: Any
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def asked_elsewhere(self) -> list[str]:
+        return [url for url in self.requests if not url.startswith(LOCAL_SCHEMES)]
+
+
+DRAWN = """() => {
+  const plots = [...document.querySelectorAll('.plotly-graph-div')];
+  const drawn = plots.every((plot) => plot._fullData && plot.querySelector('.main-svg'));
+  return plots.length > 0 && drawn && document.documentElement.dataset.fitted;
+}"""
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Any]:
+    """Opens a file at a width, offline, and waits until every plot is drawn."""
+    contexts = []
+
+    def opened(path: Path, *, width: int = 1400, height: int = 900, scheme: str = "light") -> Opened:
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, offline=True
+        )
+        contexts.append(context)
+        found = Opened(context.new_page())
+        found.page.on("pageerror", lambda error: found.errors.append(str(error)))
+        found.page.on(
+            "console",
+            lambda message: (
+                found.errors.append(message.text) if message.type in {"error", "warning"} else None
+            ),
+        )
+        found.page.on("request", lambda request: found.requests.append(request.url))
+        found.page.goto(path.as_uri())
+        found.page.wait_for_function(DRAWN)
+        return found
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="session")
+def factory() -> ModuleType:
+    """The unit tests' maker of results; loaded by path, because tests are not a package."""
+    path = Path(__file__).parents[1] / "unit" / "report" / "factory.py"
+    spec = importlib.util.spec_from_file_location("report_factory", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,136 @@
+"""The report in a real browser that has no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from perfsim.report.figures.heat_map import heat_map
+from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
+from perfsim.report.figures.validation import ValidationPoint, predicted_against_measured
+from perfsim.report.page import Section, write_page, write_report
+
+pytestmark = pytest.mark.browser
+
+TYPES = """() => [...document.querySelectorAll('.plotly-graph-div')].map((plot) => ({
+  id: plot.id,
+  asked: plot.data.map((trace) => trace.type || 'scatter'),
+  drawn: plot._fullData.map((trace) => trace.type),
+}))"""
+
+OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="session")
+def report(factory: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(factory.study_result(), tmp_path_factory.mktemp("study"), trace_name="trace.json.gz")
+
+
+@pytest.fixture(scope="session")
+def sweep_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    points = [ScalingPoint("gpu", 8 * 2**i, 100 / 1.9**i) for i in range(6)]
+    cases = [ValidationPoint(f"case {i}", "megatron", 10.0 + i, 11.0 + i) for i in range(5)]
+    cells = [[1.0, 20.0, 300.0], [2.0, None, 600.0]]
+    names = {"x_name": "batch", "y_name": "system", "z_name": "Time", "unit": "days"}
+    sections = [
+        Section("Scaling", figure=scaling_curve(points)),
+        Section("Heat map", figure=heat_map([96, 192, 384], ["gpu", "wafer"], cells, **names)),
+        Section("Validation", figure=predicted_against_measured(cases)),
+    ]
+    return write_page("A sweep", sections, tmp_path_factory.mktemp("sweep") / "index.html")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
+def test_the_report_opens_without_errors_requests_or_sideways_scrolling(
+    open_page: Callable, report: Path, width: int, scheme: str
+) -> None:
+    opened = open_page(report, width=width, scheme=scheme)
+    assert opened.page.evaluate(OVERFLOW) <= 0
+    assert opened.errors == []
+    assert opened.asked_elsewhere() == []
+    assert opened.requests == [report.as_uri()]
+
+
+@pytest.mark.parametrize("which", ["report", "sweep_page"])
+def test_every_trace_is_drawn_as_the_type_it_was_written_as(
+    open_page: Callable, request: pytest.FixtureRequest, which: str
+) -> None:
+    opened = open_page(request.getfixturevalue(which))
+    plots = opened.page.evaluate(TYPES)
+    assert len(plots) == (7 if which == "report" else 3)
+    for plot in plots:
+        assert plot["asked"] == plot["drawn"], plot["id"]
+    assert opened.errors == []
+    assert opened.asked_elsewhere() == []
+
+
+def test_every_plot_shows_marks_inside_its_frame(open_page: Callable, report: Path) -> None:
+    opened = open_page(report)
+    empty = opened.page.evaluate(
+        """() => [...document.querySelectorAll('.plotly-graph-div')].filter((plot) => {
+          const marks = [...plot.querySelectorAll('.point path, .points path, .lines path')];
+          const box = plot.getBoundingClientRect();
+          return box.height < 200 || !marks.some((mark) => mark.getBoundingClientRect().width > 1);
+        }).map((plot) => plot.id)"""
+    )
+    assert empty == []
+
+
+def test_a_click_on_the_legend_hides_a_part_of_the_step(open_page: Callable, report: Path) -> None:
+    page = open_page(report).page
+    drawn = "document.getElementById('figure-step-time')._fullData"
+    hidden = f"{drawn}.filter((trace) => trace.visible === 'legendonly')"
+    assert page.evaluate(f"{hidden}.length") == 0
+    page.locator("#figure-step-time .legendtoggle").first.click()
+    page.wait_for_function(f"() => {hidden}.length === 1")
+    assert page.evaluate(f"{hidden}[0].name") == "compute"
+
+
+def test_hovering_a_curve_names_the_layout(open_page: Callable, report: Path) -> None:
+    page = open_page(report).page
+    plot = page.locator("#figure-time-to-accuracy")
+    plot.scroll_into_view_if_needed()
+    point = plot.locator(".scatterlayer .trace .point").first
+    box = point.bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x - 3, y - 3)
+    page.mouse.move(x, y, steps=4)
+    label = plot.locator(".hoverlayer .hovertext")
+    label.first.wait_for()
+    assert "tp8 pp4 dp4 mbs1" in label.first.text_content()
+
+
+def test_dark_and_light_pages_write_figures_in_their_own_ink(open_page: Callable, report: Path) -> None:
+    def ink(scheme: str) -> list[str]:
+        page = open_page(report, scheme=scheme).page
+        return page.evaluate(
+            """() => ['.xtick text', '.legendtext', '.annotation-text', '.gtitle'].map((what) =>
+              getComputedStyle(document.querySelector(`.js-plotly-plot ${what}`)).fill)"""
+        )
+
+    assert set(ink("light")) == {"rgb(69, 77, 87)"}
+    assert set(ink("dark")) == {"rgb(196, 203, 212)"}
+
+
+def test_a_phone_gives_the_legend_room_of_its_own(open_page: Callable, report: Path) -> None:
+    page = open_page(report, width=400).page
+    gap = page.evaluate(
+        """() => {
+          const plot = document.getElementById('figure-step-time');
+          const axis = plot.querySelector('.xtitle').getBoundingClientRect();
+          return plot.querySelector('.legend').getBoundingClientRect().top - axis.bottom;
+        }"""
+    )
+    assert gap >= 0
+
+
+def test_hostile_names_run_nothing(open_page: Callable, factory: ModuleType, tmp_path: Path) -> None:
+    opened = open_page(write_report(factory.hostile_result(), tmp_path, trace_name=None))
+    assert opened.page.evaluate("() => window.stolen === undefined")
+    assert opened.page.locator("img").count() == 0
+    assert opened.errors == []
+    assert opened.asked_elsewhere() == []

@@ -1,0 +1,87 @@
+"""Figures for sweeps and validations."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from perfsim.report.figures.heat_map import heat_map, heat_map_table
+from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_table
+from perfsim.report.figures.validation import (
+    ValidationPoint,
+    predicted_against_measured,
+    validation_table,
+)
+
+POINTS = [
+    ScalingPoint("gpu", 128, 10.0, "tp8"),
+    ScalingPoint("gpu", 64, 16.0),
+    ScalingPoint("wafer", 1, 90.0),
+    ScalingPoint("wafer", 4, 30.0),
+]
+CASES = [
+    ValidationPoint("a", "megatron", 10.0, 11.0),
+    ValidationPoint("b", "mlperf", 20.0, 14.0),
+    ValidationPoint("c", "megatron", 30.0, 30.3),
+]
+
+
+def test_the_ideal_time_halves_with_twice_the_devices() -> None:
+    real, ideal = scaling_curve(POINTS).data[:2]
+    assert list(real.x) == [64, 128]
+    assert list(ideal.y) == [16.0, 8.0]
+
+
+def test_the_ideal_rate_doubles_with_twice_the_devices() -> None:
+    figure = scaling_curve(POINTS, quantity="throughput", unit="tokens/s", better="higher")
+    assert list(figure.data[1].y) == [16.0, 32.0]
+    assert figure.layout.title.text == "Throughput (tokens/s) by number of devices"
+
+
+def test_the_scaling_table_says_what_share_of_the_ideal_is_reached() -> None:
+    rows = scaling_table(POINTS).rows
+    assert [row[3] for row in rows] == ["100.0 %", "80.0 %", "100.0 %", "75.0 %"]
+    assert rows[1] == ["gpu", "128", "10.0", "80.0 %", "tp8"]
+
+
+def test_a_cell_without_a_feasible_plan_stays_empty() -> None:
+    z = [[1.0, None], [math.nan, 4.0]]
+    (cells,) = heat_map(["a", "b"], ["c", "d"], z, x_name="x", y_name="y", z_name="Time", unit="days").data
+    assert [list(row) for row in cells.z] == [[1.0, None], [None, 4.0]]
+    assert [list(row) for row in cells.text] == [["1.00", ""], ["", "4.00"]]
+    assert heat_map_table(["a", "b"], ["c", "d"], z, x_name="x", y_name="y").rows[1] == [
+        "d",
+        "\N{EN DASH}",
+        "4.00",
+    ]
+
+
+def test_colours_are_logarithmic_only_where_values_span_decades() -> None:
+    def colours(*values: float) -> list[float]:
+        figure = heat_map(range(2), ["y"], [list(values)], x_name="x", y_name="y", z_name="z", unit="s")
+        return list(figure.data[0].z[0])
+
+    assert colours(1.0, 1000.0) == [0.0, 3.0]
+    assert colours(1.0, 20.0) == [1.0, 20.0]
+
+
+def test_an_empty_heat_map_can_be_drawn() -> None:
+    figure = heat_map(["a"], ["b"], [[None]], x_name="x", y_name="y", z_name="z", unit="s")
+    assert figure.data[0].z[0][0] is None
+
+
+def test_cases_are_drawn_by_family_over_a_band_and_the_identity() -> None:
+    low, high, identity, *families = predicted_against_measured(CASES, band=0.1).data
+    assert [family.name for family in families] == ["megatron (2)", "mlperf (1)"]
+    assert list(identity.x) == list(identity.y)
+    assert high.y[0] / low.y[0] == pytest.approx(1.1 / 0.9)
+    assert families[0].customdata[0] == "a<br>error +10.0 %"
+
+
+def test_the_validation_table_begins_with_the_worst_case() -> None:
+    assert [(row[0], row[-1]) for row in validation_table(CASES).rows] == [
+        ("b", "-30.0 %"),
+        ("a", "+10.0 %"),
+        ("c", "+1.0 %"),
+    ]

@@ -1,0 +1,141 @@
+"""The page as text; what a browser makes of it stands in tests/browser."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from markupsafe import Markup
+
+from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
+from perfsim.report.page import Head, Section, render_page, write_page, write_report
+from perfsim.report.tables import Table
+from perfsim.report.verdict import ratios_to_first, verdict_table
+from perfsim.study.result import StudyResult
+
+FIGURE_IDS = [
+    "figure-time-to-accuracy",
+    "figure-step-time",
+    "figure-memory",
+    "figure-timeline-0",
+    "figure-timeline-1",
+    "figure-timeline-2",
+    "figure-timeline-3",
+]
+
+
+class _Tags(HTMLParser):
+    """Every tag with its attributes, in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+@pytest.fixture(scope="module")
+def page(result: StudyResult, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("report")
+    return write_report(result, out / "new", trace_name="trace.json.gz").read_text("utf-8")
+
+
+def _without_plotly(page: str) -> str:
+    return re.sub(r"<script>.{1000000,}?</script>", "", page, flags=re.DOTALL)
+
+
+def test_the_same_result_gives_the_same_bytes(page: str, result: StudyResult, tmp_path: Path) -> None:
+    path = write_report(result, tmp_path, trace_name="trace.json.gz")
+    assert path == tmp_path / "index.html"
+    assert path.read_text("utf-8") == page
+
+
+def test_every_figure_has_its_fixed_id_a_description_and_a_table(page: str) -> None:
+    tags = _Tags(_without_plotly(page)).tags
+    plots = [attributes["id"] for _, attributes in tags if attributes.get("class") == "plotly-graph-div"]
+    assert plots == FIGURE_IDS
+    described = [attributes for _, attributes in tags if attributes.get("class") == "plot"]
+    assert all(len(attributes["aria-label"] or "") > 40 for attributes in described)
+    assert sum(tag == "details" for tag, _ in tags) == len(FIGURE_IDS)
+
+
+def test_plotly_is_there_once_and_nothing_is_loaded_from_elsewhere(page: str) -> None:
+    tags = _Tags(page).tags
+    assert page.count("plotly.js v") == 1
+    loaded = [attributes for tag, attributes in tags if "src" in attributes or tag in {"iframe", "object"}]
+    assert not loaded
+    assert [attributes["href"] for tag, attributes in tags if tag == "link"] == ["data:,"]
+    policy = next(a["content"] for _, a in tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy
+
+
+def test_the_verdict_and_the_ratios_stand_before_all_else(page: str, result: StudyResult) -> None:
+    body = page[page.index("<body>") :]
+    assert body.index(result.verdict) < body.index('class="cards"') < body.index("<main>")
+    assert "as long (3.08\N{EN DASH}3.20 \N{MULTIPLICATION SIGN})" in body
+
+
+def test_a_ratio_pairs_the_ends_of_the_two_bands(result: StudyResult) -> None:
+    first, second, *_ = ratios_to_first(result)
+    assert first.is_first
+    assert first.ratio == 1
+    assert second.name == "16 x cs-2, weight-streaming"
+    low, high = second.band
+    assert low <= second.ratio <= high
+    ends = [a / b for a, b in zip(second.band_s, first.band_s, strict=True)]
+    assert min(low, *ends) == low
+    assert max(high, *ends) == high
+
+
+def test_the_verdict_table_marks_the_best_time_rate_and_mfu(result: StudyResult) -> None:
+    table = verdict_table(result)
+    marked = {(table.rows[row][0], table.columns[column]) for row, column in table.best}
+    best = "128 x dgx-a100-80gb, 3d"
+    assert marked == {("time to the target", best), ("tokens/s", best), ("MFU", best)}
+
+
+def test_hostile_text_stays_text(hostile: StudyResult, tmp_path: Path) -> None:
+    page = write_report(hostile, tmp_path, trace_name="<b>.gz").read_text("utf-8")
+    tags = _Tags(_without_plotly(page)).tags
+    assert not [tag for tag, _ in tags if tag in {"img", "b"}]
+    assert not [attributes for _, attributes in tags if "onerror" in attributes]
+    assert "window.stolen=1</script>" not in page
+
+
+def test_a_sparse_result_still_makes_a_page(sparse: StudyResult, tmp_path: Path) -> None:
+    page = write_report(sparse, tmp_path, trace_name=None).read_text("utf-8")
+    assert "figure-timeline-0" in page
+    assert "figure-timeline-1" not in page
+    assert "trace.json" not in page
+    assert "nan" not in re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+
+
+def test_any_sections_make_a_page(tmp_path: Path) -> None:
+    sections = [
+        Section(
+            "Scaling & more", "Lead.", figure=scaling_curve([ScalingPoint("gpu", 8, 1.0)]), alt="A line."
+        ),
+        Section("Words", html=Markup("<p class='own'>ready</p>")),
+        Section("Numbers", table=Table(("a", "b"), [["1", "<2>"]], numeric=frozenset({1}))),
+    ]
+    path = write_page("A <sweep>", sections, tmp_path / "deep" / "page.html", head=Head(verdict="Done."))
+    page = path.read_text("utf-8")
+    assert 'id="figure-scaling-more"' in page
+    assert "<title>A &lt;sweep&gt;</title>" in page
+    assert "<p class='own'>ready</p>" in page
+    assert '<td class="num">&lt;2&gt;</td>' in page
+
+
+def test_a_page_without_figures_does_not_carry_plotly() -> None:
+    assert len(render_page("Words", [Section("Words", "Only these.")])) < 20_000
+
+
+def test_two_sections_of_one_id_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"memory; give each its own slug"):
+        render_page("Twice", [Section("Memory"), Section("Memory")])

@@ -1,0 +1,94 @@
+"""Numbers and names as people read them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from perfsim.report import text
+from perfsim.study.result import StudyResult
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (0.0, "0"),
+        (31.25, "31.2"),
+        (1234.5, "1,230"),
+        (0.00012345, "0.000123"),
+        (-2.0, "-2.00"),
+        (999.9, "1,000"),
+        (math.inf, "n/a"),
+        (math.nan, "n/a"),
+    ],
+)
+def test_a_number_has_three_significant_digits_and_no_exponent(value: float, written: str) -> None:
+    assert text.number(value) == written
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        (3.2e-5, "32.0 µs"),
+        (0.25, "250 ms"),
+        (76.06, "76.1 s"),
+        (1200, "20.0 min"),
+        (86400, "24.0 h"),
+        (32 * 86400, "32.0 days"),
+        (3 * text.YEAR_S, "3.00 years"),
+        (0.0, "0 s"),
+        (math.inf, "n/a"),
+    ],
+)
+def test_a_duration_is_in_the_unit_a_person_would_choose(seconds: float, written: str) -> None:
+    assert text.duration(seconds) == written
+
+
+def test_durations_shown_together_share_the_unit_of_their_middle() -> None:
+    assert text.time_unit([20 * 86400, 40 * 86400, math.inf])[0] == "days"
+    assert text.time_unit([])[0] == "s"
+
+
+def test_a_capacity_keeps_the_unit_in_which_it_was_stated() -> None:
+    assert text.memory(33.7 * 2**30, 80 * 2**30) == "33.7 GiB"
+    assert text.memory(31.7e9, 40e9) == "31.7 GB"
+    assert text.memory(5e9, math.nan) == "5.00 GB"
+
+
+def test_large_counts_are_said_in_words() -> None:
+    assert [text.large(value) for value in (4e11, 2.02e10, 2.43e7, 1536)] == [
+        "400 billion",
+        "20.2 billion",
+        "24.3 million",
+        "1,536",
+    ]
+
+
+def test_a_layout_is_short_under_any_of_the_names_it_goes_by() -> None:
+    short = "tp8 pp1 dp16 mbs4"
+    assert text.layout_short({"tensor": 8, "pipeline": 1, "data": 16, "micro_batch_size": 4}) == short
+    assert text.layout_short({"tp": 8, "pp": 1, "dp": 16, "mbs": 4}) == short
+    assert text.layout_short({"tensor": 8, "pipeline": 4, "virtual_pipeline": 2}) == "tp8 pp4 vp2"
+    assert text.layout_short({"tensor": 1, "pipeline": 1, "data": 16}) == "dp16"
+    assert text.layout_short({}) == ""
+
+
+def test_the_long_form_of_a_layout_names_only_what_is_switched_on() -> None:
+    layout = {"tensor": 8, "data": 2, "sequence_parallel": True, "zero_stage": 0, "recompute": "full"}
+    assert text.layout_long(layout) == "tp8 dp2, sequence parallel, recompute full"
+    assert text.layout_long({"pipeline": 2, "layers_per_stage": (23, 21)}) == "pp2, layers per stage 23-21"
+
+
+def test_candidates_of_one_name_are_numbered(result: StudyResult) -> None:
+    twins = [result.candidates[0], result.candidates[0]]
+    assert text.labels(twins) == ["128 x dgx-a100-80gb, 3d", "128 x dgx-a100-80gb, 3d (2)"]
+
+
+def test_text_for_a_terminal_without_utf8_keeps_its_meaning() -> None:
+    assert (
+        text.encodable("3.1 \N{MULTIPLICATION SIGN} (2.9\N{EN DASH}3.4), café ≤ 5 µs", "ascii")
+        == "3.1 x (2.9-3.4), cafe <= 5 us"
+    )
+    assert text.encodable("3.1 \N{MULTIPLICATION SIGN}", "utf-8") == "3.1 \N{MULTIPLICATION SIGN}"
+    assert text.encodable("a\x1b[31mb\x07", "utf-8") == "a[31mb"

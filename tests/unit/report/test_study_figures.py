@@ -1,0 +1,178 @@
+"""The figures of a study, read back from what Plotly would draw."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+
+from perfsim.report.figures.memory import memory, memory_alt, memory_table
+from perfsim.report.figures.step_time import step_breakdown, step_breakdown_table
+from perfsim.report.figures.time_to_accuracy import time_to_accuracy, time_to_accuracy_table
+from perfsim.report.figures.timeline import CutTimeline, cut_timelines, timeline, timeline_table
+from perfsim.study.result import StudyResult
+
+
+def test_each_candidate_has_a_curve_a_band_and_a_star_at_its_best_batch(result: StudyResult) -> None:
+    figure = time_to_accuracy(result)
+    assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
+    for candidate in result.candidates:
+        own = [trace for trace in figure.data if trace.legendgroup == candidate.label]
+        low, high, curve, star = own
+        assert len(curve.x) == len(candidate.batch_curve)
+        assert all(a <= b <= c for a, b, c in zip(low.y, curve.y, high.y, strict=True))
+        assert star.y[0] == pytest.approx(min(curve.y))
+        assert star.y[0] == pytest.approx(candidate.time_to_accuracy_s / 86400, rel=1e-5)
+
+
+def test_the_critical_batch_is_a_line_inside_its_band(result: StudyResult) -> None:
+    figure = time_to_accuracy(result)
+    band, line = figure.layout.shapes
+    assert (band.x0, band.x1) == result.critical_batch_band_tokens
+    assert line.x0 == line.x1 == result.critical_batch_tokens
+    assert figure.layout.annotations[0].x == pytest.approx(math.log10(result.critical_batch_tokens))
+
+
+def test_the_table_beneath_has_every_point_and_marks_the_best(result: StudyResult) -> None:
+    table = time_to_accuracy_table(result)
+    assert len(table.rows) == sum(len(candidate.batch_curve) for candidate in result.candidates)
+    assert len(table.best) == len(result.candidates)
+
+
+def test_the_shares_of_a_step_add_up_to_all_of_it(result: StudyResult) -> None:
+    figure = step_breakdown(result)
+    for index in range(len(result.candidates)):
+        assert sum(trace.x[index] for trace in figure.data) == pytest.approx(100, abs=0.01)
+
+
+def test_what_a_breakdown_leaves_unexplained_is_drawn(result: StudyResult) -> None:
+    first = result.candidates[0]
+    short = replace(first, step_breakdown_s={"compute": 0.6 * first.step_time_s})
+    figure = step_breakdown(replace(result, candidates=(short,)))
+    assert [trace.name for trace in figure.data] == ["compute", "unaccounted"]
+    assert figure.data[1].x[0] == pytest.approx(40)
+
+
+def test_parts_of_one_colour_differ_by_their_hatch(result: StudyResult) -> None:
+    looks = [(trace.marker.color, trace.marker.pattern.shape) for trace in step_breakdown(result).data]
+    assert len(set(looks)) == len(looks)
+
+
+def test_each_capacity_has_its_own_axis_in_its_own_unit(result: StudyResult) -> None:
+    figure = memory(result)
+    assert figure.layout.xaxis.title.text == "GiB per device"
+    assert figure.layout.xaxis2.title.text == "GB per device"
+    assert [shape.x0 for shape in figure.layout.shapes] == [80, 40]
+    assert [note.text for note in figure.layout.annotations] == ["capacity 80 GiB", "capacity 40 GB"]
+    assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
+
+
+def test_memory_stacks_to_the_sum_of_its_parts(result: StudyResult) -> None:
+    gpus = [trace for trace in memory(result).data if trace.xaxis == "x"]
+    first_stage = sum(trace.x[0] for trace in gpus)
+    expected = sum(result.candidates[0].memory[0].parts_bytes.values()) / 2**30
+    assert first_stage == pytest.approx(expected, abs=1e-3)
+
+
+def test_wafers_that_hold_the_same_are_drawn_once(result: StudyResult) -> None:
+    places = [row[1] for row in memory_table(result).rows]
+    assert places == ["stage 0", "stage 1", "stage 2", "stage 3", "wafer 0", "wafer 0 to 3", "wafer 0 to 15"]
+    assert "16 x cs-2, weight-streaming: 31.7 GB of 40.0 GB in wafer 0 to 15" in memory_alt(result)
+
+
+def test_a_timeline_has_a_lane_for_each_stream_and_a_trace_for_each_category(result: StudyResult) -> None:
+    wafer = result.candidates[1]
+    figure = timeline(wafer, wafer.timeline)
+    assert list(figure.layout.yaxis.categoryarray) == [
+        "memoryx/out",
+        "cs_0/compute",
+        "swarmx/up",
+        "memoryx/update",
+    ]
+    assert sum(len(trace.x) for trace in figure.data) == len(wafer.timeline)
+    assert {trace.name for trace in figure.data} == {
+        "weight stream",
+        "forward",
+        "backward",
+        "gradient stream",
+        "update",
+    }
+
+
+def test_bars_over_the_budget_are_cut_at_one_moment_for_all_lanes(
+    result: StudyResult, factory: ModuleType
+) -> None:
+    long = replace(result.candidates[0], timeline=factory.pipeline_timeline(4, 500, 0.004))
+    small = result.candidates[1]
+    cut, whole = cut_timelines([long, small], budget=1000)
+    assert len(cut.bars) + len(whole.bars) == 1000
+    assert whole.left_out == 0
+    assert cut.left_out == len(long.timeline) - len(cut.bars)
+    latest = max(bar.start_s for bar in cut.bars)
+    assert cut.left_out == sum(bar not in cut.bars for bar in long.timeline)
+    assert all(bar.start_s >= latest for bar in set(long.timeline) - set(cut.bars))
+
+
+def test_a_timeline_shows_two_steps_at_most(result: StudyResult) -> None:
+    wafer = result.candidates[1]
+    later = [
+        replace(bar, start_s=bar.start_s + 5 * wafer.step_time_s, end_s=math.inf) for bar in wafer.timeline
+    ]
+    (cut,) = cut_timelines([replace(wafer, timeline=(*wafer.timeline, *later))])
+    assert len(cut.bars) == len(wafer.timeline)
+    assert cut.left_out == len(later)
+
+
+def test_the_note_counts_what_is_missing_and_names_the_trace(result: StudyResult) -> None:
+    bars = result.candidates[1].timeline[:2]
+    assert CutTimeline(bars, 0).note("trace.json.gz") == ""
+    note = CutTimeline(bars, 1234).note("trace.json.gz")
+    assert "1,234 bars" in note
+    assert "trace.json.gz" in note
+    assert "trace" not in CutTimeline(bars, 1).note(None)
+
+
+def test_the_timelines_table_sums_all_bars_also_those_not_drawn(result: StudyResult) -> None:
+    gpus = result.candidates[0]
+    rows = {(row[0], row[1]): row[2] for row in timeline_table(gpus).rows}
+    assert rows["stage 0/compute", "forward"] == "192"
+    assert rows["stage 3/compute", "optimizer"] == "1"
+
+
+def test_every_figure_has_a_title_with_a_unit(result: StudyResult) -> None:
+    wafer = result.candidates[1]
+    figures = [
+        time_to_accuracy(result),
+        step_breakdown(result),
+        memory(result),
+        timeline(wafer, wafer.timeline),
+    ]
+    titles = [figure.layout.title.text for figure in figures]
+    assert titles == [
+        "Time to the target (days) by global batch (tokens)",
+        "Step time by what it is spent on (% of the step)",
+        "Peak memory by what it holds (GiB and GB)",
+        "What each stream does, by time (s)",
+    ]
+
+
+def test_names_cannot_become_markup_of_a_figure(hostile: StudyResult) -> None:
+    first = hostile.candidates[0]
+    figures = [
+        time_to_accuracy(hostile),
+        step_breakdown(hostile),
+        memory(hostile),
+        timeline(first, first.timeline),
+    ]
+    for figure in figures:
+        drawn = figure.to_json()
+        assert "\\u003cscript" not in drawn
+        assert "\\u003cimg" not in drawn
+
+
+def test_a_candidate_with_nothing_to_draw_breaks_no_figure(sparse: StudyResult) -> None:
+    assert len(time_to_accuracy(sparse).data) == 4 + 3
+    assert len(memory_table(sparse).rows) == 4
+    assert step_breakdown_table(sparse).rows[1][-1] == "150 s (100.0 %)"

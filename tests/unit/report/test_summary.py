@@ -1,0 +1,77 @@
+"""The machine-readable answer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from perfsim.report.summary import plain, summary_dict, summary_text, write_summary
+from perfsim.study.result import StudyResult
+
+PROMISED = {
+    "strategy",
+    "system",
+    "num_devices",
+    "layout",
+    "global_batch_size",
+    "step_time_s",
+    "tokens_per_s",
+    "mfu",
+    "bubble_fraction",
+    "exposed_communication_fraction",
+    "peak_memory_bytes",
+    "steps",
+    "time_to_accuracy_s",
+    "time_to_accuracy_band_s",
+}
+
+
+def test_every_promised_key_is_there(result: StudyResult) -> None:
+    document = summary_dict(result, report="reports/gpt3_20b/index.html")
+    assert document["study"] == "gpt3_20b"
+    assert document["report"] == "reports/gpt3_20b/index.html"
+    assert [candidate["num_devices"] for candidate in document["candidates"]] == [128, 1, 4, 16]
+    for candidate in document["candidates"]:
+        assert candidate.keys() >= PROMISED
+        low, high = candidate["time_to_accuracy_band_s"]
+        assert low <= candidate["time_to_accuracy_s"] <= high
+    assert document["candidates"][0]["layout"]["tensor"] == 8
+
+
+def test_the_timeline_is_left_to_the_trace(result: StudyResult) -> None:
+    assert "timeline" not in summary_dict(result)["candidates"][0]
+
+
+def test_the_same_result_gives_the_same_bytes(result: StudyResult, tmp_path: Path) -> None:
+    first = write_summary(result, tmp_path / "one.json").read_bytes()
+    assert first == write_summary(result, tmp_path / "two.json").read_bytes()
+    assert first.endswith(b"}\n")
+    assert json.loads(first) == summary_dict(result)
+
+
+def test_the_order_of_a_mapping_does_not_show(result: StudyResult) -> None:
+    first = result.candidates[0]
+    turned = replace(first, layout=dict(reversed(list(first.layout.items()))))
+    other = replace(result, candidates=(turned, *result.candidates[1:]))
+    assert summary_text(summary_dict(other)) == summary_text(summary_dict(result))
+
+
+def test_the_last_bits_of_a_float_do_not_show() -> None:
+    assert plain(0.1 + 0.2) == 0.3
+    assert plain(1 / 3) == 0.333333333333
+    assert plain(123456789012345.0) == 123456789012000.0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_null(value: float) -> None:
+    assert plain({"x": value}) == {"x": None}
+
+
+def test_values_of_numpy_and_read_only_mappings_are_plain_json() -> None:
+    value = MappingProxyType({"a": np.float64(0.5), "b": np.arange(3), "c": (np.int64(7), True, None)})
+    assert json.dumps(plain(value)) == '{"a": 0.5, "b": [0, 1, 2], "c": [7, true, null]}'
