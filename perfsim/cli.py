@@ -60,7 +60,9 @@ def main() -> None:
 @main.command()
 @click.argument("study")
 @click.option("--compare", default="", metavar="A,B", help="Only these strategies, e.g. 3d,weight-streaming.")
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Where to write; reports/STUDY if absent.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="Where to write; reports/STUDY if absent."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
 def study(study: str, compare: str, out: Path | None, as_json: bool) -> None:
     """Answer a STUDY: a name of the catalogue, or a YAML file."""
@@ -107,10 +109,14 @@ def _progress(*, quiet: bool) -> Any:
 @main.command()
 @click.option("--model", required=True, help="Name of the catalogue, or a YAML file.")
 @click.option("--system", required=True, help="Name of the catalogue, or a YAML file.")
-@click.option("--devices", "--num-csx", type=click.IntRange(min=1), required=True, help="GPUs, or CS-2 systems.")
+@click.option(
+    "--devices", "--num-csx", type=click.IntRange(min=1), required=True, help="GPUs, or CS-2 systems."
+)
 @click.option("--strategy", default="3d", show_default=True)
 @click.option("--layout", default="", metavar="tp=8,pp=4,dp=4,mbs=1", help="The planner's choice if absent.")
-@click.option("--batch", type=click.IntRange(min=1), default=None, help="Sequences a step, all devices together.")
+@click.option(
+    "--batch", type=click.IntRange(min=1), default=None, help="Sequences a step, all devices together."
+)
 @click.option("--recipe", default="gpt3_pretraining", show_default=True)
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, nothing else.")
@@ -170,7 +176,9 @@ def _must_exist(path: Path) -> None:
 
 
 @main.command()
-@click.argument("kind", type=click.Choice(["systems", "devices", "models", "recipes", "studies", "strategies"]))
+@click.argument(
+    "kind", type=click.Choice(["systems", "devices", "models", "recipes", "studies", "strategies"])
+)
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
 def show(kind: str, name: str | None, as_json: bool) -> None:
@@ -188,7 +196,9 @@ def show(kind: str, name: str | None, as_json: bool) -> None:
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Where to write; reports/NAME if absent.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="Where to write; reports/NAME if absent."
+)
 @click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes; all cores if absent.")
 @click.option("--dry-run", is_flag=True, help="Say what would be computed, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
@@ -222,7 +232,9 @@ def calibrate() -> None:
 @calibrate.command()
 @click.argument("table", type=click.Path(path_type=Path))
 @click.option("--device", required=True, help="Device of the catalogue that was measured.")
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
+)
 def gemm(table: Path, device: str, out: Path | None) -> None:
     """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us."""
     from perfsim.study.calibrate import calibrate_gemm
@@ -234,7 +246,9 @@ def gemm(table: Path, device: str, out: Path | None) -> None:
 @calibrate.command()
 @click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--link", required=True, help="Link of the catalogue that was measured.")
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
+)
 def collective(tables: tuple[Path, ...], link: str, out: Path | None) -> None:
     """Fit collectives to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
     from perfsim.study.calibrate import calibrate_collectives

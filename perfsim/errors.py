@@ -74,7 +74,11 @@ class PlanError(PerfsimError):
 
 
 class MemoryCapacityError(PlanError):
-    """A layout that is legal but does not fit in the memory of its devices."""
+    """A layout that is legal but does not fit; `ratio` is what it needs over what there is."""
+
+    def __init__(self, ratio: float, reason: str) -> None:
+        self.ratio = ratio
+        super().__init__(reason)
 
 
 class GraphError(PerfsimError):

@@ -56,9 +56,7 @@ class WaferCosts:
     def tree_latency_s(self, n_bytes: float) -> float:
         """First byte from MemoryX to a system, or back: a hop and a chunk a level of the tree."""
         tree, leaves = self.system.swarmx, self.topology.num_devices
-        whole = in_network.time_s(
-            n_bytes, leaves, tree.fan_out, tree.bandwidth, tree.hop_latency, tree.chunk
-        )
+        whole = in_network.time_s(n_bytes, leaves, tree.fan_out, tree.bandwidth, tree.hop_latency, tree.chunk)
         return float(whole) - n_bytes / tree.bandwidth
 
     def _overhead_s(self, work: Work) -> float:

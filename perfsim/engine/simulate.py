@@ -92,9 +92,7 @@ class _Run:
     def begin_flow(self, task: int, ready: float) -> None:
         """Put a communication on its links when simulated time has come to it."""
         wait = self.env.timeout(ready - self.env.now)
-        assert_callbacks = wait.callbacks
-        if assert_callbacks is not None:
-            assert_callbacks.append(partial(self._flow_starts, task))
+        wait.callbacks.append(partial(self._flow_starts, task))
 
     def _flow_starts(self, task: int, _event: simpy.Event) -> None:
         if self.share is not None:
@@ -102,7 +100,7 @@ class _Run:
             self.share.start(flow, self.duration[task], partial(self._flow_ends, task))
 
     def _flow_ends(self, task: int) -> None:
-        end = float(on_grid(np.float64(self.env.now), self.grid))
+        end = float(on_grid(np.array(self.env.now), self.grid))
         stack: list[tuple[int, float]] = []
         self.finish(task, end, stack)
         for successor, ready in stack:

@@ -69,7 +69,8 @@ class Template:
     builder: GraphBuilder
     ports: dict[str, Port] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
-    _columns: _Columns = field(default_factory=_Columns)
+    columns: _Columns = field(default_factory=_Columns)
+    """What was recorded, with ids and handles local to the template."""
 
     def port(self, name: str) -> Port:
         """A tensor that comes from outside under this name."""
@@ -77,7 +78,7 @@ class Template:
 
     def task(self, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()) -> Handles:
         """Record one task; `reads` are ports or tensors of this template, `after` its task ids."""
-        return self._columns.append(
+        return self.columns.append(
             self.builder.work_id(work), self.builder.stream_id(stream), -1, reads, after, len(work.writes)
         )
 
@@ -88,10 +89,10 @@ class Template:
     @property
     def work_ids(self) -> list[int]:
         """Work class of each task, in order."""
-        return self._columns.work
+        return self.columns.work
 
     def __len__(self) -> int:
-        return len(self._columns.work)
+        return len(self.columns.work)
 
 
 class Slots(NamedTuple):
@@ -170,7 +171,7 @@ class GraphBuilder:
         """Write every slot's template, in the order of the slots."""
         self._flush()
         lengths = np.array([len(template) for template in templates], dtype=np.int64)
-        tensors = np.array([template._columns.num_tensors for template in templates], dtype=np.int64)
+        tensors = np.array([template.columns.num_tensors for template in templates], dtype=np.int64)
         first_task = self._num_tasks + _offsets(lengths[slots.template])
         first_tensor = self._num_tensors + _offsets(tensors[slots.template])
         stamped = Stamped(templates, slots.template, first_task[:-1], first_tensor[:-1])
@@ -252,7 +253,7 @@ class _StampedChunk:
             (number, np.flatnonzero(self.slots.template == number)) for number in range(len(self.templates))
         ]
         for number, rows in used:
-            template = self.templates[number]._columns
+            template = self.templates[number].columns
             where = self._positions(rows, len(template.work))
             for name in single:
                 columns[name][where] = np.array(getattr(template, name), dtype=np.int64)
@@ -270,7 +271,7 @@ class _StampedChunk:
         values = np.empty(int(start[-1]), dtype=np.int64)
         for number, rows in used:
             template = self.templates[number]
-            local = np.array(getattr(template._columns, name), dtype=np.int64)
+            local = np.array(getattr(template.columns, name), dtype=np.int64)
             if not len(local) or not len(rows):
                 continue
             where = start[self.stamped.first_task[rows] - self.first_id][:, None] + np.arange(len(local))

@@ -175,7 +175,7 @@ def stamp_slots(
     last_backwards: list[Template],
     num_microbatches: int,
 ) -> tuple[Stamped, dict[tuple[str, int, int], int]]:
-    """Stamp all slots; returns where they are and the slot number of each (pass, virtual stage, micro-batch)."""
+    """Stamp all slots; also returns the slot number of each (pass, virtual stage, micro-batch)."""
     num_stages = len(forwards)
     pipeline = max(slot.stage for slot in merged) + 1
     templates = [*forwards, *backwards, *last_backwards]

@@ -42,10 +42,17 @@ class Plan:
 class Strategy(Protocol):
     """One way to train on many devices: one file, these functions, and one line in the registry."""
 
-    name: str
-    system_kind: str
-    """The kind of system it runs on: `gpu-cluster` or `wafer-cluster`."""
-    summary: str
+    @property
+    def name(self) -> str:
+        """What `--strategy` calls it."""
+
+    @property
+    def system_kind(self) -> str:
+        """The kind of system it runs on: `gpu-cluster` or `wafer-cluster`."""
+
+    @property
+    def summary(self) -> str:
+        """One line for `perfsim show strategies`."""
 
     def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
         """Every legal layout, for the planner to screen."""

@@ -59,7 +59,7 @@ def interleaved(pipeline: int, virtual: int, microbatches: int) -> list[StageOrd
     """
     if microbatches % pipeline:
         raise LayoutError(
-            f"interleaved needs micro-batches ({microbatches}) in multiples of the pipeline degree ({pipeline})"
+            f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline ({pipeline})"
         )
     return [_interleaved_stage(stage, pipeline, virtual, microbatches) for stage in range(pipeline)]
 
@@ -86,7 +86,7 @@ def _interleaved_stage(stage: int, pipeline: int, virtual: int, microbatches: in
 def _refuse_virtual(name: str, virtual: int) -> None:
     if virtual != 1:
         raise LayoutError(
-            f"schedule {name} has one chunk a stage; virtual_pipeline {virtual} needs interleaved"
+            f"schedule {name} has one chunk a stage, not virtual_pipeline {virtual}; use interleaved"
         )
 
 

@@ -195,9 +195,10 @@ def _refuse_overflow(memory: tuple[MemoryUse, ...], layout: ParallelLayout) -> N
         return
     part = worst.largest_part
     raise MemoryCapacityError(
+        worst.total_bytes / worst.capacity_bytes,
         f"does not fit: {worst.place} needs {worst.total_bytes / GIB:.1f} GiB of "
         f"{worst.capacity_bytes / GIB:.0f} GiB ({part} {worst.parts_bytes[part] / GIB:.1f} GiB); "
-        f"{_nearest_change(part, layout)}"
+        f"{_nearest_change(part, layout)}",
     )
 
 
@@ -211,7 +212,8 @@ def _nearest_change(part: str, layout: ParallelLayout) -> str:
         return f"try tensor {layout.tensor} -> {layout.tensor * 2}"
     if part == "optimizer" and layout.zero_stage == 0 and layout.data > 1:
         return "try zero_stage 0 -> 1"
-    return f"try tensor {layout.tensor} -> {layout.tensor * 2} or pipeline {layout.pipeline} -> {layout.pipeline * 2}"
+    wider, deeper = layout.tensor * 2, layout.pipeline * 2
+    return f"try tensor {layout.tensor} -> {wider} or pipeline {layout.pipeline} -> {deeper}"
 
 
 class _Step:

@@ -18,13 +18,9 @@ from perfsim.workload import Job, ParallelLayout
 
 
 def wafer_slice(job: Job, micro_batch_size: int) -> LayerSlice:
-    """A layer as one wafer runs it: whole, scores in tiles, no dropout masks kept."""
+    """A layer as one wafer runs it: whole, attention in full, no dropout masks kept."""
     return LayerSlice(
-        model=job.model,
-        seq_length=job.seq_length,
-        micro_batch_size=micro_batch_size,
-        attention="flash",
-        dropout=False,
+        model=job.model, seq_length=job.seq_length, micro_batch_size=micro_batch_size, dropout=False
     )
 
 
@@ -32,7 +28,7 @@ def activation_parts_bytes(job: Job, layout: ParallelLayout) -> dict[str, float]
     """Activations of one micro-batch on one wafer: what is kept, and what one group needs to run."""
     part = wafer_slice(job, layout.micro_batch_size)
     layers = job.model.num_layers
-    whole = layer_activation_bytes(part, "none")
+    whole = layer_activation_bytes(part, "selective")
     group = layout.recompute_layers
     if group == 0:
         return {"activations": layers * whole, "working set": 2 * part.activation_bytes}
@@ -40,7 +36,7 @@ def activation_parts_bytes(job: Job, layout: ParallelLayout) -> dict[str, float]
     return {"activations": kept, "working set": group * whole}
 
 
-def stream_buffer_bytes(job: Job, system: WaferClusterSpec, prefetch_depth: int) -> float:
+def stream_buffer_bytes(system: WaferClusterSpec, prefetch_depth: int) -> float:
     """Weights on their way: the rows in flight of each prefetched layer, one chunk a layer.
 
     Weights are consumed as they arrive and never stored, so a layer holds a chunk, not itself.
@@ -54,7 +50,7 @@ def wafer_memory(
     """What a wafer and MemoryX hold at their peak."""
     sram = system.device.memory
     parts = activation_parts_bytes(job, layout)
-    parts["stream buffers"] = stream_buffer_bytes(job, system, prefetch_depth)
+    parts["stream buffers"] = stream_buffer_bytes(system, prefetch_depth)
     parts["reserved"] = sram.reserved
     count = parameters(job.model).total
     store = {
@@ -75,7 +71,7 @@ def largest_micro_batch(job: Job, system: WaferClusterSpec, per_system: int, gro
     """
     one = ParallelLayout(micro_batch_size=1, recompute_layers=group)
     each = sum(activation_parts_bytes(job, one).values())
-    free = system.device.memory.usable_bytes - stream_buffer_bytes(job, system, depth)
+    free = system.device.memory.usable_bytes - stream_buffer_bytes(system, depth)
     return max(0, min(per_system, int(free // each)))
 
 

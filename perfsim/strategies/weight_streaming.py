@@ -10,23 +10,20 @@ batch, so one system is written and stands for all.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
-from perfsim import transformer
 from perfsim.errors import InputError, LayoutError, MemoryCapacityError, Problem
-from perfsim.graph import GraphBuilder, Kind, RankGroup, TensorClass, Work
+from perfsim.graph import GraphBuilder, Work
 from perfsim.hardware import WaferClusterSpec
 from perfsim.strategies.plan import Duration, Plan
+from perfsim.strategies.streaming_blocks import block_works
 from perfsim.strategies.wafer_memory import (
     even_micro_batch,
     largest_micro_batch,
     policy_name,
     wafer_memory,
-    wafer_slice,
     with_policy,
 )
 from perfsim.topology import Topology
-from perfsim.transformer import Kernel, LayerSlice, parameters
 from perfsim.workload import Job, ParallelLayout
 
 PREFETCH_DEPTH = 1
@@ -34,59 +31,6 @@ PREFETCH_DEPTH = 1
 RECOMPUTE_GROUPS = (0, 1, 2, 4)
 STEPS = 2
 """The second step shows the steady state: its first weights wait for the first step's updates."""
-UPDATE_STATE_BYTES = 28.0
-"""Bytes MemoryX moves a parameter: read gradient, weight and two moments, write the last three, fp32."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """What is streamed at once: the embedding, one layer, or the head."""
-
-    name: str
-    num_parameters: float
-    forward: tuple[Kernel, ...]
-    backward: tuple[Kernel, ...]
-    layer: bool
-
-    @property
-    def streams_weights(self) -> bool:
-        return self.num_parameters > 0
-
-
-def blocks_of(job: Job, part: LayerSlice) -> tuple[Block, ...]:
-    """The model in the order in which it is streamed forward."""
-    counts = parameters(job.model)
-    forward = (*transformer.attention_forward(part), *transformer.mlp_forward(part))
-    backward = (*transformer.mlp_backward(part), *transformer.attention_backward(part))
-    positions = job.recipe.lm_head_positions or job.seq_length
-    table = job.model.vocab_size * job.model.hidden_size
-    embedding = Block(
-        "embedding",
-        counts.embedding,
-        transformer.embedding_forward(part),
-        transformer.embedding_backward(part),
-        layer=False,
-    )
-    layers = tuple(
-        Block(f"layer{number}", counts.layer, _matrix(forward), _matrix(backward), layer=True)
-        for number in range(job.model.num_layers)
-    )
-    head = Block(
-        "head",
-        counts.final_norm + table,
-        _matrix(transformer.head_forward(part, positions)),
-        _matrix(transformer.head_backward(part, positions)),
-        layer=False,
-    )
-    return (embedding, *layers, head)
-
-
-def _matrix(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    """Matrix work as the wafer does it: weights arrive row by row, one AXPY a weight."""
-    streamed = (kernel for kernel in kernels if kernel.op != "elementwise")
-    return tuple(
-        replace(kernel, partition="streamed" if kernel.op == "gemm" else "none") for kernel in streamed
-    )
 
 
 class WeightStreaming:
@@ -125,7 +69,10 @@ class WeightStreaming:
         if check_memory:
             for use in memory:
                 if not use.fits:
-                    raise MemoryCapacityError(self._overflow(use.place, use.total_bytes, use.capacity_bytes))
+                    raise MemoryCapacityError(
+                        use.total_bytes / use.capacity_bytes,
+                        self._overflow(use.place, use.total_bytes, use.capacity_bytes),
+                    )
         notes = (f"wafer memory policy: {policy_name(layout, microbatches)}",)
         return Plan(self.name, job, topology, layout, microbatches, memory, notes)
 
@@ -156,7 +103,7 @@ class WeightStreaming:
 
     def estimate_s(self, plan: Plan, duration: Duration) -> float:
         """Sum over blocks of the larger of compute and stream, and the bubble between two steps."""
-        works = [_BlockWorks.of(block, plan) for block in blocks_of(plan.job, _part(plan))]
+        works = block_works(plan)
         each = 0.0
         for work in works:
             load = duration(work.load)
@@ -169,80 +116,6 @@ class WeightStreaming:
         return plan.num_microbatches * each + bubble
 
 
-def _part(plan: Plan) -> LayerSlice:
-    return wafer_slice(plan.job, plan.layout.micro_batch_size)
-
-
-@dataclass(frozen=True)
-class _BlockWorks:
-    """The classes of work of one block."""
-
-    load: Work
-    broadcast: Work
-    forward: Work
-    recompute: Work | None
-    backward: Work
-    reduce: Work
-    update: Work
-
-    @classmethod
-    def of(cls, block: Block, plan: Plan) -> _BlockWorks:
-        system = plan.system
-        if not isinstance(system, WaferClusterSpec):
-            raise InputError(f"{system.name} is not a wafer cluster")
-        systems = RankGroup(0, 1, plan.topology.num_devices)
-        kind = "layer" if block.layer else block.name
-        part = _part(plan)
-        weights = TensorClass("weights", block.num_parameters * system.weight_bytes)
-        gradients = TensorClass("gradients", block.num_parameters * system.gradient_bytes)
-        hidden = TensorClass("hidden", part.activation_bytes)
-
-        def compute(which: str, category: str, kernels: tuple[Kernel, ...], *writes: TensorClass) -> Work:
-            op = f"{kind}.{which}"
-            return Work(op, Kind.COMP, op, category, kernels=kernels, writes=writes)
-
-        again = plan.layout.recompute_layers and block.layer
-        return cls(
-            load=Work(
-                f"{kind}.load",
-                Kind.MEM_LOAD,
-                "memoryx_read",
-                "weight_stream",
-                comm_bytes=weights.n_bytes,
-                writes=(weights,),
-            ),
-            broadcast=Work(
-                f"{kind}.broadcast",
-                Kind.COMM_COLL,
-                "broadcast",
-                "weight_stream",
-                comm_bytes=weights.n_bytes,
-                group=systems,
-                writes=(weights,),
-            ),
-            forward=compute("forward", "forward", block.forward, hidden),
-            recompute=compute("recompute", "recompute", block.forward, hidden) if again else None,
-            backward=compute("backward", "backward", block.backward, hidden, gradients),
-            reduce=Work(
-                f"{kind}.reduce",
-                Kind.COMM_COLL,
-                "reduce",
-                "gradient_stream",
-                comm_bytes=gradients.n_bytes,
-                group=systems,
-                writes=(gradients,),
-            ),
-            update=Work(
-                f"{kind}.update",
-                Kind.MEM_STORE,
-                "memoryx_update",
-                "update",
-                comm_bytes=block.num_parameters * UPDATE_STATE_BYTES,
-                writes=(weights,),
-            ),
-        )
-
-
 class _Writer:
     """Writes optimizer steps and remembers which tensor holds each block's current weights."""
 
@@ -250,7 +123,7 @@ class _Writer:
         self.plan = plan
         self.builder = builder
         self.depth = depth
-        self.works = [_BlockWorks.of(block, plan) for block in blocks_of(plan.job, _part(plan))]
+        self.works = block_works(plan)
         self.weights: list[list[int]] = [[] for _ in self.works]
         self.used: list[int] = []
         """Compute tasks in order: what frees the slots of prefetched weights."""

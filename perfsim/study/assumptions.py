@@ -82,7 +82,8 @@ def _fits(calibration: Calibration) -> list[Assumption]:
         Assumption(
             f"calibration {calibration.name}",
             group,
-            f"median error {100 * record.median_ape:.1f} %, p90 {100 * record.p90_ape:.1f} % over {record.points} points",
+            f"median error {100 * record.median_ape:.1f} %, p90 {100 * record.p90_ape:.1f} %, "
+            f"{record.points} points",
             f"{record.table}; {record.command}",
             "fit",
         )

@@ -56,15 +56,17 @@ class Machine:
 
 
 def batch_grid(target: Target, seq_length: int, num_devices: int) -> list[int]:
-    """Global batches in sequences: 2^k and 3 x 2^k times a unit that deals evenly, up to twice the critical batch.
+    """Global batches in sequences, 2^k and 3 x 2^k, up to twice the critical batch.
 
-    The unit is the largest power of two that divides the device count, so that replicas share evenly.
+    They are multiples of a device count that is no power of two, so that replicas share evenly.
     """
     smallest = SMALLEST_SHARE * target.critical.tokens / seq_length
     largest = LARGEST_SHARE * target.critical.tokens / seq_length
     grid = sorted({factor * 2**power for factor in (2, 3) for power in range(24)})
     unit = num_devices if num_devices & (num_devices - 1) else 1
-    return [unit * each for each in grid if smallest <= unit * each <= largest] or [unit * max(1, num_devices)]
+    return [unit * each for each in grid if smallest <= unit * each <= largest] or [
+        unit * max(1, num_devices)
+    ]
 
 
 def time_at(machine: Machine, target: Target, global_batch_size: int) -> BatchChoice:

@@ -48,7 +48,9 @@ def shared_links(graph: TaskGraph, topology: Topology) -> SharedLinks:
         number: flow._replace(route=tuple(link for link in flow.route if link in contended))
         for number, flow in candidates.items()
     }
-    return SharedLinks({number: flow for number, flow in flows.items() if flow.route}, topology.link_bytes_per_s)
+    return SharedLinks(
+        {number: flow for number, flow in flows.items() if flow.route}, topology.link_bytes_per_s
+    )
 
 
 def _flow(group: RankGroup, topology: Topology) -> Flow | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from perfsim.costs.price import Costs
@@ -10,7 +9,7 @@ from perfsim.errors import MemoryCapacityError, PlanError
 from perfsim.strategies import Plan, Strategy
 from perfsim.study.evaluate import Evaluation, evaluate
 from perfsim.topology import Topology
-from perfsim.workload import Job
+from perfsim.workload import Job, ParallelLayout
 
 CONFIRMED = 3
 """How many of the screened layouts are run."""
@@ -27,14 +26,14 @@ class Screened:
 def screen(strategy: Strategy, job: Job, topology: Topology, costs: Costs) -> list[Screened]:
     """Every feasible plan, best estimate first; PlanError says why there is none."""
     feasible: list[Screened] = []
-    too_large: list[str] = []
+    too_large: list[tuple[float, str]] = []
     tried = 0
     for layout in strategy.layouts(job, topology):
         tried += 1
         try:
             plan = strategy.plan(job, topology, layout)
         except MemoryCapacityError as error:
-            too_large.append(f"{short_layout(plan_layout(layout))}: {error}")
+            too_large.append((error.ratio, f"{short_layout(layout)}: {error}"))
             continue
         feasible.append(Screened(strategy.estimate_s(plan, costs.duration_s), plan))
     if not feasible:
@@ -55,18 +54,17 @@ def best_plan(
     return evaluate(shortlist[best].plan, costs)
 
 
-def plan_layout(layout: object) -> dict[str, object]:
-    """The fields of a layout by their YAML names."""
-    return {name: getattr(layout, name) for name in layout.__dataclass_fields__}  # type: ignore[attr-defined]
-
-
-def short_layout(layout: dict[str, object]) -> str:
+def short_layout(layout: ParallelLayout) -> str:
     """`tp8 pp4 dp4 mbs1`: a layout as people say it."""
-    short = {"tensor": "tp", "pipeline": "pp", "data": "dp", "micro_batch_size": "mbs"}
-    return " ".join(f"{abbreviation}{layout[name]}" for name, abbreviation in short.items())
+    return (
+        f"tp{layout.tensor} pp{layout.pipeline} dp{layout.data} mbs{layout.micro_batch_size} "
+        f"recompute {layout.recompute}"
+    )
 
 
-def _reasons(strategy: Strategy, job: Job, topology: Topology, tried: int, too_large: list[str]) -> list[str]:
+def _reasons(
+    strategy: Strategy, job: Job, topology: Topology, tried: int, too_large: list[tuple[float, str]]
+) -> list[str]:
     where = f"{topology.num_devices} x {topology.system.name}"
     head = f"no plan fits: strategy {strategy.name}, {where}, {job.global_batch_size} sequences a step"
     if not tried:
@@ -74,6 +72,5 @@ def _reasons(strategy: Strategy, job: Job, topology: Topology, tried: int, too_l
             f"{head}: no layout is legal (batch {job.global_batch_size} and {job.model.num_layers} layers "
             f"do not divide over {topology.num_devices} devices)"
         ]
-    kinds = Counter(reason.split(" needs ")[0].split(": ")[-1] for reason in too_large)
-    places = ", ".join(f"{place} {count}" for place, count in kinds.most_common(3))
-    return [f"{head}: {tried} layouts tried, {len(too_large)} over memory ({places})", f"closest: {too_large[-1]}"]
+    closest = min(too_large)[1]
+    return [f"{head}: {tried} layouts tried, {len(too_large)} over memory", f"closest: {closest}"]

@@ -50,14 +50,14 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
     topology = build_topology(catalog.system(point.system), point.devices)
     costs = costs_for(topology, recipe)
     if point.layout:
-        layout = parse_layout(point.layout, point.devices, chosen.system_kind)
+        layout = parse_layout(point.layout, point.devices)
         evaluation = evaluate(chosen.plan(job, topology, layout), costs)
     else:
         evaluation = best_plan(chosen, job, topology, costs)
     return {"model": job.model.name, **metrics(evaluation)}, evaluation
 
 
-def parse_layout(text: str, devices: int, system_kind: str) -> ParallelLayout:
+def parse_layout(text: str, devices: int) -> ParallelLayout:
     """`tp=8,pp=4,dp=4,mbs=1` as a layout; long names work too. LayoutError lists all that is wrong.
 
     A missing `dp` is what the devices leave; `layers_per_stage` is written 11-11-11-11.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
-from perfsim.convergence.loss_laws import tokens_to_loss
+from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
 from perfsim.errors import InputError, PlanError, Problem
 from perfsim.strategies import strategy
 from perfsim.study.accuracy import accuracy_of, step_time_errors
@@ -96,7 +96,7 @@ def _target(spec: StudySpec) -> Target:
     recipe = spec.recipe
     tokens = recipe.tokens
     if tokens is None and recipe.target_loss is not None:
-        tokens = float(tokens_to_loss(recipe.target_loss, parameters(spec.model).total))
+        tokens = DEFAULT_LOSS_LAW.tokens_to_loss(recipe.target_loss, parameters(spec.model).total)
     if tokens is None:
         raise InputError(f"study {spec.name}: recipe {recipe.name} has neither tokens nor target_loss")
     law = spec.convergence
@@ -139,10 +139,11 @@ def _result(
 ) -> StudyResult:
     candidates = tuple(_candidate(each) for each in answered)
     critical: CriticalBatch = target.critical
-    used = {each.strategy: each for each in accuracy_of([item.machine.topology.system.kind for item in answered])}
+    used = {
+        each.strategy: each for each in accuracy_of([item.machine.topology.system.kind for item in answered])
+    }
     answers = [
-        Answer(candidate, each.choice.answer)
-        for candidate, each in zip(candidates, answered, strict=True)
+        Answer(candidate, each.choice.answer) for candidate, each in zip(candidates, answered, strict=True)
     ]
     sentence = verdict(answers)
     if refused:

@@ -27,7 +27,7 @@ class Scored:
 
     @property
     def error(self) -> float | None:
-        """predicted / measured - 1."""
+        """Relative error: predicted over measured, less 1."""
         return None if self.predicted_s is None else self.predicted_s / self.measured_s - 1.0
 
     @property
@@ -74,8 +74,7 @@ def _sweeps(cases: Sequence[Scored]) -> list[list[tuple[float, float]]]:
             layouts = sweeps.setdefault(case.sweep, {})
             layouts.setdefault(case.layout, []).append((case.measured_s, case.predicted_s))
     return [
-        [(float(np.mean([m for m, _ in runs])), float(np.mean([p for _, p in runs]))) for runs in layouts.values()]
-        for layouts in sweeps.values()
+        [tuple(np.mean(runs, axis=0).tolist()) for runs in layouts.values()] for layouts in sweeps.values()
     ]
 
 

@@ -25,9 +25,7 @@ def show_list(kind: str) -> Rows:
             for name in strategy_names()
         ]
     catalog = default_catalog()
-    return [
-        {"name": name, "description": _description(kind, name)} for name in catalog.names(SINGULAR[kind])
-    ]
+    return [{"name": name, "description": _description(kind, name)} for name in catalog.names(SINGULAR[kind])]
 
 
 def _description(kind: str, name: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from perfsim.calibration import Calibration
 from perfsim.catalog import Catalog, data_root, default_catalog, load_mapping, parse_file
 from perfsim.errors import PerfsimError
 from perfsim.strategies import Plan, strategy
@@ -63,19 +64,23 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
     }
 
 
-def predict_s(case: StepCase, catalog: Catalog) -> float:
-    """The step time of a published run, from its description alone."""
-    plan = case_plan(case, catalog)
+def predict_s(case: StepCase, catalog: Catalog, calibration: Calibration | None = None) -> float:
+    """Step time of a published run from its description alone; a fit tries a `calibration` of its own."""
+    plan = case_plan(case, catalog, calibration)
     return evaluate(plan, costs_for(plan.topology, plan.job.recipe)).step_time_s
 
 
-def case_plan(case: StepCase, catalog: Catalog) -> Plan:
+def case_plan(case: StepCase, catalog: Catalog, calibration: Calibration | None = None) -> Plan:
     """The plan of a case: its own layout on GPUs, the memory policy's choice on wafers.
 
     That it did fit is known, so a memory model that says otherwise does not refuse it.
     """
     chosen = strategy(case.strategy)
-    topology = build_topology(case_system(case, catalog), case.system.num_devices)
+    system = case_system(case, catalog)
+    if calibration is not None:
+        device = system.device.model_copy(update={"calibration": calibration})
+        system = system.model_copy(update={"device": device})
+    topology = build_topology(system, case.system.num_devices)
     job = case_job(case, catalog)
     if chosen.system_kind == "wafer-cluster":
         return screen(chosen, job, topology, costs_for(topology, job.recipe))[0].plan

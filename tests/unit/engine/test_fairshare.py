@@ -128,12 +128,13 @@ def test_a_folded_flow_loads_links_like_the_flows_that_it_stands_for() -> None:
 
 def test_all_that_happens_at_one_instant_is_solved_once() -> None:
     env = simpy.Environment()
-    share = FairShare(env, [1.0])
-    for _ in range(50):
-        share.start(Flow((0,), 1.0), 1.0, lambda: None)
+    share = FairShare(env, [1.0, 9.0])
+    for i in range(50):
+        flow = Flow((0, 1)[: 1 + i % 2], 1.0)  # two classes, both slowed by link 0
+        env.timeout(2.0).callbacks = [lambda _event, flow=flow: share.start(flow, 1.0, lambda: None)]
     env.run()
     assert share.solves == 2
-    assert share.last_end_s == pytest.approx(50.0, rel=1e-12)
+    assert share.last_end_s == pytest.approx(52.0, rel=1e-12)
 
 
 def test_more_bandwidth_can_make_the_whole_slower() -> None:

@@ -1,8 +1,6 @@
-"""The mathematics of one transformer layer: parameters, kernels by shape, FLOPs, activations.
+"""Kernels of one layer by shape: what one rank runs for one micro-batch when a layer is cut `tensor` ways.
 
-Every function says which published equation it is. Kernels are what one rank runs for one
-micro-batch when a layer is cut `tensor` ways; they hold work (FLOPs and bytes), never seconds.
-
+Kernels hold work (FLOPs and bytes), never seconds.
 Symbols: b micro-batch, s sequence length, h hidden size, a heads, t tensor degree, T = b s tokens.
 """
 
@@ -10,10 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import Literal
 
-from perfsim.workload import Attention, Job, TransformerConfig
+from perfsim.workload import Attention, TransformerConfig
 
 Partition = Literal["none", "column", "row", "streamed"]
 
@@ -341,119 +338,3 @@ def head_backward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
         *linear_backward(head, part.main_grad_bytes),
         _norm_backward("final_norm.backward", part),
     )
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """Parameter counts of a model [2104.04473 Eq. 2 term by term, without its approximation]."""
-
-    model: TransformerConfig
-
-    @cached_property
-    def layer_matrices(self) -> int:
-        """Weights of one layer that multiply activations."""
-        model = self.model
-        kv = model.query_groups * model.head_size
-        attention = model.hidden_size * (2 * model.hidden_size + 2 * kv)
-        return attention + (3 if model.gated_mlp else 2) * model.hidden_size * model.ffn_hidden_size
-
-    @cached_property
-    def layer_vectors(self) -> int:
-        """Biases and norms of one layer."""
-        model = self.model
-        norms = 2 * (2 if model.bias else 1) * model.hidden_size
-        if not model.bias:
-            return norms
-        kv = model.query_groups * model.head_size
-        ffn = (2 if model.gated_mlp else 1) * model.ffn_hidden_size
-        return norms + model.hidden_size + 2 * kv + model.hidden_size + ffn + model.hidden_size
-
-    @property
-    def layer(self) -> int:
-        return self.layer_matrices + self.layer_vectors
-
-    @property
-    def embedding(self) -> int:
-        """Word table, and the position table where positions are learned."""
-        model = self.model
-        positions = model.max_position_embeddings if model.position_embedding == "learned" else 0
-        return (model.vocab_size + positions) * model.hidden_size
-
-    @property
-    def head(self) -> int:
-        """Language-model head beside the embedding: nothing where the two are tied."""
-        return 0 if self.model.tied_embeddings else self.model.vocab_size * self.model.hidden_size
-
-    @property
-    def final_norm(self) -> int:
-        return (2 if self.model.bias else 1) * self.model.hidden_size
-
-    @property
-    def total(self) -> int:
-        return self.model.num_layers * self.layer + self.embedding + self.head + self.final_norm
-
-    @property
-    def matrices(self) -> int:
-        """N_mm: matrix parameters with the head and without the embedding lookup."""
-        return self.model.num_layers * self.layer_matrices + self.model.vocab_size * self.model.hidden_size
-
-
-@lru_cache(maxsize=256)
-def parameters(model: TransformerConfig) -> Parameters:
-    """Parameter counts of `model`."""
-    return Parameters(model)
-
-
-def model_flop_per_step(job: Job) -> float:
-    """FLOPs that a step needs: 6 N_mm + 12 L s h a token, no causal halving, no recompute.
-
-    [2205.05198 App. A: 72 B l s h^2 (1 + s/6h + V/12hl)]; the head counts only the positions that
-    reach it.
-    """
-    model, recipe = job.model, job.recipe
-    counts = parameters(model)
-    body = 6.0 * model.num_layers * counts.layer_matrices
-    body += 12.0 * model.num_layers * recipe.seq_length * model.hidden_size
-    positions = recipe.lm_head_positions or recipe.seq_length
-    head = 6.0 * model.vocab_size * model.hidden_size * positions / recipe.seq_length
-    return (body + head) * job.tokens_per_step
-
-
-def recompute_flop_per_step(job: Job, recompute: str) -> float:
-    """FLOPs that are done again: one forward of the layers (full) or of the attention core.
-
-    [2104.04473 Eq. 3; 2205.05198 App. A]
-    """
-    model = job.model
-    core = 4.0 * job.recipe.seq_length * model.hidden_size
-    again = {
-        "none": 0.0,
-        "selective": core,
-        "full": 2.0 * parameters(model).layer_matrices + core,
-    }[recompute]
-    return again * model.num_layers * job.tokens_per_step
-
-
-def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
-    """Bytes one layer keeps for its backward, one micro-batch [2205.05198 Table 2].
-
-    none: sbh (10 + 24/t + 5 a s / h t), with sequence parallelism sbh (34 + 5 a s / h) / t;
-    selective drops the 5 a s / h term; full keeps the layer's input, 2 sbh. Flash attention never
-    stores the scores. Gated and wide MLPs scale the 19 sbh of the MLP: 3 sbh outside the ffn
-    activations and 2 bytes for each of its inputs to GELU and to the second linear.
-    """
-    model = part.model
-    sbh = float(part.activation_elements)
-    if recompute == "full":
-        return HALF * sbh
-    t = part.tensor
-    ffn_ratio = model.ffn_hidden_size / model.hidden_size * (1.5 if model.gated_mlp else 1.0)
-    kv_ratio = part.kv_size / model.hidden_size
-    mask = 1.0 if part.dropout else 0.0
-    split = 2 * (1 + 2 * kv_ratio) + 2 + 4 * ffn_ratio
-    shared = 2 + 2 + 2 + 2 + 2 * mask
-    total = split / t + shared / part.norm_share
-    if recompute == "none" and part.attention == "standard":
-        scores = part.model.num_attention_heads * part.seq_length / model.hidden_size
-        total += (4 + mask) * scores / t
-    return total * sbh
