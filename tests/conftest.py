@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -18,3 +21,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 def repository() -> Path:
     """The root of the checkout (or of the unpacked source distribution)."""
     return Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def toys() -> ModuleType:
+    """Small systems, models and prices, from `toys.py`; loaded by path, because tests are not a package."""
+    spec = importlib.util.spec_from_file_location("perfsim_toys", Path(__file__).with_name("toys.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

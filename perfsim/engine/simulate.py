@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from perfsim.engine.deadlock import deadlock_report
 from perfsim.engine.fairshare import FairShare, Flow
-from perfsim.engine.grid import grid_exponent, on_grid, quantize
+from perfsim.engine.grid import grid_exponent, quantize
 from perfsim.errors import DeadlockError
 from perfsim.graph import TaskGraph
 from perfsim.trace import Trace
@@ -47,8 +47,10 @@ class _Run:
         self.graph = graph
         self.flows = flows
         self.env = simpy.Environment()
-        self.share = FairShare(self.env, capacities) if flows and capacities is not None else None
-        self.grid = grid_exponent(float(duration_s.sum()))
+        grid_s = 2.0 ** grid_exponent(float(duration_s.sum()))
+        self.share = (
+            FairShare(self.env, capacities, grid_s=grid_s) if flows and capacities is not None else None
+        )
         self.duration = duration_s.tolist()
         self.work = graph.work.tolist()
         deps, successors = graph.dependencies, graph.successors
@@ -100,8 +102,7 @@ class _Run:
             self.share.start(flow, self.duration[task], partial(self._flow_ends, task))
 
     def _flow_ends(self, task: int) -> None:
-        end = float(on_grid(np.array(self.env.now), self.grid))
         stack: list[tuple[int, float]] = []
-        self.finish(task, end, stack)
+        self.finish(task, self.env.now, stack)
         for successor, ready in stack:
             self.begin(successor, ready)

@@ -7,17 +7,99 @@ the extra `[fit]` installs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from perfsim.calibration import Calibration
+from perfsim.calibration import Calibration, CollectiveCalibration, GpuCalibration, MemoryConstants
+from perfsim.catalog import default_catalog
+from perfsim.hardware import DeviceSpec, LinkSpec
 from perfsim.study.collective_fit import fit_collectives
 from perfsim.study.gemm_fit import GemmTable, absolute_errors, fit_gemm
 from perfsim.units import format_quantity
 
-__all__ = ["GemmTable", "absolute_errors", "fit_collectives", "fit_gemm", "to_yaml", "write_yaml"]
+__all__ = [
+    "GemmTable",
+    "absolute_errors",
+    "calibrate_collectives",
+    "calibrate_gemm",
+    "collective_calibration",
+    "fit_collectives",
+    "fit_gemm",
+    "gpu_calibration",
+    "to_yaml",
+    "write_yaml",
+]
+
+_UNMEASURED = "not in the table of GEMM times; the value of the A100 until it is measured"
+_DERIVED = {
+    "broadcast": "a pipelined ring, like the all-gather whose lines it takes; not measured",
+    "send_recv": "an all-to-all of two ranks sends half of each message: its lines; not measured",
+}
+
+
+def calibrate_gemm(table: Path, device: str, out: Path | None = None) -> str:
+    """Fit a device of the catalogue to a table; the YAML, or where it was written.
+
+    Raises InputError for a bad table, an unknown device, or without SciPy.
+    """
+    return _deliver(gpu_calibration(table, default_catalog().device(device)), out)
+
+
+def calibrate_collectives(tables: Sequence[Path], link: str, out: Path | None = None) -> str:
+    """Fit a link of the catalogue to tables; the YAML, or where it was written.
+
+    Raises InputError for a bad table, an unknown link, or without SciPy.
+    """
+    return _deliver(collective_calibration(tables, default_catalog().link(link)), out)
+
+
+def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> GpuCalibration:
+    """The device's calibration with a new GEMM model; what the table cannot tell is kept."""
+    known = device.calibration
+    if not isinstance(known, GpuCalibration):
+        constants, record = fit_gemm(table, device, source=source)
+        unmeasured = (
+            "memory",
+            "kernel_latency_s",
+            "sustained_fraction",
+            "wgrad_factor",
+            "attention_fraction",
+        )
+        return GpuCalibration(
+            name=device.name,
+            description=f"Kernels on {device.name}",
+            gemm=constants,
+            memory=MemoryConstants(fraction=0.87),
+            kernel_latency_s=3e-6,
+            sustained_fraction=0.775,
+            assumed=dict.fromkeys(unmeasured, _UNMEASURED),
+            fit={"gemm": record},
+        )
+    source = source or (known.fit["gemm"].table if "gemm" in known.fit else "")
+    constants, record = fit_gemm(table, device, source=source)
+    return known.model_copy(update={"gemm": constants, "fit": {**known.fit, "gemm": record}})
+
+
+def collective_calibration(
+    tables: Sequence[Path], link: LinkSpec, *, source: str = ""
+) -> CollectiveCalibration:
+    """The link's calibration with new lines for what the tables hold and what follows from them."""
+    known = link.calibration or CollectiveCalibration(
+        name=link.name, description=f"Collectives over {link.name} inside one node"
+    )
+    source = source or next((record.table for record in known.fit.values()), "")
+    collectives, records = fit_collectives(tables, link, source=source)
+    derived = [op for op in collectives if f"collectives.{op}" not in records]
+    return known.model_copy(
+        update={
+            "collectives": {**known.collectives, **collectives},
+            "fit": {**known.fit, **records},
+            "assumed": {**known.assumed, **{f"collectives.{op}": _DERIVED[op] for op in derived}},
+        }
+    )
 
 
 def to_yaml(calibration: Calibration) -> str:
@@ -25,7 +107,7 @@ def to_yaml(calibration: Calibration) -> str:
     content = _with_units(calibration.model_dump(mode="json", exclude_none=True))
     ordered = {key: content[key] for key in ("name", "kind", "description") if content.get(key)}
     ordered |= {key: value for key, value in content.items() if key not in ordered and value not in ("", {})}
-    return yaml.dump(ordered, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+    return yaml.dump(ordered, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
 
 
 def write_yaml(calibration: Calibration, path: Path) -> None:
@@ -35,17 +117,41 @@ def write_yaml(calibration: Calibration, path: Path) -> None:
     partial.replace(path)
 
 
+def _deliver(calibration: Calibration, out: Path | None) -> str:
+    if out is None:
+        return to_yaml(calibration).rstrip()
+    # The catalogue finds a file by its name.
+    write_yaml(calibration.model_copy(update={"name": out.stem}), out)
+    return f"Calibration: {out}"
+
+
 class _Dumper(yaml.SafeDumper):
-    """Short lists on one line; nothing is written as a reference to something above."""
+    """Writes small groups of numbers on one line, and nothing as a reference to something above."""
 
     def ignore_aliases(self, _data: Any) -> bool:
         return True
 
-    def represent_sequence(
-        self, tag: str, sequence: Any, flow_style: bool | None = None
-    ) -> yaml.SequenceNode:
-        scalars = all(not isinstance(item, dict | list) for item in sequence)
-        return super().represent_sequence(tag, sequence, flow_style=scalars)
+
+def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.SequenceNode:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=_is_small(data))
+
+
+def _represent_dict(dumper: yaml.SafeDumper, data: dict[str, Any]) -> yaml.MappingNode:
+    numbers = _is_small(list(data.values())) and not all(isinstance(value, str) for value in data.values())
+    segment = "latency_base_s" in data
+    return dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=numbers or segment)
+
+
+def _is_small(items: list[Any]) -> bool:
+    """Numbers, short words and lists of them."""
+    return all(
+        _is_small(item) if isinstance(item, list) else not isinstance(item, dict) and len(str(item)) < 30
+        for item in items
+    )
+
+
+_Dumper.add_representer(list, _represent_list)
+_Dumper.add_representer(dict, _represent_dict)
 
 
 def _with_units(value: Any, name: str = "") -> Any:

@@ -150,14 +150,15 @@ def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
 
 def system_of_device(name: str, catalog: Catalog) -> SystemSpec:
     """The system called `name`, or the first one built of the device called `name`."""
-    known = {each: catalog.system(each) for each in catalog.names("system")}
-    if name in known:
-        return known[name]
-    for system in known.values():
+    names = catalog.names("system")
+    if name in names:
+        return catalog.system(name)
+    systems = [catalog.system(each) for each in names]
+    for system in systems:
         if system.device.name == name:
             return system
-    devices = sorted({system.device.name for system in known.values()} | set(known))
-    raise InputError(f"no system with device {name!r} in the catalogue; it has {', '.join(devices)}")
+    known = sorted({system.device.name for system in systems} | set(names))
+    raise InputError(f"no system with device {name!r} in the catalogue; it has {', '.join(known)}")
 
 
 def case_layout(case: StepCase) -> ParallelLayout:

@@ -78,7 +78,7 @@ def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, Collecti
 def fit_collectives(
     table_paths: Sequence[Path], link: LinkSpec, *, source: str = ""
 ) -> tuple[dict[CollectiveOp, tuple[ProtocolSegment, ...]], dict[str, FitRecord]]:
-    """Four lines for each operation that the tables hold, and the record of each fit.
+    """Four lines for each operation that the tables hold, and the record of each fit by its key.
 
     Least squares of the log error with a soft L1 loss; every octave of every table and group size
     weighs the same. Where tables disagree the first one named wins. A send between two ranks is
@@ -94,13 +94,13 @@ def fit_collectives(
         weight = _octave_weight(kept)
         segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
         errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
-        records[op] = FitRecord(
+        records[f"collectives.{op}"] = FitRecord(
             command=command,
             table=source or table_paths[0].stem,
             points=errors.size,
             median_ape=rounded(_weighted_quantile(errors, weight, 0.5), 3),
             p90_ape=rounded(_weighted_quantile(errors, weight, 0.9), 3),
-            note=f"every octave weighs the same; {rows.time_s.size - errors.size} rows yield to another table",
+            note=f"octaves weigh the same; {rows.time_s.size - errors.size} rows contradict the first table",
         )
     return _with_derived(segments), records
 

@@ -38,7 +38,7 @@ _GLOBALS: dict[str, tuple[float, float, float]] = {
 """Start, lowest and highest value."""
 _FIT_ROWS = 4000
 """Enough to fix some thirty constants; more rows only cost time."""
-_EVALUATIONS = 4000
+_EVALUATIONS = 3000
 _ERROR_FLOOR = 0.02
 """Log errors below this count alike: repeats of one measurement differ as much."""
 _SMALL_WEIGHT = 0.3

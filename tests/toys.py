@@ -1,0 +1,189 @@
+"""Small systems, models and prices for tests: nothing here is read from the catalogue.
+
+Loaded by path from the root conftest (fixture `toys`), because tests are not a package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfsim.calibration import WaferCalibration
+from perfsim.graph import GraphBuilder, Kind, RankGroup, TaskGraph, TensorClass, Work
+from perfsim.hardware import (
+    DeviceSpec,
+    FatTreeSpec,
+    GpuClusterSpec,
+    LinkSpec,
+    MemorySpec,
+    MemoryXSpec,
+    NodeSpec,
+    SwarmXSpec,
+    WaferClusterSpec,
+)
+from perfsim.strategies import Plan, strategy
+from perfsim.topology import Topology, build_topology
+from perfsim.workload import Job, ParallelLayout, TrainingRecipe, TransformerConfig
+
+GIB = 2.0**30
+
+
+def link(bytes_per_s: float, latency_s: float) -> LinkSpec:
+    return LinkSpec(name="link", bandwidth=bytes_per_s, latency=latency_s)
+
+
+def gpu_cluster(
+    *, capacity: float = 80 * GIB, gpus: int = 8, nics: int = 8, nic_bytes_per_s: float = 25e9
+) -> GpuClusterSpec:
+    """Nodes like a DGX A100 without any calibration."""
+    return GpuClusterSpec(
+        name="toy-gpus",
+        kind="gpu-cluster",
+        device=DeviceSpec(
+            name="toy-gpu",
+            kind="gpu",
+            peak={"bf16": 312e12, "fp16": 312e12, "fp32": 19.5e12},
+            memory=MemorySpec(capacity=capacity, bandwidth=2e12, reserved=2 * GIB),
+            compute_units=108,
+        ),
+        node=NodeSpec(devices=gpus, scale_up=link(300e9, 1e-6), nics=nics, nic=link(nic_bytes_per_s, 2e-6)),
+        fabric=FatTreeSpec(nodes_per_leaf=20, switch_latency=1e-7),
+    )
+
+
+def wafer_cluster(
+    *,
+    capacity: float = 40e9,
+    efficiency: float = 0.233,
+    layer_overhead_s: float = 5.5e-3,
+    stream_bytes_per_s: float = 150e9,
+    weight_bytes: float = 2.0,
+) -> WaferClusterSpec:
+    """Systems like a CS-2 under a tree of fan-out 4."""
+    calibration = WaferCalibration(
+        name="toy-wafer",
+        efficiency={"r1.7": efficiency / 2, "r2.0": efficiency},
+        layer_overhead_s=layer_overhead_s,
+    )
+    return WaferClusterSpec(
+        name="toy-wafers",
+        kind="wafer-cluster",
+        device=DeviceSpec(
+            name="toy-wafer",
+            kind="wafer",
+            peak={"bf16": 7.48e15, "fp16": 7.48e15},
+            memory=MemorySpec(capacity=capacity, bandwidth=2e16, reserved=6e9),
+            compute_units=850_000,
+            calibration=calibration,
+        ),
+        io_ports=12,
+        io_link=link(stream_bytes_per_s / 12, 1e-6),
+        memoryx=MemoryXSpec(capacity=2.4e15, bandwidth=stream_bytes_per_s, update_bandwidth=1e12),
+        swarmx=SwarmXSpec(fan_out=4, bandwidth=stream_bytes_per_s, hop_latency=1e-5, chunk=2**18),
+        max_systems=192,
+        software_release="r2.0",
+        weight_bytes=weight_bytes,
+        gradient_bytes=weight_bytes,
+    )
+
+
+def model(**changes: Any) -> TransformerConfig:
+    """A GPT of 0.4 billion parameters."""
+    fields: dict[str, Any] = {
+        "name": "toy",
+        "num_layers": 8,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "ffn_hidden_size": 8192,
+        "vocab_size": 51200,
+        "max_position_embeddings": 1024,
+    }
+    return TransformerConfig(**(fields | changes))
+
+
+def recipe(**changes: Any) -> TrainingRecipe:
+    """bf16 with Adam on sequences of 1,024."""
+    return TrainingRecipe(**({"name": "toy", "seq_length": 1024} | changes))
+
+
+def job(batch: int = 32, recipe_changes: Mapping[str, Any] | None = None, **model_changes: Any) -> Job:
+    return Job(model(**model_changes), recipe(**(recipe_changes or {})), batch)
+
+
+def topology(devices: int, system: GpuClusterSpec | WaferClusterSpec | None = None) -> Topology:
+    return build_topology(system or gpu_cluster(), devices)
+
+
+def plan(
+    name: str, asked: Job, layout: ParallelLayout, system: GpuClusterSpec | WaferClusterSpec | None = None
+) -> Plan:
+    """A layout planned on as many devices as it needs, memory not checked."""
+    return strategy(name).plan(asked, topology(layout.num_devices, system), layout, check_memory=False)
+
+
+def graph_of(chosen: Plan) -> TaskGraph:
+    builder = GraphBuilder()
+    strategy(chosen.strategy).emit(chosen, builder)
+    return builder.build()
+
+
+@dataclass
+class ToyCosts:
+    """Prices on no calibration: a share of peak, memory and links at their datasheet rate."""
+
+    system: GpuClusterSpec
+    flop_per_s: float = 150e12
+    launch_s: float = 5e-6
+    topology: Topology = field(init=False)
+
+    def duration_s(self, work: Work) -> float:
+        if work.kind.is_communication:
+            return self._communication_s(work)
+        seconds = 0.0
+        for kernel in work.kernels:
+            moving_s = kernel.bytes_accessed / self.system.device.memory.bandwidth
+            seconds += self.launch_s + max(kernel.flop / self.flop_per_s, moving_s)
+        return seconds
+
+    def _communication_s(self, work: Work) -> float:
+        assert work.group is not None
+        ranks = work.group.ranks
+        one_node = len({rank // self.system.node.devices for rank in ranks}) == 1
+        rate = self.system.node.scale_up.bandwidth if one_node else self.system.node.nic.bandwidth
+        factor = {"all_reduce": 2.0, "send_recv": 1.0}.get(work.op, 1.0)
+        return 1e-5 + factor * work.comm_bytes / rate
+
+
+@dataclass
+class TableCosts:
+    """Seconds by the name of the work; what is not named takes no time."""
+
+    seconds: Mapping[str, float]
+
+    def duration_s(self, work: Work) -> float:
+        return self.seconds.get(work.name, 0.0)
+
+
+# ------------------------------------------------------------------------------ graphs by hand
+def compute(name: str, category: str = "forward", writes: int = 1, flop_like: float = 0.0) -> Work:
+    """A class of compute work that writes so many tensors."""
+    tensors = tuple(TensorClass(f"t{number}", flop_like) for number in range(writes))
+    return Work(name, Kind.COMP, name, category, writes=tensors)
+
+
+def transfer(name: str, ranks: RankGroup, category: str = "pipeline_communication", **changes: Any) -> Work:
+    """A class of communication among ranks."""
+    fields: dict[str, Any] = {"op": "send_recv", "comm_bytes": 1e6, "writes": (TensorClass("t", 1e6),)}
+    return Work(name, Kind.COMM_SEND, category=category, group=ranks, **(fields | changes))
+
+
+def chain(lengths: Mapping[str, int], join: Callable[[GraphBuilder, dict[str, int]], None]) -> TaskGraph:
+    """Streams of tasks in order, and whatever `join` adds; it is given each stream's last tensor."""
+    builder = GraphBuilder()
+    last: dict[str, int] = {}
+    for stream, length in lengths.items():
+        for number in range(length):
+            last[stream] = builder.task(compute(f"{stream}.{number}"), stream).tensor
+    join(builder, last)
+    return builder.build()
