@@ -109,7 +109,8 @@ class Trace:
                 chosen = tasks[names == category]
                 spans = np.stack([self.start_s[chosen], self.end_s[chosen]], axis=1).clip(low, high)
                 merged = _merge(np.concatenate([taken, spans]))
-                seconds[category] = _length_s(merged) - _length_s(taken)
+                added_s = _length_s(merged) - _length_s(taken)
+                seconds[category] = seconds.get(category, 0.0) + added_s
                 taken = merged
         seconds["bubble"] = max(0.0, (high - low) - _length_s(taken))
         return seconds

@@ -8,19 +8,23 @@ from numpy.typing import NDArray
 from perfsim.graph import TaskGraph
 
 MOST_LINES = 8
+NO_CAPACITY = "a link without capacity"
 
 
 def deadlock_report(graph: TaskGraph, end_s: NDArray[np.float64]) -> str:
-    """Name the first stuck task of each stream and the tasks that it waits for."""
+    """Name the first stuck task of each stream and the tasks that it waits for.
+
+    A task that waits for no other was started and cannot end: no link on its route carries anything.
+    """
     stuck = np.flatnonzero(end_s < 0)
     streams, first = np.unique(graph.stream[stuck], return_index=True)
     lines = []
     for task in sorted(stuck[first].tolist())[:MOST_LINES]:
         waiting = [other for other in graph.dependencies.row(task) if end_s[other] < 0]
         names = ", ".join(f"{graph.task(other).name} on {graph.task(other).stream}" for other in waiting)
-        lines.append(f"  {graph.task(task).stream}: {graph.task(task).name} waits for {names or 'nothing'}")
+        lines.append(f"  {graph.task(task).stream}: {graph.task(task).name} waits for {names or NO_CAPACITY}")
     left_out = len(streams) - len(lines)
     if left_out > 0:
         lines.append(f"  and {left_out} more streams")
-    head = f"the run cannot proceed: {len(stuck)} of {len(graph)} tasks never started"
+    head = f"the run cannot proceed: {len(stuck)} of {len(graph)} tasks never ended"
     return "\n".join([head, *lines])

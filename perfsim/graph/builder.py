@@ -77,10 +77,18 @@ class Template:
         return self.ports.setdefault(name, Port(-1 - len(self.ports)))
 
     def task(self, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()) -> Handles:
-        """Record one task; `reads` are ports or tensors of this template, `after` its task ids."""
+        """Record one task; `reads` are ports or tensors of this template.
+
+        `after` holds task ids of this template, or ports: then the writer of that tensor comes first.
+        """
         return self.columns.append(
             self.builder.work_id(work), self.builder.stream_id(stream), -1, reads, after, len(work.writes)
         )
+
+    def writer(self, tensor: int) -> int:
+        """The task of this template that writes one of its tensors."""
+        ends = np.cumsum(self.columns.num_writes)
+        return int(np.searchsorted(ends, tensor, side="right"))
 
     def output(self, name: str, tensor: int) -> None:
         """Let other slots read `tensor` under this name."""
@@ -99,14 +107,12 @@ class Slots(NamedTuple):
     """Slots in emission order: which template, which tag, and where each port comes from.
 
     `sources[name]` has one row a slot: the slot that writes the tensor (-1: the slot does not read
-    that port), or with `absolute[name]` a tensor handle of the graph itself.
+    that port), and the name of the output in that slot's template.
     """
 
     template: Wide
     tag: Wide
     sources: dict[str, tuple[Wide, str]]
-    """Port name -> (source slot of each slot, name of the output in the source's template)."""
-    absolute: dict[str, Wide]
 
 
 class Stamped(NamedTuple):
@@ -159,9 +165,10 @@ class GraphBuilder:
         )
         return Handles(self._num_tasks + local.id, self._num_tensors + local.tensor)
 
-    def end_step(self) -> None:
-        """Mark the end of one optimizer step."""
-        self._step_ends.append(self._num_tasks + len(self._columns.work))
+    def end_step(self, num_tasks: int | None = None) -> None:
+        """Mark the end of one optimizer step: here, or after the first `num_tasks` tasks."""
+        here = self._num_tasks + len(self._columns.work)
+        self._step_ends.append(here if num_tasks is None else num_tasks)
 
     def template(self) -> Template:
         """Start recording a passage."""
@@ -275,24 +282,21 @@ class _StampedChunk:
             if not len(local) or not len(rows):
                 continue
             where = start[self.stamped.first_task[rows] - self.first_id][:, None] + np.arange(len(local))
-            if name == "after":
-                values[where] = self.stamped.first_task[rows][:, None] + local
-            else:
-                values[where] = self._handles(template, rows, local)
+            values[where] = self._resolved(template, rows, local, tasks=name == "after")
         return values
 
-    def _handles(self, template: Template, rows: Wide, local: Wide) -> Wide:
-        """Handles in the graph of what the template reads, one row a slot."""
-        handles = self.stamped.first_tensor[rows][:, None] + np.maximum(local, 0)
+    def _resolved(self, template: Template, rows: Wide, local: Wide, *, tasks: bool) -> Wide:
+        """Handles (or task ids) in the graph of what the template names, one row a slot."""
+        first = self.stamped.first_task if tasks else self.stamped.first_tensor
+        found = first[rows][:, None] + np.maximum(local, 0)
         for name, port in template.ports.items():
             columns = np.flatnonzero(local == int(port))
             if len(columns):
-                handles[:, columns] = self._port(name, rows)[:, None]
-        return handles
+                found[:, columns] = self._port(name, rows, tasks=tasks)[:, None]
+        return found
 
-    def _port(self, name: str, rows: Wide) -> Wide:
-        if name in self.slots.absolute:
-            return self.slots.absolute[name][rows]
+    def _port(self, name: str, rows: Wide, *, tasks: bool) -> Wide:
+        """What stands behind a port in each slot: a tensor, or the task that writes it."""
         if name not in self.slots.sources:
             raise GraphError(f"port {name!r} has no source")
         source_of_slot, output = self.slots.sources[name]
@@ -303,4 +307,7 @@ class _StampedChunk:
         local = offset[self.slots.template[source]]
         if np.any(local < 0):
             raise GraphError(f"port {name!r} reads output {output!r} of a template without it")
-        return self.stamped.first_tensor[source] + local
+        if not tasks:
+            return self.stamped.first_tensor[source] + local
+        writers = np.array([each.writer(tensor) for each, tensor in zip(self.templates, offset, strict=True)])
+        return self.stamped.first_task[source] + writers[self.slots.template[source]]

@@ -122,14 +122,21 @@ class TaskGraph:
         implied = (self.stream[task_ids] == self.stream[waits_for]) & (
             self.stream_predecessor[task_ids] != waits_for
         )
-        pairs = np.unique(task_ids[~implied] * len(self) + waits_for[~implied])
-        task_ids, waits_for = np.divmod(pairs, len(self))
+        pairs = task_ids[~implied] * len(self) + waits_for[~implied]
+        pairs.sort(kind="stable")
+        first = np.ones(len(pairs), dtype=bool)
+        np.not_equal(pairs[1:], pairs[:-1], out=first[1:])
+        task_ids, waits_for = np.divmod(pairs[first], len(self))
         start = np.zeros(len(self) + 1, dtype=np.int32)
         np.cumsum(np.bincount(task_ids, minlength=len(self)), out=start[1:])
         return Ragged(start, waits_for.astype(np.int32))
 
     def _edges(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Every (task, task it waits for) pair, with repeats."""
+        known = (self.reads.values >= 0) & (self.reads.values < self.num_tensors)
+        if not np.all(known):
+            bad = self.task(int(self.reads.row_of_value[np.argmin(known)]))
+            raise GraphError(f"task {bad.name} on {bad.stream} reads a tensor that nothing writes")
         program = np.flatnonzero(self.stream_predecessor >= 0)
         task_ids = (self.reads.row_of_value, self.after.row_of_value, program)
         waits_for = (
@@ -160,7 +167,8 @@ class TaskGraph:
     def digest(self) -> str:
         """A hash of everything in the graph but the names of its streams; equal graphs, equal digests."""
         sha = hashlib.sha256()
-        for column in (self.work, self.stream, self.tag, *self.reads, *self.after, self.first_write):
+        columns = (self.work, self.stream, self.tag, *self.reads, *self.after, self.first_write)
+        for column in (*columns, self.step_ends):
             sha.update(np.ascontiguousarray(column, dtype=np.int32).tobytes())
         for work in self.works:
             sha.update(repr(work).encode())

@@ -197,16 +197,14 @@ def stamp_slots(
     for name in {name for template_ in (*backwards, *last_backwards) for name in template_.ports}:
         sources.setdefault(name, (own, name))
     tag = np.array([slot.microbatch for slot in merged], dtype=np.int64)
-    return builder.stamp(templates, Slots(template, tag, sources, {})), index
+    return builder.stamp(templates, Slots(template, tag, sources)), index
 
 
-def emit_tied_embedding(
-    builder: GraphBuilder, first: TensorGroup, ranks: RankGroup, grad_bytes: float, reads: list[int]
-) -> int:
-    """Sum the gradients of a tied embedding over the first and the last stage."""
+def tied_embedding_work(first: TensorGroup, ranks: RankGroup, grad_bytes: float) -> Work:
+    """Sum of the gradients of a tied embedding over the first and the last stage."""
     rows = transformer.padded_vocab_size(first.part.model, first.part.tensor) / first.part.tensor
     n_bytes = rows * first.part.model.hidden_size * grad_bytes
-    work = Work(
+    return Work(
         name="pipeline.tied_embedding",
         kind=Kind.COMM_COLL,
         op="all_reduce",
@@ -215,6 +213,13 @@ def emit_tied_embedding(
         group=ranks,
         writes=(TensorClass("table_gradient", n_bytes),),
     )
+
+
+def emit_tied_embedding(
+    builder: GraphBuilder, first: TensorGroup, ranks: RankGroup, grad_bytes: float, reads: list[int]
+) -> int:
+    """Sum the gradients of a tied embedding; both stages wait for it."""
+    work = tied_embedding_work(first, ranks, grad_bytes)
     return builder.task(work, f"{first.device}/send-previous", reads).tensor
 
 

@@ -73,7 +73,7 @@ def _stage_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
         yield f"layers_per_stage has {len(given)} entries for {stages} stages"
     if sum(given) != layers:
         yield f"layers_per_stage adds up to {sum(given)}, the model has {layers} layers"
-    if min(given) < 0:
+    if any(count < 0 for count in given):
         yield "layers_per_stage has a negative entry"
 
 

@@ -107,11 +107,14 @@ def schedule(name: str, pipeline: int, virtual: int, microbatches: int) -> list[
 def in_flight(name: str, stage: int, pipeline: int, virtual: int, microbatches: int) -> float:
     """Micro-batches whose activations a stage holds at its peak, in units of the whole stage.
 
-    1F1B: p - i on stage i; interleaved: p (1 + (p - 1) / (p v)) on the first [2205.05198]; GPipe: all.
+    1F1B: p - i on stage i; interleaved: p (1 + (p - 1) / (p v)) on the first [2205.05198], and all on
+    every stage of a single group of micro-batches, which runs all forwards first; GPipe: all.
     """
     if name == "gpipe":
         return float(microbatches)
     if name == "interleaved":
+        if microbatches == pipeline:
+            return float(microbatches)
         warm_up = (pipeline - stage - 1) * 2 + (virtual - 1) * pipeline + 1
         return min(warm_up, microbatches * virtual) / virtual
     return float(min(pipeline - stage, microbatches))

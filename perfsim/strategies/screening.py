@@ -3,7 +3,7 @@
 With stage times f_k + b_k, m micro-batches and v chunks a rank [2104.04473 section 2.2]:
 
     step = sum over k of (f_k + b_k) / v + (m - 1/v) max over ranks of (f + b)
-           + exposed gradient reduction + optimizer
+           + exposed gradient reduction + tied embedding + optimizer
 
 It leaves out what only events show: transfers that hide, warm-up imbalance, contention.
 """
@@ -13,11 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfsim.graph import GraphBuilder
+from perfsim.costs.memory import main_grad_bytes, stage_parameters
+from perfsim.graph import GraphBuilder, RankGroup
 from perfsim.strategies.data import Replicas
-from perfsim.strategies.pipeline import VirtualStage, backward_template, forward_template
+from perfsim.strategies.pipeline import (
+    VirtualStage,
+    backward_template,
+    forward_template,
+    tied_embedding_work,
+)
 from perfsim.strategies.plan import Duration, Plan
-from perfsim.strategies.tensor import layer_works
+from perfsim.strategies.tensor import LayerWorks, layer_works
 
 
 def estimate_step_s(
@@ -29,7 +35,8 @@ def estimate_step_s(
     per_rank = [sum(passes[rank :: layout.pipeline]) for rank in range(layout.pipeline)]
     fill = sum(passes) / layout.virtual_pipeline
     pipelined = fill + (plan.num_microbatches - 1 / layout.virtual_pipeline) * max(per_rank)
-    return pipelined + _reduction_s(plan, stages, replicas, duration) + _update_s(replicas, duration)
+    gradients = _reduction_s(plan, stages, replicas, duration) + _tie_s(plan, stages, duration)
+    return pipelined + gradients + _update_s(replicas, duration)
 
 
 def _pass_times(stages: Sequence[VirtualStage], duration: Duration) -> list[float]:
@@ -62,17 +69,43 @@ def _pass_s(stage: VirtualStage, duration: Duration) -> float:
 def _reduction_s(
     plan: Plan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
 ) -> float:
-    """Gradient reduction that nothing hides: all of it, or what outlasts the last backward."""
-    largest = max(replicas, key=lambda each: each.num_parameters)
+    """Gradient reduction that nothing hides: all of it, or what outlasts the last backward.
+
+    With overlap a layer's gradients are reduced while earlier layers run backward; the tables of
+    the first and last stage are complete at the very end, so theirs is exposed.
+    """
+    rank = max(range(len(replicas)), key=lambda rank: replicas[rank].num_parameters)
+    largest = replicas[rank]
     if largest.size == 1:
         return 0.0
-    whole = duration(largest.reduce_work(largest.num_parameters))
     if not plan.job.recipe.overlap_grad_reduce:
-        return whole
-    layers = max(stage.num_layers for stage in stages)
-    works = layer_works(stages[0].group.part, plan.layout.recompute)
-    backward = layers * (duration(works.mlp_backward) + duration(works.attention_backward))
-    return max(whole / max(layers, 1), whole - backward)
+        return duration(largest.reduce_work(largest.num_parameters))
+    part, mine = stages[0].group.part, stages[rank :: len(replicas)]
+    body = stage_parameters(part, sum(stage.num_layers for stage in mine), first=False, last=False)
+    tables = largest.num_parameters - body
+    seconds = duration(largest.reduce_work(tables)) if tables >= 1 else 0.0
+    layers = max(stage.num_layers for stage in mine)
+    if layers:
+        bucket = duration(largest.reduce_work(stage_parameters(part, 1, first=False, last=False)))
+        backward = _layer_backward_s(layer_works(part, plan.layout.recompute), duration)
+        seconds += max(bucket, layers * (bucket - backward))
+    return seconds
+
+
+def _layer_backward_s(works: LayerWorks, duration: Duration) -> float:
+    """Compute of one layer's backward, with what it makes again."""
+    again = (works.attention_recompute, works.mlp_recompute)
+    each = (*again, works.mlp_backward, works.attention_backward)
+    return sum(duration(work) for work in each if work is not None)
+
+
+def _tie_s(plan: Plan, stages: Sequence[VirtualStage], duration: Duration) -> float:
+    """Sum of a tied embedding's gradient over the first and the last stage."""
+    if plan.layout.pipeline == 1 or not plan.job.model.tied_embeddings:
+        return 0.0
+    first, last = stages[0].group, stages[-1].group
+    ends = RankGroup(first.ranks.start, last.ranks.start - first.ranks.start, 2)
+    return duration(tied_embedding_work(first, ends, main_grad_bytes(plan.job.recipe)))
 
 
 def _update_s(replicas: Sequence[Replicas], duration: Duration) -> float:

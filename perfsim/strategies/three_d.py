@@ -264,7 +264,7 @@ class _Step:
             if self.overlap:
                 done += [stamped.tensor(slot, f"reduced{layer}") for layer in range(stage.num_layers)]
                 rest -= stage_parameters(stage.group.part, stage.num_layers, first=False, last=False)
-        if replicas.size == 1 or rest <= 0:
+        if replicas.size == 1 or rest < 1:  # less than a parameter is rounding
             return done
         return [self.builder.task(replicas.reduce_work(rest), replicas.stream, done).tensor]
 

@@ -10,12 +10,16 @@ batch, so one system is written and stands for all.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfsim.errors import InputError, LayoutError, MemoryCapacityError, Problem
-from perfsim.graph import GraphBuilder, Work
+from perfsim.graph import GraphBuilder, Slots, Template, Work
 from perfsim.hardware import WaferClusterSpec
 from perfsim.strategies.plan import Duration, Plan
-from perfsim.strategies.streaming_blocks import block_works
+from perfsim.strategies.streaming_blocks import BlockWorks, block_works
 from perfsim.strategies.wafer_memory import (
     even_micro_batch,
     largest_micro_batch,
@@ -97,9 +101,7 @@ class WeightStreaming:
 
     def emit(self, plan: Plan, builder: GraphBuilder) -> None:
         """Write two steps; the second is the steady state."""
-        writer = _Writer(plan, builder, self.prefetch_depth)
-        for _ in range(STEPS):
-            writer.step()
+        _Writer(plan, builder, self.prefetch_depth).write()
 
     def estimate_s(self, plan: Plan, duration: Duration) -> float:
         """Sum over blocks of the larger of compute and stream, and the bubble between two steps."""
@@ -117,60 +119,118 @@ class WeightStreaming:
 
 
 class _Writer:
-    """Writes optimizer steps and remembers which tensor holds each block's current weights."""
+    """Records one pass over the model, and one update, and deals them out over two steps.
+
+    A pass is one micro-batch forward and backward. What differs between passes is only what they
+    find: weights of an update or the initial ones, gradients to add to, slots that a pass before frees.
+    """
 
     def __init__(self, plan: Plan, builder: GraphBuilder, depth: int) -> None:
-        self.plan = plan
         self.builder = builder
         self.depth = depth
         self.works = block_works(plan)
-        self.weights: list[list[int]] = [[] for _ in self.works]
-        self.used: list[int] = []
-        """Compute tasks in order: what frees the slots of prefetched weights."""
+        self.passes = plan.num_microbatches
 
-    def step(self) -> None:
-        gradients: list[list[int]] = [[] for _ in self.works]
-        for microbatch in range(self.plan.num_microbatches):
-            hidden: list[int] = []
-            kept = []
-            for number in range(len(self.works)):
-                hidden = [self._forward(number, hidden, microbatch)]
-                kept.append(hidden[0])
-            gradient = [kept[-1]]
-            for number in reversed(range(len(self.works))):
-                before = kept[number - 1] if number else kept[0]
-                gradient = [self._backward(number, gradient[0], before, microbatch, gradients)]
+    def write(self) -> None:
+        flags = [(step > 0, number > 0) for step in range(STEPS) for number in range(self.passes)]
+        kinds = list(dict.fromkeys((*flag, index > 0) for index, flag in enumerate(flags)))
+        templates = [self._pass(*kind) for kind in kinds] + [self._update()]
+        sequence: list[int] = []
+        for index, flag in enumerate(flags):
+            sequence.append(kinds.index((*flag, index > 0)))
+            if index % self.passes == self.passes - 1:
+                sequence.append(len(kinds))
+        stamped = self.builder.stamp(templates, self._slots(sequence, update=len(kinds), templates=templates))
+        for slot in np.flatnonzero(stamped.template == len(kinds)).tolist():
+            self.builder.end_step(int(stamped.first_task[slot]) + len(templates[-1]))
+
+    def _slots(self, sequence: list[int], update: int, templates: list[Template]) -> Slots:
+        """Each slot's neighbours: the pass before it, and the update before it."""
+        template = np.array(sequence, dtype=np.int64)
+        index = np.arange(len(sequence), dtype=np.int64)
+        is_update = template == update
+        last_pass = _latest(index, ~is_update)
+        last_update = _latest(index, is_update)
+        sources = {}
+        for name in {name for each in templates for name in each.ports}:
+            source = last_update if name.startswith("weights") else last_pass
+            sources[name] = (source, name)
+        tag = np.where(is_update, -1, np.cumsum(~is_update) - 1) % self.passes
+        return Slots(template, np.where(is_update, -1, tag), sources)
+
+    def _pass(self, updated: bool, adds: bool, follows: bool) -> Template:
+        """One micro-batch: weights from an update or initial, gradients added to earlier ones or not."""
+        return _Pass(self.builder.template(), self.works, self.depth, updated, adds, follows).record()
+
+    def _update(self) -> Template:
+        """The optimizer on MemoryX, block by block as their gradients were completed."""
+        template = self.builder.template()
         for number in reversed(range(len(self.works))):
-            update = self.builder.task(self.works[number].update, "memoryx/update", gradients[number])
-            self.weights[number] = [update.tensor]
-        self.builder.end_step()
+            gradient = template.port(f"gradient{number}")
+            weights = template.task(self.works[number].update, "memoryx/update", [gradient])
+            template.output(f"weights{number}", weights.tensor)
+        return template
 
-    def _stream(self, number: int, microbatch: int) -> int:
+
+def _latest(index: NDArray[np.int64], marked: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """For each slot the last marked slot before it; -1 where there is none."""
+    latest = np.maximum.accumulate(np.where(marked, index, -1))
+    return np.concatenate([[-1], latest[:-1]]).astype(np.int64)
+
+
+@dataclass
+class _Pass:
+    """The recording of one pass."""
+
+    template: Template
+    works: list[BlockWorks]
+    depth: int
+    updated: bool
+    adds: bool
+    follows: bool
+    computed: list[int] = field(default_factory=list)
+    """Last tensor of each block computed so far, in order: what frees the slots of prefetched weights."""
+
+    def record(self) -> Template:
+        count = len(self.works)
+        hidden: list[int] = []
+        for number in range(count):
+            weights = self._stream(number)
+            hidden.append(self._compute(self.works[number].forward, [weights, *hidden[-1:]]))
+            self.computed.append(hidden[-1])
+        gradient = hidden[-1]
+        for number in reversed(range(count)):
+            gradient = self._backward(number, gradient, hidden[max(number - 1, 0)])
+            self.computed.append(gradient)
+        for distance in range(1, self.depth + 2):
+            self.template.output(f"computed-{distance}", self.computed[-distance])
+        return self.template
+
+    def _stream(self, number: int) -> int:
         """Send a block's weights to every wafer, no further ahead than the prefetch depth."""
         works = self.works[number]
-        freed = self.used[-1 - self.depth :][:1] if len(self.used) > self.depth else []
-        load = self.builder.task(works.load, "memoryx/out", self.weights[number], freed, microbatch)
-        return self.builder.task(works.broadcast, "swarmx/down", [load.tensor], (), microbatch).tensor
+        reads = [self.template.port(f"weights{number}")] if self.updated else []
+        load = self.template.task(works.load, "memoryx/out", reads, self._freed())
+        return self.template.task(works.broadcast, "swarmx/down", [load.tensor]).tensor
 
-    def _forward(self, number: int, hidden: list[int], microbatch: int) -> int:
-        weights = self._stream(number, microbatch)
-        return self._compute(self.works[number].forward, [weights, *hidden], microbatch)
+    def _freed(self) -> list[int]:
+        """The computation whose end frees the slot that the next weights take."""
+        index = len(self.computed) - 1 - self.depth
+        if index >= 0:
+            return [self.template.writer(self.computed[index])]
+        return [self.template.port(f"computed-{-index}")] if self.follows else []
 
-    def _backward(
-        self, number: int, gradient: int, before: int, microbatch: int, gradients: list[list[int]]
-    ) -> int:
+    def _backward(self, number: int, gradient: int, before: int) -> int:
         works = self.works[number]
-        weights = self._stream(number, microbatch)
+        weights = self._stream(number)
         reads = [weights, gradient, before]
         if works.recompute is not None:
-            reads.append(self._compute(works.recompute, [weights, before], microbatch))
-            self.used.pop()
-        result = self._compute(works.backward, reads, microbatch)
-        reduced = self.builder.task(works.reduce, "swarmx/up", [result + 1], (), microbatch)
-        gradients[number].append(reduced.tensor)
+            reads.append(self._compute(works.recompute, [weights, before]))
+        result = self._compute(works.backward, reads)
+        adds = [self.template.port(f"gradient{number}")] if self.adds else []
+        summed = self.template.task(works.reduce, "swarmx/up", [result + 1, *adds])
+        self.template.output(f"gradient{number}", summed.tensor)
         return result
 
-    def _compute(self, work: Work, reads: list[int], microbatch: int) -> int:
-        task = self.builder.task(work, "cs0/compute", reads, (), microbatch)
-        self.used.append(task.id)
-        return task.tensor
+    def _compute(self, work: Work, reads: list[int]) -> int:
+        return self.template.task(work, "cs0/compute", reads).tensor

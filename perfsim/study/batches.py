@@ -104,6 +104,11 @@ def batch_curve(machine: Machine, target: Target, batches: list[int]) -> list[Ba
 def run_best(machine: Machine, target: Target, curve: list[BatchChoice]) -> tuple[Evaluation, BatchChoice]:
     """The batch of least time to the target, its layout confirmed and simulated in full."""
     chosen = min(curve, key=lambda choice: (choice.answer.time_s, choice.answer.batch_tokens))
-    job = machine.job(chosen.plan.job.global_batch_size)
+    return run_at(machine, target, chosen.plan.job.global_batch_size)
+
+
+def run_at(machine: Machine, target: Target, global_batch_size: int) -> tuple[Evaluation, BatchChoice]:
+    """One batch with its best layout, simulated in full. Raises PlanError where none fits."""
+    job = machine.job(global_batch_size)
     evaluation = best_plan(machine.strategy, job, machine.topology, machine.costs)
     return evaluation, _choice(evaluation.plan, evaluation.step_time_s, target)

@@ -38,7 +38,7 @@ _GLOBALS: dict[str, tuple[float, float, float]] = {
 """Start, lowest and highest value."""
 _FIT_ROWS = 4000
 """Enough to fix some thirty constants; more rows only cost time."""
-_EVALUATIONS = 3000
+_EVALUATIONS = 6000
 _ERROR_FLOOR = 0.02
 """Log errors below this count alike: repeats of one measurement differ as much."""
 _SMALL_WEIGHT = 0.3
@@ -78,7 +78,7 @@ def fit_gemm(
 ) -> tuple[GemmConstants, FitRecord]:
     """Constants of the device's GEMM library, fitted to half of the table, judged on the rest.
 
-    Minimises the robust log error by Powell's method from two starts: a library that overrates
+    Minimises the robust log error, by Powell's method and then by random steps, from two starts: a library that overrates
     its large tiles, and one that ranks tiles right. The record's residuals are those of the rows
     not fitted, training sizes only. Raises InputError for a bad table or without SciPy.
     """
@@ -124,14 +124,40 @@ def _minimise(
 ) -> tuple[GemmConstants, float]:
     """The best constants from one start, and their loss."""
     start, low, high = (np.log(values) for values in _start_and_bounds(choice))
+    loss = _loss(table, device, start)
     result = scipy_optimize().minimize(
-        _loss(table, device, start),
+        loss,
         start,
         method="Powell",
         bounds=list(zip(low, high, strict=True)),
-        options={"maxfev": evaluations, "xtol": 1e-2, "ftol": 1e-5},
+        options={"maxfev": evaluations // 2, "xtol": 1e-2, "ftol": 1e-5},
     )
-    return _constants(np.clip(result.x, low, high)), float(result.fun)
+    best, lowest = _polished(loss, np.clip(result.x, low, high), low, high, evaluations // 2)
+    return _constants(best), lowest
+
+
+def _polished(
+    loss: Callable[[Array], float], best: Array, low: Array, high: Array, evaluations: int
+) -> tuple[Array, float]:
+    """Random steps along one axis at a time, longer where they help.
+
+    Which tile runs jumps with the constants, so the loss has ledges that line searches stop at.
+    """
+    generator = np.random.default_rng(0)
+    lowest = loss(best)
+    length = np.full(best.size, 0.2)
+    for axis in np.tile(np.arange(best.size), evaluations // (2 * best.size)):
+        step = length[axis] * generator.standard_normal()
+        improved = False
+        for shift in (step, -step):
+            trial = best.copy()
+            trial[axis] = np.clip(trial[axis] + shift, low[axis], high[axis])
+            value = loss(trial)
+            if value < lowest:
+                best, lowest, improved = trial, value, True
+                break
+        length[axis] = min(1.0, 1.4 * length[axis]) if improved else max(0.005, 0.85 * length[axis])
+    return best, lowest
 
 
 def _loss(table: GemmTable, device: DeviceSpec, start: Array) -> Callable[[Array], float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfsim.catalog import Catalog, default_catalog, parse_file
@@ -13,7 +13,7 @@ from perfsim.errors import InputError, PlanError, Problem
 from perfsim.strategies import strategy
 from perfsim.study.accuracy import accuracy_of, step_time_errors
 from perfsim.study.assumptions import assumptions_of
-from perfsim.study.batches import BatchChoice, Machine, Target, batch_curve, batch_grid, run_best
+from perfsim.study.batches import BatchChoice, Machine, Target, batch_curve, batch_grid, run_at, run_best
 from perfsim.study.evaluate import Evaluation, costs_for
 from perfsim.study.outcome import candidate_result
 from perfsim.study.result import CandidateResult, SamplingSummary, StudyResult
@@ -56,7 +56,7 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
 
     Raises PlanError where no candidate at all has a feasible plan.
     """
-    target = _target(spec)
+    target = target_of(spec)
     answered: list[Answered] = []
     refused: list[str] = []
     for candidate in _chosen(spec, compare):
@@ -92,7 +92,8 @@ def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
         yield from own or [like[0].model_copy(update={"strategy": wanted.name})]
 
 
-def _target(spec: StudySpec) -> Target:
+def target_of(spec: StudySpec) -> Target:
+    """What ends the study's run. Raises InputError where the recipe says nothing of it."""
     recipe = spec.recipe
     tokens = recipe.tokens
     if tokens is None and recipe.target_loss is not None:
@@ -110,28 +111,47 @@ def _target(spec: StudySpec) -> Target:
     return Target(tokens, critical_batch(law.law, inputs), step_time_errors())
 
 
-def _answer(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
+def machine_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Machine:
+    """A candidate with so many devices. Raises InputError for a count that its system cannot have."""
     topology = build_topology(candidate.system, devices)
-    machine = Machine(
+    return Machine(
         strategy=strategy(candidate.strategy),
         topology=topology,
         model=spec.model,
         recipe=spec.recipe,
         costs=costs_for(topology, spec.recipe),
     )
-    fixed = spec.recipe.global_batch_size
-    batches = spec.batch_sizes
-    if fixed is not None:
-        grid = [fixed]
-    elif batches == "auto":
-        grid = batch_grid(target, spec.recipe.seq_length, devices)
-    else:
-        grid = list(batches)
-    curve = batch_curve(machine, target, grid)
+
+
+def answer_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
+    """A candidate at its best batch, without sampling; what studies and sweeps are made of.
+
+    Raises PlanError where no batch has a feasible plan.
+    """
+    machine = machine_of(spec, candidate, devices)
+    batches = _batches(spec, target, devices)
+    if len(batches) == 1:
+        evaluation, choice = run_at(machine, target, batches[0])
+        return Answered(machine, evaluation, choice, (choice,), None)
+    curve = batch_curve(machine, target, batches)
     evaluation, choice = run_best(machine, target, curve)
-    sampling = sample_step(evaluation, spec.sampling.tasks, spec.sampling.seed)
     curve = [choice if each.answer.batch_tokens == choice.answer.batch_tokens else each for each in curve]
-    return Answered(machine, evaluation, choice, tuple(curve), sampling)
+    return Answered(machine, evaluation, choice, tuple(curve), None)
+
+
+def _batches(spec: StudySpec, target: Target, devices: int) -> list[int]:
+    """The global batches to try: the recipe's own, else the study's."""
+    if spec.recipe.global_batch_size is not None:
+        return [spec.recipe.global_batch_size]
+    if spec.batch_sizes == "auto":
+        return batch_grid(target, spec.recipe.seq_length, devices)
+    return list(spec.batch_sizes)
+
+
+def _answer(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
+    answered = answer_candidate(spec, candidate, devices, target)
+    sampling = sample_step(answered.evaluation, spec.sampling.tasks, spec.sampling.seed)
+    return replace(answered, sampling=sampling)
 
 
 def _result(

@@ -10,13 +10,16 @@ from perfsim.study.evaluate import Evaluation
 from perfsim.study.result import SamplingSummary
 from perfsim.transformer import Kernel
 
+MOST_FLOP = 2e7
+"""Of one sample: blocks this large keep the check of a whole study under a second."""
+
 
 def sample_step(evaluation: Evaluation, tasks: int, seed: int) -> SamplingSummary | None:
     """Draw `tasks` GEMMs of a simulated step and check their partition; None where none is wanted."""
     samples = gemm_samples(evaluation.graph)
     if not tasks or not samples:
         return None
-    report = sample_gemms(samples, count=tasks, seed=seed)
+    report = sample_gemms(samples, count=tasks, seed=seed, max_flop_each=MOST_FLOP)
     return SamplingSummary(
         tasks_sampled=report.tasks_sampled,
         tasks_total=report.tasks_total,

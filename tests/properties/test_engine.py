@@ -1,0 +1,179 @@
+"""Simulation and longest path: two ways to the same time, on graphs and durations at random."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsim.engine import critical_path, simulate
+from perfsim.engine.critical_path import critical_path_ends, longest_chain
+from perfsim.engine.fairshare import Flow
+from perfsim.engine.grid import grid_exponent
+from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
+from perfsim.trace import Trace
+
+WORKS, LINKS = 3, 2
+
+Row = tuple[int, int, tuple[int, ...]]
+"""Work class, stream, and tensors read (modulo what there is)."""
+
+rows = st.lists(
+    st.tuples(
+        st.integers(0, WORKS - 1), st.integers(0, 4), st.lists(st.integers(0, 99), max_size=3).map(tuple)
+    ),
+    min_size=1,
+    max_size=30,
+)
+whole = st.integers(0, 9).map(float)
+arbitrary = st.floats(0, 1e3, allow_subnormal=False)
+flows = st.dictionaries(
+    st.integers(0, WORKS - 1),
+    st.builds(
+        Flow,
+        st.lists(st.integers(0, LINKS - 1), min_size=1, max_size=2, unique=True).map(tuple),
+        st.sampled_from([0.7, 1.0]),
+        st.integers(1, 2),
+    ),
+    min_size=1,
+)
+SCARCE = np.array([1.0, 1.3])
+AMPLE = np.array([1e3, 1e3])
+
+
+def graph_of(toys: ModuleType, table: list[Row]) -> TaskGraph:
+    builder = GraphBuilder()
+    works = [toys.transfer(f"w{number}", RankGroup(0, 8, 2)) for number in range(WORKS)]
+    for number, (work, stream, reads) in enumerate(table):
+        builder.task(works[work], f"s{stream}", [read % number for read in reads] if number else [])
+    return builder.build()
+
+
+def drawn_durations(data: st.DataObject, count: int, values: st.SearchStrategy[float]) -> np.ndarray:
+    return np.array(data.draw(st.lists(values, min_size=count, max_size=count)))
+
+
+def same_bits(left: Trace, right: Trace) -> bool:
+    return (left.start_s.tobytes(), left.end_s.tobytes()) == (right.start_s.tobytes(), right.end_s.tobytes())
+
+
+@pytest.mark.parametrize("values", [whole, arbitrary], ids=["whole", "arbitrary"])
+@given(rows, st.data())
+@settings(max_examples=100)
+def test_without_contention_simulation_is_the_longest_path_to_the_bit(
+    toys: ModuleType, values: st.SearchStrategy[float], table: list[Row], data: st.DataObject
+) -> None:
+    graph = graph_of(toys, table)
+    durations = drawn_durations(data, len(graph), values)
+    assert same_bits(simulate(graph, durations), critical_path(graph, durations))
+
+
+@given(rows, flows, st.data())
+@settings(max_examples=100)
+def test_flows_that_nothing_slows_change_no_bit(
+    toys: ModuleType, table: list[Row], taken: dict[int, Flow], data: st.DataObject
+) -> None:
+    graph = graph_of(toys, table)
+    durations = drawn_durations(data, len(graph), arbitrary)
+    assert same_bits(simulate(graph, durations, taken, AMPLE), critical_path(graph, durations))
+
+
+@given(rows, flows, st.data())
+@settings(max_examples=150)
+def test_contention_only_delays_and_never_breaks_the_order(
+    toys: ModuleType, table: list[Row], taken: dict[int, Flow], data: st.DataObject
+) -> None:
+    graph = graph_of(toys, table)
+    durations = drawn_durations(data, len(graph), arbitrary)
+    run, path = simulate(graph, durations, taken, SCARCE), critical_path(graph, durations)
+    assert (run.end_s >= path.end_s).all()
+    assert (run.start_s >= path.start_s).all()
+    for task in range(len(graph)):
+        waits_for = list(graph.dependencies.row(task))
+        assert run.start_s[task] == max(run.end_s[waits_for], default=0.0)
+
+
+@given(rows, flows, st.data())
+@settings(max_examples=50)
+def test_the_same_run_gives_the_same_bits_again(
+    toys: ModuleType, table: list[Row], taken: dict[int, Flow], data: st.DataObject
+) -> None:
+    graph = graph_of(toys, table)
+    durations = drawn_durations(data, len(graph), arbitrary)
+    assert same_bits(*(simulate(graph, durations, taken, SCARCE) for _ in range(2)))
+
+
+@given(rows, st.integers(1, 12), st.data())
+@settings(max_examples=100)
+def test_durations_times_a_power_of_two_scale_the_makespan_exactly(
+    toys: ModuleType, table: list[Row], power: int, data: st.DataObject
+) -> None:
+    graph = graph_of(toys, table)
+    # On the grid of the longer run, so that rounding has nothing to do in either.
+    durations = drawn_durations(data, len(graph), st.integers(0, 2**20).map(lambda n: n * 2.0**-20))
+    for engine in (simulate, critical_path):
+        once, scaled = engine(graph, durations), engine(graph, durations * 2.0**power)
+        assert (once.end_s * 2.0**power).tolist() == scaled.end_s.tolist()
+
+
+@given(rows, st.data())
+@settings(max_examples=100)
+def test_the_longest_chain_adds_up_to_the_makespan_and_no_stream_is_busier(
+    toys: ModuleType, table: list[Row], data: st.DataObject
+) -> None:
+    graph = graph_of(toys, table)
+    trace = critical_path(graph, drawn_durations(data, len(graph), arbitrary))
+    took_s = trace.end_s - trace.start_s
+    chain = longest_chain(trace)
+    assert sum(took_s[chain].tolist()) == trace.makespan_s
+    assert all(chain[n] in graph.dependencies.row(chain[n + 1]) for n in range(len(chain) - 1))
+    for stream in range(len(graph.streams)):
+        assert sum(took_s[graph.stream == stream].tolist()) <= trace.makespan_s
+
+
+@given(rows, st.data())
+@settings(max_examples=60)
+def test_scenarios_in_a_batch_are_those_one_by_one(
+    toys: ModuleType, table: list[Row], data: st.DataObject
+) -> None:
+    graph = graph_of(toys, table)
+    scenarios = np.stack([drawn_durations(data, len(graph), arbitrary) for _ in range(3)], axis=1)
+    ends = critical_path_ends(graph, scenarios)
+    for column in range(3):
+        assert ends[:, column].tolist() == critical_path(graph, scenarios[:, column]).end_s.tolist()
+
+
+@given(rows, st.data())
+@settings(max_examples=60)
+def test_rounding_to_the_grid_is_invisible(toys: ModuleType, table: list[Row], data: st.DataObject) -> None:
+    graph = graph_of(toys, table)
+    durations = drawn_durations(data, len(graph), arbitrary)
+    step = 2.0 ** grid_exponent(float(durations.sum()))
+    took_s = np.diff([critical_path(graph, durations).start_s, critical_path(graph, durations).end_s], axis=0)
+    assert np.abs(took_s[0] - durations).max() <= step / 2
+
+
+@given(rows, flows, st.data())
+@settings(max_examples=60)
+def test_breakdowns_add_up_to_the_step(
+    toys: ModuleType, table: list[Row], taken: dict[int, Flow], data: st.DataObject
+) -> None:
+    builder = GraphBuilder()
+    works = [toys.transfer(f"w{number}", RankGroup(0, 8, 2), category=f"c{number}") for number in range(WORKS)]
+    names = ("gpu0/compute", "gpu0/nccl", "gpu1/compute", "gpu1/send", "memoryx/out")
+    builder.task(toys.compute("start"), names[0])
+    for number, (work, stream, reads) in enumerate(table, start=1):
+        builder.task(works[work], names[stream], [read % number for read in reads])
+        if number == len(table) // 2:
+            builder.end_step()
+    builder.task(toys.compute("end"), names[0], range(1 + len(table)))  # no step ends before the one before
+    graph = builder.build()
+    durations = drawn_durations(data, len(graph), arbitrary)
+    shifted = {number + 1: flow for number, flow in taken.items()}
+    trace = simulate(graph, durations, shifted, SCARCE)
+    for seconds in trace.device_breakdowns().values():
+        assert min(seconds.values()) >= 0
+        assert sum(seconds.values()) == pytest.approx(trace.step_time_s, rel=1e-9, abs=1e-9)

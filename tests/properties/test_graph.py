@@ -1,0 +1,141 @@
+"""Graphs written at random: derived dependencies against a slow reading, stamping against single tasks."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsim.graph import GraphBuilder, Slots, TaskGraph
+
+STREAMS = ("s0", "s1", "s2")
+
+Row = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+"""Stream, tensors written, tensors read and tasks waited for (both taken modulo what there is)."""
+
+handles = st.lists(st.integers(0, 200), max_size=3).map(tuple)
+rows = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 2), handles, handles), min_size=1, max_size=25)
+
+
+def written(toys: ModuleType, table: list[Row]) -> TaskGraph:
+    builder = GraphBuilder()
+    tensors = 0
+    for number, (stream, writes, reads, after) in enumerate(table):
+        builder.task(
+            toys.compute(f"w{writes}", writes=writes),
+            STREAMS[stream],
+            [read % tensors for read in reads] if tensors else [],
+            [task % number for task in after] if number else [],
+        )
+        tensors += writes
+    return builder.build()
+
+
+def slow_dependencies(graph: TaskGraph) -> list[set[int]]:
+    """Straight from the definition, one task at a time."""
+    writer = {tensor: task.id for task in graph.tasks() for tensor in task.writes}
+    last_on: dict[str, int] = {}
+    result = []
+    for task in graph.tasks():
+        direct = {writer[tensor] for tensor in task.reads} | set(task.after)
+        before = last_on.get(task.stream)
+        waits_for = {other for other in direct if graph.task(other).stream != task.stream}
+        result.append(waits_for | ({before} if before is not None else set()))
+        last_on[task.stream] = task.id
+    return result
+
+
+@given(rows)
+@settings(max_examples=150)
+def test_dependencies_are_those_of_a_slow_reading(toys: ModuleType, table: list[Row]) -> None:
+    graph = written(toys, table)
+    derived = [graph.dependencies.row(task) for task in range(len(graph))]
+    assert [set(row) for row in derived] == slow_dependencies(graph)
+    assert all(list(row) == sorted(set(row)) for row in derived), "each once, ascending"
+
+
+@given(rows)
+@settings(max_examples=60)
+def test_successors_hold_the_same_edges(toys: ModuleType, table: list[Row]) -> None:
+    graph = written(toys, table)
+    forward = {(other, task) for task in range(len(graph)) for other in graph.dependencies.row(task)}
+    backward = {(task, other) for task in range(len(graph)) for other in graph.successors.row(task)}
+    assert forward == backward
+
+
+# ----------------------------------------------------------------------------------- stamping
+Recorded = list[tuple[int, int, tuple[int, ...]]]
+"""Tasks of a template: stream, tensors written, and what is read modulo ports and tensors so far."""
+
+recordings = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(1, 2), handles.filter(bool)), min_size=1, max_size=5
+)
+PORTS = ("left", "right")
+
+
+def choices(read: tuple[int, ...], tensors: int) -> list[int]:
+    """Negative: a port; else a tensor of the template."""
+    return [value % (tensors + len(PORTS)) - len(PORTS) for value in read]
+
+
+@given(st.lists(recordings, min_size=1, max_size=3), st.lists(st.integers(0, 99), max_size=8))
+@settings(max_examples=150)
+def test_stamping_gives_the_same_columns_as_single_tasks(
+    toys: ModuleType, passages: list[Recorded], order: list[int]
+) -> None:
+    which = [number % len(passages) for number in order]
+    stamped, single = _stamped(toys, passages, which), _single(toys, passages, which)
+    assert stamped.works == single.works
+    assert stamped.streams == single.streams
+    assert stamped.digest() == single.digest()
+    assert stamped.dependencies.values.tolist() == single.dependencies.values.tolist()
+
+
+def _stamped(toys: ModuleType, passages: list[Recorded], which: list[int]) -> TaskGraph:
+    """Slot 0 is a seed; each other slot reads the one before it (left) and the entry (right)."""
+    builder = GraphBuilder()
+    entry = builder.task(toys.compute("entry"), "entry").tensor
+    seed = builder.template()
+    seed.output("out", seed.task(toys.compute("seed"), STREAMS[0]).tensor)
+    templates = [seed]
+    for passage in passages:
+        template, tensors = builder.template(), 0
+        for stream, writes, read in passage:
+            chosen = choices(read, tensors)
+            reads = [template.port(PORTS[value]) if value < 0 else value for value in chosen]
+            template.task(toys.compute(f"w{writes}", writes=writes), STREAMS[stream], reads)
+            tensors += writes
+        template.output("out", tensors - 1)
+        templates.append(template)
+    slots = Slots(
+        template=np.array([0, *(1 + number for number in which)]),
+        tag=np.arange(len(which) + 1),
+        sources={"left": (np.arange(len(which) + 1) - 1, "out")},
+        absolute={"right": np.full(len(which) + 1, entry)},
+    )
+    builder.stamp(templates, slots)
+    return builder.build()
+
+
+def _single(toys: ModuleType, passages: list[Recorded], which: list[int]) -> TaskGraph:
+    builder = GraphBuilder()
+    entry = builder.task(toys.compute("entry"), "entry").tensor
+    builder.work_id(toys.compute("seed"))
+    builder.stream_id(STREAMS[0])
+    for passage in passages:  # classes and streams get their numbers when a passage is recorded
+        for stream, writes, _ in passage:
+            builder.work_id(toys.compute(f"w{writes}", writes=writes))
+            builder.stream_id(STREAMS[stream])
+    left = builder.task(toys.compute("seed"), STREAMS[0], tag=0).tensor
+    for slot, number in enumerate(which, start=1):
+        first = left + 1
+        tensors = 0
+        for stream, writes, read in passages[number]:
+            from_outside = {-len(PORTS): left, 1 - len(PORTS): entry}
+            reads = [from_outside.get(value, first + value) for value in choices(read, tensors)]
+            builder.task(toys.compute(f"w{writes}", writes=writes), STREAMS[stream], reads, (), slot)
+            tensors += writes
+        left = first + tensors - 1
+    return builder.build()

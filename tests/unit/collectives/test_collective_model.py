@@ -1,0 +1,160 @@
+"""What a collective of a real group costs, on links whose numbers can be followed by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perfsim.calibration import (
+    CollectiveCalibration,
+    CollectiveOp,
+    NetworkConstants,
+    NetworkProtocol,
+    ProtocolSegment,
+)
+from perfsim.collectives import CollectiveModel, Group, collective_time_s
+from perfsim.hardware import LinkSpec, NodeSpec
+
+OPS: list[CollectiveOp] = [
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "send_recv",
+    "broadcast",
+]
+
+
+def segment(name: str, base_s: float, bytes_per_s: float) -> ProtocolSegment:
+    return ProtocolSegment(
+        name=name, latency_base_s=base_s, latency_per_step_s=0.0, bandwidth_bytes_per_s=bytes_per_s
+    )
+
+
+NVLINK = CollectiveCalibration(
+    name="nvlink", collectives={"all_reduce": (segment("LL", 1e-6, 1e9), segment("Simple", 11e-6, 200e9))}
+)
+NETWORK = CollectiveCalibration(
+    name="infiniband",
+    network=NetworkConstants(
+        efficiency=0.8,
+        protocols=(
+            NetworkProtocol(
+                algorithm="ring",
+                name="Simple",
+                latency_base_s=10e-6,
+                intra_step_s=1e-6,
+                inter_step_s=5e-6,
+                bandwidth_fraction=1.0,
+            ),
+            NetworkProtocol(
+                algorithm="tree",
+                name="LL",
+                latency_base_s=2e-6,
+                intra_step_s=1e-6,
+                inter_step_s=5e-6,
+                bandwidth_fraction=0.25,
+            ),
+        ),
+        send_recv_latency_s=20e-6,
+    ),
+)
+
+
+def node(nics: int = 8, *, calibrated: bool = True) -> NodeSpec:
+    return NodeSpec(
+        devices=8,
+        scale_up=LinkSpec(
+            name="nvlink", bandwidth=300e9, latency=1e-6, calibration=NVLINK if calibrated else None
+        ),
+        nics=nics,
+        nic=LinkSpec(name="hdr", bandwidth=25e9, latency=2e-6, calibration=NETWORK if calibrated else None),
+    )
+
+
+def test_the_fastest_protocol_runs_at_each_size() -> None:
+    short, long = collective_time_s("all_reduce", np.array([8.0, 8e9]), Group.inside_node(2), node())
+    assert short == pytest.approx(1e-6 + 8 / 1e9)
+    assert long == pytest.approx(11e-6 + 8e9 / 200e9)
+
+
+def test_local_bytes_are_paid_on_top_of_the_bus() -> None:
+    line = segment("Simple", 0.0, 200e9).model_copy(update={"local_bytes_per_s": 500e9})
+    link = LinkSpec(
+        name="x",
+        bandwidth=300e9,
+        latency=0.0,
+        calibration=CollectiveCalibration(name="x", collectives={"all_gather": (line,)}),
+    )
+    model = CollectiveModel(link, link, 25e9)
+    assert model.time_s("all_gather", 1e9, Group.inside_node(4)) == pytest.approx(0.75 / 200 + 1 / 500)
+
+
+def test_bus_bandwidth_across_nodes_is_the_nics_of_the_ranks_of_a_node() -> None:
+    n_bytes, wire = 1e12, 2 * 15 / 16
+    seconds = collective_time_s("all_reduce", n_bytes, Group(16, 8, 2), node(nics=4))
+    assert wire * n_bytes / seconds == pytest.approx(0.8 * 4 * 25e9, rel=1e-3)
+
+
+def test_one_rank_in_each_node_has_its_share_of_the_nics_only() -> None:
+    n_bytes, wire = 1e12, 2 * 3 / 4
+    seconds = collective_time_s("all_reduce", n_bytes, Group(4, 1, 4), node(nics=4))
+    assert wire * n_bytes / seconds == pytest.approx(0.8 * 4 * 25e9 / 8, rel=1e-3)
+
+
+def test_many_nics_leave_the_links_inside_the_node_as_the_bound() -> None:
+    n_bytes, wire = 1e12, 2 * 15 / 16
+    seconds = collective_time_s("all_reduce", n_bytes, Group(16, 8, 2), node(nics=64))
+    assert wire * n_bytes / seconds == pytest.approx(200e9, rel=1e-3)
+
+
+def test_ring_latency_counts_steps_inside_and_across_nodes_apart() -> None:
+    seconds = collective_time_s("all_gather", 1e-3, Group(16, 8, 2), node())
+    assert seconds == pytest.approx(10e-6 + 14 * 1e-6 + 1 * 5e-6)
+
+
+def test_a_small_all_reduce_over_many_nodes_takes_the_tree() -> None:
+    seconds = collective_time_s("all_reduce", 1e-3, Group(512, 8, 64), node())
+    assert seconds == pytest.approx(2e-6 + 2 * 7 * 1e-6 + 2 * 6 * 5e-6)
+
+
+def test_latency_of_a_gather_grows_with_the_ranks() -> None:
+    times = [collective_time_s("all_gather", 1e6, Group(8 * nodes, 8, nodes), node()) for nodes in (2, 8, 64)]
+    assert times == sorted(times)
+    assert times[2] > 5 * times[0]
+
+
+def test_a_send_across_nodes_takes_the_share_of_one_device() -> None:
+    seconds = collective_time_s("send_recv", 1e9, Group(2, 1, 2), node())
+    assert seconds == pytest.approx(20e-6 + 1e9 / (0.8 * 25e9))
+
+
+def test_an_all_to_all_sends_across_what_is_not_for_its_own_node() -> None:
+    seconds = collective_time_s("all_to_all", 16e9, Group(16, 8, 2), node())
+    assert seconds == pytest.approx(20e-6 + 8e9 / (0.8 * 25e9))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_links_without_calibration_use_their_datasheet(op: CollectiveOp) -> None:
+    plain = node(calibrated=False)
+    group = Group.inside_node(2)
+    wire = {"all_reduce": 1.0, "send_recv": 1.0, "broadcast": 1.0}.get(op, 0.5)
+    latency = 2e-6 if op == "all_reduce" else 1e-6
+    assert collective_time_s(op, 3e9, group, plain) == pytest.approx(latency + wire * 3e9 / 300e9)
+    across = collective_time_s(op, 3e9, Group(2, 1, 2), plain)
+    assert across == pytest.approx(wire * 3e9 / 25e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_one_rank_and_no_bytes_cost_nothing(op: CollectiveOp) -> None:
+    assert collective_time_s(op, 1e9, Group.inside_node(1), node()) == 0.0
+    assert collective_time_s(op, 0.0, Group.inside_node(2), node()) == 0.0
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("group", [Group.inside_node(8), Group(16, 8, 2), Group(4, 1, 4), Group(12, 8, 2)])
+def test_arrays_give_what_scalars_give(op: CollectiveOp, group: Group) -> None:
+    model = CollectiveModel.of_node(node())
+    sizes = np.geomspace(1, 1e9, 7)
+    times = model.time_s(op, sizes, group)
+    assert times.tolist() == [model.time_s(op, float(size), group) for size in sizes]

@@ -1,0 +1,159 @@
+"""The tile-and-wave model of a matrix product against its own limits and published measurements."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perfsim.calibration import GemmConstants, GpuCalibration, TileConstants
+from perfsim.catalog import default_catalog
+from perfsim.costs.gemm import GemmModel
+from perfsim.errors import InputError
+
+PEAK = {"a100-sxm4": 312e12, "h100-sxm5": 989e12}
+UNITS = {"a100-sxm4": 108, "h100-sxm5": 132}
+BYTES_PER_S = {"a100-sxm4": 2039e9, "h100-sxm5": 3.35e12}
+
+# m, n, k, then TFLOP/s on A100 and on H100 (bf16): ai-dynamo/aiconfigurator at 095f58a.
+PUBLISHED = [
+    (2048, 1024, 1024, 142, 503),
+    (512, 4096, 4096, 190, 691),
+    (1024, 4096, 4096, 168, 744),
+    (2048, 4096, 4096, 224, 758),
+    (4096, 4096, 4096, 267, 763),
+    (8192, 768, 3072, 245, 727),
+    (2048, 2560, 10240, 272, 788),
+    (2048, 6144, 6144, 254, 780),
+    (1024, 10240, 10240, 290, 709),
+    (2048, 12288, 1536, 233, 706),
+    (2048, 1536, 12288, 260, 789),
+    (2048, 6144, 12288, 257, 729),
+    (2048, 12288, 6144, 252, 719),
+    (8192, 12288, 12288, 262, 748),
+    (8192, 65536, 12288, 265, 661),
+]
+
+
+def model_of(name: str) -> GemmModel:
+    calibration = default_catalog().calibration(name)
+    assert isinstance(calibration, GpuCalibration)
+    return GemmModel.from_calibration(calibration, PEAK[name], BYTES_PER_S[name], UNITS[name])
+
+
+@pytest.fixture(scope="module")
+def a100() -> GemmModel:
+    return model_of("a100-sxm4")
+
+
+def plain_model(units: int = 10) -> GemmModel:
+    """One tile, no overhead, memory and power out of the way: times can be computed by hand."""
+    constants = GemmConstants(
+        tiles=(TileConstants(shape=(128, 128), efficiency=1.0, choice_efficiency=1.0, overhead_k=0.0),),
+        split_k=(1,),
+        k_step=32,
+        split_traffic=0.0,
+        choice_split_traffic=0.0,
+        split_latency_s=0.0,
+        launch_s=0.0,
+        memory_fraction=1.0,
+        overlap_sharpness=20.0,
+        burst_fraction=1.0,
+        burst_s=1.0,
+        power_sharpness=200.0,
+    )
+    return GemmModel(constants, peak_flop_per_s=units * 1e12, memory_bytes_per_s=1e18, compute_units=units)
+
+
+@pytest.mark.parametrize(("m", "n", "k", "tflop_per_s"), [row[:4] for row in PUBLISHED])
+def test_a100_meets_published_shape_within_15_percent(
+    a100: GemmModel, m: int, n: int, k: int, tflop_per_s: float
+) -> None:
+    measured_s = 2 * m * n * k / (tflop_per_s * 1e12)
+    assert a100.time_s(m, n, k) == pytest.approx(measured_s, rel=0.15)
+
+
+def test_h100_meets_published_shapes_within_15_percent_at_the_median_and_25_everywhere() -> None:
+    m, n, k, _, tflop_per_s = np.array(PUBLISHED, dtype=float).T
+    errors = np.abs(model_of("h100-sxm5").time_s(m, n, k) / (2 * m * n * k / (tflop_per_s * 1e12)) - 1)
+    assert np.median(errors) < 0.08
+    assert errors.max() < 0.25
+
+
+def test_waves_make_1024_rows_less_efficient_than_512_and_2048(a100: GemmModel) -> None:
+    rows = np.array([512.0, 1024.0, 2048.0])
+    flop_per_s = 2 * rows * 4096 * 4096 / a100.time_s(rows, 4096, 4096)
+    assert flop_per_s[1] < flop_per_s[0]
+    assert flop_per_s[1] < flop_per_s[2]
+
+
+def test_a_tile_too_many_costs_a_whole_wave() -> None:
+    model = plain_model(units=10)
+    full, over = model.time_s(128, 1280, 512), model.time_s(128, 1281, 512)
+    one_tile_s = 2 * 128 * 128 * 512 / 1e12
+    assert full == pytest.approx(one_tile_s, rel=0.01)
+    assert over == pytest.approx(2 * one_tile_s, rel=0.01)
+
+
+def test_batch_counts_as_more_tiles() -> None:
+    model = plain_model(units=10)
+    assert model.time_s(128, 128, 512, 10) == pytest.approx(model.time_s(128, 1280, 512), rel=1e-6)
+    assert model.time_s(128, 128, 512, 11) == pytest.approx(2 * model.time_s(128, 128, 512, 10), rel=0.01)
+
+
+def test_the_library_runs_what_it_believes_in_not_what_is_fastest() -> None:
+    base = plain_model(units=10)
+    large = TileConstants(shape=(256, 128), efficiency=0.9, choice_efficiency=5.0, overhead_k=0.0)
+    constants = base.constants.model_copy(update={"tiles": (*base.constants.tiles, large)})
+    biased = GemmModel(constants, base.peak_flop_per_s, base.memory_bytes_per_s, base.compute_units)
+    assert biased.time_s(128, 1280, 512) > 1.5 * base.time_s(128, 1280, 512)
+
+
+def test_splitting_k_fills_idle_units() -> None:
+    base = plain_model(units=8)
+    split = GemmModel(
+        base.constants.model_copy(update={"split_k": (1, 8)}),
+        base.peak_flop_per_s,
+        base.memory_bytes_per_s,
+        base.compute_units,
+    )
+    assert split.time_s(128, 128, 4096) == pytest.approx(base.time_s(128, 128, 4096) / 8, rel=0.01)
+
+
+def test_a_matrix_vector_product_is_bound_by_memory(a100: GemmModel) -> None:
+    n_bytes = 2 * 12288 * 12288
+    assert n_bytes / a100.time_s(1, 12288, 12288) == pytest.approx(1.6e12, rel=0.1)
+
+
+def test_the_smallest_product_costs_a_launch(a100: GemmModel) -> None:
+    assert 2e-6 < a100.time_s(16, 64, 64) < 6e-6
+
+
+def test_sustained_power_slows_large_products_and_leaves_small_ones(a100: GemmModel) -> None:
+    large, small = (8192, 12288, 12288), (256, 512, 512)
+    assert a100.time_s(*large, sustained=True) > 1.05 * a100.time_s(*large)
+    assert a100.time_s(*small, sustained=True) == pytest.approx(a100.time_s(*small), rel=1e-3)
+
+
+def test_sustained_fraction_is_a_ceiling(a100: GemmModel) -> None:
+    seconds = a100.time_s(8192, 12288, 12288, sustained=True)
+    assert 2 * 8192 * 12288 * 12288 / seconds < a100.sustained_fraction * a100.peak_flop_per_s
+
+
+def test_arrays_give_what_scalars_give_and_broadcast(a100: GemmModel) -> None:
+    m, n = np.array([[256], [1000]]), np.array([512, 4096, 50257])
+    seconds = a100.time_s(m, n, 1024, 2)
+    assert seconds.shape == (2, 3)
+    assert seconds[1, 2] == a100.time_s(1000, 50257, 1024, 2)
+
+
+def test_many_shapes_are_priced_in_chunks_without_a_seam(a100: GemmModel) -> None:
+    m = np.arange(1, 9001)
+    seconds = a100.time_s(m, 1024, 1024)
+    assert seconds[8999] == a100.time_s(9000, 1024, 1024)
+    assert seconds[4096] == a100.time_s(4097, 1024, 1024)
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -1, 1), (1, 1, float("nan"))])
+def test_a_size_that_is_not_positive_is_refused(a100: GemmModel, sizes: tuple[float, float, float]) -> None:
+    with pytest.raises(InputError, match="positive m, n, k"):
+        a100.time_s(*sizes)

@@ -1,0 +1,55 @@
+"""The longest path through a graph."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from perfsim.engine import critical_path
+from perfsim.engine.critical_path import critical_path_ends, longest_chain
+from perfsim.graph import GraphBuilder, TaskGraph
+
+
+def diamond(toys: ModuleType) -> TaskGraph:
+    """a, then b and c side by side, then d."""
+    builder = GraphBuilder()
+    a = builder.task(toys.compute("a"), "s0").tensor
+    b = builder.task(toys.compute("b"), "s0", [a]).tensor
+    c = builder.task(toys.compute("c"), "s1", [a]).tensor
+    builder.task(toys.compute("d"), "s0", [b, c])
+    return builder.build()
+
+
+def test_a_task_starts_when_the_last_one_it_waits_for_ends(toys: ModuleType) -> None:
+    trace = critical_path(diamond(toys), np.array([1.0, 2.0, 5.0, 1.0]))
+    assert trace.start_s.tolist() == [0.0, 1.0, 1.0, 6.0]
+    assert trace.end_s.tolist() == [1.0, 3.0, 6.0, 7.0]
+
+
+def test_the_longest_chain_is_what_determines_the_makespan(toys: ModuleType) -> None:
+    graph = diamond(toys)
+    assert longest_chain(critical_path(graph, np.array([1.0, 2.0, 5.0, 1.0]))) == [0, 2, 3]
+    assert longest_chain(critical_path(graph, np.array([1.0, 6.0, 5.0, 1.0]))) == [0, 1, 3]
+
+
+def test_equal_chains_go_to_the_lowest_id(toys: ModuleType) -> None:
+    assert longest_chain(critical_path(diamond(toys), np.array([1.0, 2.0, 2.0, 1.0]))) == [0, 1, 3]
+
+
+def test_work_that_takes_no_time_takes_no_time(toys: ModuleType) -> None:
+    assert critical_path(diamond(toys), np.zeros(4)).makespan_s == 0.0
+
+
+def test_a_batch_of_scenarios_gives_each_its_own_path(toys: ModuleType) -> None:
+    graph = diamond(toys)
+    scenarios = np.array([[1.0, 2.0, 5.0, 1.0], [0.1, 0.7, 0.3, 0.2]]).T
+    ends = critical_path_ends(graph, scenarios)
+    for column in range(2):
+        assert ends[:, column].tolist() == critical_path(graph, scenarios[:, column]).end_s.tolist()
+
+
+def test_the_number_of_durations_must_be_the_number_of_tasks(toys: ModuleType) -> None:
+    with pytest.raises(ValueError, match="shorter|longer"):
+        critical_path(diamond(toys), np.ones(3))
