@@ -186,6 +186,6 @@ class FrameworkCalibration(Calibration):
     host_s_per_kernel: Seconds
     """The host cannot launch kernels faster than this."""
     host_blocking_s_per_kernel: Seconds
-    """The same when the host waits for every kernel."""
+    """Beside that, the wait for every kernel to end, where the host waits (CUDA_LAUNCH_BLOCKING)."""
     overlap_sharpness: Annotated[float, Field(ge=1)] = 4.0
     """p of the p-norm that joins device and host time of a block of kernels."""

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,9 +14,12 @@ from typing import Any, NoReturn
 import click
 
 from perfsim import __version__
-from perfsim.errors import InputError, PerfsimError, Problem
+from perfsim.errors import InputError, PerfsimError, PlanError, Problem
 
 INTERRUPTED = 130
+for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    # Matrices here are small: more BLAS threads only fight each other, and change the last bits.
+    os.environ.setdefault(_variable, "1")
 EXAMPLE = """\b
 Start here:
   perfsim study gpt3_20b --compare 3d,weight-streaming
@@ -204,20 +208,26 @@ def show(kind: str, name: str | None, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
 def sweep(file: Path, out: Path | None, jobs: int | None, dry_run: bool, as_json: bool) -> None:
     """Answer a grid of questions from FILE; finished points are kept and not computed again."""
-    from perfsim.report.sweep_page import sweep_lines, write_sweep_report
-    from perfsim.study.sweep import load_sweep, run_sweep
+    from perfsim.report.summary import summary_text
+    from perfsim.report.sweep_page import sweep_document, sweep_lines, write_sweep_report
+    from perfsim.study.sweep import load_sweep, plan_sweep, run_sweep
 
-    spec = load_sweep(str(file))
-    folder = out or Path("reports") / spec.name
-    result = run_sweep(spec, folder / "points.sqlite", jobs=jobs, dry_run=dry_run, tell=_tell)
-    if as_json:
-        click.echo(json.dumps(result.as_dict(), indent=2, sort_keys=True))
+    asked = load_sweep(str(file))
+    folder = out or Path("reports") / asked.name
+    store = folder / "points.sqlite"
     if dry_run:
+        plan = plan_sweep(asked, store, jobs)
+        click.echo(summary_text(plan.as_dict()) if as_json else plan.line, nl=not as_json)
         return
+    result = run_sweep(asked, store, jobs=jobs, tell=_tell)
     page = write_sweep_report(result, folder)
-    if not as_json:
-        click.echo("\n".join(sweep_lines(result)))
+    if as_json:
+        click.echo(summary_text(sweep_document(result, report=str(page))), nl=False)
+    else:
+        click.echo("\n".join(sweep_lines(result, encoding=sys.stdout.encoding or "ascii")))
         click.echo(f"Report: {page}")
+    if not result.feasible:
+        raise PlanError("no point of the grid has a feasible plan")
 
 
 def _tell(message: str) -> None:
@@ -256,3 +266,29 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None) -> None:
     for table in tables:
         _must_exist(table)
     click.echo(calibrate_collectives(list(tables), link, out))
+
+
+@calibrate.command()
+@click.argument("cases", type=click.Path(path_type=Path))
+@click.option("--device", required=True, help="Device of the catalogue that the runs were made on.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="YAML of the framework to write.")
+def framework(cases: Path, device: str, out: Path | None) -> None:
+    """Fit host launch times and the sustained ceiling of DEVICE to whole steps in CASES."""
+    from perfsim.study.calibrate import calibrate_framework
+
+    _must_exist(cases)
+    click.echo(calibrate_framework(cases, device, out))
+
+
+@calibrate.command()
+@click.argument("cases", type=click.Path(path_type=Path))
+@click.option("--device", default="wse-2", show_default=True, help="Wafer of the catalogue.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
+)
+def wafer(cases: Path, device: str, out: Path | None) -> None:
+    """Fit a wafer's efficiency by release and its overhead a layer to the logs in CASES."""
+    from perfsim.study.calibrate import calibrate_wafer
+
+    _must_exist(cases)
+    click.echo(calibrate_wafer(cases, device, out))

@@ -59,6 +59,7 @@ def wafer_cluster(
     layer_overhead_s: float = 5.5e-3,
     stream_bytes_per_s: float = 150e9,
     weight_bytes: float = 2.0,
+    update_bytes_per_s: float = 1e12,
 ) -> WaferClusterSpec:
     """Systems like a CS-2 under a tree of fan-out 4."""
     calibration = WaferCalibration(
@@ -79,7 +80,9 @@ def wafer_cluster(
         ),
         io_ports=12,
         io_link=link(stream_bytes_per_s / 12, 1e-6),
-        memoryx=MemoryXSpec(capacity=2.4e15, bandwidth=stream_bytes_per_s, update_bandwidth=1e12),
+        memoryx=MemoryXSpec(
+            capacity=2.4e15, bandwidth=stream_bytes_per_s, update_bandwidth=update_bytes_per_s
+        ),
         swarmx=SwarmXSpec(fan_out=4, bandwidth=stream_bytes_per_s, hop_latency=1e-5, chunk=2**18),
         max_systems=192,
         software_release="r2.0",

@@ -20,6 +20,10 @@ from perfsim.transformer import Kernel
 from perfsim.workload import TrainingRecipe
 
 
+COLLECTIVE_LAUNCHES = 3
+"""What the host does for one collective: the communication stream waits, the kernel, the wait for it."""
+
+
 class GpuCosts:
     """Prices classes of work for one recipe on one GPU cluster; prices are remembered."""
 
@@ -50,9 +54,13 @@ class GpuCosts:
 
     def _compute_s(self, work: Work) -> float:
         device_s = sum(self.kernel_s(kernel) for kernel in work.kernels)
+        return self._with_host(device_s, work.launches)
+
+    def _with_host(self, device_s: float, launches: int) -> float:
+        """Device time joined with the host's: the longer of the two, or both where the host waits."""
+        host_s = launches * self.framework.host_s_per_kernel
         if self.recipe.host_blocking:
-            return device_s + work.launches * self.framework.host_blocking_s_per_kernel
-        host_s = work.launches * self.framework.host_s_per_kernel
+            return device_s + host_s + launches * self.framework.host_blocking_s_per_kernel
         return smooth_maximum(device_s, host_s, self.framework.overlap_sharpness)
 
     def kernel_s(self, kernel: Kernel) -> float:
@@ -79,7 +87,9 @@ class GpuCosts:
             raise GraphError(f"communication {work.name} has no group")
         if work.op not in get_args(CollectiveOp):
             raise GraphError(f"communication {work.name} is {work.op}, which no model prices")
-        return self.collectives.time_s(cast(CollectiveOp, work.op), work.comm_bytes, self.group(work.group))
+        op = cast(CollectiveOp, work.op)
+        device_s = self.collectives.time_s(op, work.comm_bytes, self.group(work.group))
+        return self._with_host(device_s, COLLECTIVE_LAUNCHES)
 
     def group(self, ranks: RankGroup) -> Group:
         """How a group of ranks lies over the nodes."""

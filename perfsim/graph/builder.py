@@ -310,4 +310,4 @@ class _StampedChunk:
         if not tasks:
             return self.stamped.first_tensor[source] + local
         writers = np.array([each.writer(tensor) for each, tensor in zip(self.templates, offset, strict=True)])
-        return self.stamped.first_task[source] + writers[self.slots.template[source]]
+        return np.asarray(self.stamped.first_task[source] + writers[self.slots.template[source]])

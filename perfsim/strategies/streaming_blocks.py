@@ -46,10 +46,7 @@ def blocks_of(job: Job, part: LayerSlice) -> tuple[Block, ...]:
         transformer.embedding_backward(part),
         layer=False,
     )
-    layers = tuple(
-        Block(f"layer{number}", counts.layer, _matrix(forward), _matrix(backward), layer=True)
-        for number in range(job.model.num_layers)
-    )
+    layer = Block("layer", counts.layer, _matrix(forward), _matrix(backward), layer=True)
     head = Block(
         "head",
         counts.final_norm + table,
@@ -57,7 +54,7 @@ def blocks_of(job: Job, part: LayerSlice) -> tuple[Block, ...]:
         _matrix(transformer.head_backward(part, positions)),
         layer=False,
     )
-    return (embedding, *layers, head)
+    return (embedding, *[layer] * job.model.num_layers, head)
 
 
 def _matrix(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
@@ -88,14 +85,16 @@ class BlockWorks:
 def block_works(plan: Plan) -> list[BlockWorks]:
     """The work of every block of a plan, in the order in which it is streamed forward."""
     part = wafer_slice(plan.job, plan.layout.micro_batch_size)
-    return [_works(block, plan, part) for block in blocks_of(plan.job, part)]
+    blocks = blocks_of(plan.job, part)
+    works = {block.name: _works(block, plan, part) for block in dict.fromkeys(blocks)}
+    return [works[block.name] for block in blocks]
 
 
 def _works(block: Block, plan: Plan, part: LayerSlice) -> BlockWorks:
     system = plan.system
     if not isinstance(system, WaferClusterSpec):
         raise InputError(f"{system.name} is not a wafer cluster")
-    kind = "layer" if block.layer else block.name
+    kind = block.name
     weights = TensorClass("weights", block.num_parameters * system.weight_bytes)
     gradients = TensorClass("gradients", block.num_parameters * system.gradient_bytes)
     hidden = TensorClass("hidden", part.activation_bytes)

@@ -18,13 +18,17 @@ from perfsim.catalog import default_catalog
 from perfsim.hardware import DeviceSpec, LinkSpec
 from perfsim.study.collective_fit import fit_collectives
 from perfsim.study.gemm_fit import GemmTable, absolute_errors, fit_gemm
+from perfsim.study.step_fit import fit_steps
+from perfsim.study.wafer_fit import fit_wafer
 from perfsim.units import format_quantity
 
 __all__ = [
     "GemmTable",
     "absolute_errors",
     "calibrate_collectives",
+    "calibrate_framework",
     "calibrate_gemm",
+    "calibrate_wafer",
     "collective_calibration",
     "fit_collectives",
     "fit_gemm",
@@ -54,6 +58,24 @@ def calibrate_collectives(tables: Sequence[Path], link: str, out: Path | None = 
     Raises InputError for a bad table, an unknown link, or without SciPy.
     """
     return _deliver(collective_calibration(tables, default_catalog().link(link)), out)
+
+
+def calibrate_framework(cases: Path, device: str, out: Path | None = None) -> str:
+    """Fit the framework's host times to whole steps; the sustained ceiling of the device is told beside.
+
+    Raises InputError for a bad file, an unknown device, or without SciPy.
+    """
+    fit = fit_steps(cases, device)
+    told = _deliver(fit.framework.model_copy(update={"fit": {"steps": fit.record}}), out)
+    return f"{told}\n# beside it, for the device: sustained_fraction: {fit.sustained_fraction:.4f}"
+
+
+def calibrate_wafer(cases: Path, device: str, out: Path | None = None) -> str:
+    """Fit a wafer to training logs; the YAML, or where it was written.
+
+    Raises InputError for a bad file, an unknown device, or without SciPy.
+    """
+    return _deliver(fit_wafer(cases, device), out)
 
 
 def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> GpuCalibration:
@@ -157,7 +179,8 @@ _Dumper.add_representer(dict, _represent_dict)
 def _with_units(value: Any, name: str = "") -> Any:
     """The same tree with every dimensioned number as a string; its name's ending tells its unit."""
     if isinstance(value, dict):
-        return {key: _with_units(item, key) for key, item in value.items()}
+        # The record of a fit holds fractions, under the names of the constants.
+        return {key: item if key == "fit" else _with_units(item, key) for key, item in value.items()}
     if isinstance(value, list):
         return [_with_units(item, name) for item in value]
     if not isinstance(value, float):

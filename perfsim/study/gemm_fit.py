@@ -37,11 +37,12 @@ _GLOBALS: dict[str, tuple[float, float, float]] = {
 }
 """Start, lowest and highest value."""
 _FIT_ROWS = 4000
-"""Enough to fix some thirty constants; more rows only cost time."""
+"""Enough to find some thirty constants from afar; more rows only cost time."""
+_REFINE_ROWS = 10_000
 _EVALUATIONS = 6000
 _ERROR_FLOOR = 0.02
 """Log errors below this count alike: repeats of one measurement differ as much."""
-_SMALL_WEIGHT = 0.3
+_SMALL_WEIGHT = 0.15
 """Of a shape too small for training, against one of training size."""
 _PRIOR = 1e-3
 """Pull towards the start, so that a constant that no row determines stays plausible."""
@@ -78,17 +79,18 @@ def fit_gemm(
 ) -> tuple[GemmConstants, FitRecord]:
     """Constants of the device's GEMM library, fitted to half of the table, judged on the rest.
 
-    Minimises the robust log error, by Powell's method and then by random steps, from two starts: a library that overrates
-    its large tiles, and one that ranks tiles right. The record's residuals are those of the rows
-    not fitted, training sizes only. Raises InputError for a bad table or without SciPy.
+    Minimises the robust log error from two starts: a library that overrates its large tiles, and
+    one that ranks tiles right. The record's residuals are those of the rows left out, training
+    sizes only; the constants are then refined with all rows. Raises InputError for a bad table or
+    without SciPy.
     """
     table = GemmTable.read(table_path)
     order = np.random.default_rng(0).permutation(table.time_s.size)
     fitted = min(-(-order.size // 2), _FIT_ROWS)
     half, rest = table.rows(order[:fitted]), table.rows(order[fitted:])
     results = [_minimise(half, device, choice, evaluations) for choice in (_CHOICE, _EFFICIENCY)]
-    constants, _ = min(results, key=lambda result: result[1])
-    errors = absolute_errors(constants, device, rest)
+    best, _ = min(results, key=lambda result: result[1])
+    errors = absolute_errors(_constants(best), device, rest)
     judged = errors[rest.is_training_size] if rest.is_training_size.any() else errors
     if judged.size == 0:
         raise InputError(f"{table_path}: too few rows to fit and to judge the fit")
@@ -99,12 +101,12 @@ def fit_gemm(
         median_ape=rounded(float(np.median(judged)), 3),
         p90_ape=rounded(float(np.quantile(judged, 0.9)), 3),
         note=(
-            f"fitted to {fitted} rows; residuals over the {judged.size} other rows with m >= 256 and "
+            f"residuals of a fit to {fitted} rows, over the {judged.size} other rows with m >= 256 and "
             f"n, k >= 512; over all {errors.size} others {np.median(errors):.1%} median, "
-            f"{np.quantile(errors, 0.9):.1%} p90"
+            f"{np.quantile(errors, 0.9):.1%} p90; then refined with all rows"
         ),
     )
-    return constants, record
+    return _refined(best, table.rows(order[:_REFINE_ROWS]), device, evaluations), record
 
 
 def absolute_errors(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -> Array:
@@ -121,8 +123,8 @@ def _model(constants: GemmConstants, device: DeviceSpec) -> GemmModel:
 
 def _minimise(
     table: GemmTable, device: DeviceSpec, choice: tuple[float, ...], evaluations: int
-) -> tuple[GemmConstants, float]:
-    """The best constants from one start, and their loss."""
+) -> tuple[Array, float]:
+    """The logarithms of the best constants from one start, and their loss."""
     start, low, high = (np.log(values) for values in _start_and_bounds(choice))
     loss = _loss(table, device, start)
     result = scipy_optimize().minimize(
@@ -132,8 +134,14 @@ def _minimise(
         bounds=list(zip(low, high, strict=True)),
         options={"maxfev": evaluations // 2, "xtol": 1e-2, "ftol": 1e-5},
     )
-    best, lowest = _polished(loss, np.clip(result.x, low, high), low, high, evaluations // 2)
-    return _constants(best), lowest
+    return _polished(loss, np.clip(result.x, low, high), low, high, evaluations // 2)
+
+
+def _refined(best: Array, table: GemmTable, device: DeviceSpec, evaluations: int) -> GemmConstants:
+    """Constants near `best` that suit more rows."""
+    start, low, high = (np.log(values) for values in _start_and_bounds(_CHOICE))
+    refined, _ = _polished(_loss(table, device, start), best, low, high, evaluations // 2)
+    return _constants(refined)
 
 
 def _polished(

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -19,7 +19,9 @@ from typing import Any
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
 from perfsim.errors import LayoutError, PerfsimError, PlanError
+from perfsim.study.assumptions import assumptions_of
 from perfsim.study.outcome import metrics
+from perfsim.study.result import Assumption
 from perfsim.study.runner import answer_candidate, target_of
 from perfsim.study.spec import StudySpec
 from perfsim.study.store import Store, Stored, digest_of
@@ -91,6 +93,7 @@ class SweepResult:
     question: str
     study: str
     points: tuple[PointResult, ...]
+    assumptions: tuple[Assumption, ...] = ()
 
     @property
     def feasible(self) -> tuple[PointResult, ...]:
@@ -125,6 +128,16 @@ class SweepPlan:
             "jobs": self.jobs,
             "estimated_s": round(self.estimated_s, 1),
         }
+
+    @property
+    def line(self) -> str:
+        """The same for a person."""
+        if self.stored == self.points:
+            return f"{self.name}: {self.points:,} points, all of them stored"
+        return (
+            f"{self.name}: {self.points:,} points, {self.stored:,} of them stored; the others take about "
+            f"{self.estimated_s:.0f} s on {self.jobs} process{'es' if self.jobs > 1 else ''}"
+        )
 
 
 def load_sweep(name_or_path: str, catalog: Catalog | None = None) -> Sweep:
@@ -193,7 +206,18 @@ def run_sweep(
         raise PerfsimError(_kept(reasons, progress))
     results = [_result(point, answers[digest]) for digest, point in zip(digests, sweep.points, strict=True)]
     spec = sweep.spec
-    return SweepResult(spec.name, spec.title, spec.question, spec.study.name, tuple(results))
+    rests_on = _assumptions(sweep.points)
+    return SweepResult(spec.name, spec.title, spec.question, spec.study.name, tuple(results), rests_on)
+
+
+def _assumptions(points: Sequence[SweepPoint]) -> tuple[Assumption, ...]:
+    """What all points rest on, each description once."""
+    studies = {
+        (point.study.model.name, point.study.recipe.name, point.candidate.system.name): point.study
+        for point in points
+    }
+    found = [each for study in studies.values() for each in assumptions_of(study, target_of(study))]
+    return tuple(dict.fromkeys(found))
 
 
 def _keep(
@@ -329,4 +353,5 @@ class _Progress:
             return
         self.told = now
         left_s = (now - self.started) / (self.done - self.stored) * (self.total - self.done)
-        self.tell(f"{self.done} of {self.total} points, about {left_s:.0f} s left")
+        left = f", about {left_s:.0f} s left" if self.done < self.total else ""
+        self.tell(f"{self.done} of {self.total} points{left}")

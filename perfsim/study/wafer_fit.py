@@ -19,8 +19,8 @@ from perfsim.calibration import FitRecord, WaferCalibration
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.costs.wafer import nearest_release
 from perfsim.errors import InputError
-from perfsim.hardware import WaferClusterSpec
-from perfsim.study.cases import CaseFile, StepCase, system_of_device
+from perfsim.study.cases import CaseFile, StepCase
+from perfsim.study.fit_tables import rounded, scipy_optimize
 from perfsim.study.validation import predict_s
 
 
@@ -33,10 +33,16 @@ class _Fit:
         self.catalog = catalog
         self.releases = sorted(start.efficiency)
 
-    def calibration(self, values: NDArray[np.float64]) -> WaferCalibration:
-        efficiency = dict(zip(self.releases, np.exp(values[:-1]).tolist(), strict=True))
+    def calibration(self, values: NDArray[np.float64], digits: int = 15) -> WaferCalibration:
+        *efficiency, overhead_s = np.exp(values).tolist()
         return self.start.model_copy(
-            update={"efficiency": efficiency, "layer_overhead_s": float(np.exp(values[-1]))}
+            update={
+                "efficiency": {
+                    release: rounded(value, digits)
+                    for release, value in zip(self.releases, efficiency, strict=True)
+                },
+                "layer_overhead_s": rounded(overhead_s, digits),
+            }
         )
 
     def residuals(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -49,22 +55,18 @@ class _Fit:
 
 def fit_wafer(path: Path, device: str, catalog: Catalog | None = None) -> WaferCalibration:
     """Constants of the wafer called `device` from the scored cases of a file; needs scipy."""
-    try:
-        from scipy.optimize import least_squares
-    except ImportError:
-        raise InputError("fitting needs scipy: install perfsim with the extra [fit]") from None
+    optimize: Any = scipy_optimize()
     catalog = catalog or default_catalog()
-    system = system_of_device(device, catalog)
-    start = system.device.calibration
-    if not isinstance(system, WaferClusterSpec) or not isinstance(start, WaferCalibration):
+    start = catalog.device(device).calibration
+    if not isinstance(start, WaferCalibration):
         raise InputError(f"{device} is no wafer with a calibration to start from")
     cases = [case for case in parse_file(path, CaseFile, catalog).cases if case.scored]
     fit = _Fit(cases, start, catalog)
     first = np.log([*(start.efficiency[release] for release in fit.releases), start.layer_overhead_s])
     # Splitting in micro-batches makes predictions step, so derivatives are taken over a visible stride.
-    found: Any = least_squares(fit.residuals, first, diff_step=1e-3, x_scale=0.1)
+    found: Any = optimize.least_squares(fit.residuals, first, diff_step=1e-3, x_scale=0.1)
     record = _record(fit, found, path)
-    return fit.calibration(found.x).model_copy(update={"fit": {"steps": record}})
+    return fit.calibration(found.x, digits=4).model_copy(update={"fit": {"steps": record}})
 
 
 def _record(fit: _Fit, found: Any, path: Path) -> FitRecord:
@@ -79,11 +81,11 @@ def _record(fit: _Fit, found: Any, path: Path) -> FitRecord:
     if single:
         note += f"; {' and '.join(single)}: one log each, so reproduced exactly"
     return FitRecord(
-        command=f"perfsim calibrate wafer {path.name} --device cs-2",
+        command=f"perfsim calibrate wafer {path.name} --device wse-2",
         table="public-wafer-logs",
         points=len(fit.cases),
-        median_ape=float(np.median(apes)),
-        p90_ape=float(np.percentile(apes, 90)),
-        standard_errors={name: float(error) for name, error in zip(names, errors.tolist(), strict=True)},
+        median_ape=round(float(np.median(apes)), 4),
+        p90_ape=round(float(np.percentile(apes, 90)), 4),
+        standard_errors={name: round(error, 4) for name, error in zip(names, errors.tolist(), strict=True)},
         note=note,
     )

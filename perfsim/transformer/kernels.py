@@ -121,14 +121,17 @@ def elementwise(name: str, n_bytes: float, launches: int = 1) -> Kernel:
     return Kernel(name=name, op="elementwise", bytes_accessed=n_bytes, launches=launches)
 
 
-def linear_backward(forward: Kernel, main_grad_bytes: float) -> tuple[Kernel, ...]:
-    """Input gradient, weight gradient, and its addition to the accumulated main gradient."""
+def linear_backward(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[Kernel, ...]:
+    """Input gradient, weight and bias gradients, and their addition to the accumulated main gradients."""
     m, n, k = forward.m, forward.n, forward.k
     cut, parts = forward.partition, forward.parts
     return (
         gemm(f"{forward.name}.dgrad", m, k, n, partition=cut, parts=parts),
         gemm(f"{forward.name}.wgrad", k, n, m, partition=cut, parts=parts, weight_gradient=True),
-        elementwise(f"{forward.name}.accumulate", n * k * (HALF + 2 * main_grad_bytes)),
+        *((elementwise(f"{forward.name}.bias_gradient", HALF * m * n),) if bias else ()),
+        elementwise(
+            f"{forward.name}.accumulate", n * k * (HALF + 2 * main_grad_bytes), launches=2 if bias else 1
+        ),
     )
 
 
@@ -137,7 +140,8 @@ def _norm(name: str, part: LayerSlice) -> Kernel:
 
 
 def _norm_backward(name: str, part: LayerSlice) -> Kernel:
-    return elementwise(name, 3 * HALF * part.activation_elements / part.norm_share, launches=2)
+    """Gradients of input, scale and shift; the last two reduced, then accumulated."""
+    return elementwise(name, 3 * HALF * part.activation_elements / part.norm_share, launches=4)
 
 
 def _residual(name: str, part: LayerSlice) -> Kernel:
@@ -228,10 +232,10 @@ def attention_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     qkv, projection = _attention_projections(part)
     return (
         _residual_backward("attention_residual.backward", part),
-        *linear_backward(projection, part.main_grad_bytes),
+        *linear_backward(projection, part.main_grad_bytes, part.model.bias),
         *attention_core_backward(part),
         *_rotary(part),
-        *linear_backward(qkv, part.main_grad_bytes),
+        *linear_backward(qkv, part.main_grad_bytes, part.model.bias),
         _norm_backward("attention_norm.backward", part),
     )
 
@@ -269,9 +273,9 @@ def mlp_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     fc1, fc2 = _mlp_linears(part)
     return (
         _residual_backward("mlp_residual.backward", part),
-        *linear_backward(fc2, part.main_grad_bytes),
+        *linear_backward(fc2, part.main_grad_bytes, part.model.bias),
         _activation("activation.backward", part, 3),
-        *linear_backward(fc1, part.main_grad_bytes),
+        *linear_backward(fc1, part.main_grad_bytes, part.model.bias),
         _norm_backward("mlp_norm.backward", part),
     )
 
@@ -335,6 +339,6 @@ def head_backward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     logits = float(head.m) * head.n
     return (
         elementwise("cross_entropy.backward", CROSS_ENTROPY_BACKWARD_BYTES * logits, launches=6),
-        *linear_backward(head, part.main_grad_bytes),
+        *linear_backward(head, part.main_grad_bytes, bias=False),
         _norm_backward("final_norm.backward", part),
     )

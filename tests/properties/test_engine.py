@@ -162,7 +162,9 @@ def test_breakdowns_add_up_to_the_step(
     toys: ModuleType, table: list[Row], taken: dict[int, Flow], data: st.DataObject
 ) -> None:
     builder = GraphBuilder()
-    works = [toys.transfer(f"w{number}", RankGroup(0, 8, 2), category=f"c{number}") for number in range(WORKS)]
+    works = [
+        toys.transfer(f"w{number}", RankGroup(0, 8, 2), category=f"c{number}") for number in range(WORKS)
+    ]
     names = ("gpu0/compute", "gpu0/nccl", "gpu1/compute", "gpu1/send", "memoryx/out")
     builder.task(toys.compute("start"), names[0])
     for number, (work, stream, reads) in enumerate(table, start=1):

@@ -94,9 +94,8 @@ def test_stamping_gives_the_same_columns_as_single_tasks(
 
 
 def _stamped(toys: ModuleType, passages: list[Recorded], which: list[int]) -> TaskGraph:
-    """Slot 0 is a seed; each other slot reads the one before it (left) and the entry (right)."""
+    """Slot 0 is a seed; each other slot reads the one before it (left) and the seed (right)."""
     builder = GraphBuilder()
-    entry = builder.task(toys.compute("entry"), "entry").tensor
     seed = builder.template()
     seed.output("out", seed.task(toys.compute("seed"), STREAMS[0]).tensor)
     templates = [seed]
@@ -105,15 +104,16 @@ def _stamped(toys: ModuleType, passages: list[Recorded], which: list[int]) -> Ta
         for stream, writes, read in passage:
             chosen = choices(read, tensors)
             reads = [template.port(PORTS[value]) if value < 0 else value for value in chosen]
-            template.task(toys.compute(f"w{writes}", writes=writes), STREAMS[stream], reads)
+            after = [template.port("left")]
+            template.task(toys.compute(f"w{writes}", writes=writes), STREAMS[stream], reads, after)
             tensors += writes
         template.output("out", tensors - 1)
         templates.append(template)
+    numbers = np.arange(len(which) + 1)
     slots = Slots(
         template=np.array([0, *(1 + number for number in which)]),
-        tag=np.arange(len(which) + 1),
-        sources={"left": (np.arange(len(which) + 1) - 1, "out")},
-        absolute={"right": np.full(len(which) + 1, entry)},
+        tag=numbers,
+        sources={"left": (numbers - 1, "out"), "right": (0 * numbers, "out")},
     )
     builder.stamp(templates, slots)
     return builder.build()
@@ -121,21 +121,22 @@ def _stamped(toys: ModuleType, passages: list[Recorded], which: list[int]) -> Ta
 
 def _single(toys: ModuleType, passages: list[Recorded], which: list[int]) -> TaskGraph:
     builder = GraphBuilder()
-    entry = builder.task(toys.compute("entry"), "entry").tensor
     builder.work_id(toys.compute("seed"))
     builder.stream_id(STREAMS[0])
     for passage in passages:  # classes and streams get their numbers when a passage is recorded
         for stream, writes, _ in passage:
             builder.work_id(toys.compute(f"w{writes}", writes=writes))
             builder.stream_id(STREAMS[stream])
-    left = builder.task(toys.compute("seed"), STREAMS[0], tag=0).tensor
+    seed = last = builder.task(toys.compute("seed"), STREAMS[0], tag=0)
+    left = seed.tensor
     for slot, number in enumerate(which, start=1):
-        first = left + 1
+        first, before = left + 1, last.id
         tensors = 0
         for stream, writes, read in passages[number]:
-            from_outside = {-len(PORTS): left, 1 - len(PORTS): entry}
+            from_outside = {-len(PORTS): left, 1 - len(PORTS): seed.tensor}
             reads = [from_outside.get(value, first + value) for value in choices(read, tensors)]
-            builder.task(toys.compute(f"w{writes}", writes=writes), STREAMS[stream], reads, (), slot)
+            work = toys.compute(f"w{writes}", writes=writes)
+            last = builder.task(work, STREAMS[stream], reads, [before], slot)
             tensors += writes
         left = first + tensors - 1
     return builder.build()

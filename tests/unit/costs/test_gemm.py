@@ -79,11 +79,12 @@ def test_h100_meets_published_shapes_within_15_percent_at_the_median_and_25_ever
     assert errors.max() < 0.25
 
 
-def test_waves_make_1024_rows_less_efficient_than_512_and_2048(a100: GemmModel) -> None:
-    rows = np.array([512.0, 1024.0, 2048.0])
+def test_waves_make_1024_rows_less_efficient_than_768_and_2048(a100: GemmModel) -> None:
+    # Measured at n = k = 4096: 247, 168 and 224 TFLOP/s; 1024 rows are 128 tiles for 108 units.
+    rows = np.array([768.0, 1024.0, 2048.0])
     flop_per_s = 2 * rows * 4096 * 4096 / a100.time_s(rows, 4096, 4096)
-    assert flop_per_s[1] < flop_per_s[0]
-    assert flop_per_s[1] < flop_per_s[2]
+    assert flop_per_s[1] < 0.8 * flop_per_s[0]
+    assert flop_per_s[1] < 0.8 * flop_per_s[2]
 
 
 def test_a_tile_too_many_costs_a_whole_wave() -> None:

@@ -51,5 +51,5 @@ def test_a_batch_of_scenarios_gives_each_its_own_path(toys: ModuleType) -> None:
 
 
 def test_the_number_of_durations_must_be_the_number_of_tasks(toys: ModuleType) -> None:
-    with pytest.raises(ValueError, match="shorter|longer"):
+    with pytest.raises(ValueError, match=r"shorter|longer"):
         critical_path(diamond(toys), np.ones(3))

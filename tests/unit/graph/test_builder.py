@@ -51,56 +51,71 @@ def test_the_last_step_ends_with_the_graph_even_if_nobody_said_so(toys: ModuleTy
 
 
 # ---------------------------------------------------------------------------------- templates
+def entry(builder: GraphBuilder, toys: ModuleType) -> Template:
+    template = builder.template()
+    template.task(toys.compute("first", writes=2), "host")
+    template.output("entry", template.task(toys.compute("input"), "host").tensor)
+    return template
+
+
 def forward(builder: GraphBuilder, toys: ModuleType) -> Template:
     """Two tasks of which the second waits for the first by order as well as by data."""
     template = builder.template()
-    entry = template.port("entry")
-    begun = template.task(toys.compute("begin", writes=2), "gpu/compute", [entry])
-    moved = template.task(toys.compute("move"), "gpu/link", [begun.tensor + 1, entry], [begun.id])
+    given = template.port("entry")
+    begun = template.task(toys.compute("begin", writes=2), "gpu/compute", [given])
+    moved = template.task(toys.compute("move"), "gpu/link", [begun.tensor + 1, given], [begun.id])
     template.output("kept", begun.tensor)
     template.output("moved", moved.tensor)
     return template
 
 
 def backward(builder: GraphBuilder, toys: ModuleType) -> Template:
+    """One task that reads what the forward left, and starts after the input's writer."""
     template = builder.template()
     reads = [template.port("moved"), template.port("kept"), template.port("moved")]
-    template.output("gradient", template.task(toys.compute("back"), "gpu/compute", reads).tensor)
+    done = template.task(toys.compute("back"), "gpu/compute", reads, [template.port("entry")])
+    template.output("gradient", done.tensor)
     return template
 
 
 def stamped(toys: ModuleType, microbatches: int) -> TaskGraph:
     """An input, then F0 F1 ... B0 B1 ..., and a task that reads the last gradient."""
     builder = GraphBuilder()
-    entry = builder.task(toys.compute("input"), "host").tensor
-    templates = [forward(builder, toys), backward(builder, toys)]
+    builder.task(toys.compute("before"), "host")
+    templates = [entry(builder, toys), forward(builder, toys), backward(builder, toys)]
     numbers = np.arange(microbatches)
-    source = np.concatenate([np.full(microbatches, -1), numbers])
+    own = np.concatenate([np.full(1 + microbatches, -1), 1 + numbers])
     slots = Slots(
-        template=np.repeat([0, 1], microbatches),
-        tag=np.tile(numbers, 2),
-        sources={"moved": (source, "moved"), "kept": (source, "kept")},
-        absolute={"entry": np.full(2 * microbatches, entry)},
+        template=np.array([0] + [1] * microbatches + [2] * microbatches),
+        tag=np.concatenate([[-1], numbers, numbers]),
+        sources={
+            "moved": (own, "moved"),
+            "kept": (own, "kept"),
+            "entry": (np.zeros_like(own), "entry"),
+        },
     )
     where = builder.stamp(templates, slots)
-    builder.task(toys.compute("end"), "host", [where.tensor(2 * microbatches - 1, "gradient")])
+    builder.task(toys.compute("end"), "host", [where.tensor(2 * microbatches, "gradient")])
     return builder.build()
 
 
 def by_hand(toys: ModuleType, microbatches: int) -> TaskGraph:
     """The same graph without templates."""
     builder = GraphBuilder()
-    entry = builder.task(toys.compute("input"), "host").tensor
+    builder.task(toys.compute("before"), "host")
+    builder.task(toys.compute("first", writes=2), "host")
+    given = builder.task(toys.compute("input"), "host")
     kept, moved, gradient = [], [], -1
     for number in range(microbatches):
-        begun = builder.task(toys.compute("begin", writes=2), "gpu/compute", [entry], (), number)
-        reads = [begun.tensor + 1, entry]
+        begun = builder.task(toys.compute("begin", writes=2), "gpu/compute", [given.tensor], (), number)
+        reads = [begun.tensor + 1, given.tensor]
         sent = builder.task(toys.compute("move"), "gpu/link", reads, [begun.id], number)
         kept.append(begun.tensor)
         moved.append(sent.tensor)
     for number in range(microbatches):
         reads = [moved[number], kept[number], moved[number]]
-        gradient = builder.task(toys.compute("back"), "gpu/compute", reads, (), number).tensor
+        back = toys.compute("back")
+        gradient = builder.task(back, "gpu/compute", reads, [given.id], number).tensor
     builder.task(toys.compute("end"), "host", [gradient])
     return builder.build()
 
@@ -121,7 +136,7 @@ def test_a_port_asked_for_twice_is_the_same_port(toys: ModuleType) -> None:
 
 def one_slot(builder: GraphBuilder, template: Template, sources: dict[str, object]) -> None:
     zero = np.zeros(1, dtype=np.int64)
-    builder.stamp([template], Slots(zero, zero, sources, {}))  # type: ignore[arg-type]
+    builder.stamp([template], Slots(zero, zero, sources))  # type: ignore[arg-type]
 
 
 def test_a_port_without_a_source_is_named(toys: ModuleType) -> None:
@@ -136,7 +151,7 @@ def test_a_slot_that_reads_a_port_needs_a_source_slot(toys: ModuleType) -> None:
     template = backward(builder, toys)
     nowhere = (np.array([-1]), "moved")
     with pytest.raises(GraphError, match="port 'moved' is read by a slot that has no source"):
-        one_slot(builder, template, {"moved": nowhere, "kept": nowhere})
+        one_slot(builder, template, dict.fromkeys(("moved", "kept", "entry"), nowhere))
 
 
 def test_an_output_that_the_source_does_not_have_is_named(toys: ModuleType) -> None:
@@ -144,4 +159,4 @@ def test_an_output_that_the_source_does_not_have_is_named(toys: ModuleType) -> N
     template = backward(builder, toys)
     itself = (np.array([0]), "activation")
     with pytest.raises(GraphError, match="port 'moved' reads output 'activation'"):
-        one_slot(builder, template, {"moved": itself, "kept": itself})
+        one_slot(builder, template, dict.fromkeys(("moved", "kept", "entry"), itself))

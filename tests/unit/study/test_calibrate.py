@@ -123,7 +123,7 @@ def test_every_bad_line_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_and_a_binary_one_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="none.csv: cannot be read"):
+    with pytest.raises(InputError, match=r"none\.csv: cannot be read"):
         calibrate.fit_gemm(tmp_path / "none.csv", DEVICE)
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"\xff\xfe\x00m,n")

@@ -1,0 +1,178 @@
+"""A sweep's answer: a few lines on a terminal, a page with curves and maps, and a summary for programs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from perfsim.report import text
+from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_table
+from perfsim.report.page import write_page
+from perfsim.report.sections import Card, Head, Section
+from perfsim.report.summary import plain, summary_text
+from perfsim.report.sweep_maps import heat_maps
+from perfsim.report.sweep_tables import equals_table, inputs_table, points_table
+from perfsim.study.sweep import PointResult, SweepResult
+from perfsim.study.sweep_scaling import Series, matches, series_of, time_of
+from perfsim.study.sweep_verdict import sweep_verdict
+
+MAX_LINES = 24
+"""One less than a terminal shows: the caller adds where the report is."""
+_HEAD = ("machine", "devices", "batch", "step", "MFU", "of ideal", "time", "90 % band")
+MAX_SERIES = 12
+"""Lines of one chart."""
+
+
+def sweep_lines(result: SweepResult, *, width: int = 100, encoding: str = "ascii") -> list[str]:
+    """At most 24 lines: each machine at its best batch by number of devices, then the verdict."""
+    infeasible = len(result.points) - len(result.feasible)
+    note = f"{len(result.points):,} points" + (
+        f", {infeasible:,} without a feasible plan" if infeasible else ""
+    )
+    verdict = textwrap.wrap(sweep_verdict(result), width)
+    rows = [_cells(series, each) for series in series_of(result) for each in series.points]
+    room = MAX_LINES - len(verdict) - 5  # title, blank, head, rule, blank
+    lines = [f"{result.title} ({note})"[:width], ""]
+    if rows:
+        shown = _thinned(rows, room)
+        left_out = f"... {len(rows) - len(shown)} more rows in the report" if len(rows) > len(shown) else ""
+        lines += [*_grid(shown), left_out]
+    lines += verdict
+    return [text.encodable(line, encoding)[:width].rstrip() for line in lines[:MAX_LINES]]
+
+
+def _cells(series: Series, each: PointResult) -> list[str]:
+    answer = each.answer
+    return [
+        series.label,
+        text.integer(each.point.num_devices),
+        text.integer(answer["global_batch_size"]),
+        text.duration(answer["step_time_s"]),
+        text.percent(answer["mfu"], 0),
+        text.percent(series.efficiency(each), 0),
+        text.duration(time_of(each).time_s),
+        text.duration_band(time_of(each).band_s),
+    ]
+
+
+def _thinned(rows: list[list[str]], room: int) -> list[list[str]]:
+    """At most so many rows, evenly spread, with the first and the last."""
+    if len(rows) <= room:
+        return rows
+    last = len(rows) - 1
+    return [rows[round(place * last / (room - 1))] for place in range(room)]
+
+
+def _grid(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in (_HEAD, *rows)) for column in range(len(_HEAD))]
+    widths[0] = min(widths[0], 34)
+    lines = [_line(row, widths) for row in (_HEAD, *rows)]
+    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    name = cells[0] if len(cells[0]) <= widths[0] else cells[0][: widths[0] - 1] + "~"
+    rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
+    return "  ".join([name.ljust(widths[0]), *rest])
+
+
+def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[str, Any]:
+    """What `perfsim sweep --json` prints: all points, who matches whom, and the verdict."""
+    equals = [
+        {
+            "as_fast_as": {
+                "system": each.wanted.point.candidate.system.name,
+                "num_devices": each.wanted.point.num_devices,
+            },
+            "system": each.series.system,
+            "num_devices": None if each.fewest is None else each.fewest.point.num_devices,
+            "possibly": each.possibly,
+            "surely": each.surely,
+        }
+        for each in matches(result)
+    ]
+    document = {**result.as_dict(), "equals": equals, "verdict": sweep_verdict(result), "report": report}
+    return {name: plain(value) for name, value in document.items()}
+
+
+def write_sweep_report(result: SweepResult, folder: Path) -> Path:
+    """Write `index.html` and `summary.json`; returns the page. The same result gives the same bytes."""
+    page = write_page(result.title, sweep_sections(result), folder / "index.html", head=_head(result))
+    (folder / "summary.json").write_bytes(summary_text(sweep_document(result)).encode("utf-8"))
+    return page
+
+
+def sweep_sections(result: SweepResult) -> list[Section]:
+    """The page: curve, equals, maps, every point, inputs."""
+    series = series_of(result)
+    sections = [_scaling(series), *_equals(result), *heat_maps(result)] if series else []
+    sections.append(
+        Section(
+            "All points",
+            "Every point of the grid in its order. One without a feasible plan is an answer too: the reason "
+            "says what would have to change.",
+            table=points_table(result),
+            slug="points",
+        )
+    )
+    inputs = "What every answer above rests on. Another value is another sweep: change it and run again."
+    return [*sections, Section("Inputs", inputs, table=inputs_table(result), slug="inputs")]
+
+
+def _head(result: SweepResult) -> Head:
+    cards = []
+    for series in series_of(result)[:4]:
+        best = min(series.points, key=lambda each: time_of(each).time_s)
+        name = f"{best.point.num_devices:,} {text.TIMES} {series.label}"
+        band = f"band {text.duration_band(time_of(best).band_s)}"
+        cards.append(Card(text.duration(time_of(best).time_s), band, name))
+    note = "Each machine at the number of devices that reaches the target soonest, at its best batch."
+    return Head(result.question, sweep_verdict(result), cards, note if cards else "")
+
+
+def _scaling(series: Sequence[Series]) -> Section:
+    unit, scale = text.time_unit(time_of(each).time_s for one in series for each in one.points)
+    points = [
+        ScalingPoint(one.label, each.point.num_devices, time_of(each).time_s / scale, _note(each))
+        for one in series[:MAX_SERIES]
+        for each in one.points
+    ]
+    left_out = (
+        f" {len(series) - MAX_SERIES} more lines stand in the tables." if len(series) > MAX_SERIES else ""
+    )
+    return Section(
+        "Scaling",
+        "Helps to decide how many devices are worth having: where a line leaves its dotted ideal, another "
+        f"device buys less than the first one did. Each point runs at its best batch of the grid.{left_out}",
+        figure=scaling_curve(points, unit=unit),
+        table=scaling_table(points, unit=unit),
+        alt="; ".join(_alt(one) for one in series[:MAX_SERIES]),
+        slug="scaling",
+    )
+
+
+def _note(each: PointResult) -> str:
+    return (
+        f"batch {text.integer(each.answer['global_batch_size'])}, {text.layout_short(each.answer['layout'])}"
+    )
+
+
+def _alt(series: Series) -> str:
+    first, last = series.points[0], series.points[-1]
+    return (
+        f"{series.label}: {text.duration(time_of(first).time_s)} with {first.point.num_devices:,} devices, "
+        f"{text.duration(time_of(last).time_s)} with {last.point.num_devices:,}"
+    )
+
+
+def _equals(result: SweepResult) -> list[Section]:
+    found = matches(result)
+    if not found:
+        return []
+    lead = (
+        f"Helps to decide how many {found[0].series.system} replace another machine. Possibly and surely are "
+        "the ends of the 90 % band of the ratio of the two times, which share one critical batch."
+    )
+    return [Section("Equally fast machines", lead, table=equals_table(found), slug="equals")]

@@ -1,0 +1,138 @@
+"""Fitting what no micro-benchmark shows to whole published steps: three global constants.
+
+`host_s_per_kernel` and `host_blocking_s_per_kernel` of the framework, and the `sustained_fraction`
+of the GPU. Least squares on log time over all scored cases, one weight a family, with a loss that
+outliers cannot bend. Graphs are written once and priced anew in each iteration.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.calibration import FitRecord, FrameworkCalibration, GpuCalibration
+from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.costs.gpu import GpuCosts
+from perfsim.costs.price import price
+from perfsim.engine import critical_path
+from perfsim.errors import InputError, PerfsimError
+from perfsim.graph import GraphBuilder, TaskGraph
+from perfsim.hardware import GpuClusterSpec
+from perfsim.strategies import Plan, strategy
+from perfsim.study.cases import FRAMEWORK, CaseFile, StepCase
+from perfsim.study.fit_tables import rounded, scipy_optimize
+from perfsim.study.validation import case_plan
+from perfsim.topology import build_topology
+
+CONSTANTS = ("host_s_per_kernel", "host_blocking_s_per_kernel", "sustained_fraction")
+OUTLIER = 0.1
+"""Errors past this bend the fit less and less (soft L1)."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepFit:
+    """What a fit to whole steps gives."""
+
+    framework: FrameworkCalibration
+    sustained_fraction: float
+    record: FitRecord
+
+
+@dataclass(frozen=True)
+class _Case:
+    case: StepCase
+    plan: Plan
+    graph: TaskGraph
+
+
+def fit_steps(path: Path, device: str, catalog: Catalog | None = None) -> StepFit:
+    """Fit the three constants to the scored cases of a file that run on `device`; needs scipy."""
+    optimize: Any = scipy_optimize()
+    catalog = catalog or default_catalog()
+    calibration = catalog.device(device).calibration
+    framework = catalog.calibration(FRAMEWORK)
+    if not isinstance(calibration, GpuCalibration) or not isinstance(framework, FrameworkCalibration):
+        raise InputError(f"{device} has no GPU calibration, or {FRAMEWORK} is none of a framework")
+    cases = _written(parse_file(path, CaseFile, catalog).cases, calibration.name, catalog)
+    measured = np.array([each.case.measured.step_time_s for each in cases])
+    sizes = Counter(each.case.family for each in cases)
+    weight = np.array([1.0 / np.sqrt(sizes[each.case.family]) for each in cases])
+
+    def residuals(values: Floats) -> Floats:
+        predicted = np.array([_predict_s(each, np.exp(values), framework) for each in cases])
+        return np.asarray(weight * np.log(predicted / measured))
+
+    start = np.log(
+        [framework.host_s_per_kernel, framework.host_blocking_s_per_kernel, calibration.sustained_fraction]
+    )
+    found = optimize.least_squares(
+        residuals, start, loss="soft_l1", f_scale=OUTLIER * float(weight.mean()), diff_step=0.01, max_nfev=12
+    )
+    host_s, blocking_s, sustained = (rounded(value) for value in np.exp(found.x).tolist())
+    return StepFit(
+        framework.model_copy(update={"host_s_per_kernel": host_s, "host_blocking_s_per_kernel": blocking_s}),
+        sustained,
+        _record(found, weight, path, device),
+    )
+
+
+def _written(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -> list[_Case]:
+    """The graphs of all cases that can be predicted and whose device has the calibration."""
+    written = []
+    for case in cases:
+        if not case.scored:
+            continue
+        try:
+            plan = case_plan(case, catalog)
+        except PerfsimError:
+            continue
+        device = plan.system.device.calibration
+        if device is None or device.name != calibration:
+            continue
+        builder = GraphBuilder()
+        strategy(plan.strategy).emit(plan, builder)
+        written.append(_Case(case, plan, builder.build()))
+    if not written:
+        raise InputError(f"no scored case runs on a device with calibration {calibration}")
+    return written
+
+
+def _predict_s(each: _Case, constants: Floats, framework: FrameworkCalibration) -> float:
+    host_s, blocking_s, sustained = constants.tolist()
+    tried = framework.model_copy(
+        update={"host_s_per_kernel": host_s, "host_blocking_s_per_kernel": blocking_s}
+    )
+    recipe = each.plan.job.recipe.model_copy(update={"framework": tried})
+    system = each.plan.system
+    if not isinstance(system, GpuClusterSpec) or not isinstance(system.device.calibration, GpuCalibration):
+        raise InputError(f"{system.name} is no GPU cluster")
+    calibration = system.device.calibration.model_copy(update={"sustained_fraction": min(1.0, sustained)})
+    device = system.device.model_copy(update={"calibration": calibration})
+    system = system.model_copy(update={"device": device})
+    costs = GpuCosts(build_topology(system, each.plan.topology.num_devices), recipe)
+    return critical_path(each.graph, price(each.graph, costs)).step_time_s
+
+
+def _record(found: Any, weight: Floats, path: Path, device: str) -> FitRecord:
+    residuals = found.fun / weight
+    apes = np.abs(np.expm1(residuals))
+    freedom = max(len(residuals) - len(found.x), 1)
+    covariance = np.linalg.pinv(found.jac.T @ found.jac) * (found.fun @ found.fun) / freedom
+    errors = np.sqrt(np.diag(covariance)).tolist()
+    return FitRecord(
+        command=f"perfsim calibrate framework {path.name} --device {device}",
+        table="public-gpu-runs",
+        points=len(residuals),
+        median_ape=round(float(np.median(apes)), 4),
+        p90_ape=round(float(np.percentile(apes, 90)), 4),
+        standard_errors={name: round(error, 4) for name, error in zip(CONSTANTS, errors, strict=True)},
+        note="soft L1 on log time, one weight a family; residuals over the cases of the fit",
+    )

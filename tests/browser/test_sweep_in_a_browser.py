@@ -1,0 +1,68 @@
+"""A sweep's page in a real browser that has no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perfsim.report.sweep_page import write_sweep_report
+from perfsim.study.sweep import load_sweep, run_sweep
+
+pytestmark = pytest.mark.browser
+
+SWEEP = """\
+title: A small grid
+question: How many systems?
+study: {extends: gpt3_20b, model: gpt3_xl}
+grid:
+  candidates:
+    - {strategy: weight-streaming, system: cs-2, devices: [1, 2, 4]}
+    - strategy: weight-streaming
+      system: {extends: cs-2, name: slow, memoryx: {bandwidth: 40 GB/s}}
+      devices: [2, 4]
+  recipe.global_batch_size: [2, 96]
+"""
+
+TYPES = """() => Object.fromEntries([...document.querySelectorAll('.plotly-graph-div')].map(
+  (plot) => [plot.id, plot._fullData.map((trace) => trace.type)]))"""
+OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep")
+    path = folder / "small.yaml"
+    path.write_text(SWEEP, encoding="utf-8")
+    result = run_sweep(load_sweep(str(path)), folder / "points.sqlite", jobs=1)
+    return write_sweep_report(result, folder / "out")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
+def test_the_page_opens_without_errors_requests_or_sideways_scrolling(
+    open_page: Callable, report: Path, width: int, scheme: str
+) -> None:
+    opened = open_page(report, width=width, scheme=scheme)
+    assert opened.page.evaluate(OVERFLOW) <= 0
+    assert opened.errors == []
+    assert opened.requests == [report.as_uri()]
+
+
+def test_curve_and_maps_are_drawn_as_what_they_are(open_page: Callable, report: Path) -> None:
+    page = open_page(report).page
+    assert page.evaluate(TYPES) == {
+        "figure-scaling": ["scatter"] * 4,
+        "figure-map-cs-2-weight-streaming": ["heatmap"],
+        "figure-map-slow-weight-streaming": ["heatmap"],
+    }
+    cells = page.locator("#figure-map-cs-2-weight-streaming .heatmaplayer image").bounding_box()
+    assert cells["width"] > 300
+    assert page.locator("#figure-scaling .scatterlayer .point").count() == 5
+
+
+def test_a_reason_can_be_read_on_the_page(open_page: Callable, report: Path) -> None:
+    page = open_page(report).page
+    reason = page.get_by_text("global_batch_size 2 gives some of 4 systems nothing").first
+    reason.scroll_into_view_if_needed()
+    assert reason.is_visible()

@@ -1,0 +1,125 @@
+"""Layouts at random: what the planner lists is legal, what is illegal is refused in full."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsim.errors import LayoutError, MemoryCapacityError
+from perfsim.strategies import STRATEGIES, strategy
+from perfsim.strategies.rules import layout_problems
+from perfsim.strategies.three_d import stages_of
+from perfsim.transformer import padded_vocab_size, parameters
+from perfsim.workload import ParallelLayout
+
+GPU_STRATEGIES = sorted(name for name in STRATEGIES if STRATEGIES[name].system_kind == "gpu-cluster")
+
+models = st.fixed_dictionaries(
+    {
+        "num_layers": st.sampled_from([4, 6, 12]),
+        "hidden_size": st.just(1536),
+        "num_attention_heads": st.sampled_from([12, 16, 24]),
+        "ffn_hidden_size": st.sampled_from([4096, 6144]),
+    }
+)
+devices = st.sampled_from([1, 4, 8, 16, 24])
+degrees = st.sampled_from([1, 2, 3, 4, 8])
+DEVICES = 16
+batches = st.sampled_from([192, 192, 192, 7])
+whole = st.sampled_from(
+    [(t, p, DEVICES // t // p) for t in (1, 2, 4, 8, 16) for p in (1, 2, 4, 8, 16) if DEVICES % (t * p) == 0]
+)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> ParallelLayout:
+    """Mostly legal on 16 devices, wrong in any field now and then."""
+
+    def mostly(usual: object, *others: object) -> Any:
+        return draw(st.sampled_from([usual] * 10 + list(others)))
+
+    tensor, pipeline, data = draw(st.one_of(whole, whole, st.tuples(degrees, degrees, degrees)))
+    return ParallelLayout(
+        tensor=tensor,
+        pipeline=pipeline,
+        data=data,
+        virtual_pipeline=mostly(1, 2),
+        schedule=mostly("1f1b", "gpipe", "interleaved", "zb1p"),
+        sequence_parallel=draw(st.booleans()),
+        zero_stage=mostly(1, 0, 2),
+        micro_batch_size=draw(st.integers(1, 4)),
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        layers_per_stage=mostly(None, (), (4,), (3, 3), (1, 5), (7, -1)),
+    )
+
+
+@pytest.mark.parametrize("name", GPU_STRATEGIES)
+@given(models, devices, st.integers(1, 96))
+@settings(max_examples=30)
+def test_every_listed_layout_is_legal_once_and_uses_all_devices(
+    toys: ModuleType, name: str, model: dict[str, int], count: int, batch: int
+) -> None:
+    job, topology = toys.job(batch, **model), toys.topology(count)
+    listed = list(strategy(name).layouts(job, topology))
+    assert len(set(listed)) == len(listed)
+    for layout in listed:
+        assert layout.num_devices == count
+        assert not layout_problems(job, topology, layout, name, STRATEGIES[name].free_degrees)  # type: ignore[attr-defined]
+
+
+@given(models, layouts(), batches)
+@settings(max_examples=200)
+def test_a_layout_is_planned_or_refused_with_every_reason(
+    toys: ModuleType, model: dict[str, int], layout: ParallelLayout, batch: int
+) -> None:
+    job = toys.job(batch, **model)
+    topology = toys.topology(DEVICES)
+    wrong = layout_problems(job, topology, layout, "3d", ("tensor", "pipeline", "data"))
+    if wrong:
+        with pytest.raises(LayoutError) as caught:
+            strategy("3d").plan(job, topology, layout, check_memory=False)
+        assert [problem.message for problem in caught.value.problems] == wrong
+        return
+    plan = strategy("3d").plan(job, topology, layout, check_memory=False)
+    assert plan.num_microbatches * layout.data * layout.micro_batch_size == batch
+
+
+@given(models, layouts(), batches)
+@settings(max_examples=100)
+def test_capacity_alone_decides_what_fits(
+    toys: ModuleType, model: dict[str, int], layout: ParallelLayout, batch: int
+) -> None:
+    job = toys.job(batch, **model)
+    cluster = toys.gpu_cluster(capacity=12 * toys.GIB)
+    topology = toys.topology(DEVICES, cluster)
+    if layout_problems(job, topology, layout, "3d", ("tensor", "pipeline", "data")):
+        return
+    plan = strategy("3d").plan(job, topology, layout, check_memory=False)
+    if plan.peak_memory_bytes <= 12 * toys.GIB:
+        assert strategy("3d").plan(job, topology, layout) == plan
+    else:
+        with pytest.raises(MemoryCapacityError):
+            strategy("3d").plan(job, topology, layout)
+
+
+@given(models, degrees, degrees, st.booleans())
+@settings(max_examples=60)
+def test_the_ranks_of_one_replica_hold_the_model_once(
+    toys: ModuleType, model: dict[str, int], tensor: int, pipeline: int, tied: bool
+) -> None:
+    job = toys.job(8, tied_embeddings=tied, **model)
+    layers = (job.model.num_layers - pipeline + 1, *[1] * (pipeline - 1))
+    if layers[0] < 0 or job.model.num_attention_heads % tensor:
+        return
+    layout = ParallelLayout(tensor=tensor, pipeline=pipeline, layers_per_stage=layers)
+    held = sum(each.num_parameters for each in stages_of(job, layout).replicas) * tensor
+    counts, hidden = parameters(job.model), job.model.hidden_size
+    table = padded_vocab_size(job.model, tensor) * hidden
+    expected = job.model.num_layers * counts.layer
+    expected += table * (1 if tied and pipeline == 1 else 2)  # a tied table stands on both ends
+    expected += job.model.max_position_embeddings * hidden * tensor  # every tensor rank has all positions
+    assert held == pytest.approx(expected, rel=1e-12)

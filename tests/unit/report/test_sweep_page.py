@@ -1,0 +1,149 @@
+"""A sweep's answer on a terminal, on a page and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfsim.report.sweep_maps import heat_maps
+from perfsim.report.sweep_page import sweep_document, sweep_lines, sweep_sections, write_sweep_report
+from perfsim.report.sweep_tables import equals_table, points_table
+from perfsim.study.sweep import PointResult, SweepResult, load_sweep, run_sweep
+from perfsim.study.sweep_scaling import matches
+
+SWEEP = """\
+title: A <b>grid</b>
+question: How many?
+study: {extends: gpt3_20b, model: gpt3_xl, sampling: {tasks: 0}}
+grid:
+  candidates:
+    - {strategy: weight-streaming, system: cs-2, devices: [1, 2, 4]}
+    - strategy: weight-streaming
+      system: {extends: cs-2, name: slow, memoryx: {bandwidth: 40 GB/s}}
+      devices: [1, 4]
+"""
+
+
+def answer(folder: Path, grid: str) -> SweepResult:
+    path = folder / "tiny.yaml"
+    path.write_text(SWEEP + grid, encoding="utf-8")
+    return run_sweep(load_sweep(str(path)), folder / "points.sqlite", jobs=1)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
+    return answer(tmp_path_factory.mktemp("sweep"), "  recipe.global_batch_size: [2, 96]\n")
+
+
+def test_the_terminal_shows_each_machine_at_its_best_batch_and_ends_in_the_verdict(
+    result: SweepResult,
+) -> None:
+    lines = sweep_lines(result)
+    assert lines[0] == "A <b>grid</b> (10 points, 2 without a feasible plan)"
+    rows = [line for line in lines if re.match(r"(cs-2|slow), weight-streaming", line)]
+    assert [row.split()[2] for row in rows] == ["1", "2", "4", "1", "4"]
+    assert " ".join(lines[-4:]).endswith(sweep_document(result)["verdict"][-60:])
+
+
+def test_the_terminal_never_shows_more_than_24_lines_of_100_characters(result: SweepResult) -> None:
+    many = [
+        replace(each, point=replace(each.point, settings={**each.point.settings, "system.x": number}))
+        for number in range(20)
+        for each in result.points
+    ]
+    lines = sweep_lines(replace(result, points=tuple(many), title="T" * 200))
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    assert any("more rows in the report" in line for line in lines)
+
+
+def test_a_terminal_without_utf_8_is_given_ascii(result: SweepResult) -> None:
+    assert all(line.isascii() for line in sweep_lines(result, encoding="ascii"))
+
+
+def test_the_document_is_strict_json_and_says_who_matches_whom(result: SweepResult) -> None:
+    document = json.loads(json.dumps(sweep_document(result), allow_nan=False))
+    assert [each["feasible"] for each in document["points"]].count(False) == 2
+    assert {each["as_fast_as"]["system"] for each in document["equals"]} == {"slow"}
+    assert document["equals"][0]["system"] == "cs-2"
+
+
+def test_the_report_is_the_same_bytes_each_time(result: SweepResult, tmp_path: Path) -> None:
+    pages = [write_sweep_report(result, tmp_path / name) for name in ("one", "two")]
+    for name in ("index.html", "summary.json"):
+        one, two = (page.with_name(name).read_bytes() for page in pages)
+        assert one == two
+    assert b"<b>grid</b>" not in pages[0].read_bytes()
+
+
+def test_the_page_has_a_curve_equals_a_map_for_each_machine_every_point_and_the_inputs(
+    result: SweepResult,
+) -> None:
+    slugs = [section.anchor for section in sweep_sections(result)]
+    maps = ["map-cs-2-weight-streaming", "map-slow-weight-streaming"]
+    assert slugs == ["scaling", "equals", *maps, "points", "inputs"]
+
+
+def test_the_curve_has_a_line_and_an_ideal_for_each_machine(result: SweepResult) -> None:
+    figure = sweep_sections(result)[0].figure
+    names = [trace.name for trace in figure.data]
+    machines = ["cs-2, weight-streaming", "slow, weight-streaming"]
+    assert names == [name for machine in machines for name in (machine, f"{machine}, ideal")]
+    days = [each.time.time_s / 86400 for each in result.points if each.time is not None]
+    assert min(days) == pytest.approx(min(figure.data[0].y))
+
+
+def test_the_map_leaves_a_cell_without_a_plan_empty(result: SweepResult) -> None:
+    (trace,) = heat_maps(result)[0].figure.data
+    assert (list(trace.x), list(trace.y)) == (["1", "2", "4"], ["2", "96"])
+    assert [value is None for value in trace.z[0]] == [False, False, True]
+    assert None not in trace.z[1]
+
+
+def test_another_field_goes_down_where_the_batch_does_not_vary(tmp_path: Path) -> None:
+    result = answer(tmp_path, "  system.memoryx.bandwidth: [40 GB/s, 1 TB/s]\n  batch_sizes: [[8]]\n")
+    (trace,) = heat_maps(result)[0].figure.data
+    assert list(trace.y) == ["40 GB/s", "1 TB/s"]
+
+
+def test_machines_go_down_where_nothing_else_varies(tmp_path: Path) -> None:
+    (section,) = heat_maps(answer(tmp_path, "  batch_sizes: [[8]]\n"))
+    (trace,) = section.figure.data
+    assert list(trace.y) == ["cs-2", "slow"]
+    assert trace.z[1][1] is None
+
+
+def test_a_point_without_a_plan_stands_in_the_table_with_its_reason(result: SweepResult) -> None:
+    table = points_table(result)
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert len(rows) == 10
+    without = [row for row in rows if row["reason"]]
+    assert {row["reason"] for row in without} == {"global_batch_size 2 gives some of 4 systems nothing"}
+    assert {row["batch"] for row in without} == {"2"}
+
+
+def test_the_table_of_equals_bounds_what_the_grid_cannot_tell(result: SweepResult) -> None:
+    table = equals_table(matches(result))
+    assert table.columns[2] == "fewest cs-2"
+    assert table.rows[0][2] == "\u2264 1"
+    assert table.rows[-1][0] == "4 \u00d7 slow"
+
+
+def test_a_grid_without_any_plan_has_a_page_of_reasons(result: SweepResult) -> None:
+    without = tuple(each for each in result.points if not each.feasible)
+    alone = replace(result, points=without)
+    assert [section.anchor for section in sweep_sections(alone)] == ["points", "inputs"]
+    assert "No point of the grid has a feasible plan" in " ".join(sweep_lines(alone))
+
+
+def test_hostile_names_are_escaped(result: SweepResult, tmp_path: Path) -> None:
+    def hostile(each: PointResult) -> PointResult:
+        settings = {**each.point.settings, "model": "<img src=x onerror=steal()>"}
+        return replace(each, point=replace(each.point, settings=settings))
+
+    page = write_sweep_report(replace(result, points=tuple(map(hostile, result.points))), tmp_path)
+    assert "<img src=x" not in page.read_text("utf-8")

@@ -1,0 +1,33 @@
+"""Small sweeps to run: a small model on wafers, at small batches, answers in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+STUDY = """\
+name: tiny_study
+title: A small model on wafers
+question: How long?
+model: gpt3_xl
+recipe: gpt3_20b_chinchilla
+candidates:
+  - {strategy: weight-streaming, system: cs-2, devices: [1]}
+batch_sizes: [8]
+sampling: {tasks: 0}
+"""
+
+
+@pytest.fixture
+def write_sweep(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a sweep of the small study over a grid given as indented YAML, from line 4 on."""
+
+    def write(grid: str) -> Path:
+        (tmp_path / "study.yaml").write_text(STUDY, encoding="utf-8")
+        path = tmp_path / "tiny.yaml"
+        path.write_text(f"title: A grid\nstudy: study.yaml\ngrid:\n{grid}\n", encoding="utf-8")
+        return path
+
+    return write

@@ -1,0 +1,326 @@
+"""Published equations and figures against perfsim: parameters, FLOPs, bubbles, activations, streaming.
+
+Papers by arXiv number: 2104.04473 Efficient large-scale language model training on GPU clusters using
+Megatron-LM; 2205.05198 Reducing activation recomputation in large transformer models.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+from perfsim.catalog import Catalog
+from perfsim.costs.memory import state_bytes
+from perfsim.costs.price import price
+from perfsim.costs.wafer import WaferCosts
+from perfsim.engine import critical_path
+from perfsim.strategies import Plan, strategy
+from perfsim.strategies.three_d import stage_memory
+from perfsim.trace import Trace
+from perfsim.transformer import (
+    LayerSlice,
+    layer_activation_bytes,
+    model_flop_per_step,
+    parameters,
+    recompute_flop_per_step,
+)
+from perfsim.workload import Job, ParallelLayout, TrainingRecipe, TransformerConfig
+
+GIB = 2.0**30
+
+
+# ----------------------------------------------------------------------------------- parameters
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("gpt3_xl", 1.3e9),
+        ("gpt3_6p7b", 6.7e9),
+        ("gpt3_13b", 13.0e9),
+        ("gpt3_20b", 20.0e9),
+        ("gpt3_175b", 175.0e9),
+    ],
+)
+def test_models_of_the_catalogue_have_their_published_size(name: str, published: float) -> None:
+    assert parameters(Catalog().model(name)).total == pytest.approx(published, rel=0.025)
+
+
+@pytest.mark.parametrize("name", ["gpt3_xl", "gpt3_20b", "gpt3_175b"])
+def test_parameters_are_equation_2_of_2104_04473(name: str) -> None:
+    model = Catalog().model(name)
+    layers, h, vocab, s = (
+        model.num_layers,
+        model.hidden_size,
+        model.vocab_size,
+        model.max_position_embeddings,
+    )
+    equation = 12 * layers * h**2 * (1 + 13 / (12 * h) + (vocab + s) / (12 * layers * h))
+    # The equation leaves the last layer norm out.
+    assert parameters(model).total == pytest.approx(equation + 2 * h, rel=1e-12)
+
+
+# ----------------------------------------------------------------------------------------- FLOP
+class Megatron(NamedTuple):
+    """A model of 2205.05198: its shape and layout (table 3) and the GiB of figure 1."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    tensor: int
+    pipeline: int
+    virtual: int
+    micro_batch: int
+    batch: int
+    states_gib: float
+    none_gib: float
+    selective_gib: float
+
+    @property
+    def model(self) -> TransformerConfig:
+        return TransformerConfig(
+            name=self.name,
+            num_layers=self.layers,
+            hidden_size=self.hidden,
+            num_attention_heads=self.heads,
+            ffn_hidden_size=4 * self.hidden,
+            vocab_size=51200,
+            max_position_embeddings=2048,
+        )
+
+    def job(self, **recipe: Any) -> Job:
+        return Job(self.model, TrainingRecipe(name="r", seq_length=2048, **recipe), self.batch)
+
+
+MEGATRON = [
+    Megatron("22B", 48, 6144, 64, 8, 1, 1, 4, 4, 45.56, 59.25, 9.56),
+    Megatron("175B", 96, 12288, 96, 8, 8, 3, 1, 64, 45.56, 66.84, 12.35),
+    Megatron("530B", 105, 20480, 128, 8, 35, 3, 1, 280, 31.64, 114.02, 23.08),
+    Megatron("1T", 128, 25600, 160, 8, 64, 1, 1, 512, 32.96, 131.25, 26.56),
+]
+megatron = pytest.mark.parametrize("published", MEGATRON, ids=lambda each: each.name)
+
+
+@pytest.mark.parametrize(("number", "step_time_s", "printed"), [(0, 1.10, 0.415), (2, 37.83, 0.560)])
+def test_model_flop_give_the_utilisation_that_table_5_prints(
+    number: int, step_time_s: float, printed: float
+) -> None:
+    published = MEGATRON[number]
+    devices = published.tensor * published.pipeline
+    mfu = model_flop_per_step(published.job()) / (step_time_s * devices * 312e12)
+    assert mfu == pytest.approx(printed, abs=0.0025)
+
+
+@megatron
+def test_model_flop_are_appendix_a_of_2205_05198(published: Megatron) -> None:
+    b, layers, h, s, vocab = published.batch, published.layers, published.hidden, 2048, 51200
+    equation = 72 * b * layers * s * h**2 * (1 + s / (6 * h) + vocab / (12 * h * layers))
+    assert model_flop_per_step(published.job()) == pytest.approx(equation, rel=1e-12)
+
+
+@megatron
+def test_with_full_recompute_flop_are_equation_3_of_2104_04473(published: Megatron) -> None:
+    b, layers, h, s, vocab = published.batch, published.layers, published.hidden, 2048, 51200
+    equation = 96 * b * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
+    job = published.job()
+    flop = model_flop_per_step(job) + recompute_flop_per_step(job, "full")
+    assert flop == pytest.approx(equation, rel=1e-12)
+
+
+@megatron
+def test_selective_recompute_adds_one_forward_of_the_attention_core(published: Megatron) -> None:
+    """4 b s^2 h a layer. 2205.05198 prints 72 b l s h^2 s/(6 h) more, which is three times that."""
+    core = 4.0 * published.batch * 2048**2 * published.hidden * published.layers
+    assert recompute_flop_per_step(published.job(), "selective") == core
+
+
+# --------------------------------------------------------------------------------------- memory
+@megatron
+def test_states_of_the_layers_are_those_of_figure_1_of_2205_05198(published: Megatron) -> None:
+    states = state_bytes(TrainingRecipe(name="r", seq_length=2048, precision="bf16"))
+    each = states.parameters + states.gradients + states.optimizer
+    weights = published.layers * parameters(published.model).layer_matrices
+    on_device = each * weights / (published.tensor * published.pipeline)
+    assert on_device / GIB == pytest.approx(published.states_gib, abs=0.01)
+
+
+@megatron
+@pytest.mark.parametrize("mode", ["none", "selective"])
+def test_activations_of_the_first_stage_are_those_of_figure_1_of_2205_05198(
+    toys: ModuleType, published: Megatron, mode: str
+) -> None:
+    layout = ParallelLayout(
+        tensor=published.tensor,
+        pipeline=published.pipeline,
+        virtual_pipeline=published.virtual,
+        schedule="interleaved" if published.virtual > 1 else "1f1b",
+        micro_batch_size=published.micro_batch,
+        sequence_parallel=mode == "selective",
+        recompute=mode,  # type: ignore[arg-type]
+    )
+    first = stage_memory(published.job(), layout, toys.gpu_cluster())[0]
+    expected = published.none_gib if mode == "none" else published.selective_gib
+    assert first.parts_bytes["activations"] / GIB == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("t", [1, 2, 8])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_activations_of_a_layer_are_table_2_of_2205_05198(t: int, sequence_parallel: bool, mode: str) -> None:
+    published = MEGATRON[1]
+    s, b, h, a = 2048, 3, published.hidden, published.heads
+    part = LayerSlice(published.model, s, b, tensor=t, sequence_parallel=sequence_parallel)
+    scores = 5 * a * s / h if mode == "none" else 0.0
+    formula = (34 + scores) / t if sequence_parallel else 10 + (24 + scores) / t
+    assert layer_activation_bytes(part, mode) == pytest.approx(s * b * h * (2 if mode == "full" else formula))
+
+
+@pytest.mark.parametrize(("precision", "published"), [("fp16", 20), ("bf16", 18), ("fp32", 16)])
+def test_model_states_take_the_bytes_that_megatrons_readme_lists(precision: str, published: float) -> None:
+    states = state_bytes(TrainingRecipe(name="r", seq_length=1, precision=precision))  # type: ignore[arg-type]
+    assert states.parameters + states.gradients + states.optimizer == published
+
+
+# ---------------------------------------------------------------------------------------- bubble
+def pipelined(toys: ModuleType, layout: ParallelLayout, microbatches: int, backward: float) -> Trace:
+    """A pipeline whose layers take 1 forward and `backward` backward, and all else no time."""
+    half = {"attention.forward": 0.5, "mlp.forward": 0.5}
+    half |= {"attention.backward": backward / 2, "mlp.backward": backward / 2}
+    plan = toys.plan("pipeline", toys.job(microbatches, num_layers=2 * layout.num_stages), layout)
+    graph = toys.graph_of(plan)
+    return critical_path(graph, price(graph, toys.TableCosts(half)))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("p", "m"), [(1, 4), (2, 8), (4, 4), (4, 16), (8, 12), (8, 3)])
+def test_the_bubble_is_p_less_1_over_m_plus_p_less_1(toys: ModuleType, name: str, p: int, m: int) -> None:
+    trace = pipelined(toys, ParallelLayout(pipeline=p, schedule=name), m, backward=2.0)
+    for seconds in trace.device_breakdowns().values():
+        assert seconds["bubble"] / trace.step_time_s == pytest.approx((p - 1) / (m + p - 1))
+    assert trace.step_time_s == pytest.approx((m + p - 1) * 2 * 3.0)
+
+
+@pytest.mark.parametrize("backward", [1.0, 2.0])
+@pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 8), (4, 2, 8), (4, 3, 16), (8, 2, 16)])
+def test_interleaving_divides_the_bubble_by_the_chunks(
+    toys: ModuleType, p: int, v: int, m: int, backward: float
+) -> None:
+    """(p - 1) / (v m) of the ideal time [2104.04473 section 2.2]."""
+    layout = ParallelLayout(pipeline=p, virtual_pipeline=v, schedule="interleaved")
+    trace = pipelined(toys, layout, m, backward)
+    ideal = m * v * 2 * (1 + backward)
+    assert trace.step_time_s / ideal - 1 == pytest.approx((p - 1) / (v * m))
+
+
+# ------------------------------------------------------------------------------ weight streaming
+def streamed(
+    toys: ModuleType,
+    batch: int,
+    systems: int = 1,
+    micro_batch: int | None = None,
+    model: dict[str, Any] | None = None,
+    **system: Any,
+) -> tuple[Plan, Trace]:
+    """A step on wafers like a CS-2; the whole batch of a system at once unless told otherwise."""
+    job = toys.job(batch, {"seq_length": 2048}, **(model or WIDE))
+    cluster = toys.wafer_cluster(**system)
+    layout = ParallelLayout(data=systems, micro_batch_size=micro_batch or batch // systems)
+    topology = toys.topology(systems, cluster)
+    plan = strategy("weight-streaming").plan(job, topology, layout, check_memory=False)
+    graph = toys.graph_of(plan)
+    return plan, critical_path(graph, price(graph, WaferCosts(topology, job.recipe)))
+
+
+WIDE = {"num_layers": 16, "hidden_size": 4096, "num_attention_heads": 32, "ffn_hidden_size": 16384}
+SEQUENCES = 121
+"""248 thousand tokens a system, as in the published runs."""
+
+
+def step_s(*args: Any, **kwargs: Any) -> float:
+    return streamed(*args, **kwargs)[1].step_time_s
+
+
+def test_weight_bytes_matter_only_under_the_threshold_of_tokens(toys: ModuleType) -> None:
+    def slower(sequences: int) -> float:
+        ideal = {"layer_overhead_s": 0.0, "update_bytes_per_s": 1e15}
+        heavy, light = (step_s(toys, sequences, weight_bytes=n_bytes, **ideal) for n_bytes in (4.0, 2.0))
+        return heavy / light
+
+    assert slower(SEQUENCES) < 1.02
+    assert slower(1) > 1.8
+
+
+def test_the_threshold_is_where_the_closed_form_puts_it(toys: ModuleType) -> None:
+    """Forward: e P bw / (2 Bw) tokens make a layer's matrix work as long as its weights' way."""
+    efficiency, link = 1.0, 150e9
+    threshold = efficiency * 7.48e15 * 2.0 / (2 * link)
+    assert threshold == pytest.approx(49_867, rel=1e-3)
+    plan, trace = streamed(toys, 24, efficiency=efficiency, layer_overhead_s=0.0)
+    tokens = plan.job.tokens_per_step
+    costs = WaferCosts(plan.topology, plan.job.recipe)
+    works = {work.name: work for work in trace.graph.works}
+    counts = parameters(plan.job.model)
+    matrices_s = 2 * counts.layer_matrices * tokens / costs.flop_per_s
+    way_s = costs.duration_s(works["layer.load"])
+    assert matrices_s / way_s == pytest.approx(tokens / threshold, rel=0.002)
+
+
+def test_doubling_the_links_changes_nothing_at_248_thousand_tokens(toys: ModuleType) -> None:
+    once, twice = (step_s(toys, SEQUENCES, stream_bytes_per_s=rate) for rate in (150e9, 300e9))
+    assert twice <= once
+    assert twice == pytest.approx(once, rel=0.01)
+
+
+def test_a_lower_efficiency_is_never_faster(toys: ModuleType) -> None:
+    times = [step_s(toys, 16, efficiency=efficiency) for efficiency in (1.0, 0.5, 0.233, 0.147, 0.05)]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("systems", [2, 4, 16])
+def test_scaling_at_a_fixed_batch_a_system_loses_less_than_5_percent(toys: ModuleType, systems: int) -> None:
+    alone, together = step_s(toys, SEQUENCES), step_s(toys, SEQUENCES * systems, systems)
+    assert alone <= together < 1.05 * alone
+
+
+def test_scaling_at_a_fixed_global_batch_breaks_down_near_the_threshold(toys: ModuleType) -> None:
+    times = {systems: step_s(toys, 128, systems) for systems in (1, 2, 16, 64)}
+    efficiency = {systems: times[1] / (systems * seconds) for systems, seconds in times.items()}
+    assert efficiency[2] > 0.9
+    assert efficiency[2] > efficiency[16] > efficiency[64]
+    assert efficiency[64] < 0.5
+
+
+@pytest.mark.parametrize("microbatches", [2, 4, 8])
+def test_accumulation_repeats_the_weight_traffic(toys: ModuleType, microbatches: int) -> None:
+    def traffic(trace: Trace, name: str) -> float:
+        graph = trace.graph
+        each = [graph.works[work] for work in graph.work.tolist()]
+        return sum(work.comm_bytes for work in each if work.op == name)
+
+    _, whole = streamed(toys, 16)
+    _, split = streamed(toys, 16, micro_batch=16 // microbatches)
+    assert traffic(split, "memoryx_read") == microbatches * traffic(whole, "memoryx_read")
+    assert traffic(split, "memoryx_update") == traffic(whole, "memoryx_update")
+    assert split.step_time_s > whole.step_time_s
+
+
+def test_utilisation_falls_as_layers_shrink(toys: ModuleType) -> None:
+    utilisation = []
+    for hidden in (8192, 4096, 2048, 1024):
+        shape = {"hidden_size": hidden, "num_attention_heads": hidden // 128, "ffn_hidden_size": 4 * hidden}
+        plan, trace = streamed(toys, 32, model={"num_layers": 16, **shape})
+        utilisation.append(model_flop_per_step(plan.job) / trace.step_time_s / 7.48e15)
+    assert utilisation == sorted(utilisation, reverse=True)
+    assert utilisation[0] < 0.233
+
+
+def test_weights_stream_twice_a_step_and_the_next_step_waits_for_their_update(toys: ModuleType) -> None:
+    plan, trace = streamed(toys, 16)
+    graph = trace.graph
+    blocks = plan.job.model.num_layers + 2
+    ops = [graph.works[work].op for work in graph.work.tolist()]
+    assert (ops.count("memoryx_read"), ops.count("memoryx_update")) == (2 * 2 * blocks, 2 * blocks)
+    first_of_second_step = ops.index("memoryx_read", graph.step_ends[0])
+    waits_for = [ops[task] for task in graph.dependencies.row(first_of_second_step)]
+    assert "memoryx_update" in waits_for
