@@ -58,7 +58,7 @@ def _refuse(message: str, code: int) -> NoReturn:
 @click.group(cls=Refusing, epilog=EXAMPLE, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="perfsim")
 def main() -> None:
-    """How should we train this model, on what, and how long until it is good?"""
+    """Predict how to train a model, on what, and how long until it is good."""
 
 
 @main.command()
@@ -157,7 +157,8 @@ def run(
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
 @click.option("--worst", type=click.IntRange(min=0), default=10, show_default=True, help="Cases listed.")
-def validate(files: tuple[Path, ...], as_json: bool, worst: int) -> None:
+@click.option("--record", is_flag=True, help="Keep the errors as what studies state; for a checkout.")
+def validate(files: tuple[Path, ...], as_json: bool, worst: int, record: bool) -> None:
     """Predict published runs (FILES, or the public cases) and print the errors beside a baseline."""
     from perfsim.report.validation_table import validation_lines
     from perfsim.study.validation import public_cases, validate_file
@@ -166,6 +167,10 @@ def validate(files: tuple[Path, ...], as_json: bool, worst: int) -> None:
     for path in files or public_cases():
         _must_exist(path)
         results.append(validate_file(path))
+    if record:
+        from perfsim.study.accuracy import write_record
+
+        write_record(results)
     if as_json:
         document: Any = results[0] if len(results) == 1 else results
         click.echo(json.dumps(document, indent=2))

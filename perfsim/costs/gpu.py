@@ -14,11 +14,10 @@ from perfsim.collectives import CollectiveModel, Group
 from perfsim.costs.gemm import GemmModel
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import RankGroup, Work
-from perfsim.hardware import GpuClusterSpec
+from perfsim.hardware import GpuClusterSpec, SystemSpec
 from perfsim.topology import Topology
 from perfsim.transformer import Kernel
 from perfsim.workload import TrainingRecipe
-
 
 COLLECTIVE_LAUNCHES = 3
 """What the host does for one collective: the communication stream waits, the kernel, the wait for it."""
@@ -96,7 +95,7 @@ class GpuCosts:
         return Group(*self.topology.group_shape(ranks.ranks))
 
 
-def peak_flop_per_s(system: GpuClusterSpec, recipe: TrainingRecipe) -> float:
+def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:
     """Datasheet peak of a device at a recipe's precision."""
     peak = system.device.peak
     if recipe.precision not in peak:

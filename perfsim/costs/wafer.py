@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from perfsim.calibration import WaferCalibration
 from perfsim.collectives import in_network
+from perfsim.costs.gpu import peak_flop_per_s
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import Work
 from perfsim.hardware import WaferClusterSpec
@@ -34,7 +35,7 @@ class WaferCosts:
         self.release, self.note = nearest_release(
             recipe.software_release or system.software_release, calibration
         )
-        self.flop_per_s = calibration.efficiency[self.release] * float(system.device.peak[recipe.precision])
+        self.flop_per_s = calibration.efficiency[self.release] * peak_flop_per_s(system, recipe)
         self.layer_overhead_s = calibration.layer_overhead_s
         self.stream_bytes_per_s = min(
             system.memoryx.bandwidth, system.swarmx.bandwidth, system.io_bytes_per_s

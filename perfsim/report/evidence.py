@@ -8,15 +8,19 @@ from perfsim.study.result import SamplingSummary, StudyResult
 
 
 def assumptions_table(result: StudyResult) -> Table:
-    """Inputs by topic, each with its source and whether it was read, fitted or assumed."""
+    """Inputs by topic, each with its source and whether it was read, fitted or assumed.
+
+    Inputs of one topic that come from one place share a row.
+    """
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for item in result.assumptions:
+        rows.setdefault((item.topic, item.source, item.kind), []).append(f"{item.name}: {item.value}")
     topics = dict.fromkeys(item.topic for item in result.assumptions)
-    rows = [
-        [item.name, item.value, item.kind, item.source, item.topic]
-        for topic in topics
-        for item in result.assumptions
-        if item.topic == topic
-    ]
-    return Table(("input", "value", "kind", "source", "topic"), rows)
+    ordered = sorted(rows.items(), key=lambda row: list(topics).index(row[0][0]))
+    return Table(
+        ("topic", "input", "kind", "source"),
+        [[topic, "; ".join(inputs), kind, source] for (topic, source, kind), inputs in ordered],
+    )
 
 
 def sampling_table(result: StudyResult) -> Table:

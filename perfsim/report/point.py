@@ -12,8 +12,8 @@ def point_lines(answer: Mapping[str, Any]) -> list[str]:
     """The metrics of one point and where its step goes."""
     step_s = answer["step_time_s"]
     lines = [
-        f"{answer['model']} on {answer['num_devices']} x {answer['system']}, {answer['strategy']}, "
-        f"batch {answer['global_batch_size']} sequences",
+        f"{answer['model']} on {answer['num_devices']} x {answer['system']}, {answer['strategy']}",
+        f"  batch         {answer['global_batch_size']} sequences",
         f"  layout        {layout_long(answer['layout'])}",
         f"  step          {duration(step_s)}",
         f"  tokens/s      {answer['tokens_per_s']:,.0f}",

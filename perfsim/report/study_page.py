@@ -41,8 +41,8 @@ def _head(result: StudyResult) -> Head:
             spread = f"as long ({low}{text.NONE}{high} {text.TIMES})"
         cards.append(Card(figure, spread, ratio.name))
     note = (
-        "Time to the target; first the soonest, then how many times as long the others take. A ratio's range "
-        "pairs the low ends and the high ends of the two bands, because one law decides both."
+        "Time to the target; first the soonest, then how many times as long the others take. A ratio's 90 % "
+        "range is narrower than the two bands suggest: one critical batch decides both."
     )
     footer = f"Inputs: {result.inputs_digest}." if result.inputs_digest else ""
     return Head(result.question, result.verdict, cards, note if cards else "", footer)

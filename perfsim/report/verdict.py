@@ -24,26 +24,19 @@ class Ratio:
 
 
 def ratios_to_first(result: StudyResult) -> list[Ratio]:
-    """All candidates, soonest first.
-
-    The band of a ratio pairs low end with low end and high with high: the law of convergence and its
-    constants are the same for both, so the ends do not move independently.
-    """
+    """All candidates, soonest first; a ratio without a band in the result is its own band."""
     pairs = list(zip(text.labels(result.candidates), result.candidates, strict=True))
     ranked = sorted(pairs, key=lambda pair: (math.isnan(_time(pair[1])), _time(pair[1])))
-    return [_ratio(name, candidate, ranked[0][1]) for name, candidate in ranked]
+    return [_ratio(name, candidate, ranked[0][1], result) for name, candidate in ranked]
 
 
 def _time(candidate: CandidateResult) -> float:
     return candidate.time_to_accuracy_s
 
 
-def _ratio(name: str, candidate: CandidateResult, first: CandidateResult) -> Ratio:
+def _ratio(name: str, candidate: CandidateResult, first: CandidateResult, result: StudyResult) -> Ratio:
     middle = _time(candidate) / _time(first)
-    ends = [
-        a / b for a, b in zip(candidate.time_to_accuracy_band_s, first.time_to_accuracy_band_s, strict=True)
-    ]
-    band = (min(*ends, middle), max(*ends, middle))
+    band = result.ratio_bands.get(candidate.label, (middle, middle))
     return Ratio(name, _time(candidate), candidate.time_to_accuracy_band_s, middle, band, candidate is first)
 
 

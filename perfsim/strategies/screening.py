@@ -88,7 +88,7 @@ def _reduction_s(
     if layers:
         bucket = duration(largest.reduce_work(stage_parameters(part, 1, first=False, last=False)))
         backward = _layer_backward_s(layer_works(part, plan.layout.recompute), duration)
-        seconds += max(bucket, layers * (bucket - backward))
+        seconds += bucket + (layers - 1) * max(0.0, bucket - backward)
     return seconds
 
 

@@ -6,13 +6,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 from perfsim.study.result import Accuracy
 
 RECORD = "accuracy.json"
+
+
+KINDS = {"gpu.yaml": ("gpu-cluster", "3d"), "weight_streaming.yaml": ("wafer-cluster", "weight-streaming")}
+"""Files of public cases: the kind of system and the strategy that their errors speak for."""
+
+
+def record_of(results: Iterable[Mapping[str, Any]]) -> list[dict[str, object]]:
+    """The record that the results of `perfsim validate` give, over the cases that can be predicted."""
+    entries: list[dict[str, object]] = []
+    for result in results:
+        if result["file"] not in KINDS:
+            continue
+        kind, strategy = KINDS[result["file"]]
+        figures = result["summary_predicted"]
+        entries.append(
+            {
+                "system_kind": kind,
+                "strategy": strategy,
+                "family": f"studies/validation/{result['file']}",
+                "n": figures["n"],
+                "median_ape": round(figures["median_ape"], 4),
+                "p90_ape": round(figures["p90_ape"], 4),
+                "baseline_median_ape": round(result["baseline"]["median_ape"], 4),
+            }
+        )
+    return entries
+
+
+def write_record(results: Iterable[Mapping[str, Any]]) -> Path:
+    """Put the record in the package; for a checkout, after a change that moves results."""
+    path = Path(__file__).with_name(RECORD)
+    path.write_text(json.dumps(record_of(results), indent=2) + "\n", encoding="utf-8")
+    return path
 
 
 @cache

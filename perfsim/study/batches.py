@@ -14,7 +14,7 @@ from perfsim.study.planner import best_plan, screen
 from perfsim.topology import Topology
 from perfsim.workload import Job, TrainingRecipe, TransformerConfig
 
-SMALLEST_SHARE, LARGEST_SHARE = 1 / 64, 2.0
+SMALLEST_SHARE, LARGEST_SHARE = 1 / 256, 2.0
 """The grid of batches, as shares of the critical batch."""
 
 

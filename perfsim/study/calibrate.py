@@ -66,7 +66,8 @@ def calibrate_framework(cases: Path, device: str, out: Path | None = None) -> st
     Raises InputError for a bad file, an unknown device, or without SciPy.
     """
     fit = fit_steps(cases, device)
-    told = _deliver(fit.framework.model_copy(update={"fit": {"steps": fit.record}}), out)
+    records = dict.fromkeys(("host_s_per_kernel", "host_blocking_s_per_kernel"), fit.record)
+    told = _deliver(fit.framework.model_copy(update={"fit": records}), out)
     return f"{told}\n# beside it, for the device: sustained_fraction: {fit.sustained_fraction:.4f}"
 
 

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.engine.fairshare import Flow
-from perfsim.graph import RankGroup, TaskGraph
+from perfsim.graph import Kind, TaskGraph, Work
 from perfsim.hardware import GpuClusterSpec
 from perfsim.topology import Topology
-
 
 NETWORK_LINKS = ("host", "nic", "uplink")
 
@@ -37,9 +36,7 @@ def shared_links(graph: TaskGraph, topology: Topology) -> SharedLinks:
     if not isinstance(topology.system, GpuClusterSpec):
         return SharedLinks()
     candidates = {
-        number: flow
-        for number, work in enumerate(graph.works)
-        if work.group is not None and (flow := _flow(work.group, topology)) is not None
+        number: flow for number, work in enumerate(graph.works) if (flow := _flow(work, topology)) is not None
     }
     if not candidates:
         return SharedLinks()
@@ -53,19 +50,22 @@ def shared_links(graph: TaskGraph, topology: Topology) -> SharedLinks:
     )
 
 
-def _flow(group: RankGroup, topology: Topology) -> Flow | None:
-    """What a group that crosses nodes puts on the network, seen from its first rank; None inside a node.
+def _flow(work: Work, topology: Topology) -> Flow | None:
+    """What a communication puts on the network, seen from its first rank; None where all stays in a node.
 
-    A ring sends to one neighbour and receives from another at the NIC's rate, whatever the algorithm.
+    A send goes one way. In a collective the rank sends to one neighbour of a ring and receives from
+    the other at the NIC's rate, whatever the algorithm.
     """
-    ranks = group.ranks
-    neighbours = (ranks[1], ranks[-1]) if len(ranks) > 2 else (ranks[-1],)
-    outside = [rank for rank in neighbours if topology.node_of(rank) != topology.node_of(ranks[0])]
-    if len(ranks) < 2 or not outside:
+    if work.group is None or work.group.size < 2:
         return None
-    route = [edge for edge in topology.route(ranks[0], outside[0]) if edge.kind in NETWORK_LINKS]
-    if len(ranks) > 2:
-        route += [edge for edge in topology.route(outside[-1], ranks[0]) if edge.kind in NETWORK_LINKS]
+    ranks = work.group.ranks
+    hops = [(ranks[0], ranks[1])]
+    if work.kind is Kind.COMM_COLL:
+        hops.append((ranks[-1], ranks[0]))
+    across = [hop for hop in hops if topology.node_of(hop[0]) != topology.node_of(hop[1])]
+    route = [edge for hop in across for edge in topology.route(*hop) if edge.kind in NETWORK_LINKS]
+    if not route:
+        return None
     return Flow(topology.link_ids(route), min(edge.bytes_per_s for edge in route))
 
 

@@ -68,9 +68,7 @@ def _reasons(
     where = f"{topology.num_devices} x {topology.system.name}"
     head = f"no plan fits: strategy {strategy.name}, {where}, {job.global_batch_size} sequences a step"
     if not tried:
-        return [
-            f"{head}: no layout is legal (batch {job.global_batch_size} and {job.model.num_layers} layers "
-            f"do not divide over {topology.num_devices} devices)"
-        ]
+        why = f"batch {job.global_batch_size} and {job.model.num_layers} layers do not divide over them"
+        return [f"{head}: no layout is legal ({why})"]
     closest = min(too_large)[1]
     return [f"{head}: {tried} layouts tried, {len(too_large)} over memory", f"closest: {closest}"]

@@ -131,6 +131,8 @@ class StudyResult:
     candidates: tuple[CandidateResult, ...]
     verdict: str
     """One comparison sentence with a range."""
+    ratio_bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By candidate label: 90 % band of its time over the soonest candidate's."""
     assumptions: tuple[Assumption, ...] = ()
     sampling: Mapping[str, SamplingSummary] = field(default_factory=dict)
     """By candidate label."""

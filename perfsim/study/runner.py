@@ -19,7 +19,7 @@ from perfsim.study.outcome import candidate_result
 from perfsim.study.result import CandidateResult, SamplingSummary, StudyResult
 from perfsim.study.sampling import sample_step
 from perfsim.study.spec import CandidateSpec, StudySpec
-from perfsim.study.verdict import Answer, verdict
+from perfsim.study.verdict import Answer, ratio_bands, verdict
 from perfsim.topology import build_topology
 from perfsim.transformer import parameters
 
@@ -181,6 +181,7 @@ def _result(
         critical_batch_band_tokens=critical.band_tokens,
         candidates=candidates,
         verdict=sentence,
+        ratio_bands=ratio_bands(answers),
         assumptions=assumptions_of(spec, target),
         sampling={
             candidate.label: each.sampling

@@ -40,10 +40,11 @@ def summary(cases: Iterable[Scored]) -> dict[str, Any]:
     """Median, 90th percentile and mean of |error|, and its mean; a failed case counts as 1."""
     counted = [case for case in cases if case.counts]
     if not counted:
-        return {"median_ape": None, "p90_ape": None, "mape": None, "bias": None}
+        return {"n": 0, "median_ape": None, "p90_ape": None, "mape": None, "bias": None}
     apes = np.array([1.0 if case.error is None else abs(case.error) for case in counted])
     errors = [case.error for case in counted if case.error is not None]
     return {
+        "n": len(counted),
         "median_ape": float(np.median(apes)),
         "p90_ape": float(np.percentile(apes, 90)),
         "mape": float(apes.mean()),
@@ -58,7 +59,6 @@ def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
         mine = [case for case in cases if case.family == family]
         ranked = [ranking for ranking in map(_ranking, _sweeps(mine)) if ranking is not None]
         result[family] = {
-            "n": sum(case.counts for case in mine),
             **summary(mine),
             "kendall_tau": float(np.mean([tau for tau, _ in ranked])) if ranked else None,
             "regret": max(regret for _, regret in ranked) if ranked else None,

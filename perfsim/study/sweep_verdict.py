@@ -61,14 +61,19 @@ def _equal(each: Match) -> str:
     fewest = each.fewest
     if fewest is None:
         return f"{_machine(each.wanted)} are matched by none."
-    sure = f"surely {each.surely:,}" if each.surely else f"surely more than {each.series.counts[-1]:,}"
     count = fewest.point.num_devices
-    possibly = each.possibly or count
     smallest = " or fewer" if 1 < count == each.series.counts[0] else ""
     return (
         f"To be as fast as {_machine(each.wanted)} ({_days(each.wanted)}) takes {_machine(fewest)}{smallest} "
-        f"({_days(fewest)}; within the 90 % band possibly {possibly:,}, {sure})."
+        f"({_days(fewest)}; {_certainty(each, count)})."
     )
+
+
+def _certainty(each: Match, count: int) -> str:
+    if each.possibly == each.surely == count:
+        return "the whole 90 % band agrees"
+    sure = f"{each.surely:,}" if each.surely else f"more than {each.series.counts[-1]:,}"
+    return f"within the 90 % band possibly {each.possibly or count:,}, surely {sure}"
 
 
 def _scales(series: Series) -> str:

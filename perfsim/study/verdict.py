@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from perfsim.convergence.time_to_accuracy import TimeToAccuracy, ratio_band
+from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
 from perfsim.study.result import CandidateResult
 
 DAY_S = 86_400.0
@@ -30,7 +30,7 @@ def verdict(answers: Sequence[Answer]) -> str:
             f"({low:.1f} to {high:.1f})."
         )
     rival = _rival(ranked)
-    band = ratio_band(rival.time, first.time)
+    band = _ratio(rival, first)
     certainty = "" if band.decided else "; the range includes 1, so the order is open"
     return (
         f"{first.candidate.label} reaches the target first, in {first.time.time_s / DAY_S:.1f} days: "
@@ -38,6 +38,23 @@ def verdict(answers: Sequence[Answer]) -> str:
         f"{rival.candidate.label} with {rival.time.time_s / DAY_S:.1f} days{certainty}. "
         f"Why: {_reason(first, rival)}."
     )
+
+
+def ratio_bands(answers: Sequence[Answer]) -> dict[str, tuple[float, float]]:
+    """By candidate label, the 90 % band of its time over the soonest's."""
+    first = min(answers, key=lambda answer: answer.time.time_s)
+    bands = {}
+    for answer in answers:
+        band = _ratio(answer, first)
+        bands[answer.candidate.label] = (band.low, band.high)
+    return bands
+
+
+def _ratio(answer: Answer, first: Answer) -> RatioBand:
+    """Two sizes of one machine share whatever is wrong with its step time."""
+    if answer.candidate.system == first.candidate.system:
+        return ratio_band(replace(answer.time, step_time_error=0.0), replace(first.time, step_time_error=0.0))
+    return ratio_band(answer.time, first.time)
 
 
 def _rival(ranked: Sequence[Answer]) -> Answer:

@@ -66,7 +66,9 @@ def fit_wafer(path: Path, device: str, catalog: Catalog | None = None) -> WaferC
     # Splitting in micro-batches makes predictions step, so derivatives are taken over a visible stride.
     found: Any = optimize.least_squares(fit.residuals, first, diff_step=1e-3, x_scale=0.1)
     record = _record(fit, found, path)
-    return fit.calibration(found.x, digits=4).model_copy(update={"fit": {"steps": record}})
+    return fit.calibration(found.x, digits=4).model_copy(
+        update={"fit": {"efficiency": record, "layer_overhead_s": record}}
+    )
 
 
 def _record(fit: _Fit, found: Any, path: Path) -> FitRecord:

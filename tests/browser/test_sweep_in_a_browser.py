@@ -49,7 +49,7 @@ def test_the_page_opens_without_errors_requests_or_sideways_scrolling(
     assert opened.requests == [report.as_uri()]
 
 
-def test_curve_and_maps_are_drawn_as_what_they_are(open_page: Callable, report: Path) -> None:
+def test_curve_maps_and_reasons_are_drawn_as_what_they_are(open_page: Callable, report: Path) -> None:
     page = open_page(report).page
     assert page.evaluate(TYPES) == {
         "figure-scaling": ["scatter"] * 4,
@@ -59,10 +59,6 @@ def test_curve_and_maps_are_drawn_as_what_they_are(open_page: Callable, report: 
     cells = page.locator("#figure-map-cs-2-weight-streaming .heatmaplayer image").bounding_box()
     assert cells["width"] > 300
     assert page.locator("#figure-scaling .scatterlayer .point").count() == 5
-
-
-def test_a_reason_can_be_read_on_the_page(open_page: Callable, report: Path) -> None:
-    page = open_page(report).page
     reason = page.get_by_text("global_batch_size 2 gives some of 4 systems nothing").first
     reason.scroll_into_view_if_needed()
     assert reason.is_visible()

@@ -26,12 +26,13 @@ from perfsim.trace import Trace
 from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
 from perfsim.workload import Job
 
-MOST_PLANS = 12
+MOST_PLANS = 6
 """Plans of each question that are run: spread over all of its layouts."""
 
 QUESTIONS: dict[str, dict[str, Any]] = {
     "one device": {"devices": 1, "batch": 16},
     "one node": {"devices": 8, "batch": 32},
+    "a node with little memory": {"devices": 8, "batch": 32, "capacity": 10e9},
     "two nodes, reduction overlapped": {
         "devices": 16,
         "batch": 64,
@@ -77,8 +78,10 @@ def chosen(request: pytest.FixtureRequest) -> Strategy:
 def question(request: pytest.FixtureRequest, toys: ModuleType, chosen: Strategy) -> Question:
     fields = dict(QUESTIONS[request.param])
     devices = fields.pop("devices")
+    memory = {"capacity": fields.pop("capacity")} if "capacity" in fields else {}
     job = toys.job(**fields)
-    system = toys.gpu_cluster() if chosen.system_kind == "gpu-cluster" else toys.wafer_cluster()
+    make = toys.gpu_cluster if chosen.system_kind == "gpu-cluster" else toys.wafer_cluster
+    system = make(**memory)
     topology = toys.topology(devices, system)
     costs = toys.ToyCosts(system) if chosen.system_kind == "gpu-cluster" else WaferCosts(topology, job.recipe)
     return Question(chosen, job, topology, costs)

@@ -217,6 +217,7 @@ def study_result() -> StudyResult:
     times = [candidate.time_to_accuracy_s / 86400 for candidate in candidates]
     return StudyResult(
         study="gpt3_20b",
+        ratio_bands={"16 x cs-2, weight-streaming": (2.6, 3.8)},
         title="GPT-3 20B: GPUs or wafers",
         question="Which reaches the target first: 128 A100-80GB with 3D parallelism, "
         "or 1, 4 or 16 CS-2 with weight streaming?",

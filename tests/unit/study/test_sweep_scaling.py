@@ -93,12 +93,21 @@ def renamed(each: PointResult, name: str, factor: float) -> PointResult:
     return replace(at_speed(each, factor), point=replace(each.point, study=study))
 
 
+def in_days(each: PointResult, days: float) -> PointResult:
+    """The same point with a step that makes it take so many days."""
+    return at_speed(each, days * 86400 / time_of(each).time_s)
+
+
 def test_the_verdict_says_how_many_match_and_how_surely(result: SweepResult) -> None:
-    rival = [renamed(each, "rival", 2.0) for each in result.feasible]
-    verdict = sweep_verdict(replace(result, points=(*result.feasible, *rival)))
-    assert "To be as fast as 4 x rival" in verdict
-    assert "takes 2 x cs-2" in verdict
-    assert "within the 90 % band possibly 2, surely 4" in verdict
+    (series,) = series_of(result)
+    own = [in_days(each, days) for each, days in zip(series.points, (100, 50, 25), strict=True)]
+    rival = in_days(renamed(series.points[-1], "rival", 1.0), 50.5)
+    verdict = sweep_verdict(replace(result, points=(*own, rival)))
+    assert verdict.startswith("Soonest at the target: 4 x cs-2, 25 days (")
+    assert verdict.endswith(
+        "To be as fast as 4 x rival (50.5 days) takes 2 x cs-2 "
+        "(50 days; within the 90 % band possibly 2, surely 4)."
+    )
 
 
 def test_the_verdict_says_where_nothing_matches(result: SweepResult) -> None:

@@ -1,0 +1,171 @@
+"""Prices on a GPU cluster, with constants that are easy to reckon with."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from perfsim.calibration import (
+    FrameworkCalibration,
+    GemmConstants,
+    GpuCalibration,
+    MemoryConstants,
+    TileConstants,
+)
+from perfsim.costs.gpu import GpuCosts, smooth_maximum
+from perfsim.errors import CatalogError, GraphError
+from perfsim.graph import Kind, RankGroup, Work
+from perfsim.transformer import Kernel, elementwise, gemm
+
+HOST_S, KERNEL_S, BLOCKING_S = 30e-6, 2e-6, 10e-6
+
+
+def gpu_calibration(**changes: Any) -> GpuCalibration:
+    tile = TileConstants(shape=(128, 128), efficiency=0.9, choice_efficiency=0.9, overhead_k=0.0)
+    constants = GemmConstants(
+        tiles=(tile,),
+        split_k=(1,),
+        k_step=32,
+        split_traffic=1.0,
+        choice_split_traffic=1.0,
+        split_latency_s=0.0,
+        launch_s=3e-6,
+        memory_fraction=0.8,
+        overlap_sharpness=4.0,
+        burst_fraction=1.0,
+        burst_s=1.0,
+        power_sharpness=8.0,
+    )
+    fields: dict[str, Any] = {
+        "name": "toy",
+        "gemm": constants,
+        "memory": MemoryConstants(fraction=0.8),
+        "kernel_latency_s": KERNEL_S,
+        "sustained_fraction": 0.8,
+        "wgrad_factor": 1.25,
+        "attention_fraction": 0.5,
+    }
+    return GpuCalibration(**(fields | changes))
+
+
+def costs(toys: ModuleType, devices: int = 16, **recipe: Any) -> GpuCosts:
+    system = toys.gpu_cluster()
+    device = system.device.model_copy(update={"calibration": gpu_calibration()})
+    framework = FrameworkCalibration(
+        name="toy", host_s_per_kernel=HOST_S, host_blocking_s_per_kernel=BLOCKING_S, overlap_sharpness=4.0
+    )
+    topology = toys.topology(devices, system.model_copy(update={"device": device}))
+    return GpuCosts(topology, toys.recipe(**({"framework": framework} | recipe)))
+
+
+def work(*kernels: Kernel, kind: Kind = Kind.COMP, **changes: Any) -> Work:
+    return Work("w", kind, changes.pop("op", "w"), "forward", kernels=kernels, **changes)
+
+
+# ------------------------------------------------------------------------------------- kernels
+def test_a_memory_bound_kernel_takes_its_bytes_and_one_latency_a_launch(toys: ModuleType) -> None:
+    seconds = costs(toys).kernel_s(elementwise("e", 1.6e9, launches=3))
+    assert seconds == pytest.approx(3 * KERNEL_S + 1.6e9 / (0.8 * 2e12))
+
+
+def test_fused_attention_takes_its_flop_or_its_bytes(toys: ModuleType) -> None:
+    computing = Kernel("a", "attention", flop=312e9, bytes_accessed=1.0)
+    moving = Kernel("a", "attention", flop=1.0, bytes_accessed=1.6e9)
+    assert costs(toys).kernel_s(computing) == pytest.approx(KERNEL_S + 312e9 / (0.5 * 312e12))
+    assert costs(toys).kernel_s(moving) == pytest.approx(KERNEL_S + 1e-3)
+
+
+def test_a_weight_gradient_is_slower_by_its_factor(toys: ModuleType) -> None:
+    priced = costs(toys)
+    plain, gradient = (
+        priced.kernel_s(gemm("g", 2048, 2048, 2048, weight_gradient=flag)) for flag in (False, True)
+    )
+    assert gradient == pytest.approx(1.25 * plain)
+
+
+def test_a_large_gemm_stays_under_the_sustained_ceiling(toys: ModuleType) -> None:
+    kernel = gemm("g", 8192, 8192, 8192)
+    fraction = kernel.flop / (costs(toys).kernel_s(kernel) * 312e12)
+    assert 0.6 < fraction < 0.8
+
+
+# -------------------------------------------------------------------------------------- the host
+def test_many_small_kernels_take_as_long_as_their_launches(toys: ModuleType) -> None:
+    many = work(*[elementwise(f"e{number}", 1.0) for number in range(10)])
+    assert costs(toys).duration_s(many) == pytest.approx(10 * HOST_S, rel=1e-3)
+
+
+def test_one_large_kernel_hides_its_launch(toys: ModuleType) -> None:
+    large = elementwise("e", 16e9)
+    assert costs(toys).duration_s(work(large)) == pytest.approx(costs(toys).kernel_s(large), rel=1e-3)
+
+
+def test_a_host_that_waits_adds_up_instead_of_overlapping(toys: ModuleType) -> None:
+    kernels = [elementwise(f"e{number}", 16e6) for number in range(4)]
+    free, blocking = (costs(toys, host_blocking=flag).duration_s(work(*kernels)) for flag in (False, True))
+    assert blocking >= free + 4 * BLOCKING_S
+
+
+@pytest.mark.parametrize(("a", "b"), [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (3.0, 1e-9), (0.2, 0.1)])
+def test_the_smooth_maximum_is_symmetric_and_at_most_a_little_above_the_larger(a: float, b: float) -> None:
+    value = smooth_maximum(a, b, 4.0)
+    assert value == smooth_maximum(b, a, 4.0)
+    assert max(a, b) <= value <= 2 ** (1 / 4) * max(a, b)
+
+
+def test_nothing_takes_no_time() -> None:
+    assert smooth_maximum(0.0, 0.0, 4.0) == 0.0
+
+
+# -------------------------------------------------------------------------------- communication
+def test_a_collective_is_priced_by_how_its_group_lies_over_the_nodes(toys: ModuleType) -> None:
+    priced = costs(toys)
+    inside, across = (
+        priced.duration_s(work(kind=Kind.COMM_COLL, op="all_reduce", comm_bytes=1e9, group=group))
+        for group in (RankGroup(0, 1, 8), RankGroup(0, 8, 2))
+    )
+    assert inside == pytest.approx(2 * 7 / 8 * 1e9 / 300e9, rel=0.01)
+    assert across == pytest.approx(1e9 / 25e9, rel=0.01)
+
+
+def test_a_group_of_one_costs_at_most_its_launch(toys: ModuleType) -> None:
+    alone = work(kind=Kind.COMM_COLL, op="all_reduce", comm_bytes=1e9, group=RankGroup(0, 1, 1))
+    assert costs(toys).duration_s(alone) <= 4 * HOST_S
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"op": "all_reduce"}, "has no group"),
+        ({"op": "gossip", "group": RankGroup(0, 1, 2)}, "is gossip, which no model prices"),
+    ],
+)
+def test_communication_that_nobody_can_price_is_refused(
+    toys: ModuleType, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GraphError, match=message):
+        costs(toys).duration_s(work(kind=Kind.COMM_COLL, **changes))
+
+
+# ------------------------------------------------------------------------------ what is missing
+def test_a_device_without_calibration_is_refused_by_name(toys: ModuleType) -> None:
+    framework = FrameworkCalibration(name="f", host_s_per_kernel=1e-6, host_blocking_s_per_kernel=0.0)
+    with pytest.raises(CatalogError, match="toy-gpu names no GPU calibration"):
+        GpuCosts(toys.topology(8), toys.recipe(framework=framework))
+
+
+def test_a_recipe_without_framework_is_refused_by_name(toys: ModuleType) -> None:
+    with pytest.raises(CatalogError, match="recipe toy names no framework"):
+        costs(toys, framework=None)
+
+
+def test_a_precision_that_the_device_does_not_have_is_refused(toys: ModuleType) -> None:
+    with pytest.raises(CatalogError, match="toy-gpu has no peak for fp8; it has bf16, fp16, fp32"):
+        costs(toys, precision="fp8")
+
+
+def test_a_wafer_is_no_gpu(toys: ModuleType) -> None:
+    with pytest.raises(GraphError, match="toy-wafers is not a GPU cluster"):
+        GpuCosts(toys.topology(1, toys.wafer_cluster()), toys.recipe())

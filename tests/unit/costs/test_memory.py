@@ -1,0 +1,109 @@
+"""Memory in closed form."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from perfsim.costs.memory import (
+    MemoryUse,
+    StateBytes,
+    main_grad_bytes,
+    sharded_state_bytes,
+    stage_activation_bytes,
+    stage_parameters,
+    stage_working_bytes,
+    state_bytes,
+)
+from perfsim.transformer import LayerSlice, layer_activation_bytes, parameters
+from perfsim.workload import ParallelLayout
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ({"precision": "bf16"}, StateBytes(2, 4, 12)),
+        ({"precision": "fp16"}, StateBytes(2, 6, 12)),
+        ({"precision": "fp32"}, StateBytes(4, 4, 8)),
+        ({"precision": "bf16", "reduce_precision": "bf16"}, StateBytes(2, 2, 4)),
+        ({"precision": "bf16", "optimizer": "sgd"}, StateBytes(2, 4, 8)),
+    ],
+    ids=["bf16", "fp16", "fp32", "pure bf16", "sgd"],
+)
+def test_states_a_parameter_follow_from_precision_and_optimizer(
+    toys: ModuleType, recipe: dict[str, str], expected: StateBytes
+) -> None:
+    assert state_bytes(toys.recipe(**recipe)) == expected
+
+
+def test_gradients_are_accumulated_in_fp32_unless_reduced_in_half(toys: ModuleType) -> None:
+    assert main_grad_bytes(toys.recipe()) == 4.0
+    assert main_grad_bytes(toys.recipe(reduce_precision="bf16")) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [(0, (2, 4, 12)), (1, (2, 4, 3)), (2, (2, 1, 3)), (3, (0.5, 1, 3))],
+)
+def test_each_zero_stage_shards_one_more_state(stage: int, expected: tuple[float, ...]) -> None:
+    parts = sharded_state_bytes(100.0, StateBytes(2, 4, 12), stage, data=4)
+    assert tuple(parts.values()) == tuple(100 * each for each in expected)
+
+
+# ------------------------------------------------------------------------------------- a stage
+@pytest.fixture
+def part(toys: ModuleType) -> LayerSlice:
+    return LayerSlice(toys.model(), 1024, 2)
+
+
+TABLE, POSITIONS = 51200 * 2048, 1024 * 2048
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "tables"),
+    [
+        (False, False, 0),
+        (True, False, TABLE + POSITIONS),
+        (False, True, TABLE),
+        (True, True, TABLE + POSITIONS),
+    ],
+)
+def test_the_ends_hold_the_tables(part: LayerSlice, first: bool, last: bool, tables: int) -> None:
+    layers = 3 * parameters(part.model).layer
+    assert stage_parameters(part, 3, first, last) == layers + tables
+
+
+def test_an_untied_head_is_a_table_of_its_own(toys: ModuleType) -> None:
+    untied = LayerSlice(toys.model(tied_embeddings=False), 1024, 2)
+    assert stage_parameters(untied, 0, first=True, last=True) == 2 * TABLE + POSITIONS
+
+
+def test_tensor_ranks_share_layers_and_words(toys: ModuleType) -> None:
+    cut = LayerSlice(toys.model(), 1024, 2, tensor=4)
+    body = parameters(cut.model).layer
+    assert stage_parameters(cut, 1, first=True, last=False) == body / 4 + TABLE / 4 + POSITIONS
+
+
+def test_activations_are_linear_in_layers(part: LayerSlice) -> None:
+    each = layer_activation_bytes(part, "none")
+    assert stage_activation_bytes(part, ParallelLayout(), 5) == 5 * each
+
+
+def test_recompute_needs_room_to_make_one_layer_again(part: LayerSlice) -> None:
+    full = stage_working_bytes(part, ParallelLayout(recompute="full"), 1024, last=False)
+    assert full == layer_activation_bytes(part, "none") - layer_activation_bytes(part, "full")
+    assert stage_working_bytes(part, ParallelLayout(), 1024, last=False) == 0.0
+
+
+def test_the_last_stage_needs_room_for_its_logits(part: LayerSlice) -> None:
+    """Half precision and an fp32 copy; only the positions that reach the head."""
+    assert stage_working_bytes(part, ParallelLayout(), 1024, last=True) == 6 * 2 * 1024 * 51200
+    assert stage_working_bytes(part, ParallelLayout(), 16, last=True) == 6 * 2 * 16 * 51200
+
+
+# --------------------------------------------------------------------------------------- a use
+def test_a_use_adds_up_and_names_its_largest_part() -> None:
+    use = MemoryUse("stage 0", {"parameters": 3.0, "activations": 5.0}, 8.0)
+    assert (use.total_bytes, use.fits, use.largest_part) == (8.0, True, "activations")
+    assert not MemoryUse("stage 0", {"parameters": 8.1}, 8.0).fits

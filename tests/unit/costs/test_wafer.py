@@ -1,0 +1,98 @@
+"""Prices on a wafer-scale cluster."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from perfsim.calibration import WaferCalibration
+from perfsim.costs.wafer import WaferCosts, nearest_release
+from perfsim.errors import CatalogError, GraphError
+from perfsim.graph import Kind, Work
+from perfsim.transformer import gemm
+
+RATE, HOP, CHUNK = 150e9, 1e-5, 2**18
+
+
+def costs(toys: ModuleType, systems: int = 1, **changes: object) -> WaferCosts:
+    return WaferCosts(toys.topology(systems, toys.wafer_cluster(**changes)), toys.recipe())
+
+
+def move(op: str, n_bytes: float) -> Work:
+    return Work(op, Kind.MEM_LOAD, op, "weight_stream", comm_bytes=n_bytes)
+
+
+def compute(op: str) -> Work:
+    return Work(op, Kind.COMP, op, "forward", kernels=(gemm("g", 1000, 1000, 1000),))
+
+
+def test_compute_is_flop_over_efficiency_and_a_share_of_the_layers_overhead(toys: ModuleType) -> None:
+    flop_s = 2e9 / (0.233 * 7.48e15)
+    shares = {"layer.forward": 1 / 3, "layer.backward": 2 / 3, "layer.recompute": 1 / 3, "head.forward": 0}
+    for op, share in shares.items():
+        assert costs(toys).duration_s(compute(op)) == pytest.approx(flop_s + share * 5.5e-3)
+
+
+def test_weights_leave_at_line_rate_and_arrive_a_hop_and_a_chunk_a_level_later(toys: ModuleType) -> None:
+    assert costs(toys).duration_s(move("memoryx_read", 3e9)) == pytest.approx(3e9 / RATE)
+    for systems, levels in ((1, 0), (4, 1), (16, 2)):
+        latency = levels * (HOP + CHUNK / RATE)
+        assert costs(toys, systems).duration_s(move("broadcast", 3e9)) == pytest.approx(latency)
+        assert costs(toys, systems).duration_s(move("reduce", 3e9)) == pytest.approx(3e9 / RATE + latency)
+
+
+def test_the_update_runs_at_the_rate_of_the_weight_servers(toys: ModuleType) -> None:
+    assert costs(toys).duration_s(move("memoryx_update", 5e9)) == pytest.approx(5e-3)
+
+
+def test_the_slowest_of_memoryx_tree_and_ports_sets_the_rate(toys: ModuleType) -> None:
+    system = toys.wafer_cluster()
+    memoryx = system.memoryx.model_copy(update={"bandwidth": 50e9})
+    topology = toys.topology(1, system.model_copy(update={"memoryx": memoryx}))
+    assert WaferCosts(topology, toys.recipe()).stream_bytes_per_s == 50e9
+    narrow = system.model_copy(update={"io_ports": 6})
+    assert WaferCosts(toys.topology(1, narrow), toys.recipe()).stream_bytes_per_s == pytest.approx(75e9)
+
+
+def test_the_recipes_release_wins_over_the_systems(toys: ModuleType) -> None:
+    topology = toys.topology(1, toys.wafer_cluster())
+    default, older = (
+        WaferCosts(topology, toys.recipe(software_release=release)) for release in (None, "r1.7")
+    )
+    assert (default.release, older.release) == ("r2.0", "r1.7")
+    assert default.flop_per_s == 2 * older.flop_per_s
+
+
+@pytest.mark.parametrize(
+    ("wanted", "used"),
+    [
+        ("r1.7", "r1.7"),
+        ("r1.4", "r1.7"),
+        ("r1.9", "r1.8"),
+        ("r2.1", "r2.0"),
+        ("R2.0.3", "r2.0"),
+        ("r10.0", "r2.0"),
+    ],
+)
+def test_an_unmeasured_release_uses_the_nearest_earlier_one_and_says_so(wanted: str, used: str) -> None:
+    efficiency = {"r2.0": 0.2, "r1.7": 0.1, "r1.8": 0.15}
+    calibration = WaferCalibration(name="w", efficiency=efficiency, layer_overhead_s=0.0)
+    release, note = nearest_release(wanted, calibration)
+    assert release == used
+    assert (wanted in note and used in note) == (wanted != used)
+
+
+def test_a_release_that_is_no_number_is_refused(toys: ModuleType) -> None:
+    with pytest.raises(CatalogError, match="'newest' is not of the form r2.0"):
+        WaferCosts(toys.topology(1, toys.wafer_cluster()), toys.recipe(software_release="newest"))
+
+
+def test_a_precision_that_the_wafer_does_not_have_is_refused(toys: ModuleType) -> None:
+    with pytest.raises(CatalogError, match="toy-wafer has no peak for fp32; it has bf16, fp16"):
+        WaferCosts(toys.topology(1, toys.wafer_cluster()), toys.recipe(precision="fp32"))
+
+
+def test_a_gpu_cluster_is_no_wafer(toys: ModuleType) -> None:
+    with pytest.raises(GraphError, match="toy-gpus is not a wafer cluster"):
+        WaferCosts(toys.topology(8), toys.recipe())

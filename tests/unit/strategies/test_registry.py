@@ -1,0 +1,40 @@
+"""Finding a strategy by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsim.errors import InputError
+from perfsim.strategies import STRATEGIES, strategy, strategy_names
+
+
+def test_the_built_in_strategies_are_there_under_their_own_names() -> None:
+    assert {"3d", "data", "tensor", "pipeline", "weight-streaming"} <= set(strategy_names())
+    assert all(strategy(name).name == name for name in STRATEGIES)
+
+
+def test_an_unknown_name_gets_the_nearest_and_the_list() -> None:
+    with pytest.raises(InputError, match="unknown strategy 'weightstreaming'") as caught:
+        strategy("weightstreaming")
+    assert "did you mean 'weight-streaming'?" in str(caught.value)
+    assert "3d, data" in str(caught.value)
+
+
+def test_a_plug_in_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine:
+        name = "mine"
+
+    class Point:
+        name = "mine"
+
+        @staticmethod
+        def load() -> type[Mine]:
+            return Mine
+
+    def entry_points(*, group: str, name: str | None = None) -> list[type[Point]]:
+        assert group == "perfsim.strategies"
+        return [Point] if name in (None, "mine") else []
+
+    monkeypatch.setattr("perfsim.strategies.entry_points", entry_points)
+    assert "mine" in strategy_names()
+    assert isinstance(strategy("mine"), Mine)

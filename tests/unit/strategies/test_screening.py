@@ -1,0 +1,92 @@
+"""The closed form that screens layouts, piece by piece."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from perfsim.costs.price import price
+from perfsim.engine import critical_path
+from perfsim.graph import Work
+from perfsim.strategies import Plan, strategy
+from perfsim.workload import ParallelLayout
+
+LAYERS = {"attention.forward": 1.0, "mlp.forward": 1.0, "attention.backward": 2.0, "mlp.backward": 2.0}
+
+
+def both(toys: ModuleType, plan: Plan, seconds: dict[str, float]) -> tuple[float, float]:
+    """Estimated and simulated."""
+    costs = toys.TableCosts(seconds)
+    graph = toys.graph_of(plan)
+    simulated = critical_path(graph, price(graph, costs)).step_time_s
+    return strategy(plan.strategy).estimate_s(plan, costs.duration_s), simulated
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 7, 16])
+@pytest.mark.parametrize("pipeline", [1, 2, 4])
+def test_equal_stages_are_exact(toys: ModuleType, pipeline: int, microbatches: int) -> None:
+    plan = toys.plan("3d", toys.job(microbatches), ParallelLayout(pipeline=pipeline))
+    estimated, simulated = both(toys, plan, LAYERS)
+    assert estimated == pytest.approx(simulated)
+    assert simulated == (microbatches + pipeline - 1) * 6.0 * 8 / pipeline
+
+
+def test_equal_chunks_are_exact(toys: ModuleType) -> None:
+    layout = ParallelLayout(pipeline=2, virtual_pipeline=2, schedule="interleaved")
+    estimated, simulated = both(toys, toys.plan("3d", toys.job(8), layout), LAYERS)
+    assert estimated == pytest.approx(simulated)
+
+
+def test_the_slowest_stage_sets_the_pace(toys: ModuleType) -> None:
+    layout = ParallelLayout(pipeline=2, layers_per_stage=(2, 6))
+    estimated, simulated = both(toys, toys.plan("3d", toys.job(16), layout), LAYERS)
+    assert estimated == pytest.approx(6.0 * (8 + 15 * 6))
+    assert estimated == pytest.approx(simulated, rel=0.01)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_recompute_and_collectives_are_counted(toys: ModuleType, recompute: str) -> None:
+    seconds = LAYERS | {"attention.recompute": 0.5, "mlp.recompute": 0.7, "tensor.all_reduce": 0.1}
+    layout = ParallelLayout(tensor=2, recompute=recompute)  # type: ignore[arg-type]
+    estimated, simulated = both(toys, toys.plan("3d", toys.job(4), layout), seconds)
+    assert estimated == pytest.approx(simulated)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_reduction_tie_update_and_gather_come_after_the_last_backward(
+    toys: ModuleType, zero_stage: int
+) -> None:
+    tail = {
+        "data.all_reduce": 3.0,
+        "data.reduce_scatter": 2.0,
+        "pipeline.tied_embedding": 5.0,
+        "optimizer": 1.0,
+        "data.all_gather": 4.0,
+    }
+    layout = ParallelLayout(pipeline=2, data=2, zero_stage=zero_stage)
+    estimated, simulated = both(toys, toys.plan("3d", toys.job(8), layout), LAYERS | tail)
+    assert estimated == pytest.approx(simulated)
+
+
+@pytest.mark.parametrize("bucket_s", [0.5, 4.0, 9.0])
+def test_overlapped_reduction_exposes_what_outlasts_the_backward_and_the_tables(
+    toys: ModuleType, bucket_s: float
+) -> None:
+    job = toys.job(8, {"overlap_grad_reduce": True})
+    plan = toys.plan("3d", job, ParallelLayout(data=2))
+    costs = toys.TableCosts(LAYERS)
+
+    def duration(work: Work) -> float:
+        """A layer's gradients take `bucket_s`, everything else by its bytes."""
+        return bucket_s * work.comm_bytes / LAYER_BYTES if work.op == "all_reduce" else costs.duration_s(work)
+
+    class Costs:
+        duration_s = staticmethod(duration)
+
+    graph = toys.graph_of(plan)
+    simulated = critical_path(graph, price(graph, Costs())).step_time_s
+    assert strategy("3d").estimate_s(plan, duration) == pytest.approx(simulated, rel=1e-6)
+
+
+LAYER_BYTES = 4.0 * (12 * 2048**2 + 13 * 2048)

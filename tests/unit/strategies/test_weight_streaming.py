@@ -1,0 +1,160 @@
+"""Weight streaming as a graph: what streams when, and what waits for what."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from perfsim.costs.price import price
+from perfsim.costs.wafer import WaferCosts
+from perfsim.engine import critical_path
+from perfsim.errors import LayoutError, MemoryCapacityError
+from perfsim.graph import TaskGraph
+from perfsim.strategies import Plan, strategy
+from perfsim.trace import Trace
+from perfsim.workload import ParallelLayout
+
+BLOCKS = 8 + 2
+
+
+def planned(toys: ModuleType, *, systems: int = 1, batch: int = 32, **layout: object) -> Plan:
+    fields = {"micro_batch_size": batch // systems, "data": systems} | layout
+    chosen = ParallelLayout(**fields)  # type: ignore[arg-type]
+    return toys.plan("weight-streaming", toys.job(batch), chosen, toys.wafer_cluster())
+
+
+def names(graph: TaskGraph, stream: str, step: int = 0) -> list[str]:
+    """Names of the tasks of a stream in one step, without their micro-batch."""
+    bounds = (0, *graph.step_ends)
+    tasks = [graph.task(number) for number in range(bounds[step], bounds[step + 1])]
+    return [task.work.name for task in tasks if task.stream == stream]
+
+
+def run(toys: ModuleType, plan: Plan, seconds: dict[str, float]) -> Trace:
+    graph = toys.graph_of(plan)
+    return critical_path(graph, price(graph, toys.TableCosts(seconds)))
+
+
+def test_weights_stream_forward_and_again_backward(toys: ModuleType) -> None:
+    graph = toys.graph_of(planned(toys))
+    forward = ["embedding.load", *["layer.load"] * 8, "head.load"]
+    assert names(graph, "memoryx/out") == forward + forward[::-1]
+    assert names(graph, "swarmx/down") == [
+        name.replace("load", "broadcast") for name in forward + forward[::-1]
+    ]
+
+
+def test_gradients_leave_last_layer_first_and_are_updated_in_that_order(toys: ModuleType) -> None:
+    graph = toys.graph_of(planned(toys))
+    reduced = ["head.reduce", *["layer.reduce"] * 8, "embedding.reduce"]
+    assert names(graph, "swarmx/up") == reduced
+    assert names(graph, "memoryx/update") == [name.replace("reduce", "update") for name in reduced]
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+def test_every_micro_batch_repeats_the_streams_but_not_the_update(
+    toys: ModuleType, microbatches: int
+) -> None:
+    graph = toys.graph_of(planned(toys, micro_batch_size=32 // microbatches))
+    for step in range(2):
+        assert len(names(graph, "memoryx/out", step)) == 2 * BLOCKS * microbatches
+        assert len(names(graph, "swarmx/up", step)) == BLOCKS * microbatches
+        assert len(names(graph, "memoryx/update", step)) == BLOCKS
+
+
+def test_weights_are_prefetched_one_block_ahead_and_no_further(toys: ModuleType) -> None:
+    seconds = {"layer.forward": 1.0, "embedding.forward": 1.0, "head.forward": 1.0}
+    trace = run(toys, planned(toys), seconds)
+    graph = trace.graph
+    loads = [task.id for task in graph.tasks() if task.stream == "memoryx/out"]
+    forwards = [task.id for task in graph.tasks() if task.work.name.endswith(".forward")]
+    first_step = slice(2, BLOCKS)
+    # The load of block n starts when block n - 2 is done: block n - 1 computes meanwhile.
+    freed = trace.end_s[forwards[:BLOCKS]][:-2]
+    assert trace.start_s[loads[first_step]].tolist() == freed.tolist()
+    assert trace.start_s[loads[:2]].tolist() == [0.0, 0.0]
+
+
+def test_a_stream_slower_than_compute_sets_the_pace(toys: ModuleType) -> None:
+    fast, slow = (run(toys, planned(toys), {"layer.forward": 1.0, "layer.load": load}) for load in (0.5, 3.0))
+    assert fast.step_time_s < 8 * 1.0 + 8 * 0.5 + 1.0
+    assert slow.step_time_s == pytest.approx(2 * 8 * 3.0, rel=0.1)
+
+
+def test_the_next_step_waits_for_the_update_of_its_first_weights(toys: ModuleType) -> None:
+    seconds = {"layer.backward": 1.0, "embedding.reduce": 2.0, "embedding.update": 4.0, "embedding.load": 8.0}
+    trace = run(toys, planned(toys), seconds)
+    graph = trace.graph
+    first = next(
+        task.id
+        for task in graph.tasks()
+        if task.id >= graph.step_ends[0] and task.work.name == "embedding.load"
+    )
+    update = next(task.id for task in graph.tasks() if task.work.name == "embedding.update")
+    assert trace.start_s[first] == trace.end_s[update]
+    # The boundary: gradient of the embedding up, its update, its weights down.
+    assert trace.step_time_s >= 2.0 + 4.0 + 8.0
+
+
+def test_recompute_runs_each_layers_forward_again(toys: ModuleType) -> None:
+    graph = toys.graph_of(planned(toys, recompute_layers=2, recompute="full"))
+    assert names(graph, "cs0/compute").count("layer.recompute") == 8
+
+
+def test_one_wafer_stands_for_all(toys: ModuleType) -> None:
+    graph = toys.graph_of(planned(toys, systems=4, batch=128))
+    assert [stream for stream in graph.streams if stream.endswith("/compute")] == ["cs0/compute"]
+    groups = {work.group for work in graph.works if work.kind.is_communication}
+    assert [group.size for group in groups if group is not None] == [4]
+
+
+def test_matrices_are_streamed_and_attention_is_not_a_weight(toys: ModuleType) -> None:
+    graph = toys.graph_of(planned(toys))
+    kernels = {kernel.name: kernel for work in graph.works for kernel in work.kernels}
+    assert kernels["fc1"].partition == kernels["lm_head"].partition == "streamed"
+    assert kernels["scores"].partition == kernels["context"].partition == "none"
+
+
+def test_the_second_step_is_the_steady_state(toys: ModuleType) -> None:
+    plan = planned(toys)
+    graph = toys.graph_of(plan)
+    trace = critical_path(graph, price(graph, WaferCosts(plan.topology, plan.job.recipe)))
+    first, second = np.diff([0.0, *trace.step_end_s])
+    assert second == trace.step_time_s
+    assert second == pytest.approx(first, rel=0.2)
+
+
+# ------------------------------------------------------------------------------------- layouts
+def test_layouts_are_the_fewest_micro_batches_that_fit_for_each_policy(toys: ModuleType) -> None:
+    job, topology = toys.job(1024), toys.topology(2, toys.wafer_cluster())
+    listed = list(strategy("weight-streaming").layouts(job, topology))
+    assert [layout.recompute_layers for layout in listed] == [0, 1, 2, 4]
+    sizes = [layout.micro_batch_size for layout in listed]
+    assert sizes[0] == min(sizes), "keeping everything takes the most room"
+    assert all(layout.data == 2 for layout in listed)
+
+
+def test_everything_wrong_with_a_layout_is_listed(toys: ModuleType) -> None:
+    topology = toys.topology(4, toys.wafer_cluster())
+    with pytest.raises(LayoutError) as caught:
+        strategy("weight-streaming").plan(toys.job(2), topology, ParallelLayout(tensor=2, data=3))
+    assert [problem.message for problem in caught.value.problems] == [
+        "weight streaming is data parallel only: tensor and pipeline must be 1",
+        "data 3 must equal the 4 systems",
+        "global_batch_size 2 gives some of 3 systems nothing",
+    ]
+
+
+def test_all_resident_is_refused_where_it_does_not_fit_with_a_way_out(toys: ModuleType) -> None:
+    topology = toys.topology(1, toys.wafer_cluster())
+    layout = ParallelLayout(micro_batch_size=512)
+    with pytest.raises(MemoryCapacityError, match=r"wafer needs .* GB of 40.0 GB; try a smaller"):
+        strategy("weight-streaming").plan(toys.job(512), topology, layout)
+
+
+def test_the_plan_says_which_policy_it_follows(toys: ModuleType) -> None:
+    assert planned(toys, micro_batch_size=16).notes == (
+        "wafer memory policy: resident, split in 2 micro-batches",
+    )
