@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ class Trace:
     def step_end_s(self) -> tuple[float, ...]:
         """When the last task of each optimizer step ended."""
         bounds = (0, *self.graph.step_ends)
-        return tuple(float(self.end_s[a:b].max()) for a, b in zip(bounds, bounds[1:], strict=False))
+        return tuple(float(self.end_s[a:b].max()) for a, b in pairwise(bounds))
 
     @property
     def step_time_s(self) -> float:
@@ -96,7 +97,7 @@ class Trace:
     def _tasks_of_streams(self) -> list[NDArray[np.int64]]:
         order = np.argsort(self.graph.stream, kind="stable")
         bounds = np.searchsorted(self.graph.stream[order], np.arange(len(self.graph.streams) + 1))
-        return [order[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [order[a:b] for a, b in pairwise(bounds)]
 
     def _breakdown(self, compute: NDArray[np.int64], others: NDArray[np.int64]) -> dict[str, float]:
         low, high = self.step_window_s

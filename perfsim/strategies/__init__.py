@@ -19,6 +19,12 @@ STRATEGIES: dict[str, Strategy] = {
         ThreeD("data", ("data",), "data parallelism alone: every device holds the model"),
         ThreeD("tensor", ("tensor",), "tensor parallelism alone: every layer is cut over all devices"),
         ThreeD("pipeline", ("pipeline",), "pipeline parallelism alone: layers are dealt over all devices"),
+        ThreeD(
+            "zero3",
+            ("tensor", "data"),
+            "data (and tensor) parallelism with everything sharded: ZeRO 3, FSDP",
+            zero_stage=3,
+        ),
         WeightStreaming(),
     )
 }

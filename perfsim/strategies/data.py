@@ -41,9 +41,9 @@ class Replicas:
         op = "all_reduce" if self.zero_stage == 0 else "reduce_scatter"
         return self._collective(op, num_parameters * main_grad_bytes(self.recipe), "gradients")
 
-    def gather_work(self) -> Work:
-        """ZeRO 1 and 2: every replica fetches the parameters that the others have updated."""
-        return self._collective("all_gather", self.num_parameters * HALF, "parameters")
+    def gather_work(self, num_parameters: float) -> Work:
+        """Every replica fetches the parameters that the others hold."""
+        return self._collective("all_gather", num_parameters * HALF, "parameters")
 
     def _collective(self, op: str, n_bytes: float, what: str) -> Work:
         return Work(

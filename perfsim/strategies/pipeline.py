@@ -21,7 +21,7 @@ from perfsim.strategies.tensor import (
     emit_layer_backward,
     emit_layer_forward,
 )
-from perfsim.transformer import HALF
+from perfsim.strategies.zero import Shards
 
 Wide = NDArray[np.int64]
 
@@ -38,6 +38,8 @@ class VirtualStage:
     previous_ranks: RankGroup | None
     recompute: str
     head_positions: int
+    shards: Shards | None = None
+    """Where parameters are sharded over replicas (ZeRO 3)."""
 
     @property
     def first(self) -> bool:
@@ -97,16 +99,20 @@ def softmax_sum_bytes(stage: VirtualStage) -> float:
 def forward_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
     """Forward of one micro-batch through one virtual stage."""
     template, group = builder.template(), stage.group
+    root = [stage.shards.gather_root(template)] if stage.shards else []
     if stage.first:
-        hidden = template.task(embedding_work(stage), group.compute).tensor
+        hidden = template.task(embedding_work(stage), group.compute, root).tensor
         hidden = group.all_reduce(template, hidden)
     else:
         hidden = _receive(template, stage, "activation")
+    done: list[int] = []
     for layer in range(stage.num_layers):
-        hidden, saved = emit_layer_forward(template, group, stage.recompute, hidden)
+        weights = [stage.shards.gather_layer(template, done)] if stage.shards else []
+        hidden, saved = emit_layer_forward(template, group, stage.recompute, hidden, weights)
         template.output(f"saved{layer}", saved)
+        done.append(hidden)
     if stage.last:
-        logits = template.task(head_work(stage), group.compute, [hidden]).tensor
+        logits = template.task(head_work(stage), group.compute, [hidden, *root]).tensor
         template.output("logits", group.all_reduce(template, logits, softmax_sum_bytes(stage)))
     if stage.next_ranks is not None:
         work = transfer_work(stage, stage.next_ranks)
@@ -130,20 +136,38 @@ def backward_template(
         gradient = group.all_reduce(template, gradient)
     else:
         gradient = _receive(template, stage, "gradient")
-    for layer in reversed(range(stage.num_layers)):
-        saved = template.port(f"saved{layer}")
-        gradient = emit_layer_backward(template, group, stage.recompute, gradient, saved)
-        if layer_done is not None:
-            layer_done.emit(template, layer, gradient)
+    gradient = _backward_layers(template, stage, gradient, layer_done)
     if stage.first:
         gradient = template.task(embedding_backward_work(stage), group.compute, [gradient]).tensor
     template.output("weight_gradients", gradient)
+    if stage.shards:
+        template.output("weight_gradients", stage.shards.scatter_root(template, gradient))
     if stage.previous_ranks is not None:
         work = transfer_work(stage, stage.previous_ranks)
         template.output("gradient", template.task(work, f"{group.device}/send-previous", [gradient]).tensor)
     elif not stage.first:
         template.output("gradient", gradient)
     return template
+
+
+def _backward_layers(
+    template: Template, stage: VirtualStage, gradient: int, layer_done: LayerDone | None
+) -> int:
+    """The layers of a stage backward; returns the gradient of the first one's input."""
+    shards, done = stage.shards, [gradient]
+    ahead = [shards.gather_layer(template, done)] if shards and stage.num_layers else []
+    for layer in reversed(range(stage.num_layers)):
+        weights, ahead = ahead, []
+        if shards and layer:
+            ahead = [shards.gather_layer(template, done)]
+        saved = template.port(f"saved{layer}")
+        gradient = emit_layer_backward(template, stage.group, stage.recompute, gradient, saved, weights)
+        done.append(gradient)
+        if layer_done is not None:
+            layer_done.emit(template, layer, gradient)
+        if shards:
+            template.output(f"reduced{layer}", shards.scatter_layer(template, gradient))
+    return gradient
 
 
 @dataclass
@@ -221,6 +245,3 @@ def emit_tied_embedding(
     """Sum the gradients of a tied embedding; both stages wait for it."""
     work = tied_embedding_work(first, ranks, grad_bytes)
     return builder.task(work, f"{first.device}/send-previous", reads).tensor
-
-
-HIDDEN_BYTES = HALF

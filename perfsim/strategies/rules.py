@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies.schedules import SCHEDULES
+from perfsim.strategies.zero import SHARDED
 from perfsim.topology import Topology
 from perfsim.workload import Job, ParallelLayout, Recompute
 
+ZERO_STAGES = (0, 1, SHARDED)
 MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)
 DEGREES = ("tensor", "pipeline", "data")
 
@@ -36,8 +38,10 @@ def _device_problems(
             f"tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data} is "
             f"{layout.num_devices} devices, the question has {topology.num_devices}"
         )
-    if layout.zero_stage not in (0, 1):
-        yield f"zero_stage {layout.zero_stage} is not available yet; allowed: 0, 1"
+    if layout.zero_stage not in ZERO_STAGES:
+        yield f"zero_stage {layout.zero_stage} is not available; allowed: 0, 1, 3"
+    if layout.zero_stage == SHARDED and layout.pipeline > 1:
+        yield f"zero_stage 3 gathers every layer on every rank, so pipeline must be 1, not {layout.pipeline}"
     if layout.order != "tp-dp-pp":
         yield f"rank order {layout.order!r} is not available; allowed: tp-dp-pp"
 

@@ -24,6 +24,7 @@ from perfsim.strategies.pipeline import (
 )
 from perfsim.strategies.plan import Duration, Plan
 from perfsim.strategies.tensor import LayerWorks, layer_works
+from perfsim.strategies.zero import SHARDED, Shards
 
 
 def estimate_step_s(
@@ -45,6 +46,8 @@ def _pass_times(stages: Sequence[VirtualStage], duration: Duration) -> list[floa
     A stage's time is linear in its layers, so each kind of stage (first, middle, last) is priced
     with none and with one.
     """
+    if stages[0].shards is not None:
+        return [_sharded_pass_s(stages[0], stages[0].shards, duration)]
     known: dict[tuple[bool, bool], tuple[float, float]] = {}
     times = []
     for stage in stages:
@@ -57,6 +60,23 @@ def _pass_times(stages: Sequence[VirtualStage], duration: Duration) -> list[floa
         none, one = known[kind]
         times.append(none + stage.num_layers * (one - none))
     return times
+
+
+def _sharded_pass_s(stage: VirtualStage, shards: Shards, duration: Duration) -> float:
+    """Both passes of a sharded stage: compute and communication hide one another, the longer counts.
+
+    The first gather, of embedding and head, stands alone.
+    """
+    total = duration(shards.gather_work(shards.root_parameters))
+    for write in (forward_template, backward_template):
+        builder = GraphBuilder()
+        recorded = write(builder, stage)
+        works = [builder.works[number] for number in recorded.work_ids]
+        seconds = [duration(work) for work in works]
+        moving = [work.category == "data_communication" for work in works]
+        communication = sum(s for s, moves in zip(seconds, moving, strict=True) if moves)
+        total += max(communication, sum(seconds) - communication)
+    return total
 
 
 def _pass_s(stage: VirtualStage, duration: Duration) -> float:
@@ -76,7 +96,7 @@ def _reduction_s(
     """
     rank = max(range(len(replicas)), key=lambda rank: replicas[rank].num_parameters)
     largest = replicas[rank]
-    if largest.size == 1:
+    if largest.size == 1 or stages[0].shards is not None:
         return 0.0
     if not plan.job.recipe.overlap_grad_reduce:
         return duration(largest.reduce_work(largest.num_parameters))
@@ -111,6 +131,6 @@ def _tie_s(plan: Plan, stages: Sequence[VirtualStage], duration: Duration) -> fl
 def _update_s(replicas: Sequence[Replicas], duration: Duration) -> float:
     largest = max(replicas, key=lambda each: each.num_parameters)
     update = duration(largest.optimizer_work())
-    if largest.zero_stage and largest.size > 1:
-        update += duration(largest.gather_work())
+    if 0 < largest.zero_stage < SHARDED and largest.size > 1:
+        update += duration(largest.gather_work(largest.num_parameters))
     return update

@@ -7,6 +7,7 @@ a reduce-scatter and an all-gather of the same bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -113,24 +114,32 @@ class TensorGroup:
 
 
 def emit_layer_forward(
-    template: Template, group: TensorGroup, recompute: str, hidden: int
+    template: Template, group: TensorGroup, recompute: str, hidden: int, weights: Sequence[int] = ()
 ) -> tuple[int, int]:
-    """One layer forward; returns its output and what it keeps for the backward."""
+    """One layer forward; returns its output and what it keeps for the backward.
+
+    `weights` are the layer's parameters where they must be fetched first.
+    """
     works = layer_works(group.part, recompute)
-    attention = template.task(works.attention_forward, group.compute, [hidden]).tensor
+    attention = template.task(works.attention_forward, group.compute, [hidden, *weights]).tensor
     attention = group.all_reduce(template, attention)
-    mlp = template.task(works.mlp_forward, group.compute, [attention, hidden]).tensor
+    mlp = template.task(works.mlp_forward, group.compute, [attention, hidden, *weights]).tensor
     return group.all_reduce(template, mlp), mlp + 1
 
 
 def emit_layer_backward(
-    template: Template, group: TensorGroup, recompute: str, gradient: int, saved: int
+    template: Template,
+    group: TensorGroup,
+    recompute: str,
+    gradient: int,
+    saved: int,
+    weights: Sequence[int] = (),
 ) -> int:
     """One layer backward, made again first where the recompute mode says so; returns its input's gradient."""
     works = layer_works(group.part, recompute)
-    reads = [gradient, saved]
+    reads = [gradient, saved, *weights]
     if works.attention_recompute is not None:
-        again = template.task(works.attention_recompute, group.compute, [saved, gradient]).tensor
+        again = template.task(works.attention_recompute, group.compute, [saved, gradient, *weights]).tensor
         if works.mlp_recompute is not None:
             again = group.all_reduce(template, again)
             again = template.task(works.mlp_recompute, group.compute, [again]).tensor

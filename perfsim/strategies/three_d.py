@@ -1,24 +1,16 @@
 """3D parallelism: tensor, pipeline and data parallelism composed, as Megatron composes them.
 
 Ranks: tensor innermost, then data, then pipeline. One tensor peer of one replica is written for each
-pipeline rank; it stands for all its like (`multiplicity`). The plain strategies `data`, `tensor` and
-`pipeline` are this one with two degrees held at 1.
+pipeline rank; it stands for all its like (`multiplicity`). The plain strategies `data`, `tensor`,
+`pipeline` and `zero3` are this one with some degrees held at 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from perfsim.costs.memory import (
-    MemoryUse,
-    main_grad_bytes,
-    sharded_state_bytes,
-    stage_activation_bytes,
-    stage_parameters,
-    stage_working_bytes,
-    state_bytes,
-)
+from perfsim.costs.memory import MemoryUse, main_grad_bytes, stage_parameters
 from perfsim.errors import InputError, LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder, RankGroup
 from perfsim.graph.builder import Stamped
@@ -34,120 +26,14 @@ from perfsim.strategies.pipeline import (
 )
 from perfsim.strategies.plan import Duration, Plan
 from perfsim.strategies.rules import layout_problems, legal_layouts
-from perfsim.strategies.schedules import in_flight, merged_order, schedule
+from perfsim.strategies.schedules import merged_order, schedule
 from perfsim.strategies.screening import estimate_step_s
-from perfsim.strategies.tensor import TensorGroup
+from perfsim.strategies.stages import stage_memory, stages_of
+from perfsim.strategies.zero import SHARDED
 from perfsim.topology import Topology
-from perfsim.transformer import LayerSlice
 from perfsim.workload import Job, ParallelLayout
 
 GIB = 2.0**30
-
-
-def layer_slice(job: Job, layout: ParallelLayout) -> LayerSlice:
-    """One rank's share of a layer under a layout."""
-    recipe = job.recipe
-    return LayerSlice(
-        model=job.model,
-        seq_length=recipe.seq_length,
-        micro_batch_size=layout.micro_batch_size,
-        tensor=layout.tensor,
-        sequence_parallel=layout.sequence_parallel,
-        attention=recipe.attention,
-        main_grad_bytes=main_grad_bytes(recipe),
-        dropout=recipe.dropout,
-    )
-
-
-def layers_of_virtual_stages(job: Job, layout: ParallelLayout) -> tuple[int, ...]:
-    """Layers of each virtual stage in the order of the data."""
-    if layout.layers_per_stage is not None:
-        return layout.layers_per_stage
-    return (job.model.num_layers // layout.num_stages,) * layout.num_stages
-
-
-@dataclass(frozen=True)
-class Stages:
-    """Who computes what: the virtual stages of a plan and the replicas of each pipeline rank."""
-
-    virtual: tuple[VirtualStage, ...]
-    replicas: tuple[Replicas, ...]
-
-    def of_rank(self, rank: int) -> list[VirtualStage]:
-        """The chunks of one pipeline rank."""
-        return [stage for stage in self.virtual if stage.number % len(self.replicas) == rank]
-
-
-def stages_of(job: Job, layout: ParallelLayout) -> Stages:
-    """Lay a job's layers over the ranks of a layout."""
-    part = layer_slice(job, layout)
-    layers = layers_of_virtual_stages(job, layout)
-    width = layout.tensor * layout.data
-    positions = job.recipe.lm_head_positions or job.recipe.seq_length
-
-    def group(rank: int) -> TensorGroup:
-        return TensorGroup(part, RankGroup(rank * width, 1, layout.tensor), f"gpu{rank * width}")
-
-    def towards(number: int, other: int) -> RankGroup | None:
-        rank, neighbour = number % layout.pipeline, other % layout.pipeline
-        if not 0 <= other < len(layers) or rank == neighbour:
-            return None
-        return RankGroup(rank * width, (neighbour - rank) * width, 2)
-
-    virtual = tuple(
-        VirtualStage(
-            number=number,
-            num_stages=len(layers),
-            num_layers=count,
-            group=group(number % layout.pipeline),
-            next_ranks=towards(number, number + 1),
-            previous_ranks=towards(number, number - 1),
-            recompute=layout.recompute,
-            head_positions=positions,
-        )
-        for number, count in enumerate(layers)
-    )
-    replicas = tuple(
-        Replicas(
-            recipe=job.recipe,
-            ranks=RankGroup(rank * width, layout.tensor, layout.data),
-            device=f"gpu{rank * width}",
-            num_parameters=_rank_parameters(part, layers, rank, layout.pipeline),
-            zero_stage=layout.zero_stage,
-        )
-        for rank in range(layout.pipeline)
-    )
-    return Stages(virtual, replicas)
-
-
-def _rank_parameters(part: LayerSlice, layers: tuple[int, ...], rank: int, pipeline: int) -> float:
-    mine = range(rank, len(layers), pipeline)
-    return stage_parameters(
-        part, sum(layers[number] for number in mine), first=rank == 0, last=rank == pipeline - 1
-    )
-
-
-def stage_memory(job: Job, layout: ParallelLayout, system: GpuClusterSpec) -> tuple[MemoryUse, ...]:
-    """Peak memory of one rank of each pipeline stage."""
-    part = layer_slice(job, layout)
-    layers = layers_of_virtual_stages(job, layout)
-    microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
-    positions = job.recipe.lm_head_positions or job.recipe.seq_length
-    uses = []
-    for rank in range(layout.pipeline):
-        count = sum(layers[rank :: layout.pipeline])
-        parts = sharded_state_bytes(
-            _rank_parameters(part, layers, rank, layout.pipeline),
-            state_bytes(job.recipe),
-            layout.zero_stage,
-            layout.data,
-        )
-        held = in_flight(layout.schedule, rank, layout.pipeline, layout.virtual_pipeline, microbatches)
-        parts["activations"] = held * stage_activation_bytes(part, layout, count)
-        parts["working set"] = stage_working_bytes(part, layout, positions, rank == layout.pipeline - 1)
-        parts["reserved"] = system.device.memory.reserved
-        uses.append(MemoryUse(f"stage {rank}", parts, system.device.memory.capacity))
-    return tuple(uses)
 
 
 @dataclass(frozen=True)
@@ -158,10 +44,13 @@ class ThreeD:
     free_degrees: tuple[str, ...] = ("tensor", "pipeline", "data")
     summary: str = "tensor, pipeline and data parallelism composed (Megatron)"
     system_kind: str = "gpu-cluster"
+    zero_stage: int | None = None
+    """The ZeRO stage of every layout; None: the layout's own."""
 
     def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
         """Every legal layout of this strategy on all devices of the topology."""
-        return legal_layouts(job, topology, self.free_degrees)
+        for layout in legal_layouts(job, topology, self.free_degrees):
+            yield layout if self.zero_stage is None else replace(layout, zero_stage=self.zero_stage)
 
     def plan(
         self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
@@ -170,6 +59,8 @@ class ThreeD:
         system = topology.system
         if not isinstance(system, GpuClusterSpec):
             raise InputError(f"strategy {self.name} runs on GPU clusters; {system.name} is a {system.kind}")
+        if self.zero_stage is not None:
+            layout = replace(layout, zero_stage=self.zero_stage)
         problems = layout_problems(job, topology, layout, self.name, self.free_degrees)
         if problems:
             raise LayoutError([Problem(text) for text in problems])
@@ -223,7 +114,9 @@ class _Step:
         self.plan = plan
         self.builder = builder
         self.stages = stages_of(plan.job, plan.layout)
-        self.overlap = plan.job.recipe.overlap_grad_reduce and plan.layout.data > 1
+        self.sharded = plan.layout.zero_stage == SHARDED
+        overlaps = plan.job.recipe.overlap_grad_reduce and not self.sharded
+        self.overlap = overlaps and plan.layout.data > 1
 
     def emit(self) -> None:
         layout = self.plan.layout
@@ -261,10 +154,10 @@ class _Step:
         for stage in self.stages.of_rank(rank):
             slot = index["B", stage.number, final]
             done.append(stamped.tensor(slot, "weight_gradients"))
-            if self.overlap:
+            if self.overlap or self.sharded:
                 done += [stamped.tensor(slot, f"reduced{layer}") for layer in range(stage.num_layers)]
                 rest -= stage_parameters(stage.group.part, stage.num_layers, first=False, last=False)
-        if replicas.size == 1 or rest < 1:  # less than a parameter is rounding
+        if self.sharded or replicas.size == 1 or rest < 1:  # less than a parameter is rounding
             return done
         return [self.builder.task(replicas.reduce_work(rest), replicas.stream, done).tensor]
 
@@ -286,5 +179,6 @@ class _Step:
         for replicas in self.stages.replicas:
             compute = f"{replicas.device}/compute"
             updated = self.builder.task(replicas.optimizer_work(), compute, everything).tensor
-            if replicas.zero_stage and replicas.size > 1:
-                self.builder.task(replicas.gather_work(), replicas.stream, [updated])
+            if replicas.zero_stage and replicas.size > 1 and not self.sharded:
+                gather = replicas.gather_work(replicas.num_parameters)
+                self.builder.task(gather, replicas.stream, [updated])

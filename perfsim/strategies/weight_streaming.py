@@ -48,7 +48,7 @@ class WeightStreaming:
     def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
         """For each recompute group, the fewest micro-batches that fit."""
         system = topology.system
-        if not isinstance(system, WaferClusterSpec) or job.global_batch_size < topology.num_devices:
+        if not isinstance(system, WaferClusterSpec):
             return
         per_system = -(-job.global_batch_size // topology.num_devices)
         for group in RECOMPUTE_GROUPS:

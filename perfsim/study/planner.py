@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfsim.costs.price import Costs
-from perfsim.errors import MemoryCapacityError, PlanError
+from perfsim.errors import LayoutError, MemoryCapacityError, PlanError
 from perfsim.strategies import Plan, Strategy
 from perfsim.study.evaluate import Evaluation, evaluate
 from perfsim.topology import Topology
@@ -32,6 +32,8 @@ def screen(strategy: Strategy, job: Job, topology: Topology, costs: Costs) -> li
         tried += 1
         try:
             plan = strategy.plan(job, topology, layout)
+        except LayoutError as error:
+            raise PlanError([problem.message for problem in error.problems]) from None
         except MemoryCapacityError as error:
             too_large.append((error.ratio, f"{short_layout(layout)}: {error}"))
             continue

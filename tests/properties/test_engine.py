@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.critical_path import critical_path_ends, longest_chain
 from perfsim.engine.fairshare import Flow
-from perfsim.engine.grid import grid_exponent
+from perfsim.engine.grid import FINEST_EXPONENT, grid_exponent
 from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
 from perfsim.trace import Trace
 
@@ -30,6 +30,8 @@ rows = st.lists(
 )
 whole = st.integers(0, 9).map(float)
 arbitrary = st.floats(0, 1e3, allow_subnormal=False)
+close = st.integers(0, 6).map(lambda n: n * 2.0**FINEST_EXPONENT)
+"""A step or two of the finest grid apart."""
 flows = st.dictionaries(
     st.integers(0, WORKS - 1),
     st.builds(
@@ -60,7 +62,7 @@ def same_bits(left: Trace, right: Trace) -> bool:
     return (left.start_s.tobytes(), left.end_s.tobytes()) == (right.start_s.tobytes(), right.end_s.tobytes())
 
 
-@pytest.mark.parametrize("values", [whole, arbitrary], ids=["whole", "arbitrary"])
+@pytest.mark.parametrize("values", [whole, arbitrary, close], ids=["whole", "arbitrary", "close"])
 @given(rows, st.data())
 @settings(max_examples=100)
 def test_without_contention_simulation_is_the_longest_path_to_the_bit(
@@ -91,6 +93,8 @@ def test_contention_only_delays_and_never_breaks_the_order(
     run, path = simulate(graph, durations, taken, SCARCE), critical_path(graph, durations)
     assert (run.end_s >= path.end_s).all()
     assert (run.start_s >= path.start_s).all()
+    step = 2.0 ** grid_exponent(float(durations.sum()))
+    assert (run.end_s % step == 0).all(), "slowed flows end on the grid as well, so that sums stay exact"
     for task in range(len(graph)):
         waits_for = list(graph.dependencies.row(task))
         assert run.start_s[task] == max(run.end_s[waits_for], default=0.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfsim.errors import LayoutError, MemoryCapacityError
 from perfsim.strategies import STRATEGIES, strategy
 from perfsim.strategies.rules import layout_problems
-from perfsim.strategies.three_d import stages_of
+from perfsim.strategies.stages import stages_of
 from perfsim.transformer import padded_vocab_size, parameters
 from perfsim.workload import ParallelLayout
 

@@ -84,7 +84,7 @@ def test_an_unmeasured_release_uses_the_nearest_earlier_one_and_says_so(wanted: 
 
 
 def test_a_release_that_is_no_number_is_refused(toys: ModuleType) -> None:
-    with pytest.raises(CatalogError, match="'newest' is not of the form r2.0"):
+    with pytest.raises(CatalogError, match=r"'newest' is not of the form r2\.0"):
         WaferCosts(toys.topology(1, toys.wafer_cluster()), toys.recipe(software_release="newest"))
 
 

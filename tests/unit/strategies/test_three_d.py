@@ -12,7 +12,7 @@ from perfsim.engine import critical_path
 from perfsim.errors import MemoryCapacityError
 from perfsim.graph import RankGroup, TaskGraph
 from perfsim.strategies import strategy
-from perfsim.strategies.three_d import stage_memory, stages_of
+from perfsim.strategies.stages import stage_memory, stages_of
 from perfsim.workload import Job, ParallelLayout
 
 
