@@ -44,7 +44,7 @@ def test_sharding_scatters_instead_of_reducing_to_all(toys: ModuleType, zero_sta
 
 
 def test_parameters_are_gathered_in_half_precision(toys: ModuleType) -> None:
-    assert replicas(toys, 1).gather_work().comm_bytes == 2 * 1000.0
+    assert replicas(toys, 1).gather_work(1000.0).comm_bytes == 2 * 1000.0
 
 
 def test_a_shard_updates_its_share(toys: ModuleType) -> None:

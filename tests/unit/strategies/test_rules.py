@@ -28,7 +28,7 @@ def test_everything_wrong_is_listed_at_once_with_the_nearest_mend(toys: ModuleTy
         strategy("3d").plan(toys.job(32), toys.topology(8), layout)
     assert [problem.message for problem in caught.value.problems] == [
         "tensor 3 x pipeline 5 x data 3 is 45 devices, the question has 8",
-        "zero_stage 2 is not available yet; allowed: 0, 1",
+        "zero_stage 2 is not available; allowed: 0, 1, 3",
         "rank order 'pp-tp' is not available; allowed: tp-dp-pp",
         "num_attention_heads 16 is not a multiple of tensor 3; nearest: 2",
         "num_query_groups 16 is not a multiple of tensor 3; nearest: 2",
