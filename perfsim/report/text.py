@@ -150,12 +150,9 @@ def _degrees(layout: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def layout_short(layout: Mapping[str, Any]) -> str:
-    """`tp8 pp1 dp16 mbs4`; tensor and pipeline are left out where both are 1."""
-    degrees = _degrees(layout)
-    if degrees.get("vp") == 1:
-        del degrees["vp"]
-    if degrees.get("tp", 1) == 1 and degrees.get("pp", 1) == 1:
-        degrees = {name: value for name, value in degrees.items() if name not in ("tp", "pp")}
+    """`tp8 dp16 mbs4`: degrees of tensor and pipeline are left out where they are 1."""
+    unsaid = ("tp", "pp", "vp")
+    degrees = {name: value for name, value in _degrees(layout).items() if name not in unsaid or value != 1}
     return " ".join(f"{name}{value}" for name, value in degrees.items())
 
 
