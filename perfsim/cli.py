@@ -276,7 +276,12 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None) -> None:
 @calibrate.command()
 @click.argument("cases", type=click.Path(path_type=Path))
 @click.option("--device", required=True, help="Device of the catalogue that the runs were made on.")
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="YAML of the framework to write.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Directory for the YAML.",
+)
 def framework(cases: Path, device: str, out: Path | None) -> None:
     """Fit host launch times and the sustained ceiling of DEVICE to whole steps in CASES."""
     from perfsim.study.calibrate import calibrate_framework

@@ -1,9 +1,10 @@
 """Memory in closed form: model states and activations, per pipeline stage.
 
-Model states a parameter [Megatron-LM README, distributed optimizer]: half-precision parameters 2,
-main gradients 4 (with fp16 another 2 for the half-precision gradients), optimizer 12 (fp32 copy and
-two moments); ZeRO 1 shards the optimizer over the data-parallel ranks, ZeRO 2 the gradients as well,
-ZeRO 3 the parameters too. Pure bf16 keeps every one of the four at 2 bytes.
+Model states a parameter [Megatron-LM README, distributed optimizer]: with bf16, parameters 2, fp32
+gradients 4 and the optimizer 12 (fp32 copy and two moments); with fp16, parameters 2, gradients 2 and
+the optimizer 16, since the fp32 main gradients are sharded with it. Pure bf16 keeps every one of the
+four at 2 bytes. ZeRO 1 shards the optimizer over the data-parallel ranks, ZeRO 2 the gradients as
+well, ZeRO 3 the parameters too.
 """
 
 from __future__ import annotations
@@ -58,13 +59,24 @@ class StateBytes:
 
 def state_bytes(recipe: TrainingRecipe) -> StateBytes:
     """Model states a parameter under a recipe's precision."""
-    moments = {"adam": 2, "adamw": 2, "sgd": 1}[recipe.optimizer]
-    if recipe.precision == "fp32" or recipe.precision == "tf32":
-        return StateBytes(4.0, 4.0, 4.0 * moments)
+    updated = updated_state_bytes(recipe)
+    if recipe.precision in ("fp32", "tf32"):
+        return StateBytes(4.0, 4.0, updated)
     if recipe.reduce_precision in ("bf16", "fp16"):
-        return StateBytes(HALF, HALF, HALF * moments)
-    gradients = 4.0 + (HALF if recipe.precision == "fp16" else 0.0)
-    return StateBytes(HALF, gradients, 4.0 * (1 + moments))
+        return StateBytes(HALF, HALF, updated)
+    if recipe.precision == "fp16":
+        return StateBytes(HALF, HALF, updated + main_grad_bytes(recipe))
+    return StateBytes(HALF, main_grad_bytes(recipe), updated)
+
+
+def updated_state_bytes(recipe: TrainingRecipe) -> float:
+    """Bytes a parameter that the optimizer reads and writes: moments, and the fp32 copy of 16-bit weights."""
+    moments = {"adam": 2, "adamw": 2, "sgd": 1}[recipe.optimizer]
+    if recipe.precision in ("fp32", "tf32"):
+        return 4.0 * moments
+    if recipe.reduce_precision in ("bf16", "fp16"):
+        return HALF * moments
+    return 4.0 * (1 + moments)
 
 
 def main_grad_bytes(recipe: TrainingRecipe) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfsim.costs.memory import main_grad_bytes, state_bytes
+from perfsim.costs.memory import main_grad_bytes, updated_state_bytes
 from perfsim.graph import Kind, RankGroup, TensorClass, Work
 from perfsim.transformer import HALF, elementwise
 from perfsim.workload import TrainingRecipe
@@ -77,6 +77,5 @@ def optimizer_bytes(recipe: TrainingRecipe) -> float:
     unscaled (read, write), its norm taken (read), clipped (read, write) and zeroed (write).
     """
     grad = main_grad_bytes(recipe)
-    states = state_bytes(recipe).optimizer
-    update = grad + 2 * states + HALF
+    update = grad + 2 * updated_state_bytes(recipe) + HALF
     return update + 6 * grad

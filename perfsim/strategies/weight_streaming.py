@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.errors import InputError, LayoutError, MemoryCapacityError, Problem
+from perfsim.errors import GraphError, InputError, LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder, Slots, Template, Work
 from perfsim.hardware import WaferClusterSpec
 from perfsim.strategies.plan import Duration, Plan
@@ -90,6 +91,11 @@ class WeightStreaming:
             problems.append(
                 f"global_batch_size {job.global_batch_size} gives some of {layout.data} systems nothing"
             )
+        per_system = -(-job.global_batch_size // layout.data)
+        if layout.micro_batch_size > per_system:
+            problems.append(
+                f"micro_batch_size {layout.micro_batch_size} is more than a system's {per_system} sequences"
+            )
         return problems
 
     @staticmethod
@@ -106,13 +112,16 @@ class WeightStreaming:
     def estimate_s(self, plan: Plan, duration: Duration) -> float:
         """Sum over blocks of the larger of compute and stream, and the bubble between two steps."""
         works = block_works(plan)
+        streamed_again = plan.layout.recompute_layers > 1
         each = 0.0
         for work in works:
             load = duration(work.load)
+            again = duration(work.recompute) if work.recompute is not None else 0.0
             each += max(duration(work.forward), load)
-            each += max(duration(work.backward), load, duration(work.reduce))
-            if work.recompute is not None:
-                each += duration(work.recompute)
+            if again and streamed_again:
+                each += max(again, load)
+                again = 0.0
+            each += max(again + duration(work.backward), load, duration(work.reduce))
         first = works[0]
         bubble = sum(duration(work) for work in (first.reduce, first.update, first.load, first.broadcast))
         return plan.num_microbatches * each + bubble
@@ -129,6 +138,7 @@ class _Writer:
         self.builder = builder
         self.depth = depth
         self.works = block_works(plan)
+        self.group = max(1, plan.layout.recompute_layers)
         self.passes = plan.num_microbatches
 
     def write(self) -> None:
@@ -160,7 +170,8 @@ class _Writer:
 
     def _pass(self, updated: bool, adds: bool, follows: bool) -> Template:
         """One micro-batch: weights from an update or initial, gradients added to earlier ones or not."""
-        return _Pass(self.builder.template(), self.works, self.depth, updated, adds, follows).record()
+        template = self.builder.template()
+        return _Pass(template, self.works, self.depth, self.group, updated, adds, follows).record()
 
     def _update(self) -> Template:
         """The optimizer on MemoryX, block by block as their gradients were completed."""
@@ -185,6 +196,8 @@ class _Pass:
     template: Template
     works: list[BlockWorks]
     depth: int
+    group: int
+    """Layers whose activations are made again together, from the input of the first."""
     updated: bool
     adds: bool
     follows: bool
@@ -199,12 +212,41 @@ class _Pass:
             hidden.append(self._compute(self.works[number].forward, [weights, *hidden[-1:]]))
             self.computed.append(hidden[-1])
         gradient = hidden[-1]
-        for number in reversed(range(count)):
-            gradient = self._backward(number, gradient, hidden[max(number - 1, 0)])
-            self.computed.append(gradient)
+        for group in reversed(self._groups()):
+            inputs = self._again(group, hidden)
+            for number in reversed(group):
+                gradient = self._backward(number, gradient, inputs[number], made=len(group) > 1)
+                self.computed.append(gradient)
         for distance in range(1, self.depth + 2):
             self.template.output(f"computed-{distance}", self.computed[-distance])
         return self.template
+
+    def _groups(self) -> list[range]:
+        """Blocks in runs that are made again together; embedding and head stand alone."""
+        head = len(self.works) - 1
+        layers = [range(first, min(first + self.group, head)) for first in range(1, head, self.group)]
+        return [range(1), *layers, range(head, head + 1)]
+
+    def _again(self, group: range, hidden: list[int]) -> dict[int, int]:
+        """The input of each block of a group; made again from the group's own where it was not kept.
+
+        That takes the weights of the group once more. A group of one makes its activations again
+        from the weights that its backward gets anyway.
+        """
+        inputs = {group[0]: hidden[max(group[0] - 1, 0)]}
+        for number, following in pairwise(group):
+            inputs[following] = self._made_again(number, inputs[number])
+        if len(group) > 1:
+            self._made_again(group[-1], inputs[group[-1]])
+        return inputs
+
+    def _made_again(self, number: int, before: int) -> int:
+        recompute = self.works[number].recompute
+        if recompute is None:
+            raise GraphError(f"block {number} is in a group that is made again, but has no work for it")
+        again = self._compute(recompute, [self._stream(number), before])
+        self.computed.append(again)
+        return again
 
     def _stream(self, number: int) -> int:
         """Send a block's weights to every wafer, no further ahead than the prefetch depth."""
@@ -220,11 +262,11 @@ class _Pass:
             return [self.template.writer(self.computed[index])]
         return [self.template.port(f"computed-{-index}")] if self.follows else []
 
-    def _backward(self, number: int, gradient: int, before: int) -> int:
+    def _backward(self, number: int, gradient: int, before: int, *, made: bool) -> int:
         works = self.works[number]
         weights = self._stream(number)
         reads = [weights, gradient, before]
-        if works.recompute is not None:
+        if works.recompute is not None and not made:
             reads.append(self._compute(works.recompute, [weights, before]))
         result = self._compute(works.backward, reads)
         adds = [self.template.port(f"gradient{number}")] if self.adds else []

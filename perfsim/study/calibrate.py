@@ -61,14 +61,15 @@ def calibrate_collectives(tables: Sequence[Path], link: str, out: Path | None = 
 
 
 def calibrate_framework(cases: Path, device: str, out: Path | None = None) -> str:
-    """Fit the framework's host times to whole steps; the sustained ceiling of the device is told beside.
+    """Fit the framework's host times and the device's ceilings to whole steps: two YAML files.
 
-    Raises InputError for a bad file, an unknown device, or without SciPy.
+    `out` is a directory. Raises InputError for a bad file, an unknown device, or without SciPy.
     """
     fit = fit_steps(cases, device)
-    records = dict.fromkeys(("host_s_per_kernel", "host_blocking_s_per_kernel"), fit.record)
-    told = _deliver(fit.framework.model_copy(update={"fit": records}), out)
-    return f"{told}\n# beside it, for the device: sustained_fraction: {fit.sustained_fraction:.4f}"
+    return "\n".join(
+        _deliver(each, None if out is None else out / f"{each.name}.yaml")
+        for each in (fit.framework, fit.device)
+    )
 
 
 def calibrate_wafer(cases: Path, device: str, out: Path | None = None) -> str:

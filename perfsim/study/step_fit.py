@@ -1,7 +1,7 @@
-"""Fitting what no micro-benchmark shows to whole published steps: three global constants.
+"""Fitting what no micro-benchmark shows to whole published steps: four global constants.
 
-`host_s_per_kernel` and `host_blocking_s_per_kernel` of the framework, and the `sustained_fraction`
-of the GPU. Least squares on log time over all scored cases, one weight a family, with a loss that
+`host_s_per_kernel` and `host_blocking_s_per_kernel` of the framework, `sustained_fraction` and
+`attention_fraction` of the GPU. Least squares on log time over all scored cases, one weight a family, with a loss that
 outliers cannot bend. Graphs are written once and priced anew in each iteration.
 """
 
@@ -30,7 +30,9 @@ from perfsim.study.fit_tables import rounded, scipy_optimize
 from perfsim.study.validation import case_plan
 from perfsim.topology import build_topology
 
-CONSTANTS = ("host_s_per_kernel", "host_blocking_s_per_kernel", "sustained_fraction")
+OF_FRAMEWORK = ("host_s_per_kernel", "host_blocking_s_per_kernel")
+OF_DEVICE = ("sustained_fraction", "attention_fraction")
+CONSTANTS = (*OF_FRAMEWORK, *OF_DEVICE)
 OUTLIER = 0.1
 """Errors past this bend the fit less and less (soft L1)."""
 
@@ -42,7 +44,7 @@ class StepFit:
     """What a fit to whole steps gives."""
 
     framework: FrameworkCalibration
-    sustained_fraction: float
+    device: GpuCalibration
     record: FitRecord
 
 
@@ -54,7 +56,7 @@ class _Case:
 
 
 def fit_steps(path: Path, device: str, catalog: Catalog | None = None) -> StepFit:
-    """Fit the three constants to the scored cases of a file that run on `device`; needs scipy."""
+    """Fit the four constants to the scored cases of a file that run on `device`; needs scipy."""
     optimize: Any = scipy_optimize()
     catalog = catalog or default_catalog()
     calibration = catalog.device(device).calibration
@@ -71,17 +73,30 @@ def fit_steps(path: Path, device: str, catalog: Catalog | None = None) -> StepFi
         return np.asarray(weight * np.log(predicted / measured))
 
     start = np.log(
-        [framework.host_s_per_kernel, framework.host_blocking_s_per_kernel, calibration.sustained_fraction]
+        [getattr(framework, name) for name in OF_FRAMEWORK]
+        + [getattr(calibration, name) for name in OF_DEVICE]
     )
     found = optimize.least_squares(
-        residuals, start, loss="soft_l1", f_scale=OUTLIER * float(weight.mean()), diff_step=0.01, max_nfev=12
+        residuals, start, loss="soft_l1", f_scale=OUTLIER * float(weight.mean()), diff_step=0.02, max_nfev=8
     )
-    host_s, blocking_s, sustained = (rounded(value) for value in np.exp(found.x).tolist())
+    host, device_constants = _split([rounded(value) for value in np.exp(found.x).tolist()])
+    record = _record(found, weight, path, device)
+    kept = {name: fit for name, fit in calibration.fit.items() if name not in OF_DEVICE}
     return StepFit(
-        framework.model_copy(update={"host_s_per_kernel": host_s, "host_blocking_s_per_kernel": blocking_s}),
-        sustained,
-        _record(found, weight, path, device),
+        framework.model_copy(update={**host, "fit": dict.fromkeys(OF_FRAMEWORK, record)}),
+        calibration.model_copy(
+            update={**device_constants, "fit": {**kept, **dict.fromkeys(OF_DEVICE, record)}}
+        ),
+        record,
     )
+
+
+def _split(values: Sequence[float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Values in the order of `CONSTANTS` as updates of the framework and of the device."""
+    named = dict(zip(CONSTANTS, values, strict=True))
+    for name in OF_DEVICE:
+        named[name] = min(1.0, named[name])
+    return {name: named[name] for name in OF_FRAMEWORK}, {name: named[name] for name in OF_DEVICE}
 
 
 def _written(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -> list[_Case]:
@@ -106,15 +121,13 @@ def _written(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -> l
 
 
 def _predict_s(each: _Case, constants: Floats, framework: FrameworkCalibration) -> float:
-    host_s, blocking_s, sustained = constants.tolist()
-    tried = framework.model_copy(
-        update={"host_s_per_kernel": host_s, "host_blocking_s_per_kernel": blocking_s}
-    )
+    host, of_device = _split(constants.tolist())
+    tried = framework.model_copy(update=host)
     recipe = each.plan.job.recipe.model_copy(update={"framework": tried})
     system = each.plan.system
     if not isinstance(system, GpuClusterSpec) or not isinstance(system.device.calibration, GpuCalibration):
         raise InputError(f"{system.name} is no GPU cluster")
-    calibration = system.device.calibration.model_copy(update={"sustained_fraction": min(1.0, sustained)})
+    calibration = system.device.calibration.model_copy(update=of_device)
     device = system.device.model_copy(update={"calibration": calibration})
     system = system.model_copy(update={"device": device})
     costs = GpuCosts(build_topology(system, each.plan.topology.num_devices), recipe)
