@@ -1,8 +1,8 @@
 """Fitting what no micro-benchmark shows to whole published steps: four global constants.
 
 `host_s_per_kernel` and `host_blocking_s_per_kernel` of the framework, `sustained_fraction` and
-`attention_fraction` of the GPU. Least squares on log time over all scored cases, one weight a family, with a loss that
-outliers cannot bend. Graphs are written once and priced anew in each iteration.
+`attention_fraction` of the GPU. Least squares on log time over all scored cases, one weight a family,
+with a loss that outliers cannot bend. Graphs are written once and priced anew in each iteration.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from perfsim.workload import ParallelLayout
     ("recipe", "expected"),
     [
         ({"precision": "bf16"}, StateBytes(2, 4, 12)),
-        ({"precision": "fp16"}, StateBytes(2, 6, 12)),
+        ({"precision": "fp16"}, StateBytes(2, 2, 16)),
         ({"precision": "fp32"}, StateBytes(4, 4, 8)),
         ({"precision": "bf16", "reduce_precision": "bf16"}, StateBytes(2, 2, 4)),
         ({"precision": "bf16", "optimizer": "sgd"}, StateBytes(2, 4, 8)),
