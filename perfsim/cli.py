@@ -282,12 +282,13 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None) -> None:
     default=None,
     help="Directory for the YAML.",
 )
-def framework(cases: Path, device: str, out: Path | None) -> None:
+@click.option("--device-only", is_flag=True, help="Leave the framework's constants as they are.")
+def framework(cases: Path, device: str, out: Path | None, device_only: bool) -> None:
     """Fit host launch times and the sustained ceiling of DEVICE to whole steps in CASES."""
     from perfsim.study.calibrate import calibrate_framework
 
     _must_exist(cases)
-    click.echo(calibrate_framework(cases, device, out))
+    click.echo(calibrate_framework(cases, device, out, device_only=device_only))
 
 
 @calibrate.command()

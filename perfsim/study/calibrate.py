@@ -60,16 +60,16 @@ def calibrate_collectives(tables: Sequence[Path], link: str, out: Path | None = 
     return _deliver(collective_calibration(tables, default_catalog().link(link)), out)
 
 
-def calibrate_framework(cases: Path, device: str, out: Path | None = None) -> str:
+def calibrate_framework(
+    cases: Path, device: str, out: Path | None = None, *, device_only: bool = False
+) -> str:
     """Fit the framework's host times and the device's ceilings to whole steps: two YAML files.
 
     `out` is a directory. Raises InputError for a bad file, an unknown device, or without SciPy.
     """
-    fit = fit_steps(cases, device)
-    return "\n".join(
-        _deliver(each, None if out is None else out / f"{each.name}.yaml")
-        for each in (fit.framework, fit.device)
-    )
+    fit = fit_steps(cases, device, device_only=device_only)
+    found = (fit.device,) if device_only else (fit.framework, fit.device)
+    return "\n".join(_deliver(each, None if out is None else out / f"{each.name}.yaml") for each in found)
 
 
 def calibrate_wafer(cases: Path, device: str, out: Path | None = None) -> str:

@@ -55,8 +55,13 @@ class _Case:
     graph: TaskGraph
 
 
-def fit_steps(path: Path, device: str, catalog: Catalog | None = None) -> StepFit:
-    """Fit the four constants to the scored cases of a file that run on `device`; needs scipy."""
+def fit_steps(
+    path: Path, device: str, *, device_only: bool = False, catalog: Catalog | None = None
+) -> StepFit:
+    """Fit the four constants to the scored cases of a file that run on `device`; needs scipy.
+
+    `device_only` leaves the framework as it is: for a device with too few runs to tell.
+    """
     optimize: Any = scipy_optimize()
     catalog = catalog or default_catalog()
     calibration = catalog.device(device).calibration
@@ -68,22 +73,33 @@ def fit_steps(path: Path, device: str, catalog: Catalog | None = None) -> StepFi
     sizes = Counter(each.case.family for each in cases)
     weight = np.array([1.0 / np.sqrt(sizes[each.case.family]) for each in cases])
 
+    first = [getattr(framework, name) for name in OF_FRAMEWORK]
+    start = np.log(first + [getattr(calibration, name) for name in OF_DEVICE])
+    pinned = start[: len(OF_FRAMEWORK)] if device_only else start[:0]
+
     def residuals(values: Floats) -> Floats:
-        predicted = np.array([_predict_s(each, np.exp(values), framework) for each in cases])
+        constants = np.exp(np.concatenate([pinned, values]))
+        predicted = np.array([_predict_s(each, constants, framework) for each in cases])
         return np.asarray(weight * np.log(predicted / measured))
 
-    start = np.log(
-        [getattr(framework, name) for name in OF_FRAMEWORK]
-        + [getattr(calibration, name) for name in OF_DEVICE]
-    )
     found = optimize.least_squares(
-        residuals, start, loss="soft_l1", f_scale=OUTLIER * float(weight.mean()), diff_step=0.02, max_nfev=8
+        residuals,
+        start[len(pinned) :],
+        loss="soft_l1",
+        f_scale=OUTLIER * float(weight.mean()),
+        diff_step=0.02,
+        max_nfev=8,
     )
-    host, device_constants = _split([rounded(value) for value in np.exp(found.x).tolist()])
-    record = _record(found, weight, path, device)
+    values = np.exp(np.concatenate([pinned, found.x])).tolist()
+    host, device_constants = _split([rounded(value) for value in values])
+    record = _record(found, weight, path, f"--device {device}" + " --device-only" * device_only)
+    if device_only:
+        host = {}
     kept = {name: fit for name, fit in calibration.fit.items() if name not in OF_DEVICE}
     return StepFit(
-        framework.model_copy(update={**host, "fit": dict.fromkeys(OF_FRAMEWORK, record)}),
+        framework.model_copy(update={**host, "fit": dict.fromkeys(OF_FRAMEWORK, record)})
+        if host
+        else framework,
         calibration.model_copy(
             update={**device_constants, "fit": {**kept, **dict.fromkeys(OF_DEVICE, record)}}
         ),
@@ -134,18 +150,19 @@ def _predict_s(each: _Case, constants: Floats, framework: FrameworkCalibration) 
     return critical_path(each.graph, price(each.graph, costs)).step_time_s
 
 
-def _record(found: Any, weight: Floats, path: Path, device: str) -> FitRecord:
+def _record(found: Any, weight: Floats, path: Path, options: str) -> FitRecord:
     residuals = found.fun / weight
     apes = np.abs(np.expm1(residuals))
     freedom = max(len(residuals) - len(found.x), 1)
     covariance = np.linalg.pinv(found.jac.T @ found.jac) * (found.fun @ found.fun) / freedom
     errors = np.sqrt(np.diag(covariance)).tolist()
+    names = CONSTANTS[-len(errors) :]
     return FitRecord(
-        command=f"perfsim calibrate framework {path.name} --device {device}",
+        command=f"perfsim calibrate framework {path.name} {options}",
         table="public-gpu-runs",
         points=len(residuals),
         median_ape=round(float(np.median(apes)), 4),
         p90_ape=round(float(np.percentile(apes, 90)), 4),
-        standard_errors={name: round(error, 4) for name, error in zip(CONSTANTS, errors, strict=True)},
+        standard_errors={name: round(error, 4) for name, error in zip(names, errors, strict=True)},
         note="soft L1 on log time, one weight a family; residuals over the cases of the fit",
     )

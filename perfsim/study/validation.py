@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,9 @@ from perfsim.study.score import Scored, families, one_constant, summary
 from perfsim.topology import build_topology
 from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
 
+FEWEST_FOR_PROCESSES = 20
+"""Cases in a file from which on several processes are started."""
+
 
 def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
     """Score one file of cases, step times or convergence; CatalogError lists what is malformed."""
@@ -32,15 +38,16 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
 
 def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any]:
     """Predict every case; those that cannot be predicted are listed with the reason."""
-    scored: list[Scored] = []
-    failed: list[dict[str, str]] = []
-    for case in cases:
-        predicted = None
-        try:
-            predicted = predict_s(case, catalog)
-        except PerfsimError as error:
-            failed.append({"id": case.id, "error": str(error)})
-        scored.append(_scored(case, predicted))
+    answers = _predict_all(cases, catalog)
+    failed = [
+        {"id": case.id, "error": answer}
+        for case, answer in zip(cases, answers, strict=True)
+        if isinstance(answer, str)
+    ]
+    scored = [
+        _scored(case, None if isinstance(answer, str) else answer)
+        for case, answer in zip(cases, answers, strict=True)
+    ]
     baseline = _baseline(cases, scored, catalog)
     return {
         "kind": "step_time",
@@ -62,6 +69,21 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
             for each in scored
         ],
     }
+
+
+def _predict_all(cases: Sequence[StepCase], catalog: Catalog) -> list[float | str]:
+    """Predictions in the order of the cases, or why there is none; several processes where it pays."""
+    if len(cases) < FEWEST_FOR_PROCESSES or (os.cpu_count() or 1) == 1:
+        return [_predict_or_say_why(case, catalog) for case in cases]
+    with ProcessPoolExecutor() as pool:
+        return list(pool.map(partial(_predict_or_say_why, catalog=catalog), cases))
+
+
+def _predict_or_say_why(case: StepCase, catalog: Catalog) -> float | str:
+    try:
+        return predict_s(case, catalog)
+    except PerfsimError as error:
+        return str(error)
 
 
 def predict_s(case: StepCase, catalog: Catalog, calibration: Calibration | None = None) -> float:
