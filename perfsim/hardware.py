@@ -43,6 +43,8 @@ class MemorySpec(Spec):
     bandwidth: BytesPerSecond
     reserved: Bytes = 0.0
     """Not available to a training step: context, communication buffers, fragmentation; code on a wafer."""
+    cache: Bytes = 0.0
+    """Last-level cache in front of it."""
 
     @property
     def usable_bytes(self) -> float:

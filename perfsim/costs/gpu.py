@@ -38,6 +38,7 @@ class GpuCosts:
         self.gemm = GemmModel.from_calibration(
             self.gpu, self.peak_flop_per_s, system.device.memory.bandwidth, system.device.compute_units
         )
+        self.cache_bytes = system.device.memory.cache
         self.memory_bytes_per_s = self.gpu.memory.fraction * system.device.memory.bandwidth
         self.collectives = CollectiveModel.of_node(system.node)
         self._kernels: dict[Kernel, float] = {}
@@ -70,13 +71,23 @@ class GpuCosts:
         return known
 
     def _kernel_s(self, kernel: Kernel) -> float:
-        moving_s = kernel.bytes_accessed / self.memory_bytes_per_s
         if kernel.op == "elementwise":
+            moving_s = self._uncached_bytes(kernel) / self.memory_bytes_per_s
             return kernel.launches * self.gpu.kernel_latency_s + moving_s
+        moving_s = kernel.bytes_accessed / self.memory_bytes_per_s
         if kernel.op == "attention":
             return self.gpu.kernel_latency_s + max(moving_s, self._attention_s(kernel))
         seconds = self.gemm.time_s(kernel.m, kernel.n, kernel.k, kernel.batch, sustained=True)
         return seconds * (self.gpu.wgrad_factor if kernel.weight_gradient else 1.0)
+
+    def _uncached_bytes(self, kernel: Kernel) -> float:
+        """Bytes a memory-bound kernel moves to and from memory.
+
+        Half of its bytes are read, and what the kernel before wrote is read from the cache, as far as
+        the cache holds it; half of the cache counts, since the rest holds what is being written.
+        """
+        each = kernel.bytes_accessed / kernel.launches
+        return kernel.launches * (each - min(each, self.cache_bytes) / 2)
 
     def _attention_s(self, kernel: Kernel) -> float:
         return kernel.flop / (self.gpu.attention_fraction * self.peak_flop_per_s)
