@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +18,8 @@ from perfsim import __version__
 from perfsim.errors import InputError, PerfsimError, PlanError, Problem
 
 INTERRUPTED = 130
+MOST_DEVICES, MOST_SEQUENCES = 2**17, 2**20
+"""Past these a step has more tasks than memory holds, and a slip of the finger is likelier than a wish."""
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     # Matrices here are small: more BLAS threads only fight each other, and change the last bits.
     os.environ.setdefault(_variable, "1")
@@ -34,25 +37,35 @@ class Refusing(click.Group):
         try:
             super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.exceptions.Abort:
-            _refuse("interrupted; nothing half-written was kept", INTERRUPTED)
+            _refuse("interrupted before the end", INTERRUPTED)
         except click.ClickException as error:
             error.show()
             sys.exit(InputError.exit_code)
         except PerfsimError as error:
             _refuse(str(error), error.exit_code)
         except KeyboardInterrupt:
-            _refuse("interrupted; nothing half-written was kept", INTERRUPTED)
-        except BrokenPipeError:
-            sys.stderr.close()
-            sys.exit(0)
+            _refuse("interrupted before the end", INTERRUPTED)
         except OSError as error:
-            _refuse(f"{error.strerror}: {error.filename}" if error.filename else str(error), 1)
+            reason = error.strerror or str(error)
+            _refuse(f"{reason}: {error.filename}" if error.filename else reason, 1)
         sys.exit(0)
 
 
 def _refuse(message: str, code: int) -> NoReturn:
     click.echo(f"error: {message}", err=True)
     sys.exit(code)
+
+
+def _print_json(text: str) -> None:
+    """A document as UTF-8 whatever the terminal's encoding: programs read it."""
+    click.echo(text.encode("utf-8"), nl=False)
+
+
+def _print_lines(lines: Sequence[str]) -> None:
+    """Lines for a person, in characters that the terminal has."""
+    from perfsim.report.text import encodable
+
+    click.echo(encodable("\n".join(lines), sys.stdout.encoding or "ascii"))
 
 
 @click.group(cls=Refusing, epilog=EXAMPLE, context_settings={"help_option_names": ["-h", "--help"]})
@@ -83,7 +96,7 @@ def study(study: str, compare: str, out: Path | None, as_json: bool) -> None:
     page = write_report(run.result, folder, trace_name=trace_names[0] if trace_names else None)
     write_summary(run.result, folder / "summary.json")
     if as_json:
-        click.echo(summary_text(summary_dict(run.result, report=str(page))), nl=False)
+        _print_json(summary_text(summary_dict(run.result, report=str(page))))
         return
     click.echo(terminal_table(run.result, encoding=sys.stdout.encoding or "ascii"))
     click.echo(f"Report: {page}")
@@ -114,12 +127,19 @@ def _progress(*, quiet: bool) -> Any:
 @click.option("--model", required=True, help="Name of the catalogue, or a YAML file.")
 @click.option("--system", required=True, help="Name of the catalogue, or a YAML file.")
 @click.option(
-    "--devices", "--num-csx", type=click.IntRange(min=1), required=True, help="GPUs, or CS-2 systems."
+    "--devices",
+    "--num-csx",
+    type=click.IntRange(1, MOST_DEVICES),
+    required=True,
+    help="GPUs, or CS-2 systems.",
 )
 @click.option("--strategy", default="3d", show_default=True)
 @click.option("--layout", default="", metavar="tp=8,pp=4,dp=4,mbs=1", help="The planner's choice if absent.")
 @click.option(
-    "--batch", type=click.IntRange(min=1), default=None, help="Sequences a step, all devices together."
+    "--batch",
+    type=click.IntRange(1, MOST_SEQUENCES),
+    default=None,
+    help="Sequences a step, all devices together.",
 )
 @click.option("--recipe", default="gpt3_pretraining", show_default=True)
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
@@ -148,7 +168,7 @@ def run(
         return
     from perfsim.report.point import point_lines
 
-    click.echo("\n".join(point_lines(answer)))
+    _print_lines(point_lines(answer))
     if trace is not None:
         click.echo(f"Trace: {trace}")
 
@@ -176,10 +196,12 @@ def validate(files: tuple[Path, ...], as_json: bool, worst: int, record: bool) -
         click.echo(json.dumps(document, indent=2))
         return
     for result in results:
-        click.echo("\n".join(validation_lines(result, worst)))
+        _print_lines(validation_lines(result, worst))
 
 
 def _must_exist(path: Path) -> None:
+    if path.is_dir():
+        raise InputError([Problem("is a directory; a file is expected", file=str(path))])
     if not path.is_file():
         raise InputError([Problem("there is no such file", file=str(path))])
 
@@ -200,7 +222,7 @@ def show(kind: str, name: str | None, as_json: bool) -> None:
         return
     from perfsim.report.listing import listing
 
-    click.echo(listing(entries, title=name or kind))
+    _print_lines([listing(entries, title=name or kind)])
 
 
 @main.command()
@@ -222,12 +244,15 @@ def sweep(file: Path, out: Path | None, jobs: int | None, dry_run: bool, as_json
     store = folder / "points.sqlite"
     if dry_run:
         plan = plan_sweep(asked, store, jobs)
-        click.echo(summary_text(plan.as_dict()) if as_json else plan.line, nl=not as_json)
+        if as_json:
+            _print_json(summary_text(plan.as_dict()))
+        else:
+            click.echo(plan.line)
         return
     result = run_sweep(asked, store, jobs=jobs, tell=_tell)
     page = write_sweep_report(result, folder)
     if as_json:
-        click.echo(summary_text(sweep_document(result, report=str(page))), nl=False)
+        _print_json(summary_text(sweep_document(result, report=str(page))))
     else:
         click.echo("\n".join(sweep_lines(result, encoding=sys.stdout.encoding or "ascii")))
         click.echo(f"Report: {page}")

@@ -44,9 +44,13 @@ def record_of(results: Iterable[Mapping[str, Any]]) -> list[dict[str, object]]:
 
 
 def write_record(results: Iterable[Mapping[str, Any]]) -> Path:
-    """Put the record in the package; for a checkout, after a change that moves results."""
+    """Put the record in the package; for a checkout, after a change that moves results.
+
+    A kind of system that the results do not speak of keeps what is recorded of it.
+    """
     path = Path(__file__).with_name(RECORD)
-    path.write_text(json.dumps(record_of(results), indent=2) + "\n", encoding="utf-8")
+    entries = {entry["system_kind"]: entry for entry in (*recorded(), *record_of(results))}
+    path.write_text(json.dumps(list(entries.values()), indent=2) + "\n", encoding="utf-8")
     return path
 
 

@@ -7,8 +7,9 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.errors import LayoutError, Problem
-from perfsim.strategies import strategy
+from perfsim.errors import InputError, LayoutError, Problem
+from perfsim.hardware import SystemSpec
+from perfsim.strategies import Strategy, strategy
 from perfsim.study.evaluate import Evaluation, costs_for, evaluate
 from perfsim.study.outcome import metrics
 from perfsim.study.planner import best_plan
@@ -43,11 +44,12 @@ class Point(NamedTuple):
 def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str, Any], Evaluation]:
     """The metrics of a point, and the run behind them."""
     catalog = catalog or default_catalog()
-    chosen = strategy(point.strategy)
+    system = catalog.system(point.system)
+    chosen = strategy_for(point.strategy, system)
     recipe = catalog.recipe(point.recipe)
     batch = point.batch or recipe.global_batch_size or DEFAULT_BATCH_PER_DEVICE * point.devices
     job = Job(catalog.model(point.model), recipe, batch)
-    topology = build_topology(catalog.system(point.system), point.devices)
+    topology = build_topology(system, point.devices)
     costs = costs_for(topology, recipe)
     if point.layout:
         layout = parse_layout(point.layout, point.devices)
@@ -55,6 +57,16 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
     else:
         evaluation = best_plan(chosen, job, topology, costs)
     return {"model": job.model.name, **metrics(evaluation)}, evaluation
+
+
+def strategy_for(name: str, system: SystemSpec) -> Strategy:
+    """The strategy called `name`; InputError where it is unknown or runs on another kind of system."""
+    chosen = strategy(name)
+    if chosen.system_kind != system.kind:
+        kinds = {"gpu-cluster": "GPU clusters", "wafer-cluster": "wafer clusters"}
+        where = kinds.get(chosen.system_kind, chosen.system_kind)
+        raise InputError(f"strategy {name} runs on {where}; {system.name} is a {system.kind}")
+    return chosen
 
 
 def parse_layout(text: str, devices: int) -> ParallelLayout:

@@ -16,6 +16,7 @@ from perfsim.study.assumptions import assumptions_of
 from perfsim.study.batches import BatchChoice, Machine, Target, batch_curve, batch_grid, run_at, run_best
 from perfsim.study.evaluate import Evaluation, costs_for
 from perfsim.study.outcome import candidate_result
+from perfsim.study.point import strategy_for
 from perfsim.study.result import CandidateResult, SamplingSummary, StudyResult
 from perfsim.study.sampling import sample_step
 from perfsim.study.spec import CandidateSpec, StudySpec
@@ -59,13 +60,15 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
     target = target_of(spec)
     answered: list[Answered] = []
     refused: list[str] = []
-    for candidate in _chosen(spec, compare):
-        for devices in candidate.devices:
-            progress(f"{candidate.strategy} on {devices} x {candidate.system.name}")
-            try:
-                answered.append(_answer(spec, candidate, devices, target))
-            except PlanError as error:
-                refused += error.reasons
+    asked = [(each, devices) for each in _chosen(spec, compare) for devices in each.devices]
+    for candidate, devices in asked:
+        machine_of(spec, candidate, devices)  # bad input is refused before any candidate takes its time
+    for candidate, devices in asked:
+        progress(f"{candidate.strategy} on {devices} x {candidate.system.name}")
+        try:
+            answered.append(_answer(spec, candidate, devices, target))
+        except PlanError as error:
+            refused += error.reasons
     if not answered:
         raise PlanError(refused)
     return StudyRun(_result(spec, target, answered, refused), tuple(answered))
@@ -76,7 +79,7 @@ def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
     if not compare:
         yield from spec.candidates
         return
-    for name in compare:
+    for name in dict.fromkeys(compare):
         wanted = strategy(name)
         own = [each for each in spec.candidates if each.strategy == wanted.name]
         like = [each for each in spec.candidates if each.system.kind == wanted.system_kind]
@@ -115,7 +118,7 @@ def machine_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Machi
     """A candidate with so many devices. Raises InputError for a count that its system cannot have."""
     topology = build_topology(candidate.system, devices)
     return Machine(
-        strategy=strategy(candidate.strategy),
+        strategy=strategy_for(candidate.strategy, candidate.system),
         topology=topology,
         model=spec.model,
         recipe=spec.recipe,

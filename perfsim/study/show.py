@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfsim.catalog import default_catalog
+from perfsim.catalog import default_catalog, load_mapping
 from perfsim.errors import InputError
 from perfsim.strategies import strategy, strategy_names
 
@@ -30,8 +30,8 @@ def show_list(kind: str) -> Rows:
 
 def _description(kind: str, name: str) -> str:
     catalog = default_catalog()
-    rows = {row.path: row.value_text for row in catalog.describe(name, SINGULAR[kind])}
-    return rows.get("description") or rows.get("title", "")
+    data = load_mapping(catalog.find(SINGULAR[kind], name), catalog, SINGULAR[kind]).data
+    return str(data.get("description") or data.get("title") or "")
 
 
 def show_entry(kind: str, name: str) -> Rows:

@@ -31,7 +31,7 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
     catalog = catalog or default_catalog()
     data = load_mapping(path, catalog).data
     rows = data.get("cases") or []
-    if rows and all(isinstance(row, dict) and "points" in row for row in rows):
+    if isinstance(rows, list) and rows and all(isinstance(row, dict) and "points" in row for row in rows):
         return {"file": path.name, **validate_convergence(rows)}
     return {"file": path.name, **validate_cases(parse_file(path, CaseFile, catalog).cases, catalog)}
 

@@ -61,17 +61,19 @@ def fit_wafer(path: Path, device: str, catalog: Catalog | None = None) -> WaferC
     if not isinstance(start, WaferCalibration):
         raise InputError(f"{device} is no wafer with a calibration to start from")
     cases = [case for case in parse_file(path, CaseFile, catalog).cases if case.scored]
+    if not cases:
+        raise InputError(f"{path.name} has no scored case to fit to")
     fit = _Fit(cases, start, catalog)
     first = np.log([*(start.efficiency[release] for release in fit.releases), start.layer_overhead_s])
     # Splitting in micro-batches makes predictions step, so derivatives are taken over a visible stride.
     found: Any = optimize.least_squares(fit.residuals, first, diff_step=1e-3, x_scale=0.1)
-    record = _record(fit, found, path)
+    record = _record(fit, found, path, device)
     return fit.calibration(found.x, digits=4).model_copy(
         update={"fit": {"efficiency": record, "layer_overhead_s": record}}
     )
 
 
-def _record(fit: _Fit, found: Any, path: Path) -> FitRecord:
+def _record(fit: _Fit, found: Any, path: Path, device: str) -> FitRecord:
     apes = np.abs(np.expm1(found.fun))
     freedom = len(fit.cases) - len(found.x)
     names = [*(f"efficiency.{release}" for release in fit.releases), "layer_overhead_s"]
@@ -83,7 +85,7 @@ def _record(fit: _Fit, found: Any, path: Path) -> FitRecord:
     if single:
         note += f"; {' and '.join(single)}: one log each, so reproduced exactly"
     return FitRecord(
-        command=f"perfsim calibrate wafer {path.name} --device wse-2",
+        command=f"perfsim calibrate wafer {path.name} --device {device}",
         table="public-wafer-logs",
         points=len(fit.cases),
         median_ape=round(float(np.median(apes)), 4),

@@ -1,0 +1,60 @@
+"""One point on a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsim.report.point import point_lines
+
+
+@pytest.fixture
+def answer() -> dict[str, Any]:
+    return {
+        "model": "gpt3_xl",
+        "strategy": "3d",
+        "system": "dgx-a100-80gb",
+        "num_devices": 8,
+        "layout": {"tensor": 2, "pipeline": 1, "data": 4, "micro_batch_size": 2, "sequence_parallel": True},
+        "global_batch_size": 64,
+        "step_time_s": 0.5,
+        "tokens_per_s": 262144.0,
+        "mfu": 0.4712,
+        "hfu": 0.5,
+        "bubble_fraction": 0.03,
+        "exposed_communication_fraction": 0.125,
+        "peak_memory_bytes": 40.0 * 2**30,
+        "step_breakdown_s": {
+            "forward": 0.15,
+            "backward": 0.3,
+            "data_communication": 0.05,
+            "bubble": 0.0,
+        },
+    }
+
+
+def test_every_metric_of_the_point_is_told(answer: dict[str, Any]) -> None:
+    text = "\n".join(point_lines(answer))
+    for part in (
+        "gpt3_xl on 8 x dgx-a100-80gb, 3d",
+        "64 sequences",
+        "tp2 dp4 mbs2, sequence parallel",
+        "500 ms",
+        "262,144",
+        "47.1 % / 50.0 % of peak",
+        "3.0 % of the step",
+        "12.5 % of the step",
+        "40.0 GiB a device",
+    ):
+        assert part in text
+
+
+def test_the_step_is_told_part_by_part_the_longest_first(answer: dict[str, Any]) -> None:
+    lines = point_lines(answer)
+    parts = [line.split() for line in lines[lines.index("  where the step goes:") + 1 :]]
+    assert parts == [
+        ["backward", "300", "ms", "60.0", "%"],
+        ["forward", "150", "ms", "30.0", "%"],
+        ["data", "communication", "50.0", "ms", "10.0", "%"],
+    ], "a part that takes no time is left out"

@@ -1,0 +1,100 @@
+"""The error table of `perfsim validate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsim.report.validation_table import validation_lines
+
+FIGURES = {"n": 3, "median_ape": 0.0432, "p90_ape": 0.25, "mape": 0.1, "bias": -0.0512}
+
+
+def case(name: str, error: float | None, evidence: str = "A") -> dict[str, Any]:
+    predicted = None if error is None else 2.0 * (1 + error)
+    return {"id": name, "evidence": evidence, "measured_s": 2.0, "predicted_s": predicted, "error": error}
+
+
+@pytest.fixture
+def result() -> dict[str, Any]:
+    return {
+        "file": "gpu.yaml",
+        "count": 4,
+        "failed": [
+            {"id": "d", "error": "no such device\nhelp: see"},
+            {"id": "e", "error": "no such device"},
+            {"id": "f", "error": "no plan"},
+        ],
+        "summary": {**FIGURES, "n": 6},
+        "summary_predicted": FIGURES,
+        "baseline": {**FIGURES, "median_ape": 0.1526},
+        "families": {
+            "ranked": {**FIGURES, "kendall_tau": 0.8619, "regret": 0.021},
+            "single": {**FIGURES, "n": 0, "median_ape": None, "kendall_tau": None, "regret": None},
+        },
+        "cases": [case("a", 0.01), case("b", -0.4), case("c", 0.2, "C"), case("d", None)],
+    }
+
+
+def row(lines: list[str], name: str) -> list[str]:
+    (found,) = (line for line in lines if line.startswith(name))
+    return found[len(name) :].split()
+
+
+def test_errors_stand_beside_the_baselines(result: dict[str, Any]) -> None:
+    lines = validation_lines(result, 0)
+    assert lines[0] == "gpu.yaml: 4 cases, 3 failed"
+    assert row(lines, "all (a failure counts 1)") == ["6", "4.3%", "25.0%", "10.0%", "-5.1%"]
+    assert row(lines, "all that were predicted") == ["3", "4.3%", "25.0%", "10.0%", "-5.1%"]
+    assert row(lines, "baseline") == ["3", "15.3%", "25.0%", "10.0%", "-5.1%"]
+
+
+def test_a_family_with_a_sweep_tells_how_well_layouts_are_ranked(result: dict[str, Any]) -> None:
+    lines = validation_lines(result, 0)
+    assert row(lines, "  ranked")[-2:] == ["0.86", "2.1%"]
+    assert row(lines, "  single") == ["0", "-", "25.0%", "10.0%", "-5.1%"]
+
+
+def test_all_rows_stand_under_one_heading(result: dict[str, Any]) -> None:
+    lines = validation_lines(result, 0)
+    head = next(line for line in lines if "median" in line)
+    baseline = next(line for line in lines if line.startswith("baseline"))
+    assert head.index("median") + len("median") == baseline.index("15.3%") + len("15.3%")
+
+
+def test_without_failures_one_summary_is_enough(result: dict[str, Any]) -> None:
+    lines = validation_lines(result | {"failed": []}, 0)
+    assert not any(line.startswith(("all that", "failed")) for line in lines)
+
+
+def test_failures_are_counted_by_their_reason(result: dict[str, Any]) -> None:
+    failed = [line for line in validation_lines(result, 0) if line.startswith("failed")]
+    assert failed == ["failed: 2 x no such device (first: d)", "failed: 1 x no plan (first: f)"]
+
+
+@pytest.mark.parametrize(("worst", "shown"), [(0, []), (2, ["b", "c"]), (99, ["b", "c", "a"])])
+def test_the_worst_cases_are_listed_whichever_way_they_err(
+    result: dict[str, Any], worst: int, shown: list[str]
+) -> None:
+    lines = validation_lines(result, worst)
+    listed = [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in "abcd"]
+    assert listed == shown
+    assert any(line.startswith(f"worst {len(shown)}:") for line in lines) == bool(shown)
+
+
+def test_a_file_without_cases_is_a_table_too() -> None:
+    empty = dict.fromkeys(("median_ape", "p90_ape", "mape", "bias")) | {"n": 0}
+    lines = validation_lines(
+        {
+            "file": "x",
+            "count": 0,
+            "failed": [],
+            "summary": empty,
+            "baseline": empty,
+            "families": {},
+            "cases": [],
+        },
+        5,
+    )
+    assert row(lines, "baseline") == ["0", "-", "-", "-", "-"]

@@ -1,0 +1,96 @@
+"""Published runs predicted from their description alone: the accuracy that perfsim states."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from perfsim.catalog import default_catalog, parse_file
+from perfsim.study.accuracy import record_of, recorded
+from perfsim.study.cases import CaseFile
+from perfsim.study.validation import public_cases, validate_file
+
+PATHS = {path.name: path for path in public_cases()}
+
+
+@pytest.fixture(scope="module")
+def wafers() -> dict[str, Any]:
+    return validate_file(PATHS["weight_streaming.yaml"])
+
+
+@pytest.fixture(scope="module")
+def gpus() -> dict[str, Any]:
+    return validate_file(PATHS["gpu.yaml"])
+
+
+def test_every_scored_wafer_run_is_met_within_25_percent(wafers: dict[str, Any]) -> None:
+    scored = {case["id"]: case["error"] for case in wafers["cases"] if case["evidence"] == "A"}
+    assert wafers["failed"] == []
+    assert len(scored) == 5
+    assert {name: error for name, error in scored.items() if abs(error) > 0.25} == {}
+
+
+def test_wafer_runs_of_weaker_evidence_are_shown_and_not_scored(wafers: dict[str, Any]) -> None:
+    shown = [case for case in wafers["cases"] if case["evidence"] == "C"]
+    assert len(shown) == 1
+    assert shown[0]["predicted_s"] > 0
+    assert wafers["summary"]["n"] == 5
+
+
+def test_wafer_runs_beat_one_constant(wafers: dict[str, Any]) -> None:
+    for figure in ("median_ape", "p90_ape", "mape"):
+        assert wafers["summary"][figure] < wafers["baseline"][figure]
+
+
+def test_what_is_recorded_of_wafers_is_what_is_met(wafers: dict[str, Any]) -> None:
+    """Stale after a change of the model: run `perfsim validate --record`."""
+    assert record_of([wafers]) == [each for each in recorded() if each["system_kind"] == "wafer-cluster"]
+
+
+def test_every_case_names_its_source() -> None:
+    for name in ("gpu.yaml", "weight_streaming.yaml"):
+        cases = parse_file(PATHS[name], CaseFile, default_catalog()).cases
+        assert len({case.id for case in cases}) == len(cases)
+        assert all(case.source.get("title") or case.source.get("url") for case in cases)
+
+
+@pytest.mark.slow
+def test_all_public_gpu_runs_are_answered_and_scored(gpus: dict[str, Any]) -> None:
+    assert gpus["count"] == 126
+    assert gpus["failed"] == []
+
+
+@pytest.mark.slow
+def test_gpu_runs_are_met_within_12_percent_in_the_median_and_beat_one_constant(gpus: dict[str, Any]) -> None:
+    assert gpus["summary"]["median_ape"] < 0.12
+    for figure in ("median_ape", "p90_ape", "mape"):
+        assert gpus["summary"][figure] < gpus["baseline"][figure]
+    assert abs(gpus["summary"]["bias"]) < 0.05
+
+
+@pytest.mark.slow
+def test_layouts_of_each_sweep_are_ranked_better_than_by_chance(gpus: dict[str, Any]) -> None:
+    answers = {case["id"]: (case["measured_s"], case["predicted_s"]) for case in gpus["cases"]}
+    sweeps: dict[str, list[tuple[float, float]]] = {}
+    for case in parse_file(PATHS["gpu.yaml"], CaseFile, default_catalog()).cases:
+        if case.sweep is not None and case.scored:
+            sweeps.setdefault(case.sweep, []).append(answers[case.id])
+    agreement = {name: _tau(runs) for name, runs in sweeps.items() if len(runs) >= 4}
+    assert len(agreement) >= 4
+    assert {name: tau for name, tau in agreement.items() if tau <= 0} == {}
+
+
+def _tau(runs: list[tuple[float, float]]) -> float:
+    """Kendall's tau-a of (measured, predicted)."""
+    signs = [
+        ((a[0] > b[0]) - (a[0] < b[0])) * ((a[1] > b[1]) - (a[1] < b[1])) for a, b in combinations(runs, 2)
+    ]
+    return sum(signs) / len(signs)
+
+
+@pytest.mark.slow
+def test_what_is_recorded_of_gpus_is_what_is_met(gpus: dict[str, Any]) -> None:
+    """Stale after a change of the model: run `perfsim validate --record`."""
+    assert record_of([gpus]) == [each for each in recorded() if each["system_kind"] == "gpu-cluster"]
