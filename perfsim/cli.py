@@ -204,6 +204,22 @@ def show(kind: str, name: str | None, as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("kind", required=False)
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="Folder for <kind>.schema.json files."
+)
+def schema(kind: str | None, out: Path | None) -> None:
+    """Print or write the JSON Schema of a KIND of YAML file (device, model, study, ...), or of all."""
+    from perfsim.study.schemas import KINDS, schema_of, schema_text, write_schemas
+
+    if out is not None:
+        for path in write_schemas(out, [kind] if kind else KINDS):
+            click.echo(f"Schema: {path}")
+        return
+    click.echo(schema_text(schema_of(kind) if kind else {each: schema_of(each) for each in KINDS}), nl=False)
+
+
+@main.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--out", type=click.Path(path_type=Path), default=None, help="Where to write; reports/NAME if absent."
