@@ -189,3 +189,33 @@ class FrameworkCalibration(Calibration):
     """Beside that, the wait for every kernel to end, where the host waits (CUDA_LAUNCH_BLOCKING)."""
     overlap_sharpness: Annotated[float, Field(ge=1)] = 4.0
     """p of the p-norm that joins device and host time of a block of kernels."""
+
+
+class MeasuredStep(Constants):
+    """A step that the owner of a cluster measured, beside what the model said of it before scaling."""
+
+    id: str
+    measured_s: Annotated[Seconds, Field(gt=0)]
+    predicted_s: Annotated[Seconds, Field(gt=0)]
+    residual: Annotated[float, Field(gt=-1)]
+    """Measured over scaled prediction, less 1."""
+
+
+class ClusterCalibration(Calibration):
+    """One factor on every step time of one cluster, from steps that its owner measured.
+
+    It belongs to a place (its cooling, its network, its software), so it stands apart from the device.
+    """
+
+    kind: Literal["cluster"] = "cluster"
+    device: str
+    """The device that the steps were measured on; the scale says nothing of another one."""
+    scale: Positive
+    """Measured over predicted step time: the geometric mean of the cases."""
+    cases: Annotated[tuple[MeasuredStep, ...], Field(min_length=2)]
+
+    @property
+    def spread(self) -> float:
+        """How far the cases lie apart once scaled: the largest over the smallest, less 1."""
+        ratios = [1.0 + case.residual for case in self.cases]
+        return max(ratios) / min(ratios) - 1.0

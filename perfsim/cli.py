@@ -142,6 +142,7 @@ def _progress(*, quiet: bool) -> Any:
     help="Sequences a step, all devices together.",
 )
 @click.option("--recipe", default="gpt3_pretraining", show_default=True)
+@click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`.")
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, nothing else.")
 def run(
@@ -152,6 +153,7 @@ def run(
     layout: str,
     batch: int | None,
     recipe: str,
+    cluster: str,
     trace: Path | None,
     as_json: bool,
 ) -> None:
@@ -159,7 +161,7 @@ def run(
     from perfsim.interop.chrome import write_chrome_trace
     from perfsim.study.point import Point, answer_point
 
-    point = Point(model, system, devices, strategy, layout, batch, recipe)
+    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster)
     answer, evaluation = answer_point(point)
     if trace is not None:
         write_chrome_trace(evaluation.trace, trace)
@@ -226,6 +228,22 @@ def show(kind: str, name: str | None, as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("kind", required=False)
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="Folder for <kind>.schema.json files."
+)
+def schema(kind: str | None, out: Path | None) -> None:
+    """Print or write the JSON Schema of a KIND of YAML file (device, model, study, ...), or of all."""
+    from perfsim.study.schemas import KINDS, schema_of, schema_text, write_schemas
+
+    if out is not None:
+        for path in write_schemas(out, [kind] if kind else KINDS):
+            click.echo(f"Schema: {path}")
+        return
+    click.echo(schema_text(schema_of(kind) if kind else {each: schema_of(each) for each in KINDS}), nl=False)
+
+
+@main.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--out", type=click.Path(path_type=Path), default=None, help="Where to write; reports/NAME if absent."
@@ -266,7 +284,7 @@ def _tell(message: str) -> None:
 
 @main.group()
 def calibrate() -> None:
-    """Fit a device's or a link's constants to measurements of your own."""
+    """Fit constants of a device, a link or a cluster to measurements of your own."""
 
 
 @calibrate.command()
@@ -314,6 +332,22 @@ def framework(cases: Path, device: str, out: Path | None, device_only: bool) -> 
 
     _must_exist(cases)
     click.echo(calibrate_framework(cases, device, out, device_only=device_only))
+
+
+@calibrate.command()
+@click.argument("measured", type=click.Path(path_type=Path))
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
+)
+def steps(measured: Path, out: Path | None) -> None:
+    """Fit one scale of your cluster to two or three steps that you MEASURED there."""
+    from perfsim.study.calibrate import calibrate_steps
+
+    _must_exist(measured)
+    text, warning = calibrate_steps(measured, out)
+    click.echo(text)
+    if warning:
+        click.echo(f"warning: {warning}", err=True)
 
 
 @calibrate.command()

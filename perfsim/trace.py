@@ -55,6 +55,10 @@ class Trace:
         """The interval that `step_time_s` measures."""
         return self.step_end_s[-1] - self.step_time_s, self.step_end_s[-1]
 
+    def scaled(self, factor: float) -> Trace:
+        """The same run, every second of it `factor` times as long."""
+        return self if factor == 1.0 else Trace(self.graph, self.start_s * factor, self.end_s * factor)
+
     def span(self, index: int) -> Span:
         task = self.graph.task(index)
         return Span(

@@ -100,6 +100,25 @@ def accepted_units(dimension: Dimension) -> list[str]:
     return [prefix + symbol for symbol in units.symbols for prefix in prefixes] + list(units.unprefixed)
 
 
+def quantity_pattern(dimension: Dimension) -> str:
+    """A regular expression of JSON Schema for what `parse_quantity` takes: never a bare number.
+
+    A number with an exponent goes with a unit without a prefix: `1e9 B`, not `1e3 MB`.
+    """
+    units = _UNITS[dimension]
+    plain, exponent = r"(?:\d+\.?\d*|\.\d+)", r"[eE][-+]?\d+"
+    every = "|".join(_spellings(name) for name in accepted_units(dimension))
+    without_prefix = "|".join(re.escape(name) for name in (*units.symbols, *units.unprefixed))
+    return rf"^\s*\+?{plain}(?:\s*(?:{every})|{exponent}\s*(?:{without_prefix}))\s*$"
+
+
+def _spellings(unit: str) -> str:
+    """A unit with the prefixes that may be written in another way."""
+    if unit == "us":
+        return "[uµμ]s"
+    return f"[kK]{unit[1:]}" if unit[0] == "k" else unit
+
+
 def parse_quantity(text: str, dimension: Dimension) -> float:
     """Turn "1.2 Tb/s" into 1.5e11: the value in SI (bytes, bytes/s, FLOP/s, s, W, Hz).
 
@@ -259,6 +278,7 @@ def _field(dimension: Dimension) -> tuple[BeforeValidator, WithJsonSchema]:
     schema = {
         "type": "string",
         "description": f"{units.meaning}, with its unit",
+        "pattern": quantity_pattern(dimension),
         "examples": [f"10 {units.usual}"],
     }
     return BeforeValidator(read), WithJsonSchema(schema, mode="validation")

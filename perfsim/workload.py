@@ -30,7 +30,14 @@ class TransformerConfig(CatalogSpec):
     """Key and value heads; None: as many as query heads."""
     gated_mlp: bool = False
     tied_embeddings: bool = True
+    head_bias: bool = False
     bias: bool = True
+    attention_bias: bool | None = None
+    """Biases of the attention's linears; None: as `bias`."""
+    norms_per_layer: Literal[1, 2] = 2
+    """1: attention and MLP read one normalised input, side by side (GPT-J)."""
+    causal: bool = True
+    """A position sees only what stands before it; false for an encoder."""
     position_embedding: Literal["learned", "rotary", "alibi", "none"] = "learned"
 
     @model_validator(mode="after")
@@ -54,6 +61,10 @@ class TransformerConfig(CatalogSpec):
     @property
     def query_groups(self) -> int:
         return self.num_query_groups or self.num_attention_heads
+
+    @property
+    def has_attention_bias(self) -> bool:
+        return self.bias if self.attention_bias is None else self.attention_bias
 
     @property
     def head_size(self) -> int:

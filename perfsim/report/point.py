@@ -21,8 +21,10 @@ def point_lines(answer: Mapping[str, Any]) -> list[str]:
         f"  bubble        {percent(answer['bubble_fraction'])} of the step",
         f"  exposed comm  {percent(answer['exposed_communication_fraction'])} of the step",
         f"  peak memory   {answer['peak_memory_bytes'] / 2**30:.1f} GiB a device",
-        "  where the step goes:",
     ]
+    if answer.get("cluster_calibration"):
+        lines.append(f"  scaled        {answer['cluster_calibration']['note']}")
+    lines.append("  where the step goes:")
     parts = sorted(answer["step_breakdown_s"].items(), key=lambda item: -item[1])
     lines += [
         f"    {human(name):28s} {duration(s):>10s}  {percent(s / step_s)}" for name, s in parts if s > 0

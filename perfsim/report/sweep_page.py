@@ -14,6 +14,7 @@ from perfsim.report.sections import Card, Head, Section
 from perfsim.report.summary import plain, summary_text
 from perfsim.report.sweep_maps import heat_maps
 from perfsim.report.sweep_tables import equals_table, inputs_table, points_table
+from perfsim.report.tables import scale_notes
 from perfsim.study.sweep import PointResult, SweepResult
 from perfsim.study.sweep_scaling import Series, matches, series_of, time_of
 from perfsim.study.sweep_verdict import sweep_verdict
@@ -31,7 +32,9 @@ def sweep_lines(result: SweepResult, *, width: int = 100, encoding: str = "ascii
     note = f"{len(result.points):,} points" + (
         f", {infeasible:,} without a feasible plan" if infeasible else ""
     )
-    verdict = textwrap.wrap(sweep_verdict(result), width)
+    scales = scale_notes(each.answer.get("cluster_calibration") for each in result.feasible)
+    sentences = [sweep_verdict(result), *(f"Scaled: {note}." for note in scales)]
+    verdict = textwrap.wrap(" ".join(sentences), width)
     rows = [_cells(series, each) for series in series_of(result) for each in series.points]
     room = MAX_LINES - len(verdict) - 5  # title, blank, head, rule, blank
     lines = [f"{result.title} ({note})"[:width], ""]

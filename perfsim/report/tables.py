@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from perfsim.report import text
 from perfsim.study.result import CandidateResult, StudyResult
@@ -36,14 +37,20 @@ def terminal_table(result: StudyResult, *, width: int = 100, encoding: str = "as
     """
     lines = [*textwrap.wrap(_heading(result), width)[:2], ""]
     verdict = _shorten(textwrap.wrap(result.verdict, width), _VERDICT_LINES, width)
-    room = MAX_LINES - len(lines) - len(verdict) - 6  # heading, rule, left-out row, note, blank line
+    scales = [note[:width] for note in scale_notes(each.cluster_calibration for each in result.candidates)]
+    room = MAX_LINES - len(lines) - len(verdict) - len(scales) - 6  # heading, rule, left-out row, note, blank
     shown = result.candidates[: max(room, 1)]
     lines += _grid(shown, width)
     if len(shown) < len(result.candidates):
         lines.append(f"... {len(result.candidates) - len(shown)} more candidates in the report")
-    lines += ["* soonest at the target; steps and days at each candidate's own best batch", ""]
+    lines += ["* soonest at the target; steps and days at each candidate's own best batch", *scales, ""]
     safe = text.encodable("\n".join(lines + verdict), encoding)
     return "\n".join(line[:width].rstrip() for line in safe.split("\n"))
+
+
+def scale_notes(used: Iterable[Mapping[str, Any] | None]) -> list[str]:
+    """What to say of the users' own scales that an answer rests on, each once."""
+    return list(dict.fromkeys(str(each["note"]) for each in used if each))
 
 
 def _heading(result: StudyResult) -> str:

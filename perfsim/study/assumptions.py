@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfsim.calibration import Calibration
+from perfsim.calibration import Calibration, ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import CatalogError
 from perfsim.hardware import GpuClusterSpec
 from perfsim.study.batches import Target
+from perfsim.study.cluster import cluster_note
 from perfsim.study.result import Assumption
 from perfsim.study.spec import StudySpec
 
@@ -28,6 +29,9 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
                 found += _fits(link.calibration) if link.calibration else []
     if spec.recipe.framework is not None:
         found += _fits(spec.recipe.framework)
+    for candidate in spec.candidates:
+        if candidate.cluster_calibration is not None:
+            found += _scale(candidate.cluster_calibration)
     return tuple(dict.fromkeys(found))
 
 
@@ -57,6 +61,20 @@ def _target(target: Target) -> Iterator[Assumption]:
         "the same on both sides, so that neither is favoured",
         "assumption",
     )
+
+
+def _scale(calibration: ClusterCalibration) -> list[Assumption]:
+    """The user's measurements, case by case."""
+    cases = "; ".join(
+        f"{case.id}: measured {case.measured_s:.4g} s, predicted {case.predicted_s:.4g} s, "
+        f"{100 * case.residual:+.1f} % after scaling"
+        for case in calibration.cases
+    )
+    topic = f"calibration {calibration.name}"
+    return [
+        Assumption(topic, "scale", cluster_note(calibration), cases, "fit"),
+        *_fits(calibration),
+    ]
 
 
 def _described(catalog: Catalog, kind: str, name: str) -> list[Assumption]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perfsim.calibration import ClusterCalibration
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
 from perfsim.costs.price import Costs
@@ -46,6 +47,7 @@ class Machine:
     model: TransformerConfig
     recipe: TrainingRecipe
     costs: Costs
+    cluster: ClusterCalibration | None = None
 
     @property
     def label(self) -> str:
@@ -73,8 +75,8 @@ def time_at(machine: Machine, target: Target, global_batch_size: int) -> BatchCh
     """The fastest plan at one batch, by its longest path. Raises PlanError where none fits."""
     job = machine.job(global_batch_size)
     best = screen(machine.strategy, job, machine.topology, machine.costs)[0]
-    step_time_s = evaluate(best.plan, machine.costs, contention=False).step_time_s
-    return _choice(best.plan, step_time_s, target)
+    found = evaluate(best.plan, machine.costs, contention=False, cluster=machine.cluster)
+    return _choice(best.plan, found.step_time_s, target)
 
 
 def _choice(plan: Plan, step_time_s: float, target: Target) -> BatchChoice:
@@ -110,5 +112,5 @@ def run_best(machine: Machine, target: Target, curve: list[BatchChoice]) -> tupl
 def run_at(machine: Machine, target: Target, global_batch_size: int) -> tuple[Evaluation, BatchChoice]:
     """One batch with its best layout, simulated in full. Raises PlanError where none fits."""
     job = machine.job(global_batch_size)
-    evaluation = best_plan(machine.strategy, job, machine.topology, machine.costs)
+    evaluation = best_plan(machine.strategy, job, machine.topology, machine.costs, cluster=machine.cluster)
     return evaluation, _choice(evaluation.plan, evaluation.step_time_s, target)

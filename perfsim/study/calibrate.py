@@ -16,6 +16,8 @@ import yaml
 from perfsim.calibration import Calibration, CollectiveCalibration, GpuCalibration, MemoryConstants
 from perfsim.catalog import default_catalog
 from perfsim.hardware import DeviceSpec, LinkSpec
+from perfsim.study.cluster import spread_warning, wide
+from perfsim.study.cluster_fit import fit_cluster
 from perfsim.study.collective_fit import fit_collectives
 from perfsim.study.gemm_fit import GemmTable, absolute_errors, fit_gemm
 from perfsim.study.step_fit import fit_steps
@@ -28,6 +30,7 @@ __all__ = [
     "calibrate_collectives",
     "calibrate_framework",
     "calibrate_gemm",
+    "calibrate_steps",
     "calibrate_wafer",
     "collective_calibration",
     "fit_collectives",
@@ -70,6 +73,15 @@ def calibrate_framework(
     fit = fit_steps(cases, device, device_only=device_only)
     found = (fit.device,) if device_only else (fit.framework, fit.device)
     return "\n".join(_deliver(each, None if out is None else out / f"{each.name}.yaml") for each in found)
+
+
+def calibrate_steps(measured: Path, out: Path | None = None) -> tuple[str, str]:
+    """Fit one scale to the steps of a cluster: the YAML or where it was written, and a warning or "".
+
+    Raises InputError for a bad file, fewer than two steps, and for steps that cannot be predicted.
+    """
+    found = fit_cluster(measured)
+    return _deliver(found, out), spread_warning(found) if wide(found) else ""
 
 
 def calibrate_wafer(cases: Path, device: str, out: Path | None = None) -> str:

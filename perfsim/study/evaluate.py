@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perfsim.calibration import ClusterCalibration
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.price import Costs, price
 from perfsim.costs.wafer import WaferCosts
@@ -34,6 +35,8 @@ class Evaluation:
     recompute_flop: float
     peak_flop_per_s: float
     """All devices together."""
+    cluster: ClusterCalibration | None = None
+    """What every second of the trace was multiplied by, where the user measured steps."""
 
     @property
     def step_time_s(self) -> float:
@@ -76,8 +79,13 @@ def costs_for(topology: Topology, recipe: TrainingRecipe) -> Costs:
     return WaferCosts(topology, recipe)
 
 
-def evaluate(plan: Plan, costs: Costs, *, contention: bool = True) -> Evaluation:
-    """Write the plan's graph, price it and run it; without `contention` by its longest path alone."""
+def evaluate(
+    plan: Plan, costs: Costs, *, contention: bool = True, cluster: ClusterCalibration | None = None
+) -> Evaluation:
+    """Write the plan's graph, price it and run it; without `contention` by its longest path alone.
+
+    The scale of a `cluster` stretches the whole run, so that its parts keep their shares.
+    """
     builder = GraphBuilder()
     strategy(plan.strategy).emit(plan, builder)
     graph = builder.build()
@@ -87,6 +95,8 @@ def evaluate(plan: Plan, costs: Costs, *, contention: bool = True) -> Evaluation
         trace = simulate(graph, duration_s, links.flows, links.capacities)
     else:
         trace = critical_path(graph, duration_s)
+    if cluster is not None:
+        trace = trace.scaled(cluster.scale)
     job = plan.job
     return Evaluation(
         plan=plan,
@@ -96,4 +106,5 @@ def evaluate(plan: Plan, costs: Costs, *, contention: bool = True) -> Evaluation
         model_flop=model_flop_per_step(job),
         recompute_flop=recompute_flop_per_step(job, plan.layout.recompute),
         peak_flop_per_s=plan.topology.num_devices * plan.system.device.peak[job.recipe.precision],
+        cluster=cluster,
     )

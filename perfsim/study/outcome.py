@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from perfsim.calibration import ClusterCalibration
 from perfsim.hardware import WaferClusterSpec
 from perfsim.strategies import Plan
 from perfsim.study.batches import BatchChoice
+from perfsim.study.cluster import cluster_note
 from perfsim.study.evaluate import Evaluation
 from perfsim.study.result import BatchPoint, CandidateResult, MemoryBar, TimelineBar
 
@@ -57,7 +59,15 @@ def metrics(evaluation: Evaluation) -> dict[str, Any]:
         "exposed_communication_fraction": evaluation.exposed_communication_fraction,
         "peak_memory_bytes": plan.peak_memory_bytes,
         "step_breakdown_s": dict(evaluation.breakdown_s),
+        "cluster_calibration": _scale(evaluation.cluster),
     }
+
+
+def _scale(cluster: ClusterCalibration | None) -> dict[str, Any] | None:
+    """The user's own scale, named wherever its step time stands."""
+    if cluster is None:
+        return None
+    return {"name": cluster.name, "scale": cluster.scale, "note": cluster_note(cluster)}
 
 
 def candidate_result(
@@ -76,7 +86,11 @@ def candidate_result(
         ),
         batch_curve=tuple(_point(each) for each in curve),
         timeline=timeline(evaluation),
-        notes=(*evaluation.plan.notes, choice.answer.regime_text),
+        notes=(
+            *evaluation.plan.notes,
+            choice.answer.regime_text,
+            *([cluster_note(evaluation.cluster)] if evaluation.cluster else []),
+        ),
     )
 
 

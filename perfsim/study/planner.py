@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perfsim.calibration import ClusterCalibration
 from perfsim.costs.price import Costs
 from perfsim.errors import LayoutError, MemoryCapacityError, PlanError
 from perfsim.strategies import Plan, Strategy
@@ -44,16 +45,22 @@ def screen(strategy: Strategy, job: Job, topology: Topology, costs: Costs) -> li
 
 
 def best_plan(
-    strategy: Strategy, job: Job, topology: Topology, costs: Costs, confirmed: int = CONFIRMED
+    strategy: Strategy,
+    job: Job,
+    topology: Topology,
+    costs: Costs,
+    confirmed: int = CONFIRMED,
+    *,
+    cluster: ClusterCalibration | None = None,
 ) -> Evaluation:
-    """The fastest feasible plan, among the best few of the screening."""
+    """The fastest feasible plan, among the best few of the screening; a cluster's scale favours none."""
     shortlist = screen(strategy, job, topology, costs)[:confirmed]
     if len(shortlist) > 1:
         paths = [evaluate(each.plan, costs, contention=False).step_time_s for each in shortlist]
         best = min(range(len(paths)), key=paths.__getitem__)
     else:
         best = 0
-    return evaluate(shortlist[best].plan, costs)
+    return evaluate(shortlist[best].plan, costs, cluster=cluster)
 
 
 def short_layout(layout: ParallelLayout) -> str:

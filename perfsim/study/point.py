@@ -10,6 +10,7 @@ from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, LayoutError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.strategies import Strategy, strategy
+from perfsim.study.cluster import check_device, cluster_named
 from perfsim.study.evaluate import Evaluation, costs_for, evaluate
 from perfsim.study.outcome import metrics
 from perfsim.study.planner import best_plan
@@ -39,6 +40,8 @@ class Point(NamedTuple):
     layout: str = ""
     batch: int | None = None
     recipe: str = "gpt3_pretraining"
+    cluster: str = ""
+    """Name or path of a cluster's calibration; its scale multiplies the step time."""
 
 
 def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str, Any], Evaluation]:
@@ -49,13 +52,15 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
     recipe = catalog.recipe(point.recipe)
     batch = point.batch or recipe.global_batch_size or DEFAULT_BATCH_PER_DEVICE * point.devices
     job = Job(catalog.model(point.model), recipe, batch)
+    cluster = cluster_named(point.cluster, catalog) if point.cluster else None
+    check_device(cluster, system)
     topology = build_topology(system, point.devices)
     costs = costs_for(topology, recipe)
     if point.layout:
         layout = parse_layout(point.layout, point.devices)
-        evaluation = evaluate(chosen.plan(job, topology, layout), costs)
+        evaluation = evaluate(chosen.plan(job, topology, layout), costs, cluster=cluster)
     else:
-        evaluation = best_plan(chosen, job, topology, costs)
+        evaluation = best_plan(chosen, job, topology, costs, cluster=cluster)
     return {"model": job.model.name, **metrics(evaluation)}, evaluation
 
 

@@ -69,6 +69,8 @@ class CandidateResult:
     batch_curve: tuple[BatchPoint, ...]
     timeline: tuple[TimelineBar, ...]
     notes: tuple[str, ...] = ()
+    cluster_calibration: Mapping[str, Any] | None = None
+    """Name, scale and note of the user's own measurements, where step times were multiplied by it."""
 
     @property
     def label(self) -> str:

@@ -14,6 +14,7 @@ from perfsim.strategies import strategy
 from perfsim.study.accuracy import accuracy_of, step_time_errors
 from perfsim.study.assumptions import assumptions_of
 from perfsim.study.batches import BatchChoice, Machine, Target, batch_curve, batch_grid, run_at, run_best
+from perfsim.study.cluster import check_device
 from perfsim.study.evaluate import Evaluation, costs_for
 from perfsim.study.outcome import candidate_result
 from perfsim.study.point import strategy_for
@@ -115,7 +116,11 @@ def target_of(spec: StudySpec) -> Target:
 
 
 def machine_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Machine:
-    """A candidate with so many devices. Raises InputError for a count that its system cannot have."""
+    """A candidate with so many devices.
+
+    Raises InputError for a count that its system cannot have, and for a scale of another device.
+    """
+    check_device(candidate.cluster_calibration, candidate.system)
     topology = build_topology(candidate.system, devices)
     return Machine(
         strategy=strategy_for(candidate.strategy, candidate.system),
@@ -123,6 +128,7 @@ def machine_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Machi
         model=spec.model,
         recipe=spec.recipe,
         costs=costs_for(topology, spec.recipe),
+        cluster=candidate.cluster_calibration,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
+from perfsim.calibration import ClusterCalibration
 from perfsim.hardware import CatalogSpec, GpuClusterSpec, Spec, WaferClusterSpec
 from perfsim.workload import TrainingRecipe, TransformerConfig
 
@@ -16,6 +17,8 @@ class CandidateSpec(Spec):
     strategy: str
     system: GpuClusterSpec | WaferClusterSpec
     devices: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    cluster_calibration: ClusterCalibration | None = None
+    """What `perfsim calibrate steps` made of steps measured on this machine; scales its step times."""
 
 
 class ConvergenceSpec(Spec):

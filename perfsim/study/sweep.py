@@ -213,11 +213,16 @@ def run_sweep(
 def _assumptions(points: Sequence[SweepPoint]) -> tuple[Assumption, ...]:
     """What all points rest on, each description once."""
     studies = {
-        (point.study.model.name, point.study.recipe.name, point.candidate.system.name): point.study
+        (point.study.model.name, point.study.recipe.name, _machine_name(point)): point.study
         for point in points
     }
     found = [each for study in studies.values() for each in assumptions_of(study, target_of(study))]
     return tuple(dict.fromkeys(found))
+
+
+def _machine_name(point: SweepPoint) -> tuple[str, ...]:
+    cluster = point.candidate.cluster_calibration
+    return (point.candidate.system.name, *([cluster.name] if cluster else []))
 
 
 def _keep(

@@ -107,7 +107,7 @@ def _machines(candidate: CandidateSpec, axes: Sequence[Axis], catalog: Catalog) 
     for name, system in product(strategies, systems or [candidate.system]):
         like = candidate.system.kind == system.kind
         if like and strategy(name).system_kind == system.kind:
-            yield CandidateSpec(strategy=name, system=system, devices=devices)
+            yield candidate.model_copy(update={"strategy": name, "system": system, "devices": devices})
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class _Builder:
     def point(self, candidate: CandidateSpec, devices: int, settings: dict[str, Any]) -> SweepPoint:
         try:
             system = self.system(candidate.system, settings)
-            chosen = CandidateSpec(strategy=candidate.strategy, system=system, devices=(devices,))
+            chosen = candidate.model_copy(update={"system": system, "devices": (devices,)})
             study = self.study(settings).model_copy(update={"candidates": (chosen,)})
             _probe(study)
         except InputError as error:

@@ -27,12 +27,12 @@ class Parameters:
     def layer_vectors(self) -> int:
         """Biases and norms of one layer."""
         model = self.model
-        norms = 2 * (2 if model.bias else 1) * model.hidden_size
-        if not model.bias:
-            return norms
-        kv = model.query_groups * model.head_size
-        ffn = (2 if model.gated_mlp else 1) * model.ffn_hidden_size
-        return norms + model.hidden_size + 2 * kv + model.hidden_size + ffn + model.hidden_size
+        vectors = model.norms_per_layer * (2 if model.bias else 1) * model.hidden_size
+        if model.has_attention_bias:
+            vectors += 2 * model.hidden_size + 2 * model.query_groups * model.head_size
+        if model.bias:
+            vectors += (2 if model.gated_mlp else 1) * model.ffn_hidden_size + model.hidden_size
+        return vectors
 
     @property
     def layer(self) -> int:
@@ -47,8 +47,10 @@ class Parameters:
 
     @property
     def head(self) -> int:
-        """Language-model head beside the embedding: nothing where the two are tied."""
-        return 0 if self.model.tied_embeddings else self.model.vocab_size * self.model.hidden_size
+        """Language-model head beside the embedding: of two that are tied only a bias."""
+        model = self.model
+        bias = model.vocab_size if model.head_bias else 0
+        return bias + (0 if model.tied_embeddings else model.vocab_size * model.hidden_size)
 
     @property
     def final_norm(self) -> int:
@@ -106,7 +108,8 @@ def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
     none: sbh (10 + 24/t + 5 a s / h t), with sequence parallelism sbh (34 + 5 a s / h) / t;
     selective drops the 5 a s / h term; full keeps the layer's input, 2 sbh. Flash attention never
     stores the scores. Gated and wide MLPs scale the 19 sbh of the MLP: 3 sbh outside the ffn
-    activations and 2 bytes for each of its inputs to GELU and to the second linear.
+    activations and 2 bytes for each of its inputs to GELU and to the second linear. Where attention and
+    MLP share a norm, its input and output are kept once.
     """
     model = part.model
     sbh = float(part.activation_elements)
@@ -117,7 +120,7 @@ def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
     kv_ratio = part.kv_size / model.hidden_size
     mask = 1.0 if part.dropout else 0.0
     split = 2 * (1 + 2 * kv_ratio) + 2 + 4 * ffn_ratio
-    shared = 2 + 2 + 2 + 2 + 2 * mask
+    shared = 4 * model.norms_per_layer + 2 * mask
     total = split / t + shared / part.norm_share
     if recompute == "none" and part.attention == "standard":
         scores = part.model.num_attention_heads * part.seq_length / model.hidden_size

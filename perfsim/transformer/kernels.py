@@ -202,10 +202,11 @@ def _local_heads(part: LayerSlice) -> int:
 def _flash(name: str, part: LayerSlice, matmuls: int) -> Kernel:
     """Flash attention: `matmuls` products of s x s x d a head, half of each under a causal mask."""
     heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
+    seen = 0.5 if part.model.causal else 1.0
     return Kernel(
         name=name,
         op="attention",
-        flop=matmuls * 2.0 * heads * s * s * d / 2,
+        flop=matmuls * 2.0 * heads * s * s * d * seen,
         bytes_accessed=2 * matmuls * HALF * heads * s * d,
         m=s,
         n=s,
@@ -232,10 +233,10 @@ def attention_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     qkv, projection = _attention_projections(part)
     return (
         _residual_backward("attention_residual.backward", part),
-        *linear_backward(projection, part.main_grad_bytes, part.model.bias),
+        *linear_backward(projection, part.main_grad_bytes, part.model.has_attention_bias),
         *attention_core_backward(part),
         *_rotary(part),
-        *linear_backward(qkv, part.main_grad_bytes, part.model.bias),
+        *linear_backward(qkv, part.main_grad_bytes, part.model.has_attention_bias),
         _norm_backward("attention_norm.backward", part),
     )
 
@@ -261,7 +262,7 @@ def mlp_forward(part: LayerSlice) -> tuple[Kernel, ...]:
     fc1, fc2 = _mlp_linears(part)
     return (
         _residual("attention_residual", part),
-        _norm("mlp_norm", part),
+        *_mlp_norm(part),
         fc1,
         _activation("activation", part, 2),
         fc2,
@@ -276,8 +277,17 @@ def mlp_backward(part: LayerSlice) -> tuple[Kernel, ...]:
         *linear_backward(fc2, part.main_grad_bytes, part.model.bias),
         _activation("activation.backward", part, 3),
         *linear_backward(fc1, part.main_grad_bytes, part.model.bias),
-        _norm_backward("mlp_norm.backward", part),
+        *_mlp_norm_backward(part),
     )
+
+
+def _mlp_norm(part: LayerSlice) -> tuple[Kernel, ...]:
+    """Nothing where the MLP reads what the attention's norm made."""
+    return (_norm("mlp_norm", part),) if part.model.norms_per_layer > 1 else ()
+
+
+def _mlp_norm_backward(part: LayerSlice) -> tuple[Kernel, ...]:
+    return (_norm_backward("mlp_norm.backward", part),) if part.model.norms_per_layer > 1 else ()
 
 
 def mlp_residual(part: LayerSlice) -> tuple[Kernel, ...]:

@@ -1,0 +1,204 @@
+"""JSON Schemas of descriptions as they are written in YAML, for editors and other checkers.
+
+Draft 2020-12. They differ from pydantic's own: a quantity is a string with a unit, a description with a
+file of its own may be written as its name, `name` may be absent, and what `extends` another need not be
+complete. An editor thus refuses nothing that perfsim takes, but perfsim checks more: that names exist,
+that values agree with one another, that each has a source.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from perfsim.calibration import Calibration
+from perfsim.catalog.annotations import is_record, kinds_of, known_fields, members
+from perfsim.catalog.kinds import kind_of
+from perfsim.hardware import CatalogSpec
+from perfsim.units import Dimension, quantity_pattern
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+EXTENDS = {
+    "type": "string",
+    "description": "Name or path of another of this kind; what is written here replaces its values.",
+}
+_REF = "#/$defs/"
+_CHANGES = ".changes"
+"""Ending of the definition that leaves every key optional."""
+
+Schema = dict[str, Any]
+_QUANTITIES = {quantity_pattern(dimension): f"quantity.{dimension}" for dimension in get_args(Dimension)}
+
+
+def yaml_schema(kind: str, classes: Sequence[type[BaseModel]]) -> Schema:
+    """The schema of files of one kind, which describe one of `classes`; the key `kind` chooses."""
+    _, raw = models_json_schema([(cls, "validation") for cls in classes], ref_template=f"{_REF}{{model}}")
+    writer = _Writer({cls.__name__: cls for cls in _reachable(classes)})
+    top = {
+        "$schema": DRAFT,
+        "title": f"perfsim {kind}",
+        "type": "object",
+        "if": {"required": ["extends"]},
+        "then": {"anyOf": [{"$ref": _REF + cls.__name__ + _CHANGES} for cls in classes]},
+        "else": _chosen_by_kind(classes),
+    }
+    return {**top, "$defs": writer.definitions(top, raw["$defs"])}
+
+
+def _reachable(classes: Sequence[type[BaseModel]]) -> list[type[BaseModel]]:
+    """The classes and all records that stand somewhere in them."""
+    found: list[type[BaseModel]] = []
+    waiting = list(classes)
+    while waiting:
+        cls = waiting.pop()
+        if cls not in found:
+            found.append(cls)
+            waiting += [each for field in known_fields(cls).values() for each in _records_in(field)]
+    return found
+
+
+def _records_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    for member in members(annotation):
+        if is_record(member):
+            yield member
+        else:
+            for argument in get_args(member):
+                yield from _records_in(argument)
+
+
+def _chosen_by_kind(classes: Sequence[type[BaseModel]]) -> Schema:
+    """A complete description; one condition a class gives messages about that class only."""
+    if len(classes) == 1:
+        return {"$ref": _REF + classes[0].__name__}
+    by_kind = {str(kind): cls.__name__ for cls in classes for kind in kinds_of(cls)}
+    return {
+        "required": ["kind"],
+        "properties": {"kind": {"enum": list(by_kind)}},
+        "allOf": [
+            {"if": {"properties": {"kind": {"const": kind}}}, "then": {"$ref": _REF + name}}
+            for kind, name in by_kind.items()
+        ],
+    }
+
+
+@dataclass
+class _Writer:
+    """Turns pydantic's definitions into those of YAML; collects the quantities that it meets."""
+
+    records: Mapping[str, type[BaseModel]]
+    quantities: Schema = field(default_factory=dict)
+
+    def definitions(self, top: Schema, raw: Schema) -> Schema:
+        """Every definition that `top` needs, directly or not."""
+        found: Schema = {}
+        waiting = sorted(_references(top), reverse=True)
+        while waiting:
+            name = waiting.pop()
+            if name in found or name in self.quantities:
+                continue
+            plain = name.removesuffix(_CHANGES)
+            found[name] = self._record(raw[plain], plain, partial=plain != name)
+            waiting += sorted(_references(found[name]), reverse=True)
+        return {**found, **self.quantities}
+
+    def _record(self, body: Schema, name: str, *, partial: bool) -> Schema:
+        """A mapping with known keys; `partial` where it only says what differs from another one."""
+        cls = self.records[name]
+        notes = _field_notes(cls)
+        record = {key: value for key, value in body.items() if key not in ("properties", "required", "title")}
+        record["properties"] = {
+            key: _described(self._value(value, partial=partial), notes.get(key, ""))
+            for key, value in body.get("properties", {}).items()
+        }
+        if _stands_alone(cls):
+            record["properties"]["extends"] = EXTENDS
+        required = [key for key in body.get("required", []) if key != "name"]
+        if required and not partial:
+            record["required"] = required
+        return record
+
+    def _value(self, schema: Schema, *, partial: bool) -> Schema:
+        """One value, with everything in it. A list replaces another one whole, so its items are whole."""
+        if "$ref" in schema:
+            return self._reference(schema["$ref"].removeprefix(_REF), partial=partial)
+        if schema.get("pattern") in _QUANTITIES:
+            return self._quantity(schema)
+        value = {key: item for key, item in schema.items() if key not in ("title", "default")}
+        for key, inner in (("items", False), ("additionalProperties", partial)):
+            if isinstance(value.get(key), dict):
+                value[key] = self._value(value[key], partial=inner)
+        for key, inner in (("prefixItems", False), ("anyOf", partial), ("oneOf", partial)):
+            if key in value:
+                value[key] = [self._value(item, partial=inner) for item in value[key]]
+        return value
+
+    def _quantity(self, schema: Schema) -> Schema:
+        name = _QUANTITIES[schema["pattern"]]
+        shown = ("type", "description", "examples", "pattern")
+        self.quantities[name] = {key: schema[key] for key in shown}
+        return {"$ref": _REF + name}
+
+    def _reference(self, name: str, *, partial: bool) -> Schema:
+        """Another record; a description may be a name, a path, or stand here itself."""
+        changes = {"$ref": _REF + name + _CHANGES}
+        whole = changes if partial else {"$ref": _REF + name}
+        if not _stands_alone(self.records[name]):
+            return whole
+        kind = kind_of(self.records[name])
+        named = {"type": "string", "description": f"Name of a {kind} of the catalogue, or a path."}
+        here = {"type": "object", "if": {"required": ["extends"]}, "then": changes, "else": whole}
+        return {"anyOf": [named, here]}
+
+
+def _references(schema: Any) -> set[str]:
+    """The definitions that a schema names."""
+    if isinstance(schema, dict):
+        own = {schema["$ref"].removeprefix(_REF)} if isinstance(schema.get("$ref"), str) else set()
+        return own.union(*(_references(value) for value in schema.values()))
+    if isinstance(schema, list):
+        return set().union(*(_references(value) for value in schema))
+    return set()
+
+
+def _stands_alone(cls: type[BaseModel]) -> bool:
+    return issubclass(cls, CatalogSpec | Calibration)
+
+
+def _described(value: Schema, note: str) -> Schema:
+    """What an editor shows beside a key: the class's own words, then what the value looks like."""
+    if not note:
+        return value
+    return {**value, "description": " ".join(filter(None, [note, value.get("description", "")]))}
+
+
+@cache
+def _field_notes(cls: type[BaseModel]) -> Mapping[str, str]:
+    """The string under each field of a class and its parents, on one line; none without source text."""
+    notes: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        if not issubclass(each, BaseModel) or each is BaseModel:
+            continue
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(each)))
+        except (OSError, TypeError):
+            continue
+        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        for written, after in pairwise(body):
+            if isinstance(written, ast.AnnAssign) and isinstance(written.target, ast.Name):
+                notes |= _note(written.target.id, after)
+    return notes
+
+
+def _note(name: str, after: ast.stmt) -> dict[str, str]:
+    constant = after.value if isinstance(after, ast.Expr) else None
+    text = constant.value if isinstance(constant, ast.Constant) else None
+    return {name: " ".join(text.split())} if isinstance(text, str) else {}
