@@ -28,6 +28,8 @@ from perfsim.study.step_fit import CONSTANTS, OF_FRAMEWORK, OUTLIER, durations_w
 
 Floats = NDArray[np.float64]
 
+ALL = "all runs"
+"""The row over every family, each with itself left out."""
 STEP = 0.05
 """How far each constant is moved up and down to see the slope."""
 UNSEEN = 0.01
@@ -88,7 +90,7 @@ def tangent(written: WrittenCase, scored: Scored) -> Tangent:
 
 
 def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: Catalog) -> list[LeftOut]:
-    """Every family with scored runs, in the order of the cases; needs scipy."""
+    """Every family with scored runs, in the order of the cases, then `ALL`; needs scipy."""
     used = [each for each in tangents if each.scored.counts]
     found = [_without(family, used) for family in dict.fromkeys(each.scored.family for each in used)]
     asked = [
@@ -99,7 +101,8 @@ def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: C
     ]
     predicted = mapped(partial(_predict, catalog=catalog), asked)
     by_id = {case.id: seconds for (case, _), seconds in zip(asked, predicted, strict=True)}
-    return [replace(each, outside=_summary(each.family, used, by_id)) for each in found]
+    rows = [replace(each, outside=_summary(each.family, used, by_id)) for each in found]
+    return [*rows, LeftOut(ALL, "", _summary(ALL, used, {}), _summary(ALL, used, by_id), {})]
 
 
 def _predict(asked: tuple[StepCase, tuple[float, ...]], catalog: Catalog) -> float:
@@ -109,7 +112,7 @@ def _predict(asked: tuple[StepCase, tuple[float, ...]], catalog: Catalog) -> flo
 
 
 def _summary(family: str, tangents: Sequence[Tangent], predicted: dict[str, float]) -> dict[str, Any]:
-    mine = [each.scored for each in tangents if each.scored.family == family]
+    mine = [each.scored for each in tangents if family in (ALL, each.scored.family)]
     return summary([replace(each, predicted_s=predicted.get(each.id, each.predicted_s)) for each in mine])
 
 
