@@ -10,8 +10,10 @@ from perfsim.report.tables import Table
 from perfsim.study.accuracy_page import Removed, StepAccuracy
 from perfsim.study.goals import Goal, Miss
 from perfsim.study.leave_out import LeftOut
+from perfsim.study.step_fit import OF_DEVICE
 
 WORST = 10
+_HEADINGS = {"host_s_per_kernel": "host, a kernel", "host_blocking_s_per_kernel": "host blocking, a kernel"}
 _FIGURES = ("median_ape", "p90_ape", "mape")
 
 
@@ -158,7 +160,15 @@ def left_out_table(left_out: Sequence[LeftOut]) -> Table:
                 *(_constant(each, name) for name in names),
             ]
         )
-    columns = ("left out", "runs", "median", "p90", "mean", "bias", *(text.human(name) for name in names))
+    columns = (
+        "left out",
+        "runs",
+        "median",
+        "p90",
+        "mean",
+        "bias",
+        *(_HEADINGS.get(name, text.human(name)) for name in names),
+    )
     caption = (
         "Each pair: with the family in the fit / without it. A constant in brackets is not found without "
         "the family, because no other run tells of it, and is kept; with a device's name it is that "
@@ -174,7 +184,7 @@ def _constant(each: LeftOut, name: str) -> str:
     shown = text.duration(value, 2) if "_s_per_" in name or name.endswith("_s") else f"{value:.2f}"
     if name in each.kept:
         return f"({shown})"
-    return f"{shown} ({each.borrowed})" if each.borrowed else shown
+    return f"{shown} ({each.borrowed})" if each.borrowed and name in OF_DEVICE else shown
 
 
 def convergence_table(result: Mapping[str, Any]) -> Table:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.collectives import Group
-from perfsim.costs.gemm import Geometry, GemmModel
+from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.price import price
 from perfsim.engine import critical_path

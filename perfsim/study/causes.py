@@ -113,7 +113,9 @@ def _head_size(facts: Facts) -> Cause | None:
     size = model.hidden_size // model.num_attention_heads
     if size % HEAD_MULTIPLE == 0 or facts.share(mechanism) < LEAST_SHARE:
         return None
-    return Cause(f"head size {size} is no multiple of {HEAD_MULTIPLE}: attention off its fast path", mechanism)
+    return Cause(
+        f"head size {size} is no multiple of {HEAD_MULTIPLE}: attention off its fast path", mechanism
+    )
 
 
 def _tensor_across_nodes(facts: Facts) -> Cause | None:
@@ -146,9 +148,7 @@ def _last_stage(facts: Facts) -> Cause | None:
     mechanism = "embedding, head and loss"
     if facts.case.parallel.pipeline == 1 or not facts.explains(mechanism):
         return None
-    return Cause(
-        f"{_share(facts, mechanism, 'embedding, or head and loss on the last stage')})", mechanism
-    )
+    return Cause(f"{_share(facts, mechanism, 'embedding, or head and loss on the last stage')})", mechanism)
 
 
 def _idle(facts: Facts) -> Cause | None:
@@ -162,7 +162,9 @@ def _release(facts: Facts) -> Cause | None:
     share = sum(facts.share(category) for category in COMPUTING)
     if release is None or share <= 0:
         return None
-    return Cause(f"computing ({100 * share:.0f} % of the step) at one efficiency for all of release {release}")
+    return Cause(
+        f"computing ({100 * share:.0f} % of the step) at one efficiency for all of release {release}"
+    )
 
 
 UNUSUAL: tuple[Rule, ...] = (

@@ -75,7 +75,11 @@ def known_misses(result: Mapping[str, Any], causes: Mapping[str, str]) -> list[M
             misses.append(Miss(f"{each['chosen']} chosen in {each['sweep']}", figure, cause))
     for family, bias in _biases(result["families"]):
         if abs(bias) > FAMILY_BIAS:
-            misses.append(Miss(f"all of {family}", f"{100 * bias:+.1f} % on average", _commonest(family, result, causes)))
+            misses.append(
+                Miss(
+                    f"all of {family}", f"{100 * bias:+.1f} % on average", _commonest(family, result, causes)
+                )
+            )
     far = [case for case in cases.values() if case["evidence"] != "C" and abs(case["error"] or 0.0) > FAR]
     for case in sorted(far, key=lambda case: -abs(case["error"])):
         misses.append(Miss(case["id"], f"{100 * case['error']:+.1f} %", causes.get(case["id"], "")))

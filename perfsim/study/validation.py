@@ -24,6 +24,7 @@ from perfsim.study.score import Scored, families, one_constant, rankings, summar
 from perfsim.topology import build_topology
 from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
 
+
 def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
     """Score one file of cases, step times or convergence; CatalogError lists what is malformed."""
     catalog = catalog or default_catalog()
