@@ -49,7 +49,10 @@ def _head(page: AccuracyPage) -> Head:
         if summary["median_ape"] is not None:
             spread = f"p90 {text.percent(summary['p90_ape'])}"
             cards.append(Card(text.percent(summary["median_ape"]), spread, f"median, {_name(result)}"))
-    note = "Absolute relative errors. Every constant is global: none was fitted to a run or a family."
+    note = (
+        "Absolute relative errors. Constants belong to a device, a link or the framework, never to a run; "
+        "the only keyed one is a wafer's efficiency by release of its software."
+    )
     footer = f"Made by `{COMMAND}`." if page.leaves_out else "Made by `perfsim validate --page`."
     return Head("How far off are predictions of runs that others measured?", "", cards, note, footer)
 
@@ -99,7 +102,8 @@ def _scatter(each: StepAccuracy, slug: str) -> Section:
     within = sum(abs(point.error) <= 0.1 for point in points)
     lead = (
         f"{len(points)} of {result['count']} runs are predicted, {within} of them within 10 %. Evidence A is "
-        "an exact configuration with a direct measurement, B has one field inferred, C is weak and not scored."
+        "an exact configuration with a direct measurement; B has one field inferred; C is weak, and not "
+        "scored."
     )
     return Section(
         f"{_name(result)}: predicted against measured",

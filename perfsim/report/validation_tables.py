@@ -160,15 +160,8 @@ def left_out_table(left_out: Sequence[LeftOut]) -> Table:
                 *(_constant(each, name) for name in names),
             ]
         )
-    columns = (
-        "left out",
-        "runs",
-        "median",
-        "p90",
-        "mean",
-        "bias",
-        *(_HEADINGS.get(name, text.human(name)) for name in names),
-    )
+    headings = [_HEADINGS.get(name, text.human(name)) for name in names]
+    columns = ("left out", "runs", "median", "p90", "mean", "bias", *headings)
     caption = (
         "Each pair: with the family in the fit / without it. A constant in brackets is not found without "
         "the family, because no other run tells of it, and is kept; with a device's name it is that "

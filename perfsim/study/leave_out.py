@@ -93,11 +93,12 @@ def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: C
     """Every family with scored runs, in the order of the cases, then `ALL`; needs scipy."""
     used = [each for each in tangents if each.scored.counts]
     found = [_without(family, used) for family in dict.fromkeys(each.scored.family for each in used)]
+    known = {each.scored.id for each in used}
     asked = [
         (case, tuple(each.constants.values()))
         for each in found
         for case in cases
-        if case.family == each.family and case.scored
+        if case.family == each.family and case.id in known
     ]
     predicted = mapped(partial(_predict, catalog=catalog), asked)
     by_id = {case.id: seconds for (case, _), seconds in zip(asked, predicted, strict=True)}
