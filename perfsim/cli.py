@@ -180,15 +180,29 @@ def run(
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
 @click.option("--worst", type=click.IntRange(min=0), default=10, show_default=True, help="Cases listed.")
 @click.option("--record", is_flag=True, help="Keep the errors as what studies state; for a checkout.")
-def validate(files: tuple[Path, ...], as_json: bool, worst: int, record: bool) -> None:
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Directory for index.html and validation.md: the same with causes and ablation.",
+)
+@click.option("--leave-out", is_flag=True, help="On the page: each family predicted by a fit without it.")
+def validate(
+    files: tuple[Path, ...], as_json: bool, worst: int, record: bool, page: Path | None, leave_out: bool
+) -> None:
     """Predict published runs (FILES, or the public cases) and print the errors beside a baseline."""
     from perfsim.report.validation_table import validation_lines
     from perfsim.study.validation import public_cases, validate_file
 
+    if leave_out and page is None:
+        raise click.UsageError("--leave-out is for the page: give --page DIR as well")
+    paths = files or tuple(public_cases())
     results = []
-    for path in files or public_cases():
+    for path in paths:
         _must_exist(path)
         results.append(validate_file(path))
+    if page is not None:
+        _write_accuracy(paths, results, page, leaves_out=leave_out)
     if record:
         from perfsim.study.accuracy import write_record
 
@@ -199,6 +213,14 @@ def validate(files: tuple[Path, ...], as_json: bool, worst: int, record: bool) -
         return
     for result in results:
         _print_lines(validation_lines(result, worst))
+
+
+def _write_accuracy(paths: tuple[Path, ...], results: list[Any], folder: Path, *, leaves_out: bool) -> None:
+    from perfsim.report.validation_page import write_validation
+    from perfsim.study.accuracy_page import accuracy_page
+
+    written = write_validation(accuracy_page(paths, results, leaves_out=leaves_out), folder)
+    click.echo(f"Page: {written[0]}, {written[1]}", err=True)
 
 
 def _must_exist(path: Path) -> None:

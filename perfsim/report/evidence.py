@@ -54,8 +54,12 @@ def accuracy_table(result: StudyResult) -> Table:
             text.percent(item.median_ape),
             text.percent(item.p90_ape),
             text.percent(item.baseline_median_ape),
+            item.likeness or text.NONE,
         ]
         for item in result.accuracy
     ]
-    columns = ("family", "strategy", "runs", "median error", "90th percentile", "baseline's median")
+    columns = (
+        "most like family", "strategy", "runs", "median error", "90th percentile", "baseline's median",
+        "how it differs",
+    )  # fmt: skip
     return Table(columns, rows, "Absolute errors of the predicted step time.", frozenset({2, 3, 4, 5}))

@@ -1,46 +1,74 @@
 """How surely a step time is known: the errors met on published runs, recorded with the constants.
 
-`perfsim validate` repeats these numbers; a test fails when they are stale.
+`perfsim validate --record` writes them; a test fails when they are stale. A plan is spoken for by the
+family of runs most like it (`perfsim.study.likeness`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from perfsim.errors import InputError
+from perfsim.strategies import Plan
+from perfsim.study.likeness import Traits, traits_of_plan, unlikeness
 from perfsim.study.result import Accuracy
 
 RECORD = "accuracy.json"
-
+FEWEST = 8
+"""Runs that a family needs for a 90th percentile of its own; below, it is no less than that of all runs."""
 
 KINDS = {"gpu.yaml": ("gpu-cluster", "3d"), "weight_streaming.yaml": ("wafer-cluster", "weight-streaming")}
 """Files of public cases: the kind of system and the strategy that their errors speak for."""
 
 
-def record_of(results: Iterable[Mapping[str, Any]]) -> list[dict[str, object]]:
+def record_of(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The record that the results of `perfsim validate` give, over the cases that can be predicted."""
-    entries: list[dict[str, object]] = []
+    entries: list[dict[str, Any]] = []
     for result in results:
         if result["file"] not in KINDS:
             continue
         kind, strategy = KINDS[result["file"]]
-        figures = result["summary_predicted"]
         entries.append(
             {
                 "system_kind": kind,
                 "strategy": strategy,
                 "family": f"studies/validation/{result['file']}",
-                "n": figures["n"],
-                "median_ape": round(figures["median_ape"], 4),
-                "p90_ape": round(figures["p90_ape"], 4),
-                "baseline_median_ape": round(result["baseline"]["median_ape"], 4),
+                **_figures(result["summary_predicted"], result["baseline"]),
+                "families": [
+                    {
+                        "family": family,
+                        **_figures(figures, result["families_baseline"][family]),
+                        **result["families_traits"][family],
+                    }
+                    for family, figures in result["families"].items()
+                    if figures["n"] and family in result["families_traits"]
+                ],
             }
         )
     return entries
+
+
+def _figures(summary: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "n": summary["n"],
+        "median_ape": round(summary["median_ape"], 4),
+        "p90_ape": round(summary["p90_ape"], 4),
+        "baseline_median_ape": round(baseline["median_ape"], 4),
+    }
+
+
+def record_text(results: Iterable[Mapping[str, Any]]) -> str:
+    """The record as it is kept."""
+    return _text(record_of(results))
+
+
+def _text(entries: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps(entries, indent=2) + "\n"
 
 
 def write_record(results: Iterable[Mapping[str, Any]]) -> Path:
@@ -50,39 +78,54 @@ def write_record(results: Iterable[Mapping[str, Any]]) -> Path:
     """
     path = Path(__file__).with_name(RECORD)
     entries = {entry["system_kind"]: entry for entry in (*recorded(), *record_of(results))}
-    path.write_text(json.dumps(list(entries.values()), indent=2) + "\n", encoding="utf-8")
+    path.write_text(_text(list(entries.values())), encoding="utf-8")
     return path
 
 
 @cache
-def recorded() -> tuple[dict[str, object], ...]:
+def recorded() -> tuple[dict[str, Any], ...]:
     """The record, one entry a kind of system."""
     text = files("perfsim.study").joinpath(RECORD).read_text(encoding="utf-8")
-    entries: tuple[dict[str, object], ...] = tuple(json.loads(text))
+    entries: tuple[dict[str, Any], ...] = tuple(json.loads(text))
     return entries
 
 
-def _number(entry: dict[str, object], key: str) -> float:
-    return float(str(entry[key]))
+def accuracy_of(plan: Plan) -> Accuracy:
+    """The errors of the family of published runs most like a plan.
+
+    Raises InputError for a kind of system that nothing was recorded for.
+    """
+    return nearest(plan.system.kind, traits_of_plan(plan))
 
 
-def step_time_errors() -> dict[str, float]:
-    """Half-width of the 90 % band of a step time, by kind of system."""
-    return {str(entry["system_kind"]): _number(entry, "p90_ape") for entry in recorded()}
+def step_time_error(plan: Plan) -> float:
+    """Half-width of the 90 % band of a plan's step time."""
+    return accuracy_of(plan).p90_ape
 
 
-def accuracy_of(system_kinds: Iterable[str]) -> list[Accuracy]:
-    """The record of the kinds of system that a study uses."""
-    wanted = set(system_kinds)
-    return [
-        Accuracy(
-            strategy=str(entry["strategy"]),
-            family=str(entry["family"]),
-            n=int(_number(entry, "n")),
-            median_ape=_number(entry, "median_ape"),
-            p90_ape=_number(entry, "p90_ape"),
-            baseline_median_ape=_number(entry, "baseline_median_ape"),
-        )
-        for entry in recorded()
-        if entry["system_kind"] in wanted
-    ]
+def nearest(system_kind: str, traits: Traits) -> Accuracy:
+    """The errors of the recorded family most like `traits`; with few runs never below those of all."""
+    every = [entry for entry in recorded() if entry["system_kind"] == system_kind]
+    if not every:
+        raise InputError(f"no published run on a {system_kind} was recorded")
+    whole = every[0]
+    ranked = sorted(
+        whole["families"],
+        key=lambda family: (round(unlikeness(traits, family)[0], 9), -family["n"], family["family"]),
+    )
+    family = ranked[0]
+    few = family["n"] < FEWEST
+    return Accuracy(
+        strategy=whole["strategy"],
+        family=family["family"],
+        n=family["n"],
+        median_ape=family["median_ape"],
+        p90_ape=max(family["p90_ape"], whole["p90_ape"]) if few else family["p90_ape"],
+        baseline_median_ape=family["baseline_median_ape"],
+        likeness=_in_words(unlikeness(traits, family)[1], few, whole),
+    )
+
+
+def _in_words(differences: tuple[str, ...], few: bool, whole: Mapping[str, Any]) -> str:
+    words = "; ".join(differences) or "like it in device, parallelism and size"
+    return f"{words}; few runs, so no less than the 90th percentile of all {whole['n']}" if few else words

@@ -10,6 +10,7 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accurac
 from perfsim.costs.price import Costs
 from perfsim.errors import PlanError
 from perfsim.strategies import Plan, Strategy
+from perfsim.study.accuracy import step_time_error
 from perfsim.study.evaluate import Evaluation, evaluate
 from perfsim.study.planner import best_plan, screen
 from perfsim.topology import Topology
@@ -21,12 +22,10 @@ SMALLEST_SHARE, LARGEST_SHARE = 1 / 256, 2.0
 
 @dataclass(frozen=True)
 class Target:
-    """What ends a run, and how surely a step time is known."""
+    """What ends a run."""
 
     d_min_tokens: float
     critical: CriticalBatch
-    step_time_error: dict[str, float]
-    """Relative half-width of the 90 % band of step times, by kind of system."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def _choice(plan: Plan, step_time_s: float, target: Target) -> BatchChoice:
         step_time_s,
         target.d_min_tokens,
         target.critical,
-        target.step_time_error[plan.system.kind],
+        step_time_error(plan),
     )
     return BatchChoice(plan, step_time_s, answer)
 

@@ -114,6 +114,8 @@ class Accuracy:
     median_ape: float
     p90_ape: float
     baseline_median_ape: float
+    likeness: str = ""
+    """Why this family speaks for the answer, and in what it differs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critica
 from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
 from perfsim.errors import InputError, PlanError, Problem
 from perfsim.strategies import strategy
-from perfsim.study.accuracy import accuracy_of, step_time_errors
+from perfsim.study.accuracy import accuracy_of
 from perfsim.study.assumptions import assumptions_of
 from perfsim.study.batches import BatchChoice, Machine, Target, batch_curve, batch_grid, run_at, run_best
 from perfsim.study.cluster import check_device
@@ -112,7 +112,7 @@ def target_of(spec: StudySpec) -> Target:
         tokens=law.critical_batch_tokens,
         band_factor=law.band_factor,
     )
-    return Target(tokens, critical_batch(law.law, inputs), step_time_errors())
+    return Target(tokens, critical_batch(law.law, inputs))
 
 
 def machine_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Machine:
@@ -168,9 +168,10 @@ def _result(
 ) -> StudyResult:
     candidates = tuple(_candidate(each) for each in answered)
     critical: CriticalBatch = target.critical
-    used = {
-        each.strategy: each for each in accuracy_of([item.machine.topology.system.kind for item in answered])
-    }
+    accuracy = [
+        replace(accuracy_of(each.evaluation.plan), strategy=each.evaluation.plan.strategy)
+        for each in answered
+    ]
     answers = [
         Answer(candidate, each.choice.answer) for candidate, each in zip(candidates, answered, strict=True)
     ]
@@ -197,7 +198,7 @@ def _result(
             for candidate, each in zip(candidates, answered, strict=True)
             if each.sampling is not None
         },
-        accuracy=tuple(used.values()),
+        accuracy=tuple(dict.fromkeys(accuracy)),
     )
 
 

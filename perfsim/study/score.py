@@ -57,36 +57,58 @@ def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
     result = {}
     for family in dict.fromkeys(case.family for case in cases):
         mine = [case for case in cases if case.family == family]
-        ranked = [ranking for ranking in map(_ranking, _sweeps(mine)) if ranking is not None]
+        ranked = rankings(mine)
         result[family] = {
             **summary(mine),
-            "kendall_tau": float(np.mean([tau for tau, _ in ranked])) if ranked else None,
-            "regret": max(regret for _, regret in ranked) if ranked else None,
+            "kendall_tau": float(np.mean([each["kendall_tau"] for each in ranked])) if ranked else None,
+            "regret": max(each["regret"] for each in ranked) if ranked else None,
         }
     return result
 
 
-def _sweeps(cases: Sequence[Scored]) -> list[list[tuple[float, float]]]:
-    """(measured, predicted) of each layout of each sweep, repeats of one layout averaged."""
-    sweeps: dict[str, dict[str, list[tuple[float, float]]]] = {}
+def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
+    """How well each sweep of at least four scored layouts is ranked: tau-a, regret, and the two choices.
+
+    `chosen` is the case that is predicted fastest, `best` the one that is.
+    """
+    found = []
+    for (family, sweep), runs in _sweeps(cases).items():
+        points = [_mean(layout) for layout in runs.values()]
+        if len(points) < FEWEST_LAYOUTS:
+            continue
+        pairs = list(combinations(points, 2))
+        agreement = sum(float(np.sign(a[0] - b[0]) * np.sign(a[1] - b[1])) for a, b in pairs)
+        layouts = list(runs)
+        chosen = min(range(len(points)), key=lambda index: points[index][1])
+        best = min(range(len(points)), key=lambda index: points[index][0])
+        found.append(
+            {
+                "family": family,
+                "sweep": sweep,
+                "layouts": len(points),
+                "kendall_tau": agreement / len(pairs),
+                "regret": points[chosen][0] / points[best][0] - 1.0,
+                "chosen": runs[layouts[chosen]][0].id,
+                "best": runs[layouts[best]][0].id,
+            }
+        )
+    return found
+
+
+def _sweeps(cases: Sequence[Scored]) -> dict[tuple[str, str], dict[str, list[Scored]]]:
+    """The runs of each layout of each sweep."""
+    sweeps: dict[tuple[str, str], dict[str, list[Scored]]] = {}
     for case in cases:
         if case.counts and case.sweep is not None and case.predicted_s is not None:
-            layouts = sweeps.setdefault(case.sweep, {})
-            layouts.setdefault(case.layout, []).append((case.measured_s, case.predicted_s))
-    return [
-        [tuple(np.mean(runs, axis=0).tolist()) for runs in layouts.values()] for layouts in sweeps.values()
-    ]
+            layouts = sweeps.setdefault((case.family, case.sweep), {})
+            layouts.setdefault(case.layout, []).append(case)
+    return sweeps
 
 
-def _ranking(points: list[tuple[float, float]]) -> tuple[float, float] | None:
-    """Kendall's tau-a of a sweep, and its regret; None below four layouts."""
-    if len(points) < FEWEST_LAYOUTS:
-        return None
-    pairs = list(combinations(points, 2))
-    agreement = sum(float(np.sign(a[0] - b[0]) * np.sign(a[1] - b[1])) for a, b in pairs)
-    chosen = min(points, key=lambda point: point[1])
-    best = min(measured for measured, _ in points)
-    return agreement / len(pairs), chosen[0] / best - 1.0
+def _mean(runs: Sequence[Scored]) -> tuple[float, float]:
+    """Measured and predicted seconds of one layout, its repeats averaged."""
+    measured = float(np.mean([run.measured_s for run in runs]))
+    return measured, float(np.mean([run.predicted_s for run in runs if run.predicted_s is not None]))
 
 
 def one_constant(ideal_s: Sequence[float], measured_s: Sequence[float]) -> float:

@@ -21,13 +21,11 @@ from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.errors import InputError, PerfsimError
-from perfsim.graph import GraphBuilder, TaskGraph
+from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
-from perfsim.strategies import Plan, strategy
-from perfsim.study.cases import FRAMEWORK, CaseFile, StepCase
+from perfsim.study.case_graphs import WrittenCase, write_cases
+from perfsim.study.cases import FRAMEWORK, CaseFile
 from perfsim.study.fit_tables import rounded, scipy_optimize
-from perfsim.study.validation import case_plan
 from perfsim.topology import build_topology
 
 OF_FRAMEWORK = ("host_s_per_kernel", "host_blocking_s_per_kernel")
@@ -48,13 +46,6 @@ class StepFit:
     record: FitRecord
 
 
-@dataclass(frozen=True)
-class _Case:
-    case: StepCase
-    plan: Plan
-    graph: TaskGraph
-
-
 def fit_steps(
     path: Path, device: str, *, device_only: bool = False, catalog: Catalog | None = None
 ) -> StepFit:
@@ -68,7 +59,9 @@ def fit_steps(
     framework = catalog.calibration(FRAMEWORK)
     if not isinstance(calibration, GpuCalibration) or not isinstance(framework, FrameworkCalibration):
         raise InputError(f"{device} has no GPU calibration, or {FRAMEWORK} is none of a framework")
-    cases = _written(parse_file(path, CaseFile, catalog).cases, calibration.name, catalog)
+    cases = write_cases(parse_file(path, CaseFile, catalog).cases, calibration.name, catalog)
+    if not cases:
+        raise InputError(f"no scored case runs on a device with calibration {calibration.name}")
     measured = np.array([each.case.measured.step_time_s for each in cases])
     sizes = Counter(each.case.family for each in cases)
     weight = np.array([1.0 / np.sqrt(sizes[each.case.family]) for each in cases])
@@ -79,7 +72,7 @@ def fit_steps(
 
     def residuals(values: Floats) -> Floats:
         constants = np.exp(np.concatenate([pinned, values]))
-        predicted = np.array([_predict_s(each, constants, framework) for each in cases])
+        predicted = np.array([predict_with(each, constants) for each in cases])
         return np.asarray(weight * np.log(predicted / measured))
 
     found = optimize.least_squares(
@@ -115,39 +108,34 @@ def _split(values: Sequence[float]) -> tuple[dict[str, float], dict[str, float]]
     return {name: named[name] for name in OF_FRAMEWORK}, {name: named[name] for name in OF_DEVICE}
 
 
-def _written(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -> list[_Case]:
-    """The graphs of all cases that can be predicted and whose device has the calibration."""
-    written = []
-    for case in cases:
-        if not case.scored:
-            continue
-        try:
-            plan = case_plan(case, catalog)
-        except PerfsimError:
-            continue
-        device = plan.system.device.calibration
-        if device is None or device.name != calibration:
-            continue
-        builder = GraphBuilder()
-        strategy(plan.strategy).emit(plan, builder)
-        written.append(_Case(case, plan, builder.build()))
-    if not written:
-        raise InputError(f"no scored case runs on a device with calibration {calibration}")
-    return written
+def predict_with(each: WrittenCase, constants: Floats) -> float:
+    """Step time of a written case, by its longest path, with these values of `CONSTANTS`."""
+    return critical_path(each.graph, durations_with(each, constants)).step_time_s
 
 
-def _predict_s(each: _Case, constants: Floats, framework: FrameworkCalibration) -> float:
+def durations_with(each: WrittenCase, constants: Floats) -> Floats:
+    """Seconds of every task of a written case with these values of `CONSTANTS`."""
     host, of_device = _split(constants.tolist())
-    tried = framework.model_copy(update=host)
-    recipe = each.plan.job.recipe.model_copy(update={"framework": tried})
-    system = each.plan.system
+    recipe, system = each.plan.job.recipe, each.plan.system
+    if recipe.framework is None:
+        raise InputError(f"{recipe.name} names no framework")
+    recipe = recipe.model_copy(update={"framework": recipe.framework.model_copy(update=host)})
     if not isinstance(system, GpuClusterSpec) or not isinstance(system.device.calibration, GpuCalibration):
         raise InputError(f"{system.name} is no GPU cluster")
     calibration = system.device.calibration.model_copy(update=of_device)
     device = system.device.model_copy(update={"calibration": calibration})
     system = system.model_copy(update={"device": device})
     costs = GpuCosts(build_topology(system, each.plan.topology.num_devices), recipe)
-    return critical_path(each.graph, price(each.graph, costs)).step_time_s
+    return price(each.graph, costs)
+
+
+def recorded_constants(each: WrittenCase) -> Floats:
+    """The values of `CONSTANTS` that the catalogue has for a case. Raises InputError off GPUs."""
+    framework, calibration = each.plan.job.recipe.framework, each.plan.system.device.calibration
+    if framework is None or not isinstance(calibration, GpuCalibration):
+        raise InputError(f"{each.case.id} runs on no calibrated GPU")
+    host = [getattr(framework, name) for name in OF_FRAMEWORK]
+    return np.array(host + [getattr(calibration, name) for name in OF_DEVICE])
 
 
 def _record(found: Any, weight: Floats, path: Path, options: str) -> FitRecord:

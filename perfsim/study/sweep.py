@@ -320,6 +320,7 @@ def _answer(study: StudySpec) -> dict[str, Any]:
         **metrics(answered.evaluation),
         "batch_tokens": time_s.batch_tokens,
         "steps": time_s.steps,
+        "step_time_error": time_s.step_time_error,
         "time_to_accuracy_s": time_s.time_s,
         "time_to_accuracy_band_s": list(time_s.band_s),
     }
@@ -330,13 +331,12 @@ def _result(point: SweepPoint, stored: Stored) -> PointResult:
     if "reasons" in answer:
         return PointResult(point, {}, tuple(answer["reasons"]))
     target = target_of(point.study)
-    kind = point.candidate.system.kind
     again = time_to_accuracy(
         answer["batch_tokens"],
         answer["step_time_s"],
         target.d_min_tokens,
         target.critical,
-        target.step_time_error[kind],
+        answer["step_time_error"],
     )
     return PointResult(point, answer, (), again)
 

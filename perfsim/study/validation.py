@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import os
+from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perfsim.calibration import Calibration
+from perfsim.calibration import Calibration, WaferCalibration
 from perfsim.catalog import Catalog, data_root, default_catalog, load_mapping, parse_file
+from perfsim.costs.wafer import nearest_release
 from perfsim.errors import PerfsimError
 from perfsim.strategies import Plan, strategy
 from perfsim.study.cases import CaseFile, StepCase, case_job, case_layout, case_system
 from perfsim.study.convergence_validation import validate_convergence
 from perfsim.study.evaluate import costs_for, evaluate
+from perfsim.study.likeness import family_traits
 from perfsim.study.planner import screen
-from perfsim.study.score import Scored, families, one_constant, summary
+from perfsim.study.processes import mapped
+from perfsim.study.score import Scored, families, one_constant, rankings, summary
 from perfsim.topology import build_topology
 from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
-
-FEWEST_FOR_PROCESSES = 20
-"""Cases in a file from which on several processes are started."""
 
 
 def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
@@ -45,10 +44,10 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
         if isinstance(answer, str)
     ]
     scored = [
-        _scored(case, None if isinstance(answer, str) else answer)
+        scored_case(case, None if isinstance(answer, str) else answer)
         for case, answer in zip(cases, answers, strict=True)
     ]
-    baseline = _baseline(cases, scored, catalog)
+    baseline, of_baseline = _baseline(cases, scored, catalog)
     return {
         "kind": "step_time",
         "count": len(cases),
@@ -57,6 +56,10 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
         "summary_predicted": summary([each for each in scored if each.predicted_s is not None]),
         "baseline": baseline,
         "families": families(scored),
+        "families_baseline": families(of_baseline),
+        "families_traits": family_traits(cases, catalog),
+        "sweeps": rankings(scored),
+        "without_release": _without_release(cases, scored, catalog),
         "cases": [
             {
                 "id": each.id,
@@ -72,11 +75,8 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
 
 
 def _predict_all(cases: Sequence[StepCase], catalog: Catalog) -> list[float | str]:
-    """Predictions in the order of the cases, or why there is none; several processes where it pays."""
-    if len(cases) < FEWEST_FOR_PROCESSES or (os.cpu_count() or 1) == 1:
-        return [_predict_or_say_why(case, catalog) for case in cases]
-    with ProcessPoolExecutor() as pool:
-        return list(pool.map(partial(_predict_or_say_why, catalog=catalog), cases))
+    """Predictions in the order of the cases, or why there is none."""
+    return mapped(partial(_predict_or_say_why, catalog=catalog), cases)
 
 
 def _predict_or_say_why(case: StepCase, catalog: Catalog) -> float | str:
@@ -109,15 +109,21 @@ def case_plan(case: StepCase, catalog: Catalog, calibration: Calibration | None 
     return chosen.plan(job, topology, case_layout(case), check_memory=False)
 
 
-def _scored(case: StepCase, predicted_s: float | None) -> Scored:
+def scored_case(case: StepCase, predicted_s: float | None) -> Scored:
+    """A case with its prediction; None where there is none."""
     layout = repr((case.parallel, case.training.micro_batch_size, case.training.recompute))
     return Scored(
         case.id, case.family, case.evidence, case.sweep, layout, case.measured.step_time_s, predicted_s
     )
 
 
-def _baseline(cases: Sequence[StepCase], scored: Sequence[Scored], catalog: Catalog) -> dict[str, Any]:
-    """Hardware FLOPs over devices x peak x e, with the one e that minimises the mean error of the file."""
+def _baseline(
+    cases: Sequence[StepCase], scored: Sequence[Scored], catalog: Catalog
+) -> tuple[dict[str, Any], list[Scored]]:
+    """Hardware FLOPs over devices x peak x e, with the one e that minimises the mean error of the file.
+
+    Its summary, and the cases as it predicts them.
+    """
     ideal: dict[str, float] = {}
     for case in cases:
         try:
@@ -126,10 +132,38 @@ def _baseline(cases: Sequence[StepCase], scored: Sequence[Scored], catalog: Cata
             continue
     known = [each for each in scored if each.counts and each.id in ideal]
     if not known:
-        return summary([])
+        return summary([]), []
     efficiency = one_constant([ideal[each.id] for each in known], [each.measured_s for each in known])
     predictions = [replace(each, predicted_s=ideal[each.id] / efficiency) for each in known]
-    return {**summary(predictions), "n": len(known), "efficiency": efficiency}
+    return {**summary(predictions), "n": len(known), "efficiency": efficiency}, predictions
+
+
+def _without_release(
+    cases: Sequence[StepCase], scored: Sequence[Scored], catalog: Catalog
+) -> dict[str, dict[str, Any]]:
+    """The summary without each release of a wafer's software that one scored run decides, and without all.
+
+    Such a release has an efficiency of its own, so its error is zero by construction.
+    """
+    release = {case.id: _measured_release(case, catalog) for case in cases}
+    counts = Counter(release[each.id] for each in scored if each.counts)
+    alone = sorted(name for name, count in counts.items() if name and count == 1)
+    groups = [(name,) for name in alone] + ([tuple(alone)] if len(alone) > 1 else [])
+    return {
+        ", ".join(group): summary([each for each in scored if release[each.id] not in group])
+        for group in groups
+    }
+
+
+def _measured_release(case: StepCase, catalog: Catalog) -> str:
+    """The software release whose efficiency a case uses; empty where none counts."""
+    try:
+        calibration = case_system(case, catalog).device.calibration
+        if case.system.software_release is None or not isinstance(calibration, WaferCalibration):
+            return ""
+        return nearest_release(case.system.software_release, calibration)[0]
+    except PerfsimError:
+        return ""
 
 
 def _ideal_s(case: StepCase, catalog: Catalog) -> float:

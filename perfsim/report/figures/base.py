@@ -56,10 +56,14 @@ def esc(text: object) -> str:
 
 
 def series_style(index: int) -> dict[str, Any]:
-    """Colour, marker and dash of the index-th series; colour never stands alone."""
+    """Colour, marker and dash of the index-th series; colour never stands alone.
+
+    Where colours begin again, markers are open.
+    """
+    opened = "-open" if index // len(SYMBOLS) % 2 else ""
     return {
         "color": SERIES[index % len(SERIES)],
-        "symbol": SYMBOLS[index % len(SYMBOLS)],
+        "symbol": SYMBOLS[index % len(SYMBOLS)] + opened,
         "dash": DASHES[index % len(DASHES)],
     }
 

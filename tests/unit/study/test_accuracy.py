@@ -1,74 +1,129 @@
-"""The recorded errors of step times, and how they are recorded."""
+"""Which published runs speak for a plan, and how surely its step time is known."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perfsim.errors import InputError
 from perfsim.study import accuracy
-from perfsim.study.accuracy import accuracy_of, record_of, recorded, step_time_errors, write_record
+from perfsim.study.accuracy import nearest, record_of
+from perfsim.study.likeness import Traits, unlikeness
+
+HERE = Traits("a100", sharded=False, tensor=True, pipeline=True, parameters=20e9, num_devices=128)
+LIKE: dict[str, Any] = {
+    "constants": ["a100"],
+    "sharded": [False],
+    "tensor": [False, True],
+    "pipeline": [True],
+    "parameters": [1e9, 100e9],
+    "num_devices": [64, 512],
+}
 
 
-def result(file: str, median: float = 0.041235, n: int = 7) -> dict[str, Any]:
-    """What `validate` gives for one file, as far as the record reads it."""
-    return {
-        "file": file,
-        "summary": {"n": n + 1, "median_ape": 0.5, "p90_ape": 1.0},
-        "summary_predicted": {"n": n, "median_ape": median, "p90_ape": 0.123456},
-        "baseline": {"median_ape": 0.2},
+def family(name: str, n: int, p90: float, **changes: Any) -> dict[str, Any]:
+    figures = {"family": name, "n": n, "median_ape": p90 / 2, "p90_ape": p90, "baseline_median_ape": 0.2}
+    return {**figures, **LIKE, **changes}
+
+
+def test_a_family_that_holds_such_runs_is_not_unlike() -> None:
+    assert unlikeness(HERE, LIKE) == (0.0, ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "points", "words"),
+    [
+        ({"constants": "h100"}, 3.0, "instead of h100"),
+        ({"sharded": True}, 2.0, "sharded parameters only here"),
+        ({"pipeline": False}, 1.0, "pipeline parallelism only there"),
+        ({"parameters": 1e12}, 1.0, "model 10.0 times outside"),
+        ({"parameters": 1e8}, 1.0, "model 10.0 times outside"),
+        ({"num_devices": 51200}, 2.0, "number of devices 100.0 times outside"),
+    ],
+)
+def test_each_difference_has_its_points_and_its_words(
+    changes: dict[str, Any], points: float, words: str
+) -> None:
+    found, said = unlikeness(replace(HERE, **changes), LIKE)
+    assert found == pytest.approx(points)
+    assert len(said) == 1
+    assert words in said[0]
+
+
+@pytest.fixture
+def record(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The families on record; all runs together have 0.10 at the 90th percentile."""
+    families: list[dict[str, Any]] = []
+    whole = {"system_kind": "gpu-cluster", "strategy": "3d", "family": "all", "n": 50, "p90_ape": 0.10}
+    monkeypatch.setattr(accuracy, "recorded", lambda: ({**whole, "families": families},))
+    return families
+
+
+def test_the_family_most_alike_speaks_for_a_plan(record: list[dict[str, Any]]) -> None:
+    record += [family("fsdp", 20, 0.2, sharded=[True]), family("pipelines", 10, 0.05)]
+    assert nearest("gpu-cluster", HERE).family == "pipelines"
+    assert nearest("gpu-cluster", replace(HERE, sharded=True, pipeline=True)).family == "fsdp"
+
+
+def test_of_families_as_much_alike_the_one_with_more_runs_speaks(record: list[dict[str, Any]]) -> None:
+    record += [family("few", 8, 0.2), family("many", 30, 0.05)]
+    assert nearest("gpu-cluster", HERE).family == "many"
+
+
+@pytest.mark.parametrize(("n", "band"), [(7, 0.10), (8, 0.03)])
+def test_few_runs_do_not_make_a_narrow_band(record: list[dict[str, Any]], n: int, band: float) -> None:
+    record.append(family("narrow", n, 0.03))
+    found = nearest("gpu-cluster", HERE)
+    assert found.p90_ape == band
+    assert ("few runs" in found.likeness) == (n < 8)
+
+
+def test_few_runs_may_make_a_wide_band(record: list[dict[str, Any]]) -> None:
+    record.append(family("wide", 3, 0.3))
+    assert nearest("gpu-cluster", HERE).p90_ape == 0.3
+
+
+@pytest.mark.usefixtures("record")
+def test_a_kind_of_system_without_runs_is_refused() -> None:
+    with pytest.raises(InputError, match="abacus"):
+        nearest("abacus", HERE)
+
+
+def test_the_record_has_each_family_that_was_scored() -> None:
+    figures = {"n": 2, "median_ape": 0.1, "p90_ape": 0.123456, "mape": 0.1, "bias": 0.0}
+    result = {
+        "file": "gpu.yaml",
+        "summary_predicted": figures,
+        "baseline": figures,
+        "families": {"a": figures, "unscored": {**figures, "n": 0}},
+        "families_baseline": {"a": figures},
+        "families_traits": {"a": LIKE},
     }
-
-
-def test_the_record_speaks_of_the_cases_that_can_be_predicted() -> None:
-    assert record_of([result("gpu.yaml")]) == [
-        {
-            "system_kind": "gpu-cluster",
-            "strategy": "3d",
-            "family": "studies/validation/gpu.yaml",
-            "n": 7,
-            "median_ape": 0.0412,
-            "p90_ape": 0.1235,
-            "baseline_median_ape": 0.2,
-        }
-    ]
-
-
-def test_files_that_speak_of_no_step_time_are_not_recorded() -> None:
-    assert record_of([{"file": "convergence.yaml"}, {"file": "my_own_runs.yaml"}]) == []
+    (entry,) = record_of([result, {"file": "else.yaml"}])
+    assert (entry["system_kind"], entry["p90_ape"]) == ("gpu-cluster", 0.1235)
+    assert [each["family"] for each in entry["families"]] == ["a"]
+    assert entry["families"][0]["parameters"] == [1e9, 100e9]
 
 
 def test_recording_one_file_keeps_what_is_known_of_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accuracy, "__file__", str(tmp_path / "accuracy.py"))
-    path = write_record([result("gpu.yaml", median=0.25)])
+    figures = {"n": 7, "median_ape": 0.25, "p90_ape": 0.5}
+    result = {
+        "file": "gpu.yaml",
+        "summary_predicted": figures,
+        "baseline": {"median_ape": 0.3},
+        "families": {},
+        "families_baseline": {},
+        "families_traits": {},
+    }
+    before = {entry["system_kind"]: entry for entry in accuracy.recorded()}
+    path = accuracy.write_record([result])
     written = {entry["system_kind"]: entry for entry in json.loads(path.read_text(encoding="utf-8"))}
-    assert path.parent == tmp_path
     assert written["gpu-cluster"]["median_ape"] == 0.25
-    (wafers,) = (entry for entry in recorded() if entry["system_kind"] == "wafer-cluster")
-    assert written["wafer-cluster"] == wafers
-
-
-def test_the_band_of_a_step_time_is_the_ninetieth_percentile_of_its_kind() -> None:
-    assert step_time_errors() == {entry["system_kind"]: entry["p90_ape"] for entry in recorded()}
-    assert set(step_time_errors()) == {"gpu-cluster", "wafer-cluster"}
-    assert all(0 < error < 0.3 for error in step_time_errors().values())
-
-
-def test_a_study_is_told_only_of_the_kinds_it_uses() -> None:
-    assert [each.strategy for each in accuracy_of(["wafer-cluster"])] == ["weight-streaming"]
-    assert [each.strategy for each in accuracy_of(["wafer-cluster", "gpu-cluster"])] == [
-        "3d",
-        "weight-streaming",
-    ]
-    assert accuracy_of([]) == []
-
-
-def test_what_is_recorded_beats_the_baseline() -> None:
-    for each in accuracy_of(["wafer-cluster", "gpu-cluster"]):
-        assert each.n > 0
-        assert each.median_ape < each.baseline_median_ape
-        assert each.median_ape <= each.p90_ape
+    assert written["wafer-cluster"] == before["wafer-cluster"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsim.study.score import Scored, families, one_constant, summary
+from perfsim.study.score import Scored, families, one_constant, rankings, summary
 
 
 def scored(
@@ -115,3 +115,16 @@ def test_the_one_constant_is_the_best_there_is(pairs: list[tuple[float, float]])
 
 def test_one_case_is_met_exactly() -> None:
     assert one_constant([1.0], [4.0]) == pytest.approx(0.25)
+
+
+def test_a_ranking_names_the_layout_that_is_chosen_and_the_one_that_is_best() -> None:
+    runs = [(1.0, 1.4), (1.2, 1.0), (2.0, 2.0), (3.0, 3.0)]
+    cases = [
+        Scored(f"run{number}", "f", "A", "s", str(number), measured, predicted)
+        for number, (measured, predicted) in enumerate(runs)
+    ]
+    (found,) = rankings(cases)
+    assert (found["chosen"], found["best"], found["layouts"]) == ("run1", "run0", 4)
+    assert found["regret"] == pytest.approx(0.2)
+    assert found["kendall_tau"] == pytest.approx(4 / 6)
+    assert rankings(cases[:3]) == [], "three layouts are too few"

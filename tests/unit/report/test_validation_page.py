@@ -1,0 +1,122 @@
+"""The accuracy page of a few small runs, from cases to files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsim.catalog import Catalog
+from perfsim.report.markdown import markdown, table_lines
+from perfsim.report.sections import Head, Section
+from perfsim.report.tables import Table
+from perfsim.report.validation_page import write_validation
+from perfsim.study.accuracy_page import AccuracyPage, step_accuracy
+from perfsim.study.cases import StepCase
+from perfsim.study.validation import validate_cases
+
+MODEL = {
+    "num_layers": 2,
+    "hidden_size": 512,
+    "ffn_hidden_size": 2048,
+    "num_attention_heads": 8,
+    "vocab_size": 1024,
+    "seq_length": 256,
+}
+
+
+def run(name: str, measured_s: float, **changes: Any) -> StepCase:
+    fields: dict[str, Any] = {
+        "id": name,
+        "family": "toys",
+        "evidence": "A",
+        "system": {"device": "a100-sxm4-80gb", "num_devices": 2, "devices_per_node": 2},
+        "model": MODEL,
+        "strategy": "3d",
+        "parallel": {"tensor": 2},
+        "training": {"global_batch_size": 4, "micro_batch_size": 1},
+        "measured": {"step_time_s": measured_s},
+    }
+    return StepCase.model_validate(fields | changes)
+
+
+WAFER = {"device": "cs-2", "num_devices": 1, "software_release": "r1.8"}
+
+
+def page_of(
+    cases: list[StepCase], *, leaves_out: bool = False, catalog: Catalog | None = None
+) -> AccuracyPage:
+    catalog = catalog or Catalog()
+    result = {"file": "toys.yaml", **validate_cases(cases, catalog)}
+    return AccuracyPage([step_accuracy(cases, result, catalog, leaves_out=leaves_out)], [], leaves_out)
+
+
+@pytest.fixture(scope="module")
+def gpu_page() -> AccuracyPage:
+    cases = [
+        run("first", 0.1),
+        run("second", 0.05, family="others", parallel={"data": 2}),
+        run("weak", 1.0, evidence="C"),
+        run("impossible", 1.0, parallel={"tensor": 3}),
+    ]
+    return page_of(cases, leaves_out=True)
+
+
+def test_both_files_have_every_table(gpu_page: AccuracyPage, tmp_path: Path) -> None:
+    html, text = (path.read_text(encoding="utf-8") for path in write_validation(gpu_page, tmp_path))
+    for heading in (
+        "predicted against measured",
+        "families beside one constant",
+        "goals",
+        "the worst 10",
+        "shown, not scored",
+        "known misses",
+        "ablation",
+        "leaving one family out",
+    ):
+        assert f"toys: {heading}" in html
+        assert f"## toys: {heading}" in text
+    assert "host-launch floor" in text
+    assert "| impossible | no prediction |" in text
+    assert "within 10 %" in html
+
+
+def test_the_same_page_gives_the_same_bytes(gpu_page: AccuracyPage, tmp_path: Path) -> None:
+    one, other = (write_validation(gpu_page, tmp_path / name) for name in ("a", "b"))
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+
+
+def test_without_leaving_families_out_the_page_says_how_to(tmp_path: Path) -> None:
+    text = write_validation(page_of([run("first", 0.1)]), tmp_path)[1].read_text(encoding="utf-8")
+    assert "add --leave-out" in text
+
+
+def test_a_wafer_is_scored_with_and_without_the_release_that_one_log_decides(tmp_path: Path) -> None:
+    wafer = {"strategy": "weight-streaming", "parallel": {}, "system": WAFER}
+    newer = wafer | {"system": WAFER | {"software_release": "r2.0"}}
+    cases = [run("old", 1.0, **wafer), run("new", 1.0, **newer), run("newer", 2.0, **newer)]
+    text = write_validation(page_of(cases), tmp_path)[1].read_text(encoding="utf-8")
+    assert "| all runs | 3 |" in text
+    assert "| all runs without r1.8 | 2 |" in text
+    assert "without r2.0" not in text
+    assert "ablation" not in text
+
+
+def test_names_of_runs_are_escaped(tmp_path: Path) -> None:
+    evil = "<script>x</script>|*a*"
+    html, text = (
+        path.read_text(encoding="utf-8") for path in write_validation(page_of([run(evil, 0.1)]), tmp_path)
+    )
+    assert "<script>x</script>" not in html
+    assert "\\<script>x\\</script>\\|\\*a\\*" in text
+
+
+def test_markdown_has_headings_leads_and_aligned_tables() -> None:
+    table = Table(("what", "much"), [["a\nb", "1"]], "A caption.", frozenset({1}))
+    sections = [Section("One", "A lead.", table=table, level=3)]
+    assert markdown("Title", sections, Head("Question?", footer="End.")) == (
+        "# Title\n\nQuestion?\n\n### One\n\nA lead.\n\n"
+        "| what | much |\n| --- | ---: |\n| a b | 1 |\n\nA caption.\n\nEnd.\n"
+    )
+    assert table_lines(Table(("x",), [["a|b"]])).endswith("| a\\|b |")

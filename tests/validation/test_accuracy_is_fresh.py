@@ -1,0 +1,38 @@
+"""What the repository says of its own accuracy is what it reaches now; minutes of work.
+
+If a test here fails, run the command that `perfsim.report.validation_page.COMMAND` holds, look at what
+changed, and commit it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsim.report.validation_page import COMMAND, write_validation
+from perfsim.study.accuracy import record_of, recorded
+from perfsim.study.accuracy_page import accuracy_page
+from perfsim.study.validation import public_cases, validate_file
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    return [validate_file(path) for path in public_cases()]
+
+
+def test_recorded_errors_are_those_of_the_public_runs(results: list[dict[str, Any]]) -> None:
+    assert json.loads(json.dumps(record_of(results))) == list(recorded()), f"run {COMMAND}"
+
+
+def test_the_accuracy_page_is_what_its_command_writes(
+    results: list[dict[str, Any]], repository: Path, tmp_path: Path
+) -> None:
+    page = accuracy_page(public_cases(), results, leaves_out=True)
+    _, written = write_validation(page, tmp_path)
+    kept = (repository / "reports" / "validation.md").read_text(encoding="utf-8")
+    assert written.read_text(encoding="utf-8") == kept, f"run {COMMAND}"
