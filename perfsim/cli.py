@@ -205,8 +205,12 @@ def validate(
         _write_accuracy(paths, results, page, leaves_out=leave_out)
     if record:
         from perfsim.study.accuracy import write_record
+        from perfsim.study.held_out import held_out
 
-        write_record(results)
+        scores = {
+            path.name: held_out(path) for path, each in zip(paths, results, strict=True) if "cases" in each
+        }
+        write_record(results, scores)
     if as_json:
         document: Any = results[0] if len(results) == 1 else results
         click.echo(json.dumps(document, indent=2))

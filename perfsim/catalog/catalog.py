@@ -175,6 +175,9 @@ def _existing(text: str, beside: Path | None) -> Path:
     for path in candidates:
         if path.is_file():
             return path
+    for path in candidates:
+        if path.is_dir():
+            raise CatalogError([Problem(f"{path} is a directory; a file is expected")])
     raise CatalogError([Problem(f"there is no file {shown_path(candidates[0])}")])
 
 

@@ -55,7 +55,8 @@ def _verdict(result: StudyResult) -> Section:
         "target at small batch. Each candidate runs at its own best batch and layout. "
         "Which machine should train this?"
     )
-    return Section("Verdict", lead, table=verdict_table(result), slug="verdict")
+    unfit = [f"{each.label} has no feasible plan: {each.reason}" for each in result.infeasible]
+    return Section("Verdict", " ".join([lead, *unfit]), table=verdict_table(result), slug="verdict")
 
 
 def _batch(result: StudyResult) -> Section:

@@ -29,6 +29,10 @@ class Table:
     best: frozenset[tuple[int, int]] = field(default_factory=frozenset)
 
 
+MOST_INFEASIBLE = 3
+"""Candidates without a plan that the terminal names with their reason; the report names all."""
+
+
 def terminal_table(result: StudyResult, *, width: int = 100, encoding: str = "ascii") -> str:
     """The answer in at most 25 lines: one row per candidate, then the comparison sentence.
 
@@ -38,12 +42,19 @@ def terminal_table(result: StudyResult, *, width: int = 100, encoding: str = "as
     lines = [*textwrap.wrap(_heading(result), width)[:2], ""]
     verdict = _shorten(textwrap.wrap(result.verdict, width), _VERDICT_LINES, width)
     scales = [note[:width] for note in scale_notes(each.cluster_calibration for each in result.candidates)]
-    room = MAX_LINES - len(lines) - len(verdict) - len(scales) - 6  # heading, rule, left-out row, note, blank
+    unfit = min(len(result.infeasible), MOST_INFEASIBLE)
+    room = (
+        MAX_LINES - len(lines) - len(verdict) - len(scales) - unfit - 6
+    )  # heading, rule, left-out row, note, blank
     shown = result.candidates[: max(room, 1)]
     lines += _grid(shown, width)
     if len(shown) < len(result.candidates):
         lines.append(f"... {len(result.candidates) - len(shown)} more candidates in the report")
-    lines += ["* soonest at the target; steps and days at each candidate's own best batch", *scales, ""]
+    lines += ["* soonest at the target; steps and days at each candidate's own best batch", *scales]
+    lines += [
+        f"does not fit: {each.label}: {each.reason}"[:width] for each in result.infeasible[:MOST_INFEASIBLE]
+    ]
+    lines.append("")
     safe = text.encodable("\n".join(lines + verdict), encoding)
     return "\n".join(line[:width].rstrip() for line in safe.split("\n"))
 

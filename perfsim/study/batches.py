@@ -98,7 +98,7 @@ def batch_curve(machine: Machine, target: Target, batches: list[int]) -> list[Ba
         except PlanError as error:
             refused.append(error)
     if not curve:
-        raise refused[-1] if refused else PlanError(f"{machine.label}: no batch to try")
+        raise refused[0] if refused else PlanError(f"{machine.label}: no batch to try")
     return curve
 
 

@@ -114,8 +114,18 @@ class Accuracy:
     median_ape: float
     p90_ape: float
     baseline_median_ape: float
+    held_out_p90_ape: float
+    """The 90th percentile for runs that were left out of the fit; what bands are made of."""
     likeness: str = ""
     """Why this family speaks for the answer, and in what it differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """A candidate without any feasible plan, and why."""
+
+    label: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +145,7 @@ class StudyResult:
     candidates: tuple[CandidateResult, ...]
     verdict: str
     """One comparison sentence with a range."""
+    infeasible: tuple[Infeasible, ...] = ()
     ratio_bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By candidate label: 90 % band of its time over the soonest candidate's."""
     assumptions: tuple[Assumption, ...] = ()

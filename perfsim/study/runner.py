@@ -18,7 +18,7 @@ from perfsim.study.cluster import check_device
 from perfsim.study.evaluate import Evaluation, costs_for
 from perfsim.study.outcome import candidate_result
 from perfsim.study.point import strategy_for
-from perfsim.study.result import CandidateResult, SamplingSummary, StudyResult
+from perfsim.study.result import CandidateResult, Infeasible, SamplingSummary, StudyResult
 from perfsim.study.sampling import sample_step
 from perfsim.study.spec import CandidateSpec, StudySpec
 from perfsim.study.verdict import Answer, ratio_bands, verdict
@@ -60,7 +60,7 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
     """
     target = target_of(spec)
     answered: list[Answered] = []
-    refused: list[str] = []
+    refused: list[Infeasible] = []
     asked = [(each, devices) for each in _chosen(spec, compare) for devices in each.devices]
     for candidate, devices in asked:
         machine_of(spec, candidate, devices)  # bad input is refused before any candidate takes its time
@@ -69,9 +69,10 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
         try:
             answered.append(_answer(spec, candidate, devices, target))
         except PlanError as error:
-            refused += error.reasons
+            label = f"{devices} x {candidate.system.name}, {candidate.strategy}"
+            refused.append(Infeasible(label, "; ".join(error.reasons)))
     if not answered:
-        raise PlanError(refused)
+        raise PlanError([each.reason for each in refused])
     return StudyRun(_result(spec, target, answered, refused), tuple(answered))
 
 
@@ -164,7 +165,7 @@ def _answer(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Tar
 
 
 def _result(
-    spec: StudySpec, target: Target, answered: Sequence[Answered], refused: Sequence[str]
+    spec: StudySpec, target: Target, answered: Sequence[Answered], refused: Sequence[Infeasible]
 ) -> StudyResult:
     candidates = tuple(_candidate(each) for each in answered)
     critical: CriticalBatch = target.critical
@@ -177,7 +178,7 @@ def _result(
     ]
     sentence = verdict(answers)
     if refused:
-        sentence += f" Not possible: {'; '.join(refused)}."
+        sentence += f" Not possible: {'; '.join(each.label for each in refused)}."
     return StudyResult(
         study=spec.name,
         title=spec.title,
@@ -191,6 +192,7 @@ def _result(
         critical_batch_band_tokens=critical.band_tokens,
         candidates=candidates,
         verdict=sentence,
+        infeasible=tuple(refused),
         ratio_bands=ratio_bands(answers),
         assumptions=assumptions_of(spec, target),
         sampling={

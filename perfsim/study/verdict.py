@@ -68,12 +68,19 @@ def _rival(ranked: Sequence[Answer]) -> Answer:
     return others[0] if others else ranked[1]
 
 
+def _tokens(samples: float) -> str:
+    """How many fewer tokens the first candidate needs, or how many more."""
+    if round(samples, 2) == 1.0:
+        return "as many tokens"
+    return f"{samples:.2f} times fewer tokens" if samples > 1 else f"{1 / samples:.2f} times more tokens"
+
+
 def _reason(first: Answer, rival: Answer) -> str:
     """The ratio of times split into throughput and samples."""
     throughput = first.candidate.tokens_per_s / rival.candidate.tokens_per_s
     samples = rival.time.examples_tokens / first.time.examples_tokens
     return (
         f"{throughput:.2f} times its tokens a second (MFU {100 * first.candidate.mfu:.0f} % against "
-        f"{100 * rival.candidate.mfu:.0f} %) and {samples:.2f} times fewer tokens to the target "
+        f"{100 * rival.candidate.mfu:.0f} %) and {_tokens(samples)} to the target "
         f"(batch {first.time.batch_tokens / 1e6:.1f} M against {rival.time.batch_tokens / 1e6:.1f} M tokens)"
     )

@@ -31,7 +31,7 @@ class _Fit:
         self.cases = cases
         self.start = start
         self.catalog = catalog
-        self.releases = sorted(start.efficiency)
+        self.releases = sorted({_release_of(case, start) for case in cases})
 
     def calibration(self, values: NDArray[np.float64], digits: int = 15) -> WaferCalibration:
         *efficiency, overhead_s = np.exp(values).tolist()
@@ -55,22 +55,51 @@ class _Fit:
 
 def fit_wafer(path: Path, device: str, catalog: Catalog | None = None) -> WaferCalibration:
     """Constants of the wafer called `device` from the scored cases of a file; needs scipy."""
-    optimize: Any = scipy_optimize()
     catalog = catalog or default_catalog()
+    cases, start = _cases(path, device, catalog)
+    fit = _Fit(cases, start, catalog)
+    found = _least_squares(fit)
+    record = _record(fit, found, path, device)
+    return fit.calibration(found.x, digits=4).model_copy(
+        update={"fit": {"efficiency": record, "layer_overhead_s": record}}
+    )
+
+
+def leave_one_out(path: Path, device: str, catalog: Catalog | None = None) -> dict[str, float]:
+    """Each scored log predicted with constants fitted to the others, in seconds by id; needs scipy.
+
+    A release whose only log is left out falls back on the nearest measured one, as an unknown one does.
+    """
+    catalog = catalog or default_catalog()
+    cases, start = _cases(path, device, catalog)
+    predicted = {}
+    for case in cases:
+        fit = _Fit([other for other in cases if other is not case], start, catalog)
+        predicted[case.id] = predict_s(case, catalog, fit.calibration(_least_squares(fit).x))
+    return predicted
+
+
+def _cases(path: Path, device: str, catalog: Catalog) -> tuple[list[StepCase], WaferCalibration]:
+    """The scored cases of a file, and the constants to start from."""
     start = catalog.device(device).calibration
     if not isinstance(start, WaferCalibration):
         raise InputError(f"{device} is no wafer with a calibration to start from")
     cases = [case for case in parse_file(path, CaseFile, catalog).cases if case.scored]
     if not cases:
         raise InputError(f"{path.name} has no scored case to fit to")
-    fit = _Fit(cases, start, catalog)
+    return cases, start
+
+
+def _least_squares(fit: _Fit) -> Any:
+    optimize: Any = scipy_optimize()
+    start = fit.start
     first = np.log([*(start.efficiency[release] for release in fit.releases), start.layer_overhead_s])
     # Splitting in micro-batches makes predictions step, so derivatives are taken over a visible stride.
-    found: Any = optimize.least_squares(fit.residuals, first, diff_step=1e-3, x_scale=0.1)
-    record = _record(fit, found, path, device)
-    return fit.calibration(found.x, digits=4).model_copy(
-        update={"fit": {"efficiency": record, "layer_overhead_s": record}}
-    )
+    return optimize.least_squares(fit.residuals, first, diff_step=1e-3, x_scale=0.1)
+
+
+def _release_of(case: StepCase, calibration: WaferCalibration) -> str:
+    return nearest_release(case.system.software_release or "", calibration)[0]
 
 
 def _record(fit: _Fit, found: Any, path: Path, device: str) -> FitRecord:
@@ -79,7 +108,7 @@ def _record(fit: _Fit, found: Any, path: Path, device: str) -> FitRecord:
     names = [*(f"efficiency.{release}" for release in fit.releases), "layer_overhead_s"]
     covariance = np.linalg.pinv(found.jac.T @ found.jac) * (found.fun @ found.fun) / max(freedom, 1)
     errors = np.sqrt(np.diag(covariance))
-    counted = Counter(nearest_release(case.system.software_release or "", fit.start)[0] for case in fit.cases)
+    counted = Counter(_release_of(case, fit.start) for case in fit.cases)
     single = [release for release in fit.releases if counted[release] == 1]
     note = f"{freedom} residual degree(s) of freedom"
     if single:

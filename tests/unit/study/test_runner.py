@@ -192,8 +192,11 @@ def test_a_candidate_that_cannot_run_is_reported_and_the_others_answered(starved
     result = run_study(starved).result
     assert named(result.candidates) == [("weight-streaming", "cs-2", 1)]
     assert "cs-2, weight-streaming reaches the target in" in result.verdict
-    assert "Not possible: no plan fits: strategy 3d, 8 x starved, 48 sequences a step:" in result.verdict
-    assert "closest: " in result.verdict
+    assert result.verdict.endswith("Not possible: 8 x starved, 3d.")
+    (unfit,) = result.infeasible
+    assert unfit.label == "8 x starved, 3d"
+    assert unfit.reason.startswith("no plan fits: strategy 3d, 8 x starved, 48 sequences a step:")
+    assert "closest: " in unfit.reason
 
 
 def test_where_nothing_can_run_every_reason_is_given(starved: StudySpec) -> None:
@@ -232,7 +235,6 @@ def test_automatic_batches_reach_from_small_ones_past_the_critical_batch(quick: 
 def test_a_target_is_the_tokens_of_the_recipe(spec: StudySpec) -> None:
     target = target_of(spec)
     assert target.d_min_tokens == spec.recipe.tokens == 4e11
-    assert set(target.step_time_error) == {"gpu-cluster", "wafer-cluster"}
 
 
 def test_a_target_loss_becomes_tokens_and_a_lower_one_needs_more(spec: StudySpec) -> None:
