@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfsim.hardware import GpuClusterSpec
-from perfsim.strategies.schedules import SCHEDULES
+from perfsim.strategies.data import GRADIENTS_SHARDED
+from perfsim.strategies.schedules import SCHEDULES, chunks_problem
 from perfsim.strategies.zero import SHARDED
 from perfsim.topology import Topology
 from perfsim.workload import Job, ParallelLayout, Recompute
 
-ZERO_STAGES = (0, 1, SHARDED)
+ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
 MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)
 DEGREES = ("tensor", "pipeline", "data")
 
@@ -39,9 +40,12 @@ def _device_problems(
             f"{layout.num_devices} devices, the question has {topology.num_devices}"
         )
     if layout.zero_stage not in ZERO_STAGES:
-        yield f"zero_stage {layout.zero_stage} is not available; allowed: 0, 1, 3"
+        yield f"zero_stage {layout.zero_stage} is not available; allowed: {', '.join(map(str, ZERO_STAGES))}"
     if layout.zero_stage == SHARDED and layout.pipeline > 1:
         yield f"zero_stage 3 gathers every layer on every rank, so pipeline must be 1, not {layout.pipeline}"
+    chosen = SCHEDULES.get(layout.schedule)
+    if layout.zero_stage == SHARDED and chosen is not None and chosen.splits_backward:
+        yield f"zero_stage 3 runs whole backwards, schedule {layout.schedule} splits them; try 1f1b"
     if layout.order != "tp-dp-pp":
         yield f"rank order {layout.order!r} is not available; allowed: tp-dp-pp"
 
@@ -63,8 +67,8 @@ def _stage_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
     layers, stages = job.model.num_layers, layout.num_stages
     if layout.schedule not in SCHEDULES:
         yield f"schedule {layout.schedule!r} is not available; allowed: {', '.join(sorted(SCHEDULES))}"
-    elif layout.virtual_pipeline > 1 and layout.schedule != "interleaved":
-        yield f"virtual_pipeline {layout.virtual_pipeline} needs schedule interleaved, not {layout.schedule}"
+    elif problem := chunks_problem(SCHEDULES[layout.schedule], layout.virtual_pipeline):
+        yield problem
     if layout.layers_per_stage is None:
         if layers % stages:
             yield (
