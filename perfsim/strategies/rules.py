@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies.data import GRADIENTS_SHARDED
@@ -13,6 +14,8 @@ from perfsim.workload import Job, ParallelLayout, Recompute
 
 ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
 MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)
+INTERLEAVED_CHUNKS = 2
+"""Chunks a rank where the planner interleaves."""
 DEGREES = ("tensor", "pipeline", "data")
 
 
@@ -107,7 +110,7 @@ def _nearest(count: int, wanted: int) -> int:
 
 
 def legal_layouts(job: Job, topology: Topology, free_degrees: tuple[str, ...]) -> Iterator[ParallelLayout]:
-    """Every legal layout on all devices: degrees, micro-batch size, recompute mode.
+    """Every legal layout on all devices: degrees, micro-batch size, recompute mode, schedule.
 
     The planner's choice is kept to what practice settled: the tensor group stays inside a node
     (unless the strategy has no other degree), sequence parallelism goes with it, and the optimizer
@@ -138,7 +141,7 @@ def _with_micro_batches(job: Job, tensor: int, pipeline: int, data: int) -> Iter
         if job.global_batch_size % (data * micro_batch_size):
             continue
         for recompute in modes:
-            yield ParallelLayout(
+            plain = ParallelLayout(
                 tensor=tensor,
                 pipeline=pipeline,
                 data=data,
@@ -147,6 +150,19 @@ def _with_micro_batches(job: Job, tensor: int, pipeline: int, data: int) -> Iter
                 micro_batch_size=micro_batch_size,
                 recompute=recompute,
             )
+            yield from _with_schedules(job, plain)
+
+
+def _with_schedules(job: Job, plain: ParallelLayout) -> Iterator[ParallelLayout]:
+    """1F1B, and where there is a pipeline what shrinks its bubble for about the same memory."""
+    yield plain
+    if plain.pipeline == 1:
+        return
+    yield replace(plain, schedule="zb1p")
+    microbatches = job.global_batch_size // (plain.data * plain.micro_batch_size)
+    chunks = plain.pipeline * INTERLEAVED_CHUNKS
+    if job.model.num_layers % chunks == 0 and microbatches % plain.pipeline == 0:
+        yield replace(plain, schedule="interleaved", virtual_pipeline=INTERLEAVED_CHUNKS)
 
 
 def _divisors(count: int, free: bool) -> list[int]:

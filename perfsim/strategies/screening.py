@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from perfsim.costs.memory import main_grad_bytes, stage_parameters
-from perfsim.graph import GraphBuilder, RankGroup, Template
+from perfsim.graph import GraphBuilder, RankGroup, Template, Work
 from perfsim.strategies.data import Replicas
 from perfsim.strategies.pipeline import (
     backward_template,
@@ -113,11 +114,16 @@ def _sharded_pass_s(stage: VirtualStage, shards: Shards, duration: Duration) -> 
     return total
 
 
-def _pass_s(stage: VirtualStage, writers: Sequence[Writer], duration: Duration) -> PassTimes:
+def _pass_s(stage: VirtualStage, writers: tuple[Writer, ...], duration: Duration) -> PassTimes:
+    return PassTimes(*(sum(map(duration, works)) for works in _works(stage, writers)))
+
+
+@lru_cache(maxsize=4096)
+def _works(stage: VirtualStage, writers: tuple[Writer, ...]) -> tuple[tuple[Work, ...], ...]:
+    """What each pass of a stage consists of; kept, because every batch of a study asks again."""
     builder = GraphBuilder()
     templates = [write(builder, stage) for write in writers]
-    seconds = [duration(work) for work in builder.works]
-    return PassTimes(*(sum(seconds[number] for number in template.work_ids) for template in templates))
+    return tuple(tuple(builder.works[number] for number in template.work_ids) for template in templates)
 
 
 def _reduction_s(

@@ -16,8 +16,8 @@ from perfsim.costs.memory import (
 )
 from perfsim.graph import RankGroup
 from perfsim.hardware import GpuClusterSpec
-from perfsim.strategies.data import Replicas
-from perfsim.strategies.schedules import Placement, in_flight, placement
+from perfsim.strategies.data import GRADIENTS_SHARDED, Replicas
+from perfsim.strategies.schedules import Placement, in_flight, placement, schedule_called
 from perfsim.strategies.tensor import TensorGroup
 from perfsim.strategies.virtual_stage import VirtualStage
 from perfsim.strategies.zero import IN_FLIGHT, SHARDED, Shards
@@ -136,47 +136,44 @@ def _shards(part: LayerSlice, replicas: Replicas, num_layers: int) -> Shards:
 
 def stage_memory(job: Job, layout: ParallelLayout, system: GpuClusterSpec) -> tuple[MemoryUse, ...]:
     """Peak memory of one rank of each pipeline stage."""
-    part = layer_slice(job, layout)
-    memory = system.device.memory
-    return tuple(
-        MemoryUse(
-            f"stage {rank}",
-            _rank_bytes(job, layout, part, rank) | {"reserved": memory.reserved},
-            memory.capacity,
-        )
-        for rank in range(layout.pipeline)
-    )
+    part, memory = layer_slice(job, layout), system.device.memory
+    uses = []
+    for rank in range(layout.pipeline):
+        parts = _rank_bytes(job, layout, part, rank) | {"reserved": memory.reserved}
+        uses.append(MemoryUse(f"stage {rank}", parts, memory.capacity))
+    return tuple(uses)
 
 
 def _rank_bytes(job: Job, layout: ParallelLayout, part: LayerSlice, rank: int) -> dict[str, float]:
     """What one rank holds at its peak, item by item."""
-    share, replicas = _Share.of(job, layout, rank), _replicas(job, layout, part, rank)
-    states = state_bytes(job.recipe)
+    share, states = _Share.of(job, layout, rank), state_bytes(job.recipe)
     positions = job.recipe.lm_head_positions or job.recipe.seq_length
-    parts = sharded_state_bytes(replicas.num_parameters, states, layout.zero_stage, layout.data)
-    parts |= _held_bytes(job, layout, part, rank)
+    num_parameters = share.parameters(part)
+    parts = sharded_state_bytes(num_parameters, states, layout.zero_stage, layout.data)
+    parts |= _held_bytes(job, layout, part, rank, share)
     parts["working set"] = stage_working_bytes(part, layout, positions, share.last)
-    whole = IN_FLIGHT * stage_parameters(part, 1, first=False, last=False)
-    tables = share.parameters(part) - stage_parameters(part, share.layers, first=False, last=False)
-    if replicas.shards_gradients:
-        parts["gradient buckets"] = (whole + tables) * states.gradients
+    layer = stage_parameters(part, 1, first=False, last=False)
+    whole = IN_FLIGHT * layer + num_parameters - share.layers * layer
     if layout.zero_stage == SHARDED:
-        parts["gathered parameters"] = (whole + tables) * states.parameters
+        parts["gathered parameters"] = whole * states.parameters
+    elif layout.zero_stage == GRADIENTS_SHARDED and layout.data > 1:
+        parts["gradient buckets"] = whole * states.gradients
     return parts
 
 
-def _held_bytes(job: Job, layout: ParallelLayout, part: LayerSlice, rank: int) -> dict[str, float]:
+def _held_bytes(
+    job: Job, layout: ParallelLayout, part: LayerSlice, rank: int, share: _Share
+) -> dict[str, float]:
     """What the micro-batches in flight leave on a rank, at the moment when that is most."""
-    share = _Share.of(job, layout, rank)
     microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
-    positions = job.recipe.lm_head_positions or job.recipe.seq_length
+    moments = in_flight(layout.schedule, rank, layout.pipeline, layout.virtual_pipeline, microbatches)
     activations = stage_activation_bytes(part, layout, share.layers)
+    if not schedule_called(layout.schedule).splits_backward:
+        return {"activations": max(each.activations for each in moments) * activations}
+    positions = job.recipe.lm_head_positions or job.recipe.seq_length
     inputs = stage_weight_input_bytes(part, share.layers, positions, share.first, share.last)
-    held = max(
-        in_flight(layout.schedule, rank, layout.pipeline, layout.virtual_pipeline, microbatches),
-        key=lambda each: each.activations * activations + each.weight_inputs * inputs,
-    )
-    parts = {"activations": held.activations * activations}
-    if held.weight_inputs:
-        parts["weight gradient inputs"] = held.weight_inputs * inputs
-    return parts
+    held = max(moments, key=lambda each: each.activations * activations + each.weight_inputs * inputs)
+    return {
+        "activations": held.activations * activations,
+        "weight gradient inputs": held.weight_inputs * inputs,
+    }

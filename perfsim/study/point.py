@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import LayoutError, Problem
 from perfsim.strategies import strategy
+from perfsim.strategies.schedules import least_chunks
 from perfsim.study.evaluate import Evaluation, costs_for, evaluate
 from perfsim.study.outcome import metrics
 from perfsim.study.planner import best_plan
@@ -79,6 +80,8 @@ def parse_layout(text: str, devices: int) -> ParallelLayout:
     layout = ParallelLayout(**given)
     if layout.virtual_pipeline > 1 and "schedule" not in given:
         layout = replace(layout, schedule="interleaved")
+    if "virtual_pipeline" not in given:
+        layout = replace(layout, virtual_pipeline=least_chunks(layout.schedule))
     if layout.recompute_layers and "recompute" not in given:
         layout = replace(layout, recompute="full")
     if "data" not in given:

@@ -34,6 +34,7 @@ __all__ = [
     "bubble_s",
     "chunks_problem",
     "in_flight",
+    "least_chunks",
     "merged_order",
     "placement",
     "schedule",
@@ -123,6 +124,12 @@ def chunks_problem(chosen: Schedule, virtual: int) -> str:
     if chosen.chunks == 1:
         return f"virtual_pipeline {virtual} needs schedule interleaved, not {chosen.name}"
     return f"schedule {chosen.name} needs virtual_pipeline {chosen.chunks}, not {virtual}"
+
+
+def least_chunks(name: str) -> int:
+    """Chunks a rank of a schedule where the question names none."""
+    chosen = SCHEDULES.get(name)
+    return (chosen.chunks if chosen else None) or 1
 
 
 def placement(name: str, pipeline: int, virtual: int) -> Placement:
