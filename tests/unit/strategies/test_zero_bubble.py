@@ -119,10 +119,12 @@ def test_without_bubble_no_device_idles_in_its_own_window(toys: ModuleType, sche
 
 
 def test_a_tied_embedding_on_two_ranks_makes_them_end_together(toys: ModuleType) -> None:
-    steps = {
-        tied: run(toys, graph(toys, layout("zb2p"), toys.job(16, tied_embeddings=tied)), EQUAL).step_time_s
-        for tied in (False, True)
-    }
+    steps = {}
+    for tied in (False, True):
+        plan = toys.plan("3d", toys.job(16, tied_embeddings=tied), layout("zb2p"))
+        steps[tied] = run(toys, toys.graph_of(plan), EQUAL).step_time_s
+        estimate = strategy("3d").estimate_s(plan, toys.TableCosts(EQUAL).duration_s)
+        assert estimate == pytest.approx(steps[tied])
     late_start_of_the_last_stage = 3 * 2.0
     assert steps[True] - steps[False] == pytest.approx(late_start_of_the_last_stage)
 
