@@ -82,12 +82,26 @@ class Trace:
         computing = {owner for owner, name in zip(owners, self.graph.streams, strict=True) if _computes(name)}
         tasks = self._tasks_of_streams()
         result = {}
+        earlier_s = self._earlier_s(owners, tasks)
         for device in sorted(computing, key=owners.index):
             mine = [s for s, owner in enumerate(owners) if owner == device or owner not in computing]
             compute = [tasks[s] for s in mine if _computes(self.graph.streams[s])]
             others = [tasks[s] for s in mine if not _computes(self.graph.streams[s])]
-            result[device] = self._breakdown(np.concatenate(compute), np.concatenate(others or [_NONE]))
+            low, high = (edge - earlier_s.get(device, 0.0) for edge in self.step_window_s)
+            found = self._breakdown(np.concatenate(compute), np.concatenate(others or [_NONE]), low, high)
+            result[device] = found
         return result
+
+    def _earlier_s(self, owners: list[str], tasks: list[NDArray[np.int64]]) -> dict[str, float]:
+        """How much earlier than the last one each device computes; nothing where one step is written."""
+        if len(self.graph.step_ends) == 1:
+            return {}
+        ends = {
+            owner: float(self.end_s[mine].max())
+            for owner, name, mine in zip(owners, self.graph.streams, tasks, strict=True)
+            if _computes(name)
+        }
+        return {owner: max(ends.values()) - end_s for owner, end_s in ends.items()}
 
     def mean_breakdown(self) -> dict[str, float]:
         """Seconds by category, the mean over computing devices."""
@@ -103,8 +117,9 @@ class Trace:
         bounds = np.searchsorted(self.graph.stream[order], np.arange(len(self.graph.streams) + 1))
         return [order[a:b] for a, b in pairwise(bounds)]
 
-    def _breakdown(self, compute: NDArray[np.int64], others: NDArray[np.int64]) -> dict[str, float]:
-        low, high = self.step_window_s
+    def _breakdown(
+        self, compute: NDArray[np.int64], others: NDArray[np.int64], low: float, high: float
+    ) -> dict[str, float]:
         categories = np.array([work.category for work in self.graph.works])
         taken: Floats = np.empty((0, 2))
         seconds: dict[str, float] = {}

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from perfsim.transformer import (
     HALF,
     LayerSlice,
+    attention_weight_input_bytes,
+    head_weight_input_bytes,
     layer_activation_bytes,
+    mlp_weight_input_bytes,
     padded_vocab_size,
     parameters,
 )
@@ -112,6 +115,22 @@ def stage_parameters(part: LayerSlice, num_layers: int, first: bool, last: bool)
 def stage_activation_bytes(part: LayerSlice, layout: ParallelLayout, layers: float) -> float:
     """Activations that one micro-batch leaves on a stage of `layers` layers."""
     return layers * layer_activation_bytes(part, layout.recompute)
+
+
+def stage_weight_input_bytes(
+    part: LayerSlice, layers: float, positions: int, first: bool, last: bool
+) -> float:
+    """What one micro-batch's weight gradients still need of a stage once its backward is over.
+
+    Inputs and output gradients of all linear layers and norms, whatever the recompute mode; with the
+    head the gradient of the logits, with the embedding that of its output.
+    """
+    total = layers * (attention_weight_input_bytes(part) + mlp_weight_input_bytes(part))
+    if first:
+        total += part.activation_bytes
+    if last:
+        total += head_weight_input_bytes(part, positions)
+    return total
 
 
 def stage_working_bytes(part: LayerSlice, layout: ParallelLayout, positions: int, last: bool) -> float:

@@ -1,7 +1,8 @@
 """Data parallelism: reducing gradients among replicas, and the optimizer behind it.
 
 ZeRO 1 [1910.02054] reduce-scatters gradients, updates its shard and all-gathers parameters; without
-it gradients are all-reduced and every replica updates everything.
+it gradients are all-reduced and every replica updates everything. ZeRO 2 keeps only a shard of the
+gradients, so each micro-batch's are reduce-scattered as they are made.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from perfsim.transformer import HALF, elementwise
 from perfsim.workload import TrainingRecipe
 
 DATA_STREAM = "nccl-data"
+GRADIENTS_SHARDED = 2
+"""The ZeRO stage that shards gradients."""
 OPTIMIZER_LAUNCHES = 24
 """Fused multi-tensor kernels of an optimizer step: unscale, norm, clip, update, copy, zero."""
 
@@ -35,6 +38,16 @@ class Replicas:
     @property
     def size(self) -> int:
         return self.ranks.size
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether every micro-batch's gradients are scattered (ZeRO 2)."""
+        return self.zero_stage == GRADIENTS_SHARDED and self.size > 1
+
+    @property
+    def gradient_shards(self) -> int:
+        """Among how many replicas the gradients are cut once they are reduced, as ZeRO 2 keeps them."""
+        return self.size if self.shards_gradients else 1
 
     def reduce_work(self, num_parameters: float) -> Work:
         """Reduction of the gradients of some parameters over the replicas."""

@@ -1,99 +1,37 @@
-"""Pipeline parallelism: one template a virtual stage and pass, stamped in the schedule's order.
+"""Pipeline parallelism: one template a virtual stage and pass, to be stamped in the schedule's order.
 
 A stage receives a hidden activation, runs its layers forward, sends on; and the same backwards with
-gradients. The embedding stands on the first virtual stage, head and loss on the last.
+gradients. The embedding stands on the first virtual stage, head and loss on the last. Where the
+schedule splits the backward, weight gradients are a third pass on what the second left.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from perfsim import transformer
-from perfsim.graph import GraphBuilder, Kind, RankGroup, Slots, Template, TensorClass, Work
-from perfsim.graph.builder import Stamped
-from perfsim.strategies.schedules import Slot
+from perfsim.graph import GraphBuilder, RankGroup, Template, Work
+from perfsim.graph.builder import Port
 from perfsim.strategies.tensor import (
     TensorGroup,
-    compute_work,
+    WeightInputs,
     emit_layer_backward,
+    emit_layer_dgrad,
     emit_layer_forward,
+    emit_layer_wgrad,
 )
-from perfsim.strategies.zero import Shards
-
-Wide = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class VirtualStage:
-    """One model chunk on one pipeline rank."""
-
-    number: int
-    num_stages: int
-    num_layers: int
-    group: TensorGroup
-    next_ranks: RankGroup | None
-    previous_ranks: RankGroup | None
-    recompute: str
-    head_positions: int
-    shards: Shards | None = None
-    """Where parameters are sharded over replicas (ZeRO 3)."""
-
-    @property
-    def first(self) -> bool:
-        return self.number == 0
-
-    @property
-    def last(self) -> bool:
-        return self.number == self.num_stages - 1
-
-    @property
-    def hidden(self) -> TensorClass:
-        return TensorClass("hidden", self.group.part.activation_bytes)
-
-
-def embedding_work(stage: VirtualStage) -> Work:
-    """Lookup of the words of one micro-batch."""
-    kernels = transformer.embedding_forward(stage.group.part)
-    return compute_work("embedding.forward", "forward", kernels, (stage.hidden,))
-
-
-def embedding_backward_work(stage: VirtualStage) -> Work:
-    """Gradient of the word and position tables."""
-    kernels = transformer.embedding_backward(stage.group.part)
-    return compute_work("embedding.backward", "backward", kernels, (TensorClass("table_gradient", 0.0),))
-
-
-def head_work(stage: VirtualStage) -> Work:
-    """Language-model head and loss."""
-    kernels = transformer.head_forward(stage.group.part, stage.head_positions)
-    return compute_work("head.forward", "forward", kernels, (TensorClass("logits", 0.0),))
-
-
-def head_backward_work(stage: VirtualStage) -> Work:
-    """Backward of loss and head."""
-    kernels = transformer.head_backward(stage.group.part, stage.head_positions)
-    return compute_work("head.backward", "backward", kernels, (stage.hidden,))
-
-
-def transfer_work(stage: VirtualStage, ranks: RankGroup) -> Work:
-    """Send a hidden activation to the next pipeline rank, each tensor peer its own share."""
-    return Work(
-        name="pipeline.send",
-        kind=Kind.COMM_SEND,
-        op="send_recv",
-        category="pipeline_communication",
-        comm_bytes=stage.group.part.activation_bytes / stage.group.ranks.size,
-        group=ranks,
-        writes=(stage.hidden,),
-    )
-
-
-def softmax_sum_bytes(stage: VirtualStage) -> float:
-    """Maximum, target and sum of exponentials a token, in fp32, over the vocabulary shards."""
-    return 3 * 4.0 * stage.group.part.micro_batch_size * stage.head_positions
+from perfsim.strategies.virtual_stage import (
+    VirtualStage,
+    embedding_backward_work,
+    embedding_work,
+    hand_on_work,
+    head_backward_work,
+    head_dgrad_work,
+    head_wgrad_work,
+    head_work,
+    softmax_sum_bytes,
+    tied_embedding_work,
+    transfer_work,
+)
 
 
 def forward_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
@@ -114,72 +52,132 @@ def forward_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
     if stage.last:
         logits = template.task(head_work(stage), group.compute, [hidden, *root]).tensor
         template.output("logits", group.all_reduce(template, logits, softmax_sum_bytes(stage)))
-    if stage.next_ranks is not None:
-        work = transfer_work(stage, stage.next_ranks)
-        template.output("activation", template.task(work, f"{group.device}/send-next", [hidden]).tensor)
-    elif not stage.last:
-        template.output("activation", hidden)
+    else:
+        _send(template, stage, "activation", hidden)
     return template
 
 
-def backward_template(
-    builder: GraphBuilder, stage: VirtualStage, layer_done: LayerDone | None = None
-) -> Template:
-    """Backward of one micro-batch through one virtual stage.
+@dataclass(frozen=True)
+class Reduction:
+    """Reduces each gradient of a virtual stage over the replicas as soon as it is complete.
 
-    `layer_done` is told each layer's weight gradient as soon as it is complete, so that its
-    reduction can start while earlier layers still run backward.
+    So the reduction of a layer can run while earlier layers still run backward.
     """
+
+    layer: Work
+    stream: str
+    tables: Work | None = None
+    """Of embedding and head, where they are reduced in every micro-batch (ZeRO 2)."""
+    in_flight: int | None = None
+    """Layers whose gradients may be whole at once; None: all."""
+
+    def emit_layer(self, template: Template, layer: int, gradient: int) -> int:
+        reduced = template.task(self.layer, self.stream, [gradient]).tensor
+        template.output(f"reduced{layer}", reduced)
+        return reduced
+
+    def emit_tables(self, template: Template, gradient: int) -> None:
+        if self.tables is not None:
+            template.output("reduced_tables", template.task(self.tables, self.stream, [gradient]).tensor)
+
+    def room(self, template: Template, reduced: list[int]) -> list[int]:
+        """The reduction that frees the buffer of the next layer's gradient."""
+        if self.in_flight is None or len(reduced) < self.in_flight:
+            return []
+        return [template.writer(reduced[-self.in_flight])]
+
+
+def backward_template(
+    builder: GraphBuilder, stage: VirtualStage, reduction: Reduction | None = None
+) -> Template:
+    """Backward of one micro-batch through one virtual stage, weight gradients included."""
     template, group = builder.template(), stage.group
     if stage.last:
         gradient = template.task(head_backward_work(stage), group.compute, [template.port("logits")]).tensor
         gradient = group.all_reduce(template, gradient)
     else:
         gradient = _receive(template, stage, "gradient")
-    gradient = _backward_layers(template, stage, gradient, layer_done)
+    gradient = _backward_layers(template, stage, gradient, reduction)
     if stage.first:
         gradient = template.task(embedding_backward_work(stage), group.compute, [gradient]).tensor
-    template.output("weight_gradients", gradient)
+    if not stage.empty:
+        template.output("weight_gradients", gradient)
+    if reduction is not None:
+        reduction.emit_tables(template, gradient)
     if stage.shards:
         template.output("weight_gradients", stage.shards.scatter_root(template, gradient))
-    if stage.previous_ranks is not None:
-        work = transfer_work(stage, stage.previous_ranks)
-        template.output("gradient", template.task(work, f"{group.device}/send-previous", [gradient]).tensor)
-    elif not stage.first:
-        template.output("gradient", gradient)
+    if not stage.first:
+        _send(template, stage, "gradient", gradient)
     return template
 
 
 def _backward_layers(
-    template: Template, stage: VirtualStage, gradient: int, layer_done: LayerDone | None
+    template: Template, stage: VirtualStage, gradient: int, reduction: Reduction | None
 ) -> int:
     """The layers of a stage backward; returns the gradient of the first one's input."""
     shards, done = stage.shards, [gradient]
+    reduced: list[int] = []
     ahead = [shards.gather_layer(template, done)] if shards and stage.num_layers else []
     for layer in reversed(range(stage.num_layers)):
         weights, ahead = ahead, []
         if shards and layer:
             ahead = [shards.gather_layer(template, done)]
         saved = template.port(f"saved{layer}")
-        gradient = emit_layer_backward(template, stage.group, stage.recompute, gradient, saved, weights)
+        room = reduction.room(template, reduced) if reduction else []
+        gradient = emit_layer_backward(template, stage.group, stage.recompute, gradient, saved, weights, room)
         done.append(gradient)
-        if layer_done is not None:
-            layer_done.emit(template, layer, gradient)
+        if reduction is not None:
+            reduced.append(reduction.emit_layer(template, layer, gradient))
         if shards:
             template.output(f"reduced{layer}", shards.scatter_layer(template, gradient))
     return gradient
 
 
-@dataclass
-class LayerDone:
-    """Reduces each layer's gradient over the replicas when its backward is done."""
+def dgrad_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
+    """Backward of one micro-batch without weight gradients: what the stage before waits for."""
+    template, group = builder.template(), stage.group
+    if stage.last:
+        head = template.task(head_dgrad_work(stage), group.compute, [template.port("logits")]).tensor
+        template.output("head_inputs", head + 1)
+        gradient = group.all_reduce(template, head)
+    else:
+        gradient = _receive(template, stage, "gradient")
+    for layer in reversed(range(stage.num_layers)):
+        saved = template.port(f"saved{layer}")
+        gradient, inputs = emit_layer_dgrad(template, group, stage.recompute, gradient, saved)
+        template.output(f"mlp_inputs{layer}", inputs.mlp)
+        template.output(f"attention_inputs{layer}", inputs.attention)
+    if stage.first:
+        template.output("embedding_inputs", _own(template, stage, gradient))
+    else:
+        _send(template, stage, "gradient", gradient)
+    return template
 
-    work: Work
-    stream: str
 
-    def emit(self, template: Template, layer: int, gradient: int) -> None:
-        reduced = template.task(self.work, self.stream, [gradient]).tensor
-        template.output(f"reduced{layer}", reduced)
+def wgrad_template(
+    builder: GraphBuilder, stage: VirtualStage, reduction: Reduction | None = None
+) -> Template:
+    """Weight gradients of one micro-batch in one virtual stage, in the order of the backward."""
+    template, group = builder.template(), stage.group
+    gradient = -1
+    if stage.last:
+        gradient = template.task(head_wgrad_work(stage), group.compute, [template.port("head_inputs")]).tensor
+    reduced: list[int] = []
+    for layer in reversed(range(stage.num_layers)):
+        names = (f"mlp_inputs{layer}", f"attention_inputs{layer}")
+        inputs = WeightInputs(*(template.port(name) for name in names))
+        room = reduction.room(template, reduced) if reduction else []
+        gradient = emit_layer_wgrad(template, group, inputs, room)
+        if reduction is not None:
+            reduced.append(reduction.emit_layer(template, layer, gradient))
+    if stage.first:
+        inputs_of_table = template.port("embedding_inputs")
+        gradient = template.task(embedding_backward_work(stage), group.compute, [inputs_of_table]).tensor
+    if not stage.empty:
+        template.output("weight_gradients", gradient)
+        if reduction is not None:
+            reduction.emit_tables(template, gradient)
+    return template
 
 
 def _receive(template: Template, stage: VirtualStage, name: str) -> int:
@@ -191,52 +189,21 @@ def _receive(template: Template, stage: VirtualStage, name: str) -> int:
     return stage.group.all_gather(template, received)
 
 
-def stamp_slots(
-    builder: GraphBuilder,
-    merged: list[Slot],
-    forwards: list[Template],
-    backwards: list[Template],
-    last_backwards: list[Template],
-    num_microbatches: int,
-) -> tuple[Stamped, dict[tuple[str, int, int], int]]:
-    """Stamp all slots; also returns the slot number of each (pass, virtual stage, micro-batch)."""
-    num_stages = len(forwards)
-    pipeline = max(slot.stage for slot in merged) + 1
-    templates = [*forwards, *backwards, *last_backwards]
-    index: dict[tuple[str, int, int], int] = {}
-    template = np.empty(len(merged), dtype=np.int64)
-    activation, gradient, own = (np.full(len(merged), -1, dtype=np.int64) for _ in range(3))
-    for number, slot in enumerate(merged):
-        place = slot.chunk * pipeline + slot.stage
-        index[slot.which, place, slot.microbatch] = number
-        if slot.which == "F":
-            template[number] = place
-            activation[number] = index.get(("F", place - 1, slot.microbatch), -1)
-        else:
-            finishes = slot.microbatch == num_microbatches - 1
-            template[number] = (2 if finishes else 1) * num_stages + place
-            gradient[number] = index.get(("B", place + 1, slot.microbatch), -1)
-            own[number] = index["F", place, slot.microbatch]
-    sources = {"activation": (activation, "activation"), "gradient": (gradient, "gradient")}
-    for name in {name for template_ in (*backwards, *last_backwards) for name in template_.ports}:
-        sources.setdefault(name, (own, name))
-    tag = np.array([slot.microbatch for slot in merged], dtype=np.int64)
-    return builder.stamp(templates, Slots(template, tag, sources)), index
+def _send(template: Template, stage: VirtualStage, name: str, tensor: int) -> None:
+    """Give an activation to the next stage or a gradient to the previous; sent where ranks differ."""
+    forward = name == "activation"
+    ranks = stage.next_ranks if forward else stage.previous_ranks
+    if ranks is not None:
+        stream = f"{stage.group.device}/send-{'next' if forward else 'previous'}"
+        tensor = template.task(transfer_work(stage, ranks), stream, [tensor]).tensor
+    template.output(name, _own(template, stage, tensor))
 
 
-def tied_embedding_work(first: TensorGroup, ranks: RankGroup, grad_bytes: float) -> Work:
-    """Sum of the gradients of a tied embedding over the first and the last stage."""
-    rows = transformer.padded_vocab_size(first.part.model, first.part.tensor) / first.part.tensor
-    n_bytes = rows * first.part.model.hidden_size * grad_bytes
-    return Work(
-        name="pipeline.tied_embedding",
-        kind=Kind.COMM_COLL,
-        op="all_reduce",
-        category="pipeline_communication",
-        comm_bytes=n_bytes,
-        group=ranks,
-        writes=(TensorClass("table_gradient", n_bytes),),
-    )
+def _own(template: Template, stage: VirtualStage, tensor: int) -> int:
+    """The tensor as one that this template writes, since only those can be outputs."""
+    if not isinstance(tensor, Port):
+        return tensor
+    return template.task(hand_on_work(stage), stage.group.compute, [tensor]).tensor
 
 
 def emit_tied_embedding(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from perfsim.hardware import GpuClusterSpec
-from perfsim.strategies.schedules import SCHEDULES
+from perfsim.strategies.data import GRADIENTS_SHARDED
+from perfsim.strategies.schedules import SCHEDULES, chunks_problem
 from perfsim.strategies.zero import SHARDED
 from perfsim.topology import Topology
 from perfsim.workload import Job, ParallelLayout, Recompute
 
-ZERO_STAGES = (0, 1, SHARDED)
+ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
 MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)
+INTERLEAVED_CHUNKS = 2
+"""Chunks a rank where the planner interleaves."""
 DEGREES = ("tensor", "pipeline", "data")
 
 
@@ -39,9 +43,12 @@ def _device_problems(
             f"{layout.num_devices} devices, the question has {topology.num_devices}"
         )
     if layout.zero_stage not in ZERO_STAGES:
-        yield f"zero_stage {layout.zero_stage} is not available; allowed: 0, 1, 3"
+        yield f"zero_stage {layout.zero_stage} is not available; allowed: {', '.join(map(str, ZERO_STAGES))}"
     if layout.zero_stage == SHARDED and layout.pipeline > 1:
         yield f"zero_stage 3 gathers every layer on every rank, so pipeline must be 1, not {layout.pipeline}"
+    chosen = SCHEDULES.get(layout.schedule)
+    if layout.zero_stage == SHARDED and chosen is not None and chosen.splits_backward:
+        yield f"zero_stage 3 runs whole backwards, schedule {layout.schedule} splits them; try 1f1b"
     if layout.order != "tp-dp-pp":
         yield f"rank order {layout.order!r} is not available; allowed: tp-dp-pp"
 
@@ -63,8 +70,8 @@ def _stage_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
     layers, stages = job.model.num_layers, layout.num_stages
     if layout.schedule not in SCHEDULES:
         yield f"schedule {layout.schedule!r} is not available; allowed: {', '.join(sorted(SCHEDULES))}"
-    elif layout.virtual_pipeline > 1 and layout.schedule != "interleaved":
-        yield f"virtual_pipeline {layout.virtual_pipeline} needs schedule interleaved, not {layout.schedule}"
+    elif problem := chunks_problem(SCHEDULES[layout.schedule], layout.virtual_pipeline):
+        yield problem
     if layout.layers_per_stage is None:
         if layers % stages:
             yield (
@@ -103,7 +110,7 @@ def _nearest(count: int, wanted: int) -> int:
 
 
 def legal_layouts(job: Job, topology: Topology, free_degrees: tuple[str, ...]) -> Iterator[ParallelLayout]:
-    """Every legal layout on all devices: degrees, micro-batch size, recompute mode.
+    """Every legal layout on all devices: degrees, micro-batch size, recompute mode, schedule.
 
     The planner's choice is kept to what practice settled: the tensor group stays inside a node
     (unless the strategy has no other degree), sequence parallelism goes with it, and the optimizer
@@ -134,7 +141,7 @@ def _with_micro_batches(job: Job, tensor: int, pipeline: int, data: int) -> Iter
         if job.global_batch_size % (data * micro_batch_size):
             continue
         for recompute in modes:
-            yield ParallelLayout(
+            plain = ParallelLayout(
                 tensor=tensor,
                 pipeline=pipeline,
                 data=data,
@@ -143,6 +150,19 @@ def _with_micro_batches(job: Job, tensor: int, pipeline: int, data: int) -> Iter
                 micro_batch_size=micro_batch_size,
                 recompute=recompute,
             )
+            yield from _with_schedules(job, plain)
+
+
+def _with_schedules(job: Job, plain: ParallelLayout) -> Iterator[ParallelLayout]:
+    """1F1B, and where there is a pipeline what shrinks its bubble for about the same memory."""
+    yield plain
+    if plain.pipeline == 1:
+        return
+    yield replace(plain, schedule="zb1p")
+    microbatches = job.global_batch_size // (plain.data * plain.micro_batch_size)
+    chunks = plain.pipeline * INTERLEAVED_CHUNKS
+    if job.model.num_layers % chunks == 0 and microbatches % plain.pipeline == 0:
+        yield replace(plain, schedule="interleaved", virtual_pipeline=INTERLEAVED_CHUNKS)
 
 
 def _divisors(count: int, free: bool) -> list[int]:

@@ -1,8 +1,8 @@
 """A closed form for a pipelined step, to screen layouts with; the simulation confirms the best.
 
-With stage times f_k + b_k, m micro-batches and v chunks a rank [2104.04473 section 2.2]:
+With m micro-batches and t = f + b + w the passes of one micro-batch on a rank:
 
-    step = sum over k of (f_k + b_k) / v + (m - 1/v) max over ranks of (f + b)
+    step = m max over ranks of t + bubble of the schedule (beside it, in `schedules/`)
            + exposed gradient reduction + tied embedding + optimizer
 
 It leaves out what only events show: transfers that hide, warm-up imbalance, contention.
@@ -10,55 +10,90 @@ It leaves out what only events show: transfers that hide, warm-up imbalance, con
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from perfsim.costs.memory import main_grad_bytes, stage_parameters
-from perfsim.graph import GraphBuilder, RankGroup
+from perfsim.graph import GraphBuilder, RankGroup, Template, Work
 from perfsim.strategies.data import Replicas
 from perfsim.strategies.pipeline import (
-    VirtualStage,
     backward_template,
+    dgrad_template,
     forward_template,
-    tied_embedding_work,
+    wgrad_template,
 )
 from perfsim.strategies.plan import Duration, Plan
-from perfsim.strategies.tensor import LayerWorks, layer_works
+from perfsim.strategies.schedules import PassTimes, bubble_s, schedule_called
+from perfsim.strategies.tensor import layer_works, split_works
+from perfsim.strategies.virtual_stage import VirtualStage, tied_embedding_work
 from perfsim.strategies.zero import SHARDED, Shards
+
+Writer = Callable[[GraphBuilder, VirtualStage], Template]
 
 
 def estimate_step_s(
     plan: Plan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
 ) -> float:
     """Step time of a plan, as the formula above."""
-    layout = plan.layout
-    passes = _pass_times(stages, duration)
-    per_rank = [sum(passes[rank :: layout.pipeline]) for rank in range(layout.pipeline)]
-    fill = sum(passes) / layout.virtual_pipeline
-    pipelined = fill + (plan.num_microbatches - 1 / layout.virtual_pipeline) * max(per_rank)
-    gradients = _reduction_s(plan, stages, replicas, duration) + _tie_s(plan, stages, duration)
+    layout, microbatches = plan.layout, plan.num_microbatches
+    ranks = _rank_times(plan, stages, replicas, duration)
+    together = True if _tied_apart(plan, stages) else None
+    idle = bubble_s(layout.schedule, ranks, layout.virtual_pipeline, microbatches, together=together)
+    pipelined = microbatches * max(each.total_s for each in ranks) + idle
+    gradients = _reduction_s(plan, stages, replicas, duration) + _tie_s(plan, stages, replicas, duration)
     return pipelined + gradients + _update_s(replicas, duration)
 
 
-def _pass_times(stages: Sequence[VirtualStage], duration: Duration) -> list[float]:
-    """Forward and backward of one micro-batch on each virtual stage, with what it sends.
+def _rank_times(
+    plan: Plan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
+) -> list[PassTimes]:
+    """All chunks of each rank, with the reductions that go on in every micro-batch."""
+    passes = _pass_times(stages, duration, split=schedule_called(plan.layout.schedule).splits_backward)
+    ranks = []
+    for rank, group in enumerate(replicas):
+        mine = [stage for stage in stages if stage.rank == rank]
+        times = [sum(part) for part in zip(*(passes[stage.number] for stage in mine), strict=True)]
+        if group.shards_gradients:
+            reducing = sum(_scatter_s(stage, group, duration) for stage in mine)
+            hidden = sum(times) if plan.job.recipe.overlap_grad_reduce else 0.0
+            times[-1 if times[-1] else 1] += max(0.0, reducing - hidden)
+        ranks.append(PassTimes(*times))
+    return ranks
+
+
+def _scatter_s(stage: VirtualStage, replicas: Replicas, duration: Duration) -> float:
+    """Reduction of all gradients of a virtual stage, layer by layer."""
+    part = stage.group.part
+    layer, tables = (
+        stage_parameters(part, 1, first=False, last=False),
+        stage_parameters(part, 0, first=stage.first, last=stage.last),
+    )
+    seconds = stage.num_layers * duration(replicas.reduce_work(layer))
+    return seconds + (duration(replicas.reduce_work(tables)) if tables else 0.0)
+
+
+def _pass_times(stages: Sequence[VirtualStage], duration: Duration, *, split: bool) -> list[PassTimes]:
+    """The passes of one micro-batch on each virtual stage, with what they send.
 
     A stage's time is linear in its layers, so each kind of stage (first, middle, last) is priced
     with none and with one.
     """
     if stages[0].shards is not None:
-        return [_sharded_pass_s(stages[0], stages[0].shards, duration)]
-    known: dict[tuple[bool, bool], tuple[float, float]] = {}
+        return [PassTimes(_sharded_pass_s(stages[0], stages[0].shards, duration), 0.0)]
+    writers: tuple[Writer, ...] = (forward_template, backward_template)
+    if split:
+        writers = (forward_template, dgrad_template, wgrad_template)
+    known: dict[tuple[bool, bool], tuple[PassTimes, PassTimes]] = {}
     times = []
     for stage in stages:
         kind = (stage.first, stage.last)
         if kind not in known:
-            known[kind] = (
-                _pass_s(replace(stage, num_layers=0), duration),
-                _pass_s(replace(stage, num_layers=1), duration),
-            )
+            none, one = (_pass_s(replace(stage, num_layers=count), writers, duration) for count in (0, 1))
+            known[kind] = (none, one)
         none, one = known[kind]
-        times.append(none + stage.num_layers * (one - none))
+        count = stage.num_layers
+        times.append(PassTimes(*(a + count * (b - a) for a, b in zip(none, one, strict=True))))
     return times
 
 
@@ -79,11 +114,16 @@ def _sharded_pass_s(stage: VirtualStage, shards: Shards, duration: Duration) -> 
     return total
 
 
-def _pass_s(stage: VirtualStage, duration: Duration) -> float:
+def _pass_s(stage: VirtualStage, writers: tuple[Writer, ...], duration: Duration) -> PassTimes:
+    return PassTimes(*(sum(map(duration, works)) for works in _works(stage, writers)))
+
+
+@lru_cache(maxsize=4096)
+def _works(stage: VirtualStage, writers: tuple[Writer, ...]) -> tuple[tuple[Work, ...], ...]:
+    """What each pass of a stage consists of; kept, because every batch of a study asks again."""
     builder = GraphBuilder()
-    templates = [forward_template(builder, stage), backward_template(builder, stage)]
-    seconds = [duration(work) for work in builder.works]
-    return sum(seconds[number] for template in templates for number in template.work_ids)
+    templates = [write(builder, stage) for write in writers]
+    return tuple(tuple(builder.works[number] for number in template.work_ids) for template in templates)
 
 
 def _reduction_s(
@@ -94,38 +134,48 @@ def _reduction_s(
     With overlap a layer's gradients are reduced while earlier layers run backward; the tables of
     the first and last stage are complete at the very end, so theirs is exposed.
     """
-    rank = max(range(len(replicas)), key=lambda rank: replicas[rank].num_parameters)
-    largest = replicas[rank]
+    largest = max(replicas, key=lambda each: each.num_parameters)
     if largest.size == 1 or stages[0].shards is not None:
         return 0.0
     if not plan.job.recipe.overlap_grad_reduce:
-        return duration(largest.reduce_work(largest.num_parameters))
-    part, mine = stages[0].group.part, stages[rank :: len(replicas)]
+        return 0.0 if largest.shards_gradients else duration(largest.reduce_work(largest.num_parameters))
+    part, mine = stages[0].group.part, [stage for stage in stages if stage.rank == replicas.index(largest)]
     body = stage_parameters(part, sum(stage.num_layers for stage in mine), first=False, last=False)
     tables = largest.num_parameters - body
     seconds = duration(largest.reduce_work(tables)) if tables >= 1 else 0.0
     layers = max(stage.num_layers for stage in mine)
     if layers:
         bucket = duration(largest.reduce_work(stage_parameters(part, 1, first=False, last=False)))
-        backward = _layer_backward_s(layer_works(part, plan.layout.recompute), duration)
-        seconds += bucket + (layers - 1) * max(0.0, bucket - backward)
+        seconds += bucket + (layers - 1) * max(0.0, bucket - _layer_pass_s(plan, mine[0], duration))
     return seconds
 
 
-def _layer_backward_s(works: LayerWorks, duration: Duration) -> float:
-    """Compute of one layer's backward, with what it makes again."""
-    again = (works.attention_recompute, works.mlp_recompute)
-    each = (*again, works.mlp_backward, works.attention_backward)
+def _layer_pass_s(plan: Plan, stage: VirtualStage, duration: Duration) -> float:
+    """Compute of one layer in the pass that completes its gradients, with what it makes again."""
+    part = stage.group.part
+    if schedule_called(plan.layout.schedule).splits_backward:
+        split = split_works(part)
+        return duration(split.mlp_wgrad) + duration(split.attention_wgrad)
+    works = layer_works(part, plan.layout.recompute)
+    each = (works.attention_recompute, works.mlp_recompute, works.mlp_backward, works.attention_backward)
     return sum(duration(work) for work in each if work is not None)
 
 
-def _tie_s(plan: Plan, stages: Sequence[VirtualStage], duration: Duration) -> float:
+def _tied_apart(plan: Plan, stages: Sequence[VirtualStage]) -> bool:
+    """Whether a tied embedding's two uses stand on different ranks."""
+    return plan.job.model.tied_embeddings and stages[0].rank != stages[-1].rank
+
+
+def _tie_s(
+    plan: Plan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
+) -> float:
     """Sum of a tied embedding's gradient over the first and the last stage."""
-    if plan.layout.pipeline == 1 or not plan.job.model.tied_embeddings:
+    if not _tied_apart(plan, stages):
         return 0.0
     first, last = stages[0].group, stages[-1].group
     ends = RankGroup(first.ranks.start, last.ranks.start - first.ranks.start, 2)
-    return duration(tied_embedding_work(first, ends, main_grad_bytes(plan.job.recipe)))
+    grad_bytes = main_grad_bytes(plan.job.recipe) / replicas[0].gradient_shards
+    return duration(tied_embedding_work(first, ends, grad_bytes))
 
 
 def _update_s(replicas: Sequence[Replicas], duration: Duration) -> float:

@@ -10,15 +10,16 @@ from perfsim.costs.memory import (
     sharded_state_bytes,
     stage_activation_bytes,
     stage_parameters,
+    stage_weight_input_bytes,
     stage_working_bytes,
     state_bytes,
 )
 from perfsim.graph import RankGroup
 from perfsim.hardware import GpuClusterSpec
-from perfsim.strategies.data import Replicas
-from perfsim.strategies.pipeline import VirtualStage
-from perfsim.strategies.schedules import in_flight
+from perfsim.strategies.data import GRADIENTS_SHARDED, Replicas
+from perfsim.strategies.schedules import Placement, in_flight, placement, schedule_called
 from perfsim.strategies.tensor import TensorGroup
+from perfsim.strategies.virtual_stage import VirtualStage
 from perfsim.strategies.zero import IN_FLIGHT, SHARDED, Shards
 from perfsim.transformer import LayerSlice
 from perfsim.workload import Job, ParallelLayout
@@ -46,6 +47,11 @@ def layers_of_virtual_stages(job: Job, layout: ParallelLayout) -> tuple[int, ...
     return (job.model.num_layers // layout.num_stages,) * layout.num_stages
 
 
+def placement_of(layout: ParallelLayout) -> Placement:
+    """Which virtual stage of a layout stands on which rank."""
+    return placement(layout.schedule, layout.pipeline, layout.virtual_pipeline)
+
+
 @dataclass(frozen=True)
 class Stages:
     """Who computes what: the virtual stages of a plan and the replicas of each pipeline rank."""
@@ -55,12 +61,12 @@ class Stages:
 
     def of_rank(self, rank: int) -> list[VirtualStage]:
         """The chunks of one pipeline rank."""
-        return [stage for stage in self.virtual if stage.number % len(self.replicas) == rank]
+        return [stage for stage in self.virtual if stage.rank == rank]
 
 
 def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     """Lay a job's layers over the ranks of a layout."""
-    part = layer_slice(job, layout)
+    part, places = layer_slice(job, layout), placement_of(layout)
     layers = layers_of_virtual_stages(job, layout)
     width = layout.tensor * layout.data
     positions = job.recipe.lm_head_positions or job.recipe.seq_length
@@ -70,17 +76,18 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
         return TensorGroup(part, RankGroup(rank * width, 1, layout.tensor), f"gpu{rank * width}")
 
     def towards(number: int, other: int) -> RankGroup | None:
-        rank, neighbour = number % layout.pipeline, other % layout.pipeline
-        if not 0 <= other < len(layers) or rank == neighbour:
+        if not 0 <= other < len(layers) or places.rank(number) == places.rank(other):
             return None
+        rank, neighbour = places.rank(number), places.rank(other)
         return RankGroup(rank * width, (neighbour - rank) * width, 2)
 
     virtual = tuple(
         VirtualStage(
             number=number,
             num_stages=len(layers),
+            rank=places.rank(number),
             num_layers=count,
-            group=group(number % layout.pipeline),
+            group=group(places.rank(number)),
             next_ranks=towards(number, number + 1),
             previous_ranks=towards(number, number - 1),
             recompute=layout.recompute,
@@ -94,14 +101,31 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
 
 def _replicas(job: Job, layout: ParallelLayout, part: LayerSlice, rank: int) -> Replicas:
     width = layout.tensor * layout.data
-    layers = layers_of_virtual_stages(job, layout)
     return Replicas(
         recipe=job.recipe,
         ranks=RankGroup(rank * width, layout.tensor, layout.data),
         device=f"gpu{rank * width}",
-        num_parameters=_rank_parameters(part, layers, rank, layout.pipeline),
+        num_parameters=_Share.of(job, layout, rank).parameters(part),
         zero_stage=layout.zero_stage,
     )
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What one rank holds of the model."""
+
+    layers: int
+    first: bool
+    last: bool
+
+    @classmethod
+    def of(cls, job: Job, layout: ParallelLayout, rank: int) -> _Share:
+        places, layers = placement_of(layout), layers_of_virtual_stages(job, layout)
+        count = sum(layers[number] for number in places.of_rank(rank))
+        return cls(count, first=rank == 0, last=rank == places.last_rank)
+
+    def parameters(self, part: LayerSlice) -> float:
+        return stage_parameters(part, self.layers, self.first, self.last)
 
 
 def _shards(part: LayerSlice, replicas: Replicas, num_layers: int) -> Shards:
@@ -110,35 +134,46 @@ def _shards(part: LayerSlice, replicas: Replicas, num_layers: int) -> Shards:
     return Shards(replicas, body / num_layers, replicas.num_parameters - body)
 
 
-def _rank_parameters(part: LayerSlice, layers: tuple[int, ...], rank: int, pipeline: int) -> float:
-    mine = range(rank, len(layers), pipeline)
-    return stage_parameters(
-        part, sum(layers[number] for number in mine), first=rank == 0, last=rank == pipeline - 1
-    )
-
-
 def stage_memory(job: Job, layout: ParallelLayout, system: GpuClusterSpec) -> tuple[MemoryUse, ...]:
     """Peak memory of one rank of each pipeline stage."""
-    part = layer_slice(job, layout)
-    layers = layers_of_virtual_stages(job, layout)
-    microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
-    positions = job.recipe.lm_head_positions or job.recipe.seq_length
+    part, memory = layer_slice(job, layout), system.device.memory
     uses = []
     for rank in range(layout.pipeline):
-        count = sum(layers[rank :: layout.pipeline])
-        parts = sharded_state_bytes(
-            _rank_parameters(part, layers, rank, layout.pipeline),
-            state_bytes(job.recipe),
-            layout.zero_stage,
-            layout.data,
-        )
-        held = in_flight(layout.schedule, rank, layout.pipeline, layout.virtual_pipeline, microbatches)
-        parts["activations"] = held * stage_activation_bytes(part, layout, count)
-        parts["working set"] = stage_working_bytes(part, layout, positions, rank == layout.pipeline - 1)
-        if layout.zero_stage == SHARDED:
-            whole = _shards(part, _replicas(job, layout, part, rank), count)
-            gathered = IN_FLIGHT * whole.layer_parameters + whole.root_parameters
-            parts["gathered parameters"] = gathered * state_bytes(job.recipe).parameters
-        parts["reserved"] = system.device.memory.reserved
-        uses.append(MemoryUse(f"stage {rank}", parts, system.device.memory.capacity))
+        parts = _rank_bytes(job, layout, part, rank) | {"reserved": memory.reserved}
+        uses.append(MemoryUse(f"stage {rank}", parts, memory.capacity))
     return tuple(uses)
+
+
+def _rank_bytes(job: Job, layout: ParallelLayout, part: LayerSlice, rank: int) -> dict[str, float]:
+    """What one rank holds at its peak, item by item."""
+    share, states = _Share.of(job, layout, rank), state_bytes(job.recipe)
+    positions = job.recipe.lm_head_positions or job.recipe.seq_length
+    num_parameters = share.parameters(part)
+    parts = sharded_state_bytes(num_parameters, states, layout.zero_stage, layout.data)
+    parts |= _held_bytes(job, layout, part, rank, share)
+    parts["working set"] = stage_working_bytes(part, layout, positions, share.last)
+    layer = stage_parameters(part, 1, first=False, last=False)
+    whole = IN_FLIGHT * layer + num_parameters - share.layers * layer
+    if layout.zero_stage == SHARDED:
+        parts["gathered parameters"] = whole * states.parameters
+    elif layout.zero_stage == GRADIENTS_SHARDED and layout.data > 1:
+        parts["gradient buckets"] = whole * states.gradients
+    return parts
+
+
+def _held_bytes(
+    job: Job, layout: ParallelLayout, part: LayerSlice, rank: int, share: _Share
+) -> dict[str, float]:
+    """What the micro-batches in flight leave on a rank, at the moment when that is most."""
+    microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
+    moments = in_flight(layout.schedule, rank, layout.pipeline, layout.virtual_pipeline, microbatches)
+    activations = stage_activation_bytes(part, layout, share.layers)
+    if not schedule_called(layout.schedule).splits_backward:
+        return {"activations": max(each.activations for each in moments) * activations}
+    positions = job.recipe.lm_head_positions or job.recipe.seq_length
+    inputs = stage_weight_input_bytes(part, share.layers, positions, share.first, share.last)
+    held = max(moments, key=lambda each: each.activations * activations + each.weight_inputs * inputs)
+    return {
+        "activations": held.activations * activations,
+        "weight gradient inputs": held.weight_inputs * inputs,
+    }

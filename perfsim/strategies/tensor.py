@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from perfsim import transformer
 from perfsim.graph import Kind, RankGroup, Template, TensorClass, Work
@@ -65,6 +66,34 @@ def layer_works(part: LayerSlice, recompute: str) -> LayerWorks:
         mlp_backward=compute_work("mlp.backward", "backward", transformer.mlp_backward(part), (hidden,)),
         attention_backward=compute_work(
             "attention.backward", "backward", transformer.attention_backward(part), (hidden,)
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class SplitWorks:
+    """The backward of one layer where weight gradients are a pass of their own."""
+
+    mlp_dgrad: Work
+    attention_dgrad: Work
+    mlp_wgrad: Work
+    attention_wgrad: Work
+
+
+@lru_cache(maxsize=512)
+def split_works(part: LayerSlice) -> SplitWorks:
+    """Input gradients, which also leave what the weight gradients read, and weight gradients."""
+    hidden, done = TensorClass("hidden", part.activation_bytes), TensorClass("weight_gradient", 0.0)
+    mlp = TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part))
+    attention = TensorClass("weight_inputs", transformer.attention_weight_input_bytes(part))
+    return SplitWorks(
+        mlp_dgrad=compute_work("mlp.dgrad", "backward", transformer.mlp_dgrad(part), (hidden, mlp)),
+        attention_dgrad=compute_work(
+            "attention.dgrad", "backward", transformer.attention_dgrad(part), (hidden, attention)
+        ),
+        mlp_wgrad=compute_work("mlp.wgrad", "backward", transformer.mlp_wgrad(part), (done,)),
+        attention_wgrad=compute_work(
+            "attention.wgrad", "backward", transformer.attention_wgrad(part), (done,)
         ),
     )
 
@@ -134,18 +163,64 @@ def emit_layer_backward(
     gradient: int,
     saved: int,
     weights: Sequence[int] = (),
+    after: Sequence[int] = (),
 ) -> int:
-    """One layer backward, made again first where the recompute mode says so; returns its input's gradient."""
+    """One layer backward, made again first where the recompute mode says so; returns its input's gradient.
+
+    `after` are tasks that must end first, such as those that free the room for its weight gradient.
+    """
     works = layer_works(group.part, recompute)
-    reads = [gradient, saved, *weights]
-    if works.attention_recompute is not None:
-        again = template.task(works.attention_recompute, group.compute, [saved, gradient, *weights]).tensor
-        if works.mlp_recompute is not None:
-            again = group.all_reduce(template, again)
-            again = template.task(works.mlp_recompute, group.compute, [again]).tensor
-            again = group.all_reduce(template, again)
-        reads.append(again)
-    mlp = template.task(works.mlp_backward, group.compute, reads).tensor
+    reads = _backward_reads(template, group, recompute, gradient, saved, weights)
+    mlp = template.task(works.mlp_backward, group.compute, reads, after).tensor
     mlp = group.all_reduce(template, mlp)
     attention = template.task(works.attention_backward, group.compute, [mlp, saved]).tensor
     return group.all_reduce(template, attention)
+
+
+class WeightInputs(NamedTuple):
+    """What the weight gradients of one layer read: handles of both blocks."""
+
+    mlp: int
+    attention: int
+
+
+def emit_layer_dgrad(
+    template: Template, group: TensorGroup, recompute: str, gradient: int, saved: int
+) -> tuple[int, WeightInputs]:
+    """Input gradients of one layer, made again first; returns its input's gradient, and what W reads."""
+    works = split_works(group.part)
+    reads = _backward_reads(template, group, recompute, gradient, saved, ())
+    mlp = template.task(works.mlp_dgrad, group.compute, reads).tensor
+    summed = group.all_reduce(template, mlp)
+    attention = template.task(works.attention_dgrad, group.compute, [summed, saved]).tensor
+    return group.all_reduce(template, attention), WeightInputs(mlp + 1, attention + 1)
+
+
+def emit_layer_wgrad(
+    template: Template, group: TensorGroup, inputs: WeightInputs, after: Sequence[int] = ()
+) -> int:
+    """Weight gradients of one layer, from what its input gradients left."""
+    works = split_works(group.part)
+    mlp = template.task(works.mlp_wgrad, group.compute, [inputs.mlp], after).tensor
+    return template.task(works.attention_wgrad, group.compute, [inputs.attention, mlp]).tensor
+
+
+def _backward_reads(
+    template: Template,
+    group: TensorGroup,
+    recompute: str,
+    gradient: int,
+    saved: int,
+    weights: Sequence[int],
+) -> list[int]:
+    """What a layer's backward reads, after making again what was not kept."""
+    works = layer_works(group.part, recompute)
+    reads = [gradient, saved, *weights]
+    if works.attention_recompute is None:
+        return reads
+    again = template.task(works.attention_recompute, group.compute, [saved, gradient, *weights]).tensor
+    if works.mlp_recompute is not None:
+        again = group.all_reduce(template, again)
+        again = template.task(works.mlp_recompute, group.compute, [again]).tensor
+        again = group.all_reduce(template, again)
+    return [*reads, again]

@@ -10,6 +10,7 @@ from perfsim.calibration import FrameworkCalibration
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec, Precision, Spec, SystemSpec
+from perfsim.strategies.schedules import least_chunks
 from perfsim.units import BytesPerSecond
 from perfsim.workload import Attention, Job, ParallelLayout, Recompute, TrainingRecipe, TransformerConfig
 
@@ -163,8 +164,10 @@ def system_of_device(name: str, catalog: Catalog) -> SystemSpec:
 
 def case_layout(case: StepCase) -> ParallelLayout:
     """The layout of a case."""
+    given = case.parallel.model_dump()
+    given["virtual_pipeline"] = max(case.parallel.virtual_pipeline, least_chunks(case.parallel.schedule))
     return ParallelLayout(
-        **case.parallel.model_dump(),
+        **given,
         micro_batch_size=case.training.micro_batch_size or 1,
         recompute=case.training.recompute or "none",
     )

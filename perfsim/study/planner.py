@@ -64,11 +64,10 @@ def best_plan(
 
 
 def short_layout(layout: ParallelLayout) -> str:
-    """`tp8 pp4 dp4 mbs1`: a layout as people say it."""
-    return (
-        f"tp{layout.tensor} pp{layout.pipeline} dp{layout.data} mbs{layout.micro_batch_size} "
-        f"recompute {layout.recompute}"
-    )
+    """`tp8 pp4 dp4 mbs1`: a layout as people say it, with its schedule where that is not 1F1B."""
+    degrees = f"tp{layout.tensor} pp{layout.pipeline} dp{layout.data} mbs{layout.micro_batch_size}"
+    how = "" if layout.schedule == "1f1b" else f" {layout.schedule}"
+    return f"{degrees}{how} recompute {layout.recompute}"
 
 
 def _reasons(

@@ -10,6 +10,7 @@ from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, LayoutError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.strategies import Strategy, strategy
+from perfsim.strategies.schedules import least_chunks
 from perfsim.study.cluster import check_device, cluster_named
 from perfsim.study.evaluate import Evaluation, costs_for, evaluate
 from perfsim.study.outcome import metrics
@@ -96,6 +97,8 @@ def parse_layout(text: str, devices: int) -> ParallelLayout:
     layout = ParallelLayout(**given)
     if layout.virtual_pipeline > 1 and "schedule" not in given:
         layout = replace(layout, schedule="interleaved")
+    if "virtual_pipeline" not in given:
+        layout = replace(layout, virtual_pipeline=least_chunks(layout.schedule))
     if layout.recompute_layers and "recompute" not in given:
         layout = replace(layout, recompute="full")
     if "data" not in given:

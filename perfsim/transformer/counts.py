@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from perfsim.transformer.kernels import HALF, LayerSlice
+from perfsim.transformer.kernels import HALF, LayerSlice, padded_vocab_size
 from perfsim.workload import Job, TransformerConfig
 
 
@@ -126,3 +126,31 @@ def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
         scores = part.model.num_attention_heads * part.seq_length / model.hidden_size
         total += (4 + mask) * scores / t
     return total * sbh
+
+
+def attention_weight_input_bytes(part: LayerSlice) -> float:
+    """Bytes the attention block keeps from its input gradients to its weight gradients, one micro-batch.
+
+    Input and output gradient of both linear layers and of the norm, in half precision: with equal
+    heads and t = 1, sbh (8 of QKV + 4 of the projection + 4 of the norm).
+    """
+    heads = 1 + 2 * part.kv_size / part.model.hidden_size
+    split = heads + 1  # QKV's output gradient, the projection's input
+    shared = 1 + 1 + 2  # QKV's input, the projection's output gradient, the norm's pair
+    return HALF * part.activation_elements * (split / part.tensor + shared / part.norm_share)
+
+
+def mlp_weight_input_bytes(part: LayerSlice) -> float:
+    """The same of the MLP block: sbh (20 of both linear layers + 4 of the norm) with ffn = 4 h, t = 1."""
+    ffn = part.model.ffn_hidden_size / part.model.hidden_size
+    split = (2 if part.model.gated_mlp else 1) * ffn + ffn
+    shared = 1 + 1 + 2
+    return HALF * part.activation_elements * (split / part.tensor + shared / part.norm_share)
+
+
+def head_weight_input_bytes(part: LayerSlice, positions: int) -> float:
+    """The same of the head: the gradient of the logits, the head's input, and the final norm's pair."""
+    tokens = float(part.micro_batch_size * positions)
+    logits = tokens * padded_vocab_size(part.model, part.tensor) / part.tensor
+    hidden = tokens * part.model.hidden_size + 2 * part.activation_elements / part.norm_share
+    return HALF * (logits + hidden)

@@ -121,18 +121,34 @@ def elementwise(name: str, n_bytes: float, launches: int = 1) -> Kernel:
     return Kernel(name=name, op="elementwise", bytes_accessed=n_bytes, launches=launches)
 
 
-def linear_backward(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[Kernel, ...]:
-    """Input gradient, weight and bias gradients, and their addition to the accumulated main gradients."""
+def linear_dgrad(forward: Kernel) -> Kernel:
+    """Input gradient of a linear layer."""
+    return gemm(
+        f"{forward.name}.dgrad",
+        forward.m,
+        forward.k,
+        forward.n,
+        partition=forward.partition,
+        parts=forward.parts,
+    )
+
+
+def linear_wgrad(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[Kernel, ...]:
+    """Weight and bias gradients, and their addition to the accumulated main gradients."""
     m, n, k = forward.m, forward.n, forward.k
     cut, parts = forward.partition, forward.parts
     return (
-        gemm(f"{forward.name}.dgrad", m, k, n, partition=cut, parts=parts),
         gemm(f"{forward.name}.wgrad", k, n, m, partition=cut, parts=parts, weight_gradient=True),
         *((elementwise(f"{forward.name}.bias_gradient", HALF * m * n),) if bias else ()),
         elementwise(
             f"{forward.name}.accumulate", n * k * (HALF + 2 * main_grad_bytes), launches=2 if bias else 1
         ),
     )
+
+
+def linear_backward(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[Kernel, ...]:
+    """Input gradient, weight and bias gradients, and their addition to the accumulated main gradients."""
+    return (linear_dgrad(forward), *linear_wgrad(forward, main_grad_bytes, bias))
 
 
 def _norm(name: str, part: LayerSlice) -> Kernel:
@@ -150,12 +166,14 @@ def _residual(name: str, part: LayerSlice) -> Kernel:
     return elementwise(name, each * part.activation_elements / part.norm_share)
 
 
-def _residual_backward(name: str, part: LayerSlice) -> Kernel:
+def residual_backward(name: str, part: LayerSlice) -> Kernel:
+    """Backward of bias, dropout and residual."""
     each = 2 * HALF + (1.0 if part.dropout else 0.0) + HALF
     return elementwise(name, each * part.activation_elements / part.norm_share, launches=2)
 
 
-def _attention_projections(part: LayerSlice) -> tuple[Kernel, Kernel]:
+def attention_projections(part: LayerSlice) -> tuple[Kernel, Kernel]:
+    """The linear layers of the attention block: QKV and output projection."""
     model = part.model
     qkv_out = model.hidden_size + 2 * part.kv_size
     return (
@@ -217,11 +235,12 @@ def _flash(name: str, part: LayerSlice, matmuls: int) -> Kernel:
 
 def attention_forward(part: LayerSlice) -> tuple[Kernel, ...]:
     """Layer norm, QKV, core and output projection (before the tensor-parallel sum)."""
-    qkv, projection = _attention_projections(part)
-    return (_norm("attention_norm", part), qkv, *_rotary(part), *attention_core(part), projection)
+    qkv, projection = attention_projections(part)
+    return (_norm("attention_norm", part), qkv, *rotary(part), *attention_core(part), projection)
 
 
-def _rotary(part: LayerSlice) -> tuple[Kernel, ...]:
+def rotary(part: LayerSlice) -> tuple[Kernel, ...]:
+    """Rotation of queries and keys, where positions are rotary."""
     if part.model.position_embedding != "rotary":
         return ()
     width = part.model.hidden_size + part.kv_size
@@ -230,18 +249,19 @@ def _rotary(part: LayerSlice) -> tuple[Kernel, ...]:
 
 def attention_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     """Backward of the attention block, residual first."""
-    qkv, projection = _attention_projections(part)
+    qkv, projection = attention_projections(part)
     return (
-        _residual_backward("attention_residual.backward", part),
+        residual_backward("attention_residual.backward", part),
         *linear_backward(projection, part.main_grad_bytes, part.model.has_attention_bias),
         *attention_core_backward(part),
-        *_rotary(part),
+        *rotary(part),
         *linear_backward(qkv, part.main_grad_bytes, part.model.has_attention_bias),
         _norm_backward("attention_norm.backward", part),
     )
 
 
-def _mlp_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
+def mlp_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
+    """The linear layers of the MLP."""
     model = part.model
     width = (2 if model.gated_mlp else 1) * model.ffn_hidden_size
     return (
@@ -250,7 +270,7 @@ def _mlp_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
     )
 
 
-def _activation(name: str, part: LayerSlice, passes: int) -> Kernel:
+def activation(name: str, part: LayerSlice, passes: int) -> Kernel:
     """GELU (or SwiGLU) in one kernel: `passes` reads and writes of the ffn activations."""
     gate = 1.5 if part.model.gated_mlp else 1.0
     elements = part.tokens * part.model.ffn_hidden_size / part.tensor
@@ -259,23 +279,23 @@ def _activation(name: str, part: LayerSlice, passes: int) -> Kernel:
 
 def mlp_forward(part: LayerSlice) -> tuple[Kernel, ...]:
     """Residual of the attention block, layer norm, and both linears of the MLP."""
-    fc1, fc2 = _mlp_linears(part)
+    fc1, fc2 = mlp_linears(part)
     return (
         _residual("attention_residual", part),
         *_mlp_norm(part),
         fc1,
-        _activation("activation", part, 2),
+        activation("activation", part, 2),
         fc2,
     )
 
 
 def mlp_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     """Backward of the MLP block, residual first."""
-    fc1, fc2 = _mlp_linears(part)
+    fc1, fc2 = mlp_linears(part)
     return (
-        _residual_backward("mlp_residual.backward", part),
+        residual_backward("mlp_residual.backward", part),
         *linear_backward(fc2, part.main_grad_bytes, part.model.bias),
-        _activation("activation.backward", part, 3),
+        activation("activation.backward", part, 3),
         *linear_backward(fc1, part.main_grad_bytes, part.model.bias),
         *_mlp_norm_backward(part),
     )
@@ -327,7 +347,8 @@ CROSS_ENTROPY_BACKWARD_BYTES = 14.0
 """A logit: scale by the incoming gradient (8), cast to half (6)."""
 
 
-def _head_linear(part: LayerSlice, positions: int) -> Kernel:
+def head_linear(part: LayerSlice, positions: int) -> Kernel:
+    """The language-model head on `positions` a sequence."""
     vocab = padded_vocab_size(part.model, part.tensor)
     tokens = part.micro_batch_size * positions
     return linear("lm_head", tokens, part.model.hidden_size, vocab, "column", part.tensor)
@@ -335,7 +356,7 @@ def _head_linear(part: LayerSlice, positions: int) -> Kernel:
 
 def head_forward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     """Final layer norm, language-model head on `positions` a sequence, cross-entropy."""
-    head = _head_linear(part, positions)
+    head = head_linear(part, positions)
     logits = float(head.m) * head.n
     return (
         _norm("final_norm", part),
@@ -344,12 +365,17 @@ def head_forward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     )
 
 
+def cross_entropy_backward(head: Kernel) -> Kernel:
+    """Gradient of the loss by the logits that a head's GEMM wrote."""
+    logits = float(head.m) * head.n
+    return elementwise("cross_entropy.backward", CROSS_ENTROPY_BACKWARD_BYTES * logits, launches=6)
+
+
 def head_backward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     """Backward of loss, head and final layer norm."""
-    head = _head_linear(part, positions)
-    logits = float(head.m) * head.n
+    head = head_linear(part, positions)
     return (
-        elementwise("cross_entropy.backward", CROSS_ENTROPY_BACKWARD_BYTES * logits, launches=6),
+        cross_entropy_backward(head),
         *linear_backward(head, part.main_grad_bytes, bias=False),
         _norm_backward("final_norm.backward", part),
     )

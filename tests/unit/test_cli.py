@@ -346,7 +346,7 @@ def test_uneven_stages_are_taken_as_written(perfsim: Run) -> None:
         ("pp=4,dp=2,layers_per_stage=12-12", ["2 entries for 4 stages"]),
         ("pp=4,dp=2,layers_per_stage=6--6-6-6", ["not a whole number"]),
         ("tp=8,schedule=zigzag", ["'zigzag'", "1f1b"]),
-        ("dp=8,zero=2", ["zero_stage 2 is not available"]),
+        ("dp=8,zero=4", ["zero_stage 4 is not available"]),
     ],
 )
 def test_a_layout_written_wrongly_is_bad_input(perfsim: Run, layout: str, parts: Sequence[str]) -> None:

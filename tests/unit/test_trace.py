@@ -86,6 +86,17 @@ def test_only_the_measured_step_counts(toys: ModuleType) -> None:
     }
 
 
+def test_a_device_that_runs_earlier_step_after_step_is_measured_that_much_earlier(toys: ModuleType) -> None:
+    rows = [
+        ("g/compute", "forward", 0, 4),
+        ("h/compute", "forward", 1, 5),
+        ("g/compute", "forward", 4, 8),
+        ("h/compute", "forward", 5, 9),
+    ]
+    busy = {"forward": 4.0, "bubble": 0.0}
+    assert trace_of(toys, rows, steps=(2,)).device_breakdowns() == {"g": busy, "h": busy}
+
+
 def test_the_mean_is_over_computing_devices(toys: ModuleType) -> None:
     rows = [
         ("g/compute", "forward", 0, 4),

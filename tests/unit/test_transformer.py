@@ -140,6 +140,51 @@ def test_rotary_positions_add_a_kernel_each_way(toys: ModuleType) -> None:
     assert [each.count("rotary") for each in names] == [1, 1]
 
 
+# ------------------------------------------------------------------------------ split backward
+SLICES: list[dict[str, Any]] = [
+    {},
+    {"tensor": 4, "sequence_parallel": True},
+    {"tensor": 2, "attention": "flash", "dropout": False},
+    {"model": {"gated_mlp": True, "bias": False, "num_query_groups": 4, "position_embedding": "rotary"}},
+]
+
+
+@pytest.mark.parametrize("changes", SLICES)
+def test_input_and_weight_gradients_together_are_the_backward(
+    toys: ModuleType, changes: dict[str, Any]
+) -> None:
+    part = sliced(toys, **changes)
+    whole = {
+        "attention": transformer.attention_backward(part),
+        "mlp": transformer.mlp_backward(part),
+        "head": transformer.head_backward(part, S),
+    }
+    halves = {
+        "attention": (transformer.attention_dgrad(part), transformer.attention_wgrad(part)),
+        "mlp": (transformer.mlp_dgrad(part), transformer.mlp_wgrad(part)),
+        "head": (transformer.head_dgrad(part, S), transformer.head_wgrad(part, S)),
+    }
+    for name, (inputs, weights) in halves.items():
+        assert flop(inputs) + flop(weights) == flop(whole[name]), name
+        moved = elementwise_bytes(inputs) + elementwise_bytes(weights)
+        again = 2 * 2 * B * S * H / part.norm_share  # the norm's input and output gradient once more
+        assert moved == elementwise_bytes(whole[name]) + again
+        assert sum(map(launches, (*inputs, *weights))) == sum(map(launches, whole[name]))
+        assert not any(kernel.weight_gradient for kernel in inputs)
+        assert all(kernel.weight_gradient for kernel in weights if kernel.op == "gemm")
+
+
+def test_weight_gradients_need_40_sbh_of_a_layer_and_the_logits_gradient(toys: ModuleType) -> None:
+    part = sliced(toys)
+    attention = transformer.attention_weight_input_bytes(part)
+    mlp = transformer.mlp_weight_input_bytes(part)
+    sbh = B * S * H
+    assert (attention, mlp) == (16 * sbh, 24 * sbh)
+    assert transformer.head_weight_input_bytes(part, S) == 2 * (B * S * VOCAB + 3 * sbh)
+    shared = sliced(toys, tensor=4, sequence_parallel=True)
+    assert transformer.mlp_weight_input_bytes(shared) == mlp / 4
+
+
 # -------------------------------------------------------------------------- head and embedding
 @pytest.mark.parametrize(
     ("vocab", "tensor", "padded"),

@@ -23,12 +23,12 @@ def test_a_legal_layout_has_no_problem(toys: ModuleType) -> None:
 
 
 def test_everything_wrong_is_listed_at_once_with_the_nearest_mend(toys: ModuleType) -> None:
-    layout = ParallelLayout(tensor=3, pipeline=5, data=3, micro_batch_size=4, zero_stage=2, order="pp-tp")
+    layout = ParallelLayout(tensor=3, pipeline=5, data=3, micro_batch_size=4, zero_stage=4, order="pp-tp")
     with pytest.raises(LayoutError) as caught:
         strategy("3d").plan(toys.job(32), toys.topology(8), layout)
     assert [problem.message for problem in caught.value.problems] == [
         "tensor 3 x pipeline 5 x data 3 is 45 devices, the question has 8",
-        "zero_stage 2 is not available; allowed: 0, 1, 3",
+        "zero_stage 4 is not available; allowed: 0, 1, 2, 3",
         "rank order 'pp-tp' is not available; allowed: tp-dp-pp",
         "num_attention_heads 16 is not a multiple of tensor 3; nearest: 2",
         "num_query_groups 16 is not a multiple of tensor 3; nearest: 2",
@@ -42,7 +42,15 @@ def test_everything_wrong_is_listed_at_once_with_the_nearest_mend(toys: ModuleTy
 @pytest.mark.parametrize(
     ("layout", "problem"),
     [
-        ({"schedule": "zbv"}, "schedule 'zbv' is not available; allowed: 1f1b, gpipe, interleaved"),
+        (
+            {"schedule": "dual"},
+            "schedule 'dual' is not available; allowed: 1f1b, gpipe, interleaved, zb1p, zb2p, zbv",
+        ),
+        ({"schedule": "zbv"}, "schedule zbv needs virtual_pipeline 2, not 1"),
+        (
+            {"schedule": "zb1p", "virtual_pipeline": 2},
+            "virtual_pipeline 2 needs schedule interleaved, not zb1p",
+        ),
         ({"virtual_pipeline": 2}, "virtual_pipeline 2 needs schedule interleaved, not 1f1b"),
         ({"layers_per_stage": (8,)}, "layers_per_stage has 1 entries for 2 stages"),
         ({"layers_per_stage": (4, 5)}, "layers_per_stage adds up to 9, the model has 8 layers"),
@@ -64,6 +72,11 @@ def test_interleaving_needs_whole_groups_of_micro_batches(toys: ModuleType) -> N
     )
     found = problems(toys, layout)
     assert found == ["interleaved needs micro-batches (2) in multiples of pipeline 4"]
+
+
+def test_sharded_parameters_need_backwards_in_one_piece(toys: ModuleType) -> None:
+    found = problems(toys, ParallelLayout(data=8, zero_stage=3, schedule="zb1p"), toys.job(32))
+    assert found == ["zero_stage 3 runs whole backwards, schedule zb1p splits them; try 1f1b"]
 
 
 def test_sequence_parallelism_needs_a_sequence_that_divides(toys: ModuleType) -> None:
@@ -115,6 +128,19 @@ def test_sharding_and_sequence_parallelism_go_with_their_groups(toys: ModuleType
     for layout in legal_layouts(toys.job(64), toys.topology(16), ALL):
         assert layout.zero_stage == (1 if layout.data > 1 else 0)
         assert layout.sequence_parallel == (layout.tensor > 1)
+
+
+def test_a_pipeline_is_offered_what_shrinks_its_bubble(toys: ModuleType) -> None:
+    offered: dict[int, set[tuple[str, int]]] = {}
+    for layout in legal_layouts(toys.job(64), toys.topology(16), ALL):
+        offered.setdefault(layout.pipeline, set()).add((layout.schedule, layout.virtual_pipeline))
+    plain, chunked = {("1f1b", 1), ("zb1p", 1)}, ("interleaved", 2)
+    assert offered == {
+        1: {("1f1b", 1)},
+        2: plain | {chunked},
+        4: plain | {chunked},
+        8: plain,  # 8 layers do not fill 16 chunks
+    }
 
 
 @pytest.mark.parametrize(

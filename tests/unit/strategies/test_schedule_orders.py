@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsim.errors import LayoutError
-from perfsim.strategies.schedules import in_flight, schedule
+from perfsim.strategies.schedules import in_flight, placement, schedule
 
 
 def text(name: str, pipeline: int, virtual: int, microbatches: int) -> list[str]:
@@ -42,10 +42,41 @@ def test_interleaved_goes_round_the_chunks_in_groups_of_the_pipeline() -> None:
 def test_interleaved_holds_more_on_the_first_stage_by_the_published_factor() -> None:
     pipeline, virtual = 8, 3
     factor = 1 + (pipeline - 1) / (pipeline * virtual)
-    assert in_flight("interleaved", 0, pipeline, virtual, 64) == pytest.approx(pipeline * factor)
+    (held,) = in_flight("interleaved", 0, pipeline, virtual, 64)
+    assert held.activations == pytest.approx(pipeline * factor)
+    assert held.weight_inputs == 0
 
 
-@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_zb1p_is_1f1b_with_weight_gradients_put_off_on_later_stages() -> None:
+    assert text("zb1p", 3, 1, 4) == [
+        "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3",
+        "F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3",
+        "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3",
+    ]
+
+
+def test_zb2p_warms_up_and_puts_off_twice_as_much() -> None:
+    assert text("zb2p", 2, 1, 5) == [
+        "F0 F1 F2 B0 W0 F3 B1 W1 F4 B2 W2 B3 W3 B4 W4",
+        "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 W3 W4",
+    ]
+
+
+def test_zbv_turns_on_the_last_rank_and_ends_on_the_first() -> None:
+    assert text("zbv", 2, 2, 3) == [
+        "Fa0 Fa1 Fa2 Fb0 Bb0 Wb0 Fb1 Bb1 Wb1 Ba0 Wa0 Fb2 Bb2 Wb2 Ba1 Wa1 Ba2 Wa2",
+        "Fa0 Fb0 Fa1 Fb1 Bb0 Wb0 Fa2 Ba0 Wa0 Fb2 Bb1 Wb1 Ba1 Bb2 Ba2 Wa1 Wb2 Wa2",
+    ]
+    places = placement("zbv", 2, 2)
+    assert [places.rank(number) for number in range(4)] == [0, 1, 1, 0]
+
+
+def test_zbv_needs_two_chunks() -> None:
+    with pytest.raises(LayoutError, match="schedule zbv needs virtual_pipeline 2, not 1"):
+        schedule("zbv", 4, 1, 8)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb1p", "zb2p"])
 def test_chunks_need_the_interleaved_schedule(name: str) -> None:
     with pytest.raises(LayoutError, match="virtual_pipeline 2"):
         schedule(name, 2, 2, 4)
@@ -57,5 +88,5 @@ def test_interleaved_needs_whole_groups() -> None:
 
 
 def test_an_unknown_schedule_lists_the_known_ones() -> None:
-    with pytest.raises(LayoutError, match="unknown schedule 'zb1p'; known: 1f1b, gpipe, interleaved"):
-        schedule("zb1p", 2, 1, 4)
+    with pytest.raises(LayoutError, match="unknown schedule 'dual'; known: 1f1b, gpipe, interleaved, zb1p"):
+        schedule("dual", 2, 1, 4)

@@ -31,6 +31,11 @@ from perfsim.workload import ParallelLayout
             "pp=4,dp=32,layers_per_stage=10-12-12-10",
             ParallelLayout(pipeline=4, data=32, layers_per_stage=(10, 12, 12, 10)),
         ),
+        (
+            "pp=4,dp=32,schedule=zbv",
+            ParallelLayout(pipeline=4, data=32, virtual_pipeline=2, schedule="zbv"),
+        ),
+        ("pp=4,dp=32,schedule=zb1p", ParallelLayout(pipeline=4, data=32, schedule="zb1p")),
         ("dp=128,recompute_layers=2", ParallelLayout(data=128, recompute_layers=2, recompute="full")),
     ],
 )

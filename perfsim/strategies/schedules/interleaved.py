@@ -1,0 +1,45 @@
+"""Interleaved 1F1B of Megatron [2104.04473 section 2.2]: each stage holds several chunks."""
+
+from __future__ import annotations
+
+from perfsim.errors import LayoutError
+from perfsim.strategies.schedules.slot import Held, Pass, Slot, StageOrder
+
+
+def order(pipeline: int, virtual: int, microbatches: int) -> list[StageOrder]:
+    """Micro-batches go round in groups of `pipeline`; their number must be a multiple."""
+    if microbatches % pipeline:
+        raise LayoutError(
+            f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline ({pipeline})"
+        )
+    return [_stage_order(stage, pipeline, virtual, microbatches) for stage in range(pipeline)]
+
+
+def _stage_order(stage: int, pipeline: int, virtual: int, microbatches: int) -> StageOrder:
+    total = microbatches * virtual
+    group = pipeline * virtual
+
+    def slot(which: Pass, index: int) -> Slot:
+        chunk = index % group // pipeline
+        if which == "B":
+            chunk = virtual - 1 - chunk
+        return Slot(which, stage, chunk, index // group * pipeline + index % pipeline)
+
+    warm_up = total if microbatches == pipeline else (pipeline - stage - 1) * 2 + (virtual - 1) * pipeline
+    warm_up = min(warm_up, total)
+    slots = [slot("F", index) for index in range(warm_up)]
+    for index in range(total - warm_up):
+        slots += [slot("F", index + warm_up), slot("B", index)]
+    slots += [slot("B", index) for index in range(total - warm_up, total)]
+    return slots
+
+
+def in_flight(stage: int, pipeline: int, virtual: int, microbatches: int) -> tuple[Held, ...]:
+    """At the first stage p (1 + (p - 1) / (p v)) micro-batches [2205.05198].
+
+    A single group of micro-batches runs all forwards first, so every stage holds all of it.
+    """
+    if microbatches == pipeline:
+        return (Held(float(microbatches)),)
+    warm_up = (pipeline - stage - 1) * 2 + (virtual - 1) * pipeline + 1
+    return (Held(min(warm_up, microbatches * virtual) / virtual),)

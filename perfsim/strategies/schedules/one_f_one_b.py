@@ -1,0 +1,29 @@
+"""1F1B without interleaving [1806.03377, 2104.04473]."""
+
+from __future__ import annotations
+
+from perfsim.strategies.schedules.slot import Held, Ranks, Slot, StageOrder
+
+
+def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
+    """On stage i p - i - 1 warm-up forwards, then one forward, one backward."""
+    return [_stage_order(stage, pipeline, microbatches) for stage in range(pipeline)]
+
+
+def _stage_order(stage: int, pipeline: int, microbatches: int) -> StageOrder:
+    warm_up = min(pipeline - stage - 1, microbatches)
+    slots = [Slot("F", stage, 0, number) for number in range(warm_up)]
+    for number in range(microbatches - warm_up):
+        slots += [Slot("F", stage, 0, number + warm_up), Slot("B", stage, 0, number)]
+    slots += [Slot("B", stage, 0, number) for number in range(microbatches - warm_up, microbatches)]
+    return slots
+
+
+def in_flight(stage: int, pipeline: int, _: int, microbatches: int) -> tuple[Held, ...]:
+    """On stage i p - i micro-batches."""
+    return (Held(float(min(pipeline - stage, microbatches))),)
+
+
+def bubble_s(ranks: Ranks, virtual: int, _microbatches: int, _together: bool) -> float:
+    """(p - 1) (F + B) / v: one micro-batch fills the other ranks and drains them [2104.04473 2.2]."""
+    return ranks.others.total_s / virtual
