@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,22 @@ class Match:
     fewest: PointResult | None
     possibly: int | None
     surely: int | None
+
+    @property
+    def between(self) -> tuple[PointResult, float] | None:
+        """The largest count that is too slow, and about how many devices would do: log-log between the two.
+
+        None where the smallest count of the series is fast enough already, or none is.
+        """
+        if self.fewest is None or self.series.points.index(self.fewest) == 0:
+            return None
+        slower = self.series.points[self.series.points.index(self.fewest) - 1]
+        few, many = (math.log(each.point.num_devices) for each in (slower, self.fewest))
+        slow_s, fast_s, goal_s = (
+            math.log(time_of(each).time_s) for each in (slower, self.fewest, self.wanted)
+        )
+        share = (slow_s - goal_s) / (slow_s - fast_s) if slow_s > fast_s else 1.0
+        return slower, math.exp(few + share * (many - few))
 
 
 def time_of(each: PointResult) -> TimeToAccuracy:

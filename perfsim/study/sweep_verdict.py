@@ -62,6 +62,13 @@ def _equal(each: Match) -> str:
     if fewest is None:
         return f"{_machine(each.wanted)} are matched by none."
     count = fewest.point.num_devices
+    if each.between is not None:
+        slower, about = each.between
+        return (
+            f"As fast as {_machine(each.wanted)} ({_days(each.wanted)}) are about {_number(about)} x "
+            f"{each.series.system}: {slower.point.num_devices:,} take {_days(slower)}, {count:,} take "
+            f"{_days(fewest)} ({_certainty(each, count)})."
+        )
     smallest = " or fewer" if 1 < count == each.series.counts[0] else ""
     return (
         f"To be as fast as {_machine(each.wanted)} ({_days(each.wanted)}) takes {_machine(fewest)}{smallest} "
@@ -71,7 +78,7 @@ def _equal(each: Match) -> str:
 
 def _certainty(each: Match, count: int) -> str:
     if each.possibly == each.surely == count:
-        return "the whole 90 % band agrees"
+        return "so in the whole 90 % band"
     sure = f"{each.surely:,}" if each.surely else f"more than {each.series.counts[-1]:,}"
     return f"within the 90 % band possibly {each.possibly or count:,}, surely {sure}"
 
