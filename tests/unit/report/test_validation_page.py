@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from perfsim.catalog import Catalog
+from perfsim.cli import main
 from perfsim.report.markdown import markdown, table_lines
 from perfsim.report.sections import Head, Section
 from perfsim.report.tables import Table
@@ -120,3 +122,9 @@ def test_markdown_has_headings_leads_and_aligned_tables() -> None:
         "| what | much |\n| --- | ---: |\n| a b | 1 |\n\nA caption.\n\nEnd.\n"
     )
     assert table_lines(Table(("x",), [["a|b"]])).endswith("| a\\|b |")
+
+
+def test_families_are_left_out_on_a_page_only() -> None:
+    answer = CliRunner().invoke(main, ["validate", "--leave-out"])
+    assert answer.exit_code == 2
+    assert "--page" in answer.output
