@@ -145,6 +145,7 @@ def nearest(system_kind: str, traits: Traits) -> Accuracy:
         key=lambda family: (round(unlikeness(traits, family)[0], 9), -family["n"], family["family"]),
     )
     family = ranked[0]
+    points, differences = unlikeness(traits, family)
     few = family["n"] < FEWEST
     return Accuracy(
         strategy=whole["strategy"],
@@ -154,7 +155,8 @@ def nearest(system_kind: str, traits: Traits) -> Accuracy:
         p90_ape=_at_least("p90_ape", family, whole, few),
         held_out_p90_ape=_at_least("held_out_p90_ape", family, whole, few),
         baseline_median_ape=family["baseline_median_ape"],
-        likeness=_in_words(unlikeness(traits, family)[1], few, whole),
+        likeness=_in_words(differences, few, whole),
+        unlikeness=points,
     )
 
 

@@ -117,7 +117,9 @@ class Accuracy:
     held_out_p90_ape: float
     """The 90th percentile for runs that were left out of the fit; what bands are made of."""
     likeness: str = ""
-    """Why this family speaks for the answer, and in what it differs."""
+    """In what the family differs from what was asked, in words."""
+    unlikeness: float = 0.0
+    """The same in points."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from perfsim.study.cluster import check_device
 from perfsim.study.evaluate import Evaluation, costs_for
 from perfsim.study.outcome import candidate_result
 from perfsim.study.point import strategy_for
-from perfsim.study.result import CandidateResult, Infeasible, SamplingSummary, StudyResult
+from perfsim.study.result import Accuracy, CandidateResult, Infeasible, SamplingSummary, StudyResult
 from perfsim.study.sampling import sample_step
 from perfsim.study.spec import CandidateSpec, StudySpec
 from perfsim.study.verdict import Answer, ratio_bands, verdict
@@ -169,10 +169,6 @@ def _result(
 ) -> StudyResult:
     candidates = tuple(_candidate(each) for each in answered)
     critical: CriticalBatch = target.critical
-    accuracy = [
-        replace(accuracy_of(each.evaluation.plan), strategy=each.evaluation.plan.strategy)
-        for each in answered
-    ]
     answers = [
         Answer(candidate, each.choice.answer) for candidate, each in zip(candidates, answered, strict=True)
     ]
@@ -200,8 +196,18 @@ def _result(
             for candidate, each in zip(candidates, answered, strict=True)
             if each.sampling is not None
         },
-        accuracy=tuple(dict.fromkeys(accuracy)),
+        accuracy=_accuracy(answered),
     )
+
+
+def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
+    """The families that speak for the candidates, each once a strategy, as unlike as it gets."""
+    found: dict[tuple[str, str], Accuracy] = {}
+    for plan in (each.evaluation.plan for each in answered):
+        one = replace(accuracy_of(plan), strategy=plan.strategy)
+        key = (one.strategy, one.family)
+        found[key] = max(found.get(key, one), one, key=lambda accuracy: accuracy.unlikeness)
+    return tuple(found.values())
 
 
 def _candidate(each: Answered) -> CandidateResult:

@@ -36,3 +36,7 @@ def test_the_accuracy_page_is_what_its_command_writes(
     _, written = write_validation(page, tmp_path)
     kept = (repository / "reports" / "validation.md").read_text(encoding="utf-8")
     assert written.read_text(encoding="utf-8") == kept, f"run {COMMAND}"
+    families = {row["family"]: row for entry in recorded() for row in entry["families"]}
+    for row in (row for each in page.steps for row in each.left_out if row.family in families):
+        noted = families[row.family]["held_out_p90_ape"]
+        assert noted == pytest.approx(row.outside["p90_ape"], abs=1e-4), f"run {COMMAND}"
