@@ -105,8 +105,8 @@ def test_the_verdict_says_how_many_match_and_how_surely(result: SweepResult) -> 
     verdict = sweep_verdict(replace(result, points=(*own, rival)))
     assert verdict.startswith("Soonest at the target: 4 x cs-2, 25 days (")
     assert verdict.endswith(
-        "To be as fast as 4 x rival (50.5 days) takes 2 x cs-2 "
-        "(50 days; within the 90 % band possibly 2, surely 4)."
+        "As fast as 4 x rival (50.5 days) are about 1.98 x cs-2: 1 take 100 days, 2 take 50 days "
+        "(within the 90 % band possibly 2, surely 4)."
     )
 
 
