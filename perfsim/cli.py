@@ -192,7 +192,7 @@ def validate(
 ) -> None:
     """Predict published runs (FILES, or the public cases) and print the errors beside a baseline."""
     from perfsim.report.validation_table import validation_lines
-    from perfsim.study.validation import public_cases, validate_file
+    from perfsim.study.published.validation import public_cases, validate_file
 
     if leave_out and page is None:
         raise click.UsageError("--leave-out is for the page: give --page DIR as well")
@@ -204,8 +204,8 @@ def validate(
     if page is not None:
         _write_accuracy(paths, results, page, leaves_out=leave_out)
     if record:
-        from perfsim.study.accuracy import write_record
-        from perfsim.study.held_out import held_out
+        from perfsim.study.published.accuracy import write_record
+        from perfsim.study.published.held_out import held_out
 
         scores = {
             path.name: held_out(path) for path, each in zip(paths, results, strict=True) if "cases" in each
@@ -221,7 +221,7 @@ def validate(
 
 def _write_accuracy(paths: tuple[Path, ...], results: list[Any], folder: Path, *, leaves_out: bool) -> None:
     from perfsim.report.validation_page import write_validation
-    from perfsim.study.accuracy_page import accuracy_page
+    from perfsim.study.published.accuracy_page import accuracy_page
 
     written = write_validation(accuracy_page(paths, results, leaves_out=leaves_out), folder)
     click.echo(f"Page: {written[0]}, {written[1]}", err=True)
@@ -281,7 +281,7 @@ def sweep(file: Path, out: Path | None, jobs: int | None, dry_run: bool, as_json
     """Answer a grid of questions from FILE; finished points are kept and not computed again."""
     from perfsim.report.summary import summary_text
     from perfsim.report.sweep_page import sweep_document, sweep_lines, write_sweep_report
-    from perfsim.study.sweep import load_sweep, plan_sweep, run_sweep
+    from perfsim.study.sweeping.sweep import load_sweep, plan_sweep, run_sweep
 
     asked = load_sweep(str(file))
     folder = out or Path("reports") / asked.name
@@ -321,7 +321,7 @@ def calibrate() -> None:
 )
 def gemm(table: Path, device: str, out: Path | None) -> None:
     """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us."""
-    from perfsim.study.calibrate import calibrate_gemm
+    from perfsim.study.fitting.calibrate import calibrate_gemm
 
     _must_exist(table)
     click.echo(calibrate_gemm(table, device, out))
@@ -335,7 +335,7 @@ def gemm(table: Path, device: str, out: Path | None) -> None:
 )
 def collective(tables: tuple[Path, ...], link: str, out: Path | None) -> None:
     """Fit collectives to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
-    from perfsim.study.calibrate import calibrate_collectives
+    from perfsim.study.fitting.calibrate import calibrate_collectives
 
     for table in tables:
         _must_exist(table)
@@ -354,7 +354,7 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None) -> None:
 @click.option("--device-only", is_flag=True, help="Leave the framework's constants as they are.")
 def framework(cases: Path, device: str, out: Path | None, device_only: bool) -> None:
     """Fit host launch times and the sustained ceiling of DEVICE to whole steps in CASES."""
-    from perfsim.study.calibrate import calibrate_framework
+    from perfsim.study.fitting.calibrate import calibrate_framework
 
     _must_exist(cases)
     click.echo(calibrate_framework(cases, device, out, device_only=device_only))
@@ -367,7 +367,7 @@ def framework(cases: Path, device: str, out: Path | None, device_only: bool) -> 
 )
 def steps(measured: Path, out: Path | None) -> None:
     """Fit one scale of your cluster to two or three steps that you MEASURED there."""
-    from perfsim.study.calibrate import calibrate_steps
+    from perfsim.study.fitting.calibrate import calibrate_steps
 
     _must_exist(measured)
     text, warning = calibrate_steps(measured, out)
@@ -384,7 +384,7 @@ def steps(measured: Path, out: Path | None) -> None:
 )
 def wafer(cases: Path, device: str, out: Path | None) -> None:
     """Fit a wafer's efficiency by release and its overhead a layer to the logs in CASES."""
-    from perfsim.study.calibrate import calibrate_wafer
+    from perfsim.study.fitting.calibrate import calibrate_wafer
 
     _must_exist(cases)
     click.echo(calibrate_wafer(cases, device, out))

@@ -8,9 +8,9 @@ from typing import Any
 from perfsim.report import text
 from perfsim.report.figures.heat_map import heat_map, heat_map_table
 from perfsim.report.sections import Section, slugify
-from perfsim.study.sweep import PointResult, SweepResult
-from perfsim.study.sweep_axes import BATCH_PATHS
-from perfsim.study.sweep_scaling import shown, time_of
+from perfsim.study.sweeping.sweep import PointResult, SweepResult
+from perfsim.study.sweeping.sweep_axes import BATCH_PATHS
+from perfsim.study.sweeping.sweep_scaling import shown, time_of
 
 MAX_MAPS = 8
 LEAD = (

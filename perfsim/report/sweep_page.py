@@ -15,9 +15,9 @@ from perfsim.report.summary import plain, summary_text
 from perfsim.report.sweep_maps import heat_maps
 from perfsim.report.sweep_tables import equals_table, inputs_table, points_table
 from perfsim.report.tables import scale_notes
-from perfsim.study.sweep import PointResult, SweepResult
-from perfsim.study.sweep_scaling import Series, matches, series_of, time_of
-from perfsim.study.sweep_verdict import sweep_verdict
+from perfsim.study.sweeping.sweep import PointResult, SweepResult
+from perfsim.study.sweeping.sweep_scaling import Series, matches, series_of, time_of
+from perfsim.study.sweeping.sweep_verdict import sweep_verdict
 
 MAX_LINES = 24
 """One less than a terminal shows: the caller adds where the report is."""

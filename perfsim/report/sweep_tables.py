@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from perfsim.report import text
 from perfsim.report.tables import Table
-from perfsim.study.sweep import PointResult, SweepResult
-from perfsim.study.sweep_axes import BATCH_PATHS
-from perfsim.study.sweep_scaling import Match, shown, time_of
+from perfsim.study.sweeping.sweep import PointResult, SweepResult
+from perfsim.study.sweeping.sweep_axes import BATCH_PATHS
+from perfsim.study.sweeping.sweep_scaling import Match, shown, time_of
 
 
 def equals_table(found: Sequence[Match]) -> Table:

@@ -12,7 +12,7 @@ from perfsim.report.figures.validation import ValidationPoint, predicted_against
 from perfsim.report.markdown import markdown
 from perfsim.report.page import write_page
 from perfsim.report.sections import Card, Head, Section, slugify
-from perfsim.study.accuracy_page import AccuracyPage, StepAccuracy
+from perfsim.study.published.accuracy_page import AccuracyPage, StepAccuracy
 
 TITLE = "Accuracy: predictions of published runs"
 COMMAND = "perfsim validate --record --leave-out --page reports"

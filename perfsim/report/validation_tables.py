@@ -7,10 +7,10 @@ from typing import Any
 
 from perfsim.report import text
 from perfsim.report.tables import Table
-from perfsim.study.accuracy_page import Removed, StepAccuracy
-from perfsim.study.goals import Goal, Miss
-from perfsim.study.leave_out import LeftOut
-from perfsim.study.step_fit import OF_DEVICE
+from perfsim.study.fitting.step_fit import OF_DEVICE
+from perfsim.study.published.accuracy_page import Removed, StepAccuracy
+from perfsim.study.published.goals import Goal, Miss
+from perfsim.study.published.leave_out import LeftOut
 
 WORST = 10
 _HEADINGS = {"host_s_per_kernel": "host, a kernel", "host_blocking_s_per_kernel": "host blocking, a kernel"}

@@ -10,9 +10,9 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accurac
 from perfsim.costs.price import Costs
 from perfsim.errors import PlanError
 from perfsim.strategies import Plan, Strategy
-from perfsim.study.accuracy import step_time_error
 from perfsim.study.evaluate import Evaluation, evaluate
 from perfsim.study.planner import best_plan, screen
+from perfsim.study.published.accuracy import step_time_error
 from perfsim.topology import Topology
 from perfsim.workload import Job, TrainingRecipe, TransformerConfig
 

@@ -1,6 +1,6 @@
 """A user's own scale of a cluster where it is used: found, checked against the machine, and named.
 
-`perfsim.study.cluster_fit` makes it.
+`perfsim.study.fitting.cluster_fit` makes it.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critica
 from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
 from perfsim.errors import InputError, PlanError, Problem
 from perfsim.strategies import strategy
-from perfsim.study.accuracy import accuracy_of
 from perfsim.study.assumptions import assumptions_of
 from perfsim.study.batches import BatchChoice, Machine, Target, batch_curve, batch_grid, run_at, run_best
 from perfsim.study.cluster import check_device
 from perfsim.study.evaluate import Evaluation, costs_for
 from perfsim.study.outcome import candidate_result
 from perfsim.study.point import strategy_for
+from perfsim.study.published.accuracy import accuracy_of
 from perfsim.study.result import Accuracy, CandidateResult, Infeasible, SamplingSummary, StudyResult
 from perfsim.study.sampling import sample_step
 from perfsim.study.spec import CandidateSpec, StudySpec

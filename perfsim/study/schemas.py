@@ -15,7 +15,7 @@ from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.suggest import did_you_mean
 from perfsim.errors import InputError, Problem
 from perfsim.study.spec import StudySpec
-from perfsim.study.sweep_spec import SweepSpec
+from perfsim.study.sweeping.sweep_spec import SweepSpec
 
 _OWN: dict[str, type[BaseModel]] = {"study": StudySpec, "sweep": SweepSpec}
 """Kinds whose classes the catalogue does not know."""

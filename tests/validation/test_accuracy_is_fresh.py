@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from perfsim.report.validation_page import COMMAND, write_validation
-from perfsim.study.accuracy import record_of, recorded
-from perfsim.study.accuracy_page import accuracy_page
-from perfsim.study.validation import public_cases, validate_file
+from perfsim.study.published.accuracy import record_of, recorded
+from perfsim.study.published.accuracy_page import accuracy_page
+from perfsim.study.published.validation import public_cases, validate_file
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import default_catalog, parse_file
-from perfsim.study.accuracy import record_of, recorded
-from perfsim.study.cases import CaseFile
-from perfsim.study.validation import public_cases, validate_file
+from perfsim.study.published.accuracy import record_of, recorded
+from perfsim.study.published.cases import CaseFile
+from perfsim.study.published.validation import public_cases, validate_file
 
 PATHS = {path.name: path for path in public_cases()}
 

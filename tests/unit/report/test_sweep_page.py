@@ -12,8 +12,8 @@ import pytest
 from perfsim.report.sweep_maps import heat_maps
 from perfsim.report.sweep_page import sweep_document, sweep_lines, sweep_sections, write_sweep_report
 from perfsim.report.sweep_tables import equals_table, points_table
-from perfsim.study.sweep import PointResult, SweepResult, load_sweep, run_sweep
-from perfsim.study.sweep_scaling import matches
+from perfsim.study.sweeping.sweep import PointResult, SweepResult, load_sweep, run_sweep
+from perfsim.study.sweeping.sweep_scaling import matches
 
 SWEEP = """\
 title: A <b>grid</b>

@@ -14,9 +14,9 @@ from perfsim.report.markdown import markdown, table_lines
 from perfsim.report.sections import Head, Section
 from perfsim.report.tables import Table
 from perfsim.report.validation_page import write_validation
-from perfsim.study.accuracy_page import AccuracyPage, step_accuracy
-from perfsim.study.cases import StepCase
-from perfsim.study.validation import validate_cases
+from perfsim.study.published.accuracy_page import AccuracyPage, step_accuracy
+from perfsim.study.published.cases import StepCase
+from perfsim.study.published.validation import validate_cases
 
 MODEL = {
     "num_layers": 2,

@@ -16,9 +16,9 @@ from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.errors import CatalogError, InputError
 from perfsim.study.cluster import cluster_named, spread_warning, wide
-from perfsim.study.cluster_fit import fit_cluster
+from perfsim.study.fitting.cluster_fit import fit_cluster
 from perfsim.study.runner import load_study, run_study
-from perfsim.study.store import digest_of
+from perfsim.study.sweeping.store import digest_of
 
 MODEL = {
     "num_layers": 4,

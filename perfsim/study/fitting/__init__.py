@@ -1,0 +1,1 @@
+"""From measurements to constants: what `perfsim calibrate` does, one module a kind of fit."""

@@ -1,0 +1,1 @@
+"""Published runs: predicted, scored, explained, and what they say of how sure an answer is."""

@@ -1,0 +1,1 @@
+"""Grids of questions: expanded, computed once on several processes, kept, compared."""

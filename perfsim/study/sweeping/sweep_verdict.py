@@ -1,0 +1,94 @@
+"""The sentence that a sweep ends in: how many of one machine are as fast as so many of another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfsim.study.sweeping.sweep import PointResult, SweepResult
+from perfsim.study.sweeping.sweep_scaling import Match, Series, matches, series_of, time_of
+
+DAY_S = 86_400.0
+
+
+def sweep_verdict(result: SweepResult) -> str:
+    """Who is soonest, and what helps to decide: equally fast machines, or how well one scales."""
+    if not result.feasible:
+        reasons = result.points[0].reasons if result.points else ("the grid is empty",)
+        return f"No point of the grid has a feasible plan: {'; '.join(reasons)}."
+    soonest = min(result.feasible, key=lambda each: time_of(each).time_s)
+    head = f"Soonest at the target: {_machine(soonest)}, {_days(soonest)} ({_band(soonest)})."
+    found = matches(result)
+    return f"{head} {_equals(found) if found else _scales(series_of(result)[0])}"
+
+
+def _machine(each: PointResult) -> str:
+    return f"{each.point.num_devices:,} x {each.point.candidate.system.name}"
+
+
+def _days(each: PointResult) -> str:
+    return f"{_number(time_of(each).time_s / DAY_S)} days"
+
+
+def _band(each: PointResult) -> str:
+    low, high = (_number(end / DAY_S) for end in time_of(each).band_s)
+    return f"{low} to {high}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _equals(found: Sequence[Match]) -> str:
+    """The largest machine that is matched and one a quarter of its size, or that none is."""
+    wanted = found[0].wanted.point.candidate.system.name
+    own = [each for each in found if each.wanted.point.candidate.system.name == wanted]
+    matched = [each for each in own if each.fewest is not None]
+    series = own[0].series
+    if not matched:
+        least = own[0].wanted
+        return (
+            f"No number of {series.system} up to {series.counts[-1]:,} is as fast as "
+            f"{_machine(least)} ({_days(least)})."
+        )
+    largest = matched[-1]
+    quarter = [
+        each for each in matched if 4 * each.wanted.point.num_devices <= largest.wanted.point.num_devices
+    ]
+    return " ".join(_equal(each) for each in [*quarter[-1:], largest])
+
+
+def _equal(each: Match) -> str:
+    fewest = each.fewest
+    if fewest is None:
+        return f"{_machine(each.wanted)} are matched by none."
+    count = fewest.point.num_devices
+    if each.between is not None:
+        slower, about = each.between
+        return (
+            f"As fast as {_machine(each.wanted)} ({_days(each.wanted)}) are about {_number(about)} x "
+            f"{each.series.system}: {slower.point.num_devices:,} take {_days(slower)}, {count:,} take "
+            f"{_days(fewest)} ({_certainty(each, count)})."
+        )
+    smallest = " or fewer" if 1 < count == each.series.counts[0] else ""
+    return (
+        f"To be as fast as {_machine(each.wanted)} ({_days(each.wanted)}) takes {_machine(fewest)}{smallest} "
+        f"({_days(fewest)}; {_certainty(each, count)})."
+    )
+
+
+def _certainty(each: Match, count: int) -> str:
+    if each.possibly == each.surely == count:
+        return "so in the whole 90 % band"
+    sure = f"{each.surely:,}" if each.surely else f"more than {each.series.counts[-1]:,}"
+    return f"within the 90 % band possibly {each.possibly or count:,}, surely {sure}"
+
+
+def _scales(series: Series) -> str:
+    first, last = series.points[0], series.points[-1]
+    if first is last:
+        return f"{_machine(first)} takes {_days(first)} at its best batch."
+    share = 100 * series.efficiency(last)
+    return (
+        f"From {first.point.num_devices:,} to {_machine(last)} the time falls from {_days(first)} to "
+        f"{_days(last)}, and a device does {share:.0f} % of what it does in the smallest machine."
+    )

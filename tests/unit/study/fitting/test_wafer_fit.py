@@ -1,0 +1,102 @@
+"""Constants of a wafer from training logs: found again where they are known, refused where they cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perfsim.calibration import WaferCalibration
+from perfsim.catalog import default_catalog
+from perfsim.errors import InputError
+from perfsim.study.fitting.wafer_fit import fit_wafer
+from perfsim.study.published.cases import StepCase
+from perfsim.study.published.validation import predict_s
+
+pytest.importorskip("scipy")
+
+RELEASES = ("r1.7", "r1.8", "r2.0", "r2.0", "r2.0", "r2.0")
+WIDTHS = (1024, 1024, 768, 1024, 1536, 2048)
+LAYERS = (8, 8, 24, 4, 8, 12)
+
+
+def case(number: int, measured_s: float = 1.0, evidence: str = "A") -> dict[str, Any]:
+    width = WIDTHS[number]
+    return {
+        "id": f"log{number}",
+        "family": "logs",
+        "evidence": evidence,
+        "system": {"device": "cs-2", "num_devices": 1, "software_release": RELEASES[number]},
+        "model": {
+            "num_layers": LAYERS[number],
+            "hidden_size": width,
+            "ffn_hidden_size": 4 * width,
+            "num_attention_heads": width // 64,
+            "vocab_size": 50257,
+            "seq_length": 512,
+        },
+        "strategy": "weight-streaming",
+        "parallel": {"data": 1},
+        "training": {"global_batch_size": 64},
+        "measured": {"step_time_s": measured_s},
+    }
+
+
+def write(path: Path, cases: Sequence[dict[str, Any]]) -> Path:
+    path.write_text(yaml.safe_dump({"schema": 1, "cases": list(cases)}), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def truth() -> WaferCalibration:
+    known = default_catalog().device("wse-2").calibration
+    assert isinstance(known, WaferCalibration)
+    efficiency = {"r1.7": 0.15, "r1.8": 0.2, "r2.0": 0.27}
+    return known.model_copy(update={"efficiency": efficiency, "layer_overhead_s": 3e-3})
+
+
+@pytest.fixture(scope="module")
+def fitted(truth: WaferCalibration, tmp_path_factory: pytest.TempPathFactory) -> WaferCalibration:
+    catalog = default_catalog()
+    measured = [predict_s(StepCase.model_validate(case(i)), catalog, truth) for i in range(len(RELEASES))]
+    cases = [case(i, seconds) for i, seconds in enumerate(measured)]
+    cases.append({**case(0, 99.0, evidence="C"), "id": "hearsay"})
+    return fit_wafer(write(tmp_path_factory.mktemp("logs") / "logs.yaml", cases), "wse-2")
+
+
+def test_known_constants_are_found_again(fitted: WaferCalibration, truth: WaferCalibration) -> None:
+    assert fitted.efficiency == pytest.approx(truth.efficiency, rel=5e-3)
+    assert fitted.layer_overhead_s == pytest.approx(truth.layer_overhead_s, rel=5e-3)
+
+
+def test_the_record_says_how_well_it_fits_and_how_to_repeat_it(fitted: WaferCalibration) -> None:
+    record = fitted.fit["efficiency"]
+    assert record == fitted.fit["layer_overhead_s"]
+    assert record.points == 6, "evidence C does not count"
+    assert record.median_ape < 1e-3
+    assert record.command == "perfsim calibrate wafer logs.yaml --device wse-2"
+    assert set(record.standard_errors) == {
+        "efficiency.r1.7",
+        "efficiency.r1.8",
+        "efficiency.r2.0",
+        "layer_overhead_s",
+    }
+
+
+def test_the_record_admits_what_one_log_alone_decides(fitted: WaferCalibration) -> None:
+    note = fitted.fit["efficiency"].note
+    assert note == "2 residual degree(s) of freedom; r1.7 and r1.8: one log each, so reproduced exactly"
+
+
+def test_a_gpu_cannot_be_fitted_as_a_wafer(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a100-sxm4-80gb is no wafer"):
+        fit_wafer(write(tmp_path / "logs.yaml", [case(0)]), "a100-sxm4-80gb")
+
+
+@pytest.mark.parametrize("cases", [[], [case(0, evidence="C")]])
+def test_a_file_without_a_scored_case_is_refused(tmp_path: Path, cases: list[dict[str, Any]]) -> None:
+    with pytest.raises(InputError, match=r"logs\.yaml has no scored case"):
+        fit_wafer(write(tmp_path / "logs.yaml", cases), "wse-2")
