@@ -58,7 +58,7 @@ class ThreeD:
         if check_memory:
             _refuse_overflow(memory, layout)
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
-        return Plan(self.name, job, topology, layout, microbatches, memory)
+        return Plan(self.name, job, topology, layout, microbatches, memory, _tight(memory))
 
     def emit(self, plan: Plan, builder: GraphBuilder) -> None:
         """Write one optimizer step, or two where ranks run whole steps later than others."""
@@ -68,6 +68,22 @@ class ThreeD:
         """Closed form of the step time, for screening."""
         stages = stages_of(plan.job, plan.layout)
         return estimate_step_s(plan, stages.virtual, stages.replicas, duration)
+
+
+TIGHT = 0.95
+"""Share of memory from which on a plan says that fragmentation could break it."""
+
+
+def _tight(memory: tuple[MemoryUse, ...]) -> tuple[str, ...]:
+    """A warning where a stage nearly fills its devices; what is reserved there is an assumption."""
+    worst = max(memory, key=lambda use: use.total_bytes / use.capacity_bytes)
+    share = worst.total_bytes / worst.capacity_bytes
+    if not TIGHT < share <= 1.0:
+        return ()
+    reserved = worst.parts_bytes.get("reserved", 0.0) / GIB
+    return (
+        f"{worst.place} fills {100 * share:.0f} % of its memory, with {reserved:.0f} GiB assumed reserved",
+    )
 
 
 def _refuse_overflow(memory: tuple[MemoryUse, ...], layout: ParallelLayout) -> None:
