@@ -27,10 +27,6 @@ class Block:
     backward: tuple[Kernel, ...]
     layer: bool
 
-    @property
-    def streams_weights(self) -> bool:
-        return self.num_parameters > 0
-
 
 def blocks_of(job: Job, part: LayerSlice) -> tuple[Block, ...]:
     """The model in the order in which it is streamed forward."""
