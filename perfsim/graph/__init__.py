@@ -1,7 +1,9 @@
 """The waist: a task graph of work. Strategies write it, every other part only reads it."""
 
 from perfsim.graph.builder import GraphBuilder, Port, Slots, Template
+from perfsim.graph.symmetry import peer_classes
 from perfsim.graph.task_graph import Task, TaskGraph
+from perfsim.graph.unfold import Unfolded, unfold
 from perfsim.graph.work import Kind, RankGroup, TensorClass, Work
 
 __all__ = [
@@ -14,5 +16,8 @@ __all__ = [
     "TaskGraph",
     "Template",
     "TensorClass",
+    "Unfolded",
     "Work",
+    "peer_classes",
+    "unfold",
 ]
