@@ -163,6 +163,21 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     return CliRunner().invoke(main, [*arguments, "--json"]), out
 
 
+def test_a_point_executes_its_products_where_that_is_asked(perfsim: Run) -> None:
+    asked = (*WAFERS, "--devices", "1", "--batch", "4", "--json")
+    assert "sampling" not in json.loads(perfsim(*asked).stdout)
+    full = json.loads(perfsim(*asked, "--verify", "full").stdout)["sampling"]
+    assert full["passed"]
+    assert full["flop_share"] == pytest.approx(1.0)
+    assert (
+        full["tasks_sampled"]
+        > json.loads(perfsim(*asked, "--verify", "sample").stdout)["sampling"]["tasks_sampled"]
+    )
+    result = perfsim(*asked, "--verify", "all")
+    assert result.exit_code == 2
+    assert "'off', 'sample', 'full'" in result.stderr
+
+
 def test_a_study_as_json_has_the_keys_of_the_interface(answered: tuple[Result, Path]) -> None:
     result, out = answered
     answer = document(result)
