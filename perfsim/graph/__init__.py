@@ -2,9 +2,13 @@
 
 from perfsim.graph.builder import GraphBuilder, Port, Slots, Template
 from perfsim.graph.task_graph import Task, TaskGraph
-from perfsim.graph.work import Kind, RankGroup, TensorClass, Work
+from perfsim.graph.work import EMBEDDING, HEAD, TABLES, WHOLE, Kind, RankGroup, TensorClass, Work, block_name
 
 __all__ = [
+    "EMBEDDING",
+    "HEAD",
+    "TABLES",
+    "WHOLE",
     "GraphBuilder",
     "Kind",
     "Port",
@@ -15,4 +19,5 @@ __all__ = [
     "Template",
     "TensorClass",
     "Work",
+    "block_name",
 ]

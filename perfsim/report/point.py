@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,4 +42,7 @@ def point_lines(answer: Mapping[str, Any]) -> list[str]:
     lines += [
         f"    {human(name):28s} {duration(s):>10s}  {percent(s / step_s)}" for name, s in parts if s > 0
     ]
+    lines += textwrap.wrap(
+        f"why: {answer['why']['sentence']}", 100, initial_indent="  ", subsequent_indent="    "
+    )
     return lines
