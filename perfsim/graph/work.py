@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from perfsim.transformer import Kernel
 
-
 WHOLE, EMBEDDING, HEAD, TABLES = -1, -2, -3, -4
 """What a task concerns where that is no single layer, which has its number in the model.
 
