@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from perfsim.graph import TaskGraph
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 class Span(NamedTuple):
@@ -78,6 +80,29 @@ class Trace:
         other streams of the device, or streams of stores and networks that no device owns, are busy
         is *exposed* and belongs to theirs, in the order of `EXPOSED`; the rest is `bubble`.
         """
+        return {
+            device: self._breakdown(compute, others, *window)
+            for device, compute, others, window in self._device_tasks()
+        }
+
+    def mean_boundary(self) -> dict[str, float]:
+        """Seconds by category before a device's first computation of the step and after its last; the mean.
+
+        On wafers that is the bubble between two steps: last gradient, its update, first weights.
+        """
+        found: list[dict[str, float]] = []
+        for _, compute, others, (low, high) in self._device_tasks():
+            inside = (self.end_s[compute] > low) & (self.start_s[compute] < high)
+            first = max(low, float(self.start_s[compute][inside].min(initial=high)))
+            last = min(high, float(self.end_s[compute][inside].max(initial=low)))
+            parts = [
+                self._breakdown(_NONE, others, *ends) for ends in ((low, first), (max(first, last), high))
+            ]
+            found.append({name: sum(part.get(name, 0.0) for part in parts) for name in parts[0] | parts[1]})
+        return _mean(found)
+
+    def _device_tasks(self) -> Iterator[tuple[str, Ints, Ints, tuple[float, float]]]:
+        """Each computing device, what it computes, what else may keep it waiting, and its step window."""
         owners = [name.split("/", 1)[0].split("+") for name in self.graph.streams]
         computing = dict.fromkeys(
             owner
@@ -86,18 +111,15 @@ class Trace:
             for owner in names
         )
         tasks = self._tasks_of_streams()
-        result = {}
         earlier_s = self._earlier_s(owners, tasks)
         for device in computing:
             mine = [s for s, names in enumerate(owners) if device in names or names[0] not in computing]
             compute = [tasks[s] for s in mine if _computes(self.graph.streams[s])]
             others = [tasks[s] for s in mine if not _computes(self.graph.streams[s])]
             low, high = (edge - earlier_s.get(device, 0.0) for edge in self.step_window_s)
-            found = self._breakdown(np.concatenate(compute), np.concatenate(others or [_NONE]), low, high)
-            result[device] = found
-        return result
+            yield device, np.concatenate(compute), np.concatenate(others or [_NONE]), (low, high)
 
-    def _earlier_s(self, owners: list[list[str]], tasks: list[NDArray[np.int64]]) -> dict[str, float]:
+    def _earlier_s(self, owners: list[list[str]], tasks: list[Ints]) -> dict[str, float]:
         """How much earlier than the last one each device computes; nothing where one step is written."""
         if len(self.graph.step_ends) == 1:
             return {}
@@ -109,21 +131,14 @@ class Trace:
 
     def mean_breakdown(self) -> dict[str, float]:
         """Seconds by category, the mean over computing devices."""
-        devices = list(self.device_breakdowns().values())
-        categories = dict.fromkeys(category for seconds in devices for category in seconds)
-        return {
-            category: sum(seconds.get(category, 0.0) for seconds in devices) / len(devices)
-            for category in categories
-        }
+        return _mean(list(self.device_breakdowns().values()))
 
-    def _tasks_of_streams(self) -> list[NDArray[np.int64]]:
+    def _tasks_of_streams(self) -> list[Ints]:
         order = np.argsort(self.graph.stream, kind="stable")
         bounds = np.searchsorted(self.graph.stream[order], np.arange(len(self.graph.streams) + 1))
         return [order[a:b] for a, b in pairwise(bounds)]
 
-    def _breakdown(
-        self, compute: NDArray[np.int64], others: NDArray[np.int64], low: float, high: float
-    ) -> dict[str, float]:
+    def _breakdown(self, compute: Ints, others: Ints, low: float, high: float) -> dict[str, float]:
         categories = np.array([work.category for work in self.graph.works])
         taken: Floats = np.empty((0, 2))
         seconds: dict[str, float] = {}
@@ -150,7 +165,16 @@ EXPOSED = (
 )
 """Whose fault idle time is when several streams are busy beside an idle device: first wins."""
 
-_NONE: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+_NONE: Ints = np.empty(0, dtype=np.int64)
+
+
+def _mean(devices: list[dict[str, float]]) -> dict[str, float]:
+    """Seconds by category, the mean over devices; a category that a device lacks counts as none."""
+    categories = dict.fromkeys(category for seconds in devices for category in seconds)
+    return {
+        category: sum(seconds.get(category, 0.0) for seconds in devices) / len(devices)
+        for category in categories
+    }
 
 
 def _computes(stream: str) -> bool:

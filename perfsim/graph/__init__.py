@@ -4,9 +4,13 @@ from perfsim.graph.builder import GraphBuilder, Port, Slots, Template
 from perfsim.graph.symmetry import peer_classes
 from perfsim.graph.task_graph import Task, TaskGraph
 from perfsim.graph.unfold import Unfolded, unfold
-from perfsim.graph.work import Kind, RankGroup, TensorClass, Work
+from perfsim.graph.work import EMBEDDING, HEAD, TABLES, WHOLE, Kind, RankGroup, TensorClass, Work, block_name
 
 __all__ = [
+    "EMBEDDING",
+    "HEAD",
+    "TABLES",
+    "WHOLE",
     "GraphBuilder",
     "Kind",
     "Port",
@@ -18,6 +22,7 @@ __all__ = [
     "TensorClass",
     "Unfolded",
     "Work",
+    "block_name",
     "peer_classes",
     "unfold",
 ]

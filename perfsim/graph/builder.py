@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from perfsim.errors import GraphError
 from perfsim.graph.symmetry import rank_of
 from perfsim.graph.task_graph import Ragged, TaskGraph
-from perfsim.graph.work import Work
+from perfsim.graph.work import WHOLE, Work
 
 Wide = NDArray[np.int64]
 
@@ -40,6 +40,7 @@ class _Columns:
         self.work: list[int] = []
         self.stream: list[int] = []
         self.tag: list[int] = []
+        self.block: list[int] = []
         self.reads: list[int] = []
         self.num_reads: list[int] = []
         self.after: list[int] = []
@@ -48,12 +49,20 @@ class _Columns:
         self.num_tensors = 0
 
     def append(
-        self, work: int, stream: int, tag: int, reads: Sequence[int], after: Sequence[int], writes: int
+        self,
+        work: int,
+        stream: int,
+        tag: int,
+        block: int,
+        reads: Sequence[int],
+        after: Sequence[int],
+        writes: int,
     ) -> Handles:
         handles = Handles(len(self.work), self.num_tensors)
         self.work.append(work)
         self.stream.append(stream)
         self.tag.append(tag)
+        self.block.append(block)
         self.reads.extend(reads)
         self.num_reads.append(len(reads))
         self.after.extend(after)
@@ -77,13 +86,27 @@ class Template:
         """A tensor that comes from outside under this name."""
         return self.ports.setdefault(name, Port(-1 - len(self.ports)))
 
-    def task(self, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()) -> Handles:
+    def task(
+        self,
+        work: Work,
+        stream: str,
+        reads: Sequence[int] = (),
+        after: Sequence[int] = (),
+        block: int = WHOLE,
+    ) -> Handles:
         """Record one task; `reads` are ports or tensors of this template.
 
         `after` holds task ids of this template, or ports: then the writer of that tensor comes first.
+        `block` is the part of the model whose weights it concerns.
         """
         return self.columns.append(
-            self.builder.work_id(work), self.builder.stream_id(stream), -1, reads, after, len(work.writes)
+            self.builder.work_id(work),
+            self.builder.stream_id(stream),
+            -1,
+            block,
+            reads,
+            after,
+            len(work.writes),
         )
 
     def writer(self, tensor: int) -> int:
@@ -160,10 +183,11 @@ class GraphBuilder:
         reads: Sequence[int] = (),
         after: Sequence[int] = (),
         tag: int = -1,
+        block: int = WHOLE,
     ) -> Handles:
         """Append one task; returns its id and the handle of the first tensor it writes."""
         local = self._columns.append(
-            self.work_id(work), self.stream_id(stream), tag, reads, after, len(work.writes)
+            self.work_id(work), self.stream_id(stream), tag, block, reads, after, len(work.writes)
         )
         return Handles(self._num_tasks + local.id, self._num_tensors + local.tensor)
 
@@ -205,6 +229,7 @@ class GraphBuilder:
                     "work",
                     "stream",
                     "tag",
+                    "block",
                     "reads",
                     "num_reads",
                     "after",
@@ -234,6 +259,7 @@ class GraphBuilder:
             work=column("work"),
             stream=column("stream"),
             tag=column("tag"),
+            block=column("block").astype(np.int16),
             reads=Ragged(_offsets(column("num_reads")).astype(np.int32), column("reads")),
             after=Ragged(_offsets(column("num_after")).astype(np.int32), column("after")),
             first_write=_offsets(column("num_writes")).astype(np.int32),
@@ -261,7 +287,7 @@ class _StampedChunk:
 
     def columns(self) -> dict[str, Wide]:
         count = self.end_id - self.first_id
-        single = ("work", "stream", "num_reads", "num_after", "num_writes")
+        single = ("work", "stream", "block", "num_reads", "num_after", "num_writes")
         columns = {name: np.empty(count, dtype=np.int64) for name in (*single, "tag")}
         used = [
             (number, np.flatnonzero(self.slots.template == number)) for number in range(len(self.templates))

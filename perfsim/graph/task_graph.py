@@ -24,6 +24,7 @@ from perfsim.errors import GraphError
 from perfsim.graph.work import Work
 
 Ints = NDArray[np.int32]
+Shorts = NDArray[np.int16]
 
 
 class Task(NamedTuple):
@@ -36,6 +37,7 @@ class Task(NamedTuple):
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     after: tuple[int, ...]
+    block: int
 
     @property
     def name(self) -> str:
@@ -63,7 +65,8 @@ class TaskGraph:
 
     `work`, `stream`, `tag` have one entry a task; `reads` holds tensor handles, `after` task ids.
     Task i writes the handles `first_write[i] .. first_write[i + 1] - 1`. `tag` is the micro-batch,
-    -1 where there is none.
+    -1 where there is none. `block` is the layer whose weights the task concerns, by its number in the
+    model, or one of the markers in `graph.work`.
     """
 
     works: tuple[Work, ...]
@@ -71,6 +74,7 @@ class TaskGraph:
     work: Ints
     stream: Ints
     tag: Ints
+    block: Shorts
     reads: Ragged
     after: Ragged
     first_write: Ints
@@ -91,6 +95,7 @@ class TaskGraph:
             reads=self.reads.row(index),
             writes=tuple(range(self.first_write[index], self.first_write[index + 1])),
             after=self.after.row(index),
+            block=int(self.block[index]),
         )
 
     def tasks(self) -> Iterator[Task]:
@@ -173,7 +178,7 @@ class TaskGraph:
     def digest(self) -> str:
         """A hash of everything in the graph but the names of its streams; equal graphs, equal digests."""
         sha = hashlib.sha256()
-        columns = (self.work, self.stream, self.tag, *self.reads, *self.after, self.first_write)
+        columns = (self.work, self.stream, self.tag, self.block, *self.reads, *self.after, self.first_write)
         for column in (*columns, self.step_ends, self.stands_for):
             sha.update(np.ascontiguousarray(column, dtype=np.int32).tobytes())
         for work in self.works:

@@ -136,6 +136,7 @@ class _Unfolding:
             work=work[graph.work[task]] + np.where(self._moves[graph.work[task]], local, 0).astype(np.int32),
             stream=stream[graph.stream[task], self.row[task], local],
             tag=graph.tag[task],
+            block=graph.block[task],
             reads=self._reads(),
             after=self._after(),
             first_write=self.first_write.astype(np.int32),

@@ -12,6 +12,19 @@ from typing import NamedTuple
 
 from perfsim.transformer import Kernel
 
+WHOLE, EMBEDDING, HEAD, TABLES = -1, -2, -3, -4
+"""What a task concerns where that is no single layer, which has its number in the model.
+
+All of what is on its device, as far as no other task does it; the embedding; the head; or such of
+those two as stand on the stage.
+"""
+
+
+def block_name(block: int) -> str:
+    """A block in words."""
+    special = {WHOLE: "the device's weights", EMBEDDING: "embedding", HEAD: "head", TABLES: "tables"}
+    return special.get(block, f"layer {block}")
+
 
 class Kind(IntEnum):
     """Node kinds of a Chakra execution trace."""

@@ -116,6 +116,11 @@ def test_every_rank_runs_as_the_written_one(
     assert run.start_s.tobytes() == folded.start_s[unfolded.task].tobytes()
     assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()
     assert unfolded.graph.flop == pytest.approx(graph.flop, rel=1e-12)
+    width, spent = width_of(graph), run.device_breakdowns()
+    for device, seconds in folded.device_breakdowns().items():
+        base = int(device.removeprefix("gpu"))
+        for peer in range(width):
+            assert spent[f"gpu{base + peer}"] == pytest.approx(seconds, rel=1e-9, abs=1e-12)
 
 
 @given(gpu_layouts(), st.booleans(), st.data())
