@@ -18,7 +18,7 @@ from perfsim.strategies.plan import Plan
 from perfsim.strategies.streaming_blocks import block_works, samples_work, wafer_system
 from perfsim.strategies.streaming_pass import Pass, PassKind, PassWorks
 
-STEPS = 2
+LEAST_STEPS = 2
 """The second step shows the steady state: its first weights wait for the first step's updates."""
 
 
@@ -30,14 +30,18 @@ def last_micro_batch(plan: Plan) -> int:
 
 @dataclass
 class StreamingWriter:
-    """Writes `STEPS` steps of a plan."""
+    """Writes the steps of a plan, two at least."""
 
     plan: Plan
     builder: GraphBuilder
 
+    @property
+    def steps(self) -> int:
+        return max(LEAST_STEPS, self.plan.least_steps)
+
     def write(self) -> None:
         passes = self.plan.num_microbatches
-        kinds = [self._kind(index) for index in range(STEPS * passes)]
+        kinds = [self._kind(index) for index in range(self.steps * passes)]
         distinct = list(dict.fromkeys(kinds))
         works = {last: self._works(last=last) for last in (False, True)}
         settings = wafer_system(self.plan)
@@ -47,7 +51,7 @@ class StreamingWriter:
         ]
         slots = self._slots(np.array([distinct.index(kind) for kind in kinds]), templates)
         stamped = self.builder.stamp(templates, slots)
-        for step in range(1, STEPS + 1):
+        for step in range(1, self.steps + 1):
             slot = step * passes - 1
             length = len(templates[int(stamped.template[slot])])
             self.builder.end_step(int(stamped.first_task[slot]) + length)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from perfsim.errors import GraphError
-from perfsim.graph import Template, Work
+from perfsim.graph import EMBEDDING, HEAD, Template, Work
 from perfsim.hardware import WaferClusterSpec
 from perfsim.strategies.streaming_blocks import BlockWorks
 from perfsim.workload import ParallelLayout
@@ -74,6 +74,13 @@ class Pass:
         """Layers whose activations are made again together, from the input of the first."""
         return max(1, self.layout.recompute_layers)
 
+    def _task(
+        self, number: int, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()
+    ) -> int:
+        """Record one task of a block; the first tensor that it writes."""
+        block = {0: EMBEDDING, len(self.blocks) - 1: HEAD}.get(number, number - 1)
+        return self.template.task(work, stream, reads, after, block).tensor
+
     # ---------------------------------------------------------------------------------- the pass
     def record(self) -> Template:
         hidden = self._forward()
@@ -98,7 +105,7 @@ class Pass:
             if works.spill is not None and number in firsts and self.layout.recompute_layers:
                 self._spill(number, hidden[-1])
             weights = self._stream(number)
-            hidden.append(self._compute(works.forward, weights, hidden[-1:], self._room()))
+            hidden.append(self._compute(number, works.forward, weights, hidden[-1:], self._room()))
             self.computed.append(hidden[-1])
             if works.spill is not None and not self.layout.recompute_layers:
                 self._spill(number, hidden[-1])
@@ -125,7 +132,7 @@ class Pass:
         return inputs
 
     def _made_again(self, number: int, before: int) -> int:
-        again = self._compute(self._recompute(number), self._stream(number), [before])
+        again = self._compute(number, self._recompute(number), self._stream(number), [before])
         self.computed.append(again)
         return again
 
@@ -140,10 +147,10 @@ class Pass:
         weights = self._stream(number)
         reads = [gradient, before]
         if works.recompute is not None and not made:
-            reads.append(self._compute(works.recompute, weights, [before]))
+            reads.append(self._compute(number, works.recompute, weights, [before]))
         if self.kind.adds and self._on_wafer:
             reads.append(self.template.port(f"gradient{number}"))
-        parts = self._tasks(works.backward, weights, reads)
+        parts = self._tasks(number, works.backward, weights, reads)
         self._egress(number, [part + 1 for part in parts])
         return parts[-1]
 
@@ -154,13 +161,13 @@ class Pass:
         reads: list[int] = [self.template.port(f"weights{number}")] if self.kind.updated else []
         if works.stage is not None:
             stream = self._server("memoryx/flash-read", number)
-            reads = [self.template.task(works.stage, stream, reads, self._behind(self.sent)).tensor]
+            reads = [self._task(number, works.stage, stream, reads, self._behind(self.sent))]
         freed, arrived = self._freed(), []
         for chunk in range(self.layout.stream_chunks):
-            load = self.template.task(works.load, self._server("memoryx/out", number), reads, freed)
+            load = self._task(number, works.load, self._server("memoryx/out", number), reads, freed)
             lane = f"swarmx/down{chunk or ''}"  # hops are a delay, so chunks on their way overlap
-            arrived.append(self.template.task(works.broadcast, lane, [load.tensor]).tensor)
-        self.sent.append(load.tensor)
+            arrived.append(self._task(number, works.broadcast, lane, [load]))
+        self.sent.append(load)
         return arrived
 
     def _freed(self) -> list[int]:
@@ -195,7 +202,7 @@ class Pass:
         up = []
         for part in parts:
             work = works.reduce if part == parts[-1] else works.reduce_part
-            up.append(self.template.task(work, "swarmx/up", [part, *adds]).tensor)
+            up.append(self._task(number, work, "swarmx/up", [part, *adds]))
         self.template.output(name, up[-1])
         if self.kind.last:
             self._update(number, up)
@@ -206,13 +213,12 @@ class Pass:
         if works.state_read is not None:
             before = [self.template.port(f"state{number}")] if self.kind.updated else []
             stream = self._server("memoryx/flash-read", number)
-            task = self.template.task(works.state_read, stream, before, self._behind(self.updates))
-            reads.append(task.tensor)
-        weights = self.template.task(works.update, self._server("memoryx/update", number), reads).tensor
+            reads.append(self._task(number, works.state_read, stream, before, self._behind(self.updates)))
+        weights = self._task(number, works.update, self._server("memoryx/update", number), reads)
         self.updates.append(weights)
         if works.state_write is not None:
             stream = self._server("memoryx/flash-write", number)
-            written = self.template.task(works.state_write, stream, [weights]).tensor
+            written = self._task(number, works.state_write, stream, [weights])
             self.template.output(f"state{number}", written)
             weights = written if works.stage is not None else weights
         self.template.output(f"weights{number}", weights)
@@ -222,7 +228,7 @@ class Pass:
         """Have what the backward of a group needs leave the wafer."""
         work = self.blocks[first].spill
         if work is not None:
-            self.spilled[first] = self.template.task(work, f"{DEVICE}/spill", [tensor]).tensor
+            self.spilled[first] = self._task(first, work, f"{DEVICE}/spill", [tensor])
 
     def _room(self) -> list[int]:
         """The spill whose end leaves room for one more tensor: the one before the last."""
@@ -236,18 +242,28 @@ class Pass:
         if work is None or first not in self.spilled:
             return kept
         begun = self.template.writer(self.started[-2])
-        return self.template.task(work, f"{DEVICE}/fetch", [self.spilled[first]], [begun]).tensor
+        return self._task(first, work, f"{DEVICE}/fetch", [self.spilled[first]], [begun])
 
     # ------------------------------------------------------------------------------------ compute
     def _compute(
-        self, work: Work, weights: Sequence[int], reads: Sequence[int], after: Sequence[int] = ()
+        self,
+        number: int,
+        work: Work,
+        weights: Sequence[int],
+        reads: Sequence[int],
+        after: Sequence[int] = (),
     ) -> int:
         """Last tensor of one computation."""
-        return self._tasks(work, weights, reads, after)[-1]
+        return self._tasks(number, work, weights, reads, after)[-1]
 
     def _tasks(
-        self, work: Work, weights: Sequence[int], reads: Sequence[int], after: Sequence[int] = ()
+        self,
+        number: int,
+        work: Work,
+        weights: Sequence[int],
+        reads: Sequence[int],
+        after: Sequence[int] = (),
     ) -> list[int]:
         """One task for each chunk of the weights; the first tensor that each writes."""
         stream = f"{DEVICE}/compute"
-        return [self.template.task(work, stream, [chunk, *reads], after).tensor for chunk in weights]
+        return [self._task(number, work, stream, [chunk, *reads], after) for chunk in weights]
