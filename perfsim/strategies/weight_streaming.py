@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from perfsim.errors import GraphError, InputError, LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import EMBEDDING, HEAD, GraphBuilder, Slots, Template, Work
 from perfsim.hardware import WaferClusterSpec
+from perfsim.sizes import passes_problem
 from perfsim.strategies.plan import Duration, Plan
 from perfsim.strategies.streaming_blocks import BlockWorks, block_works
 from perfsim.strategies.wafer_memory import (
@@ -96,6 +97,8 @@ class WeightStreaming:
             problems.append(
                 f"micro_batch_size {layout.micro_batch_size} is more than a system's {per_system} sequences"
             )
+        elif problem := passes_problem(job.model.num_layers, -(-per_system // layout.micro_batch_size)):
+            problems.append(problem)
         return problems
 
     @staticmethod
