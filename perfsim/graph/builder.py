@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.errors import GraphError
+from perfsim.graph.symmetry import rank_of
 from perfsim.graph.task_graph import Ragged, TaskGraph
 from perfsim.graph.work import WHOLE, Work
 
@@ -162,6 +163,7 @@ class GraphBuilder:
         self._num_tasks = 0
         self._num_tensors = 0
         self._step_ends: list[int] = []
+        self._width = 1
 
     @property
     def works(self) -> tuple[Work, ...]:
@@ -193,6 +195,10 @@ class GraphBuilder:
         """Mark the end of one optimizer step: here, or after the first `num_tasks` tasks."""
         here = self._num_tasks + len(self._columns.work)
         self._step_ends.append(here if num_tasks is None else num_tasks)
+
+    def fold(self, width: int) -> None:
+        """Say that each device written here stands for `width` ranks that do the same."""
+        self._width = width
 
     def template(self) -> Template:
         """Start recording a passage."""
@@ -258,6 +264,7 @@ class GraphBuilder:
             after=Ragged(_offsets(column("num_after")).astype(np.int32), column("after")),
             first_write=_offsets(column("num_writes")).astype(np.int32),
             step_ends=tuple(self._step_ends),
+            stands_for=tuple(1 if rank_of(name) is None else self._width for name in self._streams),
         )
 
 

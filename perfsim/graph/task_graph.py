@@ -4,6 +4,9 @@ A task reads tensors and writes tensors; a tensor is written once, by the task t
 handle. From that follow the data dependencies. Tasks of one stream run in the order of their ids
 (program order), and authors add control dependencies such as a freed buffer slot. Ids are
 topological: a task comes after everything it waits for.
+
+A stream is called `gpu0/compute`: its device and what runs there; `gpu0+gpu1/nccl-tensor` where
+devices meet. Devices without a number (`memoryx/out`) are there once for all ranks.
 """
 
 from __future__ import annotations
@@ -77,6 +80,8 @@ class TaskGraph:
     first_write: Ints
     step_ends: tuple[int, ...]
     """Number of tasks at the end of each optimizer step."""
+    stands_for: tuple[int, ...]
+    """How many ranks each stream stands for: those that do the same are written once (`symmetry`)."""
 
     def __len__(self) -> int:
         return len(self.work)
@@ -166,14 +171,15 @@ class TaskGraph:
     @property
     def flop(self) -> float:
         """FLOPs of all tasks of this graph, each counted for the ranks it stands for."""
-        per_work = np.array([work.flop * work.multiplicity for work in self.works])
-        return float(per_work @ np.bincount(self.work, minlength=len(self.works)))
+        per_work = np.array([work.flop for work in self.works])
+        ranks = np.array(self.stands_for, dtype=np.float64)[self.stream]
+        return float(per_work @ np.bincount(self.work, ranks, minlength=len(self.works)))
 
     def digest(self) -> str:
         """A hash of everything in the graph but the names of its streams; equal graphs, equal digests."""
         sha = hashlib.sha256()
         columns = (self.work, self.stream, self.tag, self.block, *self.reads, *self.after, self.first_write)
-        for column in (*columns, self.step_ends):
+        for column in (*columns, self.step_ends, self.stands_for):
             sha.update(np.ascontiguousarray(column, dtype=np.int32).tobytes())
         for work in self.works:
             sha.update(repr(work).encode())

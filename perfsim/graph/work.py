@@ -65,8 +65,7 @@ class Work:
     """What every task of one class does.
 
     `op` is the key into the numeric kernels (or the collective's name); `category` says to which
-    part of the step its seconds belong; `multiplicity` counts the identical tasks on other ranks
-    that this one stands for, which load shared links as well.
+    part of the step its seconds belong.
     """
 
     name: str
@@ -77,7 +76,6 @@ class Work:
     comm_bytes: float = 0.0
     group: RankGroup | None = None
     writes: tuple[TensorClass, ...] = ()
-    multiplicity: int = 1
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:

@@ -46,6 +46,7 @@ class StepWriter:
         merged = merged_order(orders, self.placement)
         passes = self._passes()
         slots, index = pipeline_slots(merged, self.placement, passes, microbatches)
+        self.builder.fold(layout.tensor * layout.data)
         steps = max(self.plan.least_steps, SKEWED_STEPS if self.schedule.skewed else 1)
         for step in range(steps):
             stamped = self.builder.stamp(passes.templates, slots)

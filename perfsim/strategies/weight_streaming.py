@@ -110,6 +110,7 @@ class WeightStreaming:
 
     def emit(self, plan: Plan, builder: GraphBuilder) -> None:
         """Write two steps; the second is the steady state."""
+        builder.fold(plan.layout.data)
         _Writer(plan, builder, self.prefetch_depth).write()
 
     def estimate_s(self, plan: Plan, duration: Duration) -> float:
