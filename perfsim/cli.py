@@ -17,10 +17,9 @@ import click
 
 from perfsim import __version__
 from perfsim.errors import InputError, PerfsimError, PlanError, Problem
+from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
 INTERRUPTED = 130
-MOST_DEVICES, MOST_SEQUENCES = 2**17, 2**20
-"""Past these a step has more tasks than memory holds, and a slip of the finger is likelier than a wish."""
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     # Matrices here are small: more BLAS threads only fight each other, and change the last bits.
     os.environ.setdefault(_variable, "1")

@@ -17,6 +17,7 @@ from perfsim.costs.wafer import nearest_release
 from perfsim.errors import InputError, LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder
 from perfsim.hardware import WaferClusterSpec
+from perfsim.sizes import passes_problem
 from perfsim.strategies.memoryx import Store
 from perfsim.strategies.plan import Duration, Plan
 from perfsim.strategies.streaming_estimate import estimate_s
@@ -91,6 +92,8 @@ class WeightStreaming:
             problems.append(
                 f"micro_batch_size {layout.micro_batch_size} is more than a system's {per_system} sequences"
             )
+        elif problem := passes_problem(job.model.num_layers, -(-per_system // layout.micro_batch_size)):
+            problems.append(problem)
         return problems
 
     @staticmethod
