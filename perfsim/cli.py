@@ -152,6 +152,13 @@ def _progress(*, quiet: bool) -> Any:
 )
 @click.option("--recipe", default="gpt3_pretraining", show_default=True)
 @click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`.")
+@click.option(
+    "--detail",
+    type=click.Choice(["layer", "chunk"]),
+    default="layer",
+    show_default=True,
+    help="How finely wafers stream: layers as a whole, or in chunks.",
+)
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
 @click.option(
     "--verify",
@@ -170,6 +177,7 @@ def run(
     batch: int | None,
     recipe: str,
     cluster: str,
+    detail: Any,
     trace: Path | None,
     verify: str,
     as_json: bool,
@@ -179,7 +187,7 @@ def run(
     from perfsim.study.point import Point, answer_point
     from perfsim.study.sampling import must_be_right, verified
 
-    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster)
+    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster, detail)
     answer, evaluation = answer_point(point)
     sampled = verified(evaluation, verify)
     if sampled is not None:

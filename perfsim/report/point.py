@@ -37,6 +37,7 @@ def point_lines(answer: Mapping[str, Any]) -> list[str]:
         lines.append(f"  scaled        {answer['cluster_calibration']['note']}")
     if answer.get("sampling"):
         lines.append(f"  verified      {sampling_line(answer['sampling'])}")
+    lines += [f"  note          {note}" for note in answer.get("notes", ())]
     lines.append("  where the step goes:")
     parts = sorted(answer["step_breakdown_s"].items(), key=lambda item: -item[1])
     lines += [

@@ -47,17 +47,20 @@ class _Estimate:
         if again and layout.recompute_layers > 1:
             each += self.joined_s(again, weights)
             again = 0.0
-        up, state = 0.0, 0.0
-        if last or streaming.accumulate_at != "wafer":
-            up = self.duration(works.reduce)
-        if last:
-            state = max(self.duration(works.update), self.seconds(works.state_write))
-            weights += self.seconds(works.state_read)
+        up = self.duration(works.reduce) if last or streaming.accumulate_at != "wafer" else 0.0
+        state = self.state_s(works) if last else 0.0
         backward = again + self.duration(works.backward)
         fetch = self.seconds(works.fetch) / self.group
         if not streaming.duplex:
             weights, up = weights + up, 0.0
         return each + self.joined_s(backward, weights, up, state, fetch)
+
+    def state_s(self, works: BlockWorks) -> float:
+        """What an update keeps busy longest: servers, or flash that writes, or reads state and weights."""
+        memoryx = wafer_system(self.plan).memoryx
+        at_once = memoryx.servers if memoryx.placement == "by_layer" else 1
+        read = self.seconds(works.state_read) + self.seconds(works.stage)
+        return max(self.duration(works.update), self.seconds(works.state_write), read) / at_once
 
     @property
     def group(self) -> int:

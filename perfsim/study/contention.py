@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from perfsim.engine.fairshare import Flow
 from perfsim.graph import Kind, TaskGraph, Work
 from perfsim.hardware import GpuClusterSpec
+from perfsim.study.wafer_links import check_written_once, wafer_flows
 from perfsim.topology import Topology
 
 NETWORK_LINKS = ("host", "nic", "uplink")
@@ -33,14 +34,17 @@ def shared_links(graph: TaskGraph, topology: Topology) -> SharedLinks:
     Written ranks stand for their like, which load their own NICs in the same way; so a link of one
     written rank is loaded by that rank's streams alone.
     """
-    if not isinstance(topology.system, GpuClusterSpec):
-        return SharedLinks()
-    candidates = {
-        number: flow for number, work in enumerate(graph.works) if (flow := _flow(work, topology)) is not None
-    }
+    system = topology.system
+    if isinstance(system, GpuClusterSpec):
+        found = ((number, _flow(work, topology)) for number, work in enumerate(graph.works))
+        candidates = {number: flow for number, flow in found if flow is not None}
+    else:
+        candidates = wafer_flows(graph, system, topology)
     if not candidates:
         return SharedLinks()
     contended = _contended_links(graph, candidates, topology.link_bytes_per_s)
+    if not isinstance(system, GpuClusterSpec):
+        check_written_once(graph, contended=bool(contended))
     flows = {
         number: flow._replace(route=tuple(link for link in flow.route if link in contended))
         for number, flow in candidates.items()

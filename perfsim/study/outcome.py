@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from perfsim.calibration import ClusterCalibration
+from perfsim.costs.wafer import PEAK
 from perfsim.hardware import WaferClusterSpec
 from perfsim.strategies import Plan
 from perfsim.study.batches import BatchChoice
@@ -31,7 +32,8 @@ def layout_fields(plan: Plan) -> dict[str, Any]:
         "recompute": layout.recompute,
     }
     if isinstance(plan.system, WaferClusterSpec):
-        return {**common, "recompute_layers": layout.recompute_layers}
+        chunks = {"stream_chunks": layout.stream_chunks} if layout.stream_chunks > 1 else {}
+        return {**common, "recompute_layers": layout.recompute_layers, "spill": layout.spill, **chunks}
     return {
         "tensor": layout.tensor,
         "pipeline": layout.pipeline,
@@ -49,7 +51,7 @@ def metrics(evaluation: Evaluation) -> dict[str, Any]:
     plan = evaluation.plan
     return {
         "strategy": plan.strategy,
-        "system": plan.system.name,
+        "system": system_label(plan),
         "num_devices": plan.topology.num_devices,
         "layout": layout_fields(plan),
         "global_batch_size": plan.job.global_batch_size,
@@ -63,7 +65,17 @@ def metrics(evaluation: Evaluation) -> dict[str, Any]:
         "step_breakdown_s": dict(evaluation.breakdown_s),
         "why": asdict(why_of(evaluation)),
         "cluster_calibration": _scale(evaluation.cluster),
+        "notes": list(plan.notes),
     }
+
+
+def system_label(plan: Plan) -> str:
+    """The name of a plan's system; one without any inefficiency is named as what it is."""
+    system = plan.system
+    if not isinstance(system, WaferClusterSpec):
+        return system.name
+    release = plan.job.recipe.software_release or system.software_release
+    return f"{system.name} at peak (upper bound, never observed)" if release == PEAK else system.name
 
 
 def why_of(evaluation: Evaluation) -> Why:
@@ -82,8 +94,13 @@ def candidate_result(
     evaluation: Evaluation, choice: BatchChoice, curve: Sequence[BatchChoice]
 ) -> CandidateResult:
     """A candidate at its best batch."""
+    notes = (
+        *evaluation.plan.notes,
+        choice.answer.regime_text,
+        *([cluster_note(evaluation.cluster)] if evaluation.cluster else []),
+    )
     return CandidateResult(
-        **{**metrics(evaluation), "why": why_of(evaluation)},
+        **{**metrics(evaluation), "why": why_of(evaluation), "notes": notes},
         steps=choice.answer.steps,
         time_to_accuracy_s=choice.answer.time_s,
         time_to_accuracy_band_s=choice.answer.band_s,
@@ -94,11 +111,6 @@ def candidate_result(
         ),
         batch_curve=tuple(_point(each) for each in curve),
         timeline=timeline(evaluation),
-        notes=(
-            *evaluation.plan.notes,
-            choice.answer.regime_text,
-            *([cluster_note(evaluation.cluster)] if evaluation.cluster else []),
-        ),
     )
 
 

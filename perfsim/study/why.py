@@ -93,7 +93,8 @@ def streaming_roof(plan: Plan, graph: TaskGraph, costs: Costs) -> StreamingRoof 
         return None
     tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
     load_s = costs.duration_s(load)
-    weights = sum(kernel.flop for kernel in use.kernels if kernel.partition == "streamed") / (2.0 * tokens)
+    matrices = sum(kernel.flop for kernel in use.kernels if kernel.partition == "streamed")
+    weights = use.share * matrices / (2.0 * tokens)
     flop_per_s = use.flop / (costs.duration_s(use) - costs.duration_s(replace(use, kernels=())))
     return StreamingRoof(
         tokens=tokens,
