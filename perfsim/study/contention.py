@@ -1,85 +1,86 @@
 """Which communications share links, so that the engine must arbitrate them.
 
 Only links that can be asked for more than they carry matter: a link whose users, all at full speed
-at once, stay under its capacity slows nobody and is left out. Tasks of one stream never overlap.
+at once, stay under its capacity slows nobody and is left out. Of the others only those are kept that
+no other one implies (`engine.binding_links`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from perfsim.engine.binding_links import flows_on
 from perfsim.engine.fairshare import Flow
-from perfsim.graph import Kind, TaskGraph, Work
-from perfsim.hardware import GpuClusterSpec
-from perfsim.topology import Topology
-
-NETWORK_LINKS = ("host", "nic", "uplink")
+from perfsim.graph import Kind, RankGroup, TaskGraph, Work
+from perfsim.study.traffic import PeerClasses, Traffic, gpu_traffic, hot_links, wafer_traffic
+from perfsim.topology import WHOLE, FatTree, LinkHealth, Topology, WaferTree
 
 
 @dataclass(frozen=True)
 class SharedLinks:
-    """Flows by work id, and the capacity of every link of the topology."""
+    """Flows by work id, and the capacity of every link that they name."""
 
     flows: dict[int, Flow] = field(default_factory=dict)
     capacities: NDArray[np.float64] | None = None
 
 
-def shared_links(graph: TaskGraph, topology: Topology) -> SharedLinks:
-    """The communications of `graph` that others can slow.
+def shared_links(
+    graph: TaskGraph, topology: Topology, *, peers: ArrayLike = (0,), health: LinkHealth = WHOLE
+) -> SharedLinks:
+    """The communications of `graph` that others can slow, or that the network is too thin for.
 
-    Written ranks stand for their like, which load their own NICs in the same way; so a link of one
-    written rank is loaded by that rank's streams alone.
+    `peers` numbers the classes of the ranks that a written device stands for, as `unfold` was given
+    them; without it every written device stands for itself. Raises InputError where dead links leave
+    no route.
     """
-    if not isinstance(topology.system, GpuClusterSpec):
+    traffic = _traffic(graph.works, topology, PeerClasses(np.asarray(peers)), health)
+    if not traffic:
         return SharedLinks()
-    candidates = {
-        number: flow for number, work in enumerate(graph.works) if (flow := _flow(work, topology)) is not None
-    }
-    if not candidates:
-        return SharedLinks()
-    contended = _contended_links(graph, candidates, topology.link_bytes_per_s)
-    flows = {
-        number: flow._replace(route=tuple(link for link in flow.route if link in contended))
-        for number, flow in candidates.items()
-    }
-    return SharedLinks(
-        {number: flow for number, flow in flows.items() if flow.route}, topology.link_bytes_per_s
-    )
-
-
-def _flow(work: Work, topology: Topology) -> Flow | None:
-    """What a communication puts on the network, seen from its first rank; None where all stays in a node.
-
-    A send goes one way. In a collective the rank sends to one neighbour of a ring and receives from
-    the other at the NIC's rate, whatever the algorithm.
-    """
-    if work.group is None or work.group.size < 2:
-        return None
-    ranks = work.group.ranks
-    hops = [(ranks[0], ranks[1])]
-    if work.kind is Kind.COMM_COLL:
-        hops.append((ranks[-1], ranks[0]))
-    across = [hop for hop in hops if topology.node_of(hop[0]) != topology.node_of(hop[1])]
-    route = [edge for hop in across for edge in topology.route(*hop) if edge.kind in NETWORK_LINKS]
-    if not route:
-        return None
-    return Flow(topology.link_ids(route), min(edge.bytes_per_s for edge in route))
-
-
-def _contended_links(
-    graph: TaskGraph, candidates: dict[int, Flow], capacities: NDArray[np.float64]
-) -> frozenset[int]:
-    """Links whose streams, all at full speed at once, ask for more than there is."""
-    most: dict[tuple[int, int], float] = {}
+    capacities = _capacities(traffic, topology, health)
     pairs = np.unique(np.stack([graph.work, graph.stream]), axis=1).T.tolist()
-    for work, stream in pairs:
-        flow = candidates.get(work)
-        for link in flow.route if flow else ():
-            most[link, stream] = max(most.get((link, stream), 0.0), candidates[work].bytes_per_s)
-    demand: dict[int, float] = {}
-    for (link, _), bytes_per_s in most.items():
-        demand[link] = demand.get(link, 0.0) + bytes_per_s
-    return frozenset(link for link, asked in demand.items() if asked > capacities[link] * (1 + 1e-9))
+    demands = (
+        (link, stream, times * traffic[work].bytes_per_s)
+        for work, stream in pairs
+        if work in traffic
+        for link, times in traffic[work].crossings.items()
+    )
+    hot = hot_links(demands, capacities)
+    contended = [number for number, each in traffic.items() if not hot.isdisjoint(each.crossings)]
+    loads = [
+        {link: times for link, times in traffic[number].crossings.items() if link in hot}
+        for number in contended
+    ]
+    flows, kept = flows_on(loads, [traffic[number].bytes_per_s for number in contended], capacities)
+    if not flows:
+        return SharedLinks()
+    return SharedLinks(dict(zip(contended, flows, strict=True)), kept)
+
+
+def _traffic(
+    works: Sequence[Work], topology: Topology, peers: PeerClasses, health: LinkHealth
+) -> dict[int, Traffic]:
+    """By work id; works of one group and direction put the same on the network."""
+    known: dict[tuple[RankGroup | None, bool, str], Traffic | None] = {}
+    found: dict[int, Traffic] = {}
+    for number, work in enumerate(works):
+        if not (work.kind.is_communication or work.kind is Kind.MEM_LOAD):
+            continue
+        key = (work.group, work.kind is Kind.COMM_COLL, work.op)
+        if key not in known and isinstance(topology, FatTree):
+            known[key] = gpu_traffic(work, topology, peers, health)
+        elif key not in known:
+            known[key] = wafer_traffic(work, topology) if isinstance(topology, WaferTree) else None
+        if (traffic := known[key]) is not None:
+            found[number] = traffic
+    return found
+
+
+def _capacities(traffic: dict[int, Traffic], topology: Topology, health: LinkHealth) -> dict[int, float]:
+    links = {link for each in traffic.values() for link in each.crossings}
+    if isinstance(topology, FatTree):
+        return {link: topology.network_bytes_per_s(link) * health.left.get(link, 1.0) for link in links}
+    return {link: health.bytes_per_s(topology.links()[link]) for link in links}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.price import Costs, price
@@ -91,7 +93,8 @@ def evaluate(
     graph = builder.build()
     duration_s = price(graph, costs)
     if contention:
-        links = shared_links(graph, plan.topology)
+        peers = np.zeros(plan.layout.tensor * plan.layout.data, dtype=np.int64)
+        links = shared_links(graph, plan.topology, peers=peers)
         trace = simulate(graph, duration_s, links.flows, links.capacities)
     else:
         trace = critical_path(graph, duration_s)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
 from perfsim.topology.base import Cable, Topology
 from perfsim.topology.bisection import halving_cut
+
+Ints = NDArray[np.int64]
 
 
 class FatTree(Topology):
@@ -82,6 +87,43 @@ class FatTree(Topology):
         to_leaf = (nic.latency / 2 + self.system.fabric.switch_latency, nic.latency / 2)
         for index in range(self.nics_per_node):
             yield Cable(f"{here}/nic{index}", leaf, "nic", self.nic_bytes_per_s, to_leaf)
+
+    # ---------------------------------------------------------------------------------- crossings
+    @property
+    def _cables_of_node(self) -> int:
+        return 2 * min(self.devices_per_node, self.num_devices) + self.nics_per_node
+
+    @property
+    def first_uplink(self) -> int:
+        """The id of the first link between a leaf and a spine; those of NICs are smaller."""
+        return 2 * self.nodes * self._cables_of_node
+
+    def network_bytes_per_s(self, link: int) -> float:
+        """Capacity of the link of a NIC or of an uplink, by id, without making all links."""
+        if link >= self.first_uplink:
+            return self.leaf_bytes_per_s / self.spines
+        return self.nic_bytes_per_s
+
+    def crossings(self, source: Ints, target: Ints) -> Ints:
+        """Ids of the NIC links and uplinks of the routes between ranks, one row a pair; -1: none.
+
+        The columns are out of the source's NIC, up to a spine, down from it, and into the target's
+        NIC. The same as `route`, for thousands of pairs at once.
+        """
+        size, first_nic = self.devices_per_node, 2 * min(self.devices_per_node, self.num_devices)
+        (a, gpu_a), (b, gpu_b) = np.divmod(source, size), np.divmod(target, size)
+        nic_a, nic_b = (gpu * self.nics_per_node // size for gpu in (gpu_a, gpu_b))
+        out = 2 * (a * self._cables_of_node + first_nic + nic_a)
+        into = 2 * (b * self._cables_of_node + first_nic + nic_b) + 1
+        leaf_a, leaf_b = a // self.system.fabric.nodes_per_leaf, b // self.system.fabric.nodes_per_leaf
+        spines = max(self.spines, 1)
+        spine = (b % self.system.fabric.nodes_per_leaf * self.nics_per_node + nic_b) % spines
+        up = self.first_uplink + 2 * (leaf_a * spines + spine)
+        down = self.first_uplink + 2 * (leaf_b * spines + spine) + 1
+        found = np.stack([out, up, down, into], axis=-1)
+        found[leaf_a == leaf_b, 1:3] = -1
+        found[a == b] = -1
+        return found
 
     def _path(self, source: str, target: str) -> list[str]:
         if source in self._rank and target in self._rank:
