@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfsim.engine.binding_links import flows_on
 from perfsim.engine.fairshare import Flow
+from perfsim.engine.max_min import TOLERANCE
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
-from perfsim.study.traffic import PeerClasses, Traffic, gpu_traffic, hot_links, wafer_traffic
+from perfsim.study.traffic import PeerClasses, Traffic, gpu_traffic, wafer_traffic
 from perfsim.topology import WHOLE, FatTree, LinkHealth, Topology, WaferTree
 
 
@@ -40,24 +41,45 @@ def shared_links(
     traffic = _traffic(graph.works, topology, PeerClasses(np.asarray(peers)), health)
     if not traffic:
         return SharedLinks()
-    capacities = _capacities(traffic, topology, health)
-    pairs = np.unique(np.stack([graph.work, graph.stream]), axis=1).T.tolist()
-    demands = (
-        (link, stream, times * traffic[work].bytes_per_s)
-        for work, stream in pairs
-        if work in traffic
-        for link, times in traffic[work].crossings.items()
-    )
-    hot = hot_links(demands, capacities)
-    contended = [number for number, each in traffic.items() if not hot.isdisjoint(each.crossings)]
-    loads = [
-        {link: times for link, times in traffic[number].crossings.items() if link in hot}
-        for number in contended
-    ]
-    flows, kept = flows_on(loads, [traffic[number].bytes_per_s for number in contended], capacities)
-    if not flows:
-        return SharedLinks()
-    return SharedLinks(dict(zip(contended, flows, strict=True)), kept)
+    row = {number: each for each, number in enumerate(traffic)}
+    table, capacities = _table(list(traffic.values()), topology, health)
+    demand = np.zeros(len(capacities))
+    streams: dict[int, list[int]] = {}
+    for work, stream in _works_on_streams(graph):
+        if work in row:
+            streams.setdefault(stream, []).append(row[work])
+    for rows in streams.values():  # tasks of one stream never overlap
+        demand += table[rows].max(axis=0)
+    hot = np.flatnonzero(demand > capacities * (1 + TOLERANCE))
+    contended = [number for number in traffic if table[row[number], hot].any()]
+    loads = [_crossings(traffic[number], table[row[number]], hot) for number in contended]
+    rates = [traffic[number].bytes_per_s for number in contended]
+    flows, kept = flows_on(loads, rates, dict(enumerate(capacities.tolist())))
+    return SharedLinks(dict(zip(contended, flows, strict=True)), kept) if flows else SharedLinks()
+
+
+def _table(
+    traffic: Sequence[Traffic], topology: Topology, health: LinkHealth
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What each communication asks of each link, in bytes/s, and their capacities; like links once."""
+    links = np.unique(np.concatenate([each.links for each in traffic]))
+    table = np.zeros((len(traffic) + 1, len(links)))
+    for row, each in enumerate(traffic):
+        table[row, np.searchsorted(links, each.links)] = each.times * each.bytes_per_s
+    if isinstance(topology, FatTree):
+        table[-1] = topology.network_bytes_per_s(links)
+    else:
+        table[-1] = topology.link_bytes_per_s[links]
+    table[-1] *= [health.left.get(link, 1.0) for link in links.tolist()]
+    columns = np.ascontiguousarray(table.T)
+    first = {column.tobytes(): index for index, column in reversed(list(enumerate(columns)))}
+    table = table[:, sorted(first.values())]
+    return table[:-1], table[-1]
+
+
+def _crossings(traffic: Traffic, asked: NDArray[np.float64], links: NDArray[np.intp]) -> dict[int, int]:
+    times = np.rint(asked[links] / traffic.bytes_per_s).astype(np.int64)
+    return {link: each for link, each in zip(links.tolist(), times.tolist(), strict=True) if each}
 
 
 def _traffic(
@@ -79,8 +101,8 @@ def _traffic(
     return found
 
 
-def _capacities(traffic: dict[int, Traffic], topology: Topology, health: LinkHealth) -> dict[int, float]:
-    links = {link for each in traffic.values() for link in each.crossings}
-    if isinstance(topology, FatTree):
-        return {link: topology.network_bytes_per_s(link) * health.left.get(link, 1.0) for link in links}
-    return {link: health.bytes_per_s(topology.links()[link]) for link in links}
+def _works_on_streams(graph: TaskGraph) -> list[tuple[int, int]]:
+    """Every (work, stream) that occurs."""
+    width = len(graph.streams)
+    found = np.bincount(graph.work * np.int64(width) + graph.stream, minlength=1)
+    return [divmod(each, width) for each in np.flatnonzero(found).tolist()]

@@ -8,7 +8,6 @@ peers wait for one another before the step ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +25,8 @@ Ints = NDArray[np.int64]
 class Traffic:
     """How often a communication crosses each link, and the rate at which it runs on an idle network."""
 
-    crossings: dict[int, int]
+    links: Ints
+    times: Ints
     bytes_per_s: float
 
 
@@ -79,7 +79,7 @@ def gpu_traffic(work: Work, tree: FatTree, peers: PeerClasses, health: LinkHealt
     if not len(found):
         return None
     share = tree.system.node.inter_node_bytes_per_s / tree.devices_per_node
-    return Traffic(dict(zip(found.tolist(), times.tolist(), strict=True)), share)
+    return Traffic(found, times, share)
 
 
 def _ring_hops(groups: Ints, devices_per_node: int) -> tuple[Ints, Ints]:
@@ -90,10 +90,12 @@ def _ring_hops(groups: Ints, devices_per_node: int) -> tuple[Ints, Ints]:
     ranks, nodes = ranks[across], nodes[across]
     target = np.empty_like(ranks)
     enters = np.insert(nodes[:, 1:] != nodes[:, :-1], 0, True, axis=1)
-    shapes, shape = np.unique(enters, axis=0, return_inverse=True)
-    for number, begins in enumerate(shapes):
-        rows = shape.ravel() == number
+    left = np.ones(len(ranks), dtype=bool)
+    while left.any():  # one way over the nodes at a time; mostly there is one
+        begins = enters[np.argmax(left)]
+        rows = left & (enters == begins).all(axis=1)
         target[rows] = ranks[rows][:, _next_in_ring(begins)]
+        left &= ~rows
     return ranks.ravel(), target.ravel()
 
 
@@ -130,24 +132,9 @@ def wafer_traffic(work: Work, tree: WaferTree) -> Traffic | None:
     links = tree.tree_links(directions[work.op])
     if not system.swarmx.duplex:
         links = tuple(link - link % 2 for link in links)
-    return Traffic(dict.fromkeys(links, 1), stream_bytes_per_s(system))
+    return Traffic(np.array(links), np.ones(len(links), dtype=np.int64), stream_bytes_per_s(system))
 
 
 def stream_bytes_per_s(system: WaferClusterSpec) -> float:
     """The slowest link between MemoryX and a system, one direction."""
     return min(system.memoryx.bandwidth, system.swarmx.bandwidth, system.io_bytes_per_s)
-
-
-def hot_links(demands: Iterable[tuple[int, int, float]], capacities: dict[int, float]) -> frozenset[int]:
-    """Links whose streams, all at full speed at once, ask for more than there is.
-
-    `demands` are (link, stream, bytes/s); tasks of one stream never overlap, so of a stream the
-    largest demand counts.
-    """
-    most: dict[tuple[int, int], float] = {}
-    for link, stream, bytes_per_s in demands:
-        most[link, stream] = max(most.get((link, stream), 0.0), bytes_per_s)
-    demand: dict[int, float] = {}
-    for (link, _), bytes_per_s in most.items():
-        demand[link] = demand.get(link, 0.0) + bytes_per_s
-    return frozenset(link for link, asked in demand.items() if asked > capacities[link] * (1 + 1e-9))

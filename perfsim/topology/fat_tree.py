@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
-from perfsim.topology.base import Cable, Topology
+from perfsim.topology.base import Cable, Floats, Topology
 from perfsim.topology.bisection import halving_cut
 
 Ints = NDArray[np.int64]
@@ -98,11 +98,10 @@ class FatTree(Topology):
         """The id of the first link between a leaf and a spine; those of NICs are smaller."""
         return 2 * self.nodes * self._cables_of_node
 
-    def network_bytes_per_s(self, link: int) -> float:
-        """Capacity of the link of a NIC or of an uplink, by id, without making all links."""
-        if link >= self.first_uplink:
-            return self.leaf_bytes_per_s / self.spines
-        return self.nic_bytes_per_s
+    def network_bytes_per_s(self, links: Ints) -> Floats:
+        """Capacity of links of NICs and uplinks, by id, without making all links."""
+        uplink = self.leaf_bytes_per_s / max(self.spines, 1)
+        return np.where(links >= self.first_uplink, uplink, self.nic_bytes_per_s)
 
     def crossings(self, source: Ints, target: Ints) -> Ints:
         """Ids of the NIC links and uplinks of the routes between ranks, one row a pair; -1: none.

@@ -35,7 +35,7 @@ def test_links_found_in_bulk_are_those_of_the_routes(
         route = [edge for edge in network.route(source, target) if edge.kind in ("nic", "uplink")]
         assert [link for link in row if link >= 0] == [edge.link for edge in route]
         for edge in route:
-            assert network.network_bytes_per_s(edge.link) == edge.bytes_per_s
+            assert network.network_bytes_per_s(np.array([edge.link])) == edge.bytes_per_s
 
 
 def test_a_single_node_has_no_link_to_cross(toys: ModuleType) -> None:
