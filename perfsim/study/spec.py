@@ -10,6 +10,10 @@ from perfsim.calibration import ClusterCalibration
 from perfsim.hardware import CatalogSpec, GpuClusterSpec, Spec, WaferClusterSpec
 from perfsim.workload import TrainingRecipe, TransformerConfig
 
+Verify = Literal["off", "sample", "full"]
+MOST_SAMPLES = 10_000
+"""No step has more classes of GEMM than this."""
+
 
 class CandidateSpec(Spec):
     """A strategy on a system, at one or several device counts."""
@@ -34,8 +38,10 @@ class ConvergenceSpec(Spec):
 class SamplingSpec(Spec):
     """How much of the schedule's arithmetic is executed for real."""
 
-    tasks: Annotated[int, Field(ge=0)] = 12
-    seed: int = 0
+    mode: Verify = "sample"
+    """off; sample: `tasks` classes of GEMM drawn by their FLOPs; full: every class of the step."""
+    tasks: Annotated[int, Field(ge=0, le=MOST_SAMPLES)] = 12
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 
 class StudySpec(CatalogSpec):
