@@ -17,6 +17,7 @@ from perfsim.engine.binding_links import flows_on
 from perfsim.engine.fairshare import Flow
 from perfsim.engine.max_min import TOLERANCE
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
+from perfsim.graph.symmetry import width_of
 from perfsim.study.traffic import PeerClasses, Traffic, gpu_traffic, wafer_traffic
 from perfsim.topology import WHOLE, FatTree, LinkHealth, Topology, WaferTree
 
@@ -30,15 +31,15 @@ class SharedLinks:
 
 
 def shared_links(
-    graph: TaskGraph, topology: Topology, *, peers: ArrayLike = (0,), health: LinkHealth = WHOLE
+    graph: TaskGraph, topology: Topology, *, peers: ArrayLike | None = None, health: LinkHealth = WHOLE
 ) -> SharedLinks:
     """The communications of `graph` that others can slow, or that the network is too thin for.
 
     `peers` numbers the classes of the ranks that a written device stands for, as `unfold` was given
-    them; without it every written device stands for itself. Raises InputError where dead links leave
-    no route.
+    them; a folded graph needs none. Raises InputError where dead links leave no route.
     """
-    traffic = _traffic(graph.works, topology, PeerClasses(np.asarray(peers)), health)
+    classes = np.zeros(width_of(graph), dtype=np.int64) if peers is None else np.asarray(peers)
+    traffic = _traffic(graph.works, topology, PeerClasses(classes), health)
     if not traffic:
         return SharedLinks()
     row = {number: each for each, number in enumerate(traffic)}
@@ -67,10 +68,9 @@ def _table(
     for row, each in enumerate(traffic):
         table[row, np.searchsorted(links, each.links)] = each.times * each.bytes_per_s
     if isinstance(topology, FatTree):
-        table[-1] = topology.network_bytes_per_s(links)
+        table[-1] = topology.crossed_bytes_per_s(links, health.left)
     else:
-        table[-1] = topology.link_bytes_per_s[links]
-    table[-1] *= [health.left.get(link, 1.0) for link in links.tolist()]
+        table[-1] = [health.bytes_per_s(topology.links()[link]) for link in links.tolist()]
     columns = np.ascontiguousarray(table.T)
     first = {column.tobytes(): index for index, column in reversed(list(enumerate(columns)))}
     table = table[:, sorted(first.values())]

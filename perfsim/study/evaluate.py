@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.price import Costs, price
@@ -95,8 +93,7 @@ def evaluate(
     graph = builder.build()
     duration_s = price(graph, costs)
     if contention:
-        peers = np.zeros(plan.layout.tensor * plan.layout.data, dtype=np.int64)
-        links = shared_links(graph, plan.topology, peers=peers)
+        links = shared_links(graph, plan.topology)
         trace = simulate(graph, duration_s, links.flows, links.capacities)
     else:
         trace = critical_path(graph, duration_s)

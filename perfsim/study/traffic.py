@@ -74,7 +74,7 @@ def gpu_traffic(work: Work, tree: FatTree, peers: PeerClasses, health: LinkHealt
         source, target = groups[:, 0], groups[:, 1]
     links = tree.crossings(source, target)
     if health.dead:
-        links = _around(links, source, target, tree, health.dead)
+        links = _around(links, source, target, tree, health)
     found, times = np.unique(links[links >= 0], return_counts=True)
     if not len(found):
         return None
@@ -108,15 +108,14 @@ def _next_in_ring(enters: NDArray[np.bool_]) -> Ints:
     return np.asarray(first[after] + (np.arange(len(enters)) - first[node]) % count[after])
 
 
-def _around(links: Ints, source: Ints, target: Ints, tree: FatTree, dead: frozenset[int]) -> Ints:
-    """The links of all routes, those of a route with a dead link replaced by a way around it."""
-    broken = np.isin(links, list(dead)).any(axis=1)
-    if not broken.any():
-        return links
+def _around(links: Ints, source: Ints, target: Ints, tree: FatTree, health: LinkHealth) -> Ints:
+    """The links of all routes, those of a route that is cut replaced by a way around the cut."""
+    used = np.unique(links[links >= 0])
+    cut = used[tree.crossed_bytes_per_s(used, health.left) == 0.0]
+    broken = np.isin(links, cut).any(axis=1)
     rest = [links[~broken].ravel()]
     for a, b in zip(source[broken].tolist(), target[broken].tolist(), strict=True):
-        way = route_around(tree, a, b, dead)
-        rest.append(np.array([edge.link for edge in way if edge.kind in ("nic", "uplink")], dtype=np.int64))
+        rest.append(np.array(tree.crossed(route_around(tree, a, b, health.dead)), dtype=np.int64))
     return np.concatenate(rest)
 
 

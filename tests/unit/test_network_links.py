@@ -32,10 +32,25 @@ def test_links_found_in_bulk_are_those_of_the_routes(
     ranks = np.random.default_rng(0).integers(0, 72, (300, 2))
     found = network.crossings(ranks[:, 0], ranks[:, 1])
     for (source, target), row in zip(ranks.tolist(), found.tolist(), strict=True):
-        route = [edge for edge in network.route(source, target) if edge.kind in ("nic", "uplink")]
-        assert [link for link in row if link >= 0] == [edge.link for edge in route]
-        for edge in route:
-            assert network.network_bytes_per_s(np.array([edge.link])) == edge.bytes_per_s
+        route = network.route(source, target)
+        assert [link for link in row if link >= 0] == network.crossed(route)
+        crossed = [edge for edge in route if edge.kind in ("nic", "uplink")]
+        capacity = network.crossed_bytes_per_s(np.array(network.crossed(route), dtype=np.int64), {}).tolist()
+        each = [edge.bytes_per_s * (network.spines if edge.kind == "uplink" else 1) for edge in crossed]
+        assert capacity == pytest.approx(each, rel=1e-12), "the uplinks of a leaf stand as one"
+
+
+def test_a_dead_uplink_takes_its_share_of_the_leaf(toys: ModuleType) -> None:
+    network = tree(toys, oversubscription=4.0)
+    left = link_health(network, {"leaf0-spine0": 0.0, "leaf0-spine1": 0.5}).left
+    leaf0, leaf1 = network.crossed(network.route(0, 32))[1:3]
+    assert network.spines == 8
+    links = np.array([leaf0, leaf0 + 1, leaf1])
+    assert (network.crossed_bytes_per_s(links, left) / network.leaf_bytes_per_s).tolist() == [
+        6.5 / 8,
+        6.5 / 8,
+        1.0,
+    ]
 
 
 def test_a_single_node_has_no_link_to_cross(toys: ModuleType) -> None:

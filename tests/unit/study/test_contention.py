@@ -256,3 +256,38 @@ def test_one_slow_port_slows_the_broadcast_to_all(toys: ModuleType) -> None:
     links = shared_links(alone, topology, health=link_health(topology, {"swarmx/1/1-cs5": 0.25}))
     assert len(links.capacities) == 1
     assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).makespan_s == 4 * SECONDS
+
+
+def test_a_step_on_a_fourth_of_the_uplinks_is_longer_by_what_its_sends_wait(toys: ModuleType) -> None:
+    """Two stages of 8 ranks, a leaf each, one micro-batch: all 8 peers send at once, there and back.
+
+    8 messages on 2 uplinks take 4 times as long, and nothing hides a send: the step grows by 3 times
+    the two sends.
+    """
+    job = toys.job(1, num_layers=4, tied_embeddings=False)
+    plan = toys.plan("3d", job, ParallelLayout(tensor=8, pipeline=2))
+    written = toys.graph_of(plan)
+    costs = toys.ToyCosts(plan.system)
+    durations = price(written, costs)
+    steps = []
+    for oversubscription in (1.0, 4.0):
+        topology = oversubscribed(toys, nodes=2, nodes_per_leaf=1, oversubscription=oversubscription)
+        links = shared_links(written, topology)
+        steps.append(simulate(written, durations, links.flows, links.capacities).step_time_s)
+    sends = [work for work in written.works if work.kind is Kind.COMM_SEND]
+    assert len(sends) == 2
+    assert steps[0] == critical_path(written, durations).step_time_s
+    assert steps[1] - steps[0] == pytest.approx(3 * sum(map(costs.duration_s, sends)), rel=1e-6)
+
+
+def test_reduction_pipeline_and_gather_on_one_nic_take_three_times_as_long(
+    toys: ModuleType, topology: Topology
+) -> None:
+    """A data-parallel reduction, a pipeline send and a gather of sharded parameters, all out of GPU 0."""
+    gather = Work("gather", Kind.COMM_COLL, "all_gather", "data_communication", (), 1e6, RankGroup(0, 8, 4))
+    three = graph(
+        (reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"),
+        (send(toys, "next", 0, 8), "gpu0/send-next"),
+        (gather, "gpu0/nccl-gather"),
+    )
+    assert run(three, topology) == [3 * SECONDS] * 3
