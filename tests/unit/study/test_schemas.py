@@ -32,7 +32,7 @@ def written(path: Path) -> Any:
 
 
 def kind_of_file(folder: str, data: Any) -> str:
-    if folder == "studies" and "grid" in data:
+    if folder == "studies" and "study" in data:
         return "sweep"
     return next(kind for kind, each in FOLDERS.items() if each == folder)
 
