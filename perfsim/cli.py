@@ -88,19 +88,16 @@ def main() -> None:
     "--out", type=click.Path(path_type=Path), default=None, help="Where to write; reports/STUDY if absent."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
-<<<<<<< HEAD
-def study(study: str, compare: str, out: Path | None, as_json: bool) -> None:
+def study(study: str, compare: str, verify: str | None, out: Path | None, as_json: bool) -> None:
     """Answer a STUDY: a name of the catalogue, or a YAML file; one with a grid or variants as a sweep."""
     from perfsim.study.sweeping.sweep import is_sweep
 
     names = [name.strip() for name in compare.split(",") if name.strip()]
     if is_sweep(study):
+        if verify is not None:
+            raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
         _answer_sweep(study, out, as_json=as_json, only=names)
         return
-=======
-def study(study: str, compare: str, verify: str | None, out: Path | None, as_json: bool) -> None:
-    """Answer a STUDY: a name of the catalogue, or a YAML file."""
->>>>>>> main
     from perfsim.report.page import write_report
     from perfsim.report.summary import summary_dict, summary_text, write_summary
     from perfsim.report.tables import terminal_table
@@ -108,12 +105,7 @@ def study(study: str, compare: str, verify: str | None, out: Path | None, as_jso
     from perfsim.study.sampling import must_be_right, with_verify
 
     spec = load_study(study)
-<<<<<<< HEAD
-    run = run_study(spec, names, _progress(quiet=as_json))
-=======
-    names = [name.strip() for name in compare.split(",") if name.strip()]
     run = run_study(with_verify(spec, verify), names, _progress(quiet=as_json))
->>>>>>> main
     folder = out or Path("reports") / spec.name
     trace_names = _write_traces(run, folder)
     page = write_report(run.result, folder, trace_name=trace_names[0] if trace_names else None)
