@@ -36,10 +36,7 @@ class Series:
     @property
     def circumstance(self) -> str:
         """Its variant by name, and what else the grid varies."""
-        return ", ".join(
-            value if path == VARIANT else f"{path.rpartition('.')[2]} {value}"
-            for path, value in self.circumstances
-        )
+        return ", ".join(worded(self.circumstances))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -95,6 +92,11 @@ def circumstances(each: PointResult) -> Circumstances:
     return tuple(
         (path, shown(value)) for path, value in each.point.settings.items() if path not in BATCH_PATHS
     )
+
+
+def worded(settings: Circumstances) -> list[str]:
+    """`software_release r1.7`: each setting by the last part of its path, a variant by its name alone."""
+    return [value if path == VARIANT else f"{path.rpartition('.')[2]} {value}" for path, value in settings]
 
 
 def shown(value: Any) -> str:
