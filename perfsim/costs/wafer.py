@@ -1,8 +1,9 @@
 """Seconds of work on a wafer-scale cluster.
 
-Compute is FLOPs over the efficiency that a software release was measured to reach, plus a fixed
-overhead a layer. Weights and gradients pass a tree at line rate: a layer occupies MemoryX and the
-tree for its bytes over the slowest link, and its first byte takes one hop a level.
+Compute is FLOPs over the efficiency that a software release was measured to reach, plus movement over
+the mesh of cores (`perfsim.costs.mesh`). Weights and gradients pass a tree at line rate: a layer
+occupies MemoryX and the tree for its bytes over the slowest link, and its first byte takes one hop a
+level.
 """
 
 from __future__ import annotations
@@ -10,14 +11,12 @@ from __future__ import annotations
 from perfsim.calibration import WaferCalibration
 from perfsim.collectives import in_network
 from perfsim.costs.gpu import peak_flop_per_s
+from perfsim.costs.mesh import MeshCosts
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import Work
 from perfsim.hardware import WaferClusterSpec
 from perfsim.topology import Topology
 from perfsim.workload import TrainingRecipe
-
-FORWARD_SHARE = 1.0 / 3.0
-"""Share of the per-layer overhead in the forward pass: work is 1 to 2."""
 
 
 class WaferCosts:
@@ -36,7 +35,12 @@ class WaferCosts:
             recipe.software_release or system.software_release, calibration
         )
         self.flop_per_s = calibration.efficiency[self.release] * peak_flop_per_s(system, recipe)
-        self.layer_overhead_s = calibration.layer_overhead_s
+        self.mesh = MeshCosts(
+            flop_per_s=self.flop_per_s,
+            link_s_per_element=calibration.link_s_per_element,
+            cores=system.device.compute_units,
+            sram_bytes_per_s=system.device.memory.bandwidth,
+        )
         self.stream_bytes_per_s = min(
             system.memoryx.bandwidth, system.swarmx.bandwidth, system.io_bytes_per_s
         )
@@ -52,19 +56,13 @@ class WaferCosts:
                 return work.comm_bytes / self.stream_bytes_per_s + self.tree_latency_s(work.comm_bytes)
             case "memoryx_update":
                 return work.comm_bytes / self.system.memoryx.update_bandwidth
-        return work.flop / self.flop_per_s + self._overhead_s(work)
+        return self.mesh.duration_s(work.kernels)
 
     def tree_latency_s(self, n_bytes: float) -> float:
         """First byte from MemoryX to a system, or back: a hop and a chunk a level of the tree."""
         tree, leaves = self.system.swarmx, self.topology.num_devices
         whole = in_network.time_s(n_bytes, leaves, tree.fan_out, tree.bandwidth, tree.hop_latency, tree.chunk)
         return float(whole) - n_bytes / tree.bandwidth
-
-    def _overhead_s(self, work: Work) -> float:
-        if not work.op.startswith("layer."):
-            return 0.0
-        share = 1.0 - FORWARD_SHARE if work.op == "layer.backward" else FORWARD_SHARE
-        return share * self.layer_overhead_s
 
 
 def nearest_release(wanted: str, calibration: WaferCalibration) -> tuple[str, str]:

@@ -47,16 +47,24 @@ class WeightStreaming:
     prefetch_depth = PREFETCH_DEPTH
 
     def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
-        """For each recompute group, the fewest micro-batches that fit."""
+        """Of the recompute groups those that need the fewest micro-batches, each split evenly.
+
+        The software splits a batch that exceeds the wafer, and only such a batch: its best published
+        micro-batches are some 90 sequences, where keeping all activations would leave room for a few.
+        """
         system = topology.system
         if not isinstance(system, WaferClusterSpec):
             return
         per_system = -(-job.global_batch_size // topology.num_devices)
-        for group in RECOMPUTE_GROUPS:
-            largest = largest_micro_batch(job, system, per_system, group, self.prefetch_depth)
-            if largest:
-                base = ParallelLayout(data=topology.num_devices)
-                yield with_policy(base, even_micro_batch(per_system, largest), group)
+        sizes = {
+            group: even_micro_batch(per_system, largest)
+            for group in RECOMPUTE_GROUPS
+            if (largest := largest_micro_batch(job, system, per_system, group, self.prefetch_depth))
+        }
+        largest_size = max(sizes.values(), default=0)
+        for group, size in sizes.items():
+            if size == largest_size:
+                yield with_policy(ParallelLayout(data=topology.num_devices), size, group)
 
     def plan(
         self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
@@ -110,21 +118,29 @@ class WeightStreaming:
         _Writer(plan, builder, self.prefetch_depth).write()
 
     def estimate_s(self, plan: Plan, duration: Duration) -> float:
-        """Sum over blocks of the larger of compute and stream, and the bubble between two steps."""
+        """Sum over blocks of the larger of compute and stream, and what updates and first weights take after.
+
+        A block is updated when its gradient is complete and the update before it is done.
+        """
         works = block_works(plan)
         streamed_again = plan.layout.recompute_layers > 1
-        each = 0.0
-        for work in works:
-            load = duration(work.load)
-            again = duration(work.recompute) if work.recompute is not None else 0.0
-            each += max(duration(work.forward), load)
-            if again and streamed_again:
-                each += max(again, load)
-                again = 0.0
-            each += max(again + duration(work.backward), load, duration(work.reduce))
-        first = works[0]
-        bubble = sum(duration(work) for work in (first.reduce, first.update, first.load, first.broadcast))
-        return plan.num_microbatches * each + bubble
+        forward_s = sum(max(duration(work.forward), duration(work.load)) for work in works)
+        backward_s = updated_s = 0.0
+        for work in reversed(works):
+            backward_s += _backward_s(work, duration, streamed_again=streamed_again)
+            updated_s = max(updated_s, backward_s + duration(work.reduce)) + duration(work.update)
+        wait_s = updated_s - backward_s + duration(works[0].load) + duration(works[0].broadcast)
+        return plan.num_microbatches * (forward_s + backward_s) + wait_s
+
+
+def _backward_s(work: BlockWorks, duration: Duration, *, streamed_again: bool) -> float:
+    """A block's backward: the longest of compute, stream and gradients; recompute may stream of its own."""
+    load = duration(work.load)
+    again = duration(work.recompute) if work.recompute is not None else 0.0
+    first = 0.0
+    if again and streamed_again:
+        first, again = max(again, load), 0.0
+    return first + max(again + duration(work.backward), load, duration(work.reduce))
 
 
 class _Writer:
