@@ -12,8 +12,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from perfsim.calibration import CollectiveCalibration, GpuCalibration, WaferCalibration
+from perfsim.sizes import MOST_DEVICES
 from perfsim.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds, Watts
 
+Devices = Annotated[PositiveInt, Field(le=MOST_DEVICES)]
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 
 
@@ -75,10 +77,10 @@ class LinkSpec(CatalogSpec):
 class NodeSpec(Spec):
     """A server: devices behind one switch, and NICs that all devices share equally."""
 
-    devices: PositiveInt
+    devices: Devices
     scale_up: LinkSpec
     """From one device into the node's switch, one direction."""
-    nics: PositiveInt
+    nics: Devices
     nic: LinkSpec
 
     @property
@@ -90,7 +92,7 @@ class NodeSpec(Spec):
 class FatTreeSpec(Spec):
     """A two-level fat tree: leaf switches under spines; oversubscription 1 is non-blocking."""
 
-    nodes_per_leaf: PositiveInt
+    nodes_per_leaf: Devices
     oversubscription: Annotated[float, Field(ge=1.0)] = 1.0
     switch_latency: Seconds
 
@@ -130,11 +132,11 @@ class WaferClusterSpec(CatalogSpec):
 
     kind: Literal["wafer-cluster"]
     device: DeviceSpec
-    io_ports: PositiveInt
+    io_ports: Devices
     io_link: LinkSpec
     memoryx: MemoryXSpec
     swarmx: SwarmXSpec
-    max_systems: PositiveInt
+    max_systems: Devices
     software_release: str
     """The release whose efficiency is used unless the question names another."""
     weight_bytes: Annotated[float, Field(gt=0)]

@@ -75,7 +75,7 @@ class Trace:
     def device_breakdowns(self) -> dict[str, dict[str, float]]:
         """Every second of the step window on each computing device, by category.
 
-        A device is the first part of a stream's name, and computes if it has a stream `compute`.
+        Devices stand in the first part of a stream's name, and compute if they have a stream `compute`.
         Time in which that stream is busy belongs to the category of its task; time in which only
         other streams of the device, or streams of stores and networks that no device owns, are busy
         is *exposed* and belongs to theirs, in the order of `EXPOSED`; the rest is `bubble`.
@@ -103,26 +103,30 @@ class Trace:
 
     def _device_tasks(self) -> Iterator[tuple[str, Ints, Ints, tuple[float, float]]]:
         """Each computing device, what it computes, what else may keep it waiting, and its step window."""
-        owners = [name.split("/", 1)[0] for name in self.graph.streams]
-        computing = {owner for owner, name in zip(owners, self.graph.streams, strict=True) if _computes(name)}
+        owners = [name.split("/", 1)[0].split("+") for name in self.graph.streams]
+        computing = dict.fromkeys(
+            owner
+            for names, stream in zip(owners, self.graph.streams, strict=True)
+            if _computes(stream)
+            for owner in names
+        )
         tasks = self._tasks_of_streams()
         earlier_s = self._earlier_s(owners, tasks)
-        for device in sorted(computing, key=owners.index):
-            mine = [s for s, owner in enumerate(owners) if owner == device or owner not in computing]
+        for device in computing:
+            mine = [s for s, names in enumerate(owners) if device in names or names[0] not in computing]
             compute = [tasks[s] for s in mine if _computes(self.graph.streams[s])]
             others = [tasks[s] for s in mine if not _computes(self.graph.streams[s])]
             low, high = (edge - earlier_s.get(device, 0.0) for edge in self.step_window_s)
             yield device, np.concatenate(compute), np.concatenate(others or [_NONE]), (low, high)
 
-    def _earlier_s(self, owners: list[str], tasks: list[Ints]) -> dict[str, float]:
+    def _earlier_s(self, owners: list[list[str]], tasks: list[Ints]) -> dict[str, float]:
         """How much earlier than the last one each device computes; nothing where one step is written."""
         if len(self.graph.step_ends) == 1:
             return {}
-        ends = {
-            owner: float(self.end_s[mine].max())
-            for owner, name, mine in zip(owners, self.graph.streams, tasks, strict=True)
-            if _computes(name)
-        }
+        ends: dict[str, float] = {}
+        for names, stream, mine in zip(owners, self.graph.streams, tasks, strict=True):
+            for owner in names if _computes(stream) else ():
+                ends[owner] = max(ends.get(owner, 0.0), float(self.end_s[mine].max()))
         return {owner: max(ends.values()) - end_s for owner, end_s in ends.items()}
 
     def mean_breakdown(self) -> dict[str, float]:

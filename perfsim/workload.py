@@ -12,7 +12,21 @@ from pydantic import Field, PositiveInt, model_validator
 
 from perfsim.calibration import FrameworkCalibration
 from perfsim.hardware import CatalogSpec, Precision
+from perfsim.sizes import (
+    MOST_HEADS,
+    MOST_LAYERS,
+    MOST_POSITIONS,
+    MOST_SEQUENCES,
+    MOST_VOCABULARY,
+    MOST_WIDTH,
+)
 
+Layers = Annotated[PositiveInt, Field(le=MOST_LAYERS)]
+Width = Annotated[PositiveInt, Field(le=MOST_WIDTH)]
+Heads = Annotated[PositiveInt, Field(le=MOST_HEADS)]
+Vocabulary = Annotated[PositiveInt, Field(le=MOST_VOCABULARY)]
+Positions = Annotated[PositiveInt, Field(le=MOST_POSITIONS)]
+Sequences = Annotated[PositiveInt, Field(le=MOST_SEQUENCES)]
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["standard", "flash"]
 
@@ -20,13 +34,13 @@ Attention = Literal["standard", "flash"]
 class TransformerConfig(CatalogSpec):
     """A decoder (or encoder) stack of identical layers between an embedding and a head."""
 
-    num_layers: PositiveInt
-    hidden_size: PositiveInt
-    num_attention_heads: PositiveInt
-    ffn_hidden_size: PositiveInt
-    vocab_size: PositiveInt
-    max_position_embeddings: PositiveInt
-    num_query_groups: PositiveInt | None = None
+    num_layers: Layers
+    hidden_size: Width
+    num_attention_heads: Heads
+    ffn_hidden_size: Width
+    vocab_size: Vocabulary
+    max_position_embeddings: Positions
+    num_query_groups: Heads | None = None
     """Key and value heads; None: as many as query heads."""
     gated_mlp: bool = False
     tied_embeddings: bool = True
@@ -74,10 +88,10 @@ class TransformerConfig(CatalogSpec):
 class TrainingRecipe(CatalogSpec):
     """How a model is trained: precision, optimizer, lengths, and what ends the run."""
 
-    seq_length: PositiveInt
+    seq_length: Positions
     precision: Precision = "bf16"
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    global_batch_size: PositiveInt | None = None
+    global_batch_size: Sequences | None = None
     """Sequences over all devices; None: the study chooses."""
     attention: Attention = "standard"
     recompute: Recompute | Literal["auto"] = "auto"
@@ -89,7 +103,7 @@ class TrainingRecipe(CatalogSpec):
     """Attention and residual dropout, which cost a pass over memory and keep their masks."""
     host_blocking: bool = False
     """The host waits for every kernel (CUDA_LAUNCH_BLOCKING)."""
-    lm_head_positions: PositiveInt | None = None
+    lm_head_positions: Positions | None = None
     """Positions of each sequence that reach the language-model head; None: all."""
     tokens: Annotated[float, Field(gt=0)] | None = None
     """D_min: tokens to the target in the limit of small batches."""

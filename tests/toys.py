@@ -6,7 +6,7 @@ Loaded by path from the root conftest (fixture `toys`), because tests are not a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfsim.calibration import WaferCalibration
@@ -179,6 +179,11 @@ def transfer(name: str, ranks: RankGroup, category: str = "pipeline_communicatio
     """A class of communication among ranks."""
     fields: dict[str, Any] = {"op": "send_recv", "comm_bytes": 1e6, "writes": (TensorClass("t", 1e6),)}
     return Work(name, Kind.COMM_SEND, category=category, group=ranks, **(fields | changes))
+
+
+def collective(name: str, ranks: RankGroup) -> Work:
+    """A class of sums over a group."""
+    return replace(transfer(name, ranks, "data_communication", op="all_reduce"), kind=Kind.COMM_COLL)
 
 
 def chain(lengths: Mapping[str, int], join: Callable[[GraphBuilder, dict[str, int]], None]) -> TaskGraph:

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.errors import GraphError, InputError, LayoutError, MemoryCapacityError, Problem
-from perfsim.graph import GraphBuilder, Slots, Template, Work
+from perfsim.graph import EMBEDDING, HEAD, GraphBuilder, Slots, Template, Work
 from perfsim.hardware import WaferClusterSpec
+from perfsim.sizes import passes_problem
 from perfsim.strategies.plan import Duration, Plan
 from perfsim.strategies.streaming_blocks import BlockWorks, block_works
 from perfsim.strategies.wafer_memory import (
@@ -34,7 +35,7 @@ from perfsim.workload import Job, ParallelLayout
 PREFETCH_DEPTH = 1
 """Layers whose weights may arrive ahead of the one that computes."""
 RECOMPUTE_GROUPS = (0, 1, 2, 4)
-STEPS = 2
+LEAST_STEPS = 2
 """The second step shows the steady state: its first weights wait for the first step's updates."""
 
 
@@ -104,6 +105,8 @@ class WeightStreaming:
             problems.append(
                 f"micro_batch_size {layout.micro_batch_size} is more than a system's {per_system} sequences"
             )
+        elif problem := passes_problem(job.model.num_layers, -(-per_system // layout.micro_batch_size)):
+            problems.append(problem)
         return problems
 
     @staticmethod
@@ -115,6 +118,7 @@ class WeightStreaming:
 
     def emit(self, plan: Plan, builder: GraphBuilder) -> None:
         """Write two steps; the second is the steady state."""
+        builder.fold(plan.layout.data)
         _Writer(plan, builder, self.prefetch_depth).write()
 
     def estimate_s(self, plan: Plan, duration: Duration) -> float:
@@ -156,9 +160,10 @@ class _Writer:
         self.works = block_works(plan)
         self.group = max(1, plan.layout.recompute_layers)
         self.passes = plan.num_microbatches
+        self.steps = max(LEAST_STEPS, plan.least_steps)
 
     def write(self) -> None:
-        flags = [(step > 0, number > 0) for step in range(STEPS) for number in range(self.passes)]
+        flags = [(step > 0, number > 0) for step in range(self.steps) for number in range(self.passes)]
         kinds = list(dict.fromkeys((*flag, index > 0) for index, flag in enumerate(flags)))
         templates = [self._pass(*kind) for kind in kinds] + [self._update()]
         sequence: list[int] = []
@@ -194,9 +199,15 @@ class _Writer:
         template = self.builder.template()
         for number in reversed(range(len(self.works))):
             gradient = template.port(f"gradient{number}")
-            weights = template.task(self.works[number].update, "memoryx/update", [gradient])
+            block = _block(number, len(self.works))
+            weights = template.task(self.works[number].update, "memoryx/update", [gradient], block=block)
             template.output(f"weights{number}", weights.tensor)
         return template
+
+
+def _block(number: int, count: int) -> int:
+    """What a block is called in the graph: the embedding, a layer's number, or the head."""
+    return {0: EMBEDDING, count - 1: HEAD}.get(number, number - 1)
 
 
 def _latest(index: NDArray[np.int64], marked: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -225,7 +236,7 @@ class _Pass:
         hidden: list[int] = []
         for number in range(count):
             weights = self._stream(number)
-            hidden.append(self._compute(self.works[number].forward, [weights, *hidden[-1:]]))
+            hidden.append(self._compute(number, self.works[number].forward, [weights, *hidden[-1:]]))
             self.computed.append(hidden[-1])
         gradient = hidden[-1]
         for group in reversed(self._groups()):
@@ -260,7 +271,7 @@ class _Pass:
         recompute = self.works[number].recompute
         if recompute is None:
             raise GraphError(f"block {number} is in a group that is made again, but has no work for it")
-        again = self._compute(recompute, [self._stream(number), before])
+        again = self._compute(number, recompute, [self._stream(number), before])
         self.computed.append(again)
         return again
 
@@ -268,8 +279,9 @@ class _Pass:
         """Send a block's weights to every wafer, no further ahead than the prefetch depth."""
         works = self.works[number]
         reads = [self.template.port(f"weights{number}")] if self.updated else []
-        load = self.template.task(works.load, "memoryx/out", reads, self._freed())
-        return self.template.task(works.broadcast, "swarmx/down", [load.tensor]).tensor
+        block = _block(number, len(self.works))
+        load = self.template.task(works.load, "memoryx/out", reads, self._freed(), block)
+        return self.template.task(works.broadcast, "swarmx/down", [load.tensor], block=block).tensor
 
     def _freed(self) -> list[int]:
         """The computation whose end frees the slot that the next weights take."""
@@ -283,12 +295,14 @@ class _Pass:
         weights = self._stream(number)
         reads = [weights, gradient, before]
         if works.recompute is not None and not made:
-            reads.append(self._compute(works.recompute, [weights, before]))
-        result = self._compute(works.backward, reads)
+            reads.append(self._compute(number, works.recompute, [weights, before]))
+        result = self._compute(number, works.backward, reads)
         adds = [self.template.port(f"gradient{number}")] if self.adds else []
-        summed = self.template.task(works.reduce, "swarmx/up", [result + 1, *adds])
+        block = _block(number, len(self.works))
+        summed = self.template.task(works.reduce, "swarmx/up", [result + 1, *adds], block=block)
         self.template.output(f"gradient{number}", summed.tensor)
         return result
 
-    def _compute(self, work: Work, reads: list[int]) -> int:
-        return self.template.task(work, "cs0/compute", reads).tensor
+    def _compute(self, number: int, work: Work, reads: list[int]) -> int:
+        block = _block(number, len(self.works))
+        return self.template.task(work, "cs0/compute", reads, block=block).tensor

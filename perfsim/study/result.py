@@ -127,6 +127,11 @@ class SamplingSummary:
     bound: float
     passed: bool
     by_partition: Mapping[str, int] = field(default_factory=dict)
+    mode: str = "sample"
+    worst: str = ""
+    """The sample that came closest to its bound: name, pass, and how it was partitioned."""
+    failed: tuple[str, ...] = ()
+    """Samples whose partition gave another product, in the same words."""
 
 
 @dataclass(frozen=True, slots=True)

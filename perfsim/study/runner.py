@@ -160,7 +160,7 @@ def _batches(spec: StudySpec, target: Target, devices: int) -> list[int]:
 
 def _answer(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
     answered = answer_candidate(spec, candidate, devices, target)
-    sampling = sample_step(answered.evaluation, spec.sampling.tasks, spec.sampling.seed)
+    sampling = sample_step(answered.evaluation, spec.sampling)
     return replace(answered, sampling=sampling)
 
 
