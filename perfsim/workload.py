@@ -112,7 +112,9 @@ class TrainingRecipe(CatalogSpec):
     framework: FrameworkCalibration | None = None
     """What the training framework's host side costs; needed on GPUs."""
     software_release: str | None = None
-    """Release of a wafer cluster's software; None: the system's."""
+    """Release of a wafer cluster's software; None: the system's. peak: an upper bound, never observed."""
+    weight_sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the weights of the layers' matrices that are zero, anywhere; wafers skip them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +140,9 @@ class ParallelLayout:
 
     Ranks: tensor innermost, then data, then pipeline; consecutive ranks fill a node.
     `layers_per_stage` has one entry per virtual stage in the order of the data; None: even.
-    On a wafer cluster `data` counts systems and `recompute_layers` is the group of layers whose
-    activations are made again (0: all kept).
+    On a wafer cluster `data` counts systems, `recompute_layers` is the group of layers whose activations
+    are made again (0: all kept), `spill` keeps what is kept on activation servers instead of the wafer,
+    and `stream_chunks` is the number of pieces in which a layer streams (1: as a whole).
     """
 
     tensor: int = 1
@@ -153,6 +156,8 @@ class ParallelLayout:
     recompute: Recompute = "none"
     layers_per_stage: tuple[int, ...] | None = None
     recompute_layers: int = 0
+    spill: bool = False
+    stream_chunks: int = 1
     order: str = "tp-dp-pp"
 
     @property

@@ -27,6 +27,7 @@ STREAMS = {
     "gradient_stream": "gradient egress",
     "update": "update bubble",
     "input": "input",
+    "spill": "exposed spilling",
     "bubble": "bubble",
     "optimizer": "optimizer",
 }
@@ -188,4 +189,7 @@ _WAITS: Mapping[str, Callable[[Plan], str]] = {
     ),
     "optimizer": lambda _: "optimizer states sharded over replicas (ZeRO 1), or a larger batch",
     "input": lambda _: "more activation servers, which feed the samples",
+    "exposed spilling": lambda _: (
+        "more activation servers, which keep the activations, or smaller micro-batches"
+    ),
 }

@@ -108,7 +108,7 @@ def test_twice_the_link_hides_streaming_at_half_the_tokens() -> None:
     slow = ideal_system()
     fast = default_catalog().override(
         slow,
-        {"io_ports": 24, "memoryx.bandwidth": "300 GB/s", "swarmx.bandwidth": "300 GB/s"},
+        {"io_ports": 24, "memoryx.server.bandwidth": "25 GB/s", "swarmx.bandwidth": "300 GB/s"},
     )
     roofs = [why_of(run_at(system, 256, 64)).streaming_roof for system in (slow, fast)]
     assert roofs[0] is not None

@@ -53,10 +53,10 @@ def test_efficiency_is_one_for_the_smallest_and_the_speedup_over_the_devices_for
 
 
 def test_circumstances_make_series_and_batches_do_not(write_sweep: Write, tmp_path: Path) -> None:
-    grid = "  system.memoryx.bandwidth: [50 GB/s, 1 TB/s]\n  recipe.global_batch_size: [2, 8]"
+    grid = "  system.memoryx.server.bandwidth: [5 GB/s, 1 TB/s]\n  recipe.global_batch_size: [2, 8]"
     result = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "points.sqlite", jobs=1)
     assert [series.label for series in series_of(result)] == [
-        "cs-2, weight-streaming, bandwidth 50 GB/s",
+        "cs-2, weight-streaming, bandwidth 5 GB/s",
         "cs-2, weight-streaming, bandwidth 1 TB/s",
     ]
 
