@@ -435,7 +435,7 @@ def steps(measured: Path, out: Path | None) -> None:
     "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
 )
 def wafer(cases: Path, device: str, out: Path | None) -> None:
-    """Fit a wafer's efficiency by release and its overhead a layer to the logs in CASES."""
+    """Fit a wafer's efficiency by release of its software to the logs in CASES."""
     from perfsim.study.fitting.calibrate import calibrate_wafer
 
     _must_exist(cases)
