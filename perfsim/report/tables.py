@@ -61,7 +61,7 @@ def terminal_table(result: StudyResult, *, width: int = 100, encoding: str = "as
 
 
 def _edge_lines(result: StudyResult, width: int) -> list[str]:
-    """One line that names the candidates whose best batch is an end of the grid; none where there are none."""
+    """One line that names candidates whose best batch is an end of the grid; none where there are none."""
     ends = [each for each in result.candidates if each.batch_at_edge]
     if not ends:
         return []
