@@ -176,8 +176,6 @@ class StreamingSpec(Spec):
     """Layers whose weights may be sent ahead of the one that computes."""
     weights_held: Literal["chunk", "layer"]
     """What a wafer holds of a layer on its way: a chunk, used as it arrives, or all of it."""
-    duplex: bool
-    """Whether weights and gradients pass a link at the same time; false: they share it."""
     accumulate_at: Literal["memoryx", "swarmx", "wafer"]
     """Where the gradients of a step's micro-batches are summed."""
     staged_layers: PositiveInt
@@ -197,6 +195,8 @@ class SwarmXSpec(Spec):
     hop_latency: Seconds
     chunk: Bytes
     """What a tree node forwards at once: the unit of pipelining."""
+    duplex: bool = True
+    """Whether weights down and gradients up each have the bandwidth of a link; else they share it."""
 
 
 class WaferClusterSpec(CatalogSpec):

@@ -15,6 +15,8 @@ from perfsim.strategies import Plan
 from perfsim.study.batches import BatchChoice
 from perfsim.study.cluster import cluster_note
 from perfsim.study.evaluate import Evaluation
+from perfsim.study.published.reached import above_all_published
+from perfsim.study.remarks import edge_remark
 from perfsim.study.result import BatchPoint, CandidateResult, MemoryBar, TimelineBar, Why
 from perfsim.study.why import why
 
@@ -65,7 +67,6 @@ def metrics(evaluation: Evaluation) -> dict[str, Any]:
         "step_breakdown_s": dict(evaluation.breakdown_s),
         "why": asdict(why_of(evaluation)),
         "cluster_calibration": _scale(evaluation.cluster),
-        "notes": list(plan.notes),
     }
 
 
@@ -91,16 +92,12 @@ def _scale(cluster: ClusterCalibration | None) -> dict[str, Any] | None:
 
 
 def candidate_result(
-    evaluation: Evaluation, choice: BatchChoice, curve: Sequence[BatchChoice]
+    evaluation: Evaluation, choice: BatchChoice, curve: Sequence[BatchChoice], tried: Sequence[int] = ()
 ) -> CandidateResult:
-    """A candidate at its best batch."""
-    notes = (
-        *evaluation.plan.notes,
-        choice.answer.regime_text,
-        *([cluster_note(evaluation.cluster)] if evaluation.cluster else []),
-    )
+    """A candidate at its best batch, the best of those `tried`."""
+    edge = edge_remark(tried, evaluation.plan.job.global_batch_size)
     return CandidateResult(
-        **{**metrics(evaluation), "why": why_of(evaluation), "notes": notes},
+        **{**metrics(evaluation), "why": why_of(evaluation)},
         steps=choice.answer.steps,
         time_to_accuracy_s=choice.answer.time_s,
         time_to_accuracy_band_s=choice.answer.band_s,
@@ -111,6 +108,13 @@ def candidate_result(
         ),
         batch_curve=tuple(_point(each) for each in curve),
         timeline=timeline(evaluation),
+        notes=(
+            *evaluation.plan.notes,
+            choice.answer.regime_text,
+            *filter(None, [edge, above_all_published(evaluation.plan, evaluation.mfu)]),
+            *([cluster_note(evaluation.cluster)] if evaluation.cluster else []),
+        ),
+        batch_at_edge=edge,
     )
 
 

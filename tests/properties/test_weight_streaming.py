@@ -77,7 +77,7 @@ MACHINES: dict[str, dict[str, Any]] = {
     "state in flash": {"memoryx.optimizer_state_in": "flash"},
     "all in flash": {"memoryx.weights_in": "flash", "memoryx.optimizer_state_in": "flash"},
     "no prefetch": {"streaming.prefetch_depth": 0},
-    "half duplex": {"streaming.duplex": False},
+    "half duplex": {"swarmx.duplex": False},
     "summed in the tree": {"streaming.accumulate_at": "swarmx"},
     "summed on the wafer": {"streaming.accumulate_at": "wafer"},
     "slow samples": {"activation_servers.bandwidth": 3e5},

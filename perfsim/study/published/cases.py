@@ -120,6 +120,30 @@ class CaseFile(Spec):
     cases: Annotated[tuple[StepCase, ...], Field(max_length=MOST_CASES)]
 
 
+BatchRow = Annotated[tuple[float | None, ...], Field(min_length=2, max_length=4)]
+"""Global batch, mean to the target, and where known standard deviation and number of seeds."""
+
+
+class ConvergenceCase(Spec):
+    """One benchmark at several batch sizes: how many samples or epochs it needs to its target."""
+
+    id: str
+    family: str
+    source: dict[str, Any] = Field(default_factory=dict)
+    unit: str = ""
+    columns: tuple[str, ...] = ()
+    points: Annotated[tuple[BatchRow, ...], Field(min_length=1)]
+    notes: str = ""
+    """`fine-tuning` or `warm` at the beginning: the runs did not begin from random weights."""
+
+
+class ConvergenceFile(Spec):
+    """A file of convergence cases."""
+
+    schema_version: int = Field(alias="schema")
+    cases: Annotated[tuple[ConvergenceCase, ...], Field(max_length=MOST_CASES)]
+
+
 def case_job(case: StepCase, catalog: Catalog) -> Job:
     """The model and recipe of a case."""
     fields = case.model.model_dump(exclude={"seq_length"})
