@@ -107,7 +107,7 @@ def run(
 
     def note(i: int) -> None:
         assert ends[i] == -1.0, "a flow ends once"
-        ends[i] = env.now
+        ends[i] = share.now_s
 
     def begin(i: int, _event: simpy.Event) -> None:
         share.start(started[i].flow, started[i].duration_s, partial(note, i))
