@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from perfsim.engine.grid import Floats, Ticks, in_seconds, on_exact_grid
@@ -18,32 +20,33 @@ def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
     """
     if len(duration_s) != len(graph):
         raise ValueError(f"{len(duration_s)} durations for {len(graph)} tasks")
+    return on_exact_grid(partial(longest_path, graph), duration_s)
+
+
+def longest_path(graph: TaskGraph, took: Ticks, exponent: int) -> Trace:
+    """The same with durations in ticks of 2^exponent s."""
     chains = graph.chains
-
-    def run(took: Ticks, exponent: int) -> Trace:
-        since = in_seconds(chains.since_start(took), exponent)
-        ends = np.empty(len(graph))
-        ends[chains.order] = np.repeat(_starts(chains, since), chains.length) + since
-        return Trace(graph, ends - in_seconds(took, exponent), ends)
-
-    return on_exact_grid(run, duration_s)
+    since_s = in_seconds(chains.since_start(took), exponent)
+    end_s = np.empty(len(graph))
+    end_s[chains.order] = np.repeat(_starts(chains, since_s), chains.length) + since_s
+    return Trace(graph, end_s - in_seconds(took, exponent), end_s)
 
 
-def _starts(chains: Chains, since: Floats) -> Floats:
+def _starts(chains: Chains, since_s: Floats) -> Floats:
     """When each chain starts, from the time between its tasks' ends and that."""
     pairs = chains.pairs
-    since = np.append(since, 0.0)  # place -1
+    since_s = np.append(since_s, 0.0)  # place -1
     values = [0.0]
     append = values.append
     for left, after_left, right, after_right in zip(
         pairs.left_value.tolist(),
-        since[pairs.left_place].tolist(),
+        since_s[pairs.left_place].tolist(),
         pairs.right_value.tolist(),
-        since[pairs.right_place].tolist(),
+        since_s[pairs.right_place].tolist(),
         strict=True,
     ):
         one, other = values[left] + after_left, values[right] + after_right
-        append(one if one > other else other)
+        append(max(other, one))
     return np.array(values)[pairs.value_of_chain]
 
 

@@ -40,7 +40,7 @@ def in_ticks(duration_s: Floats, exponent: int) -> Ticks:
 
 def in_seconds(ticks: Ticks, exponent: int) -> Floats:
     """Ticks of 2^exponent s in seconds, exactly."""
-    return ticks * 2.0**exponent
+    return np.asarray(ticks * 2.0**exponent)
 
 
 def on_exact_grid(run: Run, duration_s: Floats) -> Trace:
