@@ -19,7 +19,7 @@ from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
 from perfsim.workload import TrainingRecipe
 
 COMMUNICATION = "_communication"
-EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update", "input")
+EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update", "input", "spill")
 
 
 @dataclass(frozen=True)

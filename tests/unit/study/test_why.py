@@ -56,10 +56,10 @@ def test_gpus_are_told_their_own_waits() -> None:
 
 
 def ideal_system(efficiency: float = 1.0) -> WaferClusterSpec:
-    """A CS-2 whose wafer has one efficiency and whose layers have no fixed time; at 1 an upper bound."""
+    """A CS-2 whose wafer has one efficiency and whose mesh moves everything at once; at 1 an upper bound."""
     changes = {
         "device.calibration.efficiency": {"r2.0": efficiency},
-        "device.calibration.layer_overhead_s": "0 s",
+        "device.calibration.link_s_per_element": "0 s",
     }
     system = default_catalog().system("cs-2", **changes)
     assert isinstance(system, WaferClusterSpec)
@@ -108,7 +108,7 @@ def test_twice_the_link_hides_streaming_at_half_the_tokens() -> None:
     slow = ideal_system()
     fast = default_catalog().override(
         slow,
-        {"io_ports": 24, "memoryx.bandwidth": "300 GB/s", "swarmx.bandwidth": "300 GB/s"},
+        {"io_ports": 24, "memoryx.server.bandwidth": "25 GB/s", "swarmx.bandwidth": "300 GB/s"},
     )
     roofs = [why_of(run_at(system, 256, 64)).streaming_roof for system in (slow, fast)]
     assert roofs[0] is not None
