@@ -43,8 +43,10 @@ def simulate(
     `duration_s` has one entry a task: its time when nothing else uses its links. `flows` maps a work
     id to what its tasks put on which links; `capacities` are the links' bytes/s. What happens before
     links are first contended is taken from the longest path, unless `ahead` is false; that saves
-    time, and moves no end by more than a rounding of the grid. Raises DeadlockError, saying who waits for what, when tasks remain that nothing can
-    start, and LimitError where the run is longer than the present limits allow.
+    time, and moves no end by more than a rounding of the grid.
+
+    Raises DeadlockError, saying who waits for what, when tasks remain that nothing can start, and
+    LimitError where the run is longer than the present limits allow.
     """
     if len(duration_s) != len(graph):
         raise ValueError(f"{len(duration_s)} durations for {len(graph)} tasks")
