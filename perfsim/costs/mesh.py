@@ -44,6 +44,11 @@ class MeshCosts:
         return kernel.flop / self.flop_per_s + self.movement_s(kernel)
 
     def movement_s(self, kernel: Kernel) -> float:
-        """Seconds in which the operand that moves and the partial sums pass the links of the mesh."""
+        """Seconds in which a product's moving operand and its partial sums pass the links of the mesh."""
         elements = (kernel.m + kernel.k) * kernel.n
         return elements * math.sqrt(kernel.batch / self.cores) * self.link_s_per_element
+
+    def weights_s(self, kernels: Iterable[Kernel]) -> float:
+        """Seconds in which streamed weights pass the links, on however many tokens they are used."""
+        streamed = sum(kernel.k * kernel.n for kernel in kernels if kernel.partition == "streamed")
+        return streamed / math.sqrt(self.cores) * self.link_s_per_element
