@@ -49,6 +49,7 @@ class MeshCosts:
         return elements * math.sqrt(kernel.batch / self.cores) * self.link_s_per_element
 
     def weights_s(self, kernels: Iterable[Kernel]) -> float:
-        """Seconds in which streamed weights pass the links, on however many tokens they are used."""
-        streamed = sum(kernel.k * kernel.n for kernel in kernels if kernel.partition == "streamed")
-        return streamed / math.sqrt(self.cores) * self.link_s_per_element
+        """Seconds in which streamed weights and their gradients pass the links, whatever the tokens."""
+        streamed = [kernel for kernel in kernels if kernel.partition == "streamed"]
+        elements = sum((each.m if each.weight_gradient else each.k) * each.n for each in streamed)
+        return elements / math.sqrt(self.cores) * self.link_s_per_element

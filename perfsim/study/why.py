@@ -156,6 +156,14 @@ def _faster_compute(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs, *,
     return f"{more}, or larger matrices in each kernel ({size}, tensor {layout.tensor})"
 
 
+def _fixed_s(graph: TaskGraph, costs: Costs) -> float:
+    """Seconds of a step in which weights pass a wafer's mesh, whatever the tokens; 0 on GPUs."""
+    if not isinstance(costs, WaferCosts):
+        return 0.0
+    each = np.array([work.share * costs.mesh.weights_s(work.kernels) for work in graph.works])
+    return float(each[graph.work].sum()) / len(graph.step_ends)
+
+
 def _moving_s(graph: TaskGraph, costs: Costs) -> float:
     """Seconds of a step in which a wafer's products wait for its mesh; 0 on GPUs, which have none."""
     if not isinstance(costs, WaferCosts):
