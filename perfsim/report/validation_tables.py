@@ -13,7 +13,11 @@ from perfsim.study.published.goals import Goal, Miss
 from perfsim.study.published.leave_out import LeftOut
 
 WORST = 10
-_HEADINGS = {"host_s_per_kernel": "host, a kernel", "host_blocking_s_per_kernel": "host blocking, a kernel"}
+_HEADINGS = {
+    "host_s_per_kernel": "host, a kernel",
+    "host_blocking_s_per_kernel": "host blocking, a kernel",
+    "partial_node_bytes_per_s": "bus of a partial node",
+}
 _FIGURES = ("median_ape", "p90_ape", "mape")
 
 

@@ -22,8 +22,8 @@ from perfsim.engine import critical_path
 from perfsim.study.fitting.fit_tables import rounded, scipy_optimize
 from perfsim.study.fitting.step_fit import (
     CONSTANTS,
-    OF_FRAMEWORK,
     OUTLIER,
+    SHARED,
     durations_with,
     recorded_constants,
 )
@@ -126,7 +126,7 @@ def _summary(family: str, tangents: Sequence[Tangent], predicted: dict[str, floa
 def _without(family: str, tangents: Sequence[Tangent]) -> LeftOut:
     """New constants for a family's device from the other families.
 
-    The device with most runs decides the framework's constants; another one's runs decide its own
+    The device with most runs decides the shared constants; another one's runs decide its own
     alone. A device without other runs borrows those of the first.
     """
     first = Counter(each.calibration for each in tangents).most_common(1)[0][0]
@@ -136,7 +136,7 @@ def _without(family: str, tangents: Sequence[Tangent]) -> LeftOut:
     same = [each for each in others if each.calibration == calibration]
     borrowed = "" if same else first
     at = np.array((same or [each for each in others if each.calibration == first] or mine)[0].constants)
-    free = np.arange(len(CONSTANTS)) >= (0 if calibration == first else len(OF_FRAMEWORK))
+    free = np.arange(len(CONSTANTS)) >= (0 if calibration == first else len(SHARED))
     kept: tuple[str, ...] = ()
     if same:
         seen = np.abs([each.slopes for each in same]).max(axis=0) > UNSEEN
