@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,13 +17,13 @@ import click
 
 from perfsim import __version__
 from perfsim.errors import InputError, PerfsimError, PlanError, Problem
+from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
 INTERRUPTED = 130
-MOST_DEVICES, MOST_SEQUENCES = 2**17, 2**20
-"""Past these a step has more tasks than memory holds, and a slip of the finger is likelier than a wish."""
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     # Matrices here are small: more BLAS threads only fight each other, and change the last bits.
     os.environ.setdefault(_variable, "1")
+VERIFY = ("off", "sample", "full")
 EXAMPLE = """\b
 Start here:
   perfsim study gpt3_20b --compare 3d,weight-streaming
@@ -78,28 +79,36 @@ def main() -> None:
 @click.argument("study")
 @click.option("--compare", default="", metavar="A,B", help="Only these strategies, e.g. 3d,weight-streaming.")
 @click.option(
+    "--verify",
+    type=click.Choice(VERIFY),
+    default=None,
+    help="Execute the step's matrix products with NumPy: some, or every class; the study's own if absent.",
+)
+@click.option(
     "--out", type=click.Path(path_type=Path), default=None, help="Where to write; reports/STUDY if absent."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
-def study(study: str, compare: str, out: Path | None, as_json: bool) -> None:
+def study(study: str, compare: str, verify: str | None, out: Path | None, as_json: bool) -> None:
     """Answer a STUDY: a name of the catalogue, or a YAML file."""
     from perfsim.report.page import write_report
     from perfsim.report.summary import summary_dict, summary_text, write_summary
     from perfsim.report.tables import terminal_table
     from perfsim.study.runner import load_study, run_study
+    from perfsim.study.sampling import must_be_right, with_verify
 
     spec = load_study(study)
     names = [name.strip() for name in compare.split(",") if name.strip()]
-    run = run_study(spec, names, _progress(quiet=as_json))
+    run = run_study(with_verify(spec, verify), names, _progress(quiet=as_json))
     folder = out or Path("reports") / spec.name
     trace_names = _write_traces(run, folder)
     page = write_report(run.result, folder, trace_name=trace_names[0] if trace_names else None)
     write_summary(run.result, folder / "summary.json")
     if as_json:
         _print_json(summary_text(summary_dict(run.result, report=str(page))))
-        return
-    click.echo(terminal_table(run.result, encoding=sys.stdout.encoding or "ascii"))
-    click.echo(f"Report: {page}")
+    else:
+        click.echo(terminal_table(run.result, encoding=sys.stdout.encoding or "ascii"))
+        click.echo(f"Report: {page}")
+    must_be_right(run.result.sampling.values())
 
 
 def _write_traces(run: Any, folder: Path) -> list[str]:
@@ -144,6 +153,13 @@ def _progress(*, quiet: bool) -> Any:
 @click.option("--recipe", default="gpt3_pretraining", show_default=True)
 @click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`.")
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
+@click.option(
+    "--verify",
+    type=click.Choice(VERIFY),
+    default="off",
+    show_default=True,
+    help="Execute the step's matrix products with NumPy: some, or every class.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, nothing else.")
 def run(
     model: str,
@@ -155,24 +171,30 @@ def run(
     recipe: str,
     cluster: str,
     trace: Path | None,
+    verify: str,
     as_json: bool,
 ) -> None:
     """Predict one step of one model on one system."""
     from perfsim.interop.chrome import write_chrome_trace
     from perfsim.study.point import Point, answer_point
+    from perfsim.study.sampling import must_be_right, verified
 
     point = Point(model, system, devices, strategy, layout, batch, recipe, cluster)
     answer, evaluation = answer_point(point)
+    sampled = verified(evaluation, verify)
+    if sampled is not None:
+        answer["sampling"] = asdict(sampled)
     if trace is not None:
         write_chrome_trace(evaluation.trace, trace)
     if as_json:
         click.echo(json.dumps(answer, indent=2, sort_keys=True))
-        return
-    from perfsim.report.point import point_lines
+    else:
+        from perfsim.report.point import point_lines
 
-    _print_lines(point_lines(answer))
-    if trace is not None:
-        click.echo(f"Trace: {trace}")
+        _print_lines(point_lines(answer))
+        if trace is not None:
+            click.echo(f"Trace: {trace}")
+    must_be_right([sampled] if sampled else [])
 
 
 @main.command()

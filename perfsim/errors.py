@@ -87,3 +87,7 @@ class GraphError(PerfsimError):
 
 class DeadlockError(PerfsimError):
     """A simulation that cannot proceed; the message says who waits for what."""
+
+
+class VerificationError(PerfsimError):
+    """Sampled arithmetic that differs from the unpartitioned product; a defect of a strategy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from perfsim.graph import TaskGraph
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 class Span(NamedTuple):
@@ -73,53 +75,70 @@ class Trace:
     def device_breakdowns(self) -> dict[str, dict[str, float]]:
         """Every second of the step window on each computing device, by category.
 
-        A device is the first part of a stream's name, and computes if it has a stream `compute`.
+        Devices stand in the first part of a stream's name, and compute if they have a stream `compute`.
         Time in which that stream is busy belongs to the category of its task; time in which only
         other streams of the device, or streams of stores and networks that no device owns, are busy
         is *exposed* and belongs to theirs, in the order of `EXPOSED`; the rest is `bubble`.
         """
-        owners = [name.split("/", 1)[0] for name in self.graph.streams]
-        computing = {owner for owner, name in zip(owners, self.graph.streams, strict=True) if _computes(name)}
+        return {
+            device: self._breakdown(compute, others, *window)
+            for device, compute, others, window in self._device_tasks()
+        }
+
+    def mean_boundary(self) -> dict[str, float]:
+        """Seconds by category before a device's first computation of the step and after its last; the mean.
+
+        On wafers that is the bubble between two steps: last gradient, its update, first weights.
+        """
+        found: list[dict[str, float]] = []
+        for _, compute, others, (low, high) in self._device_tasks():
+            inside = (self.end_s[compute] > low) & (self.start_s[compute] < high)
+            first = max(low, float(self.start_s[compute][inside].min(initial=high)))
+            last = min(high, float(self.end_s[compute][inside].max(initial=low)))
+            parts = [
+                self._breakdown(_NONE, others, *ends) for ends in ((low, first), (max(first, last), high))
+            ]
+            found.append({name: sum(part.get(name, 0.0) for part in parts) for name in parts[0] | parts[1]})
+        return _mean(found)
+
+    def _device_tasks(self) -> Iterator[tuple[str, Ints, Ints, tuple[float, float]]]:
+        """Each computing device, what it computes, what else may keep it waiting, and its step window."""
+        owners = [name.split("/", 1)[0].split("+") for name in self.graph.streams]
+        computing = dict.fromkeys(
+            owner
+            for names, stream in zip(owners, self.graph.streams, strict=True)
+            if _computes(stream)
+            for owner in names
+        )
         tasks = self._tasks_of_streams()
-        result = {}
         earlier_s = self._earlier_s(owners, tasks)
-        for device in sorted(computing, key=owners.index):
-            mine = [s for s, owner in enumerate(owners) if owner == device or owner not in computing]
+        for device in computing:
+            mine = [s for s, names in enumerate(owners) if device in names or names[0] not in computing]
             compute = [tasks[s] for s in mine if _computes(self.graph.streams[s])]
             others = [tasks[s] for s in mine if not _computes(self.graph.streams[s])]
             low, high = (edge - earlier_s.get(device, 0.0) for edge in self.step_window_s)
-            found = self._breakdown(np.concatenate(compute), np.concatenate(others or [_NONE]), low, high)
-            result[device] = found
-        return result
+            yield device, np.concatenate(compute), np.concatenate(others or [_NONE]), (low, high)
 
-    def _earlier_s(self, owners: list[str], tasks: list[NDArray[np.int64]]) -> dict[str, float]:
+    def _earlier_s(self, owners: list[list[str]], tasks: list[Ints]) -> dict[str, float]:
         """How much earlier than the last one each device computes; nothing where one step is written."""
         if len(self.graph.step_ends) == 1:
             return {}
-        ends = {
-            owner: float(self.end_s[mine].max())
-            for owner, name, mine in zip(owners, self.graph.streams, tasks, strict=True)
-            if _computes(name)
-        }
+        ends: dict[str, float] = {}
+        for names, stream, mine in zip(owners, self.graph.streams, tasks, strict=True):
+            for owner in names if _computes(stream) else ():
+                ends[owner] = max(ends.get(owner, 0.0), float(self.end_s[mine].max()))
         return {owner: max(ends.values()) - end_s for owner, end_s in ends.items()}
 
     def mean_breakdown(self) -> dict[str, float]:
         """Seconds by category, the mean over computing devices."""
-        devices = list(self.device_breakdowns().values())
-        categories = dict.fromkeys(category for seconds in devices for category in seconds)
-        return {
-            category: sum(seconds.get(category, 0.0) for seconds in devices) / len(devices)
-            for category in categories
-        }
+        return _mean(list(self.device_breakdowns().values()))
 
-    def _tasks_of_streams(self) -> list[NDArray[np.int64]]:
+    def _tasks_of_streams(self) -> list[Ints]:
         order = np.argsort(self.graph.stream, kind="stable")
         bounds = np.searchsorted(self.graph.stream[order], np.arange(len(self.graph.streams) + 1))
         return [order[a:b] for a, b in pairwise(bounds)]
 
-    def _breakdown(
-        self, compute: NDArray[np.int64], others: NDArray[np.int64], low: float, high: float
-    ) -> dict[str, float]:
+    def _breakdown(self, compute: Ints, others: Ints, low: float, high: float) -> dict[str, float]:
         categories = np.array([work.category for work in self.graph.works])
         taken: Floats = np.empty((0, 2))
         seconds: dict[str, float] = {}
@@ -143,10 +162,21 @@ EXPOSED = (
     "weight_stream",
     "update",
     "gradient_stream",
+    "spill",
+    "input",
 )
 """Whose fault idle time is when several streams are busy beside an idle device: first wins."""
 
-_NONE: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+_NONE: Ints = np.empty(0, dtype=np.int64)
+
+
+def _mean(devices: list[dict[str, float]]) -> dict[str, float]:
+    """Seconds by category, the mean over devices; a category that a device lacks counts as none."""
+    categories = dict.fromkeys(category for seconds in devices for category in seconds)
+    return {
+        category: sum(seconds.get(category, 0.0) for seconds in devices) / len(devices)
+        for category in categories
+    }
 
 
 def _computes(stream: str) -> bool:

@@ -6,12 +6,13 @@ Loaded by path from the root conftest (fixture `toys`), because tests are not a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfsim.calibration import WaferCalibration
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TaskGraph, TensorClass, Work
 from perfsim.hardware import (
+    ActivationServersSpec,
     DeviceSpec,
     FatTreeSpec,
     GpuClusterSpec,
@@ -19,8 +20,11 @@ from perfsim.hardware import (
     MemorySpec,
     MemoryXSpec,
     NodeSpec,
+    StreamingSpec,
     SwarmXSpec,
+    TierSpec,
     WaferClusterSpec,
+    WeightServerSpec,
 )
 from perfsim.strategies import Plan, strategy
 from perfsim.topology import Topology, build_topology
@@ -81,9 +85,30 @@ def wafer_cluster(
         io_ports=12,
         io_link=link(stream_bytes_per_s / 12, 1e-6),
         memoryx=MemoryXSpec(
-            capacity=2.4e15, bandwidth=stream_bytes_per_s, update_bandwidth=update_bytes_per_s
+            servers=10,
+            server=WeightServerSpec(
+                bandwidth=stream_bytes_per_s / 10,
+                dram=TierSpec(capacity=1e12, bandwidth=update_bytes_per_s / 10),
+                flash=TierSpec(capacity=1e14, bandwidth=stream_bytes_per_s / 10),
+                arithmetic=1e12,
+            ),
+            placement="sharded",
+            weights_in="auto",
+            optimizer_state_in="auto",
         ),
         swarmx=SwarmXSpec(fan_out=4, bandwidth=stream_bytes_per_s, hop_latency=1e-5, chunk=2**18),
+        activation_servers=ActivationServersSpec(
+            per_system=1, bandwidth=stream_bytes_per_s / 10, capacity=1e12, bytes_per_token=12.0, prefetch=1
+        ),
+        streaming=StreamingSpec(
+            prefetch_depth=1,
+            weights_held="chunk",
+            duplex=True,
+            accumulate_at="memoryx",
+            staged_layers=2,
+            sparse_index_overhead=0.5,
+            sparse_harvest=0.9,
+        ),
         max_systems=192,
         software_release="r2.0",
         weight_bytes=weight_bytes,
@@ -179,6 +204,11 @@ def transfer(name: str, ranks: RankGroup, category: str = "pipeline_communicatio
     """A class of communication among ranks."""
     fields: dict[str, Any] = {"op": "send_recv", "comm_bytes": 1e6, "writes": (TensorClass("t", 1e6),)}
     return Work(name, Kind.COMM_SEND, category=category, group=ranks, **(fields | changes))
+
+
+def collective(name: str, ranks: RankGroup) -> Work:
+    """A class of sums over a group."""
+    return replace(transfer(name, ranks, "data_communication", op="all_reduce"), kind=Kind.COMM_COLL)
 
 
 def chain(lengths: Mapping[str, int], join: Callable[[GraphBuilder, dict[str, int]], None]) -> TaskGraph:

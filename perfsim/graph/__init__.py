@@ -1,10 +1,16 @@
 """The waist: a task graph of work. Strategies write it, every other part only reads it."""
 
 from perfsim.graph.builder import GraphBuilder, Port, Slots, Template
+from perfsim.graph.symmetry import peer_classes
 from perfsim.graph.task_graph import Task, TaskGraph
-from perfsim.graph.work import Kind, RankGroup, TensorClass, Work
+from perfsim.graph.unfold import Unfolded, unfold
+from perfsim.graph.work import EMBEDDING, HEAD, TABLES, WHOLE, Kind, RankGroup, TensorClass, Work, block_name
 
 __all__ = [
+    "EMBEDDING",
+    "HEAD",
+    "TABLES",
+    "WHOLE",
     "GraphBuilder",
     "Kind",
     "Port",
@@ -14,5 +20,9 @@ __all__ = [
     "TaskGraph",
     "Template",
     "TensorClass",
+    "Unfolded",
     "Work",
+    "block_name",
+    "peer_classes",
+    "unfold",
 ]

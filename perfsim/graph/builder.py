@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.errors import GraphError
+from perfsim.graph.symmetry import rank_of
 from perfsim.graph.task_graph import Ragged, TaskGraph
-from perfsim.graph.work import Work
+from perfsim.graph.work import WHOLE, Work
 
 Wide = NDArray[np.int64]
 
@@ -39,6 +40,7 @@ class _Columns:
         self.work: list[int] = []
         self.stream: list[int] = []
         self.tag: list[int] = []
+        self.block: list[int] = []
         self.reads: list[int] = []
         self.num_reads: list[int] = []
         self.after: list[int] = []
@@ -47,12 +49,20 @@ class _Columns:
         self.num_tensors = 0
 
     def append(
-        self, work: int, stream: int, tag: int, reads: Sequence[int], after: Sequence[int], writes: int
+        self,
+        work: int,
+        stream: int,
+        tag: int,
+        block: int,
+        reads: Sequence[int],
+        after: Sequence[int],
+        writes: int,
     ) -> Handles:
         handles = Handles(len(self.work), self.num_tensors)
         self.work.append(work)
         self.stream.append(stream)
         self.tag.append(tag)
+        self.block.append(block)
         self.reads.extend(reads)
         self.num_reads.append(len(reads))
         self.after.extend(after)
@@ -76,13 +86,27 @@ class Template:
         """A tensor that comes from outside under this name."""
         return self.ports.setdefault(name, Port(-1 - len(self.ports)))
 
-    def task(self, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()) -> Handles:
+    def task(
+        self,
+        work: Work,
+        stream: str,
+        reads: Sequence[int] = (),
+        after: Sequence[int] = (),
+        block: int = WHOLE,
+    ) -> Handles:
         """Record one task; `reads` are ports or tensors of this template.
 
         `after` holds task ids of this template, or ports: then the writer of that tensor comes first.
+        `block` is the part of the model whose weights it concerns.
         """
         return self.columns.append(
-            self.builder.work_id(work), self.builder.stream_id(stream), -1, reads, after, len(work.writes)
+            self.builder.work_id(work),
+            self.builder.stream_id(stream),
+            -1,
+            block,
+            reads,
+            after,
+            len(work.writes),
         )
 
     def writer(self, tensor: int) -> int:
@@ -139,6 +163,7 @@ class GraphBuilder:
         self._num_tasks = 0
         self._num_tensors = 0
         self._step_ends: list[int] = []
+        self._width = 1
 
     @property
     def works(self) -> tuple[Work, ...]:
@@ -158,10 +183,11 @@ class GraphBuilder:
         reads: Sequence[int] = (),
         after: Sequence[int] = (),
         tag: int = -1,
+        block: int = WHOLE,
     ) -> Handles:
         """Append one task; returns its id and the handle of the first tensor it writes."""
         local = self._columns.append(
-            self.work_id(work), self.stream_id(stream), tag, reads, after, len(work.writes)
+            self.work_id(work), self.stream_id(stream), tag, block, reads, after, len(work.writes)
         )
         return Handles(self._num_tasks + local.id, self._num_tensors + local.tensor)
 
@@ -169,6 +195,10 @@ class GraphBuilder:
         """Mark the end of one optimizer step: here, or after the first `num_tasks` tasks."""
         here = self._num_tasks + len(self._columns.work)
         self._step_ends.append(here if num_tasks is None else num_tasks)
+
+    def fold(self, width: int) -> None:
+        """Say that each device written here stands for `width` ranks that do the same."""
+        self._width = width
 
     def template(self) -> Template:
         """Start recording a passage."""
@@ -199,6 +229,7 @@ class GraphBuilder:
                     "work",
                     "stream",
                     "tag",
+                    "block",
                     "reads",
                     "num_reads",
                     "after",
@@ -228,10 +259,12 @@ class GraphBuilder:
             work=column("work"),
             stream=column("stream"),
             tag=column("tag"),
+            block=column("block").astype(np.int16),
             reads=Ragged(_offsets(column("num_reads")).astype(np.int32), column("reads")),
             after=Ragged(_offsets(column("num_after")).astype(np.int32), column("after")),
             first_write=_offsets(column("num_writes")).astype(np.int32),
             step_ends=tuple(self._step_ends),
+            stands_for=tuple(1 if rank_of(name) is None else self._width for name in self._streams),
         )
 
 
@@ -254,7 +287,7 @@ class _StampedChunk:
 
     def columns(self) -> dict[str, Wide]:
         count = self.end_id - self.first_id
-        single = ("work", "stream", "num_reads", "num_after", "num_writes")
+        single = ("work", "stream", "block", "num_reads", "num_after", "num_writes")
         columns = {name: np.empty(count, dtype=np.int64) for name in (*single, "tag")}
         used = [
             (number, np.flatnonzero(self.slots.template == number)) for number in range(len(self.templates))

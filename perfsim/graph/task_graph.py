@@ -4,6 +4,9 @@ A task reads tensors and writes tensors; a tensor is written once, by the task t
 handle. From that follow the data dependencies. Tasks of one stream run in the order of their ids
 (program order), and authors add control dependencies such as a freed buffer slot. Ids are
 topological: a task comes after everything it waits for.
+
+A stream is called `gpu0/compute`: its device and what runs there; `gpu0+gpu1/nccl-tensor` where
+devices meet. Devices without a number (`memoryx/out`) are there once for all ranks.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from perfsim.errors import GraphError
 from perfsim.graph.work import Work
 
 Ints = NDArray[np.int32]
+Shorts = NDArray[np.int16]
 
 
 class Task(NamedTuple):
@@ -33,6 +37,7 @@ class Task(NamedTuple):
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     after: tuple[int, ...]
+    block: int
 
     @property
     def name(self) -> str:
@@ -60,7 +65,8 @@ class TaskGraph:
 
     `work`, `stream`, `tag` have one entry a task; `reads` holds tensor handles, `after` task ids.
     Task i writes the handles `first_write[i] .. first_write[i + 1] - 1`. `tag` is the micro-batch,
-    -1 where there is none.
+    -1 where there is none. `block` is the layer whose weights the task concerns, by its number in the
+    model, or one of the markers in `graph.work`.
     """
 
     works: tuple[Work, ...]
@@ -68,11 +74,14 @@ class TaskGraph:
     work: Ints
     stream: Ints
     tag: Ints
+    block: Shorts
     reads: Ragged
     after: Ragged
     first_write: Ints
     step_ends: tuple[int, ...]
     """Number of tasks at the end of each optimizer step."""
+    stands_for: tuple[int, ...]
+    """How many ranks each stream stands for: those that do the same are written once (`symmetry`)."""
 
     def __len__(self) -> int:
         return len(self.work)
@@ -86,6 +95,7 @@ class TaskGraph:
             reads=self.reads.row(index),
             writes=tuple(range(self.first_write[index], self.first_write[index + 1])),
             after=self.after.row(index),
+            block=int(self.block[index]),
         )
 
     def tasks(self) -> Iterator[Task]:
@@ -161,14 +171,15 @@ class TaskGraph:
     @property
     def flop(self) -> float:
         """FLOPs of all tasks of this graph, each counted for the ranks it stands for."""
-        per_work = np.array([work.flop * work.multiplicity for work in self.works])
-        return float(per_work @ np.bincount(self.work, minlength=len(self.works)))
+        per_work = np.array([work.flop for work in self.works])
+        ranks = np.array(self.stands_for, dtype=np.float64)[self.stream]
+        return float(per_work @ np.bincount(self.work, ranks, minlength=len(self.works)))
 
     def digest(self) -> str:
         """A hash of everything in the graph but the names of its streams; equal graphs, equal digests."""
         sha = hashlib.sha256()
-        columns = (self.work, self.stream, self.tag, *self.reads, *self.after, self.first_write)
-        for column in (*columns, self.step_ends):
+        columns = (self.work, self.stream, self.tag, self.block, *self.reads, *self.after, self.first_write)
+        for column in (*columns, self.step_ends, self.stands_for):
             sha.update(np.ascontiguousarray(column, dtype=np.int32).tobytes())
         for work in self.works:
             sha.update(repr(work).encode())

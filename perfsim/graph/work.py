@@ -12,6 +12,19 @@ from typing import NamedTuple
 
 from perfsim.transformer import Kernel
 
+WHOLE, EMBEDDING, HEAD, TABLES = -1, -2, -3, -4
+"""What a task concerns where that is no single layer, which has its number in the model.
+
+All of what is on its device, as far as no other task does it; the embedding; the head; or such of
+those two as stand on the stage.
+"""
+
+
+def block_name(block: int) -> str:
+    """A block in words."""
+    special = {WHOLE: "the device's weights", EMBEDDING: "embedding", HEAD: "head", TABLES: "tables"}
+    return special.get(block, f"layer {block}")
+
 
 class Kind(IntEnum):
     """Node kinds of a Chakra execution trace."""
@@ -52,8 +65,7 @@ class Work:
     """What every task of one class does.
 
     `op` is the key into the numeric kernels (or the collective's name); `category` says to which
-    part of the step its seconds belong; `multiplicity` counts the identical tasks on other ranks
-    that this one stands for, which load shared links as well.
+    part of the step its seconds belong.
     """
 
     name: str
@@ -64,11 +76,20 @@ class Work:
     comm_bytes: float = 0.0
     group: RankGroup | None = None
     writes: tuple[TensorClass, ...] = ()
-    multiplicity: int = 1
+    share: float = 1.0
+    """The part of its kernels that one task does, where a passage is cut in chunks."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
-        values = (self.name, self.category, self.kernels, self.comm_bytes, self.group, self.writes)
+        values = (
+            self.name,
+            self.category,
+            self.kernels,
+            self.comm_bytes,
+            self.group,
+            self.writes,
+            self.share,
+        )
         object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:
@@ -77,11 +98,11 @@ class Work:
 
     @property
     def flop(self) -> float:
-        return sum(kernel.flop for kernel in self.kernels)
+        return self.share * sum(kernel.flop for kernel in self.kernels)
 
     @property
     def bytes_accessed(self) -> float:
-        return sum(kernel.bytes_accessed for kernel in self.kernels)
+        return self.share * sum(kernel.bytes_accessed for kernel in self.kernels)
 
     @property
     def launches(self) -> int:

@@ -1,24 +1,27 @@
 """NumPy doing what the simulated machines would do, to see that the partitions are right."""
 
-from perfsim.numerics.kernels import GemmShape, Partition, layer_gemms, partition_of
+from perfsim.numerics.kernels import GemmShape, Partition, Pass, layer_gemms, layer_of, partition_of
+from perfsim.numerics.partitions import Cut, execute_partitioned
 from perfsim.numerics.sampling import (
     GemmSample,
     PartitionCoverage,
     SampleResult,
     SamplingReport,
-    execute_partitioned,
     sample_gemms,
 )
 
 __all__ = [
+    "Cut",
     "GemmSample",
     "GemmShape",
     "Partition",
     "PartitionCoverage",
+    "Pass",
     "SampleResult",
     "SamplingReport",
     "execute_partitioned",
     "layer_gemms",
+    "layer_of",
     "partition_of",
     "sample_gemms",
 ]

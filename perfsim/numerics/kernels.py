@@ -9,13 +9,23 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Pass = Literal["forward", "dgrad", "wgrad"]
-Partition = Literal["none", "column", "row", "sequence", "streamed"]
-"""How one GEMM y = x w is shared out.
+Partition = Literal["none", "column", "row", "sequence", "heads", "streamed"]
+"""How the layer y = x w is shared out.
 
 none: whole. column: w by columns, results side by side. row: w by rows and x by columns, partial
-sums added, which is the all-reduce. sequence: x by rows, results one above the other. streamed:
-one row of w at a time arrives and is multiplied by its column of x into y, as a wafer does.
+sums added, which is the all-reduce. sequence: x by rows, results one above the other. heads: a batch
+of products, as attention has one a head, each whole on one rank. streamed: one row of w at a time
+arrives and is multiplied by its column of x into y, as a wafer does.
 """
+
+AXES: dict[Pass, tuple[str, str, str]] = {
+    "forward": ("mk", "kn", "mn"),
+    "dgrad": ("mn", "kn", "mk"),
+    "wgrad": ("mk", "mn", "kn"),
+}
+"""Axes of the two operands, as they are stored, and of the result: x w, dy wT, xT dy."""
+SPLIT: dict[Partition, str] = {"column": "n", "row": "k", "sequence": "m", "heads": "b", "streamed": "k"}
+"""The axis that a partition cuts."""
 
 
 class GemmShape(NamedTuple):
@@ -36,23 +46,21 @@ def layer_gemms(forward: GemmShape) -> dict[Pass, GemmShape]:
     return {"forward": forward, "dgrad": GemmShape(m, k, n), "wgrad": GemmShape(k, n, m)}
 
 
-_BACKWARD: dict[Partition, tuple[Partition, Partition]] = {
-    "none": ("none", "none"),
-    "column": ("row", "column"),
-    "row": ("column", "sequence"),
-    "sequence": ("sequence", "row"),
-    "streamed": ("streamed", "none"),
-}
+def layer_of(product: GemmShape, which: Pass) -> GemmShape:
+    """The layer one of whose GEMMs has the shape `product`: the inverse of `layer_gemms`."""
+    m, n, k = product
+    return {"forward": product, "dgrad": GemmShape(m, k, n), "wgrad": GemmShape(k, n, m)}[which]
 
 
-def partition_of(forward: Partition, which: Pass) -> Partition:
-    """How a GEMM of a layer is split when its forward GEMM is split as `forward`.
+def partition_of(layer: Partition, which: Pass) -> Partition:
+    """How one of a layer's GEMMs is split when the layer is split as `layer`.
 
-    Columns of w are what dgrad sums over, so a column split of the forward GEMM is a row split of
-    dgrad; rows of x (the batch) are what wgrad sums over. The weight gradient of a streamed layer is
-    formed whole where the activations are.
+    Columns of w are what dgrad sums over, so a column split of the layer is a row split of dgrad;
+    rows of x (the tokens) are what wgrad sums over.
     """
-    if which == "forward":
-        return forward
-    dgrad, wgrad = _BACKWARD[forward]
-    return dgrad if which == "dgrad" else wgrad
+    if layer in ("none", "heads", "streamed"):
+        return layer
+    result = AXES[which][2]
+    if SPLIT[layer] == result[0]:
+        return "sequence"
+    return "column" if SPLIT[layer] == result[1] else "row"

@@ -26,10 +26,16 @@ def assumptions_table(result: StudyResult) -> Table:
 def sampling_table(result: StudyResult) -> Table:
     """How many tasks were computed for real, what they stand for, and how near they came."""
     rows = [[name, *_sampling(summary)] for name, summary in result.sampling.items()]
-    columns = ("candidate", "tasks", "share of GEMM FLOPs", "worst error", "bound", "result", "partitions")
-    return Table(
-        columns, rows, "Errors are relative, the bound is that of the arithmetic.", frozenset({1, 2, 3, 4})
+    columns = (
+        "candidate", "products", "share of FLOPs", "worst error", "its bound", "the worst one", "result",
+        "partitions",
+    )  # fmt: skip
+    caption = (
+        "Products executed of all in the step, and the share of its matrix FLOPs that their classes "
+        "stand for. Errors are relative to the product of absolute values; the bound is that of the "
+        "arithmetic for any order of summation. Every product is also executed on integers: no error there."
     )
+    return Table(columns, rows, caption, frozenset({1, 2, 3, 4}))
 
 
 def _sampling(summary: SamplingSummary) -> list[str]:
@@ -39,7 +45,8 @@ def _sampling(summary: SamplingSummary) -> list[str]:
         text.percent(summary.flop_share),
         f"{summary.worst_relative_error:.1e}",
         f"{summary.bound:.1e}",
-        "passed" if summary.passed else "FAILED",
+        summary.worst or text.NONE,
+        "passed" if summary.passed else f"FAILED: {'; '.join(summary.failed)}",
         partitions or text.NONE,
     ]
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from perfsim.report.text import duration, human, layout_long, percent
+from perfsim.report.text import duration, human, integer, layout_long, percent
+
+
+def sampling_line(sampled: Mapping[str, Any]) -> str:
+    """What was executed for real, and how near it came."""
+    return (
+        f"{sampled['tasks_sampled']} of {integer(sampled['tasks_total'])} matrix products, standing for "
+        f"{percent(sampled['flop_share'])} of their FLOPs: {'right' if sampled['passed'] else 'WRONG'}\n"
+        f"{' ' * 16}worst error {sampled['worst_relative_error']:.1e} of at most {sampled['bound']:.1e}, "
+        f"{sampled['worst']}"
+    )
 
 
 def point_lines(answer: Mapping[str, Any]) -> list[str]:
@@ -24,9 +35,14 @@ def point_lines(answer: Mapping[str, Any]) -> list[str]:
     ]
     if answer.get("cluster_calibration"):
         lines.append(f"  scaled        {answer['cluster_calibration']['note']}")
+    if answer.get("sampling"):
+        lines.append(f"  verified      {sampling_line(answer['sampling'])}")
     lines.append("  where the step goes:")
     parts = sorted(answer["step_breakdown_s"].items(), key=lambda item: -item[1])
     lines += [
         f"    {human(name):28s} {duration(s):>10s}  {percent(s / step_s)}" for name, s in parts if s > 0
     ]
+    lines += textwrap.wrap(
+        f"why: {answer['why']['sentence']}", 100, initial_indent="  ", subsequent_indent="    "
+    )
     return lines

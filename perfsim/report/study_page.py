@@ -12,6 +12,7 @@ from perfsim.report.figures import time_to_accuracy as batch_figure
 from perfsim.report.figures import timeline as timeline_figure
 from perfsim.report.sections import Card, Head, Section
 from perfsim.report.verdict import ratios_to_first, verdict_table
+from perfsim.report.why import why_table
 from perfsim.study.result import StudyResult
 
 
@@ -21,6 +22,7 @@ def study_page(result: StudyResult, *, trace_name: str | None = None) -> tuple[s
         _verdict(result),
         _batch(result),
         _step(result),
+        *_why(result),
         _memory(result),
         *_timelines(result, trace_name),
         *_evidence(result),
@@ -86,6 +88,15 @@ def _step(result: StudyResult) -> Section:
         alt=step_figure.step_breakdown_alt(result),
         slug="step-time",
     )
+
+
+def _why(result: StudyResult) -> list[Section]:
+    lead = (
+        "Helps to choose what to change: the wait that decides, or computing where no wait takes a tenth of "
+        "the step. Streamed weights are late where a system's micro-batch has fewer tokens than hide them."
+    )
+    table = why_table(list(zip(text.labels(result.candidates), result.candidates, strict=True)))
+    return [Section("Why is it slow?", lead, table=table, slug="why")] if table.rows else []
 
 
 def _memory(result: StudyResult) -> Section:

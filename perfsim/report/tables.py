@@ -42,21 +42,35 @@ def terminal_table(result: StudyResult, *, width: int = 100, encoding: str = "as
     lines = [*textwrap.wrap(_heading(result), width)[:2], ""]
     verdict = _shorten(textwrap.wrap(result.verdict, width), _VERDICT_LINES, width)
     scales = [note[:width] for note in scale_notes(each.cluster_calibration for each in result.candidates)]
+    checked = _sampling_lines(result)
     unfit = min(len(result.infeasible), MOST_INFEASIBLE)
     room = (
-        MAX_LINES - len(lines) - len(verdict) - len(scales) - unfit - 6
+        MAX_LINES - len(lines) - len(verdict) - len(scales) - len(checked) - unfit - 6
     )  # heading, rule, left-out row, note, blank
     shown = result.candidates[: max(room, 1)]
     lines += _grid(shown, width)
     if len(shown) < len(result.candidates):
         lines.append(f"... {len(result.candidates) - len(shown)} more candidates in the report")
-    lines += ["* soonest at the target; steps and days at each candidate's own best batch", *scales]
+    lines += ["* soonest at the target; steps and days at each candidate's own best batch", *scales, *checked]
     lines += [
         f"does not fit: {each.label}: {each.reason}"[:width] for each in result.infeasible[:MOST_INFEASIBLE]
     ]
     lines.append("")
     safe = text.encodable("\n".join(lines + verdict), encoding)
     return "\n".join(line[:width].rstrip() for line in safe.split("\n"))
+
+
+def _sampling_lines(result: StudyResult) -> list[str]:
+    """One line on the products that were executed for real; none where none were."""
+    sampled = list(result.sampling.values())
+    if not sampled:
+        return []
+    share = min(each.flop_share for each in sampled)
+    nearest = max(each.worst_relative_error / each.bound for each in sampled)
+    done = sum(each.tasks_sampled for each in sampled)
+    outcome = "right" if all(each.passed for each in sampled) else "WRONG, see the report"
+    line = f"verified: {done} matrix products, at least {text.percent(share, 0)} of a step's FLOPs, {outcome}"
+    return [f"{line}; error {nearest:.1g} of its bound"]
 
 
 def scale_notes(used: Iterable[Mapping[str, Any] | None]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfsim.graph import GraphBuilder, RankGroup, Template, Work
+from perfsim.graph import EMBEDDING, HEAD, TABLES, GraphBuilder, RankGroup, Template, Work
 from perfsim.graph.builder import Port
 from perfsim.strategies.tensor import (
     TensorGroup,
@@ -39,18 +39,19 @@ def forward_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
     template, group = builder.template(), stage.group
     root = [stage.shards.gather_root(template)] if stage.shards else []
     if stage.first:
-        hidden = template.task(embedding_work(stage), group.compute, root).tensor
+        hidden = template.task(embedding_work(stage), group.compute, root, block=EMBEDDING).tensor
         hidden = group.all_reduce(template, hidden)
     else:
         hidden = _receive(template, stage, "activation")
     done: list[int] = []
     for layer in range(stage.num_layers):
-        weights = [stage.shards.gather_layer(template, done)] if stage.shards else []
-        hidden, saved = emit_layer_forward(template, group, stage.recompute, hidden, weights)
+        block = stage.first_layer + layer
+        weights = [stage.shards.gather_layer(template, done, block)] if stage.shards else []
+        hidden, saved = emit_layer_forward(template, group, stage.recompute, hidden, weights, block=block)
         template.output(f"saved{layer}", saved)
         done.append(hidden)
     if stage.last:
-        logits = template.task(head_work(stage), group.compute, [hidden, *root]).tensor
+        logits = template.task(head_work(stage), group.compute, [hidden, *root], block=HEAD).tensor
         template.output("logits", group.all_reduce(template, logits, softmax_sum_bytes(stage)))
     else:
         _send(template, stage, "activation", hidden)
@@ -71,14 +72,16 @@ class Reduction:
     in_flight: int | None = None
     """Layers whose gradients may be whole at once; None: all."""
 
-    def emit_layer(self, template: Template, layer: int, gradient: int) -> int:
-        reduced = template.task(self.layer, self.stream, [gradient]).tensor
+    def emit_layer(self, template: Template, stage: VirtualStage, layer: int, gradient: int) -> int:
+        block = stage.first_layer + layer
+        reduced = template.task(self.layer, self.stream, [gradient], block=block).tensor
         template.output(f"reduced{layer}", reduced)
         return reduced
 
     def emit_tables(self, template: Template, gradient: int) -> None:
         if self.tables is not None:
-            template.output("reduced_tables", template.task(self.tables, self.stream, [gradient]).tensor)
+            reduced = template.task(self.tables, self.stream, [gradient], block=TABLES).tensor
+            template.output("reduced_tables", reduced)
 
     def room(self, template: Template, reduced: list[int]) -> list[int]:
         """The reduction that frees the buffer of the next layer's gradient."""
@@ -93,13 +96,15 @@ def backward_template(
     """Backward of one micro-batch through one virtual stage, weight gradients included."""
     template, group = builder.template(), stage.group
     if stage.last:
-        gradient = template.task(head_backward_work(stage), group.compute, [template.port("logits")]).tensor
+        logits = [template.port("logits")]
+        gradient = template.task(head_backward_work(stage), group.compute, logits, block=HEAD).tensor
         gradient = group.all_reduce(template, gradient)
     else:
         gradient = _receive(template, stage, "gradient")
     gradient = _backward_layers(template, stage, gradient, reduction)
     if stage.first:
-        gradient = template.task(embedding_backward_work(stage), group.compute, [gradient]).tensor
+        table = embedding_backward_work(stage)
+        gradient = template.task(table, group.compute, [gradient], block=EMBEDDING).tensor
     if not stage.empty:
         template.output("weight_gradients", gradient)
     if reduction is not None:
@@ -117,19 +122,23 @@ def _backward_layers(
     """The layers of a stage backward; returns the gradient of the first one's input."""
     shards, done = stage.shards, [gradient]
     reduced: list[int] = []
-    ahead = [shards.gather_layer(template, done)] if shards and stage.num_layers else []
+    block = stage.first_layer + stage.num_layers - 1
+    ahead = [shards.gather_layer(template, done, block)] if shards and stage.num_layers else []
     for layer in reversed(range(stage.num_layers)):
+        block = stage.first_layer + layer
         weights, ahead = ahead, []
         if shards and layer:
-            ahead = [shards.gather_layer(template, done)]
+            ahead = [shards.gather_layer(template, done, block - 1)]
         saved = template.port(f"saved{layer}")
         room = reduction.room(template, reduced) if reduction else []
-        gradient = emit_layer_backward(template, stage.group, stage.recompute, gradient, saved, weights, room)
+        gradient = emit_layer_backward(
+            template, stage.group, stage.recompute, gradient, saved, weights, room, block=block
+        )
         done.append(gradient)
         if reduction is not None:
-            reduced.append(reduction.emit_layer(template, layer, gradient))
+            reduced.append(reduction.emit_layer(template, stage, layer, gradient))
         if shards:
-            template.output(f"reduced{layer}", shards.scatter_layer(template, gradient))
+            template.output(f"reduced{layer}", shards.scatter_layer(template, gradient, block))
     return gradient
 
 
@@ -137,14 +146,16 @@ def dgrad_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
     """Backward of one micro-batch without weight gradients: what the stage before waits for."""
     template, group = builder.template(), stage.group
     if stage.last:
-        head = template.task(head_dgrad_work(stage), group.compute, [template.port("logits")]).tensor
+        logits = [template.port("logits")]
+        head = template.task(head_dgrad_work(stage), group.compute, logits, block=HEAD).tensor
         template.output("head_inputs", head + 1)
         gradient = group.all_reduce(template, head)
     else:
         gradient = _receive(template, stage, "gradient")
     for layer in reversed(range(stage.num_layers)):
         saved = template.port(f"saved{layer}")
-        gradient, inputs = emit_layer_dgrad(template, group, stage.recompute, gradient, saved)
+        block = stage.first_layer + layer
+        gradient, inputs = emit_layer_dgrad(template, group, stage.recompute, gradient, saved, block=block)
         template.output(f"mlp_inputs{layer}", inputs.mlp)
         template.output(f"attention_inputs{layer}", inputs.attention)
     if stage.first:
@@ -161,18 +172,20 @@ def wgrad_template(
     template, group = builder.template(), stage.group
     gradient = -1
     if stage.last:
-        gradient = template.task(head_wgrad_work(stage), group.compute, [template.port("head_inputs")]).tensor
+        inputs_of_head = [template.port("head_inputs")]
+        gradient = template.task(head_wgrad_work(stage), group.compute, inputs_of_head, block=HEAD).tensor
     reduced: list[int] = []
     for layer in reversed(range(stage.num_layers)):
         names = (f"mlp_inputs{layer}", f"attention_inputs{layer}")
         inputs = WeightInputs(*(template.port(name) for name in names))
         room = reduction.room(template, reduced) if reduction else []
-        gradient = emit_layer_wgrad(template, group, inputs, room)
+        gradient = emit_layer_wgrad(template, group, inputs, room, block=stage.first_layer + layer)
         if reduction is not None:
-            reduced.append(reduction.emit_layer(template, layer, gradient))
+            reduced.append(reduction.emit_layer(template, stage, layer, gradient))
     if stage.first:
-        inputs_of_table = template.port("embedding_inputs")
-        gradient = template.task(embedding_backward_work(stage), group.compute, [inputs_of_table]).tensor
+        inputs_of_table = [template.port("embedding_inputs")]
+        table = embedding_backward_work(stage)
+        gradient = template.task(table, group.compute, inputs_of_table, block=EMBEDDING).tensor
     if not stage.empty:
         template.output("weight_gradients", gradient)
         if reduction is not None:
@@ -211,4 +224,4 @@ def emit_tied_embedding(
 ) -> int:
     """Sum the gradients of a tied embedding; both stages wait for it."""
     work = tied_embedding_work(first, ranks, grad_bytes)
-    return builder.task(work, f"{first.device}/send-previous", reads).tensor
+    return builder.task(work, f"{first.device}/send-previous", reads, block=TABLES).tensor

@@ -28,6 +28,8 @@ class Plan:
     memory: tuple[MemoryUse, ...]
     """One entry a pipeline stage, or one for a wafer and one for MemoryX."""
     notes: tuple[str, ...] = ()
+    least_steps: int = 1
+    """Optimizer steps that a graph of it has at least; strategies write as many as show the steady state."""
 
     @property
     def system(self) -> SystemSpec:
@@ -63,7 +65,7 @@ class Strategy(Protocol):
         """Check one layout; LayoutError or MemoryCapacityError list every reason at once."""
 
     def emit(self, plan: Plan, builder: GraphBuilder) -> None:
-        """Write one optimizer step (or two, where the second shows the steady state)."""
+        """Write as many optimizer steps as show the steady state, and the plan's least number."""
 
     def estimate_s(self, plan: Plan, duration: Duration) -> float:
         """A closed form for the step time, on the same work classes, for screening."""

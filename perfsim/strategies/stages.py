@@ -88,6 +88,7 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
             num_stages=len(layers),
             rank=places.rank(number),
             num_layers=count,
+            first_layer=sum(layers[:number]),
             group=group(places.rank(number)),
             next_ranks=towards(number, number + 1),
             previous_ranks=towards(number, number - 1),

@@ -46,7 +46,8 @@ class StepWriter:
         merged = merged_order(orders, self.placement)
         passes = self._passes()
         slots, index = pipeline_slots(merged, self.placement, passes, microbatches)
-        steps = SKEWED_STEPS if self.schedule.skewed else 1
+        self.builder.fold(layout.tensor * layout.data)
+        steps = max(self.plan.least_steps, SKEWED_STEPS if self.schedule.skewed else 1)
         for step in range(steps):
             stamped = self.builder.stamp(passes.templates, slots)
             gradients = [self._reduce(rank, stamped, index) for rank in range(layout.pipeline)]
@@ -131,8 +132,10 @@ class StepWriter:
                 updated = self.builder.task(gather, replicas.stream, [updated]).tensor
                 if not final:  # the next step's kernels wait for the parameters
                     self.builder.task(_wait_work(), compute, [updated])
+            if self.sharded and not final:  # so do the next step's gathers
+                self.builder.task(_wait_work(), replicas.stream, [updated])
 
 
 def _wait_work() -> Work:
-    """No work: the compute stream waits for what it reads."""
+    """No work: the stream waits for what it reads."""
     return Work("parameters.wait", Kind.COMP, "wait", "optimizer", writes=(TensorClass("parameters", 0.0),))

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from perfsim import transformer
-from perfsim.graph import Kind, RankGroup, Template, TensorClass, Work
+from perfsim.graph import WHOLE, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.transformer import Kernel, LayerSlice
 
 COMPUTE = "compute"
@@ -143,16 +143,22 @@ class TensorGroup:
 
 
 def emit_layer_forward(
-    template: Template, group: TensorGroup, recompute: str, hidden: int, weights: Sequence[int] = ()
+    template: Template,
+    group: TensorGroup,
+    recompute: str,
+    hidden: int,
+    weights: Sequence[int] = (),
+    *,
+    block: int = WHOLE,
 ) -> tuple[int, int]:
     """One layer forward; returns its output and what it keeps for the backward.
 
-    `weights` are the layer's parameters where they must be fetched first.
+    `weights` are the layer's parameters where they must be fetched first; `block` is its number.
     """
     works = layer_works(group.part, recompute)
-    attention = template.task(works.attention_forward, group.compute, [hidden, *weights]).tensor
+    attention = template.task(works.attention_forward, group.compute, [hidden, *weights], block=block).tensor
     attention = group.all_reduce(template, attention)
-    mlp = template.task(works.mlp_forward, group.compute, [attention, hidden, *weights]).tensor
+    mlp = template.task(works.mlp_forward, group.compute, [attention, hidden, *weights], block=block).tensor
     return group.all_reduce(template, mlp), mlp + 1
 
 
@@ -164,16 +170,18 @@ def emit_layer_backward(
     saved: int,
     weights: Sequence[int] = (),
     after: Sequence[int] = (),
+    *,
+    block: int = WHOLE,
 ) -> int:
     """One layer backward, made again first where the recompute mode says so; returns its input's gradient.
 
     `after` are tasks that must end first, such as those that free the room for its weight gradient.
     """
     works = layer_works(group.part, recompute)
-    reads = _backward_reads(template, group, recompute, gradient, saved, weights)
-    mlp = template.task(works.mlp_backward, group.compute, reads, after).tensor
+    reads = _backward_reads(template, group, recompute, gradient, saved, weights, block)
+    mlp = template.task(works.mlp_backward, group.compute, reads, after, block).tensor
     mlp = group.all_reduce(template, mlp)
-    attention = template.task(works.attention_backward, group.compute, [mlp, saved]).tensor
+    attention = template.task(works.attention_backward, group.compute, [mlp, saved], block=block).tensor
     return group.all_reduce(template, attention)
 
 
@@ -185,24 +193,30 @@ class WeightInputs(NamedTuple):
 
 
 def emit_layer_dgrad(
-    template: Template, group: TensorGroup, recompute: str, gradient: int, saved: int
+    template: Template, group: TensorGroup, recompute: str, gradient: int, saved: int, *, block: int = WHOLE
 ) -> tuple[int, WeightInputs]:
     """Input gradients of one layer, made again first; returns its input's gradient, and what W reads."""
     works = split_works(group.part)
-    reads = _backward_reads(template, group, recompute, gradient, saved, ())
-    mlp = template.task(works.mlp_dgrad, group.compute, reads).tensor
+    reads = _backward_reads(template, group, recompute, gradient, saved, (), block)
+    mlp = template.task(works.mlp_dgrad, group.compute, reads, block=block).tensor
     summed = group.all_reduce(template, mlp)
-    attention = template.task(works.attention_dgrad, group.compute, [summed, saved]).tensor
+    attention = template.task(works.attention_dgrad, group.compute, [summed, saved], block=block).tensor
     return group.all_reduce(template, attention), WeightInputs(mlp + 1, attention + 1)
 
 
 def emit_layer_wgrad(
-    template: Template, group: TensorGroup, inputs: WeightInputs, after: Sequence[int] = ()
+    template: Template,
+    group: TensorGroup,
+    inputs: WeightInputs,
+    after: Sequence[int] = (),
+    *,
+    block: int = WHOLE,
 ) -> int:
     """Weight gradients of one layer, from what its input gradients left."""
     works = split_works(group.part)
-    mlp = template.task(works.mlp_wgrad, group.compute, [inputs.mlp], after).tensor
-    return template.task(works.attention_wgrad, group.compute, [inputs.attention, mlp]).tensor
+    mlp = template.task(works.mlp_wgrad, group.compute, [inputs.mlp], after, block).tensor
+    reads = [inputs.attention, mlp]
+    return template.task(works.attention_wgrad, group.compute, reads, block=block).tensor
 
 
 def _backward_reads(
@@ -212,15 +226,17 @@ def _backward_reads(
     gradient: int,
     saved: int,
     weights: Sequence[int],
+    block: int,
 ) -> list[int]:
     """What a layer's backward reads, after making again what was not kept."""
     works = layer_works(group.part, recompute)
     reads = [gradient, saved, *weights]
     if works.attention_recompute is None:
         return reads
-    again = template.task(works.attention_recompute, group.compute, [saved, gradient, *weights]).tensor
+    inputs = [saved, gradient, *weights]
+    again = template.task(works.attention_recompute, group.compute, inputs, block=block).tensor
     if works.mlp_recompute is not None:
         again = group.all_reduce(template, again)
-        again = template.task(works.mlp_recompute, group.compute, [again]).tensor
+        again = template.task(works.mlp_recompute, group.compute, [again], block=block).tensor
         again = group.all_reduce(template, again)
     return [*reads, again]

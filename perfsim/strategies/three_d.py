@@ -1,7 +1,7 @@
 """3D parallelism: tensor, pipeline and data parallelism composed, as Megatron composes them.
 
 Ranks: tensor innermost, then data, then pipeline. One tensor peer of one replica is written for each
-pipeline rank; it stands for all its like (`multiplicity`). The plain strategies `data`, `tensor`,
+pipeline rank; it stands for all its like (`graph.symmetry`). The plain strategies `data`, `tensor`,
 `pipeline` and `zero3` are this one with some degrees held at 1.
 """
 

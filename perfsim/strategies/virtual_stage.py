@@ -19,6 +19,8 @@ class VirtualStage:
     rank: int
     """The pipeline rank that it stands on."""
     num_layers: int
+    first_layer: int
+    """Number of its first layer in the model."""
     group: TensorGroup
     next_ranks: RankGroup | None
     previous_ranks: RankGroup | None

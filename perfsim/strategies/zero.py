@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfsim.graph import Template, Work
+from perfsim.graph import TABLES, Template, Work
 from perfsim.strategies.data import Replicas
 
 SHARDED = 3
@@ -28,31 +28,31 @@ class Shards:
     root_parameters: float
     """Embedding, head and final norm: gathered once and kept from forward to backward."""
 
-    def gather_layer(self, template: Template, done: list[int]) -> int:
+    def gather_layer(self, template: Template, done: list[int], block: int) -> int:
         """All-gather one layer; it waits until the layer `IN_FLIGHT` before it is done."""
         after = [template.writer(done[-IN_FLIGHT])] if len(done) >= IN_FLIGHT else []
-        return self._gather(template, self.layer_parameters, after)
+        return self._gather(template, self.layer_parameters, after, block)
 
     def gather_root(self, template: Template) -> int:
         """All-gather embedding and head."""
-        return self._gather(template, self.root_parameters, [])
+        return self._gather(template, self.root_parameters, [], TABLES)
 
-    def scatter_layer(self, template: Template, gradient: int) -> int:
+    def scatter_layer(self, template: Template, gradient: int, block: int) -> int:
         """Reduce-scatter one layer's gradient."""
-        return self._scatter(template, self.layer_parameters, gradient)
+        return self._scatter(template, self.layer_parameters, gradient, block)
 
     def scatter_root(self, template: Template, gradient: int) -> int:
         """Reduce-scatter the gradient of embedding and head."""
-        return self._scatter(template, self.root_parameters, gradient)
+        return self._scatter(template, self.root_parameters, gradient, TABLES)
 
     def gather_work(self, num_parameters: float) -> Work:
         """An all-gather of some parameters."""
         return self.replicas.gather_work(num_parameters)
 
-    def _gather(self, template: Template, num_parameters: float, after: list[int]) -> int:
+    def _gather(self, template: Template, num_parameters: float, after: list[int], block: int) -> int:
         work = self.gather_work(num_parameters)
-        return template.task(work, self.replicas.stream, (), after).tensor
+        return template.task(work, self.replicas.stream, (), after, block).tensor
 
-    def _scatter(self, template: Template, num_parameters: float, gradient: int) -> int:
+    def _scatter(self, template: Template, num_parameters: float, gradient: int, block: int) -> int:
         work = self.replicas.reduce_work(num_parameters)
-        return template.task(work, self.replicas.stream, [gradient]).tensor
+        return template.task(work, self.replicas.stream, [gradient], block=block).tensor

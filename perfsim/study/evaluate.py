@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.gpu import GpuCosts
@@ -19,7 +19,7 @@ from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
 from perfsim.workload import TrainingRecipe
 
 COMMUNICATION = "_communication"
-EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update")
+EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update", "input", "spill")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Evaluation:
     recompute_flop: float
     peak_flop_per_s: float
     """All devices together."""
+    costs: Costs = field(repr=False, compare=False)
+    """What priced it."""
     cluster: ClusterCalibration | None = None
     """What every second of the trace was multiplied by, where the user measured steps."""
 
@@ -106,5 +108,6 @@ def evaluate(
         model_flop=model_flop_per_step(job),
         recompute_flop=recompute_flop_per_step(job, plan.layout.recompute),
         peak_flop_per_s=plan.topology.num_devices * plan.system.device.peak[job.recipe.precision],
+        costs=costs,
         cluster=cluster,
     )

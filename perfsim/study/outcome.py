@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from perfsim.strategies import Plan
 from perfsim.study.batches import BatchChoice
 from perfsim.study.cluster import cluster_note
 from perfsim.study.evaluate import Evaluation
-from perfsim.study.result import BatchPoint, CandidateResult, MemoryBar, TimelineBar
+from perfsim.study.result import BatchPoint, CandidateResult, MemoryBar, TimelineBar, Why
+from perfsim.study.why import why
 
 MOST_BARS = 4000
 """Timeline bars of one candidate; a whole step of a large run has hundreds of thousands of tasks."""
@@ -59,8 +61,14 @@ def metrics(evaluation: Evaluation) -> dict[str, Any]:
         "exposed_communication_fraction": evaluation.exposed_communication_fraction,
         "peak_memory_bytes": plan.peak_memory_bytes,
         "step_breakdown_s": dict(evaluation.breakdown_s),
+        "why": asdict(why_of(evaluation)),
         "cluster_calibration": _scale(evaluation.cluster),
     }
+
+
+def why_of(evaluation: Evaluation) -> Why:
+    """Why the step takes as long as it does."""
+    return why(evaluation.plan, evaluation.graph, evaluation.trace, evaluation.costs)
 
 
 def _scale(cluster: ClusterCalibration | None) -> dict[str, Any] | None:
@@ -75,7 +83,7 @@ def candidate_result(
 ) -> CandidateResult:
     """A candidate at its best batch."""
     return CandidateResult(
-        **metrics(evaluation),
+        **{**metrics(evaluation), "why": why_of(evaluation)},
         steps=choice.answer.steps,
         time_to_accuracy_s=choice.answer.time_s,
         time_to_accuracy_band_s=choice.answer.band_s,

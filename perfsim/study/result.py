@@ -32,6 +32,30 @@ class TimelineBar:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamingRoof:
+    """How near a step is to waiting for streamed weights, in tokens of one micro-batch on one system."""
+
+    tokens: float
+    hidden_from_tokens: float
+    """Fewer than this, and a layer's weights arrive later than the layer before is done with."""
+    formula_tokens: float
+    """e P b / (2 B): the same without attention and without the fixed time of a layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a step takes as long as it does."""
+
+    cause: str
+    """`compute`, or the wait that decides."""
+    parts_s: Mapping[str, float]
+    """Every second of the step by cause; they add up to it."""
+    remedy: str
+    sentence: str
+    streaming_roof: StreamingRoof | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BatchPoint:
     """Time to the target at one global batch."""
 
@@ -69,6 +93,7 @@ class CandidateResult:
     batch_curve: tuple[BatchPoint, ...]
     timeline: tuple[TimelineBar, ...]
     notes: tuple[str, ...] = ()
+    why: Why | None = None
     cluster_calibration: Mapping[str, Any] | None = None
     """Name, scale and note of the user's own measurements, where step times were multiplied by it."""
 
@@ -102,6 +127,11 @@ class SamplingSummary:
     bound: float
     passed: bool
     by_partition: Mapping[str, int] = field(default_factory=dict)
+    mode: str = "sample"
+    worst: str = ""
+    """The sample that came closest to its bound: name, pass, and how it was partitioned."""
+    failed: tuple[str, ...] = ()
+    """Samples whose partition gave another product, in the same words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,10 +58,11 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
 
     Raises PlanError where no candidate at all has a feasible plan.
     """
+    spec = spec.model_copy(update={"candidates": tuple(_chosen(spec, compare))})
     target = target_of(spec)
     answered: list[Answered] = []
     refused: list[Infeasible] = []
-    asked = [(each, devices) for each in _chosen(spec, compare) for devices in each.devices]
+    asked = [(each, devices) for each in spec.candidates for devices in each.devices]
     for candidate, devices in asked:
         machine_of(spec, candidate, devices)  # bad input is refused before any candidate takes its time
     for candidate, devices in asked:
@@ -160,7 +161,7 @@ def _batches(spec: StudySpec, target: Target, devices: int) -> list[int]:
 
 def _answer(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
     answered = answer_candidate(spec, candidate, devices, target)
-    sampling = sample_step(answered.evaluation, spec.sampling.tasks, spec.sampling.seed)
+    sampling = sample_step(answered.evaluation, spec.sampling)
     return replace(answered, sampling=sampling)
 
 

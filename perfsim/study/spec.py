@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from perfsim.calibration import ClusterCalibration
-from perfsim.hardware import CatalogSpec, GpuClusterSpec, Spec, WaferClusterSpec
-from perfsim.workload import TrainingRecipe, TransformerConfig
+from perfsim.hardware import CatalogSpec, Devices, GpuClusterSpec, Spec, WaferClusterSpec
+from perfsim.sizes import MOST_CHOICES
+from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
+
+Verify = Literal["off", "sample", "full"]
+MOST_SAMPLES = 10_000
+"""No step has more classes of GEMM than this."""
 
 
 class CandidateSpec(Spec):
@@ -16,7 +21,7 @@ class CandidateSpec(Spec):
 
     strategy: str
     system: GpuClusterSpec | WaferClusterSpec
-    devices: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    devices: Annotated[tuple[Devices, ...], Field(min_length=1, max_length=MOST_CHOICES)]
     cluster_calibration: ClusterCalibration | None = None
     """What `perfsim calibrate steps` made of steps measured on this machine; scales its step times."""
 
@@ -34,8 +39,10 @@ class ConvergenceSpec(Spec):
 class SamplingSpec(Spec):
     """How much of the schedule's arithmetic is executed for real."""
 
-    tasks: Annotated[int, Field(ge=0)] = 12
-    seed: int = 0
+    mode: Verify = "sample"
+    """off; sample: `tasks` classes of GEMM drawn by their FLOPs; full: every class of the step."""
+    tasks: Annotated[int, Field(ge=0, le=MOST_SAMPLES)] = 12
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 
 class StudySpec(CatalogSpec):
@@ -45,8 +52,10 @@ class StudySpec(CatalogSpec):
     question: str
     model: TransformerConfig
     recipe: TrainingRecipe
-    candidates: Annotated[tuple[CandidateSpec, ...], Field(min_length=1)]
-    batch_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | Literal["auto"] = "auto"
+    candidates: Annotated[tuple[CandidateSpec, ...], Field(min_length=1, max_length=MOST_CHOICES)]
+    batch_sizes: (
+        Annotated[tuple[Sequences, ...], Field(min_length=1, max_length=MOST_CHOICES)] | Literal["auto"]
+    ) = "auto"
     """Global batches to try, in sequences; auto: a grid around the critical batch."""
     convergence: ConvergenceSpec = ConvergenceSpec()
     sampling: SamplingSpec = SamplingSpec()

@@ -7,7 +7,7 @@ installed while the tests run is tested as well.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -159,7 +159,7 @@ def test_all_ranks_together_do_the_flop_of_the_model_and_of_the_recompute(questi
     job = question.job
     for plan in feasible(question):
         layout, graph = plan.layout, graph_of(plan)
-        done = graph.flop / len(graph.step_ends) * layout.tensor * layout.data
+        done = graph.flop / len(graph.step_ends)
         expected = model_flop_per_step(job) + recompute_flop_per_step(job, layout.recompute)
         expected -= masked_flop(job, layout.recompute) if plan.strategy != "weight-streaming" else 0.0
         assert done == pytest.approx(expected, rel=0.01), layout
@@ -177,6 +177,20 @@ def masked_flop(job: Job, recompute: str) -> float:
 def test_writing_it_twice_gives_the_same_graph(question: Question) -> None:
     for plan in feasible(question)[:3]:
         assert graph_of(plan).digest() == graph_of(plan).digest()
+
+
+def test_a_plan_may_be_written_for_more_steps(question: Question) -> None:
+    for plan in feasible(question)[:2]:
+        assert len(graph_of(replace(plan, least_steps=3)).step_ends) == 3
+
+
+def test_tasks_name_the_layer_that_they_concern(question: Question) -> None:
+    for plan in feasible(question)[:2]:
+        graph = graph_of(plan)
+        assert set(range(question.job.model.num_layers)) <= set(graph.block.tolist())
+        for task in graph.tasks():
+            if task.work.op.startswith(("attention.", "mlp.", "layer.")):
+                assert task.block >= 0
 
 
 def test_streams_name_a_device_and_communication_its_group(question: Question) -> None:

@@ -163,6 +163,21 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     return CliRunner().invoke(main, [*arguments, "--json"]), out
 
 
+def test_a_point_executes_its_products_where_that_is_asked(perfsim: Run) -> None:
+    asked = (*WAFERS, "--devices", "1", "--batch", "4", "--json")
+    assert "sampling" not in json.loads(perfsim(*asked).stdout)
+    full = json.loads(perfsim(*asked, "--verify", "full").stdout)["sampling"]
+    assert full["passed"]
+    assert full["flop_share"] == pytest.approx(1.0)
+    assert (
+        full["tasks_sampled"]
+        > json.loads(perfsim(*asked, "--verify", "sample").stdout)["sampling"]["tasks_sampled"]
+    )
+    result = perfsim(*asked, "--verify", "all")
+    assert result.exit_code == 2
+    assert "'off', 'sample', 'full'" in result.stderr
+
+
 def test_a_study_as_json_has_the_keys_of_the_interface(answered: tuple[Result, Path]) -> None:
     result, out = answered
     answer = document(result)
@@ -259,7 +274,7 @@ def test_an_unwritable_place_is_a_failed_run(perfsim: Run, elsewhere: Path) -> N
 def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run) -> None:
     result = perfsim(*GPUS, "--devices", "8", "--layout", "tp=2,pp=2,dp=2,mbs=1", "--batch", "16", "--json")
     answer = document(result)
-    assert set(answer) == POINT | {"model", "hfu", "step_breakdown_s", "cluster_calibration"}
+    assert set(answer) == POINT | {"model", "hfu", "step_breakdown_s", "cluster_calibration", "why"}
     layout = answer["layout"]
     assert (layout["tensor"], layout["pipeline"], layout["data"], layout["micro_batch_size"]) == (2, 2, 2, 1)
     assert (answer["num_devices"], answer["global_batch_size"]) == (8, 16)

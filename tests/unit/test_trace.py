@@ -113,3 +113,21 @@ def test_a_span_names_task_stream_and_micro_batch(toys: ModuleType) -> None:
     builder.task(toys.compute("forward"), "g/compute", tag=2)
     span = Trace(builder.build(), np.zeros(1), np.ones(1)).span(0)
     assert span == ("forward[2]", "g/compute", "forward", 0.0, 1.0, 2)
+
+
+def test_the_boundary_of_a_step_is_what_is_waited_for_before_and_after_all_computation(
+    toys: ModuleType,
+) -> None:
+    rows = [
+        ("cs0/compute", "forward", 1, 4),
+        ("memoryx/update", "update", 4, 5),
+        ("memoryx/out", "weight_stream", 5, 6),
+        ("cs0/compute", "forward", 6, 7),
+        ("memoryx/out", "weight_stream", 6, 8),
+        ("cs0/compute", "forward", 8, 9),
+        ("memoryx/update", "update", 9, 11),
+    ]
+    trace = trace_of(toys, rows, steps=(2,))
+    whole, boundary = trace.mean_breakdown(), trace.mean_boundary()
+    assert (boundary["weight_stream"], boundary["update"]) == (1.0, 2.0)
+    assert whole["weight_stream"] == 2.0, "one second of it between two computations"

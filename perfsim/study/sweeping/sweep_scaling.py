@@ -31,8 +31,7 @@ class Series:
     @property
     def label(self) -> str:
         """`cs-2, weight-streaming, software_release r1.7`."""
-        settings = (f"{path.rpartition('.')[2]} {value}" for path, value in self.circumstances)
-        return ", ".join([self.system, self.strategy, *settings])
+        return ", ".join([self.system, self.strategy, *worded(self.circumstances)])
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -88,6 +87,11 @@ def circumstances(each: PointResult) -> Circumstances:
     return tuple(
         (path, shown(value)) for path, value in each.point.settings.items() if path not in BATCH_PATHS
     )
+
+
+def worded(settings: Circumstances) -> list[str]:
+    """`software_release r1.7`: each setting by the last part of its path."""
+    return [f"{path.rpartition('.')[2]} {value}" for path, value in settings]
 
 
 def shown(value: Any) -> str:

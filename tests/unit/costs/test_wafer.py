@@ -12,7 +12,7 @@ from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import Kind, Work
 from perfsim.transformer import gemm
 
-RATE, HOP, CHUNK = 150e9, 1e-5, 2**18
+RATE, HOP, PORT, CHUNK = 150e9, 1e-5, 1e-6, 2**18
 
 
 def costs(toys: ModuleType, systems: int = 1, **changes: object) -> WaferCosts:
@@ -36,8 +36,8 @@ def test_compute_is_flop_over_efficiency_and_a_share_of_the_layers_overhead(toys
 
 def test_weights_leave_at_line_rate_and_arrive_a_hop_and_a_chunk_a_level_later(toys: ModuleType) -> None:
     assert costs(toys).duration_s(move("memoryx_read", 3e9)) == pytest.approx(3e9 / RATE)
-    for systems, levels in ((1, 0), (4, 1), (16, 2)):
-        latency = levels * (HOP + CHUNK / RATE)
+    for systems, levels in ((1, 1), (4, 1), (16, 2)):
+        latency = PORT + levels * (HOP + CHUNK / RATE)
         assert costs(toys, systems).duration_s(move("broadcast", 3e9)) == pytest.approx(latency)
         assert costs(toys, systems).duration_s(move("reduce", 3e9)) == pytest.approx(3e9 / RATE + latency)
 
@@ -48,7 +48,9 @@ def test_the_update_runs_at_the_rate_of_the_weight_servers(toys: ModuleType) -> 
 
 def test_the_slowest_of_memoryx_tree_and_ports_sets_the_rate(toys: ModuleType) -> None:
     system = toys.wafer_cluster()
-    memoryx = system.memoryx.model_copy(update={"bandwidth": 50e9})
+    memoryx = system.memoryx.model_copy(
+        update={"server": system.memoryx.server.model_copy(update={"bandwidth": 5e9})}
+    )
     topology = toys.topology(1, system.model_copy(update={"memoryx": memoryx}))
     assert WaferCosts(topology, toys.recipe()).stream_bytes_per_s == 50e9
     narrow = system.model_copy(update={"io_ports": 6})

@@ -13,7 +13,7 @@ from perfsim.graph import GraphBuilder, Port, Slots, TaskGraph, Template
 
 def columns(graph: TaskGraph) -> dict[str, object]:
     """Everything a graph holds, as plain lists."""
-    plain = ("work", "stream", "tag", "first_write")
+    plain = ("work", "stream", "tag", "block", "first_write")
     lists = {name: getattr(graph, name).tolist() for name in plain}
     ragged = {name: [part.tolist() for part in getattr(graph, name)] for name in ("reads", "after")}
     return {**lists, **ragged, "works": graph.works, "streams": graph.streams, "steps": graph.step_ends}
@@ -53,7 +53,7 @@ def test_the_last_step_ends_with_the_graph_even_if_nobody_said_so(toys: ModuleTy
 # ---------------------------------------------------------------------------------- templates
 def entry(builder: GraphBuilder, toys: ModuleType) -> Template:
     template = builder.template()
-    template.task(toys.compute("first", writes=2), "host")
+    template.task(toys.compute("first", writes=2), "host", block=7)
     template.output("entry", template.task(toys.compute("input"), "host").tensor)
     return template
 
@@ -103,7 +103,7 @@ def by_hand(toys: ModuleType, microbatches: int) -> TaskGraph:
     """The same graph without templates."""
     builder = GraphBuilder()
     builder.task(toys.compute("before"), "host")
-    builder.task(toys.compute("first", writes=2), "host")
+    builder.task(toys.compute("first", writes=2), "host", block=7)
     given = builder.task(toys.compute("input"), "host")
     kept, moved, gradient = [], [], -1
     for number in range(microbatches):

@@ -72,11 +72,13 @@ def test_the_name_of_a_task_carries_its_micro_batch(toys: ModuleType) -> None:
 
 
 def test_flop_counts_every_task_for_all_the_ranks_it_stands_for() -> None:
-    work = Work("a", Kind.COMP, "a", "forward", kernels=(gemm("g", 2, 3, 4),), multiplicity=5)
+    work = Work("a", Kind.COMP, "a", "forward", kernels=(gemm("g", 2, 3, 4),))
     builder = GraphBuilder()
-    builder.task(work, "s")
-    builder.task(work, "s")
-    assert builder.build().flop == 2 * 5 * 48.0
+    builder.fold(5)
+    builder.task(work, "gpu0/compute")
+    builder.task(work, "gpu5/compute")
+    builder.task(work, "memoryx/update")
+    assert builder.build().flop == (2 * 5 + 1) * 48.0
 
 
 # ------------------------------------------------------------------------------------- digest

@@ -31,7 +31,13 @@ def answer() -> dict[str, Any]:
             "data_communication": 0.05,
             "bubble": 0.0,
         },
+        "why": {"sentence": "Bound by computing: compute 90.0 % of the step. Nearest remedy: more devices."},
     }
+
+
+def test_the_point_says_why_its_step_is_as_long_as_it_is(answer: dict[str, Any]) -> None:
+    text = " ".join(" ".join(point_lines(answer)).split())
+    assert "why: Bound by computing: compute 90.0 % of the step. Nearest remedy: more devices." in text
 
 
 def test_every_metric_of_the_point_is_told(answer: dict[str, Any]) -> None:
@@ -52,7 +58,7 @@ def test_every_metric_of_the_point_is_told(answer: dict[str, Any]) -> None:
 
 def test_the_step_is_told_part_by_part_the_longest_first(answer: dict[str, Any]) -> None:
     lines = point_lines(answer)
-    parts = [line.split() for line in lines[lines.index("  where the step goes:") + 1 :]]
+    parts = [line.split() for line in lines[lines.index("  where the step goes:") + 1 : -1]]
     assert parts == [
         ["backward", "300", "ms", "60.0", "%"],
         ["forward", "150", "ms", "30.0", "%"],

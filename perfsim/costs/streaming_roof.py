@@ -1,0 +1,34 @@
+"""Where streamed weights take longer to arrive than to use: the roof of weight streaming, in tokens.
+
+A weight that crosses the link in b / B seconds is used once a token, in 2 / (e P) seconds. Streaming is
+hidden while T tokens take longer than the weight:
+
+    T >= e P b / (2 B)        e efficiency, P peak FLOP/s, b bytes a weight, B bytes/s of the link
+
+Sparsity cancels, but for the index that travels with a weight: it is part of b. 49,867 tokens at 7.48
+PFLOP/s, 2 bytes and 150 GB/s; a Model Zoo configuration of GPT-3 13B (release 1.7.1) wants more than 24
+sequences of 2,048 tokens, 49,152.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfsim.costs.price import Costs
+from perfsim.graph import Work
+
+
+def roof_tokens(flop_per_s: float, weight_bytes: float, link_bytes_per_s: float) -> float:
+    """Tokens of one pass under which a weight's way takes longer than its use; `flop_per_s` is e P."""
+    return flop_per_s * weight_bytes / (2.0 * link_bytes_per_s)
+
+
+def hidden_from_tokens(tokens: float, use: Work, load_s: float, costs: Costs) -> float:
+    """The same with all that a layer does besides: attention, and a fixed time that no token pays for.
+
+    `use` is what a layer computes on `tokens` tokens with weights that take `load_s` to arrive; its time
+    is read as a straight line in tokens. 0 where the fixed time alone hides the weights.
+    """
+    fixed_s = costs.duration_s(replace(use, kernels=()))
+    each_s = (costs.duration_s(use) - fixed_s) / tokens
+    return max(0.0, load_s - fixed_s) / each_s

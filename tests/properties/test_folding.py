@@ -1,0 +1,155 @@
+"""Folded, partly unfolded and unfolded graphs give one answer, strategy by strategy, at random."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsim.costs.price import price
+from perfsim.costs.wafer import WaferCosts
+from perfsim.engine import critical_path
+from perfsim.graph import TaskGraph, peer_classes, unfold
+from perfsim.graph.symmetry import meeting_of, rank_of, width_of
+from perfsim.strategies import Plan
+from perfsim.workload import ParallelLayout
+
+SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb1p": 1, "zb2p": 1, "zbv": 2}
+
+
+@st.composite
+def gpu_layouts(draw: st.DrawFn) -> dict[str, Any]:
+    """3D layouts of up to 32 ranks, ZeRO 0 to 2, every schedule; or ZeRO 3."""
+    zero = draw(st.integers(0, 3))
+    if zero == 3:
+        return {"data": draw(st.sampled_from([2, 4, 8])), "zero_stage": 3}
+    schedule = draw(st.sampled_from(sorted(SCHEDULES)))
+    tensor = draw(st.sampled_from([1, 2, 4]))
+    return {
+        "tensor": tensor,
+        "data": draw(st.sampled_from([1, 2, 4])),
+        "pipeline": draw(st.sampled_from([2, 4]) if SCHEDULES[schedule] > 1 else st.sampled_from([1, 2])),
+        "zero_stage": zero,
+        "schedule": schedule,
+        "virtual_pipeline": SCHEDULES[schedule],
+        "sequence_parallel": draw(st.booleans()) and tensor > 1,
+        "recompute": draw(st.sampled_from(["none", "selective", "full"])),
+    }
+
+
+def gpu_plan(toys: ModuleType, layout: dict[str, Any], overlap: bool, tied: bool = True) -> Plan:
+    chosen = ParallelLayout(**layout)
+    batch = 4 * chosen.data
+    job = toys.job(batch, {"overlap_grad_reduce": overlap}, num_layers=8, tied_embeddings=tied)
+    return toys.plan("3d", job, chosen)
+
+
+def prices(toys: ModuleType, plan: Plan, graph: TaskGraph) -> np.ndarray:
+    if plan.strategy == "weight-streaming":
+        return price(graph, WaferCosts(plan.topology, plan.job.recipe))
+    costs = toys.ToyCosts(plan.system)
+    return price(graph, costs)
+
+
+def slow_ends(graph: TaskGraph, duration_s: np.ndarray) -> np.ndarray:
+    """Ends of every rank's copy of every folded task, shape (tasks, width), one copy at a time.
+
+    A collective begins, for all of its members at once, when the last of them has its inputs and its
+    stream free. `duration_s` has the shape of the result; that of a collective is its first member's.
+    """
+    width = width_of(graph)
+    ends = np.zeros((len(graph), width))
+    last: dict[str, int] = {}
+    for task in graph.tasks():
+        waits_for = {int(graph.writer[tensor]) for tensor in task.reads} | set(task.after)
+        waits_for |= {last[task.stream]} if task.stream in last else set()
+        shared = rank_of(task.stream) is None
+        meeting = meeting_of(task.work, width)
+        for peer in range(width):
+            members = range(width) if shared else meeting.offsets(peer)
+            ready = max((ends[other, member] for other in waits_for for member in members), default=0.0)
+            ends[task.id, peer] = ready + duration_s[task.id, members[0]]
+        last[task.stream] = task.id
+    return ends
+
+
+def perturbed(graph: TaskGraph, duration_s: np.ndarray, factors: dict[int, float]) -> np.ndarray:
+    """Durations of every rank's copy: compute of rank r takes factors[r] times as long."""
+    each = np.repeat(duration_s[:, None], width_of(graph), axis=1)
+    ranks = np.array([-1 if (rank := rank_of(name)) is None else rank for name in graph.streams])
+    computes = np.array([not work.kind.is_communication for work in graph.works])[graph.work]
+    for task in np.flatnonzero(computes & (ranks[graph.stream] >= 0)):
+        for peer in range(each.shape[1]):
+            each[task, peer] *= factors.get(int(ranks[graph.stream[task]]) + peer, 1.0)
+    return each
+
+
+def run_classes(graph: TaskGraph, each_s: np.ndarray, classes: np.ndarray | None) -> np.ndarray:
+    """Ends of every rank's copy, from the graph in which these classes are written."""
+    unfolded = unfold(graph, classes)
+    first = (
+        np.maximum(unfolded.rank, 0)
+        - np.array([max(rank_of(name) or 0, 0) for name in graph.streams])[graph.stream[unfolded.task]]
+    )
+    first[unfolded.rank < 0] = 0
+    end_s = critical_path(unfolded.graph, each_s[unfolded.task, first]).end_s
+    ends = np.zeros_like(each_s)
+    for peer in range(each_s.shape[1]):
+        ends[:, peer] = end_s[unfolded.of_peer(peer)]
+    return ends
+
+
+@given(gpu_layouts(), st.booleans(), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_every_rank_runs_as_the_written_one(
+    toys: ModuleType, layout: dict[str, Any], overlap: bool, tied: bool
+) -> None:
+    plan = gpu_plan(toys, layout, overlap, tied)
+    graph = toys.graph_of(plan)
+    folded = critical_path(graph, prices(toys, plan, graph))
+    unfolded = unfold(graph)
+    run = critical_path(unfolded.graph, prices(toys, plan, unfolded.graph))
+    assert run.start_s.tobytes() == folded.start_s[unfolded.task].tobytes()
+    assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()
+    assert unfolded.graph.flop == pytest.approx(graph.flop, rel=1e-12)
+    width, spent = width_of(graph), run.device_breakdowns()
+    for device, seconds in folded.device_breakdowns().items():
+        base = int(device.removeprefix("gpu"))
+        for peer in range(width):
+            assert spent[f"gpu{base + peer}"] == pytest.approx(seconds, rel=1e-9, abs=1e-12)
+
+
+@given(gpu_layouts(), st.booleans(), st.data())
+@settings(max_examples=40, deadline=None)
+def test_stragglers_unfold_only_their_classes_and_nothing_else_changes(
+    toys: ModuleType, layout: dict[str, Any], overlap: bool, data: st.DataObject
+) -> None:
+    plan = gpu_plan(toys, layout, overlap)
+    graph = toys.graph_of(plan)
+    ranks = st.integers(0, plan.layout.num_devices - 1)
+    factors = data.draw(st.dictionaries(ranks, st.sampled_from([1.25, 2.0, 0.5]), max_size=3))
+    on_grid = np.ldexp(np.rint(np.ldexp(prices(toys, plan, graph), 36)), -36)
+    each_s = perturbed(graph, on_grid, factors)
+    slow = slow_ends(graph, each_s)
+    assert (run_classes(graph, each_s, None) == slow).all()
+    assert (run_classes(graph, each_s, peer_classes(graph, factors)) == slow).all()
+
+
+@given(st.integers(1, 6), st.integers(0, 2), st.data())
+@settings(max_examples=20, deadline=None)
+def test_wafers_wait_for_the_slowest_of_them(
+    toys: ModuleType, systems: int, recompute: int, data: st.DataObject
+) -> None:
+    layout = ParallelLayout(data=systems, micro_batch_size=2, recompute_layers=recompute)
+    plan = toys.plan("weight-streaming", toys.job(4 * systems), layout, toys.wafer_cluster())
+    graph = toys.graph_of(plan)
+    factors = data.draw(st.dictionaries(st.integers(0, systems - 1), st.sampled_from([1.5, 2.0]), max_size=2))
+    on_grid = np.ldexp(np.rint(np.ldexp(prices(toys, plan, graph), 36)), -36)
+    each_s = perturbed(graph, on_grid, factors)
+    slow = slow_ends(graph, each_s)
+    assert (run_classes(graph, each_s, None) == slow).all()
+    assert (run_classes(graph, each_s, peer_classes(graph, factors)) == slow).all()
