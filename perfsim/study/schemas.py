@@ -26,7 +26,7 @@ _OWN: dict[str, type[BaseModel]] = {
     "convergence": ConvergenceFile,
     "measured": MeasuredFile,
 }
-"""Kinds whose classes the catalogue does not know; `validate` reads cases, `calibrate steps` what was measured."""
+"""Kinds that the catalogue does not know; `validate` reads cases, `calibrate steps` what was measured."""
 KINDS = tuple(dict.fromkeys([*FOLDERS, *_OWN]))
 
 
