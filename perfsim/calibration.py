@@ -176,9 +176,9 @@ class WaferCalibration(Calibration):
 
     kind: Literal["wafer"] = "wafer"
     efficiency: dict[str, Fraction]
-    """Fraction of peak in steady state, by software release."""
-    layer_overhead_s: Seconds
-    """Fixed time of one layer and pass, whatever its work."""
+    """Fraction of peak that the arithmetic of matrix products reaches, by software release."""
+    link_s_per_element: Seconds
+    """Time in which an element passes a link of the mesh; `perfsim.costs.mesh` has the equation."""
     peak_profile: str = ""
     """Which peak the efficiency is a fraction of."""
 

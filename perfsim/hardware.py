@@ -199,6 +199,8 @@ class SwarmXSpec(Spec):
     hop_latency: Seconds
     chunk: Bytes
     """What a tree node forwards at once: the unit of pipelining."""
+    duplex: bool = True
+    """Whether weights down and gradients up each have the bandwidth of a link; else they share it."""
 
 
 class WaferClusterSpec(CatalogSpec):

@@ -93,6 +93,8 @@ class TrainingRecipe(CatalogSpec):
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     global_batch_size: Sequences | None = None
     """Sequences over all devices; None: the study chooses."""
+    batch_size_per_device: PositiveInt | None = None
+    """Sequences on each device, so that the global batch grows with their number (weak scaling)."""
     attention: Attention = "standard"
     recompute: Recompute | Literal["auto"] = "auto"
     """auto: the planner chooses the cheapest mode that fits."""
@@ -107,6 +109,8 @@ class TrainingRecipe(CatalogSpec):
     """Positions of each sequence that reach the language-model head; None: all."""
     tokens: Annotated[float, Field(gt=0)] | None = None
     """D_min: tokens to the target in the limit of small batches."""
+    tokens_per_parameter: Annotated[float, Field(gt=0)] | None = None
+    """The same as a multiple of the model's parameters (20: Chinchilla)."""
     target_loss: Annotated[float, Field(gt=0)] | None = None
     """Nats a token; turned into `tokens` by a loss law."""
     framework: FrameworkCalibration | None = None
@@ -115,6 +119,22 @@ class TrainingRecipe(CatalogSpec):
     """Release of a wafer cluster's software; None: the system's. peak: an upper bound, never observed."""
     weight_sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the weights of the layers' matrices that are zero, anywhere; wafers skip them."""
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> TrainingRecipe:
+        for one, other in (
+            ("global_batch_size", "batch_size_per_device"),
+            ("tokens", "tokens_per_parameter"),
+        ):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ValueError(f"{one} and {other} say the same thing twice: write one of them")
+        return self
+
+    def batch_over(self, num_devices: int) -> int | None:
+        """Sequences a step over so many devices, where the recipe says."""
+        if self.batch_size_per_device is not None:
+            return self.batch_size_per_device * num_devices
+        return self.global_batch_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def wafer_cluster(
     *,
     capacity: float = 40e9,
     efficiency: float = 0.233,
-    layer_overhead_s: float = 5.5e-3,
+    link_s_per_element: float = 1.176e-9,
     stream_bytes_per_s: float = 150e9,
     weight_bytes: float = 2.0,
     update_bytes_per_s: float = 1e12,
@@ -69,7 +69,7 @@ def wafer_cluster(
     calibration = WaferCalibration(
         name="toy-wafer",
         efficiency={"r1.7": efficiency / 2, "r2.0": efficiency},
-        layer_overhead_s=layer_overhead_s,
+        link_s_per_element=link_s_per_element,
     )
     return WaferClusterSpec(
         name="toy-wafers",

@@ -1,13 +1,14 @@
 """Seconds of work on a wafer-scale cluster.
 
-Compute is FLOPs over the efficiency that a software release was measured to reach, plus a fixed
-overhead a layer; what moves is priced by `perfsim.costs.streams`.
+Compute is FLOPs over the efficiency that a software release was measured to reach, plus movement over
+the mesh of cores (`perfsim.costs.mesh`); what moves around a wafer is priced by `perfsim.costs.streams`.
 """
 
 from __future__ import annotations
 
 from perfsim.calibration import WaferCalibration
 from perfsim.costs.gpu import peak_flop_per_s
+from perfsim.costs.mesh import MeshCosts
 from perfsim.costs.streams import StreamCosts
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import Work
@@ -17,9 +18,7 @@ from perfsim.workload import TrainingRecipe
 
 PEAK = "peak"
 """The software release of a machine without inefficiency."""
-PEAK_NOTE = "upper bound, never observed: the wafer at its peak without overhead"
-FORWARD_SHARE = 1.0 / 3.0
-"""Share of the per-layer overhead in the forward pass: work is 1 to 2."""
+PEAK_NOTE = "upper bound, never observed: the wafer at its peak, its mesh without delay"
 
 
 class WaferCosts:
@@ -40,7 +39,12 @@ class WaferCosts:
         peak = self.release == PEAK
         efficiency = 1.0 if peak else calibration.efficiency[self.release]
         self.flop_per_s = efficiency * peak_flop_per_s(system, recipe)
-        self.layer_overhead_s = 0.0 if peak else calibration.layer_overhead_s
+        self.mesh = MeshCosts(
+            flop_per_s=self.flop_per_s,
+            link_s_per_element=0.0 if peak else calibration.link_s_per_element,
+            cores=system.device.compute_units,
+            sram_bytes_per_s=system.device.memory.bandwidth,
+        )
         self.zeros_saved = system.streaming.sparse_harvest * recipe.weight_sparsity
         self.streams = StreamCosts(system, topology)
         self.stream_bytes_per_s = self.streams.stream_bytes_per_s
@@ -50,27 +54,21 @@ class WaferCosts:
         moving_s = self.streams.duration_s(work)
         if moving_s is not None:
             return moving_s
-        return self._flop(work) / self.flop_per_s + work.share * self._overhead_s(work)
+        return work.share * (self.mesh.duration_s(work.kernels) - self._harvested_s(work))
 
-    def _flop(self, work: Work) -> float:
-        """FLOPs that take time: of a layer's sparse matrices, what harvesting zeros leaves of them."""
+    def _harvested_s(self, work: Work) -> float:
+        """Seconds of arithmetic that the zeros in a layer's sparse matrices save; what moves stays."""
         if not self.zeros_saved or not work.op.startswith("layer."):
-            return work.flop
-        matrices = sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
-        return work.flop - work.share * self.zeros_saved * matrices
-
-    def _overhead_s(self, work: Work) -> float:
-        if not work.op.startswith("layer."):
             return 0.0
-        share = 1.0 - FORWARD_SHARE if work.op == "layer.backward" else FORWARD_SHARE
-        return share * self.layer_overhead_s
+        matrices = sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
+        return self.zeros_saved * matrices / self.flop_per_s
 
 
 def nearest_release(wanted: str, calibration: WaferCalibration) -> tuple[str, str]:
     """The measured release to use for `wanted`, and a remark where it is another.
 
     Releases are ordered by number; an unknown one uses the nearest earlier, the earliest if none is.
-    `peak` is no release but the bound of all: efficiency 1, no overhead.
+    `peak` is no release but the bound of all: efficiency 1, a mesh without delay.
     """
     if wanted == PEAK:
         return PEAK, PEAK_NOTE

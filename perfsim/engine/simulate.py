@@ -92,17 +92,13 @@ class _Run:
                 stack.append((successor, self.ready[successor]))
 
     def begin_flow(self, task: int, ready: float) -> None:
-        """Put a communication on its links when simulated time has come to it."""
-        wait = self.env.timeout(ready - self.env.now)
-        wait.callbacks.append(partial(self._flow_starts, task))
-
-    def _flow_starts(self, task: int, _event: simpy.Event) -> None:
+        """Have a communication put on its links when simulated time has come to it."""
         if self.share is not None:
             flow = self.flows[self.work[task]]
-            self.share.start(flow, self.duration[task], partial(self._flow_ends, task))
+            self.share.start_at(ready, flow, self.duration[task], partial(self._flow_ends, task))
 
     def _flow_ends(self, task: int) -> None:
         stack: list[tuple[int, float]] = []
-        self.finish(task, self.env.now, stack)
+        self.finish(task, self.share.now_s if self.share is not None else 0.0, stack)
         for successor, ready in stack:
             self.begin(successor, ready)

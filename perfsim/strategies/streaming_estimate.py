@@ -1,8 +1,9 @@
 """The step of weight streaming in closed form: what planning screens memory policies with.
 
 Every block of every micro-batch takes the longest of what runs beside one another: compute, weights in,
-gradients out, activations out or back, and in the last micro-batch the update. Between two steps the
-gradient of the first block goes up, is applied, and its weights come down.
+gradients out, activations out or back. In the last micro-batch a block is updated when its gradient is
+complete and the update before it is done; the first block is the last of them, and then its weights
+come down for the next step.
 """
 
 from __future__ import annotations
@@ -37,27 +38,26 @@ class _Estimate:
         streaming = wafer_system(self.plan).streaming
         if not last and streaming.accumulate_at == "swarmx":
             works = [work.in_tree() for work in works]
-        computing = sum(self.block_s(work, last=last) for work in works)
+        computing = sum(self.forward_s(work) + self.backward_s(work, last=last) for work in works)
         return max(computing, self.duration(samples_work(self.plan, micro_batch_size)))
 
-    def block_s(self, works: BlockWorks, *, last: bool) -> float:
+    def forward_s(self, works: BlockWorks) -> float:
+        spill = self.seconds(works.spill) / self.group
+        return self.joined_s(self.duration(works.forward), self.weights_s(works), spill)
+
+    def backward_s(self, works: BlockWorks, *, last: bool) -> float:
+        """Backward and what is made again for it; groups of several layers stream their weights for that."""
         layout, streaming = self.plan.layout, wafer_system(self.plan).streaming
-        weights, again = self.weights_s(works), self.seconds(works.recompute)
-        each = self.joined_s(self.duration(works.forward), weights, self.seconds(works.spill) / self.group)
+        weights, again, first = self.weights_s(works), self.seconds(works.recompute), 0.0
         if again and layout.recompute_layers > 1:
-            each += self.joined_s(again, weights)
-            again = 0.0
-        up, state = 0.0, 0.0
-        if last or streaming.accumulate_at != "wafer":
-            up = self.duration(works.reduce)
+            first, again = self.joined_s(again, weights), 0.0
+        up = self.duration(works.reduce) if last or streaming.accumulate_at != "wafer" else 0.0
         if last:
-            state = max(self.duration(works.update), self.seconds(works.state_write))
             weights += self.seconds(works.state_read)
-        backward = again + self.duration(works.backward)
-        fetch = self.seconds(works.fetch) / self.group
         if not streaming.duplex:
             weights, up = weights + up, 0.0
-        return each + self.joined_s(backward, weights, up, state, fetch)
+        backward = again + self.duration(works.backward)
+        return first + self.joined_s(backward, weights, up, self.seconds(works.fetch) / self.group)
 
     @property
     def group(self) -> int:
@@ -79,9 +79,18 @@ class _Estimate:
         return max(load, self.seconds(works.stage)) + late
 
     def bubble_s(self) -> float:
-        """The first block's gradient up, its update, and its weights down."""
-        first = block_works(self.plan, last_micro_batch(self.plan))[0]
-        way = [first.reduce, first.update, first.load, first.broadcast, first.stage]
-        if first.stage is not None:
-            way.append(first.state_write)
-        return sum(self.seconds(work) for work in way)
+        """From the end of a step's backward to the first block's new weights on the wafer.
+
+        Updates follow one another at the pace of arithmetic or of the writing of their states; the
+        weights of the first block come when both are done.
+        """
+        works = block_works(self.plan, last_micro_batch(self.plan))
+        computed = updated = 0.0
+        for work in reversed(works):
+            computed += self.backward_s(work, last=True)
+            paces = (self.duration(work.update), self.seconds(work.state_write))
+            updated = max(updated, computed + self.duration(work.reduce)) + max(paces)
+        first = works[0]
+        both = min(self.duration(first.update), self.seconds(first.state_write)) if first.stage else 0.0
+        way = both + sum(self.seconds(work) for work in (first.load, first.broadcast, first.stage))
+        return updated - computed + way

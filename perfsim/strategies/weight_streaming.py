@@ -43,18 +43,23 @@ class WeightStreaming:
     summary = "layers stream from MemoryX over wafers that hold only activations (data parallel)"
 
     def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
-        """For each recompute group, the fewest micro-batches that fit; with spilling where it saves some."""
+        """Of the recompute groups those that need the fewest micro-batches; spilled where it saves some.
+
+        The software splits a batch that exceeds the wafer, and only such a batch: its best published
+        micro-batches are some 90 sequences, where keeping all activations would leave room for a few.
+        """
         system = topology.system
         if not isinstance(system, WaferClusterSpec):
             return
         per_system = -(-job.global_batch_size // topology.num_devices)
         base = ParallelLayout(data=topology.num_devices)
-        for group in RECOMPUTE_GROUPS:
-            largest = largest_micro_batch(job, system, per_system, group)
-            if largest:
-                yield with_policy(base, even_micro_batch(per_system, largest), group)
+        largest = {group: largest_micro_batch(job, system, per_system, group) for group in RECOMPUTE_GROUPS}
+        widest = even_micro_batch(per_system, max(largest.values())) if any(largest.values()) else 0
+        for group, size in largest.items():
+            if size >= widest > 0:
+                yield with_policy(base, widest, group)
             spilling = largest_micro_batch(job, system, per_system, group, spill=True)
-            if spilling > largest:
+            if spilling > size:
                 yield with_policy(base, even_micro_batch(per_system, spilling), group, spill=True)
 
     def plan(

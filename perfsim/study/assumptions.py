@@ -42,7 +42,9 @@ def _target(target: Target) -> Iterator[Assumption]:
     yield Assumption(
         "convergence",
         "critical batch",
-        f"{critical.tokens / 1e6:.1f} M tokens ({low:.1f} to {high:.1f} M, 90 %)",
+        "none: the number of tokens is given"
+        if critical.given_length
+        else f"{critical.tokens / 1e6:.1f} M tokens ({low:.1f} to {high:.1f} M, 90 %)",
         critical.source,
         "fit",
     )

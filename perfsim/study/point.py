@@ -51,7 +51,7 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
     system = catalog.system(point.system)
     chosen = strategy_for(point.strategy, system)
     recipe = catalog.recipe(point.recipe)
-    batch = point.batch or recipe.global_batch_size or DEFAULT_BATCH_PER_DEVICE * point.devices
+    batch = point.batch or recipe.batch_over(point.devices) or DEFAULT_BATCH_PER_DEVICE * point.devices
     job = Job(catalog.model(point.model), recipe, batch)
     cluster = cluster_named(point.cluster, catalog) if point.cluster else None
     check_device(cluster, system)

@@ -52,6 +52,8 @@ class Why:
     """Every second of the step by cause; they add up to it."""
     remedy: str
     sentence: str
+    fixed_s: float = 0.0
+    """Of the seconds of computing, those that layers take whatever their tokens, where that is known."""
     streaming_roof: StreamingRoof | None = None
 
 

@@ -102,10 +102,15 @@ def target_of(spec: StudySpec) -> Target:
     """What ends the study's run. Raises InputError where the recipe says nothing of it."""
     recipe = spec.recipe
     tokens = recipe.tokens
+    if recipe.tokens_per_parameter is not None:
+        tokens = recipe.tokens_per_parameter * parameters(spec.model).total
     if tokens is None and recipe.target_loss is not None:
         tokens = DEFAULT_LOSS_LAW.tokens_to_loss(recipe.target_loss, parameters(spec.model).total)
     if tokens is None:
-        raise InputError(f"study {spec.name}: recipe {recipe.name} has neither tokens nor target_loss")
+        raise InputError(
+            f"study {spec.name}: recipe {recipe.name} has neither tokens nor target_loss "
+            "nor tokens_per_parameter"
+        )
     law = spec.convergence
     inputs = LawInputs(
         d_min_tokens=tokens,
@@ -152,9 +157,15 @@ def answer_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int, ta
 
 def _batches(spec: StudySpec, target: Target, devices: int) -> list[int]:
     """The global batches to try: the recipe's own, else the study's."""
-    if spec.recipe.global_batch_size is not None:
-        return [spec.recipe.global_batch_size]
+    own = spec.recipe.batch_over(devices)
+    if own is not None:
+        return [own]
     if spec.batch_sizes == "auto":
+        if target.critical.given_length:
+            raise InputError(
+                f"study {spec.name}: law {target.critical.law} gives no batch to look around; write "
+                "recipe.global_batch_size or batch_sizes"
+            )
         return batch_grid(target, spec.recipe.seq_length, devices)
     return list(spec.batch_sizes)
 
@@ -185,8 +196,8 @@ def _result(
         seq_length=spec.recipe.seq_length,
         target_tokens=target.d_min_tokens,
         law=f"{critical.law}: {critical.source}",
-        critical_batch_tokens=critical.tokens,
-        critical_batch_band_tokens=critical.band_tokens,
+        critical_batch_tokens=critical.shown_tokens,
+        critical_batch_band_tokens=critical.shown_band_tokens,
         candidates=candidates,
         verdict=sentence,
         infeasible=tuple(refused),

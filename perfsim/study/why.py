@@ -50,7 +50,8 @@ def why(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs) -> Why:
         if name == "compute" or seconds >= MENTIONED * trace.step_time_s
     )
     sentence = f"{_verb(cause)}: {text} of the step. {_about_roof(roof)}Nearest remedy: {remedy}."
-    return Why(cause=cause, parts_s=parts, remedy=remedy, sentence=sentence, streaming_roof=roof)
+    fixed_s = _fixed_s(graph, costs)
+    return Why(cause, parts, remedy, sentence, fixed_s, roof)
 
 
 def causes_s(trace: Trace) -> dict[str, float]:
@@ -138,7 +139,7 @@ def _faster_compute(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs, *,
     """What computing itself suffers from: layers' fixed time, recomputation, or nothing but its amount."""
     layout, step_s = plan.layout, trace.step_time_s
     size = f"micro-batch now {layout.micro_batch_size:,}"
-    fixed = _fixed_s(graph, costs) / step_s if isinstance(costs, WaferCosts) else 0.0
+    fixed = _fixed_s(graph, costs) / step_s
     again = trace.mean_breakdown().get("recompute", 0.0) / step_s
     more = "more systems, each with the same batch" if streams else "more devices"
     if fixed > max(HEAVY, again):
@@ -150,8 +151,10 @@ def _faster_compute(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs, *,
     return f"{more}, or larger matrices in each kernel ({size}, tensor {layout.tensor})"
 
 
-def _fixed_s(graph: TaskGraph, costs: WaferCosts) -> float:
-    """Seconds of a step that computation takes whatever the number of tokens."""
+def _fixed_s(graph: TaskGraph, costs: Costs) -> float:
+    """Seconds of a step that computation takes whatever its tokens; 0 on GPUs, where none stand apart."""
+    if not isinstance(costs, WaferCosts):
+        return 0.0
     each = np.array(
         [
             costs.duration_s(replace(work, kernels=())) if work.kind is Kind.COMP else 0.0

@@ -203,6 +203,6 @@ def _with_units(value: Any, name: str = "") -> Any:
         return value
     if name.endswith("_bytes_per_s"):
         return format_quantity(value, "bytes_per_s", precision=None)
-    if name.endswith(("_s", "_s_per_kernel")):
+    if name.endswith(("_s", "_s_per_kernel", "_s_per_element")):
         return format_quantity(value, "seconds", precision=None)
     return value

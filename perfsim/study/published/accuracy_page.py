@@ -139,9 +139,9 @@ def _examine_wafer(written: WrittenCase) -> Examined:
     costs = WaferCosts(written.plan.topology, written.plan.job.recipe)
     trace = critical_path(written.graph, price(written.graph, costs))
     parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
-    costs.layer_overhead_s = 0.0
+    costs.mesh = replace(costs.mesh, link_s_per_element=0.0)
     without_s = critical_path(written.graph, price(written.graph, costs)).step_time_s
-    parts["overhead of layers"] = 1.0 - without_s / trace.step_time_s
+    parts["movement over the mesh"] = 1.0 - without_s / trace.step_time_s
     return Examined(written.case.id, {}, parts, False, None)
 
 

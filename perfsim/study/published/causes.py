@@ -36,7 +36,7 @@ MECHANISMS = (
     "bubble",
     "weight_stream",
     "gradient_stream",
-    "overhead of layers",
+    "movement over the mesh",
 )
 """Removals of the ablation, and categories of the breakdown, that do not contain one another."""
 COMPUTING = ("forward", "backward", "recompute")

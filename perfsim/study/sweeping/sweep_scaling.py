@@ -9,7 +9,7 @@ from typing import Any
 
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
 from perfsim.study.sweeping.sweep import PointResult, SweepResult
-from perfsim.study.sweeping.sweep_axes import BATCH_PATHS
+from perfsim.study.sweeping.sweep_axes import BATCH_PATHS, VARIANT
 
 Circumstances = tuple[tuple[str, str], ...]
 """Settings other than the batch, each value as text."""
@@ -31,7 +31,12 @@ class Series:
     @property
     def label(self) -> str:
         """`cs-2, weight-streaming, software_release r1.7`."""
-        return ", ".join([self.system, self.strategy, *worded(self.circumstances)])
+        return ", ".join(filter(None, [self.system, self.strategy, self.circumstance]))
+
+    @property
+    def circumstance(self) -> str:
+        """Its variant by name, and what else the grid varies."""
+        return ", ".join(worded(self.circumstances))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -90,8 +95,8 @@ def circumstances(each: PointResult) -> Circumstances:
 
 
 def worded(settings: Circumstances) -> list[str]:
-    """`software_release r1.7`: each setting by the last part of its path."""
-    return [f"{path.rpartition('.')[2]} {value}" for path, value in settings]
+    """`software_release r1.7`: each setting by the last part of its path, a variant by its name alone."""
+    return [value if path == VARIANT else f"{path.rpartition('.')[2]} {value}" for path, value in settings]
 
 
 def shown(value: Any) -> str:

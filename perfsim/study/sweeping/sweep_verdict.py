@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfsim.study.sweeping.sweep import PointResult, SweepResult
+from perfsim.study.sweeping.sweep_knee import knee_sentence, scalings
 from perfsim.study.sweeping.sweep_scaling import (
     Circumstances,
     Match,
@@ -15,8 +16,11 @@ from perfsim.study.sweeping.sweep_scaling import (
     time_of,
     worded,
 )
+from perfsim.study.sweeping.sweep_variants import variant_sentences, variants_of
 
 DAY_S = 86_400.0
+MOST_SENTENCES = 3
+"""Of a verdict on variants; the page says the rest."""
 
 
 def sweep_verdict(result: SweepResult) -> str:
@@ -25,9 +29,18 @@ def sweep_verdict(result: SweepResult) -> str:
         reasons = result.points[0].reasons if result.points else ("the grid is empty",)
         return f"No point of the grid has a feasible plan: {'; '.join(reasons)}."
     soonest = min(result.feasible, key=lambda each: time_of(each).time_s)
+    if variants_of(result):
+        return " ".join(_of_variants(result))
     head = f"Soonest at the target: {_machine(soonest)}, {_days(soonest)} ({_band(soonest)})."
     found = matches(result)
     return f"{head} {_equals(found) if found else _scales(series_of(result)[0])}"
+
+
+def _of_variants(result: SweepResult) -> list[str]:
+    """How each variant scales; where none has several device counts, what each changes."""
+    scaled = scalings(series_of(result))
+    sentences = [knee_sentence(each) for each in scaled] if scaled else variant_sentences(result)
+    return sentences[:MOST_SENTENCES]
 
 
 def _machine(each: PointResult) -> str:

@@ -10,7 +10,7 @@ from perfsim.calibration import WaferCalibration
 from perfsim.costs.wafer import WaferCosts, nearest_release
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import Kind, Work
-from perfsim.transformer import gemm
+from perfsim.transformer import elementwise, gemm
 
 RATE, HOP, PORT, CHUNK = 150e9, 1e-5, 1e-6, 2**18
 
@@ -27,11 +27,17 @@ def compute(op: str) -> Work:
     return Work(op, Kind.COMP, op, "forward", kernels=(gemm("g", 1000, 1000, 1000),))
 
 
-def test_compute_is_flop_over_efficiency_and_a_share_of_the_layers_overhead(toys: ModuleType) -> None:
+@pytest.mark.parametrize("op", ["layer.forward", "layer.backward", "layer.recompute", "head.forward"])
+def test_compute_is_flop_over_efficiency_and_movement_over_the_mesh(toys: ModuleType, op: str) -> None:
     flop_s = 2e9 / (0.233 * 7.48e15)
-    shares = {"layer.forward": 1 / 3, "layer.backward": 2 / 3, "layer.recompute": 1 / 3, "head.forward": 0}
-    for op, share in shares.items():
-        assert costs(toys).duration_s(compute(op)) == pytest.approx(flop_s + share * 5.5e-3)
+    moved = 2 * 1000 * 1000 / 850_000**0.5
+    assert costs(toys).duration_s(compute(op)) == pytest.approx(flop_s + moved * 1.176e-9)
+    assert costs(toys, link_s_per_element=0.0).duration_s(compute(op)) == pytest.approx(flop_s)
+
+
+def test_the_embedding_has_work_of_its_own(toys: ModuleType) -> None:
+    lookup = Work("embedding.forward", Kind.COMP, "embedding.forward", "forward", (elementwise("e", 4e12),))
+    assert costs(toys).duration_s(lookup) == pytest.approx(4e12 / 2e16)
 
 
 def test_weights_leave_at_line_rate_and_arrive_a_hop_and_a_chunk_a_level_later(toys: ModuleType) -> None:
@@ -79,7 +85,7 @@ def test_the_recipes_release_wins_over_the_systems(toys: ModuleType) -> None:
 )
 def test_an_unmeasured_release_uses_the_nearest_earlier_one_and_says_so(wanted: str, used: str) -> None:
     efficiency = {"r2.0": 0.2, "r1.7": 0.1, "r1.8": 0.15}
-    calibration = WaferCalibration(name="w", efficiency=efficiency, layer_overhead_s=0.0)
+    calibration = WaferCalibration(name="w", efficiency=efficiency, link_s_per_element=0.0)
     release, note = nearest_release(wanted, calibration)
     assert release == used
     assert (wanted in note and used in note) == (wanted != used)

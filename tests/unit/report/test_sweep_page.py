@@ -85,7 +85,7 @@ def test_the_page_has_a_curve_equals_a_map_for_each_machine_every_point_and_the_
 ) -> None:
     slugs = [section.anchor for section in sweep_sections(result)]
     maps = ["map-cs-2-weight-streaming", "map-slow-weight-streaming"]
-    assert slugs == ["scaling", "equals", *maps, "points", "inputs"]
+    assert slugs == ["scaling", "speed-up", "step-time", "equals", *maps, "points", "inputs"]
 
 
 def test_the_curve_has_a_line_and_an_ideal_for_each_machine(result: SweepResult) -> None:

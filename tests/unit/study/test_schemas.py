@@ -33,7 +33,7 @@ def written(path: Path) -> Any:
 
 
 def kind_of_file(folder: str, data: Any) -> str:
-    if folder == "studies" and "grid" in data:
+    if folder == "studies" and "study" in data:
         return "sweep"
     if folder == "studies/validation":
         return "convergence" if "points" in data["cases"][0] else "cases"

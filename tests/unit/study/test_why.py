@@ -56,10 +56,10 @@ def test_gpus_are_told_their_own_waits() -> None:
 
 
 def ideal_system(efficiency: float = 1.0) -> WaferClusterSpec:
-    """A CS-2 whose wafer has one efficiency and whose layers have no fixed time; at 1 an upper bound."""
+    """A CS-2 whose wafer has one efficiency and whose mesh moves everything at once; at 1 an upper bound."""
     changes = {
         "device.calibration.efficiency": {"r2.0": efficiency},
-        "device.calibration.layer_overhead_s": "0 s",
+        "device.calibration.link_s_per_element": "0 s",
     }
     system = default_catalog().system("cs-2", **changes)
     assert isinstance(system, WaferClusterSpec)
