@@ -12,10 +12,9 @@ sequences of 2,048 tokens, 49,152.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 
-from perfsim.costs.price import Costs
-from perfsim.graph import Work
+MOST_SEQUENCES = 2**20
 
 
 def roof_tokens(flop_per_s: float, weight_bytes: float, link_bytes_per_s: float) -> float:
@@ -23,12 +22,21 @@ def roof_tokens(flop_per_s: float, weight_bytes: float, link_bytes_per_s: float)
     return flop_per_s * weight_bytes / (2.0 * link_bytes_per_s)
 
 
-def hidden_from_tokens(tokens: float, use: Work, load_s: float, costs: Costs) -> float:
-    """The same with all that a layer does besides: attention, and a fixed time that no token pays for.
+def hidden_from_sequences(use_s: Callable[[int], float], load_s: float) -> float:
+    """The same with all that a layer does: sequences at once whose use of it takes as long as its way.
 
-    `use` is what a layer computes on `tokens` tokens with weights that take `load_s` to arrive; its time
-    is read as a straight line in tokens. 0 where the fixed time alone hides the weights.
+    `use_s` gives the seconds of a layer's forward for a number of sequences; between two whole numbers it
+    is read as a straight line. 0 where no sequence is needed, infinite where none suffice.
     """
-    fixed_s = costs.duration_s(replace(use, kernels=()))
-    each_s = (costs.duration_s(use) - fixed_s) / tokens
-    return max(0.0, load_s - fixed_s) / each_s
+    high = 1
+    while use_s(high) < load_s:
+        high *= 2
+        if high > MOST_SEQUENCES:
+            return float("inf")
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if use_s(middle) < load_s else (low, middle)
+    low = max(low, 1)
+    below_s, above_s = use_s(low), use_s(low + 1)
+    return max(0.0, low + (load_s - below_s) / (above_s - below_s))

@@ -39,7 +39,7 @@ class StreamingRoof:
     hidden_from_tokens: float
     """Fewer than this, and a layer's weights arrive later than the layer before is done with."""
     formula_tokens: float
-    """e P b / (2 B): the same without attention and without the fixed time of a layer."""
+    """e P b / (2 B) with the e reached there: the same by a layer's matrices alone, without attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Why:
     """Every second of the step by cause; they add up to it."""
     remedy: str
     sentence: str
-    fixed_s: float = 0.0
-    """Of the seconds of computing, those that layers take whatever their tokens, where that is known."""
+    mesh_s: float = 0.0
+    """Of the seconds of computing, those in which operands pass a wafer's mesh of cores."""
     streaming_roof: StreamingRoof | None = None
 
 
