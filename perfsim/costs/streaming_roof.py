@@ -12,31 +12,16 @@ sequences of 2,048 tokens, 49,152.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-MOST_SEQUENCES = 2**20
-
 
 def roof_tokens(flop_per_s: float, weight_bytes: float, link_bytes_per_s: float) -> float:
     """Tokens of one pass under which a weight's way takes longer than its use; `flop_per_s` is e P."""
     return flop_per_s * weight_bytes / (2.0 * link_bytes_per_s)
 
 
-def hidden_from_sequences(use_s: Callable[[int], float], load_s: float) -> float:
-    """The same with all that a layer does: sequences at once whose use of it takes as long as its way.
+def hidden_from_tokens(tokens: float, use_s: float, fixed_s: float, load_s: float) -> float:
+    """The same with all that a layer does besides: attention, movement over the mesh.
 
-    `use_s` gives the seconds of a layer's forward for a number of sequences; between two whole numbers it
-    is read as a straight line. 0 where no sequence is needed, infinite where none suffice.
+    A layer uses its weights for `use_s` on `tokens` tokens, a straight line in tokens that starts at
+    `fixed_s`; they take `load_s` to arrive. 0 where the fixed time alone hides them.
     """
-    high = 1
-    while use_s(high) < load_s:
-        high *= 2
-        if high > MOST_SEQUENCES:
-            return float("inf")
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if use_s(middle) < load_s else (low, middle)
-    low = max(low, 1)
-    below_s, above_s = use_s(low), use_s(low + 1)
-    return max(0.0, low + (load_s - below_s) / (above_s - below_s))
+    return max(0.0, load_s - fixed_s) / ((use_s - fixed_s) / tokens)

@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from perfsim.costs.price import Costs
-from perfsim.costs.streaming_roof import MOST_SEQUENCES, hidden_from_sequences, roof_tokens
+from perfsim.costs.streaming_roof import hidden_from_tokens, roof_tokens
 from perfsim.costs.wafer import WaferCosts
-from perfsim.graph import TaskGraph
-from perfsim.hardware import WaferClusterSpec
+from perfsim.graph import TaskGraph, Work
 from perfsim.strategies import Plan
-from perfsim.strategies.streaming_blocks import BlockWorks, block_works
 from perfsim.study.result import StreamingRoof, Why
 from perfsim.trace import Trace
 
@@ -21,10 +19,7 @@ DECIDES = 0.1
 MENTIONED = 0.005
 """Share of the step below which a wait is not worth a word."""
 HEAVY = 0.15
-"""Share of the computation from which recomputing, or movement on the mesh, is its own cause."""
-
-FEW_ROWS = 4
-"""Tokens at once, in hidden sizes, under which more of them make the mesh's share of a product smaller."""
+"""Share of the computation from which recomputing, or movement over a wafer, is its own cause."""
 
 STREAMS = {
     "weight_stream": "exposed streaming",
@@ -41,7 +36,7 @@ STREAMS = {
 def why(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs) -> Why:
     """The causes of a step's seconds. They add up to the step; the sentence names the one that decides."""
     parts = causes_s(trace)
-    roof = streaming_roof(plan, costs)
+    roof = streaming_roof(plan, graph, costs)
     computing = sum(parts.values()) - sum(_waits(parts).values())
     waits = sorted(_waits(parts).items(), key=lambda item: -item[1])
     decides = bool(waits) and waits[0][1] >= DECIDES * trace.step_time_s
@@ -54,7 +49,8 @@ def why(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs) -> Why:
         if name == "compute" or seconds >= MENTIONED * trace.step_time_s
     )
     sentence = f"{_verb(cause)}: {text} of the step. {_about_roof(roof)}Nearest remedy: {remedy}."
-    return Why(cause, parts, remedy, sentence, mesh_s(graph, costs), roof)
+    fixed_s = _fixed_s(graph, costs)
+    return Why(cause, parts, remedy, sentence, fixed_s, roof)
 
 
 def causes_s(trace: Trace) -> dict[str, float]:
@@ -90,42 +86,39 @@ def _verb(cause: str) -> str:
     return "Bound by computing" if cause == "compute" else f"Slowed by {cause}"
 
 
-def streaming_roof(plan: Plan, costs: Costs) -> StreamingRoof | None:
+def streaming_roof(plan: Plan, graph: TaskGraph, costs: Costs) -> StreamingRoof | None:
     """Tokens of a micro-batch on one system, and those under which its weights arrive too late."""
-    if not isinstance(plan.system, WaferClusterSpec):
+    load, use = _named(graph, "layer.load"), _named(graph, "layer.forward")
+    if load is None or use is None:
         return None
-    length = plan.job.seq_length
-    load = _layer(plan, 1).load
+    tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
     load_s = costs.duration_s(load)
-    sequences = hidden_from_sequences(lambda size: costs.duration_s(_layer(plan, size).forward), load_s)
-    there = max(1, round(min(sequences, MOST_SEQUENCES)))
-    use = _layer(plan, there).forward
-    weights = sum(kernel.flop for kernel in use.kernels if kernel.partition == "streamed") / (
-        2.0 * there * length
-    )
-    reached_flop_per_s = use.flop / costs.duration_s(use)
+    weights = sum(kernel.flop for kernel in use.kernels if kernel.partition == "streamed") / (2.0 * tokens)
+    use_s, fixed_s = costs.duration_s(use), 0.0
+    flop_per_s = use.flop / use_s
+    if isinstance(costs, WaferCosts):
+        fixed_s, flop_per_s = costs.mesh.weights_s(use.kernels), costs.flop_per_s
     return StreamingRoof(
-        tokens=float(plan.layout.micro_batch_size * length),
-        hidden_from_tokens=sequences * length,
-        formula_tokens=roof_tokens(reached_flop_per_s, load.comm_bytes / weights, load.comm_bytes / load_s),
+        tokens=tokens,
+        hidden_from_tokens=hidden_from_tokens(tokens, use_s, fixed_s, load_s),
+        formula_tokens=roof_tokens(flop_per_s, load.comm_bytes / weights, load.comm_bytes / load_s),
     )
 
 
-def _layer(plan: Plan, sequences: int) -> BlockWorks:
-    """What one layer asks for with so many sequences at once."""
-    return block_works(plan, sequences)[1]
+def _named(graph: TaskGraph, name: str) -> Work | None:
+    return next((work for work in graph.works if work.name == name), None)
 
 
 def _about_roof(roof: StreamingRoof | None) -> str:
     if roof is None:
         return ""
     if not roof.hidden_from_tokens:
-        return "One sequence at once hides a layer's weights. "
+        return "A layer's weights pass the mesh no faster than they arrive. "
     than = "above" if roof.tokens >= roof.hidden_from_tokens else "below"
     return (
         f"A system's micro-batch of {roof.tokens:,.0f} tokens is {than} the "
         f"{roof.hidden_from_tokens:,.0f} that hide a layer's weights "
-        f"({roof.formula_tokens:,.0f} by e P b / (2 B)). "
+        f"({roof.formula_tokens:,.0f} by arithmetic alone). "
     )
 
 
@@ -145,16 +138,17 @@ def _remedy(
 
 
 def _faster_compute(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs, *, streams: bool) -> str:
-    """What computing itself suffers from: movement on the mesh, recomputation, or nothing but its amount."""
+    """What computing itself suffers from: movement on a wafer, recomputation, or nothing but its amount."""
     layout, step_s = plan.layout, trace.step_time_s
     size = f"micro-batch now {layout.micro_batch_size:,}"
-    moving = mesh_s(graph, costs) / step_s
+    moving = _moving_s(graph, costs) / step_s
     again = trace.mean_breakdown().get("recompute", 0.0) / step_s
     more = "more systems, each with the same batch" if streams else "more devices"
     if moving > max(HEAVY, again):
-        few = layout.micro_batch_size * plan.job.seq_length < FEW_ROWS * plan.job.model.hidden_size
-        wider = f"more sequences at once ({size}), or wider layers" if few else "wider layers"
-        return f"{wider}: {100 * moving:.0f} % of the step is movement over the mesh of cores; or {more}"
+        return (
+            f"{more}, or layers wider than {plan.job.model.hidden_size:,}: {100 * moving:.0f} % of the step "
+            "is movement over the wafer's mesh, which grows more slowly than FLOPs"
+        )
     if again > HEAVY:
         return f"room for activations, of which making again takes {100 * again:.0f} % of the step; or {more}"
     if streams:
@@ -162,15 +156,20 @@ def _faster_compute(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs, *,
     return f"{more}, or larger matrices in each kernel ({size}, tensor {layout.tensor})"
 
 
-def mesh_s(graph: TaskGraph, costs: Costs) -> float:
-    """Seconds of a step's computing in which operands and sums pass the mesh of cores; 0 on GPUs."""
+def _fixed_s(graph: TaskGraph, costs: Costs) -> float:
+    """Seconds of a step in which weights pass a wafer's mesh, whatever the tokens; 0 on GPUs."""
     if not isinstance(costs, WaferCosts):
         return 0.0
-    each = [
-        work.share * sum(costs.mesh.movement_s(kernel) for kernel in work.kernels if kernel.op == "gemm")
-        for work in graph.works
-    ]
-    return float(np.array(each)[graph.work].sum()) / len(graph.step_ends)
+    each = np.array([work.share * costs.mesh.weights_s(work.kernels) for work in graph.works])
+    return float(each[graph.work].sum()) / len(graph.step_ends)
+
+
+def _moving_s(graph: TaskGraph, costs: Costs) -> float:
+    """Seconds of a step in which a wafer's products wait for its mesh; 0 on GPUs, which have none."""
+    if not isinstance(costs, WaferCosts):
+        return 0.0
+    each = np.array([costs.movement_s(work) for work in graph.works])
+    return float(each[graph.work].sum()) / len(graph.step_ends)
 
 
 def _bubble(plan: Plan) -> str:

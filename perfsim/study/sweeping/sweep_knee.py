@@ -13,7 +13,7 @@ from perfsim.study.sweeping.sweep_scaling import Series
 
 KNEE = 0.9
 """Share of the ideal under which a machine no longer scales."""
-MESH = "movement on the mesh"
+FIXED = "weights over the mesh"
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ def scalings(series: list[Series]) -> list[Scaling]:
 
 
 def parts_of(each: PointResult) -> dict[str, float]:
-    """Seconds of a step by cause, movement on the mesh apart from other computing."""
+    """Seconds of a step by cause, the passage of weights over a mesh apart from other computing."""
     parts: dict[str, float] = dict(each.answer["why"]["parts_s"])
-    mesh_s = each.answer["why"]["mesh_s"]
-    if not mesh_s:
+    fixed_s = each.answer["why"]["fixed_s"]
+    if not fixed_s:
         return parts
-    first = {"compute": parts.pop("compute") - mesh_s, MESH: mesh_s}
+    first = {"compute": parts.pop("compute") - fixed_s, FIXED: fixed_s}
     return {**first, **parts}
 
 
