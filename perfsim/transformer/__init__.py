@@ -33,6 +33,7 @@ from perfsim.transformer.kernels import (
     linear_backward,
     mlp_backward,
     mlp_forward,
+    mlp_recompute,
     mlp_residual,
     padded_vocab_size,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "mlp_backward",
     "mlp_dgrad",
     "mlp_forward",
+    "mlp_recompute",
     "mlp_residual",
     "mlp_weight_input_bytes",
     "mlp_wgrad",
