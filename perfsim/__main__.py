@@ -1,6 +1,35 @@
-"""`python -m perfsim`: the command line."""
+"""The command line's way in: `perfsim` and `python -m perfsim`.
 
-from perfsim.cli import main
+An interrupt while modules are read, or while the interpreter ends, finds no verb that could answer
+it: until a verb runs, and after it, a handler of our own ends the process with one message.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+INTERRUPTED = 130
+
+
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    """Say it once and go; no exception that an import could swallow or print."""
+    os.write(2, b"error: interrupted before the end\n")
+    os._exit(INTERRUPTED)
+
+
+def main() -> None:
+    """Run the command line."""
+    signal.signal(signal.SIGINT, _end)
+    from perfsim.cli import main as cli
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        cli()
+    finally:
+        signal.signal(signal.SIGINT, _end)
+
 
 if __name__ == "__main__":
     main()

@@ -17,10 +17,9 @@ import click
 
 from perfsim import __version__
 from perfsim.errors import InputError, PerfsimError, PlanError, Problem
+from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
 INTERRUPTED = 130
-MOST_DEVICES, MOST_SEQUENCES = 2**17, 2**20
-"""Past these a step has more tasks than memory holds, and a slip of the finger is likelier than a wish."""
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     # Matrices here are small: more BLAS threads only fight each other, and change the last bits.
     os.environ.setdefault(_variable, "1")
@@ -90,7 +89,15 @@ def main() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
 def study(study: str, compare: str, verify: str | None, out: Path | None, as_json: bool) -> None:
-    """Answer a STUDY: a name of the catalogue, or a YAML file."""
+    """Answer a STUDY: a name of the catalogue, or a YAML file; one with a grid or variants as a sweep."""
+    from perfsim.study.sweeping.sweep import is_sweep
+
+    names = [name.strip() for name in compare.split(",") if name.strip()]
+    if is_sweep(study):
+        if verify is not None:
+            raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
+        _answer_sweep(study, out, as_json=as_json, only=names)
+        return
     from perfsim.report.page import write_report
     from perfsim.report.summary import summary_dict, summary_text, write_summary
     from perfsim.report.tables import terminal_table
@@ -98,7 +105,6 @@ def study(study: str, compare: str, verify: str | None, out: Path | None, as_jso
     from perfsim.study.sampling import must_be_right, with_verify
 
     spec = load_study(study)
-    names = [name.strip() for name in compare.split(",") if name.strip()]
     run = run_study(with_verify(spec, verify), names, _progress(quiet=as_json))
     folder = out or Path("reports") / spec.name
     trace_names = _write_traces(run, folder)
@@ -151,6 +157,12 @@ def _progress(*, quiet: bool) -> Any:
     default=None,
     help="Sequences a step, all devices together.",
 )
+@click.option(
+    "--batch-per-device",
+    type=click.IntRange(1, MOST_SEQUENCES),
+    default=None,
+    help="Instead of --batch: sequences on each GPU or CS-2.",
+)
 @click.option("--recipe", default="gpt3_pretraining", show_default=True)
 @click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`.")
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
@@ -169,6 +181,7 @@ def run(
     strategy: str,
     layout: str,
     batch: int | None,
+    batch_per_device: int | None,
     recipe: str,
     cluster: str,
     trace: Path | None,
@@ -180,6 +193,10 @@ def run(
     from perfsim.study.point import Point, answer_point
     from perfsim.study.sampling import must_be_right, verified
 
+    if batch_per_device is not None:
+        if batch is not None:
+            raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
+        batch = batch_per_device * devices
     point = Point(model, system, devices, strategy, layout, batch, recipe, cluster)
     answer, evaluation = answer_point(point)
     sampled = verified(evaluation, verify)
@@ -229,11 +246,13 @@ def validate(
     if record:
         from perfsim.study.published.accuracy import write_record
         from perfsim.study.published.held_out import held_out
+        from perfsim.study.published.reached import write_reached
 
         scores = {
             path.name: held_out(path) for path, each in zip(paths, results, strict=True) if "cases" in each
         }
         write_record(results, scores)
+        write_reached(path for path in paths if path.name in scores)
     if as_json:
         document: Any = results[0] if len(results) == 1 else results
         click.echo(json.dumps(document, indent=2))
@@ -302,11 +321,23 @@ def schema(kind: str | None, out: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
 def sweep(file: Path, out: Path | None, jobs: int | None, dry_run: bool, as_json: bool) -> None:
     """Answer a grid of questions from FILE; finished points are kept and not computed again."""
+    _answer_sweep(str(file), out, as_json=as_json, jobs=jobs, dry_run=dry_run)
+
+
+def _answer_sweep(
+    name: str,
+    out: Path | None,
+    *,
+    as_json: bool,
+    jobs: int | None = None,
+    dry_run: bool = False,
+    only: Sequence[str] = (),
+) -> None:
     from perfsim.report.summary import summary_text
     from perfsim.report.sweep_page import sweep_document, sweep_lines, write_sweep_report
-    from perfsim.study.sweeping.sweep import load_sweep, plan_sweep, run_sweep
+    from perfsim.study.sweeping.sweep import load_sweep, only_strategies, plan_sweep, run_sweep
 
-    asked = load_sweep(str(file))
+    asked = only_strategies(load_sweep(name), only)
     folder = out or Path("reports") / asked.name
     store = folder / "points.sqlite"
     if dry_run:
@@ -406,7 +437,7 @@ def steps(measured: Path, out: Path | None) -> None:
     "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
 )
 def wafer(cases: Path, device: str, out: Path | None) -> None:
-    """Fit a wafer's efficiency by release and its overhead a layer to the logs in CASES."""
+    """Fit a wafer's efficiency by release of its software to the logs in CASES."""
     from perfsim.study.fitting.calibrate import calibrate_wafer
 
     _must_exist(cases)

@@ -12,9 +12,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from perfsim.calibration import CollectiveCalibration, GpuCalibration, WaferCalibration
+from perfsim.sizes import MOST_DEVICES
 from perfsim.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds, Watts
 
+Devices = Annotated[PositiveInt, Field(le=MOST_DEVICES)]
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+StoreTier = Literal["auto", "dram", "flash"]
 
 
 class Spec(BaseModel):
@@ -56,6 +59,8 @@ class DeviceSpec(CatalogSpec):
 
     kind: Literal["gpu", "wafer"]
     peak: dict[Precision, FlopPerSecond]
+    vector_peak: dict[Precision, FlopPerSecond] = Field(default_factory=dict)
+    """Of the units beside the matrix cores, which run matrices of odd sizes."""
     memory: MemorySpec
     compute_units: PositiveInt
     """Streaming multiprocessors of a GPU, cores of a wafer."""
@@ -75,10 +80,10 @@ class LinkSpec(CatalogSpec):
 class NodeSpec(Spec):
     """A server: devices behind one switch, and NICs that all devices share equally."""
 
-    devices: PositiveInt
+    devices: Devices
     scale_up: LinkSpec
     """From one device into the node's switch, one direction."""
-    nics: PositiveInt
+    nics: Devices
     nic: LinkSpec
 
     @property
@@ -90,7 +95,7 @@ class NodeSpec(Spec):
 class FatTreeSpec(Spec):
     """A two-level fat tree: leaf switches under spines; oversubscription 1 is non-blocking."""
 
-    nodes_per_leaf: PositiveInt
+    nodes_per_leaf: Devices
     oversubscription: Annotated[float, Field(ge=1.0)] = 1.0
     switch_latency: Seconds
 
@@ -104,14 +109,85 @@ class GpuClusterSpec(CatalogSpec):
     fabric: FatTreeSpec
 
 
-class MemoryXSpec(Spec):
-    """The store of weights and optimizer state, with the arithmetic of the optimizer."""
+class TierSpec(Spec):
+    """One medium of a weight server."""
 
     capacity: Bytes
-    bandwidth: BytesPerSecond
+    bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
+    """Of DRAM reads and writes together; of flash each way."""
+
+
+class WeightServerSpec(Spec):
+    """One server of MemoryX: it stores a part of the parameters and updates them."""
+
+    bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
     """Each way, towards SwarmX."""
-    update_bandwidth: BytesPerSecond
-    """Optimizer state read and written a second by all weight servers together."""
+    dram: TierSpec
+    flash: TierSpec | None = None
+    arithmetic: Annotated[FlopPerSecond, Field(gt=0)]
+    """Of the optimizer."""
+
+
+class MemoryXSpec(Spec):
+    """The store of weights and optimizer state on weight servers, with the arithmetic of the optimizer."""
+
+    servers: PositiveInt
+    server: WeightServerSpec
+    placement: Literal["sharded", "by_layer"]
+    """sharded: every server holds a part of each layer, so that a layer comes from all at once;
+    by_layer: a layer lies on one server, the next one on the next."""
+    weights_in: StoreTier
+    """Where the copy of the weights lies that is streamed; auto: DRAM where it fits."""
+    optimizer_state_in: StoreTier
+    """Where master weights, moments and summed gradients lie; auto: DRAM where they fit."""
+
+    @property
+    def bandwidth(self) -> float:
+        """Each way, all servers together."""
+        return self.servers * self.server.bandwidth
+
+    @property
+    def dram_bytes(self) -> float:
+        """DRAM of all servers."""
+        return self.servers * self.server.dram.capacity
+
+    @property
+    def flash_bytes(self) -> float:
+        """Flash of all servers."""
+        return self.servers * self.server.flash.capacity if self.server.flash else 0.0
+
+
+class ActivationServersSpec(Spec):
+    """The servers beside each system that feed it samples and may keep activations for it."""
+
+    per_system: PositiveInt
+    bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
+    """Of one server, each way."""
+    capacity: Bytes
+    """Of one server."""
+    bytes_per_token: Annotated[float, Field(ge=0)]
+    """Of a sample on the wire."""
+    prefetch: PositiveInt
+    """Micro-batches of samples that may lie ready before they are used."""
+
+
+class StreamingSpec(Spec):
+    """How weights and gradients stream: what the software chooses, and a researcher may vary."""
+
+    prefetch_depth: Annotated[int, Field(ge=0)]
+    """Layers whose weights may be sent ahead of the one that computes."""
+    weights_held: Literal["chunk", "layer"]
+    """What a wafer holds of a layer on its way: a chunk, used as it arrives, or all of it."""
+    duplex: bool
+    """Whether weights and gradients pass a link at the same time; false: they share it."""
+    accumulate_at: Literal["memoryx", "swarmx", "wafer"]
+    """Where the gradients of a step's micro-batches are summed."""
+    staged_layers: PositiveInt
+    """Layers read from flash into DRAM ahead of the one that is sent."""
+    sparse_index_overhead: Annotated[float, Field(ge=0)]
+    """Bytes of an index for each byte of a kept weight of a sparse matrix."""
+    sparse_harvest: Annotated[float, Field(ge=0, le=1)]
+    """Share of the multiplications by zero that are saved: h. A matrix takes 1 - h s of its time."""
 
 
 class SwarmXSpec(Spec):
@@ -123,18 +199,22 @@ class SwarmXSpec(Spec):
     hop_latency: Seconds
     chunk: Bytes
     """What a tree node forwards at once: the unit of pipelining."""
+    duplex: bool = True
+    """Whether weights down and gradients up each have the bandwidth of a link; else they share it."""
 
 
 class WaferClusterSpec(CatalogSpec):
-    """Wafer-scale systems under a SwarmX tree, fed by one MemoryX."""
+    """Wafer-scale systems under a SwarmX tree, fed by one MemoryX and by activation servers of their own."""
 
     kind: Literal["wafer-cluster"]
     device: DeviceSpec
-    io_ports: PositiveInt
+    io_ports: Devices
     io_link: LinkSpec
     memoryx: MemoryXSpec
     swarmx: SwarmXSpec
-    max_systems: PositiveInt
+    activation_servers: ActivationServersSpec
+    streaming: StreamingSpec
+    max_systems: Devices
     software_release: str
     """The release whose efficiency is used unless the question names another."""
     weight_bytes: Annotated[float, Field(gt=0)]

@@ -162,6 +162,8 @@ EXPOSED = (
     "weight_stream",
     "update",
     "gradient_stream",
+    "spill",
+    "input",
 )
 """Whose fault idle time is when several streams are busy beside an idle device: first wins."""
 

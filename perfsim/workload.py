@@ -12,7 +12,21 @@ from pydantic import Field, PositiveInt, model_validator
 
 from perfsim.calibration import FrameworkCalibration
 from perfsim.hardware import CatalogSpec, Precision
+from perfsim.sizes import (
+    MOST_HEADS,
+    MOST_LAYERS,
+    MOST_POSITIONS,
+    MOST_SEQUENCES,
+    MOST_VOCABULARY,
+    MOST_WIDTH,
+)
 
+Layers = Annotated[PositiveInt, Field(le=MOST_LAYERS)]
+Width = Annotated[PositiveInt, Field(le=MOST_WIDTH)]
+Heads = Annotated[PositiveInt, Field(le=MOST_HEADS)]
+Vocabulary = Annotated[PositiveInt, Field(le=MOST_VOCABULARY)]
+Positions = Annotated[PositiveInt, Field(le=MOST_POSITIONS)]
+Sequences = Annotated[PositiveInt, Field(le=MOST_SEQUENCES)]
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["standard", "flash"]
 
@@ -20,13 +34,13 @@ Attention = Literal["standard", "flash"]
 class TransformerConfig(CatalogSpec):
     """A decoder (or encoder) stack of identical layers between an embedding and a head."""
 
-    num_layers: PositiveInt
-    hidden_size: PositiveInt
-    num_attention_heads: PositiveInt
-    ffn_hidden_size: PositiveInt
-    vocab_size: PositiveInt
-    max_position_embeddings: PositiveInt
-    num_query_groups: PositiveInt | None = None
+    num_layers: Layers
+    hidden_size: Width
+    num_attention_heads: Heads
+    ffn_hidden_size: Width
+    vocab_size: Vocabulary
+    max_position_embeddings: Positions
+    num_query_groups: Heads | None = None
     """Key and value heads; None: as many as query heads."""
     gated_mlp: bool = False
     tied_embeddings: bool = True
@@ -74,11 +88,13 @@ class TransformerConfig(CatalogSpec):
 class TrainingRecipe(CatalogSpec):
     """How a model is trained: precision, optimizer, lengths, and what ends the run."""
 
-    seq_length: PositiveInt
+    seq_length: Positions
     precision: Precision = "bf16"
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    global_batch_size: PositiveInt | None = None
+    global_batch_size: Sequences | None = None
     """Sequences over all devices; None: the study chooses."""
+    batch_size_per_device: PositiveInt | None = None
+    """Sequences on each device, so that the global batch grows with their number (weak scaling)."""
     attention: Attention = "standard"
     recompute: Recompute | Literal["auto"] = "auto"
     """auto: the planner chooses the cheapest mode that fits."""
@@ -89,16 +105,36 @@ class TrainingRecipe(CatalogSpec):
     """Attention and residual dropout, which cost a pass over memory and keep their masks."""
     host_blocking: bool = False
     """The host waits for every kernel (CUDA_LAUNCH_BLOCKING)."""
-    lm_head_positions: PositiveInt | None = None
+    lm_head_positions: Positions | None = None
     """Positions of each sequence that reach the language-model head; None: all."""
     tokens: Annotated[float, Field(gt=0)] | None = None
     """D_min: tokens to the target in the limit of small batches."""
+    tokens_per_parameter: Annotated[float, Field(gt=0)] | None = None
+    """The same as a multiple of the model's parameters (20: Chinchilla)."""
     target_loss: Annotated[float, Field(gt=0)] | None = None
     """Nats a token; turned into `tokens` by a loss law."""
     framework: FrameworkCalibration | None = None
     """What the training framework's host side costs; needed on GPUs."""
     software_release: str | None = None
-    """Release of a wafer cluster's software; None: the system's."""
+    """Release of a wafer cluster's software; None: the system's. peak: an upper bound, never observed."""
+    weight_sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the weights of the layers' matrices that are zero, anywhere; wafers skip them."""
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> TrainingRecipe:
+        for one, other in (
+            ("global_batch_size", "batch_size_per_device"),
+            ("tokens", "tokens_per_parameter"),
+        ):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ValueError(f"{one} and {other} say the same thing twice: write one of them")
+        return self
+
+    def batch_over(self, num_devices: int) -> int | None:
+        """Sequences a step over so many devices, where the recipe says."""
+        if self.batch_size_per_device is not None:
+            return self.batch_size_per_device * num_devices
+        return self.global_batch_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +160,9 @@ class ParallelLayout:
 
     Ranks: tensor innermost, then data, then pipeline; consecutive ranks fill a node.
     `layers_per_stage` has one entry per virtual stage in the order of the data; None: even.
-    On a wafer cluster `data` counts systems and `recompute_layers` is the group of layers whose
-    activations are made again (0: all kept).
+    On a wafer cluster `data` counts systems, `recompute_layers` is the group of layers whose activations
+    are made again (0: all kept), `spill` keeps what is kept on activation servers instead of the wafer,
+    and `stream_chunks` is the number of pieces in which a layer streams (1: as a whole).
     """
 
     tensor: int = 1
@@ -139,6 +176,8 @@ class ParallelLayout:
     recompute: Recompute = "none"
     layers_per_stage: tuple[int, ...] | None = None
     recompute_layers: int = 0
+    spill: bool = False
+    stream_chunks: int = 1
     order: str = "tp-dp-pp"
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 from perfsim.calibration import WaferCalibration
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TaskGraph, TensorClass, Work
 from perfsim.hardware import (
+    ActivationServersSpec,
     DeviceSpec,
     FatTreeSpec,
     GpuClusterSpec,
@@ -19,8 +20,11 @@ from perfsim.hardware import (
     MemorySpec,
     MemoryXSpec,
     NodeSpec,
+    StreamingSpec,
     SwarmXSpec,
+    TierSpec,
     WaferClusterSpec,
+    WeightServerSpec,
 )
 from perfsim.strategies import Plan, strategy
 from perfsim.topology import Topology, build_topology
@@ -56,7 +60,7 @@ def wafer_cluster(
     *,
     capacity: float = 40e9,
     efficiency: float = 0.233,
-    layer_overhead_s: float = 5.5e-3,
+    link_s_per_element: float = 1.176e-9,
     stream_bytes_per_s: float = 150e9,
     weight_bytes: float = 2.0,
     update_bytes_per_s: float = 1e12,
@@ -65,7 +69,7 @@ def wafer_cluster(
     calibration = WaferCalibration(
         name="toy-wafer",
         efficiency={"r1.7": efficiency / 2, "r2.0": efficiency},
-        layer_overhead_s=layer_overhead_s,
+        link_s_per_element=link_s_per_element,
     )
     return WaferClusterSpec(
         name="toy-wafers",
@@ -81,9 +85,30 @@ def wafer_cluster(
         io_ports=12,
         io_link=link(stream_bytes_per_s / 12, 1e-6),
         memoryx=MemoryXSpec(
-            capacity=2.4e15, bandwidth=stream_bytes_per_s, update_bandwidth=update_bytes_per_s
+            servers=10,
+            server=WeightServerSpec(
+                bandwidth=stream_bytes_per_s / 10,
+                dram=TierSpec(capacity=1e12, bandwidth=update_bytes_per_s / 10),
+                flash=TierSpec(capacity=1e14, bandwidth=stream_bytes_per_s / 10),
+                arithmetic=1e12,
+            ),
+            placement="sharded",
+            weights_in="auto",
+            optimizer_state_in="auto",
         ),
         swarmx=SwarmXSpec(fan_out=4, bandwidth=stream_bytes_per_s, hop_latency=1e-5, chunk=2**18),
+        activation_servers=ActivationServersSpec(
+            per_system=1, bandwidth=stream_bytes_per_s / 10, capacity=1e12, bytes_per_token=12.0, prefetch=1
+        ),
+        streaming=StreamingSpec(
+            prefetch_depth=1,
+            weights_held="chunk",
+            duplex=True,
+            accumulate_at="memoryx",
+            staged_layers=2,
+            sparse_index_overhead=0.5,
+            sparse_harvest=0.9,
+        ),
         max_systems=192,
         software_release="r2.0",
         weight_bytes=weight_bytes,

@@ -50,6 +50,8 @@ DEFAULT_LAW = "data_law"
 DEFAULT_BAND_FACTOR = 2.5
 """90 % band of a law that was not fitted to the run at hand. It does not reach every published law: at
 20 billion parameters and 20 tokens each, Kaplan's at a Chinchilla loss lies 3.6 times below `data_law`."""
+GIVEN_LENGTH_TOKENS = 1e30
+"""A critical batch so large that 1 + B / B_crit is 1: every batch needs the same tokens."""
 FLOOR_TOKENS = 2e5
 """The converted law turns negative below about 2.5e8 training tokens."""
 
@@ -83,6 +85,21 @@ class CriticalBatch:
             raise InputError(
                 f"the band factor of a critical batch must be at least 1, got {self.band_factor:g}"
             )
+
+    @property
+    def given_length(self) -> bool:
+        """Whether the run has a given number of tokens, whatever its batch."""
+        return self.tokens >= GIVEN_LENGTH_TOKENS
+
+    @property
+    def shown_tokens(self) -> float:
+        """The critical batch for a person; NaN where there is none."""
+        return math.nan if self.given_length else self.tokens
+
+    @property
+    def shown_band_tokens(self) -> tuple[float, float]:
+        """Its band for a person."""
+        return (math.nan, math.nan) if self.given_length else self.band_tokens
 
     @property
     def band_tokens(self) -> tuple[float, float]:
@@ -196,6 +213,12 @@ def _constant(inputs: LawInputs) -> CriticalBatch:
     return CriticalBatch(tokens, band, "constant", inputs.source or "given by the user")
 
 
+def _given_length(_: LawInputs) -> CriticalBatch:
+    return CriticalBatch(
+        GIVEN_LENGTH_TOKENS, 1.0, "given_length", "the run has a given number of tokens at every batch"
+    )
+
+
 def _fitted(inputs: LawInputs) -> CriticalBatch:
     if inputs.fit is None:
         raise InputError(
@@ -213,5 +236,6 @@ LAWS: Mapping[str, Callable[[LawInputs], CriticalBatch]] = {
     "bergsma_2025": _bergsma_2025,
     "constant": _constant,
     "fitted": _fitted,
+    "given_length": _given_length,
 }
 """Name in a study's YAML to the law. A new law is one function and one line here."""

@@ -57,6 +57,8 @@ class TimeToAccuracy:
     @property
     def regime_text(self) -> str:
         """The regime as a sentence for a report."""
+        if self.critical.given_length:
+            return "a run of a given number of tokens, whatever its batch"
         extra = 100 * (self.overhead - 1)
         return (
             f"{self.regime}: B is {self.batch_over_critical:.2f} B_crit, {extra:.0f} % extra samples; "
@@ -146,7 +148,7 @@ def _band(
 ) -> tuple[float, float]:
     low_crit, high_crit = critical.band_tokens
     centre = math.log(overhead(batch, critical.tokens))
-    least = math.log1p(LEAST_EXAMPLES_ERROR)
+    least = 0.0 if critical.given_length else math.log1p(LEAST_EXAMPLES_ERROR)
     down = max(centre - math.log(overhead(batch, high_crit)), least)
     up = max(math.log(overhead(batch, low_crit)) - centre, least)
     others = [math.log1p(error) for error in errors]

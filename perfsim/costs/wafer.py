@@ -1,23 +1,24 @@
 """Seconds of work on a wafer-scale cluster.
 
-Compute is FLOPs over the efficiency that a software release was measured to reach, plus a fixed
-overhead a layer. Weights and gradients pass a tree at line rate: a layer occupies MemoryX and the
-tree for its bytes over the slowest link, and its first byte takes one hop a level.
+Compute is FLOPs over the efficiency that a software release was measured to reach, plus movement over
+the mesh of cores (`perfsim.costs.mesh`); what moves around a wafer is priced by `perfsim.costs.streams`.
 """
 
 from __future__ import annotations
 
 from perfsim.calibration import WaferCalibration
-from perfsim.collectives import in_network
 from perfsim.costs.gpu import peak_flop_per_s
+from perfsim.costs.mesh import MeshCosts
+from perfsim.costs.streams import StreamCosts
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import Work
 from perfsim.hardware import WaferClusterSpec
 from perfsim.topology import Topology
 from perfsim.workload import TrainingRecipe
 
-FORWARD_SHARE = 1.0 / 3.0
-"""Share of the per-layer overhead in the forward pass: work is 1 to 2."""
+PEAK = "peak"
+"""The software release of a machine without inefficiency."""
+PEAK_NOTE = "upper bound, never observed: the wafer at its peak, its mesh without delay"
 
 
 class WaferCosts:
@@ -35,43 +36,46 @@ class WaferCosts:
         self.release, self.note = nearest_release(
             recipe.software_release or system.software_release, calibration
         )
-        self.flop_per_s = calibration.efficiency[self.release] * peak_flop_per_s(system, recipe)
-        self.layer_overhead_s = calibration.layer_overhead_s
-        self.stream_bytes_per_s = min(
-            system.memoryx.bandwidth, system.swarmx.bandwidth, system.io_bytes_per_s
+        peak = self.release == PEAK
+        efficiency = 1.0 if peak else calibration.efficiency[self.release]
+        self.flop_per_s = efficiency * peak_flop_per_s(system, recipe)
+        self.mesh = MeshCosts(
+            flop_per_s=self.flop_per_s,
+            link_s_per_element=0.0 if peak else calibration.link_s_per_element,
+            cores=system.device.compute_units,
+            sram_bytes_per_s=system.device.memory.bandwidth,
         )
+        self.zeros_saved = system.streaming.sparse_harvest * recipe.weight_sparsity
+        self.streams = StreamCosts(system, topology)
+        self.stream_bytes_per_s = self.streams.stream_bytes_per_s
 
     def duration_s(self, work: Work) -> float:
         """Seconds of one task of this class."""
-        match work.op:
-            case "memoryx_read":
-                return work.comm_bytes / self.stream_bytes_per_s
-            case "broadcast":
-                return self.tree_latency_s(work.comm_bytes)
-            case "reduce":
-                return work.comm_bytes / self.stream_bytes_per_s + self.tree_latency_s(work.comm_bytes)
-            case "memoryx_update":
-                return work.comm_bytes / self.system.memoryx.update_bandwidth
-        return work.flop / self.flop_per_s + self._overhead_s(work)
+        moving_s = self.streams.duration_s(work)
+        if moving_s is not None:
+            return moving_s
+        return work.share * (self.mesh.duration_s(work.kernels) - self._harvested_s(work))
 
-    def tree_latency_s(self, n_bytes: float) -> float:
-        """First byte from MemoryX to a system, or back: a hop and a chunk a level of the tree."""
-        tree, leaves = self.system.swarmx, self.topology.num_devices
-        whole = in_network.time_s(n_bytes, leaves, tree.fan_out, tree.bandwidth, tree.hop_latency, tree.chunk)
-        return float(whole) - n_bytes / tree.bandwidth
+    def movement_s(self, work: Work) -> float:
+        """Seconds of a task of this class in which operands and partial sums pass the mesh."""
+        return work.share * sum(self.mesh.movement_s(kernel) for kernel in work.kernels)
 
-    def _overhead_s(self, work: Work) -> float:
-        if not work.op.startswith("layer."):
+    def _harvested_s(self, work: Work) -> float:
+        """Seconds of arithmetic that the zeros in a layer's sparse matrices save; what moves stays."""
+        if not self.zeros_saved or not work.op.startswith("layer."):
             return 0.0
-        share = 1.0 - FORWARD_SHARE if work.op == "layer.backward" else FORWARD_SHARE
-        return share * self.layer_overhead_s
+        matrices = sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
+        return self.zeros_saved * matrices / self.flop_per_s
 
 
 def nearest_release(wanted: str, calibration: WaferCalibration) -> tuple[str, str]:
     """The measured release to use for `wanted`, and a remark where it is another.
 
     Releases are ordered by number; an unknown one uses the nearest earlier, the earliest if none is.
+    `peak` is no release but the bound of all: efficiency 1, a mesh without delay.
     """
+    if wanted == PEAK:
+        return PEAK, PEAK_NOTE
     known = sorted(calibration.efficiency, key=_number)
     if wanted in known:
         return wanted, ""

@@ -1,19 +1,18 @@
 """Links shared max-min fairly by the flows that cross them.
 
-All flows with one route and one nominal speed run at one rate, always: they form a *path class*,
-and a start or an end changes one number of it. A class keeps a service clock, in seconds at nominal
-speed, and a heap of the readings at which its flows are done. Only links whose demand exceeds their
-capacity can slow anybody; a start or an end re-solves the classes that such links join to it, once
-for all that happens at one instant.
+All flows with one route and one nominal speed form a *path class* (`path_class.py`): a start or an
+end changes one number of it. Only links whose demand exceeds their capacity can slow anybody; what
+starts and ends at one instant re-solves, once, the classes that such links join to the changed ones.
+Starts and ends that are known ahead wait in heaps of their own, so that SimPy's clock is asked once
+an instant and not once a flow.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -21,21 +20,11 @@ import simpy
 from numpy.typing import ArrayLike
 from simpy.events import NORMAL, EventPriority
 
-from perfsim.engine.max_min import TOLERANCE, Floats, fill, max_min_rates
+from perfsim.engine.max_min import TOLERANCE, Floats, fill, fill_one_link, max_min_rates
+from perfsim.engine.path_class import Flow, OnDone, PathClass
 from perfsim.errors import GraphError
 
-
-class Flow(NamedTuple):
-    """What a communication puts on the network.
-
-    `route` holds link ids, one entry each time a link is crossed. `bytes_per_s` is the nominal speed,
-    reached when nothing else uses the links, and never exceeded. `weight` is how many identical flows
-    this one stands for: each of them crosses the whole route at the rate of the class.
-    """
-
-    route: tuple[int, ...]
-    bytes_per_s: float
-    weight: int = 1
+_INDEX = attrgetter("index")
 
 
 class LinkBytes(NamedTuple):
@@ -55,70 +44,13 @@ class _EndOfInstant(simpy.Event):
         env.schedule(self, priority=EventPriority(NORMAL + 1))
 
 
-class _Transfer:
-    """One flow under way. Until something slows it, its own timer ends it."""
-
-    __slots__ = ("duration_s", "end_s", "on_done", "slowed", "weight")
-
-    def __init__(self, duration_s: float, weight: int, on_done: Callable[[], None]) -> None:
-        self.duration_s = duration_s
-        self.weight = weight
-        self.on_done = on_done
-        self.end_s = math.inf
-        self.slowed = False
-
-
-class _PathClass:
-    """Live flows of one route and nominal speed, and the clock of the service that each received."""
-
-    __slots__ = (
-        "asked_s",
-        "bytes_per_s",
-        "fraction",
-        "free",
-        "index",
-        "links",
-        "marks",
-        "new",
-        "service_s",
-        "since_s",
-        "timer",
-        "version",
-        "weight",
-        "weighted_service_s",
-    )
-
-    def __init__(self, index: int, route: Iterable[int], bytes_per_s: float) -> None:
-        self.index = index
-        self.links = sorted(Counter(route).items())
-        self.bytes_per_s = bytes_per_s
-        self.fraction = 1.0
-        self.weight = 0
-        self.new: list[_Transfer] = []
-        self.free: dict[_Transfer, None] = {}
-        self.marks: list[tuple[float, int, _Transfer]] = []
-        self.service_s = 0.0
-        self.since_s = 0.0
-        self.timer: tuple[float, float] | None = None
-        self.version = 0
-        self.weighted_service_s = 0.0
-        self.asked_s = 0.0
-
-    def advance(self, now_s: float) -> None:
-        """Credit every live flow with what it received since the last call."""
-        if now_s > self.since_s:
-            served_s = self.fraction * (now_s - self.since_s)
-            self.service_s += served_s
-            self.weighted_service_s += self.weight * served_s
-            self.since_s = now_s
-
-
 class FairShare:
     """Flows under way on shared links, in a SimPy environment.
 
     `capacities` are the links' bytes/s, by link id. With `grid_s`, a power of two, the ends of slowed
     flows are rounded up to its multiples: times that start on the grid stay on it, and sums of them
-    stay exact. A flow that nothing ever slowed ends at its start + `duration_s` to the bit.
+    stay exact. A flow that nothing ever slowed ends at its start + `duration_s` to the bit: at `now_s`,
+    which equals `env.now` on a grid and may differ from it by a rounding elsewhere.
 
     SimPy cannot cancel a timer, so a stale one may move `env.now` past the last real event: take the
     makespan from the ends, or from `last_end_s`.
@@ -127,6 +59,7 @@ class FairShare:
     def __init__(self, env: simpy.Environment, capacities: ArrayLike, *, grid_s: float = 0.0) -> None:
         self.env = env
         self.grid_s = grid_s
+        self.now_s = float(env.now)
         self.last_end_s = 0.0
         self.live_flows = 0
         self.solves = 0
@@ -134,166 +67,215 @@ class FairShare:
         self._limit = [capacity * (1 + TOLERANCE) for capacity in self._capacity]
         self._demand = [0.0] * len(self._capacity)
         self._hot = [False] * len(self._capacity)
-        self._on_link: list[dict[_PathClass, int]] = [{} for _ in self._capacity]
-        self._classes: dict[tuple[tuple[int, ...], float], _PathClass] = {}
-        self._dirty: dict[_PathClass, None] = {}
-        self._marked = 0
+        self._on_link: list[dict[PathClass, int]] = [{} for _ in self._capacity]
+        self._classes: dict[tuple[tuple[int, ...], float], PathClass] = {}
+        self._class_of: dict[int, tuple[Flow, PathClass]] = {}
+        self._dirty: dict[PathClass, None] = {}
+        self._starts: list[tuple[float, int, PathClass, float, int, OnDone]] = []
+        self._ends: list[tuple[float, int, PathClass]] = []
+        self._armed: list[float] = []
+        self._number = 0
+        self._inside = False
 
-    def start(self, flow: Flow, duration_s: float, on_done: Callable[[], None]) -> None:
+    # ----------------------------------------------------------------------------------- starts
+    def start(self, flow: Flow, duration_s: float, on_done: OnDone) -> None:
         """Start a flow now; `on_done` is called when its last byte has left.
 
         It moves `duration_s * flow.bytes_per_s` bytes, `flow.weight` times. Raises GraphError for a
         duration that is negative or no number, an unknown link, or a speed or weight not above zero.
         """
+        if not self._inside:
+            self.now_s = max(self.now_s, float(self.env.now))
+        self.start_at(self.now_s, flow, duration_s, on_done)
+
+    def start_at(self, when_s: float, flow: Flow, duration_s: float, on_done: OnDone) -> None:
+        """Start a flow at a time that has not passed; the rest as for `start`."""
         if not 0 <= duration_s < math.inf:
             raise GraphError(f"a flow cannot take {duration_s} s")
-        path = self._classes.get(flow[:2]) or self._new_class(flow)
-        if flow.weight < 1:
-            raise GraphError(f"a flow cannot stand for {flow.weight} flows")
-        path.new.append(_Transfer(duration_s, flow.weight, on_done))
-        path.asked_s += flow.weight * duration_s
-        self.live_flows += 1
-        self._change_weight(path, flow.weight)
+        known = self._class_of.get(id(flow))
+        path = known[1] if known is not None else self._path_class(flow)
+        self._number += 1
+        if when_s > self.now_s:
+            heappush(self._starts, (when_s, self._number, path, duration_s, flow.weight, on_done))
+            if not self._inside:
+                self._arm()
+        else:
+            self._begin(path, duration_s, flow.weight, on_done, self._number)
 
-    def link_bytes(self) -> LinkBytes:
-        """What each link carried until now, and what it will have carried when every flow is done."""
-        carried, asked = np.zeros(len(self._capacity)), np.zeros(len(self._capacity))
-        for path in self._classes.values():
-            path.advance(self.env.now)
-            for link, count in path.links:
-                carried[link] += count * path.bytes_per_s * path.weighted_service_s
-                asked[link] += count * path.bytes_per_s * path.asked_s
-        return LinkBytes(carried, asked)
-
-    def _new_class(self, flow: Flow) -> _PathClass:
+    def _path_class(self, flow: Flow) -> PathClass:
         unknown = [link for link in flow.route if not 0 <= link < len(self._capacity)]
         if unknown:
             raise GraphError(f"a flow crosses link {unknown[0]}; there are {len(self._capacity)} links")
         if not 0 < flow.bytes_per_s < math.inf:
             raise GraphError(f"a flow cannot run at {flow.bytes_per_s} bytes/s")
-        path = _PathClass(len(self._classes), flow.route, flow.bytes_per_s)
-        self._classes[flow[:2]] = path
+        if flow.weight < 1:
+            raise GraphError(f"a flow cannot stand for {flow.weight} flows")
+        key = (tuple(sorted(flow.route)), flow.bytes_per_s)
+        path = self._classes.get(key)
+        if path is None:
+            path = self._classes[key] = PathClass(len(self._classes), flow.route, flow.bytes_per_s)
+        self._class_of[id(flow)] = (flow, path)  # holds the flow, so that its id stays its own
         return path
 
-    def _change_weight(self, path: _PathClass, by: int) -> None:
-        """Note that flows of a class began or ended now, and have the solver run after this instant."""
-        path.advance(self.env.now)
-        path.weight += by
-        for link, count in path.links:
-            self._on_link[link][path] = count
-            self._demand[link] += by * count * path.bytes_per_s
-        if not self._dirty:
+    def _begin(self, path: PathClass, duration_s: float, weight: int, on_done: OnDone, number: int) -> None:
+        if not self._inside:
+            self._touch(path)
+        self._dirty[path] = None
+        path.new.append((duration_s, number, weight, on_done))
+        path.asked_s += weight * duration_s
+        path.change += weight
+        self.live_flows += 1
+
+    def _touch(self, path: PathClass) -> None:
+        if not self._dirty and not self._inside:
             _EndOfInstant(self.env, self._solve)
         self._dirty[path] = None
+
+    # ---------------------------------------------------------------------------------- instants
+    def _arm(self) -> None:
+        """See that SimPy wakes us at the next start or end that is known."""
+        while self._ends and self._ends[0][0] != self._ends[0][2].next_s:
+            heappop(self._ends)
+        next_s = self._ends[0][0] if self._ends else math.inf
+        if self._starts and self._starts[0][0] < next_s:
+            next_s = self._starts[0][0]
+        if next_s < math.inf and (not self._armed or next_s < self._armed[0]):
+            heappush(self._armed, next_s)
+            self.env.timeout(max(0.0, next_s - self.env.now)).callbacks = [self._wake]
+
+    def _wake(self, _event: simpy.Event) -> None:
+        """Carry out what was to happen by now, and what follows from it at once."""
+        self.now_s = max(self.now_s, heappop(self._armed))
+        self._inside = True
+        try:
+            self._carry_out()
+        finally:
+            self._inside = False
+        if self._dirty and self.env.peek() <= self.env.now:
+            _EndOfInstant(self.env, self._solve)  # others may still start flows now
+        elif self._dirty:
+            self._solve(_event)
+        else:
+            self._arm()
+
+    def _carry_out(self) -> None:
+        """Ends before starts, until nothing more happens at this instant."""
+        starts, ends, now_s = self._starts, self._ends, self.now_s
+        while True:
+            if ends and ends[0][0] <= now_s:
+                due_s, _, path = heappop(ends)
+                if due_s == path.next_s:
+                    self._finish(path)
+            elif starts and starts[0][0] <= now_s:
+                _, number, path, duration_s, weight, on_done = heappop(starts)
+                self._begin(path, duration_s, weight, on_done, number)
+            else:
+                return
+
+    def _finish(self, path: PathClass) -> None:
+        path.next_s = math.inf  # until the class is settled
+        done = path.take_done(self.now_s, self.grid_s)
+        self.last_end_s = self.now_s
+        self.live_flows -= len(done)
+        self._touch(path)
+        for _, _, weight, on_done in done:
+            path.change -= weight
+            on_done()
 
     # ------------------------------------------------------------------------- once per instant
     def _solve(self, _event: simpy.Event) -> None:
         """Settle the rates of all classes that this instant's starts and ends can have changed."""
-        paths = self._touched()
-        loads = [
-            [(link, path.weight * count) for link, count in path.links if self._hot[link]] for path in paths
-        ]
-        self._dirty.clear()
+        if not self._dirty:
+            return
         self.solves += 1
-        rates = fill(loads, [path.bytes_per_s for path in paths], self._capacity)
-        for path, rate in zip(paths, rates, strict=True):
-            self._set_fraction(path, rate / path.bytes_per_s)
+        changed = [path for path in self._dirty if path.change]
+        for path in changed:
+            self._change_weight(path)
+        if changed:
+            self._solve_joined(changed)
+        for path in self._dirty:
+            if path.new or path.next_s == math.inf:  # as many began as ended: the rate stays
+                self._settle(path, path.fraction)
+        self._dirty.clear()
+        self._arm()
 
-    def _touched(self) -> list[_PathClass]:
-        """The live classes that contended links join to the changed ones, oldest first."""
-        reached = dict(self._dirty)
+    def _change_weight(self, path: PathClass) -> None:
+        path.advance(self.now_s)
+        change, path.change = path.change, 0
+        path.weight += change
+        for link, count in path.links:
+            self._on_link[link][path] = count
+            self._demand[link] += change * count * path.bytes_per_s
+
+    def _solve_joined(self, changed: list[PathClass]) -> None:
+        """Find the classes that contended links join to the changed ones, and share anew among them."""
+        paths, hot = self._touched(changed)
+        if len(hot) == 1:
+            [link] = hot
+            on_link = self._on_link[link]
+            sharing = [path for path in paths if path in on_link]
+            units = [path.weight * on_link[path] for path in sharing]
+            rates = fill_one_link(units, [path.bytes_per_s for path in sharing], self._capacity[link])
+            paths = [path for path in paths if path not in on_link]
+            for path, rate in zip(sharing, rates, strict=True):
+                self._settle(path, rate / path.bytes_per_s)
+        if len(hot) > 1:
+            loads = [[(k, path.weight * count) for k, count in path.links if k in hot] for path in paths]
+            rates = fill(loads, [path.bytes_per_s for path in paths], self._capacity)
+            for path, rate in zip(paths, rates, strict=True):
+                self._settle(path, rate / path.bytes_per_s)
+        else:
+            for path in paths:
+                self._settle(path, 1.0)
+
+    def _touched(self, changed: list[PathClass]) -> tuple[list[PathClass], set[int]]:
+        """The live classes to share anew, oldest first, and the contended links among theirs."""
+        reached = dict.fromkeys(changed)
         seen: set[int] = set()
-        stack = list(self._dirty)
+        hot: set[int] = set()
+        stack = list(changed)
         while stack:
             for link, _ in stack.pop().links:
                 if link in seen:
                     continue
                 seen.add(link)
-                was_hot, self._hot[link] = self._hot[link], self._demand[link] > self._limit[link]
-                if was_hot or self._hot[link]:
+                was_hot, is_hot = self._hot[link], self._demand[link] > self._limit[link]
+                self._hot[link] = is_hot
+                if is_hot:
+                    hot.add(link)
+                if was_hot or is_hot:
                     new = [path for path in self._on_link[link] if path not in reached]
                     reached.update(dict.fromkeys(new))
                     stack.extend(new)
-        for path in self._dirty:
+        for path in changed:
             if not path.weight:
                 self._detach(path)
-        return sorted((path for path in reached if path.weight), key=lambda path: path.index)
+        return sorted((path for path in reached if path.weight), key=_INDEX), hot
 
-    def _detach(self, path: _PathClass) -> None:
+    def _detach(self, path: PathClass) -> None:
         path.service_s = 0.0
         for link, _ in path.links:
-            del self._on_link[link][path]
+            self._on_link[link].pop(path, None)
             if not self._on_link[link]:
                 self._demand[link] = 0.0  # forget what rounding left of sums and differences
 
-    def _set_fraction(self, path: _PathClass, fraction: float) -> None:
-        """Let a class run at `fraction` of its nominal speed from now on, and arm its timers."""
-        now = self.env.now
-        path.advance(now)
-        path.fraction = fraction
-        if fraction < 1.0:
-            for transfer in path.free:
-                self._mark(path, transfer, transfer.end_s - now)
-            path.free.clear()
-        for transfer in path.new:
-            if fraction < 1.0:
-                self._mark(path, transfer, transfer.duration_s)
-            else:
-                transfer.end_s = now + transfer.duration_s
-                path.free[transfer] = None
-                self._after(transfer.duration_s, partial(self._free_done, path, transfer))
-        path.new.clear()
-        self._arm(path)
-
-    def _mark(self, path: _PathClass, transfer: _Transfer, left_s: float) -> None:
-        """Have the class's service clock end a flow that still needs `left_s` at nominal speed."""
-        transfer.slowed = True
-        self._marked += 1
-        heappush(path.marks, (path.service_s + left_s, self._marked, transfer))
-
-    def _arm(self, path: _PathClass) -> None:
-        """Set a timer for the first mark, unless the one that is set is still right."""
-        want = (path.marks[0][0], path.fraction) if path.marks and path.fraction > 0 else None
-        if want == path.timer:
+    def _settle(self, path: PathClass, fraction: float) -> None:
+        if fraction == path.fraction and not path.new and path.next_s < math.inf:
             return
-        path.timer = want
-        path.version += 1
-        if want is not None:
-            delay_s = max(0.0, self._end_s(path, want[0]) - self.env.now)
-            self._after(delay_s, partial(self._marked_done, path, path.version))
+        before_s = path.next_s
+        next_s = path.settle(fraction, self.now_s, self.grid_s)
+        if next_s != before_s and next_s < math.inf:
+            heappush(self._ends, (next_s, path.index, path))
 
-    def _end_s(self, path: _PathClass, mark: float) -> float:
-        """When the service clock, last read at `since_s`, comes to `mark` at the present rate."""
-        end_s = path.since_s + max(0.0, mark - path.service_s) / path.fraction
-        return math.ceil(end_s / self.grid_s) * self.grid_s if self.grid_s else end_s
-
-    def _after(self, delay_s: float, callback: Callable[[simpy.Event], None]) -> None:
-        timer = self.env.timeout(delay_s)
-        timer.callbacks = [callback]
-
-    # ------------------------------------------------------------------------------------- ends
-    def _free_done(self, path: _PathClass, transfer: _Transfer, _event: simpy.Event) -> None:
-        if not transfer.slowed:
-            del path.free[transfer]
-            self._finish(path, [transfer])
-
-    def _marked_done(self, path: _PathClass, version: int, _event: simpy.Event) -> None:
-        if version != path.version:
-            return
-        path.advance(self.env.now)
-        path.timer = None
-        path.version += 1
-        done = [heappop(path.marks)[2]]
-        while path.marks and self._end_s(path, path.marks[0][0]) <= self.env.now:
-            done.append(heappop(path.marks)[2])
-        self._finish(path, done)
-
-    def _finish(self, path: _PathClass, done: list[_Transfer]) -> None:
-        self.last_end_s = self.env.now
-        self.live_flows -= len(done)
-        self._change_weight(path, -sum(transfer.weight for transfer in done))
-        for transfer in done:
-            transfer.on_done()
+    def link_bytes(self) -> LinkBytes:
+        """What each link carried until now, and what it will have carried when every flow is done."""
+        carried, asked = np.zeros(len(self._capacity)), np.zeros(len(self._capacity))
+        for path in self._classes.values():
+            path.advance(max(self.now_s, float(self.env.now)))
+            for link, count in path.links:
+                carried[link] += count * path.bytes_per_s * path.weighted_service_s
+                asked[link] += count * path.bytes_per_s * path.asked_s
+        return LinkBytes(carried, asked)
 
 
-__all__ = ["FairShare", "Flow", "LinkBytes", "max_min_rates"]
+__all__ = ["FairShare", "Flow", "LinkBytes", "PathClass", "max_min_rates"]

@@ -68,6 +68,26 @@ def fill(loads: Loads, caps: list[float], capacity: Sequence[float]) -> list[flo
     return fill_by_numpy(loads, caps, capacity)
 
 
+def fill_one_link(units: list[int], caps: list[float], capacity: float) -> list[float]:
+    """What `fill_by_loop` gives where one link binds: who wants less than an equal share gets it."""
+    rates = list(caps)
+    live = list(range(len(caps)))
+    while live:
+        share = capacity / sum([units[c] for c in live])
+        waiting = [c for c in live if caps[c] > share]
+        if len(waiting) == len(live):
+            for c in live:
+                rates[c] = share
+            break
+        taken = 0.0
+        for c in live:
+            if caps[c] <= share:
+                taken += units[c] * caps[c]
+        capacity = max(0.0, capacity - taken)
+        live = waiting
+    return rates
+
+
 def fill_by_loop(loads: Loads, caps: list[float], capacity: Sequence[float]) -> list[float]:
     """Progressive filling, class by class.
 

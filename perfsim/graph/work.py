@@ -76,10 +76,20 @@ class Work:
     comm_bytes: float = 0.0
     group: RankGroup | None = None
     writes: tuple[TensorClass, ...] = ()
+    share: float = 1.0
+    """The part of its kernels that one task does, where a passage is cut in chunks."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
-        values = (self.name, self.category, self.kernels, self.comm_bytes, self.group, self.writes)
+        values = (
+            self.name,
+            self.category,
+            self.kernels,
+            self.comm_bytes,
+            self.group,
+            self.writes,
+            self.share,
+        )
         object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:
@@ -88,11 +98,11 @@ class Work:
 
     @property
     def flop(self) -> float:
-        return sum(kernel.flop for kernel in self.kernels)
+        return self.share * sum(kernel.flop for kernel in self.kernels)
 
     @property
     def bytes_accessed(self) -> float:
-        return sum(kernel.bytes_accessed for kernel in self.kernels)
+        return self.share * sum(kernel.bytes_accessed for kernel in self.kernels)
 
     @property
     def launches(self) -> int:

@@ -37,6 +37,8 @@ def point_lines(answer: Mapping[str, Any]) -> list[str]:
         lines.append(f"  scaled        {answer['cluster_calibration']['note']}")
     if answer.get("sampling"):
         lines.append(f"  verified      {sampling_line(answer['sampling'])}")
+    for note in answer.get("notes", ()):
+        lines += textwrap.wrap(note, 100, initial_indent="  note          ", subsequent_indent=" " * 16)
     lines.append("  where the step goes:")
     parts = sorted(answer["step_breakdown_s"].items(), key=lambda item: -item[1])
     lines += [

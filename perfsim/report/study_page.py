@@ -63,11 +63,15 @@ def _verdict(result: StudyResult) -> Section:
 
 def _batch(result: StudyResult) -> Section:
     low, high = (text.large(end) for end in result.critical_batch_band_tokens)
-    lead = (
-        "Helps to choose the global batch. Left of the critical batch more batch buys time, right of it "
-        f"mostly wastes tokens. By {result.law} it is {text.large(result.critical_batch_tokens)} tokens "
-        f"({low}{text.NONE}{high}, shaded). A star marks each candidate's best batch."
-    )
+    lead = "The run has a given number of tokens, so no batch wastes any. A star marks the best batch."
+    if result.critical_batch_tokens > 0:
+        lead = (
+            "Helps to choose the global batch. Left of the critical batch more batch buys time, right of it "
+            f"mostly wastes tokens. By {result.law} it is {text.large(result.critical_batch_tokens)} tokens "
+            f"({low}{text.NONE}{high}, shaded). A star marks each candidate's best batch."
+        )
+    ends = [f"{each.label}: {each.batch_at_edge}." for each in result.candidates if each.batch_at_edge]
+    lead = " ".join([lead, *ends])
     return Section(
         "Time to the target by batch",
         lead,

@@ -14,9 +14,11 @@ from perfsim.report.sections import Card, Head, Section
 from perfsim.report.summary import plain, summary_text
 from perfsim.report.sweep_maps import heat_maps
 from perfsim.report.sweep_tables import equals_table, inputs_table, points_table
+from perfsim.report.sweep_variants import changed_steps, differences, speedup, times, where_steps_go
 from perfsim.report.tables import scale_notes
 from perfsim.study.sweeping.sweep import PointResult, SweepResult
 from perfsim.study.sweeping.sweep_scaling import Series, matches, series_of, time_of
+from perfsim.study.sweeping.sweep_variants import variants_of
 from perfsim.study.sweeping.sweep_verdict import sweep_verdict
 
 MAX_LINES = 24
@@ -70,7 +72,7 @@ def _thinned(rows: list[list[str]], room: int) -> list[list[str]]:
 
 def _grid(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in (_HEAD, *rows)) for column in range(len(_HEAD))]
-    widths[0] = min(widths[0], 34)
+    widths[0] = max(12, min(widths[0], 34, 100 - sum(widths[1:]) - 2 * len(widths[1:])))
     lines = [_line(row, widths) for row in (_HEAD, *rows)]
     return [lines[0], "-" * len(lines[0]), *lines[1:]]
 
@@ -110,7 +112,7 @@ def write_sweep_report(result: SweepResult, folder: Path) -> Path:
 def sweep_sections(result: SweepResult) -> list[Section]:
     """The page: curve, equals, maps, every point, inputs."""
     series = series_of(result)
-    sections = [_scaling(series), *_equals(result), *heat_maps(result)] if series else []
+    sections = _drawn(result, series) if series else []
     sections.append(
         Section(
             "All points",
@@ -122,6 +124,26 @@ def sweep_sections(result: SweepResult) -> list[Section]:
     )
     inputs = "What every answer above rests on. Another value is another sweep: change it and run again."
     return [*sections, Section("Inputs", inputs, table=inputs_table(result), slug="inputs")]
+
+
+def _drawn(result: SweepResult, series: Sequence[Series]) -> list[Section]:
+    """Everything with a figure; what variants are comes first where there are any."""
+    if not variants_of(result):
+        return [
+            _scaling(series),
+            *speedup(series),
+            *where_steps_go(series),
+            *_equals(result),
+            *heat_maps(result),
+        ]
+    scaled = [*speedup(series), _scaling(series)] if any(len(one.points) > 1 for one in series) else []
+    changed = changed_steps(result)
+    return [
+        *changed,
+        *differences(result),
+        *(scaled or ([] if changed else times(series))),
+        *where_steps_go(series),
+    ]
 
 
 def _head(result: SweepResult) -> Head:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from perfsim.hardware import GpuClusterSpec
+from perfsim.sizes import passes_problem
 from perfsim.strategies.data import GRADIENTS_SHARDED
 from perfsim.strategies.schedules import SCHEDULES, chunks_problem
 from perfsim.strategies.zero import SHARDED
@@ -101,7 +102,10 @@ def _batch_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
             f"micro_batch_size {layout.micro_batch_size}; nearest: "
             f"{max(1, round(job.global_batch_size / each)) * each}"
         )
-    elif layout.schedule == "interleaved" and (job.global_batch_size // each) % layout.pipeline:
+        return
+    if problem := passes_problem(job.model.num_layers, job.global_batch_size // each):
+        yield problem
+    if layout.schedule == "interleaved" and (job.global_batch_size // each) % layout.pipeline:
         yield (
             f"interleaved needs micro-batches ({job.global_batch_size // each}) in multiples of "
             f"pipeline {layout.pipeline}"
@@ -143,7 +147,8 @@ def _with_micro_batches(job: Job, tensor: int, pipeline: int, data: int) -> Iter
     elif job.recipe.attention == "flash":
         modes = ("none", "full")
     for micro_batch_size in MICRO_BATCH_SIZES:
-        if job.global_batch_size % (data * micro_batch_size):
+        microbatches, rest = divmod(job.global_batch_size, data * micro_batch_size)
+        if rest or passes_problem(job.model.num_layers, microbatches):
             continue
         for recompute in modes:
             plain = ParallelLayout(

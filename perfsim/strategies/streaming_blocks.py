@@ -8,13 +8,11 @@ from perfsim import transformer
 from perfsim.errors import InputError
 from perfsim.graph import Kind, RankGroup, TensorClass, Work
 from perfsim.hardware import WaferClusterSpec
+from perfsim.strategies.memoryx import Store, kept_parameters, streamed_bytes, update_kernel
 from perfsim.strategies.plan import Plan
-from perfsim.strategies.wafer_memory import wafer_slice
+from perfsim.strategies.wafer_memory import spilled_unit_bytes, wafer_slice
 from perfsim.transformer import Kernel, LayerSlice, parameters
 from perfsim.workload import Job
-
-UPDATE_STATE_BYTES = 28.0
-"""Bytes MemoryX moves a parameter: read gradient, weight and two moments, write the last three, fp32."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,11 @@ def _matrix(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
 
 @dataclass(frozen=True)
 class BlockWorks:
-    """The classes of work of one block."""
+    """The classes of work of one block; what streams is one chunk of it, the rest whole.
+
+    `stage`, `state_read` and `state_write` are there where that part of MemoryX lies in flash; `spill`
+    and `fetch` where the input (or everything kept) of a layer leaves the wafer.
+    """
 
     load: Work
     broadcast: Work
@@ -75,43 +77,115 @@ class BlockWorks:
     recompute: Work | None
     backward: Work
     reduce: Work
+    reduce_part: Work
+    """All chunks of a gradient but the last: its latency is hidden behind them."""
     update: Work
+    stage: Work | None
+    state_read: Work | None
+    state_write: Work | None
+    spill: Work | None
+    fetch: Work | None
+
+    def in_tree(self) -> BlockWorks:
+        """The same where the gradient stays in SwarmX to be summed with the next."""
+        return replace(
+            self,
+            reduce=replace(self.reduce, op="reduce_in_tree"),
+            reduce_part=replace(self.reduce_part, op="reduce_in_tree_part"),
+        )
 
 
-def block_works(plan: Plan) -> list[BlockWorks]:
-    """The work of every block of a plan, in the order in which it is streamed forward."""
-    part = wafer_slice(plan.job, plan.layout.micro_batch_size)
+def block_works(plan: Plan, micro_batch_size: int | None = None, chunks: int = 1) -> list[BlockWorks]:
+    """The work of every block, in the order in which it is streamed forward, cut in `chunks`."""
+    part = wafer_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size)
     blocks = blocks_of(plan.job, part)
-    works = {block.name: _works(block, plan, part) for block in dict.fromkeys(blocks)}
+    works = {block.name: _Maker(block, plan, part, chunks).works() for block in dict.fromkeys(blocks)}
     return [works[block.name] for block in blocks]
 
 
-def _works(block: Block, plan: Plan, part: LayerSlice) -> BlockWorks:
-    system = plan.system
-    if not isinstance(system, WaferClusterSpec):
-        raise InputError(f"{system.name} is not a wafer cluster")
-    kind = block.name
-    weights = TensorClass("weights", block.num_parameters * system.weight_bytes)
-    gradients = TensorClass("gradients", block.num_parameters * system.gradient_bytes)
-    hidden = TensorClass("hidden", part.activation_bytes)
-    systems = RankGroup(0, 1, plan.topology.num_devices)
-    state = TensorClass("weights", block.num_parameters * UPDATE_STATE_BYTES)
+def samples_work(plan: Plan, micro_batch_size: int) -> Work:
+    """The samples of one micro-batch on their way from the activation servers."""
+    job = plan.job
+    n_bytes = micro_batch_size * job.seq_length * wafer_system(plan).activation_servers.bytes_per_token
+    samples = TensorClass("samples", n_bytes)
+    return Work("samples.load", Kind.MEM_LOAD, "samples", "input", comm_bytes=n_bytes, writes=(samples,))
 
-    def compute(which: str, kernels: tuple[Kernel, ...], *writes: TensorClass) -> Work:
-        op = f"{kind}.{which}"
-        return Work(op, Kind.COMP, op, which, kernels=kernels, writes=writes)
 
-    def move(which: str, node: Kind, op: str, category: str, tensor: TensorClass) -> Work:
-        group = systems if node is Kind.COMM_COLL else None
-        return Work(f"{kind}.{which}", node, op, category, (), tensor.n_bytes, group, (tensor,))
+def wafer_system(plan: Plan) -> WaferClusterSpec:
+    """The system of a plan; InputError where it is no wafer cluster."""
+    if not isinstance(plan.system, WaferClusterSpec):
+        raise InputError(f"{plan.system.name} is not a wafer cluster")
+    return plan.system
 
-    again = plan.layout.recompute_layers and block.layer
-    return BlockWorks(
-        load=move("load", Kind.MEM_LOAD, "memoryx_read", "weight_stream", weights),
-        broadcast=move("broadcast", Kind.COMM_COLL, "broadcast", "weight_stream", weights),
-        forward=compute("forward", block.forward, hidden),
-        recompute=compute("recompute", block.forward, hidden) if again else None,
-        backward=compute("backward", block.backward, hidden, gradients),
-        reduce=move("reduce", Kind.COMM_COLL, "reduce", "gradient_stream", gradients),
-        update=move("update", Kind.MEM_STORE, "memoryx_update", "update", state),
-    )
+
+class _Maker:
+    """Makes the works of one block."""
+
+    def __init__(self, block: Block, plan: Plan, part: LayerSlice, chunks: int) -> None:
+        self.block, self.plan, self.part, self.chunks = block, plan, part, chunks
+        self.system = wafer_system(plan)
+        self.systems = RankGroup(0, 1, plan.topology.num_devices)
+
+    def works(self) -> BlockWorks:
+        block, job, chunks = self.block, self.plan.job, self.chunks
+        store = Store(job, self.system)
+        kept = kept_parameters(job, block.num_parameters, layer=block.layer)
+        whole = streamed_bytes(job, self.system, block.num_parameters, layer=block.layer)
+        gradient_bytes = kept * self.system.gradient_bytes / chunks
+        hidden = TensorClass("hidden", self.part.activation_bytes / chunks)
+        gradients = TensorClass("gradients", gradient_bytes)
+        again = self.plan.layout.recompute_layers and block.layer
+        state_bytes = kept * store.state_bytes
+        back_bytes = state_bytes + (whole if store.weights_in_flash else 0.0)
+        return BlockWorks(
+            load=self._move("load", "memoryx_read", "weight_stream", "weights", whole / chunks),
+            broadcast=self._move("broadcast", "broadcast", "weight_stream", "weights", whole / chunks),
+            forward=self._compute("forward", block.forward, hidden),
+            recompute=self._compute("recompute", block.forward, hidden) if again else None,
+            backward=self._compute("backward", block.backward, hidden, gradients),
+            reduce=self._move("reduce", "reduce", "gradient_stream", "gradients", gradient_bytes),
+            reduce_part=self._move("reduce", "reduce_part", "gradient_stream", "gradients", gradient_bytes),
+            update=self._update(kept),
+            stage=self._move("stage", "flash_read", "weight_stream", "weights", whole)
+            if store.weights_in_flash
+            else None,
+            state_read=self._move("state_read", "flash_read", "update", "state", state_bytes)
+            if store.state_in_flash
+            else None,
+            state_write=self._move("state_write", "flash_write", "update", "state", back_bytes)
+            if store.state_in_flash or store.weights_in_flash
+            else None,
+            **self._spilled(),
+        )
+
+    def _compute(self, which: str, kernels: tuple[Kernel, ...], *writes: TensorClass) -> Work:
+        op = f"{self.block.name}.{which}"
+        return Work(op, Kind.COMP, op, which, kernels=kernels, writes=writes, share=1.0 / self.chunks)
+
+    def _move(self, which: str, op: str, category: str, tensor: str, n_bytes: float) -> Work:
+        kind = {"broadcast": Kind.COMM_COLL, "reduce": Kind.COMM_COLL}.get(which, Kind.MEM_LOAD)
+        if op in ("flash_write", "spill"):
+            kind = Kind.MEM_STORE
+        group = self.systems if kind is Kind.COMM_COLL else None
+        writes = (TensorClass(tensor, n_bytes),)
+        return Work(f"{self.block.name}.{which}", kind, op, category, (), n_bytes, group, writes)
+
+    def _update(self, kept: float) -> Work:
+        kernel = update_kernel(self.plan.job.recipe.optimizer, kept)
+        weights = TensorClass("weights", kernel.bytes_accessed)
+        return Work(
+            f"{self.block.name}.update",
+            Kind.MEM_STORE,
+            "memoryx_update",
+            "update",
+            kernels=(kernel,),
+            comm_bytes=kernel.bytes_accessed,
+            writes=(weights,),
+        )
+
+    def _spilled(self) -> dict[str, Work | None]:
+        layout = self.plan.layout
+        if not (layout.spill and self.block.layer):
+            return {"spill": None, "fetch": None}
+        n_bytes = spilled_unit_bytes(self.part, layout.recompute_layers)
+        return {which: self._move(which, which, "spill", "hidden", n_bytes) for which in ("spill", "fetch")}

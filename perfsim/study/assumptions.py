@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfsim.calibration import Calibration, ClusterCalibration
+from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import CatalogError
 from perfsim.hardware import GpuClusterSpec
 from perfsim.study.batches import Target
 from perfsim.study.cluster import cluster_note
+from perfsim.study.fitted import constants_of
 from perfsim.study.result import Assumption
 from perfsim.study.spec import StudySpec
 
@@ -23,15 +24,15 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
         found += _described(catalog, "system", system.name)
         found += _described(catalog, "device", system.device.name)
         if system.device.calibration is not None:
-            found += _fits(system.device.calibration)
+            found += constants_of(system.device.calibration, catalog)
         if isinstance(system, GpuClusterSpec):
             for link in (system.node.scale_up, system.node.nic):
-                found += _fits(link.calibration) if link.calibration else []
-    if spec.recipe.framework is not None:
-        found += _fits(spec.recipe.framework)
+                found += constants_of(link.calibration, catalog) if link.calibration else []
+            if spec.recipe.framework is not None:
+                found += constants_of(spec.recipe.framework, catalog)
     for candidate in spec.candidates:
         if candidate.cluster_calibration is not None:
-            found += _scale(candidate.cluster_calibration)
+            found += _scale(candidate.cluster_calibration, catalog)
     return tuple(dict.fromkeys(found))
 
 
@@ -41,7 +42,9 @@ def _target(target: Target) -> Iterator[Assumption]:
     yield Assumption(
         "convergence",
         "critical batch",
-        f"{critical.tokens / 1e6:.1f} M tokens ({low:.1f} to {high:.1f} M, 90 %)",
+        "none: the number of tokens is given"
+        if critical.given_length
+        else f"{critical.tokens / 1e6:.1f} M tokens ({low:.1f} to {high:.1f} M, 90 %)",
         critical.source,
         "fit",
     )
@@ -63,7 +66,7 @@ def _target(target: Target) -> Iterator[Assumption]:
     )
 
 
-def _scale(calibration: ClusterCalibration) -> list[Assumption]:
+def _scale(calibration: ClusterCalibration, catalog: Catalog) -> list[Assumption]:
     """The user's measurements, case by case."""
     cases = "; ".join(
         f"{case.id}: measured {case.measured_s:.4g} s, predicted {case.predicted_s:.4g} s, "
@@ -73,7 +76,7 @@ def _scale(calibration: ClusterCalibration) -> list[Assumption]:
     topic = f"calibration {calibration.name}"
     return [
         Assumption(topic, "scale", cluster_note(calibration), cases, "fit"),
-        *_fits(calibration),
+        *constants_of(calibration, catalog),
     ]
 
 
@@ -92,18 +95,4 @@ def _described(catalog: Catalog, kind: str, name: str) -> list[Assumption]:
         )
         for row in rows
         if row.source_or_assumption
-    ]
-
-
-def _fits(calibration: Calibration) -> list[Assumption]:
-    return [
-        Assumption(
-            f"calibration {calibration.name}",
-            group,
-            f"median error {100 * record.median_ape:.1f} %, p90 {100 * record.p90_ape:.1f} %, "
-            f"{record.points} points",
-            f"{record.table}; {record.command}",
-            "fit",
-        )
-        for group, record in calibration.fit.items()
     ]

@@ -1,85 +1,108 @@
 """Which communications share links, so that the engine must arbitrate them.
 
 Only links that can be asked for more than they carry matter: a link whose users, all at full speed
-at once, stay under its capacity slows nobody and is left out. Tasks of one stream never overlap.
+at once, stay under its capacity slows nobody and is left out. Of the others only those are kept that
+no other one implies (`engine.binding_links`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from perfsim.engine.binding_links import flows_on
 from perfsim.engine.fairshare import Flow
-from perfsim.graph import Kind, TaskGraph, Work
-from perfsim.hardware import GpuClusterSpec
-from perfsim.topology import Topology
-
-NETWORK_LINKS = ("host", "nic", "uplink")
+from perfsim.engine.max_min import TOLERANCE
+from perfsim.graph import Kind, RankGroup, TaskGraph, Work
+from perfsim.graph.symmetry import width_of
+from perfsim.study.traffic import PeerClasses, Traffic, gpu_traffic, wafer_traffic
+from perfsim.topology import WHOLE, FatTree, LinkHealth, Topology, WaferTree
 
 
 @dataclass(frozen=True)
 class SharedLinks:
-    """Flows by work id, and the capacity of every link of the topology."""
+    """Flows by work id, and the capacity of every link that they name."""
 
     flows: dict[int, Flow] = field(default_factory=dict)
     capacities: NDArray[np.float64] | None = None
 
 
-def shared_links(graph: TaskGraph, topology: Topology) -> SharedLinks:
-    """The communications of `graph` that others can slow.
+def shared_links(
+    graph: TaskGraph, topology: Topology, *, peers: ArrayLike | None = None, health: LinkHealth = WHOLE
+) -> SharedLinks:
+    """The communications of `graph` that others can slow, or that the network is too thin for.
 
-    Written ranks stand for their like, which load their own NICs in the same way; so a link of one
-    written rank is loaded by that rank's streams alone.
+    `peers` numbers the classes of the ranks that a written device stands for, as `unfold` was given
+    them; a folded graph needs none. Raises InputError where dead links leave no route.
     """
-    if not isinstance(topology.system, GpuClusterSpec):
+    classes = np.zeros(width_of(graph), dtype=np.int64) if peers is None else np.asarray(peers)
+    traffic = _traffic(graph.works, topology, PeerClasses(classes), health)
+    if not traffic:
         return SharedLinks()
-    candidates = {
-        number: flow for number, work in enumerate(graph.works) if (flow := _flow(work, topology)) is not None
-    }
-    if not candidates:
-        return SharedLinks()
-    contended = _contended_links(graph, candidates, topology.link_bytes_per_s)
-    flows = {
-        number: flow._replace(route=tuple(link for link in flow.route if link in contended))
-        for number, flow in candidates.items()
-    }
-    return SharedLinks(
-        {number: flow for number, flow in flows.items() if flow.route}, topology.link_bytes_per_s
-    )
+    row = {number: each for each, number in enumerate(traffic)}
+    table, capacities = _table(list(traffic.values()), topology, health)
+    demand = np.zeros(len(capacities))
+    streams: dict[int, list[int]] = {}
+    for work, stream in _works_on_streams(graph):
+        if work in row:
+            streams.setdefault(stream, []).append(row[work])
+    for rows in streams.values():  # tasks of one stream never overlap
+        demand += table[rows].max(axis=0)
+    hot = np.flatnonzero(demand > capacities * (1 + TOLERANCE))
+    contended = [number for number in traffic if table[row[number], hot].any()]
+    loads = [_crossings(traffic[number], table[row[number]], hot) for number in contended]
+    rates = [traffic[number].bytes_per_s for number in contended]
+    flows, kept = flows_on(loads, rates, dict(enumerate(capacities.tolist())))
+    return SharedLinks(dict(zip(contended, flows, strict=True)), kept) if flows else SharedLinks()
 
 
-def _flow(work: Work, topology: Topology) -> Flow | None:
-    """What a communication puts on the network, seen from its first rank; None where all stays in a node.
+def _table(
+    traffic: Sequence[Traffic], topology: Topology, health: LinkHealth
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What each communication asks of each link, in bytes/s, and their capacities; like links once."""
+    links = np.unique(np.concatenate([each.links for each in traffic]))
+    table = np.zeros((len(traffic) + 1, len(links)))
+    for row, each in enumerate(traffic):
+        table[row, np.searchsorted(links, each.links)] = each.times * each.bytes_per_s
+    if isinstance(topology, FatTree):
+        table[-1] = topology.crossed_bytes_per_s(links, health.left)
+    else:
+        table[-1] = [health.bytes_per_s(topology.links()[link]) for link in links.tolist()]
+    columns = np.ascontiguousarray(table.T)
+    first = {column.tobytes(): index for index, column in reversed(list(enumerate(columns)))}
+    table = table[:, sorted(first.values())]
+    return table[:-1], table[-1]
 
-    A send goes one way. In a collective the rank sends to one neighbour of a ring and receives from
-    the other at the NIC's rate, whatever the algorithm.
-    """
-    if work.group is None or work.group.size < 2:
-        return None
-    ranks = work.group.ranks
-    hops = [(ranks[0], ranks[1])]
-    if work.kind is Kind.COMM_COLL:
-        hops.append((ranks[-1], ranks[0]))
-    across = [hop for hop in hops if topology.node_of(hop[0]) != topology.node_of(hop[1])]
-    route = [edge for hop in across for edge in topology.route(*hop) if edge.kind in NETWORK_LINKS]
-    if not route:
-        return None
-    return Flow(topology.link_ids(route), min(edge.bytes_per_s for edge in route))
+
+def _crossings(traffic: Traffic, asked: NDArray[np.float64], links: NDArray[np.intp]) -> dict[int, int]:
+    times = np.rint(asked[links] / traffic.bytes_per_s).astype(np.int64)
+    return {link: each for link, each in zip(links.tolist(), times.tolist(), strict=True) if each}
 
 
-def _contended_links(
-    graph: TaskGraph, candidates: dict[int, Flow], capacities: NDArray[np.float64]
-) -> frozenset[int]:
-    """Links whose streams, all at full speed at once, ask for more than there is."""
-    most: dict[tuple[int, int], float] = {}
-    pairs = np.unique(np.stack([graph.work, graph.stream]), axis=1).T.tolist()
-    for work, stream in pairs:
-        flow = candidates.get(work)
-        for link in flow.route if flow else ():
-            most[link, stream] = max(most.get((link, stream), 0.0), candidates[work].bytes_per_s)
-    demand: dict[int, float] = {}
-    for (link, _), bytes_per_s in most.items():
-        demand[link] = demand.get(link, 0.0) + bytes_per_s
-    return frozenset(link for link, asked in demand.items() if asked > capacities[link] * (1 + 1e-9))
+def _traffic(
+    works: Sequence[Work], topology: Topology, peers: PeerClasses, health: LinkHealth
+) -> dict[int, Traffic]:
+    """By work id; works of one group and direction put the same on the network."""
+    known: dict[tuple[RankGroup | None, bool, str], Traffic | None] = {}
+    found: dict[int, Traffic] = {}
+    for number, work in enumerate(works):
+        if not (work.kind.is_communication or work.kind is Kind.MEM_LOAD):
+            continue
+        key = (work.group, work.kind is Kind.COMM_COLL, work.op)
+        if key not in known and isinstance(topology, FatTree):
+            known[key] = gpu_traffic(work, topology, peers, health)
+        elif key not in known:
+            known[key] = wafer_traffic(work, topology) if isinstance(topology, WaferTree) else None
+        if (traffic := known[key]) is not None:
+            found[number] = traffic
+    return found
+
+
+def _works_on_streams(graph: TaskGraph) -> list[tuple[int, int]]:
+    """Every (work, stream) that occurs."""
+    width = len(graph.streams)
+    found = np.bincount(graph.work * np.int64(width) + graph.stream, minlength=1)
+    return [divmod(each, width) for each in np.flatnonzero(found).tolist()]

@@ -39,7 +39,7 @@ class StreamingRoof:
     hidden_from_tokens: float
     """Fewer than this, and a layer's weights arrive later than the layer before is done with."""
     formula_tokens: float
-    """e P b / (2 B): the same without attention and without the fixed time of a layer."""
+    """e P b / (2 B): the same without attention and without movement over the mesh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ class Why:
     """Every second of the step by cause; they add up to it."""
     remedy: str
     sentence: str
+    fixed_s: float = 0.0
+    """Of the seconds of computing, those that layers take whatever their tokens, where that is known."""
     streaming_roof: StreamingRoof | None = None
 
 
@@ -94,6 +96,8 @@ class CandidateResult:
     timeline: tuple[TimelineBar, ...]
     notes: tuple[str, ...] = ()
     why: Why | None = None
+    batch_at_edge: str = ""
+    """A remark where the best batch is the smallest or the largest of those tried."""
     cluster_calibration: Mapping[str, Any] | None = None
     """Name, scale and note of the user's own measurements, where step times were multiplied by it."""
 

@@ -37,6 +37,8 @@ class Answered:
     choice: BatchChoice
     curve: tuple[BatchChoice, ...]
     sampling: SamplingSummary | None
+    tried: tuple[int, ...] = ()
+    """The global batches that were tried, with and without a plan."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,11 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
 
     Raises PlanError where no candidate at all has a feasible plan.
     """
+    spec = spec.model_copy(update={"candidates": tuple(_chosen(spec, compare))})
     target = target_of(spec)
     answered: list[Answered] = []
     refused: list[Infeasible] = []
-    asked = [(each, devices) for each in _chosen(spec, compare) for devices in each.devices]
+    asked = [(each, devices) for each in spec.candidates for devices in each.devices]
     for candidate, devices in asked:
         machine_of(spec, candidate, devices)  # bad input is refused before any candidate takes its time
     for candidate, devices in asked:
@@ -101,10 +104,15 @@ def target_of(spec: StudySpec) -> Target:
     """What ends the study's run. Raises InputError where the recipe says nothing of it."""
     recipe = spec.recipe
     tokens = recipe.tokens
+    if recipe.tokens_per_parameter is not None:
+        tokens = recipe.tokens_per_parameter * parameters(spec.model).total
     if tokens is None and recipe.target_loss is not None:
         tokens = DEFAULT_LOSS_LAW.tokens_to_loss(recipe.target_loss, parameters(spec.model).total)
     if tokens is None:
-        raise InputError(f"study {spec.name}: recipe {recipe.name} has neither tokens nor target_loss")
+        raise InputError(
+            f"study {spec.name}: recipe {recipe.name} has neither tokens nor target_loss "
+            "nor tokens_per_parameter"
+        )
     law = spec.convergence
     inputs = LawInputs(
         d_min_tokens=tokens,
@@ -146,14 +154,20 @@ def answer_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int, ta
     curve = batch_curve(machine, target, batches)
     evaluation, choice = run_best(machine, target, curve)
     curve = [choice if each.answer.batch_tokens == choice.answer.batch_tokens else each for each in curve]
-    return Answered(machine, evaluation, choice, tuple(curve), None)
+    return Answered(machine, evaluation, choice, tuple(curve), None, tuple(batches))
 
 
 def _batches(spec: StudySpec, target: Target, devices: int) -> list[int]:
     """The global batches to try: the recipe's own, else the study's."""
-    if spec.recipe.global_batch_size is not None:
-        return [spec.recipe.global_batch_size]
+    own = spec.recipe.batch_over(devices)
+    if own is not None:
+        return [own]
     if spec.batch_sizes == "auto":
+        if target.critical.given_length:
+            raise InputError(
+                f"study {spec.name}: law {target.critical.law} gives no batch to look around; write "
+                "recipe.global_batch_size or batch_sizes"
+            )
         return batch_grid(target, spec.recipe.seq_length, devices)
     return list(spec.batch_sizes)
 
@@ -184,8 +198,8 @@ def _result(
         seq_length=spec.recipe.seq_length,
         target_tokens=target.d_min_tokens,
         law=f"{critical.law}: {critical.source}",
-        critical_batch_tokens=critical.tokens,
-        critical_batch_band_tokens=critical.band_tokens,
+        critical_batch_tokens=critical.shown_tokens,
+        critical_batch_band_tokens=critical.shown_band_tokens,
         candidates=candidates,
         verdict=sentence,
         infeasible=tuple(refused),
@@ -211,4 +225,4 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
 
 
 def _candidate(each: Answered) -> CandidateResult:
-    return candidate_result(each.evaluation, each.choice, each.curve)
+    return candidate_result(each.evaluation, each.choice, each.curve, each.tried)

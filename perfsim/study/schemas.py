@@ -1,4 +1,4 @@
-"""JSON Schemas of every kind of YAML file that perfsim reads, studies and sweeps included."""
+"""JSON Schemas of every kind of YAML file that perfsim reads, studies, sweeps and runs included."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ from perfsim.catalog.kinds import classes_of
 from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.suggest import did_you_mean
 from perfsim.errors import InputError, Problem
+from perfsim.study.fitting.cluster_fit import MeasuredFile
+from perfsim.study.published.cases import CaseFile, ConvergenceFile
 from perfsim.study.spec import StudySpec
 from perfsim.study.sweeping.sweep_spec import SweepSpec
 
-_OWN: dict[str, type[BaseModel]] = {"study": StudySpec, "sweep": SweepSpec}
-"""Kinds whose classes the catalogue does not know."""
+_OWN: dict[str, type[BaseModel]] = {
+    "study": StudySpec,
+    "sweep": SweepSpec,
+    "cases": CaseFile,
+    "convergence": ConvergenceFile,
+    "measured": MeasuredFile,
+}
+"""Kinds that the catalogue does not know; `validate` reads cases, `calibrate steps` what was measured."""
 KINDS = tuple(dict.fromkeys([*FOLDERS, *_OWN]))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from perfsim.calibration import ClusterCalibration
-from perfsim.hardware import CatalogSpec, GpuClusterSpec, Spec, WaferClusterSpec
-from perfsim.workload import TrainingRecipe, TransformerConfig
+from perfsim.hardware import CatalogSpec, Devices, GpuClusterSpec, Spec, WaferClusterSpec
+from perfsim.sizes import MOST_CHOICES
+from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
 
 Verify = Literal["off", "sample", "full"]
 MOST_SAMPLES = 10_000
@@ -20,7 +21,7 @@ class CandidateSpec(Spec):
 
     strategy: str
     system: GpuClusterSpec | WaferClusterSpec
-    devices: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    devices: Annotated[tuple[Devices, ...], Field(min_length=1, max_length=MOST_CHOICES)]
     cluster_calibration: ClusterCalibration | None = None
     """What `perfsim calibrate steps` made of steps measured on this machine; scales its step times."""
 
@@ -51,8 +52,10 @@ class StudySpec(CatalogSpec):
     question: str
     model: TransformerConfig
     recipe: TrainingRecipe
-    candidates: Annotated[tuple[CandidateSpec, ...], Field(min_length=1)]
-    batch_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | Literal["auto"] = "auto"
+    candidates: Annotated[tuple[CandidateSpec, ...], Field(min_length=1, max_length=MOST_CHOICES)]
+    batch_sizes: (
+        Annotated[tuple[Sequences, ...], Field(min_length=1, max_length=MOST_CHOICES)] | Literal["auto"]
+    ) = "auto"
     """Global batches to try, in sequences; auto: a grid around the critical batch."""
     convergence: ConvergenceSpec = ConvergenceSpec()
     sampling: SamplingSpec = SamplingSpec()

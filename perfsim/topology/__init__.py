@@ -12,18 +12,23 @@ from perfsim.errors import InputError
 from perfsim.hardware import SystemSpec, WaferClusterSpec
 from perfsim.topology.base import Cable, Edge, GroupShape, LinkKind, Route, Topology
 from perfsim.topology.fat_tree import FatTree
+from perfsim.topology.health import WHOLE, LinkHealth, link_health, route_around
 from perfsim.topology.wafer_tree import WaferTree
 
 __all__ = [
+    "WHOLE",
     "Cable",
     "Edge",
     "FatTree",
     "GroupShape",
+    "LinkHealth",
     "LinkKind",
     "Route",
     "Topology",
     "WaferTree",
     "build_topology",
+    "link_health",
+    "route_around",
 ]
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
-from perfsim.topology.base import Cable, Topology
+from perfsim.topology.base import Cable, Floats, Route, Topology
 from perfsim.topology.bisection import halving_cut
+
+Ints = NDArray[np.int64]
 
 
 class FatTree(Topology):
@@ -82,6 +87,57 @@ class FatTree(Topology):
         to_leaf = (nic.latency / 2 + self.system.fabric.switch_latency, nic.latency / 2)
         for index in range(self.nics_per_node):
             yield Cable(f"{here}/nic{index}", leaf, "nic", self.nic_bytes_per_s, to_leaf)
+
+    # ---------------------------------------------------------------------------------- crossings
+    @property
+    def _cables_of_node(self) -> int:
+        return 2 * min(self.devices_per_node, self.num_devices) + self.nics_per_node
+
+    @property
+    def _first_uplink(self) -> int:
+        return 2 * self.nodes * self._cables_of_node
+
+    def crossings(self, source: Ints, target: Ints) -> Ints:
+        """Links of NICs and leaves on the way between ranks, one row a pair; -1: none.
+
+        The columns are out of the source's NIC, up from its leaf, down to the target's leaf and into
+        the target's NIC. A leaf spreads its messages over all its uplinks, as adaptive routing does,
+        so that these stand as one link, with the id of the first.
+        """
+        size, first_nic = self.devices_per_node, 2 * min(self.devices_per_node, self.num_devices)
+        (a, gpu_a), (b, gpu_b) = np.divmod(source, size), np.divmod(target, size)
+        nic_a, nic_b = (gpu * self.nics_per_node // size for gpu in (gpu_a, gpu_b))
+        out = 2 * (a * self._cables_of_node + first_nic + nic_a)
+        into = 2 * (b * self._cables_of_node + first_nic + nic_b) + 1
+        leaf_a, leaf_b = a // self.system.fabric.nodes_per_leaf, b // self.system.fabric.nodes_per_leaf
+        up = self._first_uplink + 2 * leaf_a * self.spines
+        down = self._first_uplink + 2 * leaf_b * self.spines + 1
+        found = np.stack([out, up, down, into], axis=-1)
+        found[leaf_a == leaf_b, 1:3] = -1
+        found[a == b] = -1
+        return found
+
+    def crossed_bytes_per_s(self, links: Ints, left: Mapping[int, float]) -> Floats:
+        """Capacity of links as `crossings` names them; `left` is the share that is left of single ones."""
+        shares = [self._share_left(link, left) if left else 1.0 for link in links.tolist()]
+        whole = np.where(links >= self._first_uplink, self.leaf_bytes_per_s, self.nic_bytes_per_s)
+        return np.asarray(whole * shares)
+
+    def _share_left(self, link: int, left: Mapping[int, float]) -> float:
+        if link < self._first_uplink:
+            return left.get(link, 1.0)
+        return math.fsum(left.get(link + 2 * spine, 1.0) for spine in range(self.spines)) / self.spines
+
+    def crossed(self, route: Route) -> list[int]:
+        """The links of a route as `crossings` names them."""
+        links = []
+        for edge in route:
+            if edge.kind == "nic":
+                links.append(edge.link)
+            elif edge.kind == "uplink":
+                cable = (edge.link - self._first_uplink) // 2
+                links.append(edge.link - 2 * (cable % self.spines))
+        return links
 
     def _path(self, source: str, target: str) -> list[str]:
         if source in self._rank and target in self._rank:

@@ -20,7 +20,7 @@ grid:
   candidates:
     - {strategy: weight-streaming, system: cs-2, devices: [1, 2, 4]}
     - strategy: weight-streaming
-      system: {extends: cs-2, name: slow, memoryx: {bandwidth: 40 GB/s}}
+      system: {extends: cs-2, name: slow, memoryx: {server: {bandwidth: 3.3 GB/s}}}
       devices: [2, 4]
   recipe.global_batch_size: [2, 96]
 """

@@ -52,7 +52,7 @@ def test_the_distribution_has_the_version_of_the_package() -> None:
 
 def test_the_command_perfsim_is_installed_and_can_be_loaded() -> None:
     (script,) = entry_points(group="console_scripts", name="perfsim")
-    assert script.value == "perfsim.cli:main"
+    assert script.value == "perfsim.__main__:main"
     assert callable(script.load())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -12,8 +13,8 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.engine.fairshare import FairShare, Flow, max_min_rates
-from perfsim.engine.max_min import fill_by_loop, fill_by_numpy
+from perfsim.engine.fairshare import FairShare, Flow, PathClass, max_min_rates
+from perfsim.engine.max_min import fill_by_loop, fill_by_numpy, fill_one_link
 
 
 class Started(NamedTuple):
@@ -86,7 +87,25 @@ def slow_ends(capacities: Sequence[float], started: Sequence[Started]) -> list[f
 
 # ----------------------------------------------------------------------------- what is compared
 class Watched(FairShare):
-    """Checks the rates of all live flows whenever they were settled."""
+    """Checks the rates of all live flows whenever they were settled, and keeps them."""
+
+    rates: dict[tuple[tuple[int, ...], float], list[tuple[float, float]]]
+    """By class: since when at which share of its nominal speed."""
+
+    def _settle(self, path: PathClass, fraction: float) -> None:
+        super()._settle(path, fraction)
+        route = tuple(link for link, count in path.links for _ in range(count))
+        self.rates = getattr(self, "rates", {})
+        self.rates.setdefault((route, path.bytes_per_s), []).append((self.now_s, path.fraction))
+
+    def served_s(self, flow: Flow, start_s: float, end_s: float) -> float:
+        """Seconds at nominal speed that a flow received, from the rates of its class alone."""
+        pieces = self.rates[tuple(sorted(flow.route)), flow.bytes_per_s]
+        bounds = [*(since for since, _ in pieces[1:]), math.inf]
+        return math.fsum(
+            fraction * max(0.0, min(until, end_s) - max(since, start_s))
+            for (since, fraction), until in zip(pieces, bounds, strict=True)
+        )
 
     def _solve(self, event: simpy.Event) -> None:
         super()._solve(event)
@@ -107,7 +126,7 @@ def run(
 
     def note(i: int) -> None:
         assert ends[i] == -1.0, "a flow ends once"
-        ends[i] = env.now
+        ends[i] = share.now_s
 
     def begin(i: int, _event: simpy.Event) -> None:
         share.start(started[i].flow, started[i].duration_s, partial(note, i))
@@ -170,6 +189,34 @@ def test_the_bytes_that_links_carry_are_those_that_flows_brought(
 
 
 @given(networks())
+@settings(max_examples=200)
+def test_every_flow_receives_its_own_bytes_and_no_more(network: tuple[list[float], list[Started]]) -> None:
+    """Flow by flow: a stale timer would end one early, and sums over links might not show it."""
+    capacities, started = network
+    ends, share = run(capacities, started)
+    for (flow, start_s, duration_s), end_s in zip(started, ends, strict=True):
+        assert share.served_s(flow, start_s, end_s) == pytest.approx(duration_s, rel=1e-9, abs=1e-9)
+
+
+@given(networks())
+@settings(max_examples=100)
+def test_starts_that_are_known_ahead_change_no_bit(network: tuple[list[float], list[Started]]) -> None:
+    capacities, started = network
+    ends, _ = run(capacities, started)
+    env = simpy.Environment()
+    share = FairShare(env, capacities)
+    ahead = [-1.0] * len(started)
+    for i, one in enumerate(started):
+
+        def note(i: int = i) -> None:
+            ahead[i] = share.now_s
+
+        share.start_at(one.start_s, one.flow, one.duration_s, note)
+    env.run()
+    assert ahead == ends
+
+
+@given(networks())
 @settings(max_examples=100)
 def test_without_contention_a_flow_ends_at_its_start_plus_its_duration_to_the_bit(
     network: tuple[list[float], list[Started]],
@@ -213,3 +260,14 @@ def test_the_loop_and_numpy_fill_to_the_same_bits(seed: int, classes: int, links
     caps = rng.uniform(0.01, 2.0, classes).tolist()
     capacity = rng.uniform(0.5, 8.0, links).tolist()
     assert fill_by_loop(loads, caps, capacity) == fill_by_numpy(loads, caps, capacity)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 2.0)), min_size=1, max_size=8), st.floats(0.0, 9.0)
+)
+def test_one_link_fills_to_the_same_bits_as_any_number(
+    classes: list[tuple[int, float]], capacity: float
+) -> None:
+    units, caps = [unit for unit, _ in classes], [cap for _, cap in classes]
+    loads = [[(0, unit)] for unit in units]
+    assert fill_one_link(units, caps, capacity) == fill_by_loop(loads, caps, [capacity])

@@ -10,6 +10,7 @@ import pytest
 
 from perfsim.errors import InputError
 from perfsim.hardware import (
+    ActivationServersSpec,
     DeviceSpec,
     FatTreeSpec,
     GpuClusterSpec,
@@ -17,8 +18,11 @@ from perfsim.hardware import (
     MemorySpec,
     MemoryXSpec,
     NodeSpec,
+    StreamingSpec,
     SwarmXSpec,
+    TierSpec,
     WaferClusterSpec,
+    WeightServerSpec,
 )
 from perfsim.topology import FatTree, Topology, WaferTree, build_topology
 
@@ -57,8 +61,28 @@ def wafers(*, fan_out: int = 4, swarmx: float = 150e9) -> WaferClusterSpec:
         device=device("wafer"),
         io_ports=12,
         io_link=link(12.5e9, 1e-6),
-        memoryx=MemoryXSpec(capacity=1e15, bandwidth=200e9, update_bandwidth=1e12),
+        memoryx=MemoryXSpec(
+            servers=10,
+            server=WeightServerSpec(
+                bandwidth=20e9, dram=TierSpec(capacity=1e12, bandwidth=1e11), arithmetic=1e12
+            ),
+            placement="sharded",
+            weights_in="auto",
+            optimizer_state_in="auto",
+        ),
         swarmx=SwarmXSpec(fan_out=fan_out, bandwidth=swarmx, hop_latency=10e-6, chunk=2**18),
+        activation_servers=ActivationServersSpec(
+            per_system=1, bandwidth=12.5e9, capacity=1e12, bytes_per_token=12.0, prefetch=1
+        ),
+        streaming=StreamingSpec(
+            prefetch_depth=1,
+            weights_held="chunk",
+            duplex=True,
+            accumulate_at="memoryx",
+            staged_layers=2,
+            sparse_index_overhead=0.5,
+            sparse_harvest=0.9,
+        ),
         max_systems=192,
         software_release="r2.0",
         weight_bytes=2,

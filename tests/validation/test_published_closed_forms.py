@@ -229,7 +229,7 @@ def step_s(*args: Any, **kwargs: Any) -> float:
 
 def test_weight_bytes_matter_only_under_the_threshold_of_tokens(toys: ModuleType) -> None:
     def slower(sequences: int) -> float:
-        ideal = {"layer_overhead_s": 0.0, "update_bytes_per_s": 1e15}
+        ideal = {"link_s_per_element": 0.0, "update_bytes_per_s": 1e15}
         heavy, light = (step_s(toys, sequences, weight_bytes=n_bytes, **ideal) for n_bytes in (4.0, 2.0))
         return heavy / light
 
@@ -242,7 +242,7 @@ def test_the_threshold_is_where_the_closed_form_puts_it(toys: ModuleType) -> Non
     efficiency, link = 1.0, 150e9
     threshold = efficiency * 7.48e15 * 2.0 / (2 * link)
     assert threshold == pytest.approx(49_867, rel=1e-3)
-    plan, trace = streamed(toys, 24, efficiency=efficiency, layer_overhead_s=0.0)
+    plan, trace = streamed(toys, 24, efficiency=efficiency, link_s_per_element=0.0)
     tokens = plan.job.tokens_per_step
     costs = WaferCosts(plan.topology, plan.job.recipe)
     works = {work.name: work for work in trace.graph.works}

@@ -30,19 +30,27 @@ def scaling_curve(
     quantity: str = "time to the target",
     unit: str = "days",
     better: Literal["lower", "higher"] = "lower",
+    linear: bool = False,
 ) -> go.Figure:
-    """One line per series on logarithmic axes; dotted, the ideal from the series' first point.
+    """One line per series, on logarithmic axes unless `linear`; dotted, the ideal from its first point.
 
     Ideal: a time falls as 1/devices (better="lower"), a rate rises with them (better="higher").
     """
     traces: list[Any] = []
     for index, (name, own) in enumerate(_by_series(points).items()):
-        traces += _series(name, own, index, unit, better)
+        line, dotted = _series(name, own, index, unit, better)
+        if linear:  # lines that keep to the ideal would hide it
+            dotted.line.update(width=6, dash="solid", color=base.translucent(dotted.line.color, 0.3))
+        traces += [dotted, line] if linear else [line, dotted]
+    across: dict[str, Any] = {"type": "log", "exponentformat": "none", "dtick": "D2"}
+    up = {**across, "exponentformat": "SI"}
+    if linear:
+        across = up = {"type": "linear", "rangemode": "tozero"}
     style = base.layout(
         f"{quantity.capitalize()} ({unit}) by number of devices",
         height=460,
-        xaxis=base.axis("devices", type="log", exponentformat="none", dtick="D2"),
-        yaxis=base.axis(f"{quantity} ({unit})", type="log", exponentformat="SI", dtick="D2"),
+        xaxis=base.axis("devices", **across),
+        yaxis=base.axis(f"{quantity} ({unit})", **up),
     )
     return base.figure(traces, style)
 

@@ -113,6 +113,8 @@ def _hover(point: BatchPoint, unit: str, scale: float) -> str:
 
 
 def _critical_shapes(result: StudyResult) -> list[dict[str, Any]]:
+    if not result.critical_batch_tokens > 0:
+        return []
     low, high = result.critical_batch_band_tokens
     common: dict[str, Any] = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
     band = {
@@ -181,10 +183,10 @@ def time_to_accuracy_alt(result: StudyResult) -> str:
         f"{text.integer(candidate.global_batch_size)} sequences"
         for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True)
     )
-    critical = text.large(result.critical_batch_tokens)
+    critical = result.critical_batch_tokens
     return (
         "Line chart of time to the target against global batch, both logarithmic. "
-        f"Critical batch {critical} tokens. {best}."
+        f"{f'Critical batch {text.large(critical)} tokens. ' if critical > 0 else ''}{best}."
     )
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean, median, stdev
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,7 @@ from perfsim.calibration import ClusterCalibration, FitRecord, MeasuredStep
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
 from perfsim.errors import CatalogError, PerfsimError, Problem
 from perfsim.hardware import Spec
+from perfsim.sizes import MOST_CASES
 from perfsim.study.cluster import spread_warning, wide
 from perfsim.study.fitting.fit_tables import rounded
 from perfsim.study.published.cases import StepCase, case_system
@@ -42,7 +43,7 @@ class MeasuredFile(Spec):
 
     schema_version: Literal[1] = Field(alias="schema")
     cluster: str
-    cases: tuple[MeasuredCase, ...]
+    cases: Annotated[tuple[MeasuredCase, ...], Field(max_length=MOST_CASES)]
 
 
 def fit_cluster(path: Path, catalog: Catalog | None = None) -> ClusterCalibration:

@@ -1,14 +1,18 @@
-"""Fitting a wafer's constants to published training logs: efficiency by release, overhead by layer.
+"""Fitting a wafer's efficiency by release of its software to published training logs.
 
-The overhead and the efficiency of every release with several logs are found together by least
-squares on log time; a release with one log gets the efficiency that reproduces it, so its error is
-zero by construction and the record says so.
+Most releases have one log, which cannot tell the release from the model that it trained. So all logs are
+fitted together, by least squares on log time, to an efficiency that grows by one factor a release:
+
+    efficiency(release) = level growth^(releases after the newest)
+
+A release whose log is left out lies between or beyond the others. What the mesh of cores adds is a fact
+of the hardware (`perfsim.costs.mesh`) and not fitted; the record says what a fit would make of it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,59 +27,77 @@ from perfsim.study.fitting.fit_tables import rounded, scipy_optimize
 from perfsim.study.published.cases import CaseFile, StepCase
 from perfsim.study.published.validation import predict_s
 
+RELEASES = ("r1.6", "r1.7", "r1.8", "r1.9", "r2.0", "r2.1", "r2.2")
+"""Releases of the wafer's software in their order [tags of the Cerebras Model Zoo]."""
 
+Values = NDArray[np.float64]
+"""Logarithms of what is fitted: level, growth where it shows, seconds of a link where they are free."""
+
+
+@dataclass(frozen=True)
 class _Fit:
-    """Predictions of the scored cases as a function of the constants."""
+    """Predictions of some logs as a function of the constants."""
 
-    def __init__(self, cases: Sequence[StepCase], start: WaferCalibration, catalog: Catalog) -> None:
-        self.cases = cases
-        self.start = start
-        self.catalog = catalog
-        self.releases = sorted({_release_of(case, start) for case in cases})
+    cases: Sequence[StepCase]
+    start: WaferCalibration
+    catalog: Catalog
+    link_is_free: bool = False
 
-    def calibration(self, values: NDArray[np.float64], digits: int = 15) -> WaferCalibration:
-        *efficiency, overhead_s = np.exp(values).tolist()
-        return self.start.model_copy(
-            update={
-                "efficiency": {
-                    release: rounded(value, digits)
-                    for release, value in zip(self.releases, efficiency, strict=True)
-                },
-                "layer_overhead_s": rounded(overhead_s, digits),
-            }
-        )
+    @property
+    def first(self) -> Values:
+        """The constants to start from; growth only where the logs cover several releases."""
+        growing = len({_release_of(case, self.start) for case in self.cases}) > 1
+        values = [_level(self.start), *([_growth(self.start)] if growing else [])]
+        return np.array([*values, *([np.log(self.start.link_s_per_element)] if self.link_is_free else [])])
 
-    def residuals(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def trend(self, values: Values) -> tuple[float, float]:
+        """Level and growth, the growth of the start where the logs do not show it."""
+        grows = len(values) - self.link_is_free > 1
+        return float(values[0]), float(values[1]) if grows else _growth(self.start)
+
+    def calibration(self, values: Values, digits: int = 15) -> WaferCalibration:
+        level, growth = self.trend(values)
+        efficiency = {
+            release: rounded(float(np.exp(level + growth * after)), digits)
+            for release, after in _positions(self.start).items()
+        }
+        link_s = float(np.exp(values[-1])) if self.link_is_free else self.start.link_s_per_element
+        return self.start.model_copy(update={"efficiency": efficiency, "link_s_per_element": link_s})
+
+    def residuals(self, values: Values) -> Values:
         """log(predicted / measured) of every case."""
         calibration = self.calibration(values)
         predicted = [predict_s(case, self.catalog, calibration) for case in self.cases]
         measured = [case.measured.step_time_s for case in self.cases]
         return np.asarray(np.log(np.array(predicted) / np.array(measured)))
 
+    def least_squares(self) -> Any:
+        optimize: Any = scipy_optimize()
+        # Splitting in micro-batches makes predictions step, so derivatives are taken over a visible stride.
+        return optimize.least_squares(self.residuals, self.first, diff_step=1e-3, x_scale=0.1)
+
 
 def fit_wafer(path: Path, device: str, catalog: Catalog | None = None) -> WaferCalibration:
-    """Constants of the wafer called `device` from the scored cases of a file; needs scipy."""
+    """Efficiencies of the wafer called `device` from the scored cases of a file; needs scipy."""
     catalog = catalog or default_catalog()
     cases, start = _cases(path, device, catalog)
     fit = _Fit(cases, start, catalog)
-    found = _least_squares(fit)
+    found = fit.least_squares()
     record = _record(fit, found, path, device)
-    return fit.calibration(found.x, digits=4).model_copy(
-        update={"fit": {"efficiency": record, "layer_overhead_s": record}}
-    )
+    return fit.calibration(found.x, digits=4).model_copy(update={"fit": {"efficiency": record}})
 
 
 def leave_one_out(path: Path, device: str, catalog: Catalog | None = None) -> dict[str, float]:
     """Each scored log predicted with constants fitted to the others, in seconds by id; needs scipy.
 
-    A release whose only log is left out falls back on the nearest measured one, as an unknown one does.
+    A release whose only log is left out has the efficiency that growth gives it.
     """
     catalog = catalog or default_catalog()
     cases, start = _cases(path, device, catalog)
     predicted = {}
     for case in cases:
         fit = _Fit([other for other in cases if other is not case], start, catalog)
-        predicted[case.id] = predict_s(case, catalog, fit.calibration(_least_squares(fit).x))
+        predicted[case.id] = predict_s(case, catalog, fit.calibration(fit.least_squares().x))
     return predicted
 
 
@@ -90,12 +112,27 @@ def _cases(path: Path, device: str, catalog: Catalog) -> tuple[list[StepCase], W
     return cases, start
 
 
-def _least_squares(fit: _Fit) -> Any:
-    optimize: Any = scipy_optimize()
-    start = fit.start
-    first = np.log([*(start.efficiency[release] for release in fit.releases), start.layer_overhead_s])
-    # Splitting in micro-batches makes predictions step, so derivatives are taken over a visible stride.
-    return optimize.least_squares(fit.residuals, first, diff_step=1e-3, x_scale=0.1)
+def _positions(calibration: WaferCalibration) -> dict[str, int]:
+    """How many releases after the newest measured one each is: 0 or less."""
+    unknown = sorted(set(calibration.efficiency) - set(RELEASES))
+    if unknown:
+        raise InputError(f"no place in the order of releases for {', '.join(unknown)}; known: {RELEASES}")
+    places = {release: RELEASES.index(release) for release in calibration.efficiency}
+    return {release: place - max(places.values()) for release, place in places.items()}
+
+
+def _level(calibration: WaferCalibration) -> float:
+    """Log of the efficiency of the newest release."""
+    positions = _positions(calibration)
+    return float(np.log(calibration.efficiency[max(positions, key=positions.__getitem__)]))
+
+
+def _growth(calibration: WaferCalibration) -> float:
+    """Log of the growth of the efficiency in a release, from the oldest to the newest."""
+    positions = _positions(calibration)
+    oldest = min(positions, key=positions.__getitem__)
+    span = -positions[oldest]
+    return (_level(calibration) - float(np.log(calibration.efficiency[oldest]))) / span if span else 0.0
 
 
 def _release_of(case: StepCase, calibration: WaferCalibration) -> str:
@@ -105,20 +142,45 @@ def _release_of(case: StepCase, calibration: WaferCalibration) -> str:
 def _record(fit: _Fit, found: Any, path: Path, device: str) -> FitRecord:
     apes = np.abs(np.expm1(found.fun))
     freedom = len(fit.cases) - len(found.x)
-    names = [*(f"efficiency.{release}" for release in fit.releases), "layer_overhead_s"]
-    covariance = np.linalg.pinv(found.jac.T @ found.jac) * (found.fun @ found.fun) / max(freedom, 1)
-    errors = np.sqrt(np.diag(covariance))
-    counted = Counter(_release_of(case, fit.start) for case in fit.cases)
-    single = [release for release in fit.releases if counted[release] == 1]
-    note = f"{freedom} residual degree(s) of freedom"
-    if single:
-        note += f"; {' and '.join(single)}: one log each, so reproduced exactly"
+    covariance = _covariance(found, freedom)
+    errors = {"growth_per_release": float(np.sqrt(covariance[1, 1]))} if len(found.x) > 1 else {}
+    for release, after in _positions(fit.start).items():
+        slope = np.array([1.0, float(after)])[: len(found.x)]
+        errors[f"efficiency.{release}"] = float(np.sqrt(slope @ covariance @ slope))
     return FitRecord(
         command=f"perfsim calibrate wafer {path.name} --device {device}",
         table="public-wafer-logs",
         points=len(fit.cases),
         median_ape=round(float(np.median(apes)), 4),
         p90_ape=round(float(np.percentile(apes, 90)), 4),
-        standard_errors={name: round(error, 4) for name, error in zip(names, errors.tolist(), strict=True)},
-        note=note,
+        standard_errors={name: round(error, 4) for name, error in sorted(errors.items())},
+        note=f"{freedom} residual degree(s) of freedom; efficiency grows {_grown(fit, found)} a release; "
+        f"errors {_errors(fit, found)}{_free_link(fit)}",
+    )
+
+
+def _covariance(found: Any, freedom: int) -> Values:
+    inverse = np.linalg.pinv(found.jac.T @ found.jac)
+    return np.asarray(inverse * (found.fun @ found.fun) / max(freedom, 1))
+
+
+def _grown(fit: _Fit, found: Any) -> str:
+    return f"{np.expm1(fit.trend(found.x)[1]):.1%}"
+
+
+def _errors(fit: _Fit, found: Any) -> str:
+    pairs = zip(fit.cases, np.expm1(found.fun).tolist(), strict=True)
+    return ", ".join(f"{case.id} {error:+.1%}" for case, error in pairs)
+
+
+def _free_link(fit: _Fit) -> str:
+    """What the logs make of the seconds of a link where they may: a check, for it is not fitted."""
+    free = _Fit(fit.cases, fit.start, fit.catalog, link_is_free=True)
+    freedom = len(fit.cases) - len(free.first)
+    if freedom < 1:
+        return ""
+    found = free.least_squares()
+    error = np.sqrt(_covariance(found, freedom)[-1, -1])
+    return (
+        f"; a link's time, left free, becomes {np.exp(found.x[-1]) * 1e9:.3g} ns ({error:.0%} standard error)"
     )

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from perfsim.calibration import FrameworkCalibration
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError
-from perfsim.hardware import GpuClusterSpec, Precision, Spec, SystemSpec
+from perfsim.hardware import Devices, GpuClusterSpec, Precision, Spec, SystemSpec
+from perfsim.sizes import MOST_CASES, MOST_LAYERS
 from perfsim.strategies.schedules import least_chunks
 from perfsim.units import BytesPerSecond
-from perfsim.workload import Attention, Job, ParallelLayout, Recompute, TrainingRecipe, TransformerConfig
+from perfsim.workload import (
+    Attention,
+    Heads,
+    Job,
+    Layers,
+    ParallelLayout,
+    Positions,
+    Recompute,
+    Sequences,
+    TrainingRecipe,
+    TransformerConfig,
+    Vocabulary,
+    Width,
+)
 
 FRAMEWORK = "pytorch-eager"
 """The framework of every published GPU run: eager PyTorch under Megatron or FSDP."""
@@ -22,8 +36,8 @@ class CaseSystem(Spec):
     """The machine of a case."""
 
     device: str
-    num_devices: PositiveInt
-    devices_per_node: PositiveInt | None = None
+    num_devices: Devices
+    devices_per_node: Devices | None = None
     inter_node: BytesPerSecond | None = None
     software_release: str | None = None
 
@@ -31,14 +45,14 @@ class CaseSystem(Spec):
 class CaseModel(Spec):
     """The model of a case, by Megatron's names."""
 
-    num_layers: PositiveInt
-    hidden_size: PositiveInt
-    ffn_hidden_size: PositiveInt
-    num_attention_heads: PositiveInt
-    num_query_groups: PositiveInt | None = None
+    num_layers: Layers
+    hidden_size: Width
+    ffn_hidden_size: Width
+    num_attention_heads: Heads
+    num_query_groups: Heads | None = None
     gated_mlp: bool = False
-    vocab_size: PositiveInt
-    seq_length: PositiveInt
+    vocab_size: Vocabulary
+    seq_length: Positions
     tied_embeddings: bool = True
     bias: bool = True
     position_embedding: Literal["learned", "rotary", "alibi", "none"] = "learned"
@@ -47,28 +61,28 @@ class CaseModel(Spec):
 class CaseParallel(Spec):
     """The layout of a case."""
 
-    tensor: PositiveInt = 1
-    pipeline: PositiveInt = 1
-    data: PositiveInt = 1
-    virtual_pipeline: PositiveInt = 1
+    tensor: Devices = 1
+    pipeline: Devices = 1
+    data: Devices = 1
+    virtual_pipeline: Layers = 1
     sequence_parallel: bool = False
     zero_stage: int = 0
     schedule: str = "1f1b"
-    layers_per_stage: tuple[int, ...] | None = None
+    layers_per_stage: Annotated[tuple[int, ...], Field(max_length=MOST_LAYERS)] | None = None
 
 
 class CaseTraining(Spec):
     """How a case was trained."""
 
-    global_batch_size: PositiveInt
-    micro_batch_size: PositiveInt | None = None
+    global_batch_size: Sequences
+    micro_batch_size: Sequences | None = None
     recompute: Recompute | None = None
     precision: Precision = "fp16"
     attention: Attention = "standard"
     overlap_grad_reduce: bool | None = None
     reduce_precision: Precision | None = None
     host_blocking: bool = False
-    lm_head_positions: PositiveInt | None = None
+    lm_head_positions: Positions | None = None
 
 
 class Measured(Spec):
@@ -103,7 +117,31 @@ class CaseFile(Spec):
     """A file of step-time cases."""
 
     schema_version: int = Field(alias="schema")
-    cases: tuple[StepCase, ...]
+    cases: Annotated[tuple[StepCase, ...], Field(max_length=MOST_CASES)]
+
+
+BatchRow = Annotated[tuple[float | None, ...], Field(min_length=2, max_length=4)]
+"""Global batch, mean to the target, and where known standard deviation and number of seeds."""
+
+
+class ConvergenceCase(Spec):
+    """One benchmark at several batch sizes: how many samples or epochs it needs to its target."""
+
+    id: str
+    family: str
+    source: dict[str, Any] = Field(default_factory=dict)
+    unit: str = ""
+    columns: tuple[str, ...] = ()
+    points: Annotated[tuple[BatchRow, ...], Field(min_length=1)]
+    notes: str = ""
+    """`fine-tuning` or `warm` at the beginning: the runs did not begin from random weights."""
+
+
+class ConvergenceFile(Spec):
+    """A file of convergence cases."""
+
+    schema_version: int = Field(alias="schema")
+    cases: Annotated[tuple[ConvergenceCase, ...], Field(max_length=MOST_CASES)]
 
 
 def case_job(case: StepCase, catalog: Catalog) -> Job:

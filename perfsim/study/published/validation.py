@@ -143,7 +143,7 @@ def _without_release(
 ) -> dict[str, dict[str, Any]]:
     """The summary without each release of a wafer's software that one scored run decides, and without all.
 
-    Such a release has an efficiency of its own, so its error is zero by construction.
+    One log has much to say about the efficiency of its own release, so its error tells less than another's.
     """
     release = {case.id: _measured_release(case, catalog) for case in cases}
     counts = Counter(release[each.id] for each in scored if each.counts)

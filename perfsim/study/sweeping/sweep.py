@@ -18,7 +18,7 @@ from typing import Any
 
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
-from perfsim.errors import LayoutError, PerfsimError, PlanError
+from perfsim.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.study.assumptions import assumptions_of
 from perfsim.study.outcome import metrics
 from perfsim.study.result import Assumption
@@ -149,6 +149,22 @@ def load_sweep(name_or_path: str, catalog: Catalog | None = None) -> Sweep:
     path = catalog.study_path(name_or_path)
     spec = parse_file(path, SweepSpec, catalog)
     return Sweep(spec, expand(spec, load_mapping(path, catalog), catalog))
+
+
+def is_sweep(name_or_path: str, catalog: Catalog | None = None) -> bool:
+    """Whether a file of the studies asks a study's question at several points."""
+    catalog = catalog or default_catalog()
+    return "study" in load_mapping(catalog.study_path(name_or_path), catalog).data
+
+
+def only_strategies(sweep: Sweep, names: Sequence[str]) -> Sweep:
+    """The points of these strategies; InputError where there are none. No names: all of them."""
+    known = list(dict.fromkeys(point.candidate.strategy for point in sweep.points))
+    for name in names:
+        if name not in known:
+            raise InputError(f"{sweep.name} has no point of strategy {name}; it has {', '.join(known)}")
+    kept = tuple(point for point in sweep.points if not names or point.candidate.strategy in names)
+    return Sweep(sweep.spec, kept)
 
 
 def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> SweepPlan:

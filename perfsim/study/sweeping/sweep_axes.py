@@ -21,8 +21,10 @@ from perfsim.units import YAML_CONTEXT
 
 MACHINE_ROOTS = ("strategy", "system", "devices")
 STUDY_ROOTS = ("model", "recipe", "convergence", "batch_sizes")
-BATCH_PATHS = ("recipe.global_batch_size", "batch_sizes")
+BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes")
 """A choice of who trains, not a circumstance: the best value counts."""
+VARIANT = "variant"
+"""The setting of a point that names its variant."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Axis:
     path: str
     key: Mark
     nodes: tuple[Node, ...]
+    where: str = "grid"
+    """What a message starts with: `grid`, or the variant."""
 
     @property
     def root(self) -> str:
@@ -55,14 +59,31 @@ def read_axes(mapping: LocatedMapping, paths: Iterable[str]) -> tuple[list[Axis]
         node = mapping.node.mapping["grid"].mapping[path]
         axis = Axis(path, key, tuple(node.sequence))
         if axis.root not in (*MACHINE_ROOTS, *STUDY_ROOTS):
-            known = ("candidates", *MACHINE_ROOTS, *STUDY_ROOTS)
-            problems.append(key.problem(f"grid: `{path}` cannot be swept", did_you_mean(axis.root, known)))
+            problems.append(_unknown(axis, ("candidates",)))
         elif not axis.nodes:
             help_text = "write it in brackets: [100 Gb/s, 200 Gb/s]"
             problems.append(node.mark.problem(f"grid: {path}: a list of values is expected", help_text))
         else:
             axes.append(axis)
     return axes, problems
+
+
+def read_variant(mapping: LocatedMapping, name: str) -> tuple[list[Axis], list[Problem]]:
+    """What a variant changes, as axes of one value each; without those whose path is already wrong."""
+    axes, problems = [], []
+    for path, node in mapping.node.mapping["variants"].mapping[name].mapping.items():
+        key = place(mapping.node, ("variants", name, path), of_key=True)
+        axis = Axis(str(path), key, (node,), f"variants: {name}")
+        if axis.root in (*MACHINE_ROOTS, *STUDY_ROOTS):
+            axes.append(axis)
+        else:
+            problems.append(_unknown(axis))
+    return axes, problems
+
+
+def _unknown(axis: Axis, more: Sequence[str] = ()) -> Problem:
+    help_text = did_you_mean(axis.root, (*more, *MACHINE_ROOTS, *STUDY_ROOTS))
+    return axis.key.problem(f"{axis.where}: `{axis.path}` cannot be swept", help_text)
 
 
 def check_study_axis(axis: Axis, study: StudySpec, catalog: Catalog) -> list[Problem]:
@@ -124,8 +145,8 @@ def _wrong_path(axis: Axis, spec: BaseModel, path: str, catalog: Catalog) -> lis
     try:
         catalog.override(spec, {path: axis.values[0]})
     except CatalogError as error:
-        return [_placed(axis.key, "grid", problem) for problem in error.problems]
-    return [axis.key.problem(f"grid: `{axis.path}` is not a field")]
+        return [_placed(axis.key, axis.where, problem) for problem in error.problems]
+    return [axis.key.problem(f"{axis.where}: `{axis.path}` is not a field")]
 
 
 def _wrong_values(axis: Axis, spec: BaseModel, path: str, catalog: Catalog) -> list[Problem]:
@@ -136,7 +157,7 @@ def _wrong_values(axis: Axis, spec: BaseModel, path: str, catalog: Catalog) -> l
             try:
                 catalog.override(spec, {path: node.value})
             except CatalogError as error:
-                problems += [_placed(node.mark, "grid", problem) for problem in error.problems]
+                problems += [_placed(node.mark, axis.where, problem) for problem in error.problems]
         else:
             problems += _refused(spec, parts, node, axis)
     return problems
@@ -183,7 +204,7 @@ def _prefixed(axis: Axis, problem: Problem) -> Problem:
     """The same under the whole path of the axis."""
     message = problem.message.partition(": ")[2] or problem.message
     return Problem(
-        f"grid: {axis.path}: {message}",
+        f"{axis.where}: {axis.path}: {message}",
         problem.file,
         problem.line,
         problem.column,

@@ -1,4 +1,4 @@
-"""A grid becomes points: every combination, each a study of one candidate, resolved before anything runs."""
+"""A grid and its variants become points, each a study of one candidate, resolved before anything runs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from perfsim.study.runner import machine_of, target_of
 from perfsim.study.spec import CandidateSpec, StudySpec
 from perfsim.study.sweeping.sweep_axes import (
     MACHINE_ROOTS,
+    VARIANT,
     Axis,
     check_machine_axis,
     check_study_axis,
     check_system_axis,
     has_field,
     read_axes,
+    read_variant,
 )
 from perfsim.study.sweeping.sweep_spec import SweepSpec
 
@@ -37,7 +39,7 @@ class SweepPoint:
     study: StudySpec
     """With this candidate and this number of devices only."""
     settings: Mapping[str, Any]
-    """The values of the grid that made this point, as written, without the machine's."""
+    """The variant, and the values of the grid that made this point, as written, without the machine's."""
 
     @property
     def candidate(self) -> CandidateSpec:
@@ -53,28 +55,63 @@ class SweepPoint:
         machine = f"{self.num_devices} x {self.candidate.system.name}, {self.candidate.strategy}"
         return ", ".join([machine, *(f"{path} {value}" for path, value in self.settings.items())])
 
+    @property
+    def variant(self) -> str:
+        """The name of its variant; empty where there are none."""
+        return str(self.settings.get(VARIANT, ""))
+
 
 def expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple[SweepPoint, ...]:
-    """Every point of a sweep in the order of the grid: candidates, devices, then the axes as written.
+    """Every point of a sweep in its order: variants, candidates, devices, then the axes as written.
 
-    An axis over a field that a candidate's system does not have leaves that candidate alone. Raises
-    CatalogError with all that is wrong in the grid, at its lines.
+    An axis over a field that a candidate's system does not have leaves that candidate alone; a variant of
+    such a field leaves it out. Raises CatalogError with all that is wrong, at its lines.
     """
-    candidates: Sequence[CandidateSpec] = spec.grid.candidates or spec.study.candidates
     axes, problems = read_axes(mapping, spec.grid.model_extra or {})
-    whole = [axis for axis in axes if axis.path in MACHINE_ROOTS]
-    for axis in whole:
-        problems += check_machine_axis(axis, candidates, catalog)
-    if not problems:
-        candidates = [each for one in candidates for each in _machines(one, whole, catalog)]
-    rest = [axis for axis in axes if axis not in whole]
-    problems += _check(rest, spec.study, candidates, catalog)
+    parts: list[tuple[str, list[Axis]]] = []
+    for name in spec.variants:
+        changes, wrong = read_variant(mapping, name)
+        problems += wrong
+        parts.append((name, changes))
+    problems += _check_changes(spec, [axes, *(changes for _, changes in parts)], catalog)
     if problems:
         raise CatalogError(in_order(problems))
-    if not candidates:
-        raise CatalogError([mapping.problem(("grid",), "no strategy of the grid runs on one of its systems")])
     builder = _Builder(spec.study, catalog, mapping, {}, {})
-    return tuple(point for candidate in candidates for point in builder.points(candidate, rest))
+    points = [
+        point
+        for name, changes in parts or [("", [])]
+        for candidate in _candidates(spec, [*axes, *changes], catalog)
+        for point in builder.points(candidate, _inner(axes), name, _inner(changes))
+    ]
+    if not points:
+        raise CatalogError([mapping.problem(("grid",), "no strategy of the grid runs on one of its systems")])
+    return tuple(points)
+
+
+def _inner(axes: Sequence[Axis]) -> list[Axis]:
+    """The axes that change what lies in a study or a system, not which machine it is."""
+    return [axis for axis in axes if axis.path not in MACHINE_ROOTS]
+
+
+def _candidates(spec: SweepSpec, axes: Sequence[Axis], catalog: Catalog) -> list[CandidateSpec]:
+    """The candidates of the grid, or of the study, with the machines that axes put in their place."""
+    candidates: Sequence[CandidateSpec] = spec.grid.candidates or spec.study.candidates
+    whole = [axis for axis in axes if axis.path in MACHINE_ROOTS]
+    return [each for one in candidates for each in _machines(one, whole, catalog)]
+
+
+def _check_changes(spec: SweepSpec, groups: Sequence[Sequence[Axis]], catalog: Catalog) -> list[Problem]:
+    """What is wrong with the axes of the grid, and with those of each variant beside them."""
+    candidates: Sequence[CandidateSpec] = spec.grid.candidates or spec.study.candidates
+    problems: list[Problem] = []
+    for axes in groups:
+        for axis in axes:
+            if axis.path in MACHINE_ROOTS:
+                problems += check_machine_axis(axis, candidates, catalog)
+        if not problems:
+            machines = _candidates(spec, [*groups[0], *axes], catalog)
+            problems += _check(_inner(axes), spec.study, machines, catalog)
+    return problems
 
 
 def _check(
@@ -87,7 +124,9 @@ def _check(
             problems += check_system_axis(axis, systems, catalog) if systems else []
         elif axis.root in MACHINE_ROOTS:
             problems.append(
-                axis.key.problem(f"grid: `{axis.path}` is not a field", f"did you mean `{axis.root}`?")
+                axis.key.problem(
+                    f"{axis.where}: `{axis.path}` is not a field", f"did you mean `{axis.root}`?"
+                )
             )
         else:
             problems += check_study_axis(axis, study, catalog)
@@ -120,28 +159,36 @@ class _Builder:
     studies: dict[str, StudySpec]
     systems: dict[str, SystemSpec]
 
-    def points(self, candidate: CandidateSpec, axes: Sequence[Axis]) -> Iterator[SweepPoint]:
-        own = [axis for axis in axes if axis.root != "system" or has_field(candidate.system, axis.inner)]
+    def points(
+        self, candidate: CandidateSpec, axes: Sequence[Axis], variant: str, changes: Sequence[Axis]
+    ) -> Iterator[SweepPoint]:
+        if not all(_suits(axis, candidate) for axis in changes):
+            return
+        own = [axis for axis in axes if _suits(axis, candidate)]
         count = len(candidate.devices) * prod(len(axis.nodes) for axis in own)
         if count > MOST_POINTS:
             message = f"grid: {count:,} points for one candidate; at most {MOST_POINTS:,} are answered"
             raise CatalogError([self.mapping.problem(("grid",), message)])
+        named = {VARIANT: variant} if variant else {}
+        changed = {axis.path: axis.values[0] for axis in changes}
         for devices, values in product(candidate.devices, product(*(axis.values for axis in own))):
             settings = {axis.path: value for axis, value in zip(own, values, strict=True)}
-            yield self.point(candidate, devices, settings)
+            study = self.changed(candidate, devices, {**settings, **changed})
+            yield SweepPoint(study, {**named, **settings})
 
-    def point(self, candidate: CandidateSpec, devices: int, settings: dict[str, Any]) -> SweepPoint:
+    def changed(self, candidate: CandidateSpec, devices: int, changes: dict[str, Any]) -> StudySpec:
+        """The study of one candidate at one number of devices with these values."""
         try:
-            system = self.system(candidate.system, settings)
+            system = self.system(candidate.system, changes)
             chosen = candidate.model_copy(update={"system": system, "devices": (devices,)})
-            study = self.study(settings).model_copy(update={"candidates": (chosen,)})
+            study = self.study(changes).model_copy(update={"candidates": (chosen,)})
             _probe(study)
         except InputError as error:
             where = f"{devices} x {candidate.system.name}, {candidate.strategy}"
-            for path, value in settings.items():
+            for path, value in changes.items():
                 where += f", {path} {value}"
             raise CatalogError([self.placed(where, problem) for problem in error.problems]) from None
-        return SweepPoint(study, settings)
+        return study
 
     def placed(self, where: str, problem: Problem) -> Problem:
         if problem.file:
@@ -168,6 +215,11 @@ class _Builder:
             inner = {path: value for path, value in changes.items() if "." in path}
             self.studies[key] = self.catalog.override(self.catalog.override(self.base, whole), inner)
         return self.studies[key]
+
+
+def _suits(axis: Axis, candidate: CandidateSpec) -> bool:
+    """Whether a candidate has what an axis changes."""
+    return axis.root != "system" or has_field(candidate.system, axis.inner)
 
 
 def _probe(study: StudySpec) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
 from perfsim.study.sweeping.sweep import PointResult, SweepResult
-from perfsim.study.sweeping.sweep_axes import BATCH_PATHS
+from perfsim.study.sweeping.sweep_axes import BATCH_PATHS, VARIANT
 
 Circumstances = tuple[tuple[str, str], ...]
 """Settings other than the batch, each value as text."""
@@ -31,8 +31,12 @@ class Series:
     @property
     def label(self) -> str:
         """`cs-2, weight-streaming, software_release r1.7`."""
-        settings = (f"{path.rpartition('.')[2]} {value}" for path, value in self.circumstances)
-        return ", ".join([self.system, self.strategy, *settings])
+        return ", ".join(filter(None, [self.system, self.strategy, self.circumstance]))
+
+    @property
+    def circumstance(self) -> str:
+        """Its variant by name, and what else the grid varies."""
+        return ", ".join(worded(self.circumstances))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -88,6 +92,11 @@ def circumstances(each: PointResult) -> Circumstances:
     return tuple(
         (path, shown(value)) for path, value in each.point.settings.items() if path not in BATCH_PATHS
     )
+
+
+def worded(settings: Circumstances) -> list[str]:
+    """`software_release r1.7`: each setting by the last part of its path, a variant by its name alone."""
+    return [value if path == VARIANT else f"{path.rpartition('.')[2]} {value}" for path, value in settings]
 
 
 def shown(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from perfsim.catalog import Catalog, parse_file
 from perfsim.hardware import CatalogSpec, Spec
@@ -25,14 +25,22 @@ class GridSpec(Spec):
     """Instead of the study's own."""
 
 
+class VariantSpec(Spec):
+    """What one variant changes together: any paths that a grid may have, each with its one value."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
 class SweepSpec(CatalogSpec):
-    """A question asked at every point of a grid."""
+    """A question asked at every point of a grid, of every variant."""
 
     title: str
     question: str = ""
     study: StudySpec
     """The name of a study, a path, or a study written here (with `extends`, what differs)."""
-    grid: GridSpec
+    grid: GridSpec = GridSpec()
+    variants: dict[str, VariantSpec] = Field(default_factory=dict)
+    """By name, what is changed at once: `twice the I/O: {system.io_ports: 24}`; the first is the base."""
 
 
 class StudyCatalog(Catalog):

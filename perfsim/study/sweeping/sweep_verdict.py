@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfsim.study.sweeping.sweep import PointResult, SweepResult
-from perfsim.study.sweeping.sweep_scaling import Match, Series, matches, series_of, time_of
+from perfsim.study.sweeping.sweep_knee import knee_sentence, scalings
+from perfsim.study.sweeping.sweep_scaling import (
+    Circumstances,
+    Match,
+    Series,
+    circumstances,
+    matches,
+    series_of,
+    time_of,
+    worded,
+)
+from perfsim.study.sweeping.sweep_variants import variant_sentences, variants_of
 
 DAY_S = 86_400.0
+MOST_SENTENCES = 3
+"""Of a verdict on variants; the page says the rest."""
 
 
 def sweep_verdict(result: SweepResult) -> str:
@@ -16,13 +29,29 @@ def sweep_verdict(result: SweepResult) -> str:
         reasons = result.points[0].reasons if result.points else ("the grid is empty",)
         return f"No point of the grid has a feasible plan: {'; '.join(reasons)}."
     soonest = min(result.feasible, key=lambda each: time_of(each).time_s)
+    if variants_of(result):
+        return " ".join(_of_variants(result))
     head = f"Soonest at the target: {_machine(soonest)}, {_days(soonest)} ({_band(soonest)})."
     found = matches(result)
     return f"{head} {_equals(found) if found else _scales(series_of(result)[0])}"
 
 
+def _of_variants(result: SweepResult) -> list[str]:
+    """How each variant scales; where none has several device counts, what each changes."""
+    scaled = scalings(series_of(result))
+    sentences = [knee_sentence(each) for each in scaled] if scaled else variant_sentences(result)
+    return sentences[:MOST_SENTENCES]
+
+
 def _machine(each: PointResult) -> str:
-    return f"{each.point.num_devices:,} x {each.point.candidate.system.name}"
+    """`16 x cs-2`, and under which settings of the grid's further axes."""
+    return _with_settings(
+        f"{each.point.num_devices:,} x {each.point.candidate.system.name}", circumstances(each)
+    )
+
+
+def _with_settings(machine: str, settings: Circumstances) -> str:
+    return " with ".join([machine, *filter(None, [", ".join(worded(settings))])])
 
 
 def _days(each: PointResult) -> str:
@@ -46,8 +75,9 @@ def _equals(found: Sequence[Match]) -> str:
     series = own[0].series
     if not matched:
         least = own[0].wanted
+        system = _with_settings(series.system, series.circumstances)
         return (
-            f"No number of {series.system} up to {series.counts[-1]:,} is as fast as "
+            f"No number of {system} up to {series.counts[-1]:,} is as fast as "
             f"{_machine(least)} ({_days(least)})."
         )
     largest = matched[-1]
@@ -64,9 +94,10 @@ def _equal(each: Match) -> str:
     count = fewest.point.num_devices
     if each.between is not None:
         slower, about = each.between
+        system = _with_settings(each.series.system, each.series.circumstances)
         return (
             f"As fast as {_machine(each.wanted)} ({_days(each.wanted)}) are about {_number(about)} x "
-            f"{each.series.system}: {slower.point.num_devices:,} take {_days(slower)}, {count:,} take "
+            f"{system}: {slower.point.num_devices:,} take {_days(slower)}, {count:,} take "
             f"{_days(fewest)} ({_certainty(each, count)})."
         )
     smallest = " or fewer" if 1 < count == each.series.counts[0] else ""

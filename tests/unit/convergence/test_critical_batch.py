@@ -20,6 +20,7 @@ from perfsim.convergence.critical_batch import (
     zhang_converted_tokens,
 )
 from perfsim.convergence.loss_laws import BESIROGLU, kaplan_loss_of_tokens
+from perfsim.convergence.time_to_accuracy import time_to_accuracy
 from perfsim.errors import InputError
 
 D_20B = 4e11
@@ -160,7 +161,16 @@ def test_fitted_law_passes_on_that_a_warm_start_is_local() -> None:
     assert "pre-training" in critical_batch("fitted", LawInputs(fit=fit)).notes[0]
 
 
-@pytest.mark.parametrize("law", LAWS)
+def test_a_run_of_given_length_needs_the_same_tokens_at_every_batch_and_has_no_band_of_its_own() -> None:
+    given = critical_batch("given_length")
+    assert given.given_length
+    times = [time_to_accuracy(batch, 2.0, 1e11, given, step_time_error=0.0) for batch in (1e5, 1e8)]
+    assert [each.examples_tokens for each in times] == [1e11, 1e11]
+    assert all(each.band_s == (each.time_s, each.time_s) for each in times)
+    assert "given number of tokens" in times[0].regime_text
+
+
+@pytest.mark.parametrize("law", sorted(set(LAWS) - {"given_length"}))
 def test_every_law_says_what_it_misses(law: str) -> None:
     with pytest.raises(InputError, match=f"'{law}' needs"):
         critical_batch(law)

@@ -10,9 +10,9 @@ from perfsim.calibration import WaferCalibration
 from perfsim.costs.wafer import WaferCosts, nearest_release
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import Kind, Work
-from perfsim.transformer import gemm
+from perfsim.transformer import elementwise, gemm
 
-RATE, HOP, CHUNK = 150e9, 1e-5, 2**18
+RATE, HOP, PORT, CHUNK = 150e9, 1e-5, 1e-6, 2**18
 
 
 def costs(toys: ModuleType, systems: int = 1, **changes: object) -> WaferCosts:
@@ -27,17 +27,23 @@ def compute(op: str) -> Work:
     return Work(op, Kind.COMP, op, "forward", kernels=(gemm("g", 1000, 1000, 1000),))
 
 
-def test_compute_is_flop_over_efficiency_and_a_share_of_the_layers_overhead(toys: ModuleType) -> None:
+@pytest.mark.parametrize("op", ["layer.forward", "layer.backward", "layer.recompute", "head.forward"])
+def test_compute_is_flop_over_efficiency_and_movement_over_the_mesh(toys: ModuleType, op: str) -> None:
     flop_s = 2e9 / (0.233 * 7.48e15)
-    shares = {"layer.forward": 1 / 3, "layer.backward": 2 / 3, "layer.recompute": 1 / 3, "head.forward": 0}
-    for op, share in shares.items():
-        assert costs(toys).duration_s(compute(op)) == pytest.approx(flop_s + share * 5.5e-3)
+    moved = 2 * 1000 * 1000 / 850_000**0.5
+    assert costs(toys).duration_s(compute(op)) == pytest.approx(flop_s + moved * 1.176e-9)
+    assert costs(toys, link_s_per_element=0.0).duration_s(compute(op)) == pytest.approx(flop_s)
+
+
+def test_the_embedding_has_work_of_its_own(toys: ModuleType) -> None:
+    lookup = Work("embedding.forward", Kind.COMP, "embedding.forward", "forward", (elementwise("e", 4e12),))
+    assert costs(toys).duration_s(lookup) == pytest.approx(4e12 / 2e16)
 
 
 def test_weights_leave_at_line_rate_and_arrive_a_hop_and_a_chunk_a_level_later(toys: ModuleType) -> None:
     assert costs(toys).duration_s(move("memoryx_read", 3e9)) == pytest.approx(3e9 / RATE)
-    for systems, levels in ((1, 0), (4, 1), (16, 2)):
-        latency = levels * (HOP + CHUNK / RATE)
+    for systems, levels in ((1, 1), (4, 1), (16, 2)):
+        latency = PORT + levels * (HOP + CHUNK / RATE)
         assert costs(toys, systems).duration_s(move("broadcast", 3e9)) == pytest.approx(latency)
         assert costs(toys, systems).duration_s(move("reduce", 3e9)) == pytest.approx(3e9 / RATE + latency)
 
@@ -48,7 +54,9 @@ def test_the_update_runs_at_the_rate_of_the_weight_servers(toys: ModuleType) -> 
 
 def test_the_slowest_of_memoryx_tree_and_ports_sets_the_rate(toys: ModuleType) -> None:
     system = toys.wafer_cluster()
-    memoryx = system.memoryx.model_copy(update={"bandwidth": 50e9})
+    memoryx = system.memoryx.model_copy(
+        update={"server": system.memoryx.server.model_copy(update={"bandwidth": 5e9})}
+    )
     topology = toys.topology(1, system.model_copy(update={"memoryx": memoryx}))
     assert WaferCosts(topology, toys.recipe()).stream_bytes_per_s == 50e9
     narrow = system.model_copy(update={"io_ports": 6})
@@ -77,7 +85,7 @@ def test_the_recipes_release_wins_over_the_systems(toys: ModuleType) -> None:
 )
 def test_an_unmeasured_release_uses_the_nearest_earlier_one_and_says_so(wanted: str, used: str) -> None:
     efficiency = {"r2.0": 0.2, "r1.7": 0.1, "r1.8": 0.15}
-    calibration = WaferCalibration(name="w", efficiency=efficiency, layer_overhead_s=0.0)
+    calibration = WaferCalibration(name="w", efficiency=efficiency, link_s_per_element=0.0)
     release, note = nearest_release(wanted, calibration)
     assert release == used
     assert (wanted in note and used in note) == (wanted != used)

@@ -38,7 +38,7 @@ def ends_of(transfers: Sequence[Transfer], capacities: Sequence[float]) -> list[
         )
 
     def done(i: int) -> None:
-        ends[i] = env.now
+        ends[i] = share.now_s
         for j, other in enumerate(transfers):
             waiting[j] -= i in other.after
             if i in other.after and not waiting[j]:

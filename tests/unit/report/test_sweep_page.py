@@ -23,7 +23,7 @@ grid:
   candidates:
     - {strategy: weight-streaming, system: cs-2, devices: [1, 2, 4]}
     - strategy: weight-streaming
-      system: {extends: cs-2, name: slow, memoryx: {bandwidth: 40 GB/s}}
+      system: {extends: cs-2, name: slow, memoryx: {server: {bandwidth: 3.3 GB/s}}}
       devices: [1, 4]
 """
 
@@ -85,7 +85,7 @@ def test_the_page_has_a_curve_equals_a_map_for_each_machine_every_point_and_the_
 ) -> None:
     slugs = [section.anchor for section in sweep_sections(result)]
     maps = ["map-cs-2-weight-streaming", "map-slow-weight-streaming"]
-    assert slugs == ["scaling", "equals", *maps, "points", "inputs"]
+    assert slugs == ["scaling", "speed-up", "step-time", "equals", *maps, "points", "inputs"]
 
 
 def test_the_curve_has_a_line_and_an_ideal_for_each_machine(result: SweepResult) -> None:
@@ -105,9 +105,9 @@ def test_the_map_leaves_a_cell_without_a_plan_empty(result: SweepResult) -> None
 
 
 def test_another_field_goes_down_where_the_batch_does_not_vary(tmp_path: Path) -> None:
-    result = answer(tmp_path, "  system.memoryx.bandwidth: [40 GB/s, 1 TB/s]\n  batch_sizes: [[8]]\n")
+    result = answer(tmp_path, "  system.memoryx.server.bandwidth: [4 GB/s, 1 TB/s]\n  batch_sizes: [[8]]\n")
     (trace,) = heat_maps(result)[0].figure.data
-    assert list(trace.y) == ["40 GB/s", "1 TB/s"]
+    assert list(trace.y) == ["4 GB/s", "1 TB/s"]
 
 
 def test_machines_go_down_where_nothing_else_varies(tmp_path: Path) -> None:

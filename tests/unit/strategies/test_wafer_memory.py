@@ -37,24 +37,24 @@ def test_recompute_keeps_one_input_a_group_and_runs_one_group_again(
 def test_the_largest_micro_batch_fits_and_one_more_does_not(toys: ModuleType) -> None:
     job, system = toys.job(4096), toys.wafer_cluster()
     for group in (0, 1, 4):
-        largest = largest_micro_batch(job, system, 4096, group, 1)
+        largest = largest_micro_batch(job, system, 4096, group)
         assert 0 < largest < 4096
         for size, fits in ((largest, True), (largest + 1, False)):
             layout = with_policy(ParallelLayout(), size, group)
-            assert wafer_memory(job, layout, system, 1)[0].fits == fits
+            assert wafer_memory(job, layout, system, 4096)[0].fits == fits
 
 
 def test_recompute_allows_larger_micro_batches(toys: ModuleType) -> None:
     job, system = toys.job(4096), toys.wafer_cluster()
-    assert largest_micro_batch(job, system, 4096, 1, 1) > largest_micro_batch(job, system, 4096, 0, 1)
+    assert largest_micro_batch(job, system, 4096, 1) > largest_micro_batch(job, system, 4096, 0)
 
 
 def test_no_micro_batch_is_larger_than_the_systems_batch(toys: ModuleType) -> None:
-    assert largest_micro_batch(toys.job(4), toys.wafer_cluster(), 4, 0, 1) == 4
+    assert largest_micro_batch(toys.job(4), toys.wafer_cluster(), 4, 0) == 4
 
 
 def test_a_wafer_too_small_for_one_sequence_has_no_micro_batch(toys: ModuleType) -> None:
-    assert largest_micro_batch(toys.job(), toys.wafer_cluster(capacity=6.1e9), 32, 0, 1) == 0
+    assert largest_micro_batch(toys.job(), toys.wafer_cluster(capacity=6.1e9), 32, 0) == 0
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_batch_is_split_evenly_in_the_fewest_parts(batch: int, largest: int, s
 def test_parameters_and_states_are_on_memoryx_not_on_the_wafer(toys: ModuleType) -> None:
     wafer, store = wafer_memory(toys.job(), ParallelLayout(), toys.wafer_cluster(), 1)
     assert set(wafer.parts_bytes) == {"activations", "working set", "stream buffers", "reserved"}
-    assert set(store.parts_bytes) == {"parameters", "gradients", "optimizer"}
+    assert set(store.parts_bytes) == {"streamed weights", "parameters", "gradients", "optimizer"}
     assert (wafer.on_device, store.on_device) == (True, False)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from perfsim.calibration import GpuCalibration
 from perfsim.study.assumptions import assumptions_of
 from perfsim.study.result import Assumption
-from perfsim.study.runner import load_study, target_of
+from perfsim.study.runner import load_study, run_study, target_of
 from perfsim.study.spec import StudySpec
 
 
@@ -54,11 +57,49 @@ def test_each_part_of_the_study_is_accounted_for(found: tuple[Assumption, ...], 
 
 
 def test_a_fit_tells_its_error_its_points_and_how_to_repeat_it(found: tuple[Assumption, ...]) -> None:
-    fits = [each for each in found if each.topic.startswith("calibration ")]
+    fits = [each for each in found if each.topic.startswith("calibration ") and each.kind == "fit"]
+    assert len(fits) > 8
     for each in fits:
         assert "median error" in each.value
         assert "points" in each.value
         assert any(command in each.source for command in ("perfsim calibrate", "pytest ")), each
+
+
+def constant(found: tuple[Assumption, ...], topic: str, name: str) -> Assumption:
+    (entry,) = (each for each in found if (each.topic, each.name) == (f"calibration {topic}", name))
+    return entry
+
+
+def test_a_fitted_constant_stands_with_its_value_its_standard_error_and_its_source(
+    spec: StudySpec, found: tuple[Assumption, ...]
+) -> None:
+    calibration = spec.candidates[0].system.device.calibration
+    assert isinstance(calibration, GpuCalibration)
+    sustained = constant(found, "a100-sxm4", "sustained_fraction")
+    error = calibration.fit["sustained_fraction"].standard_errors["sustained_fraction"]
+    assert sustained.value.startswith(
+        f"{calibration.sustained_fraction:.4g} (standard error {100 * error:.1f} %); median error"
+    )
+    assert "studies/validation/gpu.yaml" in sustained.source
+    host = constant(found, "pytorch-eager", "host_s_per_kernel").value
+    assert re.match(r"[\d.]+ us \(standard error [\d.]+ %\)", host), "a time has its unit"
+
+
+def test_a_group_of_constants_names_each_of_them(found: tuple[Assumption, ...]) -> None:
+    releases = constant(found, "wse-2", "efficiency").value
+    assert re.search(r"r1\.7 0\.\d+ \(standard error [\d.]+ %\), r1\.8 0\.", releases)
+    gemm = constant(found, "a100-sxm4", "gemm").value
+    assert "[shape 256, 128; efficiency 0." in gemm
+    assert "no standard errors" in gemm
+
+
+def test_a_constant_that_no_fit_gave_names_its_source_or_why_it_is_assumed(
+    found: tuple[Assumption, ...],
+) -> None:
+    assert constant(found, "a100-sxm4", "memory.fraction").kind == "datasheet"
+    guessed = constant(found, "a100-sxm4", "wgrad_factor")
+    assert (guessed.value, guessed.kind) == ("1", "assumption")
+    assert guessed.source.startswith("assumed: ")
 
 
 def test_an_assumed_value_says_so_and_a_sourced_one_names_a_publication(
@@ -81,6 +122,22 @@ def test_a_study_of_gpus_alone_says_nothing_of_wafers(spec: StudySpec) -> None:
     topics = {each.topic for each in assumptions_of(gpus, target_of(gpus))}
     assert "device a100-sxm4-80gb" in topics
     assert not topics & {"system cs-2", "device wse-2", "calibration wse-2"}
+
+
+def test_a_study_of_wafers_alone_says_nothing_of_gpus_and_their_framework(spec: StudySpec) -> None:
+    wafers = spec.model_copy(update={"candidates": spec.candidates[1:]})
+    topics = {each.topic for each in assumptions_of(wafers, target_of(wafers))}
+    assert "calibration wse-2" in topics
+    assert not topics & {"device a100-sxm4-80gb", "calibration a100-sxm4", "calibration pytorch-eager"}
+
+
+def test_what_is_not_compared_is_no_assumption_of_the_answer(spec: StudySpec) -> None:
+    small = spec.model_copy(
+        update={"batch_sizes": (96,), "sampling": spec.sampling.model_copy(update={"tasks": 0})}
+    )
+    topics = {each.topic for each in run_study(small, ["weight-streaming"]).result.assumptions}
+    assert "system cs-2" in topics
+    assert not topics & {"system dgx-a100-80gb", "calibration a100-sxm4"}
 
 
 def test_a_model_written_inside_the_study_is_the_studys_own_assumption(spec: StudySpec) -> None:

@@ -12,12 +12,13 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-from perfsim.catalog import FOLDERS, data_root
+from perfsim.catalog import FOLDERS, data_root, parse_file
 from perfsim.catalog.nodes import read_yaml
 from perfsim.catalog.schema import yaml_schema
 from perfsim.cli import main
 from perfsim.errors import InputError
 from perfsim.hardware import LinkSpec
+from perfsim.study.published.cases import ConvergenceFile
 from perfsim.study.schemas import KINDS, schema_of, write_schemas
 
 
@@ -32,14 +33,40 @@ def written(path: Path) -> Any:
 
 
 def kind_of_file(folder: str, data: Any) -> str:
-    if folder == "studies" and "grid" in data:
+    if folder == "studies" and "study" in data:
         return "sweep"
+    if folder == "studies/validation":
+        return "convergence" if "points" in data["cases"][0] else "cases"
     return next(kind for kind, each in FOLDERS.items() if each == folder)
 
 
 FILES = [
-    (folder, path) for folder in FOLDERS.values() for path in sorted((data_root() / folder).glob("*.yaml"))
+    (folder, path)
+    for folder in (*FOLDERS.values(), "studies/validation")
+    for path in sorted((data_root() / folder).glob("*.yaml"))
 ]
+MEASURED = {
+    "schema": 1,
+    "cluster": "ours",
+    "cases": [
+        {
+            "id": "one",
+            "system": {"device": "a100-sxm4-80gb", "num_devices": 8, "inter_node": "1600 Gb/s"},
+            "model": {
+                "num_layers": 24,
+                "hidden_size": 2048,
+                "ffn_hidden_size": 8192,
+                "num_attention_heads": 16,
+                "vocab_size": 51200,
+                "seq_length": 2048,
+            },
+            "strategy": "3d",
+            "parallel": {"data": 8},
+            "training": {"global_batch_size": 64},
+            "measured": {"step_time_s": 1.0},
+        }
+    ],
+}
 
 
 def wrong(kind: str, data: Any) -> list[str]:
@@ -66,8 +93,36 @@ def test_every_file_of_the_catalogue_is_valid(folder: str, path: Path) -> None:
     assert wrong(kind_of_file(folder, data), data) == []
 
 
-def test_there_is_a_file_of_every_kind() -> None:
-    assert {kind_of_file(folder, written(path)) for folder, path in FILES} == set(KINDS)
+def test_there_is_a_file_of_every_kind_but_a_users_own_measurements() -> None:
+    assert {kind_of_file(folder, written(path)) for folder, path in FILES} == set(KINDS) - {"measured"}
+
+
+def test_a_file_of_measured_steps_may_leave_out_what_only_published_runs_have() -> None:
+    assert wrong("measured", MEASURED) == []
+    assert "$.cases[0]" in wrong("cases", {"schema": 1, "cases": MEASURED["cases"]}), "family and evidence"
+    no_cluster = {name: value for name, value in MEASURED.items() if name != "cluster"}
+    assert wrong("measured", no_cluster)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("model", "num_layers", 10**9),
+        ("training", "global_batch_size", 10**6),
+        ("system", "inter_node", 2e11),
+        ("measured", "step_time_s", 0),
+    ],
+)
+def test_an_editor_refuses_a_size_that_a_run_would_be_refused_for(part: str, name: str, value: Any) -> None:
+    file = copy.deepcopy(MEASURED)
+    file["cases"][0][part][name] = value  # type: ignore[index]
+    assert set(wrong("measured", file)) == {f"$.cases[0].{part}.{name}"}
+
+
+def test_a_convergence_file_is_read_as_its_schema_says() -> None:
+    file = data_root() / "studies/validation/convergence.yaml"
+    read = parse_file(file, ConvergenceFile)
+    assert len(read.cases) == len(written(file)["cases"])
 
 
 # ----------------------------------------------------------------------------------- quantities

@@ -56,10 +56,10 @@ def test_gpus_are_told_their_own_waits() -> None:
 
 
 def ideal_system(efficiency: float = 1.0) -> WaferClusterSpec:
-    """A CS-2 whose wafer has one efficiency and whose layers have no fixed time; at 1 an upper bound."""
+    """A CS-2 whose wafer has one efficiency and whose mesh moves everything at once; at 1 an upper bound."""
     changes = {
         "device.calibration.efficiency": {"r2.0": efficiency},
-        "device.calibration.layer_overhead_s": "0 s",
+        "device.calibration.link_s_per_element": "0 s",
     }
     system = default_catalog().system("cs-2", **changes)
     assert isinstance(system, WaferClusterSpec)
@@ -108,7 +108,7 @@ def test_twice_the_link_hides_streaming_at_half_the_tokens() -> None:
     slow = ideal_system()
     fast = default_catalog().override(
         slow,
-        {"io_ports": 24, "memoryx.bandwidth": "300 GB/s", "swarmx.bandwidth": "300 GB/s"},
+        {"io_ports": 24, "memoryx.server.bandwidth": "25 GB/s", "swarmx.bandwidth": "300 GB/s"},
     )
     roofs = [why_of(run_at(system, 256, 64)).streaming_roof for system in (slow, fast)]
     assert roofs[0] is not None
@@ -116,9 +116,19 @@ def test_twice_the_link_hides_streaming_at_half_the_tokens() -> None:
     assert roofs[0].hidden_from_tokens == pytest.approx(2 * roofs[1].hidden_from_tokens, rel=0.01)
 
 
-def test_a_fixed_time_of_layers_lowers_the_tokens_that_hide_weights() -> None:
+def test_what_a_layer_does_besides_lowers_the_tokens_that_hide_weights() -> None:
     run = answer_point(WAFERS[1])[1]
     roof = why_of(run).streaming_roof
     assert roof is not None
     assert isinstance(run.costs, WaferCosts)
     assert 0 < roof.hidden_from_tokens < roof.formula_tokens
+
+
+def test_narrow_layers_on_a_wafer_are_told_of_the_mesh() -> None:
+    """The smaller the layers, the more of a step is movement and not arithmetic."""
+    narrow, wide = (
+        why_of(answer_point(Point(model, "cs-2", 1, "weight-streaming", batch=120))[1]).remedy
+        for model in ("gpt3_xl", "gpt3_175b")
+    )
+    assert "layers wider than 2,048: 38 % of the step is movement" in narrow
+    assert "movement" not in wide

@@ -12,7 +12,7 @@ import yaml
 from perfsim.calibration import WaferCalibration
 from perfsim.catalog import default_catalog
 from perfsim.errors import InputError
-from perfsim.study.fitting.wafer_fit import fit_wafer
+from perfsim.study.fitting.wafer_fit import fit_wafer, leave_one_out
 from perfsim.study.published.cases import StepCase
 from perfsim.study.published.validation import predict_s
 
@@ -52,29 +52,37 @@ def write(path: Path, cases: Sequence[dict[str, Any]]) -> Path:
 
 @pytest.fixture(scope="module")
 def truth() -> WaferCalibration:
+    """Efficiencies that grow by a quarter a release; r1.9 lies between the last two."""
     known = default_catalog().device("wse-2").calibration
     assert isinstance(known, WaferCalibration)
-    efficiency = {"r1.7": 0.15, "r1.8": 0.2, "r2.0": 0.27}
-    return known.model_copy(update={"efficiency": efficiency, "layer_overhead_s": 3e-3})
+    efficiency = {"r1.7": 0.16, "r1.8": 0.2, "r2.0": 0.3125}
+    return known.model_copy(update={"efficiency": efficiency})
+
+
+def measured(truth: WaferCalibration, *numbers: int) -> list[dict[str, Any]]:
+    catalog = default_catalog()
+    seconds = [predict_s(StepCase.model_validate(case(i)), catalog, truth) for i in numbers]
+    return [case(i, each) for i, each in zip(numbers, seconds, strict=True)]
 
 
 @pytest.fixture(scope="module")
-def fitted(truth: WaferCalibration, tmp_path_factory: pytest.TempPathFactory) -> WaferCalibration:
-    catalog = default_catalog()
-    measured = [predict_s(StepCase.model_validate(case(i)), catalog, truth) for i in range(len(RELEASES))]
-    cases = [case(i, seconds) for i, seconds in enumerate(measured)]
-    cases.append({**case(0, 99.0, evidence="C"), "id": "hearsay"})
-    return fit_wafer(write(tmp_path_factory.mktemp("logs") / "logs.yaml", cases), "wse-2")
+def logs(truth: WaferCalibration, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cases = [*measured(truth, *range(len(RELEASES))), {**case(0, 99.0, evidence="C"), "id": "hearsay"}]
+    return write(tmp_path_factory.mktemp("logs") / "logs.yaml", cases)
+
+
+@pytest.fixture(scope="module")
+def fitted(logs: Path) -> WaferCalibration:
+    return fit_wafer(logs, "wse-2")
 
 
 def test_known_constants_are_found_again(fitted: WaferCalibration, truth: WaferCalibration) -> None:
     assert fitted.efficiency == pytest.approx(truth.efficiency, rel=5e-3)
-    assert fitted.layer_overhead_s == pytest.approx(truth.layer_overhead_s, rel=5e-3)
+    assert fitted.link_s_per_element == truth.link_s_per_element
 
 
 def test_the_record_says_how_well_it_fits_and_how_to_repeat_it(fitted: WaferCalibration) -> None:
     record = fitted.fit["efficiency"]
-    assert record == fitted.fit["layer_overhead_s"]
     assert record.points == 6, "evidence C does not count"
     assert record.median_ape < 1e-3
     assert record.command == "perfsim calibrate wafer logs.yaml --device wse-2"
@@ -82,13 +90,41 @@ def test_the_record_says_how_well_it_fits_and_how_to_repeat_it(fitted: WaferCali
         "efficiency.r1.7",
         "efficiency.r1.8",
         "efficiency.r2.0",
-        "layer_overhead_s",
+        "growth_per_release",
     }
 
 
-def test_the_record_admits_what_one_log_alone_decides(fitted: WaferCalibration) -> None:
+def test_the_record_counts_freedom_and_gives_growth_errors_and_a_check_of_the_link(
+    fitted: WaferCalibration,
+) -> None:
     note = fitted.fit["efficiency"].note
-    assert note == "2 residual degree(s) of freedom; r1.7 and r1.8: one log each, so reproduced exactly"
+    assert note.startswith("4 residual degree(s) of freedom; efficiency grows 25.0% a release; errors log0 ")
+    assert "a link's time, left free, becomes 1.18 ns" in note
+
+
+def test_a_log_left_out_is_predicted_from_the_growth_of_the_others(logs: Path) -> None:
+    """r1.7 and r1.8 have one log each, and their efficiencies are found without it."""
+    found = leave_one_out(logs, "wse-2")
+    seconds = {
+        each["id"]: each["measured"]["step_time_s"] for each in yaml.safe_load(logs.read_text())["cases"]
+    }
+    assert found == pytest.approx({name: seconds[name] for name in found}, rel=0.01)
+    assert len(found) == 6
+
+
+def test_logs_of_one_release_move_the_level_and_keep_the_growth(
+    truth: WaferCalibration, tmp_path: Path
+) -> None:
+    known = default_catalog().device("wse-2").calibration
+    assert isinstance(known, WaferCalibration)
+    found = fit_wafer(write(tmp_path / "logs.yaml", measured(truth, 2, 3)), "wse-2")
+    assert found.efficiency["r2.0"] == pytest.approx(0.3125, rel=5e-3)
+    grown = {
+        name: each.efficiency["r2.0"] / each.efficiency["r1.7"]
+        for name, each in {"found": found, "known": known}.items()
+    }
+    assert grown["found"] == pytest.approx(grown["known"], rel=1e-3)
+    assert set(found.fit["efficiency"].standard_errors) == {f"efficiency.{name}" for name in known.efficiency}
 
 
 def test_a_gpu_cannot_be_fitted_as_a_wafer(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def test_the_same_question_has_the_same_digest() -> None:
 
 
 CHANGES: dict[str, Callable[[], StudySpec]] = {
-    "link": lambda: on_system(**{"memoryx.bandwidth": "75 GB/s"}),
-    "fitted constant": lambda: on_system(**{"device.calibration.layer_overhead_s": "9 ms"}),
+    "link": lambda: on_system(**{"memoryx.server.bandwidth": "75 GB/s"}),
+    "fitted constant": lambda: on_system(**{"device.calibration.link_s_per_element": "9 ns"}),
     "release": lambda: on_system(software_release="r1.7"),
     "batch": lambda: a_study(batch_sizes=(16,)),
     "model": lambda: a_study(model=CATALOG.model("gpt3_13b")),

@@ -42,7 +42,8 @@ def test_points_are_the_product_in_the_order_of_the_grid(write_sweep: Write) -> 
 
 def test_a_field_that_a_system_does_not_have_leaves_its_points_alone(write_sweep: Write) -> None:
     grid = (
-        MACHINES + "  system.node.nic.bandwidth: [100 Gb/s, 200 Gb/s]\n  system.memoryx.bandwidth: [1 TB/s]"
+        MACHINES
+        + "  system.node.nic.bandwidth: [100 Gb/s, 200 Gb/s]\n  system.memoryx.server.bandwidth: [1 TB/s]"
     )
     points = load_sweep(str(write_sweep(grid))).points
     assert [(each.num_devices, dict(each.settings)) for each in points] == [
@@ -50,12 +51,12 @@ def test_a_field_that_a_system_does_not_have_leaves_its_points_alone(write_sweep
         (8, {"system.node.nic.bandwidth": "200 Gb/s"}),
         (16, {"system.node.nic.bandwidth": "100 Gb/s"}),
         (16, {"system.node.nic.bandwidth": "200 Gb/s"}),
-        (1, {"system.memoryx.bandwidth": "1 TB/s"}),
-        (2, {"system.memoryx.bandwidth": "1 TB/s"}),
+        (1, {"system.memoryx.server.bandwidth": "1 TB/s"}),
+        (2, {"system.memoryx.server.bandwidth": "1 TB/s"}),
     ]
     nics = [each.candidate.system.node.nic.bandwidth for each in points[:2]]
     assert nics == [12.5e9, 25e9]
-    assert points[4].candidate.system.memoryx.bandwidth == 1e12
+    assert points[4].candidate.system.memoryx.server.bandwidth == 1e12
 
 
 def test_a_whole_description_changes_before_what_lies_in_it(write_sweep: Write) -> None:
@@ -95,9 +96,9 @@ def test_a_grid_without_machines_takes_those_of_the_study(write_sweep: Write) ->
         ("  recipe.global_batch_size: [512, many]", 35, "valid integer.*not `many`"),
         ("  recipe.global_batch_size: 512", 29, "a list of values is expected"),
         ("  recpe.global_batch_size: [512]", 3, "did you mean `recipe`"),
-        ("  system.memoryx.bandwith: [1 GB/s]", 3, "did you mean `bandwidth`"),
-        ("  system.memoryx.bandwidth: [100]", 30, "100 has no unit"),
-        ("  system.memoryx.bandwidth: [1 TB/s, 100 GB]", 38, "is a number of bytes"),
+        ("  system.memoryx.server.bandwith: [1 GB/s]", 3, "did you mean `bandwidth`"),
+        ("  system.memoryx.server.bandwidth: [100]", 37, "100 has no unit"),
+        ("  system.memoryx.server.bandwidth: [1 TB/s, 100 GB]", 45, "is a number of bytes"),
         ("  system.device.peak.fp16: [312]", 29, "312 has no unit"),
         ("  model: [gpt3_xll]", 11, "did you mean `gpt3_xl`"),
         ("  system: [cs-3]", 12, "did you mean `cs-2`"),
@@ -113,7 +114,7 @@ def test_what_is_wrong_is_said_at_its_place(write_sweep: Write, line: str, colum
 
 
 def test_all_that_is_wrong_is_said_at_once(write_sweep: Write) -> None:
-    path = write_sweep("  recpe: [1]\n  system.memoryx.bandwidth: [100, 1 GB]\n  model: [gpt3_xll]")
+    path = write_sweep("  recpe: [1]\n  system.memoryx.server.bandwidth: [100, 1 GB]\n  model: [gpt3_xll]")
     with pytest.raises(CatalogError) as caught:
         load_sweep(str(path))
     assert [problem.line for problem in caught.value.problems] == [4, 5, 5, 6]

@@ -53,10 +53,10 @@ def test_efficiency_is_one_for_the_smallest_and_the_speedup_over_the_devices_for
 
 
 def test_circumstances_make_series_and_batches_do_not(write_sweep: Write, tmp_path: Path) -> None:
-    grid = "  system.memoryx.bandwidth: [50 GB/s, 1 TB/s]\n  recipe.global_batch_size: [2, 8]"
+    grid = "  system.memoryx.server.bandwidth: [5 GB/s, 1 TB/s]\n  recipe.global_batch_size: [2, 8]"
     result = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "points.sqlite", jobs=1)
     assert [series.label for series in series_of(result)] == [
-        "cs-2, weight-streaming, bandwidth 50 GB/s",
+        "cs-2, weight-streaming, bandwidth 5 GB/s",
         "cs-2, weight-streaming, bandwidth 1 TB/s",
     ]
 
@@ -114,3 +114,22 @@ def test_the_verdict_says_where_nothing_matches(result: SweepResult) -> None:
     rival = [renamed(each, "rival", 0.001) for each in result.feasible]
     verdict = sweep_verdict(replace(result, points=(*result.feasible, *rival)))
     assert "No number of cs-2 up to 4 is as fast as 1 x rival" in verdict
+
+
+def test_a_machine_of_the_verdict_is_named_with_its_setting(write_sweep: Write, tmp_path: Path) -> None:
+    grid = (
+        "  devices: [1, 2]\n  system.memoryx.server.bandwidth: [5 GB/s, 1 TB/s]\n"
+        "  recipe.global_batch_size: [8]"
+    )
+    result = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "points.sqlite", jobs=1)
+    slow, fast = series_of(result)
+    verdict = sweep_verdict(result)
+    assert verdict.startswith("Soonest at the target: 2 x cs-2 with bandwidth ")
+    assert "From 1 to 2 x cs-2 with bandwidth 5 GB/s the time falls" in verdict
+    own = [in_days(each, days) for each, days in zip(slow.points, (100, 50), strict=True)]
+    other = [in_days(each, days) for each, days in zip(fast.points, (90, 40), strict=True)]
+    rivals = [in_days(renamed(each, "rival", 1.0), days) for each, days in zip(own, (60, 30), strict=True)]
+    verdict = sweep_verdict(replace(result, points=(*own, *other, *rivals)))
+    assert "Soonest at the target: 2 x rival with bandwidth 5 GB/s" in verdict
+    assert "As fast as 1 x rival with bandwidth 5 GB/s (60 days) are about" in verdict
+    assert "x cs-2 with bandwidth 5 GB/s: 1 take 100 days" in verdict

@@ -1,0 +1,69 @@
+"""Seconds of what moves around a wafer: weights, gradients, samples, spilled activations, updates.
+
+Weights and gradients pass a tree at line rate: a layer occupies MemoryX and the tree for its bytes
+over the slowest link, and its first byte takes one hop and one chunk a level. MemoryX is many weight
+servers: where a layer is sharded over all of them they send, read and update it together, where it
+lies on one it goes at that one's rate. An update takes the longer of its memory traffic and its
+arithmetic.
+"""
+
+from __future__ import annotations
+
+from perfsim.errors import CatalogError
+from perfsim.graph import Work
+from perfsim.hardware import WaferClusterSpec
+from perfsim.topology import Topology
+
+
+class StreamCosts:
+    """Prices movement on one wafer-scale cluster."""
+
+    def __init__(self, system: WaferClusterSpec, topology: Topology) -> None:
+        self.system = system
+        store = system.memoryx
+        self.shares = store.servers if store.placement == "sharded" else 1
+        """Servers that work on one layer."""
+        self.tree_bytes_per_s = min(system.swarmx.bandwidth, system.io_bytes_per_s)
+        one_bytes_per_s = min(store.server.bandwidth, store.server.dram.bandwidth)
+        self.stream_bytes_per_s = min(self.shares * one_bytes_per_s, self.tree_bytes_per_s)
+        feeders = system.activation_servers
+        self.feed_bytes_per_s = min(feeders.per_system * feeders.bandwidth, system.io_bytes_per_s)
+        self._path_s = topology.route_seconds("memoryx", 0)
+        self._depth = topology.tree_depth
+
+    def duration_s(self, work: Work) -> float | None:
+        """Seconds of one task that moves; None for one that computes."""
+        match work.op:
+            case "memoryx_read":
+                return work.comm_bytes / self.stream_bytes_per_s
+            case "broadcast":
+                return self.tree_latency_s(work.comm_bytes)
+            case "memoryx_update":
+                return self.update_s(work.comm_bytes, work.flop)
+            case "flash_read" | "flash_write":
+                return work.comm_bytes / self._flash_bytes_per_s()
+            case "samples" | "spill" | "fetch":
+                return work.comm_bytes / self.feed_bytes_per_s
+        return self._reduce_s(work) if work.op.startswith("reduce") else None
+
+    def _reduce_s(self, work: Work) -> float:
+        """A gradient up to MemoryX or to where SwarmX sums it; all its chunks but the last hide the hops."""
+        rate = self.tree_bytes_per_s if work.op.startswith("reduce_in_tree") else self.stream_bytes_per_s
+        latency_s = 0.0 if work.op.endswith("_part") else self.tree_latency_s(work.comm_bytes)
+        return work.comm_bytes / rate + latency_s
+
+    def tree_latency_s(self, n_bytes: float) -> float:
+        """First byte from MemoryX to a system, or back: the hops of its path and a chunk a level."""
+        tree = self.system.swarmx
+        return self._path_s + self._depth * min(tree.chunk, n_bytes) / tree.bandwidth
+
+    def update_s(self, n_bytes: float, flop: float) -> float:
+        """The optimizer on the servers that hold the layer: the longer of traffic and arithmetic."""
+        server = self.system.memoryx.server
+        return max(n_bytes / server.dram.bandwidth, flop / server.arithmetic) / self.shares
+
+    def _flash_bytes_per_s(self) -> float:
+        flash = self.system.memoryx.server.flash
+        if flash is None:
+            raise CatalogError(f"{self.system.name}: MemoryX has no flash")
+        return self.shares * flash.bandwidth

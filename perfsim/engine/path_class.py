@@ -1,0 +1,120 @@
+"""Flows with one route and one nominal speed: they run at one rate, always, and share one clock.
+
+A flow that nothing ever slowed ends at its start plus its duration, to the bit; such ends stand in a
+heap of their own. From the first moment at which the class is slowed, a flow ends when the class's
+service clock, in seconds at nominal speed, comes to its mark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+OnDone = Callable[[], None]
+Waiting = tuple[float, int, int, OnDone]
+"""When a flow ends (a time or a mark), its number, its weight, and whom to tell."""
+
+
+class Flow(NamedTuple):
+    """What a communication puts on the network.
+
+    `route` holds link ids, one entry each time a link is crossed. `bytes_per_s` is the nominal speed,
+    reached when nothing else uses the links, and never exceeded. `weight` is how many identical flows
+    this one stands for: each of them crosses the whole route at the rate of the class.
+    """
+
+    route: tuple[int, ...]
+    bytes_per_s: float
+    weight: int = 1
+
+
+class PathClass:
+    """Live flows of one class, and the clock of the service that each received."""
+
+    __slots__ = (
+        "asked_s",
+        "bytes_per_s",
+        "change",
+        "ends",
+        "fraction",
+        "index",
+        "links",
+        "marks",
+        "new",
+        "next_s",
+        "service_s",
+        "since_s",
+        "weight",
+        "weighted_service_s",
+    )
+
+    def __init__(self, index: int, route: Iterable[int], bytes_per_s: float) -> None:
+        self.index = index
+        self.links = tuple(sorted(Counter(route).items()))
+        self.bytes_per_s = bytes_per_s
+        self.fraction = 1.0
+        self.weight = 0
+        self.change = 0
+        """What this instant adds to the weight."""
+        self.new: list[tuple[float, int, int, OnDone]] = []
+        """Flows that began at this instant: duration, number, weight, whom to tell."""
+        self.ends: list[Waiting] = []
+        self.marks: list[Waiting] = []
+        self.next_s = math.inf
+        """When the next flow ends at the present rate."""
+        self.service_s = 0.0
+        self.since_s = 0.0
+        self.weighted_service_s = 0.0
+        self.asked_s = 0.0
+
+    def advance(self, now_s: float) -> None:
+        """Credit every live flow with what it received since the last call."""
+        if now_s > self.since_s:
+            served_s = self.fraction * (now_s - self.since_s)
+            self.service_s += served_s
+            self.weighted_service_s += self.weight * served_s
+            self.since_s = now_s
+
+    def settle(self, fraction: float, now_s: float, grid_s: float) -> float:
+        """Run at `fraction` of the nominal speed from now on; returns when the next flow will end."""
+        self.advance(now_s)
+        self.fraction = fraction
+        if fraction < 1.0:
+            for end_s, number, weight, on_done in self.ends:
+                heappush(self.marks, (self.service_s + (end_s - now_s), number, weight, on_done))
+            self.ends.clear()
+            for duration_s, number, weight, on_done in self.new:
+                heappush(self.marks, (self.service_s + duration_s, number, weight, on_done))
+        else:
+            for duration_s, number, weight, on_done in self.new:
+                heappush(self.ends, (now_s + duration_s, number, weight, on_done))
+        self.new.clear()
+        self.next_s = self._next_s(grid_s)
+        return self.next_s
+
+    def _next_s(self, grid_s: float) -> float:
+        next_s = self.ends[0][0] if self.ends else math.inf
+        if self.marks and self.fraction > 0:
+            next_s = min(next_s, self._mark_s(self.marks[0][0], grid_s))
+        return next_s
+
+    def _mark_s(self, mark: float, grid_s: float) -> float:
+        """When the service clock, last read at `since_s`, comes to `mark` at the present rate."""
+        end_s = self.since_s + max(0.0, mark - self.service_s) / self.fraction
+        return math.ceil(end_s / grid_s) * grid_s if grid_s else end_s
+
+    def take_done(self, now_s: float, grid_s: float) -> list[Waiting]:
+        """Remove the flows whose end has come; those of one end go in the order of their start."""
+        done = []
+        while self.ends and self.ends[0][0] <= now_s:
+            done.append(heappop(self.ends))
+        if self.marks and self.fraction > 0:
+            first = self._mark_s(self.marks[0][0], grid_s)  # before the clock is read anew
+            self.advance(now_s)
+            while self.marks and (first <= now_s or self._mark_s(self.marks[0][0], grid_s) <= now_s):
+                done.append(heappop(self.marks))
+                first = math.inf
+        return done

@@ -1,0 +1,140 @@
+"""How much longer or shorter a step becomes under each variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from perfsim.report import text
+from perfsim.report.figures import base
+from perfsim.report.tables import Table
+from perfsim.study.sweeping.sweep_scaling import Series, time_of
+from perfsim.study.sweeping.sweep_variants import Change
+
+Changes = Mapping[str, Sequence[Change]]
+
+
+def change_bars(changes: Changes) -> go.Figure:
+    """Horizontal bars of the change in per cent, one colour a group; seconds on hover."""
+    names = list(dict.fromkeys(one.each.point.variant for own in changes.values() for one in own[1:]))
+    traces = []
+    for index, (group, own) in enumerate(changes.items()):
+        found = {one.each.point.variant: one for one in own[1:]}
+        shown = [found[name] for name in names if name in found]
+        traces.append(
+            go.Bar(
+                orientation="h",
+                name=base.esc(group),
+                y=[base.esc(one.each.point.variant) for one in shown],
+                x=[round(100.0 * (one.ratio - 1.0), 4) for one in shown],
+                marker={"color": base.series_style(index)["color"]},
+                text=[_percent(one) for one in shown],
+                textposition="outside",
+                cliponaxis=False,
+                customdata=[_seconds(one) for one in shown],
+                hovertemplate="<b>%{y}</b><br>%{customdata}<extra>%{fullData.name}</extra>",
+            )
+        )
+    style = base.layout(
+        "Change of the step time (%)",
+        height=170 + 26 * len(names) * max(1, len(changes)),
+        barmode="group",
+        bargap=0.25,
+        xaxis=base.axis("change of the step time (%)", range=_reach(changes)),
+        yaxis=base.axis("", autorange="reversed"),
+    )
+    return base.figure(traces, style)
+
+
+def time_dots(series: Sequence[Series]) -> go.Figure:
+    """One dot with its 90 % band for every series, on a logarithmic axis of time."""
+    points = [(one.label, time_of(each)) for one in series for each in one.points]
+    unit, scale = text.time_unit(time.time_s for _, time in points)
+    dots = go.Scatter(
+        x=[float(f"{time.time_s / scale:.6g}") for _, time in points],
+        y=[base.two_lines(name) for name, _ in points],
+        mode="markers",
+        marker={"color": base.BLUE, "size": 9},
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [float(f"{(time.band_s[1] - time.time_s) / scale:.6g}") for _, time in points],
+            "arrayminus": [float(f"{(time.time_s - time.band_s[0]) / scale:.6g}") for _, time in points],
+            "color": base.GREY,
+        },
+        customdata=[
+            f"{text.duration(time.time_s)} (band {text.duration_band(time.band_s)}), "
+            f"{text.integer(time.steps)} steps of {text.duration(time.step_time_s)}"
+            for _, time in points
+        ],
+        hovertemplate="<b>%{y}</b><br>%{customdata}<extra></extra>",
+        showlegend=False,
+    )
+    style = base.layout(
+        f"Time to the target ({unit})",
+        height=150 + 38 * len(points),
+        xaxis=base.axis(f"time to the target ({unit})", type="log", exponentformat="none", dtick=1),
+        yaxis=base.axis("", autorange="reversed"),
+    )
+    return base.figure([dots], style)
+
+
+def time_table(series: Sequence[Series]) -> Table:
+    """Every series: steps, step time, time and band."""
+    rows = [
+        [
+            one.label,
+            text.integer(each.answer["global_batch_size"]),
+            text.integer(time_of(each).steps),
+            text.duration(time_of(each).step_time_s),
+            text.duration(time_of(each).time_s),
+            text.duration_band(time_of(each).band_s),
+            text.layout_long(each.answer["layout"]),
+        ]
+        for one in series
+        for each in one.points
+    ]
+    columns = ("", "batch", "steps", "step", "time", "90 % band", "layout")
+    return Table(columns, rows, "", frozenset(range(1, 6)))
+
+
+def _reach(changes: Changes) -> list[float]:
+    """The axis with room for what is written beside the bars."""
+    values = [100.0 * (one.ratio - 1.0) for own in changes.values() for one in own[1:]]
+    low, high = min([0.0, *values]), max([0.0, *values])
+    room = 0.18 * max(high - low, 1.0)
+    return [low - (room if low < 0 else 0.0), high + room]
+
+
+def _percent(one: Change) -> str:
+    return f"{100.0 * (one.ratio - 1.0):+.1f} %"
+
+
+def _seconds(one: Change) -> str:
+    before, after = one.base.answer["step_time_s"], one.each.answer["step_time_s"]
+    return f"{text.duration(before)} to {text.duration(after)} ({_percent(one)})"
+
+
+def change_table(changes: Changes) -> Table:
+    """Every variant in every group: its step, the change, and what decides its step."""
+    rows = [
+        [
+            group,
+            one.each.point.variant,
+            f"{one.each.point.num_devices:,} {text.TIMES} {one.each.point.candidate.system.name}",
+            text.duration(one.each.answer["step_time_s"]),
+            text.NONE if one.each is one.base else _percent(one),
+            one.each.answer["why"]["cause"],
+            one.each.answer["why"]["remedy"],
+        ]
+        for group, own in changes.items()
+        for one in own
+    ]
+    columns = ("in common", "variant", "machine", "step", "change", "decides", "nearest remedy")
+    return Table(
+        columns,
+        rows,
+        "The first variant of each group is what the others are compared with.",
+        frozenset({3, 4}),
+    )

@@ -1,0 +1,141 @@
+"""The sections of a sweep that tell its variants apart, its speed-up, and where its steps go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfsim.report import text
+from perfsim.report.figures.parts import PartsRow, parts_alt, parts_figure, parts_table
+from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_table
+from perfsim.report.figures.variants import Changes, change_bars, change_table, time_dots, time_table
+from perfsim.report.sections import Section
+from perfsim.report.tables import Table
+from perfsim.study.sweeping.sweep import PointResult, SweepResult
+from perfsim.study.sweeping.sweep_knee import Scaling, knee_sentence, parts_of, scalings
+from perfsim.study.sweeping.sweep_scaling import Series, time_of
+from perfsim.study.sweeping.sweep_variants import changes_of, differing, variants_of
+
+MAX_LINES = 12
+MAX_ROWS = 40
+MAX_DIFFERENCES = 16
+
+
+def speedup(series: Sequence[Series]) -> list[Section]:
+    """Tokens a second over devices beside the ideal, and why a line leaves it; only where devices vary."""
+    scaled = scalings(list(series))[:MAX_LINES]
+    if not scaled:
+        return []
+    points = [
+        ScalingPoint(one.series.label, each.point.num_devices, one.speedup(each), _note(each))
+        for one in scaled
+        for each in one.series.points
+    ]
+    alt = "; ".join(f"{one.series.label}: {one.speedup(one.last):.3g} times" for one in scaled)
+    return [
+        Section(
+            "Speed-up",
+            "Helps to see how many devices still do the work of as many. Tokens a second over those of the "
+            "smallest machine; dotted, the ideal. " + " ".join(_explained(scaled)),
+            figure=scaling_curve(points, quantity="speed-up", unit="times", better="higher", linear=True),
+            table=scaling_table(points, unit="times", better="higher"),
+            alt=f"Speed-up against devices, beside the ideal. {alt}.",
+            slug="speed-up",
+        )
+    ]
+
+
+def _explained(scaled: Sequence[Scaling]) -> list[str]:
+    return [knee_sentence(one) for one in scaled[:4]]
+
+
+def _note(each: PointResult) -> str:
+    batch = text.integer(each.answer["global_batch_size"])
+    return f"batch {batch}, {text.layout_short(each.answer['layout'])}, {each.answer['why']['cause']}"
+
+
+def changed_steps(result: SweepResult) -> list[Section]:
+    """How much longer or shorter a step is under each variant; only where variants do the same work."""
+    changes = changes_of(result)
+    if not changes:
+        return []
+    base = variants_of(result)[0]
+    return [
+        Section(
+            "Step time by variant",
+            f"Helps to see which part of the machine a step depends on. Each bar is the change against "
+            f"\u201c{base}\u201d, all else equal.",
+            figure=change_bars(changes),
+            table=change_table(changes),
+            alt=_change_alt(changes),
+            slug="variants",
+        )
+    ]
+
+
+def _change_alt(changes: Changes) -> str:
+    words = [
+        f"{name}: " + ", ".join(f"{one.each.point.variant} {text.percent(one.ratio - 1)}" for one in own[1:])
+        for name, own in changes.items()
+    ]
+    return f"Bars of the change of the step time. {'; '.join(words)}."
+
+
+def times(series: Sequence[Series]) -> list[Section]:
+    """Time to the target of each variant with its band, where variants differ in what they train."""
+    return [
+        Section(
+            "Time by variant",
+            "Helps to plan: how long each takes to its target, with the 90 % band.",
+            figure=time_dots(series),
+            table=time_table(series),
+            alt="; ".join(
+                f"{one.label}: {text.duration(time_of(each).time_s)}" for one in series for each in one.points
+            ),
+            slug="times",
+        )
+    ]
+
+
+def differences(result: SweepResult) -> list[Section]:
+    """What is written differently in the variants, value by value."""
+    rows = differing(result)
+    if not rows:
+        return []
+    names = variants_of(result)
+    shown = list(rows.items())[:MAX_DIFFERENCES]
+    left = len(rows) - len(shown)
+    cells = [[path, *(value or text.NONE for value in values)] for path, values in shown]
+    table = Table(["", *names], cells, "Values in SI units.")
+    return [
+        Section(
+            "What the variants change",
+            "Everything that differs between them; all else is the same."
+            + (f" {left} more values differ." if left else ""),
+            table=table,
+            slug="differences",
+        )
+    ]
+
+
+def where_steps_go(series: Sequence[Series]) -> list[Section]:
+    """Every second of a step by cause, of every point at its best batch."""
+    rows = [
+        PartsRow(
+            f"{text.integer(each.point.num_devices)} {text.TIMES} {one.label}",
+            each.answer["step_time_s"],
+            parts_of(each),
+            each.answer["why"]["sentence"],
+        )
+        for one in series
+        for each in one.points
+    ][:MAX_ROWS]
+    return [
+        Section(
+            "Where a step goes",
+            "Helps to see what to change: computing, or what is waited for because nothing hides it.",
+            figure=parts_figure(rows),
+            table=parts_table(rows),
+            alt=parts_alt(rows),
+            slug="step-time",
+        )
+    ]

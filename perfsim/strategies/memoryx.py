@@ -1,0 +1,107 @@
+"""What MemoryX holds and moves for each parameter, and which of its media holds it.
+
+Of a parameter MemoryX keeps the copy that it streams (as wide as on the wire) and what the optimizer
+needs: the fp32 master, its moments, and the fp32 sum of the gradients. Adam reads 12 B of state and
+the gradient and writes the state back: 28 B and about 15 FLOP a parameter, once a step. What is
+sparse is neither stored nor updated where it is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perfsim.costs.memory import MemoryUse
+from perfsim.hardware import WaferClusterSpec
+from perfsim.transformer import Kernel, parameters
+from perfsim.workload import Job
+
+MASTER_BYTES = 4.0
+GRADIENT_SUM_BYTES = 4.0
+MOMENT_BYTES = {"adam": 8.0, "adamw": 8.0, "sgd": 0.0}
+UPDATE_FLOP = {"adam": 15.0, "adamw": 17.0, "sgd": 2.0}
+"""Multiplications, additions, roots and divisions of one parameter's update, counted in its formula."""
+
+
+def kept_parameters(job: Job, num_parameters: float, *, layer: bool) -> float:
+    """Parameters of a block that are not zero; only the matrices of layers are sparse."""
+    return num_parameters - job.recipe.weight_sparsity * _sparse_matrices(job, layer=layer)
+
+
+def streamed_bytes(job: Job, system: WaferClusterSpec, num_parameters: float, *, layer: bool) -> float:
+    """Bytes of a block on the wire: its kept weights, those of sparse matrices with an index each."""
+    kept = kept_parameters(job, num_parameters, layer=layer)
+    sparsity = job.recipe.weight_sparsity
+    indexed = (1.0 - sparsity) * _sparse_matrices(job, layer=layer) if sparsity else 0.0
+    return (kept + system.streaming.sparse_index_overhead * indexed) * system.weight_bytes
+
+
+def _sparse_matrices(job: Job, *, layer: bool) -> float:
+    return float(parameters(job.model).layer_matrices) if layer else 0.0
+
+
+def update_kernel(optimizer: str, num_parameters: float) -> Kernel:
+    """The optimizer on so many parameters: state read and written, gradient read, fp32."""
+    state_bytes = MASTER_BYTES + MOMENT_BYTES[optimizer]
+    return Kernel(
+        name=optimizer,
+        op="elementwise",
+        flop=UPDATE_FLOP[optimizer] * num_parameters,
+        bytes_accessed=(2.0 * state_bytes + GRADIENT_SUM_BYTES) * num_parameters,
+    )
+
+
+class Store:
+    """Where MemoryX keeps a job: each part in DRAM while that lasts, unless the system says where."""
+
+    def __init__(self, job: Job, system: WaferClusterSpec) -> None:
+        self.memoryx = system.memoryx
+        count, layers = float(parameters(job.model).total), job.model.num_layers
+        sparse = job.recipe.weight_sparsity * layers * _sparse_matrices(job, layer=True)
+        self.kept = count - sparse
+        overhead = system.streaming.sparse_index_overhead if sparse else 0.0
+        indexed = layers * _sparse_matrices(job, layer=True) - sparse
+        self.moment_bytes = MOMENT_BYTES[job.recipe.optimizer]
+        self.weights = {"streamed weights": (self.kept + overhead * indexed) * system.weight_bytes}
+        self.state = {
+            "parameters": MASTER_BYTES * self.kept,
+            "gradients": GRADIENT_SUM_BYTES * self.kept,
+            "optimizer": self.moment_bytes * self.kept,
+        }
+        free = self.memoryx.dram_bytes
+        self.weights_in_flash = self._in_flash(self.memoryx.weights_in, self.weights, free)
+        free -= 0.0 if self.weights_in_flash else sum(self.weights.values())
+        self.state_in_flash = self._in_flash(self.memoryx.optimizer_state_in, self.state, free)
+
+    @property
+    def state_bytes(self) -> float:
+        """Of a parameter, read before its update and written after it."""
+        return MASTER_BYTES + self.moment_bytes
+
+    def _in_flash(self, wanted: str, parts: dict[str, float], free: float) -> bool:
+        if wanted != "auto":
+            return wanted == "flash"
+        return sum(parts.values()) > free and self.memoryx.flash_bytes > 0
+
+    def uses(self) -> Iterator[MemoryUse]:
+        """What each medium holds; flash only where it holds something."""
+        dram = (self.weights if not self.weights_in_flash else {}) | (
+            self.state if not self.state_in_flash else {}
+        )
+        flash = (self.weights if self.weights_in_flash else {}) | (self.state if self.state_in_flash else {})
+        yield MemoryUse("MemoryX DRAM", dram, self.memoryx.dram_bytes, on_device=False)
+        if flash:
+            yield MemoryUse("MemoryX flash", flash, self.memoryx.flash_bytes, on_device=False)
+
+    @property
+    def note(self) -> str:
+        """What a model needs of MemoryX, in words."""
+        where = {False: "DRAM", True: "flash"}
+        weights, state = (_shown(sum(parts.values())) for parts in (self.weights, self.state))
+        return (
+            f"MemoryX holds {weights} of weights in {where[self.weights_in_flash]} and "
+            f"{state} of optimizer state in {where[self.state_in_flash]}"
+        )
+
+
+def _shown(n_bytes: float) -> str:
+    return f"{n_bytes / 1e12:.3g} TB" if n_bytes >= 1e12 else f"{n_bytes / 1e9:.3g} GB"

@@ -1,0 +1,89 @@
+"""Products on a mesh: arithmetic, and what passes the links."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsim.costs.mesh import MeshCosts
+from perfsim.transformer import elementwise, gemm, linear_backward
+
+SIDE = 100
+RATE, LINK, SRAM = 1e15, 1e-9, 2e16
+MESH = MeshCosts(flop_per_s=RATE, link_s_per_element=LINK, cores=SIDE**2, sram_bytes_per_s=SRAM)
+TOKENS = 200_000
+
+sizes = st.integers(1, 10_000)
+
+
+def utilisation(width: int, tokens: int = TOKENS) -> float:
+    """Share of the reached rate in a square linear layer and its backward."""
+    forward = gemm("linear", tokens, width, width)
+    kernels = [forward, *(each for each in linear_backward(forward, 2.0, bias=False) if each.op == "gemm")]
+    return sum(each.flop for each in kernels) / RATE / MESH.duration_s(kernels)
+
+
+def test_a_product_takes_its_arithmetic_and_one_passage_of_two_operands_over_the_links() -> None:
+    kernel = gemm("g", 3000, 50, 700)
+    moved = (3000 * 50 + 700 * 50) / SIDE
+    assert MESH.kernel_s(kernel) == pytest.approx(kernel.flop / RATE + moved * LINK)
+
+
+def test_links_without_delay_leave_the_arithmetic() -> None:
+    kernel = gemm("g", 3000, 50, 700, batch=4)
+    free = MeshCosts(RATE, 0.0, SIDE**2, SRAM)
+    assert free.kernel_s(kernel) == kernel.flop / RATE
+
+
+def test_a_batch_divides_the_mesh_in_squares_that_work_side_by_side() -> None:
+    """Each product of b has 1/b of the cores and of the rate, all at once."""
+    square = MeshCosts(RATE / 16, LINK, SIDE**2 // 16, SRAM)
+    together, one = gemm("scores", 512, 512, 64, batch=16), gemm("scores", 512, 512, 64)
+    assert MESH.kernel_s(together) == pytest.approx(square.kernel_s(one))
+
+
+def test_utilisation_falls_as_layers_shrink() -> None:
+    shares = [utilisation(width) for width in (12288, 4096, 1024, 768, 128)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 3 * shares[-1]
+
+
+def test_utilisation_falls_with_the_tokens_of_a_pass() -> None:
+    shares = [utilisation(4096, tokens) for tokens in (200_000, 20_000, 2_000)]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_with_many_tokens_the_forward_has_the_closed_form_of_its_width() -> None:
+    width = 2048
+    forward = gemm("linear", 10**9, width, width)
+    share = forward.flop / RATE / MESH.kernel_s(forward)
+    assert share == pytest.approx(1.0 / (1.0 + LINK * RATE / (2 * SIDE * width)), rel=1e-4)
+
+
+@given(sizes, sizes, sizes, st.integers(1, 64))
+def test_no_product_beats_its_arithmetic_and_none_is_faster_for_being_larger(
+    m: int, n: int, k: int, batch: int
+) -> None:
+    seconds = MESH.kernel_s(gemm("g", m, n, k, batch=batch))
+    assert seconds >= 2.0 * m * n * k * batch / RATE
+    larger = (gemm("g", m + 1, n, k, batch), gemm("g", m, n + 1, k, batch), gemm("g", m, n, k + 1, batch))
+    assert all(MESH.kernel_s(each) > seconds for each in larger)
+
+
+def test_what_is_no_product_passes_sram_once() -> None:
+    assert MESH.kernel_s(elementwise("softmax", 4e12)) == 4e12 / SRAM
+
+
+def test_a_streamed_product_is_a_straight_line_in_tokens_that_starts_with_its_weights_passage() -> None:
+    none, some, many = (gemm("fc1", tokens, 4096, 1024, partition="streamed") for tokens in (0, 500, 1000))
+    fixed_s = MESH.weights_s([some])
+    assert MESH.kernel_s(none) == pytest.approx(fixed_s)
+    assert MESH.kernel_s(many) - fixed_s == pytest.approx(2 * (MESH.kernel_s(some) - fixed_s))
+    assert MESH.weights_s([gemm("scores", 500, 500, 64, batch=8)]) == 0.0
+
+
+def test_gradients_of_weights_leave_over_the_mesh_as_the_weights_came() -> None:
+    forward = gemm("fc1", 500, 4096, 1024, partition="streamed")
+    gradient = next(each for each in linear_backward(forward, 2.0, bias=False) if each.weight_gradient)
+    assert MESH.weights_s([gradient]) == MESH.weights_s([forward])

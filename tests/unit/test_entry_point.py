@@ -1,0 +1,61 @@
+"""The way in: an interrupt before, while and after a verb runs ends in one message, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STRIKE = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+SAID = "error: interrupted before the end\n"
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m perfsim` that finds the modules of `folder` first."""
+    path = os.pathsep.join([str(folder), *sys.path])
+    return subprocess.run(
+        [sys.executable, "-m", "perfsim", *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def ended_in_words(done: subprocess.CompletedProcess[str]) -> None:
+    assert (done.returncode, done.stderr.lstrip()) == (130, SAID)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a process sends itself SIGINT")
+@pytest.mark.parametrize("module", ["click", "json"])
+def test_an_interrupt_while_modules_are_read_ends_in_words(module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text(STRIKE)
+    ended_in_words(run(tmp_path, "show", "models"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a process sends itself SIGINT")
+def test_an_interrupt_while_a_verb_reads_its_modules_ends_in_words(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text(STRIKE)
+    ended_in_words(run(tmp_path, "show", "models"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a process sends itself SIGINT")
+def test_an_interrupt_after_the_answer_ends_in_words(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text(
+        "import atexit, importlib, sys\n"
+        "import os, signal\natexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "sys.path.remove(__file__.rpartition('/')[0])\ndel sys.modules['json']\n"
+        "sys.modules['json'] = importlib.import_module('json')\n"
+    )
+    done = run(tmp_path, "--version")
+    assert "perfsim" in done.stdout
+    ended_in_words(done)
+
+
+def test_without_an_interrupt_nothing_is_said(tmp_path: Path) -> None:
+    done = run(tmp_path, "--version")
+    assert (done.returncode, done.stderr) == (0, "")

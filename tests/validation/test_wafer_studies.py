@@ -1,0 +1,64 @@
+"""The studies that answer what is said of wafer-scale clusters: they load, and ask what they claim to."""
+
+from __future__ import annotations
+
+from perfsim.catalog import default_catalog
+from perfsim.study.sweeping.sweep import load_sweep
+from perfsim.study.sweeping.sweep_grid import SweepPoint
+from perfsim.transformer import parameters
+
+# Model Zoo, Cerebras-GPT: batch in sequences of 2048, steps, tokens; 13B is written for its second phase.
+CEREBRAS_GPT = {
+    "111M": (120, 9037, 2.22e9),
+    "256M": (264, 9468, 5.12e9),
+    "590M": (264, 21836, 1.18e10),
+    "1.3B": (528, 24334, 2.63e10),
+    "2.7B": (528, 49041, 5.3e10),
+    "6.7B": (1040, 62522, 1.33e11),
+}
+
+
+def points(name: str) -> tuple[SweepPoint, ...]:
+    return load_sweep(name).points
+
+
+def test_switching_models_changes_the_four_numbers_that_define_them_and_nothing_else() -> None:
+    """The seller's article shows the difference of two configurations: four lines, beside one of logging."""
+    switched = [each for each in points("model_switch") if each.candidate.strategy == "weight-streaming"]
+    assert [each.study.model.name for each in switched] == ["gpt3_xl", "gpt3_6p7b", "gpt3_13b", "gpt3_20b"]
+    first = switched[0].study
+    for each in switched[1:]:
+        dumps = [
+            one.model.model_dump(exclude={"name", "description", "sources"}) for one in (first, each.study)
+        ]
+        differing = {name for name in dumps[0] if dumps[0][name] != dumps[1][name]}
+        assert differing == {"num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size"}
+        assert each.study.recipe == first.recipe
+        assert each.study.batch_sizes == first.batch_sizes
+        assert each.candidate == switched[0].candidate
+
+
+def test_cerebras_gpt_runs_with_the_batches_and_tokens_that_were_used() -> None:
+    asked = {each.variant: each.study for each in points("cerebras_gpt")}
+    assert list(asked) == [*CEREBRAS_GPT, "13B"]
+    for name, (batch, steps, tokens) in CEREBRAS_GPT.items():
+        recipe = asked[name].recipe
+        assert (recipe.global_batch_size, recipe.tokens) == (batch, tokens)
+        assert abs(steps * batch * recipe.seq_length / tokens - 1) < 0.005
+    assert all(study.convergence.law == "given_length" for study in asked.values())
+    assert all(study.candidates[0].devices == (16,) for study in asked.values())
+
+
+def test_scaling_asks_for_every_size_up_to_the_largest_cluster_twice() -> None:
+    counts = [1, 2, 4, 8, 16, 32, 64, 128, 192]
+    found = points("csx_scaling")
+    assert [each.num_devices for each in found] == counts * 2
+    weak, strong = found[: len(counts)], found[len(counts) :]
+    assert {each.study.recipe.batch_over(each.num_devices) for each in strong} == {768}
+    assert [each.study.recipe.batch_over(each.num_devices) for each in weak] == [50 * n for n in counts]
+
+
+def test_twenty_tokens_a_parameter_follow_the_model() -> None:
+    catalog = default_catalog()
+    assert catalog.recipe("chinchilla").tokens_per_parameter == 20
+    assert parameters(catalog.model("gpt3_xl")).total * 20 > 2.6e10
