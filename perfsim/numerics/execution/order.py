@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.graph import TaskGraph
-from perfsim.graph.task_graph import Ragged
+from perfsim.graph.ragged import Ragged
 
 Edge = tuple[int, int]
 """(task, task that it waits for)."""

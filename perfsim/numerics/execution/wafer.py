@@ -1,4 +1,8 @@
-"""Weight streaming as a program: weights at MemoryX, slots on wafers, gradients summed on their way back."""
+"""Weight streaming as a program: weights at MemoryX, slots on wafers, gradients summed on their way back.
+
+Flash, spilled activations and prefetched samples are buffers of their own, so what is copied to and fro
+is what is there when the copy is made.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +48,10 @@ class WaferCompiler(Compiler):
         self.arrivals = 0
         self.tables: dict[int, Cell] = {}
         """Gradients of embedding and head, for a table that both have."""
+        self.staged: set[int] = set()
+        """Tensors that are weights in MemoryX's DRAM, read from its flash."""
+        self.partial_sums: set[int] = set()
+        """Tensors that are gradients of earlier micro-batches."""
 
     def translate(self, task: Task) -> None:
         """Add the action of one task; an operation that nobody knows is refused by name."""
@@ -77,13 +85,57 @@ class WaferCompiler(Compiler):
 
     # --------------------------------------------------------------------------------- streams
     def read_store(self, task: Task) -> None:
-        """MemoryX sends the weights of a block."""
+        """MemoryX sends the weights of a block, from DRAM or as they were staged there."""
+        staged = any(handle in self.staged for handle in task.reads)
+        source = [] if staged else [Cell(SHARED, "weights", task.block)]
+        self._copy(source, last=True)
+
+    def flash_read(self, task: Task) -> None:
+        """Weights on their way to the wafers, or optimizer states for an update, from flash to DRAM."""
+        block = task.block
+        if task.work.category == "update":
+            self._copy([Cell(SHARED, "moments in flash", block)], [Cell(SHARED, "moments", block)])
+            return
+        self.staged.add(task.writes[0])
+        self._copy([Cell(SHARED, "weights in flash", block)], last=True)
+
+    def flash_write(self, task: Task) -> None:
+        """What an update made, from DRAM to flash."""
+        names = ("moments", "weights")
+        source = [Cell(SHARED, name, task.block) for name in names]
+        self._copy(source, [Cell(SHARED, f"{name} in flash", task.block) for name in names])
+
+    def spill(self, task: Task) -> None:
+        """What a group keeps leaves the wafer: its input, or all activations of a layer."""
+        out = Cell(self.place, "spilled activations", task.block)
+        if self.layout.recompute_layers:
+            self._copy(last=True)
+        else:
+            self._copy([self.kept()], [out])
+
+    def fetch(self, task: Task) -> None:
+        """What a group kept comes back."""
+        out = Cell(self.place, "spilled activations", task.block)
+        if self.layout.recompute_layers:
+            self._copy(last=True)
+        else:
+            self._copy([out], [self.kept()])
+
+    def _copy(self, source: Sequence[Cell] = (), target: Sequence[Cell] = (), *, last: bool = False) -> None:
+        """Buffers to others; `last`: the last thing read is what the task's own tensor holds."""
+        operands = [self.operand(handle) for handle in self.task.reads]
+        count = len(target)
+
+        def run(_: int, *values: Any) -> tuple[Any, ...]:
+            return (values[-1] if last else None, *values[len(values) - count :])
+
+        self.add([*operands, *source], [*self.handle(), *target], each(run))
+
+    def samples(self, task: Task) -> None:
+        """Inputs and targets of a micro-batch arrive on the wafer."""
+        step, tag = self.step, task.tag
         operands = [self.operand(handle) for handle in task.reads]
-        self.add(
-            [*operands, Cell(SHARED, "weights", task.block)],
-            self.handle(),
-            each(lambda _, *v: (v[-1].copy(),)),
-        )
+        self.add(operands, self.handle(), each(lambda rank, *_: (self.tokens(rank, step, tag),)))
 
     def broadcast(self, task: Task) -> None:
         """SwarmX gives every wafer the weights; they take the slot whose turn it is."""
@@ -98,7 +150,7 @@ class WaferCompiler(Compiler):
         self.add([self.operand(task.reads[0])], [*self.handle(0, place), slot], kernel, joined=True)
 
     def reduce(self, task: Task) -> None:
-        """SwarmX sums the wafers' gradients, MemoryX adds what came before."""
+        """SwarmX sums the wafers' gradients; MemoryX or the tree adds what came before."""
         operands = [self.operand(handle) for handle in task.reads]
         arriving = [number for number, cell in enumerate(operands) if cell.place != SHARED]
         stored = [number for number, cell in enumerate(operands) if cell.place == SHARED]
@@ -183,13 +235,17 @@ class WaferCompiler(Compiler):
         """What the present block keeps for its backward on a wafer."""
         return Cell(self.place, "activations", self.task.block)
 
-    def embedding_forward(self, task: Task) -> None:
-        """Look words up."""
-        step, tag = self.step, task.tag
-        self.compute(
-            lambda rank, w, _: (embedding_forward(w, self.tokens(rank, step, tag)[0], self.share),),
-            claims=self.claim("hidden", 0),
-        )
+    def embedding_forward(self, _: Task) -> None:
+        """Look words up; head and backward find the samples on the wafer."""
+
+        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            return embedding_forward(w, values[1][0], self.share), values[1]
+
+        self.compute(run, [], [self.taught()], self.claim("hidden", 0))
+
+    def taught(self) -> Cell:
+        """The samples of the micro-batch under way."""
+        return Cell(self.place, "samples", EMBEDDING)
 
     def layer_forward(self, task: Task) -> None:
         """One layer, forward or made again; keeps its activations unless they will be made again."""
@@ -216,57 +272,79 @@ class WaferCompiler(Compiler):
             made += layout.flat(attention_wgrad(attention, self.share) | attention.norm)
             return dx + middle, made
 
-        self.compute(run, [self.kept()], claims=self.claim("gradient", task.block))
+        self._backward(run, [self.kept()], claims=self.claim("gradient", task.block))
 
-    def head_forward(self, task: Task) -> None:
-        """Logits, and the statistics of their softmax."""
-        step, tag = self.step, task.tag
+    def _backward(
+        self,
+        function: Callable[[int, Weights, Sequence[Any]], tuple[Any, ...]],
+        reads: Sequence[Cell] = (),
+        writes: Sequence[Cell] = (),
+        claims: Sequence[tuple[int, Claim]] = (),
+    ) -> None:
+        """A backward; gradients of earlier micro-batches are added if they are on the wafer."""
+        task = self.task
+        earlier = [place for place, handle in enumerate(task.reads) if handle in self.partial_sums]
+        self.partial_sums.add(task.writes[1])
 
         def run(rank: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            return head_forward(w, values[1], self.tokens(rank, step, tag)[1], self.share)
+            first, made, *rest = function(rank, w, values)
+            return first, sum((values[place] for place in earlier), made), *rest
 
-        self.compute(run, [], [self.kept()])
+        self.compute(run, reads, writes, claims)
+
+    def head_forward(self, _: Task) -> None:
+        """Logits, and the statistics of their softmax."""
+
+        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            return head_forward(w, values[1], values[-1][1], self.share)
+
+        self.compute(run, [self.taught()], [self.kept()])
 
     def head_backward(self, task: Task) -> None:
         """Loss and head backward."""
-        step, tag = self.step, task.tag
+        tag = task.tag
 
-        def run(rank: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            statistics, kept, count = values[1], values[-1], self.lesson.num_tokens
-            targets = self.tokens(rank, step, tag)[1]
+        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            statistics, kept, count = values[1], values[-2], self.lesson.num_tokens
+            targets = values[-1][1]
             dx, inputs = head_dgrad(w, kept, statistics, targets, count, self.share, self.lesson.seq_length)
             made = layouts(self.share)[HEAD].flat(head_wgrad(inputs, self.share) | inputs.norm)
             return dx, made, np.asarray(losses_of(statistics, count).sum())
 
         claims = self.claim("gradient", self.lesson.model.num_layers)
-        claims.append((2, Claim("loss", HEAD, step, tag)))
-        self.compute(run, [self.kept()], [Cell(self.place, f"loss[{tag}]", HEAD)], claims)
+        claims.append((2, Claim("loss", HEAD, self.step, tag)))
+        self._backward(run, [self.kept(), self.taught()], [Cell(self.place, f"loss[{tag}]", HEAD)], claims)
 
-    def embedding_backward(self, task: Task) -> None:
+    def embedding_backward(self, _: Task) -> None:
         """Gradients of words and positions; nothing is before the embedding."""
-        step, tag = self.step, task.tag
 
-        def run(rank: int, _: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            made = embedding_backward(values[1], self.tokens(rank, step, tag)[0], self.share)
+        def run(_: int, __: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            made = embedding_backward(values[1], values[-1][0], self.share)
             return None, layouts(self.share)[EMBEDDING].flat(made)
 
-        self.compute(run)
+        self._backward(run, [self.taught()])
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, _rank: int) -> Any:
         """What a buffer holds before the first task; KeyError where nothing is there."""
         layout = layouts(self.share)[cell.number]
-        if cell.name == "weights":
+        if cell.name in ("weights", "weights in flash"):
             return layout.flat(self.lesson.initial()[cell.number])
-        if cell.name == "moments":
+        if cell.name in ("moments", "moments in flash"):
             return Moments.zero(layout.size)
         raise KeyError(cell)
 
 
 OPERATIONS: dict[str, Callable[[WaferCompiler, Task], None]] = {
     "memoryx_read": WaferCompiler.read_store,
+    "flash_read": WaferCompiler.flash_read,
+    "flash_write": WaferCompiler.flash_write,
+    "samples": WaferCompiler.samples,
+    "spill": WaferCompiler.spill,
+    "fetch": WaferCompiler.fetch,
     "broadcast": WaferCompiler.broadcast,
     "reduce": WaferCompiler.reduce,
+    "reduce_in_tree": WaferCompiler.reduce,
     "memoryx_update": WaferCompiler.update,
     "embedding.forward": WaferCompiler.embedding_forward,
     "layer.forward": WaferCompiler.layer_forward,
