@@ -118,7 +118,7 @@ def _about_roof(roof: StreamingRoof | None) -> str:
     return (
         f"A system's micro-batch of {roof.tokens:,.0f} tokens is {than} the "
         f"{roof.hidden_from_tokens:,.0f} that hide a layer's weights "
-        f"({roof.formula_tokens:,.0f} by matrix work alone). "
+        f"({roof.formula_tokens:,.0f} by arithmetic alone). "
     )
 
 
