@@ -48,6 +48,11 @@ def _device_problems(
     chosen = SCHEDULES.get(layout.schedule)
     if layout.zero_stage == SHARDED and chosen is not None and chosen.splits_backward:
         yield f"zero_stage 3 runs whole backwards, schedule {layout.schedule} splits them; try 1f1b"
+    elif layout.zero_stage == SHARDED and layout.schedule != "1f1b":
+        yield (
+            "zero_stage 3 takes one micro-batch forward and back before the next, so schedule must be 1f1b, "
+            f"not {layout.schedule}"
+        )
     if layout.order != "tp-dp-pp":
         yield f"rank order {layout.order!r} is not available; allowed: tp-dp-pp"
 

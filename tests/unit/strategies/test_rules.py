@@ -79,6 +79,12 @@ def test_sharded_parameters_need_backwards_in_one_piece(toys: ModuleType) -> Non
     assert found == ["zero_stage 3 runs whole backwards, schedule zb1p splits them; try 1f1b"]
 
 
+def test_sharded_parameters_take_one_micro_batch_at_a_time(toys: ModuleType) -> None:
+    found = problems(toys, ParallelLayout(data=8, zero_stage=3, schedule="gpipe"), toys.job(32))
+    text = "zero_stage 3 takes one micro-batch forward and back before the next, so schedule must be 1f1b"
+    assert found == [f"{text}, not gpipe"]
+
+
 def test_sequence_parallelism_needs_a_sequence_that_divides(toys: ModuleType) -> None:
     job = toys.job(8, {"seq_length": 1022})
     found = problems(toys, ParallelLayout(tensor=4, data=2, sequence_parallel=True), job)
