@@ -166,11 +166,7 @@ def _progress(*, quiet: bool) -> Any:
 @click.option("--recipe", default="gpt3_pretraining", show_default=True)
 @click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`.")
 @click.option(
-    "--detail",
-    type=click.Choice(["layer", "chunk"]),
-    default="layer",
-    show_default=True,
-    help="How finely wafers stream: layers as a whole, or in chunks.",
+    "--detail", type=click.Choice(["layer", "chunk"]), default="layer", help="How finely wafers stream."
 )
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
 @click.option(
