@@ -14,6 +14,8 @@ from perfsim.strategies.schedules import least_chunks
 from perfsim.study.cluster import check_device, cluster_named
 from perfsim.study.evaluate import Evaluation, costs_for, evaluate
 from perfsim.study.outcome import metrics
+from perfsim.study.perturbation import perturbed
+from perfsim.study.perturbation_spec import parse_perturbations
 from perfsim.study.planner import best_plan
 from perfsim.topology import build_topology
 from perfsim.workload import Job, ParallelLayout
@@ -43,6 +45,8 @@ class Point(NamedTuple):
     recipe: str = "gpt3_pretraining"
     cluster: str = ""
     """Name or path of a cluster's calibration; its scale multiplies the step time."""
+    perturb: str = ""
+    """What disturbs the step, as `parse_perturbations` reads it."""
 
 
 def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str, Any], Evaluation]:
@@ -54,6 +58,7 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
     batch = point.batch or recipe.batch_over(point.devices) or DEFAULT_BATCH_PER_DEVICE * point.devices
     job = Job(catalog.model(point.model), recipe, batch)
     cluster = cluster_named(point.cluster, catalog) if point.cluster else None
+    disturbed = parse_perturbations(point.perturb) if point.perturb else None
     check_device(cluster, system)
     topology = build_topology(system, point.devices)
     costs = costs_for(topology, recipe)
@@ -62,6 +67,8 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
         evaluation = evaluate(chosen.plan(job, topology, layout), costs, cluster=cluster)
     else:
         evaluation = best_plan(chosen, job, topology, costs, cluster=cluster)
+    if disturbed is not None:
+        evaluation = perturbed(evaluation, disturbed)
     return {"model": job.model.name, **metrics(evaluation)}, evaluation
 
 

@@ -98,6 +98,8 @@ class CandidateResult:
     why: Why | None = None
     cluster_calibration: Mapping[str, Any] | None = None
     """Name, scale and note of the user's own measurements, where step times were multiplied by it."""
+    perturbed: Mapping[str, Any] | None = None
+    """What disturbed the step, and the step without it; None: nothing."""
 
     @property
     def label(self) -> str:
