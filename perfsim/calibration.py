@@ -114,7 +114,9 @@ class GpuCalibration(Calibration):
     wgrad_factor: Positive = 1.0
     """Time of a weight-gradient GEMM over that of a forward GEMM of the same shape."""
     attention_fraction: Fraction = 0.4
-    """Of peak, reached by fused attention on the FLOPs it computes."""
+    """Of peak, reached by fused attention on the FLOPs it computes in long sequences."""
+    attention_half_length: NonNegative = 0.0
+    """Sequence length at which fused attention reaches half of that."""
 
 
 class ProtocolSegment(Constants):
@@ -156,6 +158,8 @@ class NetworkConstants(Constants):
     protocols: Annotated[tuple[NetworkProtocol, ...], Field(min_length=1)]
     send_recv_latency_s: Seconds
     """Point to point between two nodes, before the first byte."""
+    partial_node_bytes_per_s: BytesPerSecond | None = None
+    """Most that the bus of a group carries which has some places of each node, more than one but not all."""
 
 
 class CollectiveCalibration(Calibration):

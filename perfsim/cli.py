@@ -253,11 +253,13 @@ def validate(
     if record:
         from perfsim.study.published.accuracy import write_record
         from perfsim.study.published.held_out import held_out
+        from perfsim.study.published.reached import write_reached
 
         scores = {
             path.name: held_out(path) for path, each in zip(paths, results, strict=True) if "cases" in each
         }
         write_record(results, scores)
+        write_reached(path for path in paths if path.name in scores)
     if as_json:
         document: Any = results[0] if len(results) == 1 else results
         click.echo(json.dumps(document, indent=2))

@@ -59,6 +59,8 @@ class DeviceSpec(CatalogSpec):
 
     kind: Literal["gpu", "wafer"]
     peak: dict[Precision, FlopPerSecond]
+    vector_peak: dict[Precision, FlopPerSecond] = Field(default_factory=dict)
+    """Of the units beside the matrix cores, which run matrices of odd sizes."""
     memory: MemorySpec
     compute_units: PositiveInt
     """Streaming multiprocessors of a GPU, cores of a wafer."""

@@ -6,7 +6,9 @@ is bounded by the NICs that the group may use,
 
     bus = ranks_per_node x NIC share x efficiency,  NIC share = NICs of a node / devices of a node,
 
-and by the links inside the node; small all-reduces run up and down a double tree instead. Latency
+and by the links inside the node. A ring through two or more ranks of a node, but not all, enters
+beside one and leaves beside another, so one of its ways crosses the host's bridge to a NIC
+(`partial_node_bytes_per_s`). Small all-reduces run up and down a double tree instead. Latency
 counts steps inside and across nodes apart. The form is that of NCCL's own tuning model
 (src/graph/tuning.cc). A link without a calibration falls back to its datasheet: one line.
 """
@@ -47,11 +49,12 @@ class CollectiveModel:
     scale_up: LinkSpec
     nic: LinkSpec
     nic_share_bytes_per_s: float
+    devices_per_node: int
 
     @classmethod
     def of_node(cls, node: NodeSpec) -> CollectiveModel:
         """The model of a node's links."""
-        return cls(node.scale_up, node.nic, node.inter_node_bytes_per_s / node.devices)
+        return cls(node.scale_up, node.nic, node.inter_node_bytes_per_s / node.devices, node.devices)
 
     @overload
     def time_s(self, op: CollectiveOp, n_bytes: float, group: Group) -> float: ...
@@ -119,9 +122,17 @@ class CollectiveModel:
             intra_steps = ring.num_steps(op, group.size) - inter_steps
         latency_s = protocol.latency_base_s
         latency_s += intra_steps * protocol.intra_step_s + inter_steps * protocol.inter_step_s
-        network_bytes_per_s = protocol.bandwidth_fraction * group.ranks_per_node * self._nic_bytes_per_s
+        network_bytes_per_s = protocol.bandwidth_fraction * self._bus_bytes_per_s(group)
         s_per_byte = max(wire_factor / network_bytes_per_s, self._inside_s_per_byte(op, group))
         return latency_s + n_bytes * s_per_byte
+
+    def _bus_bytes_per_s(self, group: Group) -> float:
+        """Between nodes: the group's share of the NICs, as far as all of its ranks stand next to theirs."""
+        share = group.ranks_per_node * self._nic_bytes_per_s
+        limit = self._network.partial_node_bytes_per_s
+        if limit is None or group.ranks_per_node in (1, self.devices_per_node):
+            return share
+        return min(share, limit)
 
     def _inside_s_per_byte(self, op: CollectiveOp, group: Group) -> float:
         """What the links inside a node allow a ring through many nodes; 0 for a rank alone there."""

@@ -19,6 +19,9 @@ from perfsim.topology import Topology
 from perfsim.transformer import Kernel
 from perfsim.workload import TrainingRecipe
 
+MATRIX_CORE_MULTIPLE = 8
+"""Matrix cores take 16-byte rows: n and k of a 16-bit product are multiples of this, or it runs without
+them (NVIDIA, Matrix Multiplication Background User's Guide)."""
 COLLECTIVE_LAUNCHES = 3
 """What the host does for one collective: the communication stream waits, the kernel, the wait for it."""
 
@@ -38,6 +41,7 @@ class GpuCosts:
         self.gemm = GemmModel.from_calibration(
             self.gpu, self.peak_flop_per_s, system.device.memory.bandwidth, system.device.compute_units
         )
+        self.vector_flop_per_s = system.device.vector_peak.get(recipe.precision)
         self.cache_bytes = system.device.memory.cache
         self.memory_bytes_per_s = self.gpu.memory.fraction * system.device.memory.bandwidth
         self.collectives = CollectiveModel.of_node(system.node)
@@ -78,7 +82,15 @@ class GpuCosts:
         if kernel.op == "attention":
             return self.gpu.kernel_latency_s + max(moving_s, self._attention_s(kernel))
         seconds = self.gemm.time_s(kernel.m, kernel.n, kernel.k, kernel.batch, sustained=True)
-        return seconds * (self.gpu.wgrad_factor if kernel.weight_gradient else 1.0)
+        seconds *= self.gpu.wgrad_factor if kernel.weight_gradient else 1.0
+        return max(seconds, self._vector_s(kernel))
+
+    def _vector_s(self, kernel: Kernel) -> float:
+        """What a product takes that cannot use matrix cores; 0 where it can, or no vector peak is known."""
+        aligned = kernel.n % MATRIX_CORE_MULTIPLE == 0 and kernel.k % MATRIX_CORE_MULTIPLE == 0
+        if aligned or self.vector_flop_per_s is None:
+            return 0.0
+        return kernel.flop / self.vector_flop_per_s
 
     def _uncached_bytes(self, kernel: Kernel) -> float:
         """Bytes a memory-bound kernel moves to and from memory.
@@ -90,7 +102,9 @@ class GpuCosts:
         return kernel.launches * (each - min(each, self.cache_bytes) / 2)
 
     def _attention_s(self, kernel: Kernel) -> float:
-        return kernel.flop / (self.gpu.attention_fraction * self.peak_flop_per_s)
+        """Fused attention; at length s it reaches s / (s + half length) of what it does on long sequences."""
+        slower = 1.0 + self.gpu.attention_half_length / kernel.m
+        return kernel.flop * slower / (self.gpu.attention_fraction * self.peak_flop_per_s)
 
     def _communication_s(self, work: Work) -> float:
         if work.group is None:

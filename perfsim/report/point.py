@@ -58,6 +58,8 @@ def point_lines(answer: Mapping[str, Any]) -> list[str]:
         lines += perturbed_lines(answer["perturbed"], step_s)
     if answer.get("sampling"):
         lines.append(f"  verified      {sampling_line(answer['sampling'])}")
+    for note in answer.get("notes", ()):
+        lines += textwrap.wrap(note, 100, initial_indent="  note          ", subsequent_indent=" " * 16)
     lines.append("  where the step goes:")
     parts = sorted(answer["step_breakdown_s"].items(), key=lambda item: -item[1])
     lines += [

@@ -70,6 +70,8 @@ def _batch(result: StudyResult) -> Section:
             f"mostly wastes tokens. By {result.law} it is {text.large(result.critical_batch_tokens)} tokens "
             f"({low}{text.NONE}{high}, shaded). A star marks each candidate's best batch."
         )
+    ends = [f"{each.label}: {each.batch_at_edge}." for each in result.candidates if each.batch_at_edge]
+    lead = " ".join([lead, *ends])
     return Section(
         "Time to the target by batch",
         lead,

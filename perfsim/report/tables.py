@@ -42,7 +42,7 @@ def terminal_table(result: StudyResult, *, width: int = 100, encoding: str = "as
     lines = [*textwrap.wrap(_heading(result), width)[:2], ""]
     verdict = _shorten(textwrap.wrap(result.verdict, width), _VERDICT_LINES, width)
     scales = [note[:width] for note in scale_notes(each.cluster_calibration for each in result.candidates)]
-    checked = _sampling_lines(result)
+    checked = [*_edge_lines(result, width), *_sampling_lines(result)]
     unfit = min(len(result.infeasible), MOST_INFEASIBLE)
     room = (
         MAX_LINES - len(lines) - len(verdict) - len(scales) - len(checked) - unfit - 6
@@ -58,6 +58,15 @@ def terminal_table(result: StudyResult, *, width: int = 100, encoding: str = "as
     lines.append("")
     safe = text.encodable("\n".join(lines + verdict), encoding)
     return "\n".join(line[:width].rstrip() for line in safe.split("\n"))
+
+
+def _edge_lines(result: StudyResult, width: int) -> list[str]:
+    """One line that names candidates whose best batch is an end of the grid; none where there are none."""
+    ends = [each for each in result.candidates if each.batch_at_edge]
+    if not ends:
+        return []
+    names = ", ".join(f"{each.num_devices} x {each.system}" for each in ends)
+    return [f"best batch at the edge of those tried, another may be better: {names}"[:width]]
 
 
 def _sampling_lines(result: StudyResult) -> list[str]:

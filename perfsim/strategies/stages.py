@@ -37,6 +37,7 @@ def layer_slice(job: Job, layout: ParallelLayout) -> LayerSlice:
         attention=recipe.attention,
         main_grad_bytes=main_grad_bytes(recipe),
         dropout=recipe.dropout,
+        recompute_stops_early=layout.zero_stage == SHARDED,
     )
 
 

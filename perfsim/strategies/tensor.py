@@ -60,7 +60,7 @@ def layer_works(part: LayerSlice, recompute: str) -> LayerWorks:
         attention_recompute=compute_work("attention.recompute", "recompute", attention_again, (hidden,))
         if attention_again
         else None,
-        mlp_recompute=compute_work("mlp.recompute", "recompute", mlp, (hidden,))
+        mlp_recompute=compute_work("mlp.recompute", "recompute", transformer.mlp_recompute(part), (hidden,))
         if recompute == "full"
         else None,
         mlp_backward=compute_work("mlp.backward", "backward", transformer.mlp_backward(part), (hidden,)),

@@ -13,6 +13,7 @@ from perfsim.engine.failures import FailedRun
 from perfsim.graph import GraphBuilder, TaskGraph
 from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies import Plan, strategy
+from perfsim.strategies.zero import SHARDED
 from perfsim.study.contention import shared_links
 from perfsim.topology import Topology
 from perfsim.trace import Trace
@@ -124,8 +125,14 @@ def evaluate(
         trace=trace,
         breakdown_s=trace.mean_breakdown(),
         model_flop=model_flop_per_step(job),
-        recompute_flop=recompute_flop_per_step(job, plan.layout.recompute),
+        recompute_flop=_recompute_flop(plan),
         peak_flop_per_s=plan.topology.num_devices * plan.system.device.peak[job.recipe.precision],
         costs=costs,
         cluster=cluster,
     )
+
+
+def _recompute_flop(plan: Plan) -> float:
+    """FLOPs that a plan's step does again."""
+    stops_early = plan.layout.zero_stage == SHARDED
+    return recompute_flop_per_step(plan.job, plan.layout.recompute, stops_early=stops_early)

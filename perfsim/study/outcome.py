@@ -14,6 +14,8 @@ from perfsim.strategies import Plan
 from perfsim.study.batches import BatchChoice
 from perfsim.study.cluster import cluster_note
 from perfsim.study.evaluate import Evaluation, Perturbed
+from perfsim.study.published.reached import above_all_published
+from perfsim.study.remarks import edge_remark
 from perfsim.study.result import BatchPoint, CandidateResult, MemoryBar, TimelineBar, Why
 from perfsim.study.why import why
 
@@ -90,9 +92,10 @@ def _scale(cluster: ClusterCalibration | None) -> dict[str, Any] | None:
 
 
 def candidate_result(
-    evaluation: Evaluation, choice: BatchChoice, curve: Sequence[BatchChoice]
+    evaluation: Evaluation, choice: BatchChoice, curve: Sequence[BatchChoice], tried: Sequence[int] = ()
 ) -> CandidateResult:
-    """A candidate at its best batch."""
+    """A candidate at its best batch, the best of those `tried`."""
+    edge = edge_remark(tried, evaluation.plan.job.global_batch_size)
     return CandidateResult(
         **{**metrics(evaluation), "why": why_of(evaluation)},
         steps=choice.answer.steps,
@@ -108,8 +111,10 @@ def candidate_result(
         notes=(
             *evaluation.plan.notes,
             choice.answer.regime_text,
+            *filter(None, [edge, above_all_published(evaluation.plan, evaluation.mfu)]),
             *([cluster_note(evaluation.cluster)] if evaluation.cluster else []),
         ),
+        batch_at_edge=edge,
     )
 
 

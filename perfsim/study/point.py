@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from perfsim.study.outcome import metrics
 from perfsim.study.perturbation import perturbed
 from perfsim.study.perturbation_spec import parse_perturbations
 from perfsim.study.planner import best_plan
+from perfsim.study.published.reached import above_all_published
+from perfsim.study.remarks import defaults_remark
 from perfsim.topology import build_topology
 from perfsim.workload import Job, ParallelLayout
 
@@ -65,11 +68,15 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
     if point.layout:
         layout = parse_layout(point.layout, point.devices)
         evaluation = evaluate(chosen.plan(job, topology, layout), costs, cluster=cluster)
+        unnamed = defaults_remark((name for _, name, _ in _items(point.layout)), evaluation.plan)
     else:
         evaluation = best_plan(chosen, job, topology, costs, cluster=cluster)
+        unnamed = ""
     if disturbed is not None:
         evaluation = perturbed(evaluation, disturbed)
-    return {"model": job.model.name, **metrics(evaluation)}, evaluation
+    remarks = filter(None, [unnamed, above_all_published(evaluation.plan, evaluation.mfu)])
+    notes = [*evaluation.plan.notes, *remarks]
+    return {"model": job.model.name, **metrics(evaluation), "notes": notes}, evaluation
 
 
 def strategy_for(name: str, system: SystemSpec) -> Strategy:
@@ -89,10 +96,8 @@ def parse_layout(text: str, devices: int) -> ParallelLayout:
     """
     problems: list[Problem] = []
     given: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        key, _, value = item.partition("=")
-        name = SHORT_NAMES.get(key.strip(), key.strip())
-        parsed, problem = _parse_value(name, value.strip())
+    for item, name, value in _items(text):
+        parsed, problem = _parse_value(name, value)
         if problem:
             problems.append(Problem(f"--layout {item!r}: {problem[0]}", help=problem[1]))
         elif name in given:
@@ -112,6 +117,13 @@ def parse_layout(text: str, devices: int) -> ParallelLayout:
         used = layout.tensor * layout.pipeline
         layout = replace(layout, data=max(1, devices // used))
     return layout
+
+
+def _items(text: str) -> Iterator[tuple[str, str, str]]:
+    """Each setting in a layout's text as it stands, its long name, and its value."""
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, _, value = item.partition("=")
+        yield item, SHORT_NAMES.get(key.strip(), key.strip()), value.strip()
 
 
 _KINDS: dict[str, Any] = {field.name: field.type for field in fields(ParallelLayout)}

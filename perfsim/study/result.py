@@ -96,6 +96,8 @@ class CandidateResult:
     timeline: tuple[TimelineBar, ...]
     notes: tuple[str, ...] = ()
     why: Why | None = None
+    batch_at_edge: str = ""
+    """A remark where the best batch is the smallest or the largest of those tried."""
     cluster_calibration: Mapping[str, Any] | None = None
     """Name, scale and note of the user's own measurements, where step times were multiplied by it."""
     perturbed: Mapping[str, Any] | None = None

@@ -37,6 +37,8 @@ class Answered:
     choice: BatchChoice
     curve: tuple[BatchChoice, ...]
     sampling: SamplingSummary | None
+    tried: tuple[int, ...] = ()
+    """The global batches that were tried, with and without a plan."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def answer_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int, ta
     curve = batch_curve(machine, target, batches)
     evaluation, choice = run_best(machine, target, curve)
     curve = [choice if each.answer.batch_tokens == choice.answer.batch_tokens else each for each in curve]
-    return Answered(machine, evaluation, choice, tuple(curve), None)
+    return Answered(machine, evaluation, choice, tuple(curve), None, tuple(batches))
 
 
 def _batches(spec: StudySpec, target: Target, devices: int) -> list[int]:
@@ -223,4 +225,4 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
 
 
 def _candidate(each: Answered) -> CandidateResult:
-    return candidate_result(each.evaluation, each.choice, each.curve)
+    return candidate_result(each.evaluation, each.choice, each.curve, each.tried)

@@ -32,6 +32,7 @@ from perfsim.transformer.kernels import (
     linear_backward,
     mlp_backward,
     mlp_forward,
+    mlp_recompute,
     mlp_residual,
     padded_vocab_size,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "mlp_backward",
     "mlp_dgrad",
     "mlp_forward",
+    "mlp_recompute",
     "mlp_residual",
     "mlp_weight_input_bytes",
     "mlp_wgrad",

@@ -87,10 +87,11 @@ def model_flop_per_step(job: Job) -> float:
     return (body + head) * job.tokens_per_step
 
 
-def recompute_flop_per_step(job: Job, recompute: str) -> float:
+def recompute_flop_per_step(job: Job, recompute: str, *, stops_early: bool = False) -> float:
     """FLOPs that are done again: one forward of the layers (full) or of the attention core.
 
-    [2104.04473 Eq. 3; 2205.05198 App. A]
+    [2104.04473 Eq. 3; 2205.05198 App. A]. A full recompute that `stops_early` leaves out the MLP's
+    second linear, whose result no backward reads.
     """
     model = job.model
     core = 4.0 * job.recipe.seq_length * model.hidden_size
@@ -99,6 +100,8 @@ def recompute_flop_per_step(job: Job, recompute: str) -> float:
         "selective": core,
         "full": 2.0 * parameters(model).layer_matrices + core,
     }[recompute]
+    if recompute == "full" and stops_early:
+        again -= 2.0 * model.hidden_size * model.ffn_hidden_size
     return again * model.num_layers * job.tokens_per_step
 
 

@@ -56,6 +56,8 @@ class LayerSlice:
     main_grad_bytes: float = 4.0
     """Bytes of an accumulated gradient: 4 with fp32 main gradients, 2 in pure bf16."""
     dropout: bool = True
+    recompute_stops_early: bool = False
+    """A layer made again stops at the last tensor that its backward reads, so its last linear is left out."""
 
     @property
     def tokens(self) -> int:
@@ -156,8 +158,8 @@ def _norm(name: str, part: LayerSlice) -> Kernel:
 
 
 def _norm_backward(name: str, part: LayerSlice) -> Kernel:
-    """Gradients of input, scale and shift; the last two reduced, then accumulated."""
-    return elementwise(name, 3 * HALF * part.activation_elements / part.norm_share, launches=4)
+    """Input gradient in one kernel; scale and shift in others, which read input and output gradient again."""
+    return elementwise(name, 5 * HALF * part.activation_elements / part.norm_share, launches=4)
 
 
 def _residual(name: str, part: LayerSlice) -> Kernel:
@@ -167,9 +169,10 @@ def _residual(name: str, part: LayerSlice) -> Kernel:
 
 
 def residual_backward(name: str, part: LayerSlice) -> Kernel:
-    """Backward of bias, dropout and residual."""
-    each = 2 * HALF + (1.0 if part.dropout else 0.0) + HALF
-    return elementwise(name, each * part.activation_elements / part.norm_share, launches=2)
+    """Backward of dropout (read, mask, write); sum of both branches' gradients (two reads, a write)."""
+    each = 3 * HALF + (2 * HALF + 1.0 if part.dropout else 0.0)
+    launches = 2 if part.dropout else 1
+    return elementwise(name, each * part.activation_elements / part.norm_share, launches=launches)
 
 
 def attention_projections(part: LayerSlice) -> tuple[Kernel, Kernel]:
@@ -193,7 +196,13 @@ def attention_core(part: LayerSlice) -> tuple[Kernel, ...]:
         elementwise("softmax", 2 * HALF * scores),
         *((elementwise("attention_dropout", (2 * HALF + 1) * scores),) if part.dropout else ()),
         gemm("context", s, d, s, batch=heads),
+        _heads_to_tokens("context_transpose", part),
     )
+
+
+def _heads_to_tokens(name: str, part: LayerSlice) -> Kernel:
+    """A copy of the context from one matrix a head to one row a token, or of its gradient back."""
+    return elementwise(name, 2 * HALF * part.activation_elements / part.tensor)
 
 
 def attention_core_backward(part: LayerSlice) -> tuple[Kernel, ...]:
@@ -203,6 +212,7 @@ def attention_core_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
     scores = float(heads) * s * s
     return (
+        _heads_to_tokens("context_transpose.backward", part),
         gemm("context.dgrad_probabilities", s, s, d, batch=heads),
         gemm("context.dgrad_values", s, d, s, batch=heads),
         *((elementwise("attention_dropout.backward", (2 * HALF + 1) * scores),) if part.dropout else ()),
@@ -239,6 +249,12 @@ def attention_forward(part: LayerSlice) -> tuple[Kernel, ...]:
     return (_norm("attention_norm", part), qkv, *rotary(part), *attention_core(part), projection)
 
 
+def join_gradients(part: LayerSlice) -> Kernel:
+    """The gradients of queries, keys and values written side by side, as the QKV linear reads them."""
+    width = part.model.hidden_size + 2 * part.kv_size
+    return elementwise("qkv.join_gradients", 2 * HALF * part.tokens * width / part.tensor)
+
+
 def rotary(part: LayerSlice) -> tuple[Kernel, ...]:
     """Rotation of queries and keys, where positions are rotary."""
     if part.model.position_embedding != "rotary":
@@ -255,6 +271,7 @@ def attention_backward(part: LayerSlice) -> tuple[Kernel, ...]:
         *linear_backward(projection, part.main_grad_bytes, part.model.has_attention_bias),
         *attention_core_backward(part),
         *rotary(part),
+        join_gradients(part),
         *linear_backward(qkv, part.main_grad_bytes, part.model.has_attention_bias),
         _norm_backward("attention_norm.backward", part),
     )
@@ -279,13 +296,22 @@ def activation(name: str, part: LayerSlice, passes: int) -> Kernel:
 
 def mlp_forward(part: LayerSlice) -> tuple[Kernel, ...]:
     """Residual of the attention block, layer norm, and both linears of the MLP."""
-    fc1, fc2 = mlp_linears(part)
+    return (*_mlp_before_fc2(part), mlp_linears(part)[1])
+
+
+def mlp_recompute(part: LayerSlice) -> tuple[Kernel, ...]:
+    """What of the MLP block is made again before its backward."""
+    if part.recompute_stops_early:
+        return _mlp_before_fc2(part)
+    return (*mlp_forward(part), *mlp_residual(part))
+
+
+def _mlp_before_fc2(part: LayerSlice) -> tuple[Kernel, ...]:
     return (
         _residual("attention_residual", part),
         *_mlp_norm(part),
-        fc1,
+        mlp_linears(part)[0],
         activation("activation", part, 2),
-        fc2,
     )
 
 

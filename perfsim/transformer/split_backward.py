@@ -17,6 +17,7 @@ from perfsim.transformer.kernels import (
     cross_entropy_backward,
     elementwise,
     head_linear,
+    join_gradients,
     linear_dgrad,
     linear_wgrad,
     mlp_linears,
@@ -33,6 +34,7 @@ def attention_dgrad(part: LayerSlice) -> tuple[Kernel, ...]:
         linear_dgrad(projection),
         *attention_core_backward(part),
         *rotary(part),
+        join_gradients(part),
         linear_dgrad(qkv),
         _norm_dgrad("attention_norm.dgrad", part),
     )

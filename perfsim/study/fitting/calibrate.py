@@ -66,13 +66,14 @@ def calibrate_collectives(tables: Sequence[Path], link: str, out: Path | None = 
 def calibrate_framework(
     cases: Path, device: str, out: Path | None = None, *, device_only: bool = False
 ) -> str:
-    """Fit the framework's host times and the device's ceilings to whole steps: two YAML files.
+    """Fit what the framework, the network and the device take in whole steps: a YAML file each.
 
     `out` is a directory. Raises InputError for a bad file, an unknown device, or without SciPy.
     """
     fit = fit_steps(cases, device, device_only=device_only)
-    found = (fit.device,) if device_only else (fit.framework, fit.device)
-    return "\n".join(_deliver(each, None if out is None else out / f"{each.name}.yaml") for each in found)
+    return "\n".join(
+        _deliver(each, None if out is None else out / f"{each.name}.yaml") for each in fit.calibrations
+    )
 
 
 def calibrate_steps(measured: Path, out: Path | None = None) -> tuple[str, str]:
@@ -103,6 +104,7 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             "sustained_fraction",
             "wgrad_factor",
             "attention_fraction",
+            "attention_half_length",
         )
         return GpuCalibration(
             name=device.name,

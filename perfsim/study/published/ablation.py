@@ -1,7 +1,7 @@
 """What each mechanism of the GPU model is worth: it is taken out, and published runs predicted again.
 
-A removal is a wrapper around the prices: graphs stay as they are written. No constant is refitted, so
-what other constants could make up for after a new fit is shown as error too. Steps are taken by their
+A removal is a wrapper around the prices: graphs stay as they are written. Fitted constants stay too, and
+what they could make up for after a new fit is told apart by `leave_out.refitted`. Steps are taken by their
 longest path, which leaves out only the contention for links.
 """
 
@@ -49,6 +49,8 @@ class Removal:
     change: Callable[[GpuCosts], None] = lambda _: None
     """What is set to another value."""
     one_tier: bool = False
+    own: tuple[str, ...] = ()
+    """Fitted constants that go with the mechanism; a new fit has to do without them."""
 
 
 class WithoutMechanism(GpuCosts):
@@ -93,6 +95,25 @@ def _no_power_limit(costs: GpuCosts) -> None:
     costs.gemm = replace(costs.gemm, sustained_fraction=1.0)
 
 
+def _any_length(costs: GpuCosts) -> None:
+    costs.gpu = costs.gpu.model_copy(update={"attention_half_length": 0.0})
+
+
+def _no_bridge(costs: GpuCosts) -> None:
+    known = costs.collectives.nic.calibration
+    if known is None or known.network is None:
+        return
+    network = known.network.model_copy(update={"partial_node_bytes_per_s": None})
+    nic = costs.collectives.nic.model_copy(
+        update={"calibration": known.model_copy(update={"network": network})}
+    )
+    costs.collectives = replace(costs.collectives, nic=nic)
+
+
+def _any_rows(costs: GpuCosts) -> None:
+    costs.vector_flop_per_s = None
+
+
 def _no_cache(costs: GpuCosts) -> None:
     costs.cache_bytes = 0.0
 
@@ -117,17 +138,45 @@ REMOVALS = (
     Removal("tensor-parallel collectives", "free", work=_of_category("tensor_communication")),
     Removal("collectives of recompute", "free", tasks=recomputed_collectives),
     Removal("hierarchical collectives", "every group inside one node", one_tier=True),
-    Removal("data-parallel and FSDP traffic", "free", work=_of_category("data_communication")),
+    Removal(
+        "data-parallel and FSDP traffic",
+        "free",
+        work=_of_category("data_communication"),
+        own=("partial_node_bytes_per_s",),
+    ),
+    Removal(
+        "bridge of partial nodes",
+        "every rank beside its NIC",
+        change=_no_bridge,
+        own=("partial_node_bytes_per_s",),
+    ),
     Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
-    Removal("host-launch floor", "the host takes no time", change=_no_host),
+    Removal(
+        "host-launch floor",
+        "the host takes no time",
+        change=_no_host,
+        own=("host_s_per_kernel", "host_blocking_s_per_kernel"),
+    ),
     Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
     Removal("gradient accumulation", "free", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
     Removal("last-level cache", "none", change=_no_cache),
-    Removal("attention core", "free", kernel=lambda kernel: kernel.name.startswith(ATTENTION_CORE)),
+    Removal(
+        "attention core",
+        "free",
+        kernel=lambda kernel: kernel.name.startswith(ATTENTION_CORE),
+        own=("attention_fraction", "attention_half_length"),
+    ),
+    Removal(
+        "fused attention by length",
+        "as in long sequences",
+        change=_any_length,
+        own=("attention_half_length",),
+    ),
     Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(HEAD_AND_EMBEDDING)),
     Removal("optimizer", "free", work=_of_category("optimizer")),
     Removal("waves of tiles", "no idle units in the last wave", change=_no_waves),
-    Removal("sustained power ceiling", "1.0 of peak", change=_no_power_limit),
+    Removal("matrix cores want rows of 16 bytes", "they take any", change=_any_rows),
+    Removal("sustained power ceiling", "1.0 of peak", change=_no_power_limit, own=("sustained_fraction",)),
 )
 """In the order of the table: communication, host, memory, parts of the model, matrix products."""
 

@@ -22,7 +22,7 @@ from perfsim.study.published.case_graphs import WrittenCase, write_case
 from perfsim.study.published.cases import CaseFile, StepCase
 from perfsim.study.published.causes import Facts, likely_cause
 from perfsim.study.published.goals import Goal, Miss, goals_of, known_misses
-from perfsim.study.published.leave_out import LeftOut, Tangent, leave_out, tangent
+from perfsim.study.published.leave_out import LeftOut, Tangent, leave_out, refitted, tangent
 from perfsim.study.published.score import Scored, families, summary
 from perfsim.study.published.validation import scored_case
 
@@ -37,6 +37,8 @@ class Removed:
     most_hurt: str
     """The family whose mean error grows most; empty where none does."""
     most_hurt_mape: float | None
+    refitted: Mapping[str, Any] | None = None
+    """The score after the fitted constants were given the chance to make up for it."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def step_accuracy(
         causes=causes,
         goals=goals_of(result) if on_gpus else [],
         misses=known_misses(result, causes),
-        removed=ablation(cases, examined) if on_gpus else [],
+        removed=ablation(cases, examined, tangents) if on_gpus else [],
         left_out=leave_out(tangents, cases, catalog) if tangents else [],
     )
 
@@ -175,8 +177,13 @@ def _causes(
     return causes
 
 
-def ablation(cases: Sequence[StepCase], examined: Mapping[str, Examined]) -> list[Removed]:
-    """The score with every mechanism in place and without each one, over the GPU cases."""
+def ablation(
+    cases: Sequence[StepCase], examined: Mapping[str, Examined], tangents: Sequence[Tangent] = ()
+) -> list[Removed]:
+    """The score with every mechanism in place and without each one, over the GPU cases.
+
+    With `tangents` also after a new fit of the constants.
+    """
     on_gpus = [
         (scored_case(case, None), examined[case.id].steps_s)
         for case in cases
@@ -195,7 +202,18 @@ def ablation(cases: Sequence[StepCase], examined: Mapping[str, Examined]) -> lis
         hurt = max(after, key=lambda name: after[name] - before[name]["mape"], default="")
         if hurt and after[hurt] <= before[hurt]["mape"]:
             hurt = ""
-        rows.append(
-            Removed(removal.key, removal.instead, summary(changed), hurt, after[hurt] if hurt else None)
-        )
+        hurt_mape = after[hurt] if hurt else None
+        again = _after_fit(changed, tangents, removal.own)
+        rows.append(Removed(removal.key, removal.instead, summary(changed), hurt, hurt_mape, again))
     return rows
+
+
+def _after_fit(
+    changed: Sequence[Scored], tangents: Sequence[Tangent], without: Sequence[str]
+) -> Mapping[str, Any] | None:
+    """The score of `changed` predictions once the constants are fitted again; None without tangents."""
+    if not tangents:
+        return None
+    steps_s = {each.id: each.predicted_s for each in changed if each.predicted_s is not None}
+    again = refitted(tangents, steps_s, without)
+    return summary([replace(each, predicted_s=again.get(each.id, each.predicted_s)) for each in changed])

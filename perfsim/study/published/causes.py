@@ -113,8 +113,9 @@ def _head_size(facts: Facts) -> Cause | None:
     size = model.hidden_size // model.num_attention_heads
     if size % HEAD_MULTIPLE == 0 or facts.share(mechanism) < LEAST_SHARE:
         return None
+    how = "slower still than" if facts.error < 0 else "faster than"
     return Cause(
-        f"head size {size} is no multiple of {HEAD_MULTIPLE}: attention off its fast path", mechanism
+        f"head size {size} is no multiple of {HEAD_MULTIPLE}: attention {how} without matrix cores", mechanism
     )
 
 
@@ -123,6 +124,18 @@ def _tensor_across_nodes(facts: Facts) -> Cause | None:
     if not facts.tensor_across_nodes or facts.share(mechanism) < LEAST_SHARE:
         return None
     return Cause(f"{_share(facts, mechanism, 'tensor parallelism between nodes')})", mechanism)
+
+
+def _assumed_vocabulary(facts: Facts) -> Cause | None:
+    mechanism = "embedding, head and loss"
+    if "vocab" not in facts.case.assumed or facts.error < 0 or not facts.explains(mechanism):
+        return None
+    rows = facts.factor(mechanism) * facts.case.model.vocab_size
+    return Cause(
+        f"{_share(facts, mechanism)} at a vocabulary that is assumed; right with about {rows:,.0f} rows "
+        f"in place of {facts.case.model.vocab_size:,})",
+        mechanism,
+    )
 
 
 def _shared_by_family(facts: Facts) -> Cause | None:
@@ -171,6 +184,7 @@ UNUSUAL: tuple[Rule, ...] = (
     _weak_evidence,
     _head_size,
     _tensor_across_nodes,
+    _assumed_vocabulary,
     _shared_by_family,
     _host_blocking,
     _uneven_stages,

@@ -9,7 +9,7 @@ priced in full at the new constants.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,8 +22,8 @@ from perfsim.engine import critical_path
 from perfsim.study.fitting.fit_tables import rounded, scipy_optimize
 from perfsim.study.fitting.step_fit import (
     CONSTANTS,
-    OF_FRAMEWORK,
     OUTLIER,
+    SHARED,
     durations_with,
     recorded_constants,
 )
@@ -112,6 +112,35 @@ def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: C
     return [*rows, LeftOut(ALL, "", _summary(ALL, used, {}), _summary(ALL, used, by_id), {})]
 
 
+def refitted(
+    tangents: Sequence[Tangent], steps_s: Mapping[str, float], without: Sequence[str] = ()
+) -> dict[str, float]:
+    """Step times by case after a new fit, where the model with the recorded constants gives `steps_s`.
+
+    `without` names constants that the model no longer has. Slopes are those of the whole model.
+    """
+    moved = [
+        replace(each, scored=replace(each.scored, predicted_s=steps_s[each.scored.id]))
+        for each in tangents
+        if each.scored.counts
+    ]
+    first = Counter(each.calibration for each in moved).most_common(1)[0][0]
+    kept = ~np.isin(CONSTANTS, without)
+    found = {}
+    for calibration in dict.fromkeys(each.calibration for each in moved):
+        mine = [each for each in moved if each.calibration == calibration]
+        seen = np.abs([each.slopes for each in mine]).max(axis=0) > UNSEEN
+        change = _fit(mine, _free(calibration == first) & kept & seen)
+        for each in mine:
+            found[each.scored.id] = steps_s[each.scored.id] * float(np.exp(np.dot(each.slopes, change)))
+    return found
+
+
+def _free(decides_all: bool) -> NDArray[np.bool_]:
+    """Which constants the runs of a device decide: all, or those of the device alone."""
+    return np.arange(len(CONSTANTS)) >= (0 if decides_all else len(SHARED))
+
+
 def _predict(asked: tuple[StepCase, tuple[float, ...]], catalog: Catalog) -> float:
     case, constants = asked
     written = write_case(case, catalog)
@@ -126,7 +155,7 @@ def _summary(family: str, tangents: Sequence[Tangent], predicted: dict[str, floa
 def _without(family: str, tangents: Sequence[Tangent]) -> LeftOut:
     """New constants for a family's device from the other families.
 
-    The device with most runs decides the framework's constants; another one's runs decide its own
+    The device with most runs decides the shared constants; another one's runs decide its own
     alone. A device without other runs borrows those of the first.
     """
     first = Counter(each.calibration for each in tangents).most_common(1)[0][0]
@@ -136,7 +165,7 @@ def _without(family: str, tangents: Sequence[Tangent]) -> LeftOut:
     same = [each for each in others if each.calibration == calibration]
     borrowed = "" if same else first
     at = np.array((same or [each for each in others if each.calibration == first] or mine)[0].constants)
-    free = np.arange(len(CONSTANTS)) >= (0 if calibration == first else len(OF_FRAMEWORK))
+    free = _free(calibration == first)
     kept: tuple[str, ...] = ()
     if same:
         seen = np.abs([each.slopes for each in same]).max(axis=0) > UNSEEN

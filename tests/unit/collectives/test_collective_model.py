@@ -86,7 +86,7 @@ def test_local_bytes_are_paid_on_top_of_the_bus() -> None:
         latency=0.0,
         calibration=CollectiveCalibration(name="x", collectives={"all_gather": (line,)}),
     )
-    model = CollectiveModel(link, link, 25e9)
+    model = CollectiveModel(link, link, 25e9, 8)
     assert model.time_s("all_gather", 1e9, Group.inside_node(4)) == pytest.approx(0.75 / 200 + 1 / 500)
 
 
@@ -94,6 +94,26 @@ def test_bus_bandwidth_across_nodes_is_the_nics_of_the_ranks_of_a_node() -> None
     n_bytes, wire = 1e12, 2 * 15 / 16
     seconds = collective_time_s("all_reduce", n_bytes, Group(16, 8, 2), node(nics=4))
     assert wire * n_bytes / seconds == pytest.approx(0.8 * 4 * 25e9, rel=1e-3)
+
+
+def test_a_group_with_some_places_of_each_node_is_bounded_by_the_bridge() -> None:
+    machine = node(nics=8)
+    network = machine.nic.calibration
+    assert network is not None
+    assert network.network is not None
+    limited = network.network.model_copy(update={"partial_node_bytes_per_s": 10e9})
+    nic = machine.nic.model_copy(update={"calibration": network.model_copy(update={"network": limited})})
+    bridged = machine.model_copy(update={"nic": nic})
+    wire = {1: 2 * 1 / 2, 2: 2 * 3 / 4, 8: 2 * 15 / 16}
+    bus = {
+        per_node: factor
+        * 1e12
+        / collective_time_s("all_reduce", 1e12, Group(2 * per_node, per_node, 2), bridged)
+        for per_node, factor in wire.items()
+    }
+    assert bus[2] == pytest.approx(10e9, rel=1e-3)
+    assert bus[1] == pytest.approx(0.8 * 25e9, rel=1e-3), "one rank stands next to its own NIC"
+    assert bus[8] == pytest.approx(0.8 * 8 * 25e9, rel=1e-3), "a whole node has a rank next to every NIC"
 
 
 def test_one_rank_in_each_node_has_its_share_of_the_nics_only() -> None:

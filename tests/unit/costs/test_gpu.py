@@ -50,9 +50,15 @@ def gpu_calibration(**changes: Any) -> GpuCalibration:
     return GpuCalibration(**(fields | changes))
 
 
-def costs(toys: ModuleType, devices: int = 16, **recipe: Any) -> GpuCosts:
+def costs(
+    toys: ModuleType, devices: int = 16, *, constants: dict[str, Any] | None = None, **recipe: Any
+) -> GpuCosts:
     system = toys.gpu_cluster()
-    device = system.device.model_copy(update={"calibration": gpu_calibration()})
+    changes = {
+        "calibration": gpu_calibration(**(constants or {})),
+        "vector_peak": {"bf16": 39e12, "fp16": 78e12},
+    }
+    device = system.device.model_copy(update=changes)
     framework = FrameworkCalibration(
         name="toy", host_s_per_kernel=HOST_S, host_blocking_s_per_kernel=BLOCKING_S, overlap_sharpness=4.0
     )
@@ -71,10 +77,28 @@ def test_a_memory_bound_kernel_takes_its_bytes_and_one_latency_a_launch(toys: Mo
 
 
 def test_fused_attention_takes_its_flop_or_its_bytes(toys: ModuleType) -> None:
-    computing = Kernel("a", "attention", flop=312e9, bytes_accessed=1.0)
-    moving = Kernel("a", "attention", flop=1.0, bytes_accessed=1.6e9)
+    computing = Kernel("a", "attention", flop=312e9, bytes_accessed=1.0, m=2048)
+    moving = Kernel("a", "attention", flop=1.0, bytes_accessed=1.6e9, m=2048)
     assert costs(toys).kernel_s(computing) == pytest.approx(KERNEL_S + 312e9 / (0.5 * 312e12))
     assert costs(toys).kernel_s(moving) == pytest.approx(KERNEL_S + 1e-3)
+
+
+@pytest.mark.parametrize(("length", "share"), [(1000, 0.5), (3000, 0.75), (10**9, 1.0)])
+def test_fused_attention_reaches_half_its_rate_at_its_half_length(
+    toys: ModuleType, length: int, share: float
+) -> None:
+    kernel = Kernel("a", "attention", flop=312e12, bytes_accessed=1.0, m=length)
+    seconds = costs(toys, constants={"attention_half_length": 1000.0}).kernel_s(kernel)
+    assert seconds == pytest.approx(1.0 / (0.5 * share), rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_product_with_odd_rows_runs_without_matrix_cores(toys: ModuleType, precision: str) -> None:
+    priced = costs(toys, precision=precision)
+    peak = {"fp16": 78e12, "bf16": 39e12}[precision]
+    even, odd = gemm("scores", 2048, 2048, 104, batch=64), gemm("scores", 2048, 2048, 108, batch=64)
+    assert priced.kernel_s(odd) >= odd.flop / peak
+    assert priced.kernel_s(even) < even.flop / peak
 
 
 def test_a_weight_gradient_is_slower_by_its_factor(toys: ModuleType) -> None:

@@ -54,7 +54,7 @@ def write_gemm_table(path: Path, rows: int = 400) -> Path:
 def write_collective_table(path: Path, factor: float = 1.0) -> Path:
     """Times of the fitted NVLink on its own sizes, times `factor`."""
     link = LINK.model_copy(update={"calibration": nvlink3()})
-    model = CollectiveModel(link, link, 25e9)
+    model = CollectiveModel(link, link, 25e9, 8)
     lines = ["collective,num_gpus,bytes,time_us"]
     names: dict[str, CollectiveOp] = {"all_reduce": "all_reduce", "alltoall": "all_to_all"}
     for name, op in names.items():

@@ -105,3 +105,9 @@ def test_a_wafer_names_its_release() -> None:
 
 def test_without_any_cause_that_is_said() -> None:
     assert likely_cause(facts(0.4, {})).startswith("no one mechanism")
+
+
+def test_an_assumed_vocabulary_is_named_with_the_rows_that_would_fit() -> None:
+    said = likely_cause(facts(0.1, {"embedding, head and loss": 0.25}, assumed=["vocab"]))
+    rows = round((1 - 0.1 / 1.1 / 0.25) * BASE["model"]["vocab_size"])
+    assert f"{rows:,} rows" in said

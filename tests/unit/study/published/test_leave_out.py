@@ -16,12 +16,16 @@ from perfsim.study.published.leave_out import ALL, LeftOut, Tangent, leave_out, 
 from perfsim.study.published.score import Scored
 from perfsim.study.published.validation import scored_case
 
-AT = (4e-5, 1e-4, 0.8, 0.3)
-TRUE = np.array([5e-5, 1e-4, 0.7, 0.3])
+AT = (4e-5, 1e-4, 9e9, 1500.0, 0.8, 0.3)
+TRUE = np.array([5e-5, 1e-4, 9e9, 1500.0, 0.7, 0.3])
 SLOPES = {
-    "host": [(0.6, 0.0, -0.3, 0.0), (0.4, 0.0, -0.5, 0.0), (0.5, 0.0, -0.2, 0.0)],
-    "long": [(0.0, 0.0, -0.9, 0.0), (0.1, 0.0, -0.8, 0.0)],
-    "flash": [(0.1, 0.0, -0.3, -0.5), (0.0, 0.0, -0.4, -0.4)],
+    "host": [
+        (0.6, 0.0, 0.0, 0.0, -0.3, 0.0),
+        (0.4, 0.0, 0.0, 0.0, -0.5, 0.0),
+        (0.5, 0.0, 0.0, 0.0, -0.2, 0.0),
+    ],
+    "long": [(0.0, 0.0, 0.0, 0.0, -0.9, 0.0), (0.1, 0.0, 0.0, 0.0, -0.8, 0.0)],
+    "flash": [(0.1, 0.0, 0.0, 0.0, -0.3, -0.5), (0.0, 0.0, 0.0, 0.0, -0.4, -0.4)],
 }
 
 
@@ -49,16 +53,17 @@ def test_constants_are_found_again_without_each_family() -> None:
 
 def test_a_constant_that_no_other_family_shows_is_kept_and_said_to_be() -> None:
     found = by_family(leave_out(tangents(), [], Catalog()))
-    assert set(found["flash"].kept) == {"attention_fraction", "host_blocking_s_per_kernel"}
+    unseen = {"host_blocking_s_per_kernel", "partial_node_bytes_per_s", "attention_half_length"}
+    assert set(found["flash"].kept) == {"attention_fraction", *unseen}
     assert found["flash"].constants["attention_fraction"] == 0.3
-    assert found["host"].kept == ("host_blocking_s_per_kernel",)
+    assert set(found["host"].kept) == unseen
 
 
 def test_a_device_without_other_runs_borrows_the_constants_of_the_one_with_most() -> None:
     lone = replace(
         tangents()[0],
         calibration="new",
-        constants=(4e-5, 1e-4, 0.5, 0.1),
+        constants=(4e-5, 1e-4, 9e9, 1500.0, 0.5, 0.1),
         scored=Scored("n", "new", "A", None, "", 1.0, 1.1),
     )
     found = by_family(leave_out([*tangents(), lone], [], Catalog()))["new"]
@@ -96,6 +101,7 @@ def test_slopes_are_those_of_the_priced_step() -> None:
     assert slopes["host_s_per_kernel"] == pytest.approx(1.0, abs=0.05), "so small a model waits for the host"
     assert slopes["host_blocking_s_per_kernel"] == 0.0
     assert slopes["attention_fraction"] == 0.0, "standard attention"
+    assert slopes["partial_node_bytes_per_s"] == 0.0, "one device"
     at = recorded_constants(written)
     assert found.scored.predicted_s == predict_with(written, at)
     assert module._predict((case, tuple(at.tolist())), Catalog()) == predict_with(written, at)
