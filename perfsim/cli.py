@@ -169,7 +169,7 @@ def _progress(*, quiet: bool) -> Any:
     "--perturb",
     default="",
     metavar="straggler=1.3@rank5,jitter=0.02,seed=1",
-    help="Disturb the step: slow ranks, noise, dead=LINK, slow=0.5@LINK; mttf=8h,checkpoint=1h,restart=10min.",
+    help="Disturb it: slow ranks, noise, dead=LINK, slow=0.5@LINK, mttf=8h,checkpoint=1h,restart=10min.",
 )
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
 @click.option(

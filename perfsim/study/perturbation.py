@@ -33,6 +33,8 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     """
     plan = evaluation.plan
     _check_ranks(spec, plan.topology)
+    if evaluation.perturbed is not None:
+        raise InputError("a step that is perturbed already cannot be perturbed again")
     health = link_health(plan.topology, {each.link: each.left for each in spec.links})
     draws = [_draw(evaluation, spec, health, number) for number in range(spec.draws if spec.is_random else 1)]
     draws.sort(key=lambda trace: trace.step_time_s)

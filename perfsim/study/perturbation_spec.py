@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
@@ -59,6 +60,14 @@ class FailureSpec(Spec):
         return self
 
 
+class ResilienceSpec(Spec):
+    """Step time against the severity of one straggler: what a study draws of every candidate."""
+
+    rank: NonNegativeInt = 0
+    """The slow GPU or wafer; the last one of a machine that has fewer."""
+    severities: Annotated[tuple[Factor, ...], Field(min_length=1, max_length=16)] = (1.1, 1.25, 1.5, 2.0)
+
+
 class PerturbationSpec(Spec):
     """What disturbs a step or a run; the same seed gives the same bytes."""
 
@@ -97,6 +106,10 @@ def parse_perturbations(text: str) -> PerturbationSpec:
         key, _, value = (part.strip() for part in item.partition("="))
         try:
             _read(given, key, value)
+        except InputError as error:
+            problems += [
+                replace(each, message=f"--perturb {item!r}: {each.message}") for each in error.problems
+            ]
         except ValueError as error:
             problems.append(Problem(f"--perturb {item!r}: {error}", help=_help(key)))
     if problems:

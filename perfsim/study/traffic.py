@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.errors import InputError
 from perfsim.graph import Kind, RankGroup, Work
 from perfsim.hardware import WaferClusterSpec
 from perfsim.topology import FatTree, LinkHealth, WaferTree, route_around
@@ -119,16 +120,23 @@ def _around(links: Ints, source: Ints, target: Ints, tree: FatTree, health: Link
     return np.concatenate(rest)
 
 
-def wafer_traffic(work: Work, tree: WaferTree) -> Traffic | None:
+def wafer_traffic(work: Work, tree: WaferTree, health: LinkHealth) -> Traffic | None:
     """What a class of work puts on MemoryX and the tree: weights go down all of it, gradients up.
 
-    Where links are not duplex the two directions are one link, the lower id of the two.
+    Where links are not duplex the two directions are one link, the lower id of the two. A tree has one
+    way to each system: InputError where it is cut.
     """
     directions: dict[str, Literal["down", "up"]] = {"memoryx_read": "down", "reduce": "up"}
     if work.op not in directions:
         return None
     system = tree.system
     links = tree.tree_links(directions[work.op])
+    for link in sorted(health.dead.intersection(links)):
+        edge = tree.links()[link]
+        raise InputError(
+            f"no route is left over {edge.source}-{edge.target}: a wafer that is cut off is a failure; "
+            "give at= or mttf= with checkpoint= and restart="
+        )
     if not system.swarmx.duplex:
         links = tuple(link - link % 2 for link in links)
     return Traffic(np.array(links), np.ones(len(links), dtype=np.int64), stream_bytes_per_s(system))
