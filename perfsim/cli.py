@@ -255,9 +255,8 @@ def validate(
         from perfsim.study.published.held_out import held_out
         from perfsim.study.published.reached import write_reached
 
-        scores = {
-            path.name: held_out(path) for path, each in zip(paths, results, strict=True) if "cases" in each
-        }
+        steps = [each["kind"] == "step_time" for each in results]
+        scores = {path.name: held_out(path) for path, of_steps in zip(paths, steps, strict=True) if of_steps}
         write_record(results, scores)
         write_reached(path for path in paths if path.name in scores)
     if as_json:

@@ -1,6 +1,7 @@
 """Everything perfsim refuses, with the exit code a command line ends in.
 
-Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan.
+Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan,
+4 stopped by --max-events or --max-seconds.
 """
 
 from __future__ import annotations
@@ -87,6 +88,12 @@ class GraphError(PerfsimError):
 
 class DeadlockError(PerfsimError):
     """A simulation that cannot proceed; the message says who waits for what."""
+
+
+class LimitError(PerfsimError):
+    """A limit that the user set on events or seconds; the message says how far the run had come."""
+
+    exit_code = 4
 
 
 class VerificationError(PerfsimError):

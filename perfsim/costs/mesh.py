@@ -44,6 +44,12 @@ class MeshCosts:
         return kernel.flop / self.flop_per_s + self.movement_s(kernel)
 
     def movement_s(self, kernel: Kernel) -> float:
-        """Seconds in which the operand that moves and the partial sums pass the links of the mesh."""
+        """Seconds in which a product's moving operand and its partial sums pass the links of the mesh."""
         elements = (kernel.m + kernel.k) * kernel.n
         return elements * math.sqrt(kernel.batch / self.cores) * self.link_s_per_element
+
+    def weights_s(self, kernels: Iterable[Kernel]) -> float:
+        """Seconds in which streamed weights and their gradients pass the links, whatever the tokens."""
+        streamed = [kernel for kernel in kernels if kernel.partition == "streamed"]
+        elements = sum((each.m if each.weight_gradient else each.k) * each.n for each in streamed)
+        return elements / math.sqrt(self.cores) * self.link_s_per_element

@@ -12,23 +12,16 @@ sequences of 2,048 tokens, 49,152.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from perfsim.costs.price import Costs
-from perfsim.graph import Work
-
 
 def roof_tokens(flop_per_s: float, weight_bytes: float, link_bytes_per_s: float) -> float:
     """Tokens of one pass under which a weight's way takes longer than its use; `flop_per_s` is e P."""
     return flop_per_s * weight_bytes / (2.0 * link_bytes_per_s)
 
 
-def hidden_from_tokens(tokens: float, use: Work, load_s: float, costs: Costs) -> float:
-    """The same with all that a layer does besides: attention, and a fixed time that no token pays for.
+def hidden_from_tokens(tokens: float, use_s: float, fixed_s: float, load_s: float) -> float:
+    """The same with all that a layer does besides: attention, movement over the mesh.
 
-    `use` is what a layer computes on `tokens` tokens with weights that take `load_s` to arrive; its time
-    is read as a straight line in tokens. 0 where the fixed time alone hides the weights.
+    A layer uses its weights for `use_s` on `tokens` tokens, a straight line in tokens that starts at
+    `fixed_s`; they take `load_s` to arrive. 0 where the fixed time alone hides them.
     """
-    fixed_s = costs.duration_s(replace(use, kernels=()))
-    each_s = (costs.duration_s(use) - fixed_s) / tokens
-    return max(0.0, load_s - fixed_s) / each_s
+    return max(0.0, load_s - fixed_s) / ((use_s - fixed_s) / tokens)

@@ -56,6 +56,10 @@ class WaferCosts:
             return moving_s
         return work.share * (self.mesh.duration_s(work.kernels) - self._harvested_s(work))
 
+    def movement_s(self, work: Work) -> float:
+        """Seconds of a task of this class in which operands and partial sums pass the mesh."""
+        return work.share * sum(self.mesh.movement_s(kernel) for kernel in work.kernels)
+
     def _harvested_s(self, work: Work) -> float:
         """Seconds of arithmetic that the zeros in a layer's sparse matrices save; what moves stays."""
         if not self.zeros_saved or not work.op.startswith("layer."):

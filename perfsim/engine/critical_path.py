@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
-from numpy.typing import NDArray
 
-from perfsim.engine.grid import quantize
+from perfsim.engine.grid import Floats, Ticks, in_seconds, on_exact_grid
 from perfsim.graph import TaskGraph
+from perfsim.graph.chains import Chains
 from perfsim.trace import Trace
-
-Floats = NDArray[np.float64]
 
 
 def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
-    """Start every task when the last one it waits for ends; one forward pass over the ids.
+    """Start every task when the last one it waits for ends; one forward pass over the chains.
 
     `duration_s` has one entry a task. Durations are put on the exact time grid first, so the result
     is bitwise that of `simulate` without contention.
     """
-    duration_s = quantize(np.asarray(duration_s, dtype=np.float64))
-    deps = graph.dependencies
-    ends: list[float] = []
-    append = ends.append
-    start = deps.start.tolist()
-    waits_for = deps.values.tolist()
-    first = 0
-    for duration, last in zip(duration_s.tolist(), start[1:], strict=True):
-        ready = 0.0
-        for task in waits_for[first:last]:
-            if ends[task] > ready:
-                ready = ends[task]
-        append(ready + duration)
-        first = last
-    end_s = np.array(ends)
-    return Trace(graph, end_s - duration_s, end_s)
+    if len(duration_s) != len(graph):
+        raise ValueError(f"{len(duration_s)} durations for {len(graph)} tasks")
+    return on_exact_grid(partial(longest_path, graph), duration_s)
 
 
-def critical_path_ends(graph: TaskGraph, duration_s: Floats) -> Floats:
-    """End of every task for K scenarios at once: `duration_s` is (tasks, K), and so is the result."""
-    scenarios = np.stack([quantize(column) for column in np.asarray(duration_s, dtype=np.float64).T], axis=1)
-    deps = graph.dependencies
-    ends = np.empty_like(scenarios)
-    for task in range(len(graph)):
-        waits_for = deps.values[deps.start[task] : deps.start[task + 1]]
-        ready = ends[waits_for].max(axis=0) if len(waits_for) else 0.0
-        ends[task] = ready + scenarios[task]
-    return ends
+def longest_path(graph: TaskGraph, took: Ticks, exponent: int) -> Trace:
+    """The same with durations in ticks of 2^exponent s."""
+    chains = graph.chains
+    since_s = in_seconds(chains.since_start(took), exponent)
+    end_s = np.empty(len(graph))
+    end_s[chains.order] = np.repeat(_starts(chains, since_s), chains.length) + since_s
+    return Trace(graph, end_s - in_seconds(took, exponent), end_s)
+
+
+def _starts(chains: Chains, since_s: Floats) -> Floats:
+    """When each chain starts, from the time between its tasks' ends and that."""
+    pairs = chains.pairs
+    since_s = np.append(since_s, 0.0)  # place -1
+    values = [0.0]
+    append = values.append
+    for left, after_left, right, after_right in zip(
+        pairs.left_value.tolist(),
+        since_s[pairs.left_place].tolist(),
+        pairs.right_value.tolist(),
+        since_s[pairs.right_place].tolist(),
+        strict=True,
+    ):
+        one, other = values[left] + after_left, values[right] + after_right
+        append(max(other, one))
+    return np.array(values)[pairs.value_of_chain]
 
 
 def longest_chain(trace: Trace) -> list[int]:

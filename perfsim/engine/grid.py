@@ -1,18 +1,27 @@
 """An exact grid of time, so that adding durations is associative and engines agree bitwise.
 
-Durations are rounded to multiples of a power of two small enough to be invisible (2^-40 s for
-steps below 8,192 s) and large enough that every sum up to the horizon fits 53 bits.
+Durations are whole numbers of ticks, a tick being a power of two small enough to be invisible (2^-40 s
+for runs below 8,192 s) and large enough that every time of the run fits 53 bits. How long the run
+takes shows only at its end; one that outgrew its grid is run again on a coarser one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.trace import Trace
+
 MANTISSA_BITS = 53
 FINEST_EXPONENT = -40
+
+Floats = NDArray[np.float64]
+Ticks = NDArray[np.int64]
+Run = Callable[[Ticks, int], Trace]
+"""A run with durations in ticks of 2^exponent s."""
 
 
 def grid_exponent(horizon_s: float) -> int:
@@ -22,11 +31,25 @@ def grid_exponent(horizon_s: float) -> int:
     return max(FINEST_EXPONENT, math.frexp(horizon_s)[1] - MANTISSA_BITS)
 
 
-def on_grid(duration_s: NDArray[np.float64], exponent: int) -> NDArray[np.float64]:
-    """`duration_s` rounded to multiples of 2^exponent."""
-    return np.asarray(np.ldexp(np.rint(np.ldexp(duration_s, -exponent)), exponent))
+def in_ticks(duration_s: Floats, exponent: int) -> Ticks:
+    """Durations to the nearest multiple of 2^exponent s, as how many of them."""
+    ticks = duration_s * 2.0**-exponent
+    np.rint(ticks, out=ticks)
+    return ticks.astype(np.int64)
 
 
-def quantize(duration_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Durations of tasks on the grid that their sum, an upper bound of the makespan, asks for."""
-    return on_grid(duration_s, grid_exponent(float(duration_s.sum())))
+def in_seconds(ticks: Ticks, exponent: int) -> Floats:
+    """Ticks of 2^exponent s in seconds, exactly."""
+    return np.asarray(ticks * 2.0**exponent)
+
+
+def on_exact_grid(run: Run, duration_s: Floats) -> Trace:
+    """Run on the finest grid on which all of the run's times are exact."""
+    duration_s = np.asarray(duration_s, dtype=np.float64)
+    exponent = grid_exponent(float(duration_s.max(initial=0.0)))
+    while True:
+        trace = run(in_ticks(duration_s, exponent), exponent)
+        needed = grid_exponent(trace.makespan_s)
+        if needed <= exponent:
+            return trace
+        exponent = needed

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.errors import GraphError
+from perfsim.graph.ragged import Ragged, Wide, offsets
 from perfsim.graph.symmetry import rank_of
-from perfsim.graph.task_graph import Ragged, TaskGraph
+from perfsim.graph.task_graph import TaskGraph
 from perfsim.graph.work import WHOLE, Work
-
-Wide = NDArray[np.int64]
 
 
 class Port(int):
@@ -209,8 +208,8 @@ class GraphBuilder:
         self._flush()
         lengths = np.array([len(template) for template in templates], dtype=np.int64)
         tensors = np.array([template.columns.num_tensors for template in templates], dtype=np.int64)
-        first_task = self._num_tasks + _offsets(lengths[slots.template])
-        first_tensor = self._num_tensors + _offsets(tensors[slots.template])
+        first_task = self._num_tasks + offsets(lengths[slots.template])
+        first_tensor = self._num_tensors + offsets(tensors[slots.template])
         stamped = Stamped(templates, slots.template, first_task[:-1], first_tensor[:-1])
         chunk = _StampedChunk(templates, slots, stamped, self._num_tasks, int(first_task[-1]))
         self._chunks.append(chunk.columns())
@@ -260,19 +259,12 @@ class GraphBuilder:
             stream=column("stream"),
             tag=column("tag"),
             block=column("block").astype(np.int16),
-            reads=Ragged(_offsets(column("num_reads")).astype(np.int32), column("reads")),
-            after=Ragged(_offsets(column("num_after")).astype(np.int32), column("after")),
-            first_write=_offsets(column("num_writes")).astype(np.int32),
+            reads=Ragged(offsets(column("num_reads")).astype(np.int32), column("reads")),
+            after=Ragged(offsets(column("num_after")).astype(np.int32), column("after")),
+            first_write=offsets(column("num_writes")).astype(np.int32),
             step_ends=tuple(self._step_ends),
             stands_for=tuple(1 if rank_of(name) is None else self._width for name in self._streams),
         )
-
-
-def _offsets(lengths: Wide | NDArray[np.int32]) -> Wide:
-    """Start of each row and the end of the last: 0, l0, l0 + l1, ..."""
-    start = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=start[1:])
-    return start
 
 
 @dataclass
@@ -307,7 +299,7 @@ class _StampedChunk:
         return (self.stamped.first_task[rows] - self.first_id)[:, None] + np.arange(length)
 
     def _ragged(self, name: str, lengths: Wide, used: Iterable[tuple[int, Wide]]) -> Wide:
-        start = _offsets(lengths)
+        start = offsets(lengths)
         values = np.empty(int(start[-1]), dtype=np.int64)
         for number, rows in used:
             template = self.templates[number]

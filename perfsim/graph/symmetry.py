@@ -13,10 +13,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfsim.errors import GraphError
-from perfsim.graph.task_graph import Ints, TaskGraph
+from perfsim.graph.ragged import Ints, Wide
+from perfsim.graph.task_graph import TaskGraph
 from perfsim.graph.work import Kind, Work
 
 _DEVICE = re.compile(r"([a-z]+)(\d+)")
@@ -129,8 +129,8 @@ class Gatherings(NamedTuple):
     `members[m]` lists the classes of every instance.
     """
 
-    instance: NDArray[np.int64]
-    slot: NDArray[np.int64]
+    instance: Wide
+    slot: Wide
     members: list[list[tuple[int, ...]]]
 
 

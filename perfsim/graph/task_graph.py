@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.errors import GraphError
+from perfsim.graph.chains import Chains, Waits, chains, followed, waits
+from perfsim.graph.ragged import Ints, Ragged, offsets
 from perfsim.graph.work import Work
 
-Ints = NDArray[np.int32]
 Shorts = NDArray[np.int16]
 
 
@@ -43,20 +44,6 @@ class Task(NamedTuple):
     def name(self) -> str:
         suffix = f"[{self.tag}]" if self.tag >= 0 else ""
         return f"{self.work.name}{suffix}"
-
-
-class Ragged(NamedTuple):
-    """A list of lists in two columns: row i is `values[start[i]:start[i + 1]]`."""
-
-    start: Ints
-    values: Ints
-
-    def row(self, index: int) -> tuple[int, ...]:
-        return tuple(self.values[self.start[index] : self.start[index + 1]].tolist())
-
-    @property
-    def row_of_value(self) -> Ints:
-        return np.repeat(np.arange(len(self.start) - 1, dtype=np.int32), np.diff(self.start))
 
 
 @dataclass(frozen=True)
@@ -113,11 +100,29 @@ class TaskGraph:
     @cached_property
     def stream_predecessor(self) -> Ints:
         """The task before each one on its stream; -1 for the first."""
-        order = np.argsort(self.stream, kind="stable").astype(np.int32)
+        few = len(self.streams) <= np.iinfo(np.uint16).max  # small numbers are sorted digit by digit
+        order = np.argsort(self.stream.astype(np.uint16) if few else self.stream, kind="stable")
+        order = order.astype(np.int32)
         same = self.stream[order[1:]] == self.stream[order[:-1]]
         before = np.full(len(self), -1, dtype=np.int32)
         before[order[1:][same]] = order[:-1][same]
         return before
+
+    @cached_property
+    def sources(self) -> tuple[Ragged, Ragged]:
+        """Tasks that each one waits for by data, and by control."""
+        reads = self.reads.values
+        known = (reads >= 0) & (reads < self.num_tensors)
+        if not np.all(known):
+            bad = self.task(int(self.reads.row_of_value[np.argmin(known)]))
+            raise GraphError(f"task {bad.name} on {bad.stream} reads a tensor that nothing writes")
+        sources = (Ragged(self.reads.start, self.writer[reads]), self.after)
+        for source in sources:
+            late = source.values >= source.row_of_value
+            if np.any(late):
+                bad = self.task(int(source.row_of_value[np.argmax(late)]))
+                raise GraphError(f"task {bad.name} waits for a task added after it")
+        return sources
 
     @cached_property
     def dependencies(self) -> Ragged:
@@ -125,10 +130,12 @@ class TaskGraph:
 
         A dependency on an earlier task of the same stream is implied by program order and left out.
         """
-        task_ids, waits_for = self._edges()
-        if np.any(waits_for >= task_ids):
-            bad = int(task_ids[np.argmax(waits_for >= task_ids)])
-            raise GraphError(f"task {self.task(bad).name} waits for a task added after it")
+        program = np.flatnonzero(self.stream_predecessor >= 0)
+        by_data = [(source.row_of_value, source.values) for source in self.sources]
+        task_ids, waits_for = (
+            np.concatenate(column).astype(np.int64)
+            for column in zip(*by_data, (program, self.stream_predecessor[program]), strict=True)
+        )
         implied = (self.stream[task_ids] == self.stream[waits_for]) & (
             self.stream_predecessor[task_ids] != waits_for
         )
@@ -137,27 +144,8 @@ class TaskGraph:
         first = np.ones(len(pairs), dtype=bool)
         np.not_equal(pairs[1:], pairs[:-1], out=first[1:])
         task_ids, waits_for = np.divmod(pairs[first], len(self))
-        start = np.zeros(len(self) + 1, dtype=np.int32)
-        np.cumsum(np.bincount(task_ids, minlength=len(self)), out=start[1:])
-        return Ragged(start, waits_for.astype(np.int32))
-
-    def _edges(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Every (task, task it waits for) pair, with repeats."""
-        known = (self.reads.values >= 0) & (self.reads.values < self.num_tensors)
-        if not np.all(known):
-            bad = self.task(int(self.reads.row_of_value[np.argmin(known)]))
-            raise GraphError(f"task {bad.name} on {bad.stream} reads a tensor that nothing writes")
-        program = np.flatnonzero(self.stream_predecessor >= 0)
-        task_ids = (self.reads.row_of_value, self.after.row_of_value, program)
-        waits_for = (
-            self.writer[self.reads.values],
-            self.after.values,
-            self.stream_predecessor[program],
-        )
-        return (
-            np.concatenate([column.astype(np.int64) for column in task_ids]),
-            np.concatenate([column.astype(np.int64) for column in waits_for]),
-        )
+        start = offsets(np.bincount(task_ids, minlength=len(self)))
+        return Ragged(start.astype(np.int32), waits_for.astype(np.int32))
 
     @cached_property
     def successors(self) -> Ragged:
@@ -167,6 +155,23 @@ class TaskGraph:
         start = np.zeros(len(self) + 1, dtype=np.int32)
         np.cumsum(np.bincount(deps.values, minlength=len(self)), out=start[1:])
         return Ragged(start, deps.row_of_value[order])
+
+    @cached_property
+    def _waits(self) -> Waits:
+        return waits(self.stream, self.stream_predecessor, self.sources)
+
+    @cached_property
+    def _follows(self) -> Ints:
+        return followed(self._waits)
+
+    @cached_property
+    def chains(self) -> Chains:
+        """All tasks, chain by chain."""
+        return chains(self._follows, self._waits, self.sources)
+
+    def chains_around(self, apart: NDArray[np.bool_]) -> Chains:
+        """The same with these tasks each a chain of its own."""
+        return chains(self._follows, self._waits, self.sources, apart)
 
     @property
     def flop(self) -> float:

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.errors import GraphError
+from perfsim.graph.ragged import Ints, Ragged, Wide, offsets
 from perfsim.graph.symmetry import bases_of, gatherings, meeting_of, meetings_of, rank_of, width_of
-from perfsim.graph.task_graph import Ints, Ragged, TaskGraph
+from perfsim.graph.task_graph import TaskGraph
 from perfsim.graph.work import RankGroup, Work
-
-Wide = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class _Unfolding:
     @cached_property
     def instances(self) -> _Instances:
         counts = np.array([len(instances) for instances in self.members])[self.row]
-        first = _offsets(counts)
+        first = offsets(counts)
         task = np.repeat(np.arange(len(self.graph)), counts)
         return _Instances(task, np.arange(len(task)) - first[task], first)
 
@@ -119,7 +118,7 @@ class _Unfolding:
         task, local, _ = self.instances
         row = self.row[task]
         copies = np.where(row == self.shared, 1, self.num_members[row, local])
-        return _offsets(self.writes_of_task[task] * copies)
+        return offsets(self.writes_of_task[task] * copies)
 
     def at(self, tasks: Wide | Ints, peer: int) -> Wide:
         """The instances of folded tasks that run for one class of peers."""
@@ -230,13 +229,13 @@ class _Unfolding:
         reads, row_of_value = self.graph.reads, self.graph.reads.row_of_value
         writer = self.graph.writer[reads.values]
         single = self.row[writer] == self.shared
-        before = np.stack([_offsets(~single)[:-1], _offsets(single)[:-1]])
-        at_start = np.stack([_offsets(~single)[reads.start], _offsets(single)[reads.start]])
+        before = np.stack([offsets(~single)[:-1], offsets(single)[:-1]])
+        at_start = np.stack([offsets(~single)[reads.start], offsets(single)[reads.start]])
         counts = np.diff(at_start, axis=1)
         before = before - at_start[:, row_of_value]
         task, local, _ = self.instances
         length = counts[0, task] * self.num_members[self.row[task], local] + counts[1, task]
-        start = _offsets(length)
+        start = offsets(length)
         values = np.empty(int(start[-1]), dtype=np.int32)
         row, position = self.row[row_of_value], reads.values - self.graph.first_write[writer]
         for peer in range(len(self.size)):
@@ -267,7 +266,7 @@ class _Unfolding:
         instance, values = (np.concatenate(column) for column in zip(*pairs, strict=True))
         order = np.argsort(instance, kind="stable")
         count = np.bincount(instance, minlength=len(self.instances.task))
-        return Ragged(_offsets(count).astype(np.int32), values[order].astype(np.int32))
+        return Ragged(offsets(count).astype(np.int32), values[order].astype(np.int32))
 
     @cached_property
     def _parted(self) -> NDArray[np.bool_]:
@@ -277,10 +276,3 @@ class _Unfolding:
             for instances, row in zip(self.members, self.instance, strict=True)
         ]
         return np.array([[[a != b for a, b in zip(one, other, strict=True)] for other in met] for one in met])
-
-
-def _offsets(lengths: NDArray[np.integer] | NDArray[np.bool_]) -> Wide:
-    """Start of each row and the end of the last."""
-    start = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=start[1:])
-    return start

@@ -112,6 +112,8 @@ class WeightStreaming:
             remark = nearest_release(wanted, calibration)[1]
             if remark:
                 yield remark
+            if calibration.name != system.device.name:
+                yield f"no measurement of {system.device.name}: efficiencies of {calibration.name}"
         yield Store(job, system).note
         if job.recipe.weight_sparsity:
             share = 100 * job.recipe.weight_sparsity

@@ -39,7 +39,7 @@ class StreamingRoof:
     hidden_from_tokens: float
     """Fewer than this, and a layer's weights arrive later than the layer before is done with."""
     formula_tokens: float
-    """e P b / (2 B): the same without attention and without the fixed time of a layer."""
+    """e P b / (2 B): the same without attention and without movement over the mesh."""
 
 
 @dataclass(frozen=True, slots=True)

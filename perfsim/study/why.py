@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from perfsim.costs.price import Costs
 from perfsim.costs.streaming_roof import hidden_from_tokens, roof_tokens
 from perfsim.costs.wafer import WaferCosts
-from perfsim.graph import Kind, TaskGraph, Work
+from perfsim.graph import TaskGraph, Work
 from perfsim.strategies import Plan
 from perfsim.study.result import StreamingRoof, Why
 from perfsim.trace import Trace
@@ -20,7 +19,7 @@ DECIDES = 0.1
 MENTIONED = 0.005
 """Share of the step below which a wait is not worth a word."""
 HEAVY = 0.15
-"""Share of the computation from which recomputing, or the fixed time of layers, is its own cause."""
+"""Share of the computation from which recomputing, or movement over a wafer, is its own cause."""
 
 STREAMS = {
     "weight_stream": "exposed streaming",
@@ -95,10 +94,13 @@ def streaming_roof(plan: Plan, graph: TaskGraph, costs: Costs) -> StreamingRoof 
     tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
     load_s = costs.duration_s(load)
     weights = sum(kernel.flop for kernel in use.kernels if kernel.partition == "streamed") / (2.0 * tokens)
-    flop_per_s = use.flop / (costs.duration_s(use) - costs.duration_s(replace(use, kernels=())))
+    use_s, fixed_s = costs.duration_s(use), 0.0
+    flop_per_s = use.flop / use_s
+    if isinstance(costs, WaferCosts):
+        fixed_s, flop_per_s = costs.mesh.weights_s(use.kernels), costs.flop_per_s
     return StreamingRoof(
         tokens=tokens,
-        hidden_from_tokens=hidden_from_tokens(tokens, use, load_s, costs),
+        hidden_from_tokens=hidden_from_tokens(tokens, use_s, fixed_s, load_s),
         formula_tokens=roof_tokens(flop_per_s, load.comm_bytes / weights, load.comm_bytes / load_s),
     )
 
@@ -111,12 +113,12 @@ def _about_roof(roof: StreamingRoof | None) -> str:
     if roof is None:
         return ""
     if not roof.hidden_from_tokens:
-        return "A layer's fixed time alone hides its weights. "
+        return "A layer's weights pass the mesh no faster than they arrive. "
     than = "above" if roof.tokens >= roof.hidden_from_tokens else "below"
     return (
         f"A system's micro-batch of {roof.tokens:,.0f} tokens is {than} the "
         f"{roof.hidden_from_tokens:,.0f} that hide a layer's weights "
-        f"({roof.formula_tokens:,.0f} by matrix work alone). "
+        f"({roof.formula_tokens:,.0f} by arithmetic alone). "
     )
 
 
@@ -136,14 +138,17 @@ def _remedy(
 
 
 def _faster_compute(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs, *, streams: bool) -> str:
-    """What computing itself suffers from: layers' fixed time, recomputation, or nothing but its amount."""
+    """What computing itself suffers from: movement on a wafer, recomputation, or nothing but its amount."""
     layout, step_s = plan.layout, trace.step_time_s
     size = f"micro-batch now {layout.micro_batch_size:,}"
-    fixed = _fixed_s(graph, costs) / step_s
+    moving = _moving_s(graph, costs) / step_s
     again = trace.mean_breakdown().get("recompute", 0.0) / step_s
     more = "more systems, each with the same batch" if streams else "more devices"
-    if fixed > max(HEAVY, again):
-        return f"more sequences at once ({size}): {100 * fixed:.0f} % of the step is a fixed time of layers"
+    if moving > max(HEAVY, again):
+        return (
+            f"{more}, or layers wider than {plan.job.model.hidden_size:,}: {100 * moving:.0f} % of the step "
+            "is movement over the wafer's mesh, which grows more slowly than FLOPs"
+        )
     if again > HEAVY:
         return f"room for activations, of which making again takes {100 * again:.0f} % of the step; or {more}"
     if streams:
@@ -152,15 +157,18 @@ def _faster_compute(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs, *,
 
 
 def _fixed_s(graph: TaskGraph, costs: Costs) -> float:
-    """Seconds of a step that computation takes whatever its tokens; 0 on GPUs, where none stand apart."""
+    """Seconds of a step in which weights pass a wafer's mesh, whatever the tokens; 0 on GPUs."""
     if not isinstance(costs, WaferCosts):
         return 0.0
-    each = np.array(
-        [
-            costs.duration_s(replace(work, kernels=())) if work.kind is Kind.COMP else 0.0
-            for work in graph.works
-        ]
-    )
+    each = np.array([work.share * costs.mesh.weights_s(work.kernels) for work in graph.works])
+    return float(each[graph.work].sum()) / len(graph.step_ends)
+
+
+def _moving_s(graph: TaskGraph, costs: Costs) -> float:
+    """Seconds of a step in which a wafer's products wait for its mesh; 0 on GPUs, which have none."""
+    if not isinstance(costs, WaferCosts):
+        return 0.0
+    each = np.array([costs.movement_s(work) for work in graph.works])
     return float(each[graph.work].sum()) / len(graph.step_ends)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.engine import critical_path, simulate
-from perfsim.engine.critical_path import critical_path_ends, longest_chain
+from perfsim.engine.critical_path import longest_chain
 from perfsim.engine.fairshare import Flow
 from perfsim.engine.grid import FINEST_EXPONENT, grid_exponent
 from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
@@ -62,6 +62,15 @@ def same_bits(left: Trace, right: Trace) -> bool:
     return (left.start_s.tobytes(), left.end_s.tobytes()) == (right.start_s.tobytes(), right.end_s.tobytes())
 
 
+def slow_ends(graph: TaskGraph, took_s: np.ndarray) -> list[float]:
+    """Straight from the definition: a task starts when the last one that it waits for ends."""
+    ends: list[float] = []
+    for task in range(len(graph)):
+        ready = max((ends[other] for other in graph.dependencies.row(task)), default=0.0)
+        ends.append(ready + float(took_s[task]))
+    return ends
+
+
 @pytest.mark.parametrize("values", [whole, arbitrary, close], ids=["whole", "arbitrary", "close"])
 @given(rows, st.data())
 @settings(max_examples=100)
@@ -70,7 +79,10 @@ def test_without_contention_simulation_is_the_longest_path_to_the_bit(
 ) -> None:
     graph = graph_of(toys, table)
     durations = drawn_durations(data, len(graph), values)
-    assert same_bits(simulate(graph, durations), critical_path(graph, durations))
+    path = critical_path(graph, durations)
+    assert same_bits(simulate(graph, durations, ahead=False), path)
+    assert same_bits(simulate(graph, durations), path)
+    assert path.end_s.tolist() == slow_ends(graph, path.end_s - path.start_s)
 
 
 @given(rows, flows, st.data())
@@ -80,7 +92,21 @@ def test_flows_that_nothing_slows_change_no_bit(
 ) -> None:
     graph = graph_of(toys, table)
     durations = drawn_durations(data, len(graph), arbitrary)
-    assert same_bits(simulate(graph, durations, taken, AMPLE), critical_path(graph, durations))
+    path = critical_path(graph, durations)
+    assert same_bits(simulate(graph, durations, taken, AMPLE, ahead=False), path)
+    assert same_bits(simulate(graph, durations, taken, AMPLE), path)
+
+
+@given(rows, flows, st.data())
+@settings(max_examples=200)
+def test_looking_ahead_to_the_first_contention_changes_nothing_but_rounding(
+    toys: ModuleType, table: list[Row], taken: dict[int, Flow], data: st.DataObject
+) -> None:
+    graph = graph_of(toys, table)
+    durations = drawn_durations(data, len(graph), data.draw(st.sampled_from([whole, arbitrary])))
+    whole_run = simulate(graph, durations, taken, SCARCE, ahead=False)
+    ticks = 2.0 ** grid_exponent(whole_run.makespan_s) * len(graph)
+    assert np.abs(simulate(graph, durations, taken, SCARCE).end_s - whole_run.end_s).max() <= ticks
 
 
 @given(rows, flows, st.data())
@@ -93,7 +119,7 @@ def test_contention_only_delays_and_never_breaks_the_order(
     run, path = simulate(graph, durations, taken, SCARCE), critical_path(graph, durations)
     assert (run.end_s >= path.end_s).all()
     assert (run.start_s >= path.start_s).all()
-    step = 2.0 ** grid_exponent(float(durations.sum()))
+    step = 2.0 ** grid_exponent(run.makespan_s)
     assert (run.end_s % step == 0).all(), "slowed flows end on the grid as well, so that sums stay exact"
     for task in range(len(graph)):
         waits_for = list(graph.dependencies.row(task))
@@ -140,22 +166,10 @@ def test_the_longest_chain_adds_up_to_the_makespan_and_no_stream_is_busier(
 
 @given(rows, st.data())
 @settings(max_examples=60)
-def test_scenarios_in_a_batch_are_those_one_by_one(
-    toys: ModuleType, table: list[Row], data: st.DataObject
-) -> None:
-    graph = graph_of(toys, table)
-    scenarios = np.stack([drawn_durations(data, len(graph), arbitrary) for _ in range(3)], axis=1)
-    ends = critical_path_ends(graph, scenarios)
-    for column in range(3):
-        assert ends[:, column].tolist() == critical_path(graph, scenarios[:, column]).end_s.tolist()
-
-
-@given(rows, st.data())
-@settings(max_examples=60)
 def test_rounding_to_the_grid_is_invisible(toys: ModuleType, table: list[Row], data: st.DataObject) -> None:
     graph = graph_of(toys, table)
     durations = drawn_durations(data, len(graph), arbitrary)
-    step = 2.0 ** grid_exponent(float(durations.sum()))
+    step = 2.0 ** grid_exponent(critical_path(graph, durations).makespan_s)
     took_s = np.diff([critical_path(graph, durations).start_s, critical_path(graph, durations).end_s], axis=0)
     assert np.abs(took_s[0] - durations).max() <= step / 2
 

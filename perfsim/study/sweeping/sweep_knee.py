@@ -13,7 +13,7 @@ from perfsim.study.sweeping.sweep_scaling import Series
 
 KNEE = 0.9
 """Share of the ideal under which a machine no longer scales."""
-FIXED = "the fixed time of layers"
+FIXED = "weights over the mesh"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def scalings(series: list[Series]) -> list[Scaling]:
 
 
 def parts_of(each: PointResult) -> dict[str, float]:
-    """Seconds of a step by cause, the fixed time of layers apart from other computing."""
+    """Seconds of a step by cause, the passage of weights over a mesh apart from other computing."""
     parts: dict[str, float] = dict(each.answer["why"]["parts_s"])
     fixed_s = each.answer["why"]["fixed_s"]
     if not fixed_s:

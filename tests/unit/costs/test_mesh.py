@@ -73,3 +73,17 @@ def test_no_product_beats_its_arithmetic_and_none_is_faster_for_being_larger(
 
 def test_what_is_no_product_passes_sram_once() -> None:
     assert MESH.kernel_s(elementwise("softmax", 4e12)) == 4e12 / SRAM
+
+
+def test_a_streamed_product_is_a_straight_line_in_tokens_that_starts_with_its_weights_passage() -> None:
+    none, some, many = (gemm("fc1", tokens, 4096, 1024, partition="streamed") for tokens in (0, 500, 1000))
+    fixed_s = MESH.weights_s([some])
+    assert MESH.kernel_s(none) == pytest.approx(fixed_s)
+    assert MESH.kernel_s(many) - fixed_s == pytest.approx(2 * (MESH.kernel_s(some) - fixed_s))
+    assert MESH.weights_s([gemm("scores", 500, 500, 64, batch=8)]) == 0.0
+
+
+def test_gradients_of_weights_leave_over_the_mesh_as_the_weights_came() -> None:
+    forward = gemm("fc1", 500, 4096, 1024, partition="streamed")
+    gradient = next(each for each in linear_backward(forward, 2.0, bias=False) if each.weight_gradient)
+    assert MESH.weights_s([gradient]) == MESH.weights_s([forward])

@@ -7,8 +7,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from perfsim.engine import critical_path
-from perfsim.engine.critical_path import critical_path_ends, longest_chain
+from perfsim.engine import critical_path, simulate
+from perfsim.engine.critical_path import longest_chain
 from perfsim.graph import GraphBuilder, TaskGraph
 
 
@@ -42,14 +42,7 @@ def test_work_that_takes_no_time_takes_no_time(toys: ModuleType) -> None:
     assert critical_path(diamond(toys), np.zeros(4)).makespan_s == 0.0
 
 
-def test_a_batch_of_scenarios_gives_each_its_own_path(toys: ModuleType) -> None:
-    graph = diamond(toys)
-    scenarios = np.array([[1.0, 2.0, 5.0, 1.0], [0.1, 0.7, 0.3, 0.2]]).T
-    ends = critical_path_ends(graph, scenarios)
-    for column in range(2):
-        assert ends[:, column].tolist() == critical_path(graph, scenarios[:, column]).end_s.tolist()
-
-
 def test_the_number_of_durations_must_be_the_number_of_tasks(toys: ModuleType) -> None:
-    with pytest.raises(ValueError, match=r"shorter|longer"):
-        critical_path(diamond(toys), np.ones(3))
+    for engine in (critical_path, simulate):
+        with pytest.raises(ValueError, match="3 durations for 4 tasks"):
+            engine(diamond(toys), np.ones(3))

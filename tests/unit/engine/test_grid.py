@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import numpy as np
 import pytest
 
-from perfsim.engine.grid import FINEST_EXPONENT, grid_exponent, on_grid, quantize
+from perfsim.engine.critical_path import longest_path
+from perfsim.engine.grid import FINEST_EXPONENT, grid_exponent, in_seconds, in_ticks, on_exact_grid
+from perfsim.trace import Trace
 
 
 @pytest.mark.parametrize(
@@ -15,16 +19,33 @@ def test_the_grid_is_as_fine_as_53_bits_up_to_the_horizon_allow(horizon_s: float
     assert grid_exponent(horizon_s) == exponent
 
 
-def test_every_sum_up_to_the_horizon_is_exact() -> None:
-    durations = quantize(np.random.default_rng(0).uniform(0, 1000.0, 500))
-    shuffled = np.random.default_rng(1).permutation(durations)
-    assert float(np.cumsum(durations)[-1]) == float(np.cumsum(shuffled)[-1])
-
-
-def test_rounding_is_to_the_nearest_multiple() -> None:
-    assert on_grid(np.array([0.3, 0.126, 0.125]), -2).tolist() == [0.25, 0.25, 0.0]
+def test_rounding_is_to_the_nearest_tick() -> None:
+    assert in_ticks(np.array([0.3, 0.126, 0.125]), -2).tolist() == [1, 1, 0]
 
 
 def test_what_is_on_the_grid_stays() -> None:
     durations = np.arange(10) * 2.0**FINEST_EXPONENT
-    assert quantize(durations).tolist() == durations.tolist()
+    assert in_seconds(in_ticks(durations, FINEST_EXPONENT), FINEST_EXPONENT).tolist() == durations.tolist()
+
+
+def test_every_sum_up_to_the_horizon_is_exact() -> None:
+    durations = in_ticks(np.random.default_rng(0).uniform(0, 10.0, 500), FINEST_EXPONENT)
+    seconds = in_seconds(durations, FINEST_EXPONENT)
+    shuffled = np.random.default_rng(1).permutation(seconds)
+    assert float(np.cumsum(seconds)[-1]) == float(np.cumsum(shuffled)[-1])
+
+
+@pytest.mark.parametrize(("each_s", "exponent"), [(1.0, -40), (1e4, -39), (1e6, -32)])
+def test_a_run_that_outgrows_its_grid_is_run_again_on_a_coarser_one(
+    toys: ModuleType, each_s: float, exponent: int
+) -> None:
+    graph = toys.chain({"s": 4}, lambda builder, last: None)
+    exponents: list[int] = []
+
+    def run(took: np.ndarray, tried: int) -> Trace:
+        exponents.append(tried)
+        return longest_path(graph, took, tried)
+
+    trace = on_exact_grid(run, np.full(4, each_s / 3))
+    assert exponents[-1] == exponent
+    assert all((end / 2.0**exponent).is_integer() for end in trace.end_s)

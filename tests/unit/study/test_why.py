@@ -116,9 +116,19 @@ def test_twice_the_link_hides_streaming_at_half_the_tokens() -> None:
     assert roofs[0].hidden_from_tokens == pytest.approx(2 * roofs[1].hidden_from_tokens, rel=0.01)
 
 
-def test_a_fixed_time_of_layers_lowers_the_tokens_that_hide_weights() -> None:
+def test_what_a_layer_does_besides_lowers_the_tokens_that_hide_weights() -> None:
     run = answer_point(WAFERS[1])[1]
     roof = why_of(run).streaming_roof
     assert roof is not None
     assert isinstance(run.costs, WaferCosts)
     assert 0 < roof.hidden_from_tokens < roof.formula_tokens
+
+
+def test_narrow_layers_on_a_wafer_are_told_of_the_mesh() -> None:
+    """The smaller the layers, the more of a step is movement and not arithmetic."""
+    narrow, wide = (
+        why_of(answer_point(Point(model, "cs-2", 1, "weight-streaming", batch=120))[1]).remedy
+        for model in ("gpt3_xl", "gpt3_175b")
+    )
+    assert "layers wider than 2,048: 38 % of the step is movement" in narrow
+    assert "movement" not in wide

@@ -1,0 +1,61 @@
+"""How much simulating may be done, and how far it has come.
+
+A run of the command line makes many simulations, deep inside studies and sweeps; what limits them all
+together and whom to tell is set once, around everything: `with limited(Limits(max_seconds=60)): ...`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from perfsim.errors import LimitError
+
+Tell = Callable[[int, int], None]
+"""Told now and then how many tasks of the present simulation have ended, and of how many."""
+
+
+@dataclass
+class Limits:
+    """Limits of all simulations together, and what they have used. An event is the end of a task."""
+
+    max_events: int | None = None
+    max_seconds: float | None = None
+    tell: Tell | None = None
+    events: int = 0
+    started_s: float = field(default_factory=time.monotonic)
+
+    def check(self, ended: int, before: int, total: int) -> None:
+        """Note that `ended` of a simulation's `total` tasks have ended, `before` at the last call.
+
+        Raises LimitError where that is more than was allowed.
+        """
+        self.events += ended - before
+        if self.tell is not None:
+            self.tell(ended, total)
+        where = f"{ended:,} of {total:,} tasks of the present simulation had ended"
+        if self.max_events is not None and self.events > self.max_events:
+            raise LimitError(f"stopped after {self.max_events:,} events (--max-events): {where}")
+        if self.max_seconds is not None and time.monotonic() - self.started_s > self.max_seconds:
+            raise LimitError(f"stopped after {self.max_seconds:g} s (--max-seconds): {where}")
+
+
+_PRESENT: ContextVar[Limits] = ContextVar("limits")
+
+
+def present_limits() -> Limits:
+    """The limits that hold here; none where nobody has set any."""
+    return _PRESENT.get(None) or Limits()
+
+
+@contextmanager
+def limited(limits: Limits) -> Iterator[Limits]:
+    """Let these limits hold inside."""
+    token = _PRESENT.set(limits)
+    try:
+        yield limits
+    finally:
+        _PRESENT.reset(token)
