@@ -171,6 +171,9 @@ def _progress(*, quiet: bool) -> Any:
     metavar="straggler=1.3@rank5,jitter=0.02,seed=1",
     help="Disturb it: slow ranks, noise, dead=LINK, slow=0.5@LINK, mttf=8h,checkpoint=1h,restart=10min.",
 )
+@click.option(
+    "--detail", type=click.Choice(["layer", "chunk"]), default="layer", help="How finely wafers stream."
+)
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
 @click.option(
     "--verify",
@@ -190,6 +193,7 @@ def run(
     batch_per_device: int | None,
     recipe: str,
     cluster: str,
+    detail: Any,
     perturb: str,
     trace: Path | None,
     verify: str,
@@ -204,7 +208,7 @@ def run(
         if batch is not None:
             raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
         batch = batch_per_device * devices
-    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster, perturb)
+    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster, detail, perturb)
     answer, evaluation = answer_point(point)
     sampled = verified(evaluation, verify)
     if sampled is not None:
