@@ -18,6 +18,8 @@ from perfsim.study.published.cases import CaseFile, StepCase, case_job, case_sys
 from perfsim.transformer import model_flop_per_step
 
 RECORD = "reached.json"
+MARGIN = 1.05
+"""A plan above the best run by less than about the median error of predictions is not above it."""
 LIKE_SCALE = 4
 """A run speaks for plans of at most so many times its devices."""
 
@@ -86,7 +88,7 @@ def above_all_published(plan: Plan, mfu: float) -> str:
     for rows, words in kinds:
         if rows:
             best = max(rows, key=lambda row: row.mfu)
-            if mfu <= best.mfu:
+            if mfu <= best.mfu * MARGIN:
                 return ""
             known = f"{100 * best.mfu:.0f} % ({best.id}, {best.num_devices} devices)"
             return (
