@@ -165,6 +165,9 @@ def _progress(*, quiet: bool) -> Any:
 )
 @click.option("--recipe", default="gpt3_pretraining", show_default=True)
 @click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`.")
+@click.option(
+    "--detail", type=click.Choice(["layer", "chunk"]), default="layer", help="How finely wafers stream."
+)
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
 @click.option(
     "--verify",
@@ -184,6 +187,7 @@ def run(
     batch_per_device: int | None,
     recipe: str,
     cluster: str,
+    detail: Any,
     trace: Path | None,
     verify: str,
     as_json: bool,
@@ -197,7 +201,7 @@ def run(
         if batch is not None:
             raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
         batch = batch_per_device * devices
-    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster)
+    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster, detail)
     answer, evaluation = answer_point(point)
     sampled = verified(evaluation, verify)
     if sampled is not None:
