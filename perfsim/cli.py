@@ -262,7 +262,7 @@ def validate(
         steps = [each["kind"] == "step_time" for each in results]
         scores = {path.name: held_out(path) for path, of_steps in zip(paths, steps, strict=True) if of_steps}
         write_record(results, scores)
-        write_reached(path for path in paths if path.name in scores)
+        write_reached()
     if as_json:
         document: Any = results[0] if len(results) == 1 else results
         click.echo(json.dumps(document, indent=2))
