@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.strategies import Plan
+from perfsim.study.published.accuracy import KINDS
 from perfsim.study.published.cases import CaseFile, StepCase, case_job, case_system
+from perfsim.study.published.validation import public_cases
 from perfsim.transformer import model_flop_per_step
 
 RECORD = "reached.json"
@@ -49,6 +51,11 @@ def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
     return sorted(rows, key=lambda row: (-row.mfu, row.id))
 
 
+def step_files() -> list[Path]:
+    """The public files of step times."""
+    return [path for path in public_cases() if path.name in KINDS]
+
+
 def record_text(paths: Iterable[Path]) -> str:
     """The record as it is kept, of all files of step times."""
     catalog = default_catalog()
@@ -56,10 +63,10 @@ def record_text(paths: Iterable[Path]) -> str:
     return "[\n" + ",\n".join(json.dumps(list(row)) for row in rows) + "\n]\n"
 
 
-def write_reached(paths: Iterable[Path]) -> Path:
-    """Put the record in the package; for a checkout, after a change of the cases."""
+def write_reached() -> Path:
+    """Put the record of the public runs in the package; for a checkout, after a change of the cases."""
     path = Path(__file__).with_name(RECORD)
-    path.write_text(record_text(paths), encoding="utf-8")
+    path.write_text(record_text(step_files()), encoding="utf-8")
     return path
 
 
