@@ -73,7 +73,7 @@ def _batch(result: StudyResult) -> Section:
             f"({low}{text.NONE}{high}, shaded). A star marks each candidate's best batch."
         )
     ends = [f"{each.label}: {each.batch_at_edge}." for each in result.candidates if each.batch_at_edge]
-    lead = " ".join([lead, *ends])
+    lead = " ".join([lead, *_suggested(result), *ends])
     return Section(
         "Time to the target by batch",
         lead,
@@ -82,6 +82,12 @@ def _batch(result: StudyResult) -> Section:
         alt=batch_figure.time_to_accuracy_alt(result),
         slug="time-to-accuracy",
     )
+
+
+def _suggested(result: StudyResult) -> list[str]:
+    """A sentence on the batches that published laws suggest; none where there are none."""
+    laws = [f"{text.large(tokens)} tokens by {law}" for law, tokens in result.suggested_batch_tokens.items()]
+    return [f"Published laws suggest, to begin a search with: {', '.join(laws)}."] if laws else []
 
 
 def _step(result: StudyResult) -> Section:

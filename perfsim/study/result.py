@@ -203,6 +203,8 @@ class StudyResult:
     infeasible: tuple[Infeasible, ...] = ()
     ratio_bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By candidate label: 90 % band of its time over the soonest candidate's."""
+    suggested_batch_tokens: Mapping[str, float] = field(default_factory=dict)
+    """By published law, the batch that it suggests for this run; no critical batches."""
     assumptions: tuple[Assumption, ...] = ()
     sampling: Mapping[str, SamplingSummary] = field(default_factory=dict)
     """By candidate label."""

@@ -39,6 +39,7 @@ from perfsim.study.result import (
 )
 from perfsim.study.sampling import sample_step
 from perfsim.study.spec import CandidateSpec, StudySpec
+from perfsim.study.suggestions import suggested_batches
 from perfsim.study.verdict import Answer, ratio_bands, verdict
 from perfsim.topology import build_topology
 from perfsim.transformer import parameters
@@ -240,6 +241,7 @@ def _result(
         verdict=sentence,
         infeasible=tuple(refused),
         ratio_bands=ratio_bands(answers),
+        suggested_batch_tokens=suggested_batches(spec, target.d_min_tokens),
         assumptions=assumptions_of(spec, target),
         sampling={
             candidate.label: each.sampling
