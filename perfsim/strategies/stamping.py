@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfsim.graph import Slots, Template
 from perfsim.strategies.schedules import Pass, Placement, Slot
 
-Index = dict[tuple[str, int, int], int]
-"""Slot number of each (pass, virtual stage, micro-batch)."""
+Wide = NDArray[np.int64]
+PASSES: tuple[Pass, ...] = get_args(Pass)
+
+
+@dataclass(frozen=True)
+class Index:
+    """Which slot runs a pass of a micro-batch through a virtual stage."""
+
+    number: Wide
+
+    def slot(self, which: Pass, place: int, microbatch: int) -> int:
+        return int(self.number[PASSES.index(which), place, microbatch])
 
 
 @dataclass(frozen=True)
@@ -50,27 +62,33 @@ def pipeline_slots(
     A forward reads the activation of the virtual stage before it, a backward the gradient of the one
     after it and what its own forward saved, W what its own backward left.
     """
-    first = {
-        (which, final): passes.numbers(which, final=final)
-        for which in passes.usual
-        for final in (False, True)
-    }
-    index: Index = {}
-    template = np.empty(len(merged), dtype=np.int64)
-    activation, gradient, saved, left = (np.full(len(merged), -1, dtype=np.int64) for _ in range(4))
-    for number, (which, stage, chunk, microbatch) in enumerate(merged):
-        place = placement.virtual_stage(stage, chunk)
-        index[which, place, microbatch] = number
-        template[number] = first[which, microbatch == num_microbatches - 1] + place
-        if which == "F":
-            activation[number] = index.get(("F", place - 1, microbatch), -1)
-        elif which == "B":
-            gradient[number] = index.get(("B", place + 1, microbatch), -1)
-            saved[number] = index["F", place, microbatch]
-        else:
-            left[number] = index["B", place, microbatch]
-    sources = {name: (left, name) for name in passes.ports("W")}
-    sources |= {name: (saved, name) for name in passes.ports("B")}
+    count = placement.num_stages
+    place_of = np.array(
+        [
+            [placement.virtual_stage(rank, chunk) for chunk in range(placement.virtual)]
+            for rank in range(placement.pipeline)
+        ]
+    )
+    passed = np.array([PASSES.index(slot.which) for slot in merged])
+    rank, chunk, microbatch = np.array([slot[1:] for slot in merged], dtype=np.int64).T
+    place = place_of[rank, chunk]
+    number = np.full((len(PASSES), count + 1, num_microbatches), -1, dtype=np.int64)  # place -1: none
+    number[passed, place, microbatch] = np.arange(len(merged))
+    first = np.array(
+        [
+            [passes.numbers(which, final=final) if which in passes.usual else 0 for final in (False, True)]
+            for which in PASSES
+        ]
+    )
+    template = first[passed, (microbatch == num_microbatches - 1).astype(np.int64)] + place
+
+    def where(which: Pass, source: Pass, shift: int = 0) -> Wide:
+        """For slots of pass `which`, the slot of pass `source` of the virtual stage `shift` further on."""
+        found = number[PASSES.index(source), place + shift, microbatch]
+        return np.where(passed == PASSES.index(which), found, -1)
+
+    activation, gradient = where("F", "F", -1), where("B", "B", 1)
+    sources = {name: (where("W", "B"), name) for name in passes.ports("W")}
+    sources |= {name: (where("B", "F"), name) for name in passes.ports("B")}
     sources |= {"activation": (activation, "activation"), "gradient": (gradient, "gradient")}
-    tag = np.array([slot.microbatch for slot in merged], dtype=np.int64)
-    return Slots(template, tag, sources), index
+    return Slots(template, microbatch, sources), Index(number)
