@@ -169,6 +169,9 @@ def _progress(*, quiet: bool) -> Any:
 )
 @click.option("--recipe", default="gpt3_pretraining", show_default=True)
 @click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`.")
+@click.option(
+    "--detail", type=click.Choice(["layer", "chunk"]), default="layer", help="How finely wafers stream."
+)
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
 @click.option(
     "--verify",
@@ -189,6 +192,7 @@ def run(
     batch_per_device: int | None,
     recipe: str,
     cluster: str,
+    detail: Any,
     trace: Path | None,
     verify: str,
     as_json: bool,
@@ -202,7 +206,7 @@ def run(
         if batch is not None:
             raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
         batch = batch_per_device * devices
-    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster)
+    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster, detail)
     answer, evaluation = answer_point(point)
     sampled = verified(evaluation, verify)
     if sampled is not None:
@@ -253,11 +257,10 @@ def validate(
         from perfsim.study.published.held_out import held_out
         from perfsim.study.published.reached import write_reached
 
-        scores = {
-            path.name: held_out(path) for path, each in zip(paths, results, strict=True) if "cases" in each
-        }
+        steps = [each["kind"] == "step_time" for each in results]
+        scores = {path.name: held_out(path) for path, of_steps in zip(paths, steps, strict=True) if of_steps}
         write_record(results, scores)
-        write_reached(path for path in paths if path.name in scores)
+        write_reached()
     if as_json:
         document: Any = results[0] if len(results) == 1 else results
         click.echo(json.dumps(document, indent=2))

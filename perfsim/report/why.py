@@ -19,7 +19,7 @@ def why_table(named: Sequence[tuple[str, CandidateResult]]) -> Table:
     )  # fmt: skip
     caption = (
         "Shares of the step; waits are what nothing hides. Tokens are those of one micro-batch and system. "
-        "In parentheses e P b / (2 B): what matrix work alone would need to hide the weights."
+        "In parentheses e P b / (2 B): what arithmetic alone would need to hide the weights."
     )
     return Table(columns, rows, caption, frozenset({2, 4, 5}))
 

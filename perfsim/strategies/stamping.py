@@ -25,30 +25,35 @@ class Index:
         return int(self.number[PASSES.index(which), place, microbatch])
 
 
+FREED = ("freed0", "freed1", "freed2")
+"""What frees the buffers of gradients: see `Reduction.leave`."""
+
+
 @dataclass(frozen=True)
 class Passes:
     """The templates of each pass, one a virtual stage."""
 
     usual: dict[Pass, list[Template]]
-    final: dict[Pass, list[Template]] = field(default_factory=dict)
-    """Those of the last micro-batch, where they differ."""
+    special: dict[Pass, list[Template]] = field(default_factory=dict)
+    """Those of the last micro-batch, or of the first pass of its kind on a rank, where they differ."""
+    first_is_special: bool = False
 
     @property
     def templates(self) -> list[Template]:
         """All templates, in the order in which `number` counts them."""
-        return [each for group in (self.usual, self.final) for same in group.values() for each in same]
+        return [each for group in (self.usual, self.special) for same in group.values() for each in same]
 
-    def numbers(self, which: Pass, *, final: bool) -> int:
+    def numbers(self, which: Pass, *, special: bool) -> int:
         """Where the templates of a pass begin among `templates`."""
-        keys = [(False, each) for each in self.usual] + [(True, each) for each in self.final]
-        wanted = (final and which in self.final, which)
+        keys = [(False, each) for each in self.usual] + [(True, each) for each in self.special]
+        wanted = (special and which in self.special, which)
         return keys.index(wanted) * len(self.usual["F"])
 
     def ports(self, which: Pass) -> set[str]:
         """What any template of a pass reads from outside."""
         return {
             name
-            for group in (self.usual, self.final)
+            for group in (self.usual, self.special)
             for template in group.get(which, ())
             for name in template.ports
         }
@@ -74,13 +79,7 @@ def pipeline_slots(
     place = place_of[rank, chunk]
     number = np.full((len(PASSES), count + 1, num_microbatches), -1, dtype=np.int64)  # place -1: none
     number[passed, place, microbatch] = np.arange(len(merged))
-    first = np.array(
-        [
-            [passes.numbers(which, final=final) if which in passes.usual else 0 for final in (False, True)]
-            for which in PASSES
-        ]
-    )
-    template = first[passed, (microbatch == num_microbatches - 1).astype(np.int64)] + place
+    template, freed = _templates(passes, passed, rank, place, microbatch == num_microbatches - 1)
 
     def where(which: Pass, source: Pass, shift: int = 0) -> Wide:
         """For slots of pass `which`, the slot of pass `source` of the virtual stage `shift` further on."""
@@ -90,5 +89,29 @@ def pipeline_slots(
     activation, gradient = where("F", "F", -1), where("B", "B", 1)
     sources = {name: (where("W", "B"), name) for name in passes.ports("W")}
     sources |= {name: (where("B", "F"), name) for name in passes.ports("B")}
+    sources |= {name: (freed, name) for name in FREED}
     sources |= {"activation": (activation, "activation"), "gradient": (gradient, "gradient")}
     return Slots(template, microbatch, sources), Index(number)
+
+
+def _templates(
+    passes: Passes, passed: Wide, rank: Wide, place: Wide, final: NDArray[np.bool_]
+) -> tuple[Wide, Wide]:
+    """The template of each slot, and the slot before it on its rank that freed the buffers of gradients."""
+    first = np.array(
+        [
+            [passes.numbers(which, special=each) if which in passes.usual else 0 for each in (False, True)]
+            for which in PASSES
+        ]
+    )
+    usual, special = first[passed, 0] + place, first[passed, 1] + place
+    frees = np.array(["freed0" in template.outputs for template in passes.templates])
+    template, freed = np.where(final, special, usual), np.full(len(passed), -1, dtype=np.int64)
+    for each in np.unique(rank):
+        slots = np.flatnonzero(rank == each)
+        if passes.first_is_special:
+            until = np.argmax(frees[special[slots]]) if frees[special[slots]].any() else len(slots)
+            template[slots] = np.where(np.arange(len(slots)) <= until, special[slots], usual[slots])
+        latest = np.maximum.accumulate(np.where(frees[template[slots]], slots, -1))
+        freed[slots[1:]] = latest[:-1]
+    return template, freed

@@ -16,7 +16,7 @@ from perfsim.strategies.zero import SHARDED
 from perfsim.study.contention import shared_links
 from perfsim.topology import Topology
 from perfsim.trace import Trace
-from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
+from perfsim.transformer import hardware_flop_per_step, model_flop_per_step, recompute_flop_per_step
 from perfsim.workload import TrainingRecipe
 
 COMMUNICATION = "_communication"
@@ -34,6 +34,9 @@ class Evaluation:
     """Seconds of the step by category, the mean over computing devices; they add up to the step."""
     model_flop: float
     recompute_flop: float
+    """Executed again, beside the model's."""
+    hardware_flop: float
+    """What HFU counts: `transformer.hardware_flop_per_step`."""
     peak_flop_per_s: float
     """All devices together."""
     costs: Costs = field(repr=False, compare=False)
@@ -56,8 +59,8 @@ class Evaluation:
 
     @property
     def hfu(self) -> float:
-        """The same with the FLOPs of recompute."""
-        return (self.model_flop + self.recompute_flop) / (self.step_time_s * self.peak_flop_per_s)
+        """The same with the FLOPs of recompute, as papers count them."""
+        return self.hardware_flop / (self.step_time_s * self.peak_flop_per_s)
 
     @property
     def bubble_fraction(self) -> float:
@@ -108,6 +111,7 @@ def evaluate(
         breakdown_s=trace.mean_breakdown(),
         model_flop=model_flop_per_step(job),
         recompute_flop=_recompute_flop(plan),
+        hardware_flop=hardware_flop_per_step(job, plan.layout.recompute),
         peak_flop_per_s=plan.topology.num_devices * plan.system.device.peak[job.recipe.precision],
         costs=costs,
         cluster=cluster,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from perfsim.calibration import ClusterCalibration
+from perfsim.costs.wafer import PEAK
 from perfsim.hardware import WaferClusterSpec
 from perfsim.strategies import Plan
 from perfsim.study.batches import BatchChoice
@@ -33,7 +34,8 @@ def layout_fields(plan: Plan) -> dict[str, Any]:
         "recompute": layout.recompute,
     }
     if isinstance(plan.system, WaferClusterSpec):
-        return {**common, "recompute_layers": layout.recompute_layers}
+        chunks = {"stream_chunks": layout.stream_chunks} if layout.stream_chunks > 1 else {}
+        return {**common, "recompute_layers": layout.recompute_layers, "spill": layout.spill, **chunks}
     return {
         "tensor": layout.tensor,
         "pipeline": layout.pipeline,
@@ -51,7 +53,7 @@ def metrics(evaluation: Evaluation) -> dict[str, Any]:
     plan = evaluation.plan
     return {
         "strategy": plan.strategy,
-        "system": plan.system.name,
+        "system": system_label(plan),
         "num_devices": plan.topology.num_devices,
         "layout": layout_fields(plan),
         "global_batch_size": plan.job.global_batch_size,
@@ -66,6 +68,15 @@ def metrics(evaluation: Evaluation) -> dict[str, Any]:
         "why": asdict(why_of(evaluation)),
         "cluster_calibration": _scale(evaluation.cluster),
     }
+
+
+def system_label(plan: Plan) -> str:
+    """The name of a plan's system; one without any inefficiency is named as what it is."""
+    system = plan.system
+    if not isinstance(system, WaferClusterSpec):
+        return system.name
+    release = plan.job.recipe.software_release or system.software_release
+    return f"{system.name} at peak (upper bound, never observed)" if release == PEAK else system.name
 
 
 def why_of(evaluation: Evaluation) -> Why:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfsim.catalog import default_catalog
+from perfsim.study.point import Point, answer_point
 from perfsim.study.sweeping.sweep import load_sweep
 from perfsim.study.sweeping.sweep_grid import SweepPoint
 from perfsim.transformer import parameters
@@ -62,3 +63,24 @@ def test_twenty_tokens_a_parameter_follow_the_model() -> None:
     catalog = default_catalog()
     assert catalog.recipe("chinchilla").tokens_per_parameter == 20
     assert parameters(catalog.model("gpt3_xl")).total * 20 > 2.6e10
+
+
+def test_a_cs_3_is_files_only_and_says_that_its_efficiency_is_another_wafers() -> None:
+    """Of 2.12 times the peak no more can come; published logs of a CS-3 to calibrate with there are none."""
+    device = default_catalog().device("wse-3")
+    assert "calibration" in device.assumed
+    assert device.calibration is not None
+    assert device.calibration.name == "wse-2"
+    runs = [
+        answer_point(Point("gpt3_20b", name, 16, "weight-streaming", batch=768))[1]
+        for name in ("cs-2", "cs-3")
+    ]
+    gain = runs[0].step_time_s / runs[1].step_time_s
+    assert 1.2 < gain < 15.84 / 7.48
+    assert any("no measurement of wse-3" in note for note in runs[1].plan.notes)
+
+
+def test_the_models_of_the_studies_are_in_the_catalogue() -> None:
+    names = default_catalog().names("model")
+    family = {f"cerebras_gpt_{size}" for size in ("111m", "256m", "590m", "1p3b", "2p7b", "6p7b", "13b")}
+    assert family | {"gptj_6b", "gpt_neox_20b"} <= set(names)

@@ -140,4 +140,5 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
             if key not in _PROSE:
                 yield from _leaves(item, f"{path}.{key}" if path else str(key))
     else:
-        yield path, "" if value is None else shown(value)
+        text = f"{value:.6g}" if isinstance(value, float) else shown(value)
+        yield path, "" if value is None else text
