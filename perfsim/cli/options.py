@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""What several verbs share: options, and checks of what they are given."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import functools
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from perfsim.errors import InputError, Problem
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -46,3 +49,11 @@ class Progress:
         if now_s - self.last_s >= self.every_s:
             self.last_s = now_s
             click.echo(f"{ended:,} of {total:,} tasks simulated", err=True)
+
+
+def must_exist(path: Path) -> None:
+    """Raise InputError unless this is a file."""
+    if path.is_dir():
+        raise InputError([Problem("is a directory; a file is expected", file=str(path))])
+    if not path.is_file():
+        raise InputError([Problem("there is no such file", file=str(path))])
