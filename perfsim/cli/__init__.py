@@ -18,7 +18,7 @@ import click
 from perfsim import __version__
 from perfsim.cli.calibrate import calibrate
 from perfsim.cli.options import limits, must_exist
-from perfsim.errors import InputError, PerfsimError, PlanError, Problem
+from perfsim.errors import InputError, PerfsimError, PlanError
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
 INTERRUPTED = 130
@@ -171,6 +171,12 @@ def _progress(*, quiet: bool) -> Any:
 @click.option("--recipe", default="gpt3_pretraining", show_default=True)
 @click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`.")
 @click.option(
+    "--perturb",
+    default="",
+    metavar="straggler=1.3@rank5,jitter=0.02,seed=1",
+    help="Disturb it: slow ranks, noise, dead=LINK, slow=0.5@LINK, mttf=8h,checkpoint=1h,restart=10min.",
+)
+@click.option(
     "--detail", type=click.Choice(["layer", "chunk"]), default="layer", help="How finely wafers stream."
 )
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
@@ -194,6 +200,7 @@ def run(
     recipe: str,
     cluster: str,
     detail: Any,
+    perturb: str,
     trace: Path | None,
     verify: str,
     as_json: bool,
@@ -207,7 +214,7 @@ def run(
         if batch is not None:
             raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
         batch = batch_per_device * devices
-    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster, detail)
+    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster, detail, perturb)
     answer, evaluation = answer_point(point)
     sampled = verified(evaluation, verify)
     if sampled is not None:

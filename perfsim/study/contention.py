@@ -97,7 +97,7 @@ def _traffic(
         if key not in known and isinstance(topology, FatTree):
             known[key] = gpu_traffic(work, topology, peers, health)
         elif key not in known:
-            known[key] = wafer_traffic(work, topology) if isinstance(topology, WaferTree) else None
+            known[key] = wafer_traffic(work, topology, health) if isinstance(topology, WaferTree) else None
         if (traffic := known[key]) is not None:
             found[number] = traffic
     return found

@@ -9,6 +9,7 @@ from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.price import Costs, price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
+from perfsim.engine.failures import FailedRun
 from perfsim.graph import GraphBuilder, TaskGraph
 from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies import Plan, strategy
@@ -21,6 +22,21 @@ from perfsim.workload import TrainingRecipe
 
 COMMUNICATION = "_communication"
 EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update", "input", "spill")
+
+
+@dataclass(frozen=True)
+class Perturbed:
+    """What disturbed a run, and the step without it."""
+
+    text: str
+    unperturbed_step_time_s: float
+    draws_s: tuple[float, ...]
+    """Step times of all draws, ascending."""
+    tasks: int
+    """Tasks written, of the ranks that differ."""
+    note: str = ""
+    run: FailedRun | None = None
+    """Many steps with failures, where they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +59,8 @@ class Evaluation:
     """What priced it."""
     cluster: ClusterCalibration | None = None
     """What every second of the trace was multiplied by, where the user measured steps."""
+    perturbed: Perturbed | None = None
+    """What disturbed the run; None: nothing."""
 
     @property
     def step_time_s(self) -> float:

@@ -14,7 +14,7 @@ from perfsim.hardware import WaferClusterSpec
 from perfsim.strategies import Plan
 from perfsim.study.batches import BatchChoice
 from perfsim.study.cluster import cluster_note
-from perfsim.study.evaluate import Evaluation
+from perfsim.study.evaluate import Evaluation, Perturbed
 from perfsim.study.published.reached import above_all_published
 from perfsim.study.remarks import edge_remark
 from perfsim.study.result import BatchPoint, CandidateResult, MemoryBar, TimelineBar, Why
@@ -67,7 +67,18 @@ def metrics(evaluation: Evaluation) -> dict[str, Any]:
         "step_breakdown_s": dict(evaluation.breakdown_s),
         "why": asdict(why_of(evaluation)),
         "cluster_calibration": _scale(evaluation.cluster),
+        "perturbed": _perturbed(evaluation.perturbed),
     }
+
+
+def _perturbed(perturbed: Perturbed | None) -> dict[str, Any] | None:
+    """What disturbed the step, the step without it, and the run through failures."""
+    if perturbed is None:
+        return None
+    found = {**asdict(perturbed), "draws_s": list(perturbed.draws_s)}
+    if perturbed.run is not None:
+        found["run"] = {**asdict(perturbed.run), "goodput": perturbed.run.goodput}
+    return found
 
 
 def system_label(plan: Plan) -> str:

@@ -15,6 +15,8 @@ from perfsim.strategies.schedules import least_chunks
 from perfsim.study.cluster import check_device, cluster_named
 from perfsim.study.evaluate import Evaluation, costs_for, evaluate
 from perfsim.study.outcome import metrics
+from perfsim.study.perturbation import perturbed
+from perfsim.study.perturbation_spec import parse_perturbations
 from perfsim.study.planner import best_plan
 from perfsim.study.published.reached import above_all_published
 from perfsim.study.remarks import defaults_remark
@@ -51,6 +53,8 @@ class Point(NamedTuple):
     """Name or path of a cluster's calibration; its scale multiplies the step time."""
     detail: Detail = "layer"
     """How finely a wafer cluster streams: a layer as a whole, or in chunks."""
+    perturb: str = ""
+    """What disturbs the step, as `parse_perturbations` reads it."""
 
 
 def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str, Any], Evaluation]:
@@ -62,6 +66,7 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
     batch = point.batch or recipe.batch_over(point.devices) or DEFAULT_BATCH_PER_DEVICE * point.devices
     job = Job(catalog.model(point.model), recipe, batch)
     cluster = cluster_named(point.cluster, catalog) if point.cluster else None
+    disturbed = parse_perturbations(point.perturb) if point.perturb else None
     check_device(cluster, system)
     topology = build_topology(system, point.devices)
     costs = costs_for(topology, recipe)
@@ -75,6 +80,8 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
         finer = replace(evaluation.plan.layout, stream_chunks=STREAM_CHUNKS)
         evaluation = evaluate(chosen.plan(job, topology, finer), costs, cluster=cluster)
         unnamed = ""
+    if disturbed is not None:
+        evaluation = perturbed(evaluation, disturbed)
     remarks = filter(None, [unnamed, above_all_published(evaluation.plan, evaluation.mfu)])
     notes = [*evaluation.plan.notes, *remarks]
     return {"model": job.model.name, **metrics(evaluation), "notes": notes}, evaluation

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.costs.streams import StreamCosts
+from perfsim.errors import InputError
 from perfsim.graph import Kind, RankGroup, Work
 from perfsim.topology import FatTree, LinkHealth, WaferTree, route_around
 
@@ -129,12 +130,13 @@ def _around(links: Ints, source: Ints, target: Ints, tree: FatTree, health: Link
     return np.concatenate(rest)
 
 
-def wafer_traffic(work: Work, tree: WaferTree) -> Traffic | None:
+def wafer_traffic(work: Work, tree: WaferTree, health: LinkHealth) -> Traffic | None:
     """What a class of work puts on MemoryX and the tree: weights go down all of it, gradients up.
 
     Gradients that are summed in SwarmX do not enter MemoryX. What spills passes the ports of its own
     system alone, seen from the first. Where links are not duplex the two directions are one link, the
     lower id of the two. Samples are left out: a few megabytes beside gigabytes of weights.
+    A tree has one way to each system: InputError where it is cut.
     """
     if work.op not in WAFER_DIRECTIONS:
         return None
@@ -146,6 +148,12 @@ def wafer_traffic(work: Work, tree: WaferTree) -> Traffic | None:
     elif work.op.startswith("reduce_in_tree"):
         kinds, rate = tree.links(), costs.tree_bytes_per_s
         links = tuple(link for link in links if kinds[link].kind != "memoryx")
+    for link in sorted(health.dead.intersection(links)):
+        edge = tree.links()[link]
+        raise InputError(
+            f"no route is left over {edge.source}-{edge.target}: a wafer that is cut off is a failure; "
+            "give at= or mttf= with checkpoint= and restart="
+        )
     if not tree.system.swarmx.duplex:
         links = tuple(link - link % 2 for link in links)
     return Traffic(np.array(links), np.ones(len(links), dtype=np.int64), rate)
