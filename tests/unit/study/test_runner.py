@@ -128,14 +128,14 @@ def test_a_limit_that_is_reached_keeps_the_candidates_that_were_answered(
     quick: StudySpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = quick.candidates
-    answer = runner_module.answer_candidate
+    answer = runner_module._answer
 
     def until_the_second(spec: StudySpec, candidate: CandidateSpec, *rest: Any) -> Answered:
         if candidate.strategy == second.strategy:
             raise LimitError("stopped after 5 events")
         return answer(spec, candidate, *rest)
 
-    monkeypatch.setattr(runner_module, "answer_candidate", until_the_second)
+    monkeypatch.setattr(runner_module, "_answer", until_the_second)
     run = run_study(quick)
     assert run.stopped is not None
     assert [each.strategy for each in run.result.candidates] == [first.strategy]
