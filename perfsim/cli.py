@@ -278,7 +278,8 @@ def _must_exist(path: Path) -> None:
 
 @main.command()
 @click.argument(
-    "kind", type=click.Choice(["systems", "devices", "models", "recipes", "studies", "strategies"])
+    "kind",
+    type=click.Choice(["systems", "devices", "models", "recipes", "wall_clocks", "studies", "strategies"]),
 )
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
