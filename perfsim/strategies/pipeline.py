@@ -46,7 +46,7 @@ def forward_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
     done: list[int] = []
     for layer in range(stage.num_layers):
         block = stage.first_layer + layer
-        weights = [stage.shards.gather_layer(template, done, block)] if stage.shards else []
+        weights = [stage.shards.gather_forward(template, done, block)] if stage.shards else []
         hidden, saved = emit_layer_forward(template, group, stage.recompute, hidden, weights, block=block)
         template.output(f"saved{layer}", saved)
         done.append(hidden)
@@ -71,6 +71,8 @@ class Reduction:
     """Of embedding and head, where they are reduced in every micro-batch (ZeRO 2)."""
     in_flight: int | None = None
     """Layers whose gradients may be whole at once; None: all."""
+    follows: bool = False
+    """A pass before it on this rank may still be reducing, and its buffers are those of this one."""
 
     def emit_layer(self, template: Template, stage: VirtualStage, layer: int, gradient: int) -> int:
         block = stage.first_layer + layer
@@ -84,10 +86,33 @@ class Reduction:
             template.output("reduced_tables", reduced)
 
     def room(self, template: Template, reduced: list[int]) -> list[int]:
-        """The reduction that frees the buffer of the next layer's gradient."""
-        if self.in_flight is None or len(reduced) < self.in_flight:
+        """The reduction that frees the buffer of the next layer's gradient: here, or in the pass before."""
+        if self.in_flight is None:
             return []
+        earlier = self.in_flight - len(reduced)
+        if earlier > 0:
+            return [template.port(f"freed{earlier}")] if self.follows else []
         return [template.writer(reduced[-self.in_flight])]
+
+    def room_of_tables(self, template: Template) -> list[int]:
+        """The reduction that frees the buffers of the tables' gradients: the last of the pass before."""
+        return [template.port("freed0")] if self.follows and self.tables is not None else []
+
+    def leave(self, template: Template, reduced: list[int]) -> None:
+        """Name for the next pass what frees buffers: the last reduction of all, and those of the last layers.
+
+        A pass of fewer layers than buffers names its last one for those that it lacks.
+        """
+        if self.in_flight is None:
+            return
+        tables = template.outputs.get("reduced_tables")
+        last = [*reduced, *([] if tables is None else [tables])]
+        if not last:
+            return
+        template.output("freed0", last[-1])
+        for earlier in range(1, self.in_flight + 1):
+            found = reduced[-earlier] if earlier <= len(reduced) else last[-1]
+            template.output(f"freed{earlier}", found)
 
 
 def backward_template(
@@ -97,18 +122,20 @@ def backward_template(
     template, group = builder.template(), stage.group
     if stage.last:
         logits = [template.port("logits")]
-        gradient = template.task(head_backward_work(stage), group.compute, logits, block=HEAD).tensor
+        room = reduction.room_of_tables(template) if reduction else []
+        gradient = template.task(head_backward_work(stage), group.compute, logits, room, HEAD).tensor
         gradient = group.all_reduce(template, gradient)
     else:
         gradient = _receive(template, stage, "gradient")
-    gradient = _backward_layers(template, stage, gradient, reduction)
+    gradient, reduced = _backward_layers(template, stage, gradient, reduction)
     if stage.first:
-        table = embedding_backward_work(stage)
-        gradient = template.task(table, group.compute, [gradient], block=EMBEDDING).tensor
+        table, room = embedding_backward_work(stage), reduction.room_of_tables(template) if reduction else []
+        gradient = template.task(table, group.compute, [gradient], room, EMBEDDING).tensor
     if not stage.empty:
         template.output("weight_gradients", gradient)
     if reduction is not None:
         reduction.emit_tables(template, gradient)
+        reduction.leave(template, reduced)
     if stage.shards:
         template.output("weight_gradients", stage.shards.scatter_root(template, gradient))
     if not stage.first:
@@ -118,28 +145,27 @@ def backward_template(
 
 def _backward_layers(
     template: Template, stage: VirtualStage, gradient: int, reduction: Reduction | None
-) -> int:
-    """The layers of a stage backward; returns the gradient of the first one's input."""
-    shards, done = stage.shards, [gradient]
+) -> tuple[int, list[int]]:
+    """The layers of a stage backward; returns the gradient of the first one's input, and what was reduced."""
+    shards, count = stage.shards, stage.num_layers
     reduced: list[int] = []
-    block = stage.first_layer + stage.num_layers - 1
-    ahead = [shards.gather_layer(template, done, block)] if shards and stage.num_layers else []
-    for layer in reversed(range(stage.num_layers)):
+    block = stage.first_layer + count - 1
+    ahead = [shards.gather_backward(template, count - 1, count, block)] if shards and count else []
+    for layer in reversed(range(count)):
         block = stage.first_layer + layer
         weights, ahead = ahead, []
         if shards and layer:
-            ahead = [shards.gather_layer(template, done, block - 1)]
+            ahead = [shards.gather_backward(template, layer - 1, count, block - 1)]
         saved = template.port(f"saved{layer}")
         room = reduction.room(template, reduced) if reduction else []
         gradient = emit_layer_backward(
             template, stage.group, stage.recompute, gradient, saved, weights, room, block=block
         )
-        done.append(gradient)
         if reduction is not None:
             reduced.append(reduction.emit_layer(template, stage, layer, gradient))
         if shards:
             template.output(f"reduced{layer}", shards.scatter_layer(template, gradient, block))
-    return gradient
+    return gradient, reduced
 
 
 def dgrad_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
@@ -150,14 +176,17 @@ def dgrad_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
         head = template.task(head_dgrad_work(stage), group.compute, logits, block=HEAD).tensor
         template.output("head_inputs", head + 1)
         gradient = group.all_reduce(template, head)
+        if group.ranks.size > 1:
+            template.output("head_sum", gradient)
     else:
         gradient = _receive(template, stage, "gradient")
     for layer in reversed(range(stage.num_layers)):
         saved = template.port(f"saved{layer}")
         block = stage.first_layer + layer
         gradient, inputs = emit_layer_dgrad(template, group, stage.recompute, gradient, saved, block=block)
-        template.output(f"mlp_inputs{layer}", inputs.mlp)
-        template.output(f"attention_inputs{layer}", inputs.attention)
+        for name, tensor in inputs._asdict().items():
+            if tensor is not None:
+                template.output(f"{name}{layer}", tensor)
     if stage.first:
         template.output("embedding_inputs", _own(template, stage, gradient))
     else:
@@ -172,24 +201,27 @@ def wgrad_template(
     template, group = builder.template(), stage.group
     gradient = -1
     if stage.last:
-        inputs_of_head = [template.port("head_inputs")]
-        gradient = template.task(head_wgrad_work(stage), group.compute, inputs_of_head, block=HEAD).tensor
+        names = ["head_inputs", *(["head_sum"] if group.ranks.size > 1 else [])]
+        inputs_of_head = [template.port(name) for name in names]
+        room = reduction.room_of_tables(template) if reduction else []
+        gradient = template.task(head_wgrad_work(stage), group.compute, inputs_of_head, room, HEAD).tensor
     reduced: list[int] = []
     for layer in reversed(range(stage.num_layers)):
-        names = (f"mlp_inputs{layer}", f"attention_inputs{layer}")
-        inputs = WeightInputs(*(template.port(name) for name in names))
+        known = WeightInputs._fields if group.ranks.size > 1 else WeightInputs._fields[:2]
+        inputs = WeightInputs(*(template.port(f"{name}{layer}") for name in known))
         room = reduction.room(template, reduced) if reduction else []
         gradient = emit_layer_wgrad(template, group, inputs, room, block=stage.first_layer + layer)
         if reduction is not None:
             reduced.append(reduction.emit_layer(template, stage, layer, gradient))
     if stage.first:
         inputs_of_table = [template.port("embedding_inputs")]
-        table = embedding_backward_work(stage)
-        gradient = template.task(table, group.compute, inputs_of_table, block=EMBEDDING).tensor
+        table, room = embedding_backward_work(stage), reduction.room_of_tables(template) if reduction else []
+        gradient = template.task(table, group.compute, inputs_of_table, room, EMBEDDING).tensor
     if not stage.empty:
         template.output("weight_gradients", gradient)
         if reduction is not None:
             reduction.emit_tables(template, gradient)
+            reduction.leave(template, reduced)
     return template
 
 

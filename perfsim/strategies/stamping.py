@@ -13,30 +13,35 @@ Index = dict[tuple[str, int, int], int]
 """Slot number of each (pass, virtual stage, micro-batch)."""
 
 
+FREED = ("freed0", "freed1", "freed2")
+"""What frees the buffers of gradients: see `Reduction.leave`."""
+
+
 @dataclass(frozen=True)
 class Passes:
     """The templates of each pass, one a virtual stage."""
 
     usual: dict[Pass, list[Template]]
-    final: dict[Pass, list[Template]] = field(default_factory=dict)
-    """Those of the last micro-batch, where they differ."""
+    special: dict[Pass, list[Template]] = field(default_factory=dict)
+    """Those of the last micro-batch, or of the first pass of its kind on a rank, where they differ."""
+    first_is_special: bool = False
 
     @property
     def templates(self) -> list[Template]:
         """All templates, in the order in which `number` counts them."""
-        return [each for group in (self.usual, self.final) for same in group.values() for each in same]
+        return [each for group in (self.usual, self.special) for same in group.values() for each in same]
 
-    def numbers(self, which: Pass, *, final: bool) -> int:
+    def numbers(self, which: Pass, *, special: bool) -> int:
         """Where the templates of a pass begin among `templates`."""
-        keys = [(False, each) for each in self.usual] + [(True, each) for each in self.final]
-        wanted = (final and which in self.final, which)
+        keys = [(False, each) for each in self.usual] + [(True, each) for each in self.special]
+        wanted = (special and which in self.special, which)
         return keys.index(wanted) * len(self.usual["F"])
 
     def ports(self, which: Pass) -> set[str]:
         """What any template of a pass reads from outside."""
         return {
             name
-            for group in (self.usual, self.final)
+            for group in (self.usual, self.special)
             for template in group.get(which, ())
             for name in template.ports
         }
@@ -51,17 +56,23 @@ def pipeline_slots(
     after it and what its own forward saved, W what its own backward left.
     """
     first = {
-        (which, final): passes.numbers(which, final=final)
+        (which, special): passes.numbers(which, special=special)
         for which in passes.usual
-        for final in (False, True)
+        for special in (False, True)
     }
     index: Index = {}
     template = np.empty(len(merged), dtype=np.int64)
-    activation, gradient, saved, left = (np.full(len(merged), -1, dtype=np.int64) for _ in range(4))
+    activation, gradient, saved, left, freed = (np.full(len(merged), -1, dtype=np.int64) for _ in range(5))
+    reduced: dict[int, int] = {}
     for number, (which, stage, chunk, microbatch) in enumerate(merged):
         place = placement.virtual_stage(stage, chunk)
         index[which, place, microbatch] = number
-        template[number] = first[which, microbatch == num_microbatches - 1] + place
+        final = microbatch == num_microbatches - 1
+        special = stage not in reduced if passes.first_is_special else final
+        template[number] = first[which, special] + place
+        freed[number] = reduced.get(stage, -1)
+        if "freed0" in passes.templates[template[number]].outputs:
+            reduced[stage] = number
         if which == "F":
             activation[number] = index.get(("F", place - 1, microbatch), -1)
         elif which == "B":
@@ -71,6 +82,7 @@ def pipeline_slots(
             left[number] = index["B", place, microbatch]
     sources = {name: (left, name) for name in passes.ports("W")}
     sources |= {name: (saved, name) for name in passes.ports("B")}
+    sources |= {name: (freed, name) for name in FREED}
     sources |= {"activation": (activation, "activation"), "gradient": (gradient, "gradient")}
     tag = np.array([slot.microbatch for slot in merged], dtype=np.int64)
     return Slots(template, tag, sources), index

@@ -61,20 +61,20 @@ class StepWriter:
         usual: dict[Pass, list[Template]] = {"F": [forward_template(self.builder, each) for each in stages]}
         if self.schedule.splits_backward:
             usual["B"] = [dgrad_template(self.builder, each) for each in stages]
-        usual[self.last_pass] = self._last_passes(reduces=self.scattered)
-        if not self.overlap or self.scattered:
+        usual[self.last_pass] = self._last_passes(reduces=self.scattered, follows=self.scattered)
+        if not self.overlap:
             return Passes(usual)
-        return Passes(usual, {self.last_pass: self._last_passes(reduces=True)})
+        return Passes(usual, {self.last_pass: self._last_passes(reduces=True)}, self.scattered)
 
-    def _last_passes(self, *, reduces: bool) -> list[Template]:
+    def _last_passes(self, *, reduces: bool, follows: bool = False) -> list[Template]:
         """The pass after which weight gradients are complete, of every virtual stage."""
         write = wgrad_template if self.schedule.splits_backward else backward_template
         return [
-            write(self.builder, each, self._reduction(each) if reduces else None)
+            write(self.builder, each, self._reduction(each, follows and self.overlap) if reduces else None)
             for each in self.stages.virtual
         ]
 
-    def _reduction(self, stage: VirtualStage) -> Reduction:
+    def _reduction(self, stage: VirtualStage, follows: bool) -> Reduction:
         replicas, part = self.stages.replicas[stage.rank], stage.group.part
         body = stage_parameters(part, 1, first=False, last=False)
         layer = replicas.reduce_work(body)
@@ -82,7 +82,8 @@ class StepWriter:
             return Reduction(layer, replicas.stream)
         tables = stage_parameters(part, 0, first=stage.first, last=stage.last)
         stream = replicas.stream if self.overlap else stage.group.compute
-        return Reduction(layer, stream, replicas.reduce_work(tables) if tables else None, IN_FLIGHT)
+        of_tables = replicas.reduce_work(tables) if tables else None
+        return Reduction(layer, stream, of_tables, IN_FLIGHT, follows)
 
     def _reduce(self, rank: int, stamped: Stamped, index: Index) -> list[int]:
         """Reduce what is left of a rank's gradients once its last micro-batch is done."""

@@ -186,10 +186,15 @@ def emit_layer_backward(
 
 
 class WeightInputs(NamedTuple):
-    """What the weight gradients of one layer read: handles of both blocks."""
+    """What the weight gradients of one layer read: handles of both blocks.
+
+    A norm's scale and shift need the gradient that is summed over the tensor peers.
+    """
 
     mlp: int
     attention: int
+    mlp_sum: int | None = None
+    attention_sum: int | None = None
 
 
 def emit_layer_dgrad(
@@ -201,7 +206,10 @@ def emit_layer_dgrad(
     mlp = template.task(works.mlp_dgrad, group.compute, reads, block=block).tensor
     summed = group.all_reduce(template, mlp)
     attention = template.task(works.attention_dgrad, group.compute, [summed, saved], block=block).tensor
-    return group.all_reduce(template, attention), WeightInputs(mlp + 1, attention + 1)
+    done = group.all_reduce(template, attention)
+    if group.ranks.size == 1:
+        return done, WeightInputs(mlp + 1, attention + 1)
+    return done, WeightInputs(mlp + 1, attention + 1, summed, done)
 
 
 def emit_layer_wgrad(
@@ -214,8 +222,9 @@ def emit_layer_wgrad(
 ) -> int:
     """Weight gradients of one layer, from what its input gradients left."""
     works = split_works(group.part)
-    mlp = template.task(works.mlp_wgrad, group.compute, [inputs.mlp], after, block).tensor
-    reads = [inputs.attention, mlp]
+    sums = [[] if each is None else [each] for each in (inputs.mlp_sum, inputs.attention_sum)]
+    mlp = template.task(works.mlp_wgrad, group.compute, [inputs.mlp, *sums[0]], after, block).tensor
+    reads = [inputs.attention, mlp, *sums[1]]
     return template.task(works.attention_wgrad, group.compute, reads, block=block).tensor
 
 

@@ -28,9 +28,19 @@ class Shards:
     root_parameters: float
     """Embedding, head and final norm: gathered once and kept from forward to backward."""
 
-    def gather_layer(self, template: Template, done: list[int], block: int) -> int:
+    def gather_forward(self, template: Template, done: list[int], block: int) -> int:
         """All-gather one layer; it waits until the layer `IN_FLIGHT` before it is done."""
         after = [template.writer(done[-IN_FLIGHT])] if len(done) >= IN_FLIGHT else []
+        return self._gather(template, self.layer_parameters, after, block)
+
+    def gather_backward(self, template: Template, layer: int, num_layers: int, block: int) -> int:
+        """All-gather one layer while the one after it runs backward.
+
+        The first `IN_FLIGHT` gathers wait for the forward of the layers that were whole last; those
+        behind them stand after the scatter of the gradient of the layer whose room they take.
+        """
+        freed = 2 * num_layers - IN_FLIGHT - 1 - layer
+        after: list[int] = [template.port(f"saved{freed}")] if 0 <= freed < num_layers else []
         return self._gather(template, self.layer_parameters, after, block)
 
     def gather_root(self, template: Template) -> int:

@@ -104,6 +104,8 @@ class CandidateResult:
     """The wall clock part by part, the sum last; empty where the study asks for the steps alone."""
     cluster_calibration: Mapping[str, Any] | None = None
     """Name, scale and note of the user's own measurements, where step times were multiplied by it."""
+    perturbed: Mapping[str, Any] | None = None
+    """What disturbed the step, and the step without it; None: nothing."""
 
     @property
     def label(self) -> str:
@@ -161,6 +163,23 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
+class ResiliencePoint:
+    """The step with one device that computes `severity` times as long."""
+
+    severity: float
+    step_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resilience:
+    """How a candidate's step suffers from one slow device; the first point is the step without."""
+
+    label: str
+    rank: int
+    points: tuple[ResiliencePoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Infeasible:
     """A candidate without any feasible plan, and why."""
 
@@ -188,8 +207,12 @@ class StudyResult:
     infeasible: tuple[Infeasible, ...] = ()
     ratio_bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By candidate label: 90 % band of its time over the soonest candidate's."""
+    suggested_batch_tokens: Mapping[str, float] = field(default_factory=dict)
+    """By published law, the batch that it suggests for this run; no critical batches."""
     assumptions: tuple[Assumption, ...] = ()
     sampling: Mapping[str, SamplingSummary] = field(default_factory=dict)
     """By candidate label."""
     accuracy: tuple[Accuracy, ...] = ()
+    resilience: tuple[Resilience, ...] = ()
+    """By candidate, where the study asks for it."""
     inputs_digest: str = ""

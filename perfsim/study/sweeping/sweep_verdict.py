@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.study.sweeping.sweep import PointResult, SweepResult
 from perfsim.study.sweeping.sweep_knee import knee_sentence, scalings
 from perfsim.study.sweeping.sweep_scaling import (
@@ -118,8 +119,13 @@ def _scales(series: Series) -> str:
     first, last = series.points[0], series.points[-1]
     if first is last:
         return f"{_machine(first)} takes {_days(first)} at its best batch."
+    small, large = time_of(first), time_of(last)
+    ratio = last.point.num_devices / first.point.num_devices
+    split = split_speedup(small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens)
     share = 100 * series.efficiency(last)
     return (
         f"From {first.point.num_devices:,} to {_machine(last)} the time falls from {_days(first)} to "
-        f"{_days(last)}, and a device does {share:.0f} % of what it does in the smallest machine."
+        f"{_days(last)}, and a device does {share:.0f} % of what it does in the smallest machine: "
+        f"{100 * split.hardware:.0f} % of its tokens a second, and {100 * split.statistical:.0f} % for the "
+        "tokens that a larger batch costs."
     )

@@ -55,7 +55,7 @@ def test_parameters_are_gathered_and_updated_as_under_zero_1(toys: ModuleType) -
 
 
 def test_scattering_hides_behind_the_backward_only_where_it_overlaps(toys: ModuleType) -> None:
-    seconds = {"mlp.backward": 1.0, "data.reduce_scatter": 0.5}
+    seconds = {"mlp.forward": 0.25, "mlp.backward": 1.0, "data.reduce_scatter": 0.5}
     step = {
         overlap: critical_path(
             written := graph(toys, 2, overlap), price(written, toys.TableCosts(seconds))
@@ -63,8 +63,22 @@ def test_scattering_hides_behind_the_backward_only_where_it_overlaps(toys: Modul
         for overlap in (False, True)
     }
     microbatches, layers = 4, 8
-    assert step[False] == microbatches * (layers * 1.5 + 0.5)
-    assert step[True] == microbatches * layers + 2 * 0.5, "the last layer's and that of the tables"
+    assert step[False] == microbatches * (layers * 1.75 + 0.5)
+    assert step[True] == microbatches * layers * 1.25 + 2 * 0.5, "the last layer's and that of the tables"
+
+
+def test_the_next_micro_batch_waits_for_the_buffers_that_the_last_one_fills(toys: ModuleType) -> None:
+    seconds = {"mlp.backward": 1.0, "data.reduce_scatter": 5.0}
+    written = graph(toys, 2, overlap=True)
+    trace = critical_path(written, price(written, toys.TableCosts(seconds)))
+    tasks = {task.id: task for task in written.tasks()}
+    reductions = [task for task in tasks if tasks[task].work.name == "data.reduce_scatter"]
+    made = [task for task in tasks if tasks[task].work.name == "mlp.backward"]
+    layers = [task for task in reductions if tasks[task].block >= 0]
+    assert all(trace.start_s[a] >= trace.end_s[b] for a, b in zip(made[2:], layers, strict=False))
+    heads = [task for task in tasks if tasks[task].work.name == "head.backward"]
+    tables = [task for task in reductions if tasks[task].block < 0]
+    assert all(trace.start_s[a] >= trace.end_s[b] for a, b in zip(heads[1:], tables, strict=False))
 
 
 def test_no_more_than_two_layers_gradients_are_whole_at_once(toys: ModuleType) -> None:

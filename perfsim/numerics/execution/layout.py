@@ -1,0 +1,189 @@
+"""Where a model's parameters are: by block, by tensor peer, and by ZeRO shard.
+
+The parameters of a block (embedding, one layer, head) are one flat vector, named parts one after
+another, as distributed optimizers keep them. A tensor peer holds columns or rows of the matrices and
+everything else whole [1909.08053]; a ZeRO shard is an equal part of each named tensor of that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.graph import EMBEDDING, HEAD
+from perfsim.workload import TransformerConfig
+
+Array = NDArray[np.float64]
+Weights = dict[str, Array]
+Wide = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one of `peers` tensor peers holds of a model that reads sequences of `seq_length`."""
+
+    model: TransformerConfig
+    seq_length: int
+    peers: int = 1
+    peer: int = 0
+
+    @property
+    def heads(self) -> int:
+        return self.model.num_attention_heads // self.peers
+
+    @property
+    def groups(self) -> int:
+        return self.model.query_groups // self.peers
+
+    @property
+    def rows(self) -> int:
+        """Rows of the vocabulary, padded so that every peer has as many."""
+        return -(-self.model.vocab_size // self.peers)
+
+    @property
+    def first_row(self) -> int:
+        return self.peer * self.rows
+
+    @property
+    def leads(self) -> bool:
+        """Whether it adds what must be added once before a sum over the peers."""
+        return self.peer == 0
+
+
+class BlockLayout:
+    """The named parts of one block in its flat vector."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        self.shapes = shapes
+        self.sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+        ends = np.cumsum([0, *self.sizes.values()]).tolist()
+        self.parts = {name: slice(ends[i], ends[i + 1]) for i, name in enumerate(shapes)}
+        self.size = int(ends[-1])
+
+    def views(self, flat: Array) -> Weights:
+        """The named parts of a flat vector."""
+        return {name: flat[part].reshape(self.shapes[name]) for name, part in self.parts.items()}
+
+    def flat(self, parts: Weights) -> Array:
+        """A flat vector of named parts; what is not named is zero."""
+        result = np.zeros(self.size)
+        for name, value in parts.items():
+            result[self.parts[name]] = value.ravel()
+        return result
+
+    @lru_cache(maxsize=64)  # noqa: B019 - layouts live as long as the program that made them
+    def shard_index(self, shards: int) -> Wide:
+        """Row d: where shard d's entries stand in the flat vector; `size` is padding."""
+        rows = []
+        for name, part in self.parts.items():
+            count = -(-self.sizes[name] // shards) * shards
+            places = np.full(count, self.size, dtype=np.int64)
+            places[: self.sizes[name]] = np.arange(part.start, part.stop)
+            rows.append(places.reshape(shards, -1))
+        return np.concatenate(rows, axis=1)
+
+    def shard(self, flat: Array, shards: int, number: int) -> Array:
+        """One of `shards` equal parts of each named tensor."""
+        return np.asarray(np.append(flat, 0.0)[self.shard_index(shards)[number]])
+
+    def whole(self, parts: list[Array]) -> Array:
+        """Shards put together again."""
+        result = np.empty(self.size + 1)
+        result[self.shard_index(len(parts))] = np.stack(parts)
+        return result[:-1]
+
+    def shard_part(self, name: str, shards: int) -> slice:
+        """Where a named tensor stands in a shard."""
+        start = 0
+        for each, size in self.sizes.items():
+            length = -(-size // shards)
+            if each == name:
+                return slice(start, start + length)
+            start += length
+        raise KeyError(name)
+
+
+class Layouts:
+    """The layouts of all blocks for one tensor peer."""
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+
+    @cached_property
+    def layer(self) -> BlockLayout:
+        share, model = self.share, self.share.model
+        hidden, size = model.hidden_size, model.head_size
+        qkv, ffn = (share.heads + 2 * share.groups) * size, model.ffn_hidden_size // share.peers
+        width = (2 if model.gated_mlp else 1) * ffn
+        shapes: dict[str, tuple[int, ...]] = self._norm("norm1")
+        shapes |= {"qkv": (hidden, qkv), "projection": (share.heads * size, hidden)}
+        if model.has_attention_bias:
+            shapes |= {"qkv_bias": (qkv,), "projection_bias": (hidden,)}
+        if model.norms_per_layer > 1:
+            shapes |= self._norm("norm2")
+        shapes |= {"fc1": (hidden, width), "fc2": (ffn, hidden)}
+        if model.bias:
+            shapes |= {"fc1_bias": (width,), "fc2_bias": (hidden,)}
+        return BlockLayout(shapes)
+
+    @cached_property
+    def embedding(self) -> BlockLayout:
+        share, model = self.share, self.share.model
+        shapes: dict[str, tuple[int, ...]] = {"words": (share.rows, model.hidden_size)}
+        if model.position_embedding == "learned":
+            shapes["positions"] = (share.seq_length, model.hidden_size)
+        return BlockLayout(shapes)
+
+    @cached_property
+    def head(self) -> BlockLayout:
+        share, model = self.share, self.share.model
+        shapes = self._norm("norm1") | {"words": (share.rows, model.hidden_size)}
+        if model.head_bias:
+            shapes["head_bias"] = (share.rows,)
+        return BlockLayout(shapes)
+
+    def __getitem__(self, block: int) -> BlockLayout:
+        return {EMBEDDING: self.embedding, HEAD: self.head}.get(block) or self.layer
+
+    def _norm(self, name: str) -> dict[str, tuple[int, ...]]:
+        hidden: tuple[int, ...] = (self.share.model.hidden_size,)
+        return {f"{name}.scale": hidden} | ({f"{name}.shift": hidden} if self.share.model.bias else {})
+
+
+@lru_cache(maxsize=256)
+def layouts(share: Share) -> Layouts:
+    """The layouts of a share; one object a share."""
+    return Layouts(share)
+
+
+def blocks(model: TransformerConfig) -> list[int]:
+    """All blocks of a model in the order of the data."""
+    return [EMBEDDING, *range(model.num_layers), HEAD]
+
+
+def cut(whole: Weights, share: Share) -> Weights:
+    """A tensor peer's part of each named tensor of a block; vocabulary rows are padded with zeros."""
+    return {name: _cut(name, value, share) for name, value in whole.items()}
+
+
+def _cut(name: str, value: Array, share: Share) -> Array:
+    if share.peers == 1:
+        return value
+    if name in ("qkv", "qkv_bias"):
+        size, model = share.model.head_size, share.model
+        bounds = np.cumsum([model.num_attention_heads, model.query_groups]) * size
+        kinds = np.split(value, bounds.tolist(), axis=-1)
+        return np.concatenate([np.split(kind, share.peers, axis=-1)[share.peer] for kind in kinds], axis=-1)
+    if name in ("fc1", "fc1_bias"):
+        halves = np.split(value, 2 if share.model.gated_mlp else 1, axis=-1)
+        return np.concatenate([np.split(half, share.peers, axis=-1)[share.peer] for half in halves], axis=-1)
+    if name in ("projection", "fc2"):
+        return np.split(value, share.peers, axis=0)[share.peer]
+    if name in ("words", "head_bias"):
+        padding = [(0, share.rows * share.peers - len(value))] + [(0, 0)] * (value.ndim - 1)
+        return np.split(np.pad(value, padding), share.peers, axis=0)[share.peer]
+    return value
