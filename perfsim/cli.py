@@ -175,6 +175,9 @@ def _progress(*, quiet: bool) -> Any:
 @click.option(
     "--detail", type=click.Choice(["layer", "chunk"]), default="layer", help="How finely wafers stream."
 )
+@click.option(
+    "--expand", default="", metavar="data.all_reduce=tree", help="Collectives as steps of a ring or tree."
+)
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
 @click.option(
     "--verify",
@@ -196,6 +199,7 @@ def run(
     cluster: str,
     detail: Any,
     perturb: str,
+    expand: str,
     trace: Path | None,
     verify: str,
     as_json: bool,
@@ -209,7 +213,7 @@ def run(
         if batch is not None:
             raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
         batch = batch_per_device * devices
-    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster, detail, perturb)
+    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster, detail, perturb, expand)
     answer, evaluation = answer_point(point)
     sampled = verified(evaluation, verify)
     if sampled is not None:
@@ -282,7 +286,8 @@ def _write_accuracy(paths: tuple[Path, ...], results: list[Any], folder: Path, *
 
 @main.command()
 @click.argument(
-    "kind", type=click.Choice(["systems", "devices", "models", "recipes", "studies", "strategies"])
+    "kind",
+    type=click.Choice(["systems", "devices", "models", "recipes", "wall_clocks", "studies", "strategies"]),
 )
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")

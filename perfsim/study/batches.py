@@ -14,6 +14,7 @@ from perfsim.study.evaluate import Evaluation, evaluate
 from perfsim.study.planner import best_plan, screen
 from perfsim.study.published.accuracy import step_time_error
 from perfsim.topology import Topology
+from perfsim.wall_clock import WallClockSpec
 from perfsim.workload import Job, TrainingRecipe, TransformerConfig
 
 SMALLEST_SHARE, LARGEST_SHARE = 1 / 256, 2.0
@@ -49,6 +50,7 @@ class Machine:
     recipe: TrainingRecipe
     costs: Costs
     cluster: ClusterCalibration | None = None
+    wall_clock: WallClockSpec | None = None
 
     @property
     def label(self) -> str:
