@@ -291,7 +291,8 @@ def _write_accuracy(paths: tuple[Path, ...], results: list[Any], folder: Path, *
 
 @main.command()
 @click.argument(
-    "kind", type=click.Choice(["systems", "devices", "models", "recipes", "studies", "strategies"])
+    "kind",
+    type=click.Choice(["systems", "devices", "models", "recipes", "wall_clocks", "studies", "strategies"]),
 )
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")

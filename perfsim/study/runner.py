@@ -41,6 +41,7 @@ from perfsim.study.sampling import sample_step
 from perfsim.study.spec import CandidateSpec, StudySpec
 from perfsim.study.suggestions import suggested_batches
 from perfsim.study.verdict import Answer, ratio_bands, verdict
+from perfsim.study.whole_run import whole_run_of, whole_run_sentence
 from perfsim.topology import build_topology
 from perfsim.transformer import parameters
 
@@ -169,6 +170,7 @@ def machine_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Machi
         recipe=spec.recipe,
         costs=costs_for(topology, spec.recipe),
         cluster=candidate.cluster_calibration,
+        wall_clock=candidate.wall_clock,
     )
 
 
@@ -238,7 +240,7 @@ def _result(
     answers = [
         Answer(candidate, each.choice.answer) for candidate, each in zip(candidates, answered, strict=True)
     ]
-    sentence = verdict(answers)
+    sentence = verdict(answers) + whole_run_sentence(candidates)
     if refused:
         what = "Not possible" if stopped is None else "Not possible, or not reached"
         sentence += f" {what}: {'; '.join(each.label for each in refused)}."
@@ -280,4 +282,5 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
 
 
 def _candidate(each: Answered) -> CandidateResult:
-    return candidate_result(each.evaluation, each.choice, each.curve, each.tried)
+    found = candidate_result(each.evaluation, each.choice, each.curve, each.tried)
+    return replace(found, whole_run=whole_run_of(each.machine, each.choice))

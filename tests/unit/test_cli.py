@@ -317,6 +317,15 @@ def test_a_point_without_json_is_told_in_words(perfsim: Run) -> None:
     assert "where the step goes:" in result.stdout
 
 
+def test_wafers_stream_in_chunks_where_that_is_asked(perfsim: Run) -> None:
+    layers, chunks = (
+        document(perfsim(*WAFERS, "--devices", "1", "--batch", "8", "--detail", detail, "--json"))
+        for detail in ("layer", "chunk")
+    )
+    assert chunks["layout"]["stream_chunks"] > 1
+    assert chunks["step_time_s"] <= layers["step_time_s"]
+
+
 def test_systems_may_be_counted_by_num_csx(perfsim: Run) -> None:
     by_devices = document(perfsim(*WAFERS, "--devices", "2", "--batch", "16", "--json"))
     assert document(perfsim(*WAFERS, "--num-csx", "2", "--batch", "16", "--json")) == by_devices

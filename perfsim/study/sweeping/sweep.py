@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from perfsim.study.spec import StudySpec
 from perfsim.study.sweeping.store import Store, Stored, digest_of
 from perfsim.study.sweeping.sweep_grid import SweepPoint, expand
 from perfsim.study.sweeping.sweep_spec import StudyCatalog, SweepSpec
+from perfsim.study.whole_run import whole_run_of
 
 Tell = Callable[[str], None]
 Finished = Iterator[tuple[str, Stored | PerfsimError]]
@@ -345,6 +346,7 @@ def _answer(study: StudySpec) -> dict[str, Any]:
         "step_time_error": time_s.step_time_error,
         "time_to_accuracy_s": time_s.time_s,
         "time_to_accuracy_band_s": list(time_s.band_s),
+        "whole_run": [asdict(part) for part in whole_run_of(answered.machine, answered.choice)],
     }
 
 

@@ -11,9 +11,10 @@ import pytest
 from perfsim.engine.limits import Limits, limited
 from perfsim.errors import CatalogError, InputError, LimitError, PlanError
 from perfsim.report.summary import summary_dict, summary_text
+from perfsim.study import batches as batches_module
 from perfsim.study import runner as runner_module
 from perfsim.study.result import CandidateResult
-from perfsim.study.runner import Answered, StudyRun, load_study, run_study, target_of
+from perfsim.study.runner import Answered, StudyRun, load_study, machine_of, run_study, target_of
 from perfsim.study.spec import CandidateSpec, StudySpec
 
 STUDY = """\
@@ -314,3 +315,18 @@ def test_everything_wrong_in_a_study_is_said_at_once(tmp_path: Path) -> None:
     for part in ("gpt3_xxl", "did you mean `gpt3_xl`", "qestion", "`question` is missing", "batch_sizes"):
         assert part in said
     assert "wrong.yaml:4:" in said, "the model's line"
+
+
+def test_a_long_step_of_the_curve_takes_the_closed_form_and_is_off_by_little(
+    spec: StudySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the graph would have thousands of passes; the batch that is chosen is simulated all the same."""
+    wafer = next(each for each in spec.candidates if each.strategy == "weight-streaming")
+    machine, target = machine_of(spec, wafer, 1), target_of(spec)
+    batch = 2**14
+    quick = batches_module.time_at(machine, target, batch)
+    assert quick.plan.num_microbatches * spec.model.num_layers > batches_module.LONG_PASSES
+    monkeypatch.setattr(batches_module, "LONG_PASSES", 10**9)
+    assert quick.step_time_s == pytest.approx(
+        batches_module.time_at(machine, target, batch).step_time_s, rel=0.005
+    )
