@@ -13,6 +13,7 @@ from perfsim.report.figures import time_to_accuracy as batch_figure
 from perfsim.report.figures import timeline as timeline_figure
 from perfsim.report.sections import Card, Head, Section
 from perfsim.report.verdict import ratios_to_first, verdict_table
+from perfsim.report.whole_run import whole_run_section
 from perfsim.report.why import why_table
 from perfsim.study.result import StudyResult
 
@@ -24,6 +25,7 @@ def study_page(result: StudyResult, *, trace_name: str | None = None) -> tuple[s
         _batch(result),
         _step(result),
         *_why(result),
+        *whole_run_section(result),
         _memory(result),
         *_resilience(result),
         *_timelines(result, trace_name),

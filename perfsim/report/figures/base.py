@@ -26,6 +26,7 @@ GRID = "rgba(128,128,128,0.28)"
 BAND_ALPHA = 0.16
 
 _PART_COLOURS: tuple[tuple[str, str], ...] = (
+    ("mesh", SKY),
     ("tensor_comm", ORANGE),
     ("pipeline_comm", GREY),
     ("data_comm", VERMILLION),
