@@ -21,7 +21,7 @@ from perfsim.numerics.execution.layers import (
     mlp_forward,
     mlp_wgrad,
 )
-from perfsim.numerics.execution.layout import Array, Share, Weights, layouts
+from perfsim.numerics.execution.layout import Array, Share, Weights
 from perfsim.numerics.execution.movement import summed
 from perfsim.numerics.execution.program import SHARED, Cell, Claim, Compiler, Values, each
 from perfsim.numerics.execution.serial import Lesson
@@ -77,7 +77,7 @@ class WaferCompiler(Compiler):
 
     def views(self, block: int, flat: Array) -> Weights:
         """The named weights of a block."""
-        return layouts(self.share)[block].views(flat)
+        return self.share.layouts[block].views(flat)
 
     def claim(self, what: str, number: int) -> list[tuple[int, Claim]]:
         """Say what the first tensor of the task is."""
@@ -168,7 +168,7 @@ class WaferCompiler(Compiler):
         """Adam at MemoryX. A table that embedding and head share is updated once both gradients are there."""
         operands = [self.operand(handle) for handle in task.reads]
         block, tied = task.block, self.lesson.model.tied_embeddings
-        layout, count = layouts(self.share)[block], len(operands)
+        layout, count = self.share.layouts[block], len(operands)
         states = [Cell(SHARED, "weights", block), Cell(SHARED, "moments", block)]
         both = tied and block == EMBEDDING
         if both:
@@ -202,7 +202,7 @@ class WaferCompiler(Compiler):
 
     def _update_both(self, gradient: Array, of_head: Array, states: Sequence[Any]) -> tuple[Any, ...]:
         """The embedding with the sum of both gradients, and its words as the head has them."""
-        layout, head = layouts(self.share)[EMBEDDING], layouts(self.share)[HEAD]
+        layout, head = self.share.layouts[EMBEDDING], self.share.layouts[HEAD]
         flat, moments, of_head_flat, head_moments = states
         gradient[layout.parts["words"]] += of_head[head.parts["words"]]
         updated, state = adam(flat, gradient, moments)
@@ -267,7 +267,7 @@ class WaferCompiler(Compiler):
             middle, mlp = mlp_dgrad(w, of_mlp, dy, self.share)
             d_out = dy if self.share.model.norms_per_layer == 1 else middle
             dx, attention = attention_dgrad(w, of_attention, d_out, self.share)
-            layout = layouts(self.share)[0]
+            layout = self.share.layouts[0]
             made = layout.flat(mlp_wgrad(mlp, self.share) | mlp.norm)
             made += layout.flat(attention_wgrad(attention, self.share) | attention.norm)
             return dx + middle, made
@@ -308,7 +308,7 @@ class WaferCompiler(Compiler):
             statistics, kept, count = values[1], values[-2], self.lesson.num_tokens
             targets = values[-1][1]
             dx, inputs = head_dgrad(w, kept, statistics, targets, count, self.share, self.lesson.seq_length)
-            made = layouts(self.share)[HEAD].flat(head_wgrad(inputs, self.share) | inputs.norm)
+            made = self.share.layouts[HEAD].flat(head_wgrad(inputs, self.share) | inputs.norm)
             return dx, made, np.asarray(losses_of(statistics, count).sum())
 
         claims = self.claim("gradient", self.lesson.model.num_layers)
@@ -320,16 +320,16 @@ class WaferCompiler(Compiler):
 
         def run(_: int, __: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
             made = embedding_backward(values[1], values[-1][0], self.share)
-            return None, layouts(self.share)[EMBEDDING].flat(made)
+            return None, self.share.layouts[EMBEDDING].flat(made)
 
         self._backward(run, [self.taught()])
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, _rank: int) -> Any:
         """What a buffer holds before the first task; KeyError where nothing is there."""
-        layout = layouts(self.share)[cell.number]
+        layout = self.share.layouts[cell.number]
         if cell.name in ("weights", "weights in flash"):
-            return layout.flat(self.lesson.initial()[cell.number])
+            return layout.flat(self.lesson.initial[cell.number])
         if cell.name in ("moments", "moments in flash"):
             return Moments.zero(layout.size)
         raise KeyError(cell)
