@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 import click
 
 from perfsim import __version__
-from perfsim.errors import InputError, PerfsimError, PlanError, Problem
+from perfsim.cli_calibrate import calibrate, must_exist
+from perfsim.errors import InputError, PerfsimError, PlanError
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
 INTERRUPTED = 130
@@ -165,6 +166,15 @@ def _progress(*, quiet: bool) -> Any:
 )
 @click.option("--recipe", default="gpt3_pretraining", show_default=True)
 @click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`.")
+@click.option(
+    "--perturb",
+    default="",
+    metavar="straggler=1.3@rank5,jitter=0.02,seed=1",
+    help="Disturb it: slow ranks, noise, dead=LINK, slow=0.5@LINK, mttf=8h,checkpoint=1h,restart=10min.",
+)
+@click.option(
+    "--detail", type=click.Choice(["layer", "chunk"]), default="layer", help="How finely wafers stream."
+)
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
 @click.option(
     "--verify",
@@ -184,6 +194,8 @@ def run(
     batch_per_device: int | None,
     recipe: str,
     cluster: str,
+    detail: Any,
+    perturb: str,
     trace: Path | None,
     verify: str,
     as_json: bool,
@@ -197,7 +209,7 @@ def run(
         if batch is not None:
             raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
         batch = batch_per_device * devices
-    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster)
+    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster, detail, perturb)
     answer, evaluation = answer_point(point)
     sampled = verified(evaluation, verify)
     if sampled is not None:
@@ -239,7 +251,7 @@ def validate(
     paths = files or tuple(public_cases())
     results = []
     for path in paths:
-        _must_exist(path)
+        must_exist(path)
         results.append(validate_file(path))
     if page is not None:
         _write_accuracy(paths, results, page, leaves_out=leave_out)
@@ -251,7 +263,7 @@ def validate(
         steps = [each["kind"] == "step_time" for each in results]
         scores = {path.name: held_out(path) for path, of_steps in zip(paths, steps, strict=True) if of_steps}
         write_record(results, scores)
-        write_reached(path for path in paths if path.name in scores)
+        write_reached()
     if as_json:
         document: Any = results[0] if len(results) == 1 else results
         click.echo(json.dumps(document, indent=2))
@@ -266,13 +278,6 @@ def _write_accuracy(paths: tuple[Path, ...], results: list[Any], folder: Path, *
 
     written = write_validation(accuracy_page(paths, results, leaves_out=leaves_out), folder)
     click.echo(f"Page: {written[0]}, {written[1]}", err=True)
-
-
-def _must_exist(path: Path) -> None:
-    if path.is_dir():
-        raise InputError([Problem("is a directory; a file is expected", file=str(path))])
-    if not path.is_file():
-        raise InputError([Problem("there is no such file", file=str(path))])
 
 
 @main.command()
@@ -361,83 +366,4 @@ def _tell(message: str) -> None:
     click.echo(message, err=True)
 
 
-@main.group()
-def calibrate() -> None:
-    """Fit constants of a device, a link or a cluster to measurements of your own."""
-
-
-@calibrate.command()
-@click.argument("table", type=click.Path(path_type=Path))
-@click.option("--device", required=True, help="Device of the catalogue that was measured.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
-)
-def gemm(table: Path, device: str, out: Path | None) -> None:
-    """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us."""
-    from perfsim.study.fitting.calibrate import calibrate_gemm
-
-    _must_exist(table)
-    click.echo(calibrate_gemm(table, device, out))
-
-
-@calibrate.command()
-@click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--link", required=True, help="Link of the catalogue that was measured.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
-)
-def collective(tables: tuple[Path, ...], link: str, out: Path | None) -> None:
-    """Fit collectives to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
-    from perfsim.study.fitting.calibrate import calibrate_collectives
-
-    for table in tables:
-        _must_exist(table)
-    click.echo(calibrate_collectives(list(tables), link, out))
-
-
-@calibrate.command()
-@click.argument("cases", type=click.Path(path_type=Path))
-@click.option("--device", required=True, help="Device of the catalogue that the runs were made on.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=None,
-    help="Directory for the YAML.",
-)
-@click.option("--device-only", is_flag=True, help="Leave the framework's constants as they are.")
-def framework(cases: Path, device: str, out: Path | None, device_only: bool) -> None:
-    """Fit host launch times and the sustained ceiling of DEVICE to whole steps in CASES."""
-    from perfsim.study.fitting.calibrate import calibrate_framework
-
-    _must_exist(cases)
-    click.echo(calibrate_framework(cases, device, out, device_only=device_only))
-
-
-@calibrate.command()
-@click.argument("measured", type=click.Path(path_type=Path))
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
-)
-def steps(measured: Path, out: Path | None) -> None:
-    """Fit one scale of your cluster to two or three steps that you MEASURED there."""
-    from perfsim.study.fitting.calibrate import calibrate_steps
-
-    _must_exist(measured)
-    text, warning = calibrate_steps(measured, out)
-    click.echo(text)
-    if warning:
-        click.echo(f"warning: {warning}", err=True)
-
-
-@calibrate.command()
-@click.argument("cases", type=click.Path(path_type=Path))
-@click.option("--device", default="wse-2", show_default=True, help="Wafer of the catalogue.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
-)
-def wafer(cases: Path, device: str, out: Path | None) -> None:
-    """Fit a wafer's efficiency by release of its software to the logs in CASES."""
-    from perfsim.study.fitting.calibrate import calibrate_wafer
-
-    _must_exist(cases)
-    click.echo(calibrate_wafer(cases, device, out))
+main.add_command(calibrate)

@@ -178,8 +178,6 @@ class StreamingSpec(Spec):
     """Layers whose weights may be sent ahead of the one that computes."""
     weights_held: Literal["chunk", "layer"]
     """What a wafer holds of a layer on its way: a chunk, used as it arrives, or all of it."""
-    duplex: bool
-    """Whether weights and gradients pass a link at the same time; false: they share it."""
     accumulate_at: Literal["memoryx", "swarmx", "wafer"]
     """Where the gradients of a step's micro-batches are summed."""
     staged_layers: PositiveInt

@@ -103,7 +103,6 @@ def wafer_cluster(
         streaming=StreamingSpec(
             prefetch_depth=1,
             weights_held="chunk",
-            duplex=True,
             accumulate_at="memoryx",
             staged_layers=2,
             sparse_index_overhead=0.5,

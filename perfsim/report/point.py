@@ -19,6 +19,25 @@ def sampling_line(sampled: Mapping[str, Any]) -> str:
     )
 
 
+def perturbed_lines(disturbed: Mapping[str, Any], step_s: float) -> list[str]:
+    """What disturbs the step, what it costs, and what failures leave of the time."""
+    before_s, draws = disturbed["unperturbed_step_time_s"], disturbed["draws_s"]
+    lines = [
+        f"  perturbed     {disturbed['text']}",
+        f"                {duration(before_s)} without it, {step_s / before_s:.3f} times as long with it",
+    ]
+    if len(draws) > 1:
+        lines.append(f"                {len(draws)} draws, {duration(draws[0])} to {duration(draws[-1])}")
+    if disturbed["note"]:
+        lines.append(f"                {disturbed['note']}")
+    if run := disturbed["run"]:
+        lines.append(
+            f"  goodput       {percent(run['goodput'])} of {duration(run['wall_s'])}: "
+            f"{run['failures']} failures, {duration(run['lost_s'])} done again"
+        )
+    return lines
+
+
 def point_lines(answer: Mapping[str, Any]) -> list[str]:
     """The metrics of one point and where its step goes."""
     step_s = answer["step_time_s"]
@@ -35,6 +54,8 @@ def point_lines(answer: Mapping[str, Any]) -> list[str]:
     ]
     if answer.get("cluster_calibration"):
         lines.append(f"  scaled        {answer['cluster_calibration']['note']}")
+    if answer.get("perturbed"):
+        lines += perturbed_lines(answer["perturbed"], step_s)
     if answer.get("sampling"):
         lines.append(f"  verified      {sampling_line(answer['sampling'])}")
     for note in answer.get("notes", ()):

@@ -7,6 +7,7 @@ import math
 from perfsim.report import text
 from perfsim.report.evidence import accuracy_table, assumptions_table, sampling_table
 from perfsim.report.figures import memory as memory_figure
+from perfsim.report.figures import resilience as resilience_figure
 from perfsim.report.figures import step_time as step_figure
 from perfsim.report.figures import time_to_accuracy as batch_figure
 from perfsim.report.figures import timeline as timeline_figure
@@ -24,6 +25,7 @@ def study_page(result: StudyResult, *, trace_name: str | None = None) -> tuple[s
         _step(result),
         *_why(result),
         _memory(result),
+        *_resilience(result),
         *_timelines(result, trace_name),
         *_evidence(result),
     ]
@@ -113,6 +115,26 @@ def _memory(result: StudyResult) -> Section:
         alt=memory_figure.memory_alt(result),
         slug="memory",
     )
+
+
+def _resilience(result: StudyResult) -> list[Section]:
+    if not result.resilience:
+        return []
+    lead = (
+        "Helps to see what one slow GPU or wafer costs before it is found and replaced. Where all wait for "
+        "it, the step follows the dotted line; below it, waiting that is there anyway hides a part. Every "
+        f"rank that the slow one ({result.resilience[0].rank}) delays is simulated on its own."
+    )
+    return [
+        Section(
+            "One slow device",
+            lead,
+            figure=resilience_figure.resilience(result),
+            table=resilience_figure.resilience_table(result),
+            alt=resilience_figure.resilience_alt(result),
+            slug="resilience",
+        )
+    ]
 
 
 def _timelines(result: StudyResult, trace_name: str | None) -> list[Section]:

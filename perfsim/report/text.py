@@ -150,6 +150,16 @@ def _degrees(layout: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def layout_short(layout: Mapping[str, Any]) -> str:
+    """`tp8 dp16 mbs4`, with a schedule that is not 1F1B and a ZeRO stage above 1: `pp4 dp8 mbs1 zb1p`."""
+    words = [_degrees_text(layout)]
+    if layout.get("schedule") not in (None, "1f1b"):
+        words.append(str(layout["schedule"]))
+    if (layout.get("zero_stage") or 0) > 1:
+        words.append(f"zero{layout['zero_stage']}")
+    return " ".join(words)
+
+
+def _degrees_text(layout: Mapping[str, Any]) -> str:
     """`tp8 dp16 mbs4`: degrees of tensor and pipeline are left out where they are 1."""
     unsaid = ("tp", "pp", "vp")
     degrees = {name: value for name, value in _degrees(layout).items() if name not in unsaid or value != 1}
@@ -157,9 +167,9 @@ def layout_short(layout: Mapping[str, Any]) -> str:
 
 
 def layout_long(layout: Mapping[str, Any]) -> str:
-    """The short form and every other setting that is switched on, by its name."""
+    """The degrees and every other setting that is switched on, by its name."""
     degree_names = {name for names in _SHORT.values() for name in names}
-    words = [layout_short(layout)]
+    words = [_degrees_text(layout)]
     for name, value in layout.items():
         if name in degree_names or value in (None, False, 0, "", "none"):
             continue

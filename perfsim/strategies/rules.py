@@ -15,8 +15,6 @@ from perfsim.workload import Job, ParallelLayout, Recompute
 
 ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
 MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)
-INTERLEAVED_CHUNKS = 2
-"""Chunks a rank where the planner interleaves."""
 DEGREES = ("tensor", "pipeline", "data")
 
 
@@ -119,11 +117,11 @@ def _nearest(count: int, wanted: int) -> int:
 
 
 def legal_layouts(job: Job, topology: Topology, free_degrees: tuple[str, ...]) -> Iterator[ParallelLayout]:
-    """Every legal layout on all devices: degrees, micro-batch size, recompute mode, schedule.
+    """Every legal layout on all devices under 1F1B: degrees, micro-batch size, recompute mode.
 
     The planner's choice is kept to what practice settled: the tensor group stays inside a node
     (unless the strategy has no other degree), sequence parallelism goes with it, and the optimizer
-    is sharded over replicas.
+    is sharded over replicas. Other schedules and ZeRO stages are `layout_variants` of these.
     """
     system = topology.system
     if not isinstance(system, GpuClusterSpec):
@@ -151,7 +149,7 @@ def _with_micro_batches(job: Job, tensor: int, pipeline: int, data: int) -> Iter
         if rest or passes_problem(job.model.num_layers, microbatches):
             continue
         for recompute in modes:
-            plain = ParallelLayout(
+            yield ParallelLayout(
                 tensor=tensor,
                 pipeline=pipeline,
                 data=data,
@@ -160,19 +158,33 @@ def _with_micro_batches(job: Job, tensor: int, pipeline: int, data: int) -> Iter
                 micro_batch_size=micro_batch_size,
                 recompute=recompute,
             )
-            yield from _with_schedules(job, plain)
 
 
-def _with_schedules(job: Job, plain: ParallelLayout) -> Iterator[ParallelLayout]:
-    """1F1B, and where there is a pipeline what shrinks its bubble for about the same memory."""
-    yield plain
-    if plain.pipeline == 1:
+def layout_variants(job: Job, topology: Topology, layout: ParallelLayout) -> Iterator[ParallelLayout]:
+    """The same degrees under every other schedule and ZeRO stage of the catalogue that is legal."""
+    if not isinstance(topology.system, GpuClusterSpec):
         return
-    yield replace(plain, schedule="zb1p")
-    microbatches = job.global_batch_size // (plain.data * plain.micro_batch_size)
-    chunks = plain.pipeline * INTERLEAVED_CHUNKS
-    if job.model.num_layers % chunks == 0 and microbatches % plain.pipeline == 0:
-        yield replace(plain, schedule="interleaved", virtual_pipeline=INTERLEAVED_CHUNKS)
+    for other in _variants(job, layout):
+        if other != layout and not any(_variant_problems(job, topology, other)):
+            yield other
+
+
+def _variants(job: Job, layout: ParallelLayout) -> Iterator[ParallelLayout]:
+    if layout.pipeline > 1:
+        for name, each in SCHEDULES.items():
+            most = job.model.num_layers // layout.pipeline
+            for chunks in range(2, most + 1) if each.chunks is None else (each.chunks,):
+                yield replace(layout, schedule=name, virtual_pipeline=chunks)
+    if layout.data > 1:
+        for stage in ZERO_STAGES:
+            yield replace(layout, zero_stage=stage)
+
+
+def _variant_problems(job: Job, topology: Topology, layout: ParallelLayout) -> Iterator[str]:
+    """What can be wrong with a variant of a legal layout."""
+    yield from _device_problems(topology, layout, "", DEGREES)
+    yield from _stage_problems(job, layout)
+    yield from _batch_problems(job, layout)
 
 
 def _divisors(count: int, free: bool) -> list[int]:

@@ -39,57 +39,77 @@ class _Estimate:
         if not last and streaming.accumulate_at == "swarmx":
             works = [work.in_tree() for work in works]
         computing = sum(self.forward_s(work) + self.backward_s(work, last=last) for work in works)
-        return max(computing, self.duration(samples_work(self.plan, micro_batch_size)))
+        leaving = 0.0 if last else sum(self.up_s(work, last=False) for work in works)
+        return max(computing, leaving, self.duration(samples_work(self.plan, micro_batch_size)))
 
     def forward_s(self, works: BlockWorks) -> float:
         spill = self.seconds(works.spill) / self.group
-        return self.joined_s(self.duration(works.forward), self.weights_s(works), spill)
+        return self.joined_s(works, self.duration(works.forward), spill)
 
     def backward_s(self, works: BlockWorks, *, last: bool) -> float:
         """Backward and what is made again for it; groups of several layers stream their weights for that."""
-        layout, streaming = self.plan.layout, wafer_system(self.plan).streaming
-        weights, again, first = self.weights_s(works), self.seconds(works.recompute), 0.0
+        layout = self.plan.layout
+        again, first, behind = self.seconds(works.recompute), 0.0, 0.0
         if again and layout.recompute_layers > 1:
-            first, again = self.joined_s(again, weights), 0.0
-        up = self.duration(works.reduce) if last or streaming.accumulate_at != "wafer" else 0.0
-        if last:
-            weights += self.seconds(works.state_read)
-        if not streaming.duplex:
-            weights, up = weights + up, 0.0
+            first, again = self.joined_s(works, again), 0.0
+        up = self.up_s(works, last=last)
+        if last and works.stage is not None:
+            behind = self.seconds(works.state_read)
+        if not wafer_system(self.plan).swarmx.duplex:
+            behind, up = behind + up, 0.0
+        elif not last:
+            up = 0.0  # what is still on its way leaves beside the next forward
         backward = again + self.duration(works.backward)
-        return first + self.joined_s(backward, weights, up, self.seconds(works.fetch) / self.group)
+        fetch = self.seconds(works.fetch) / self.group
+        return first + self.joined_s(works, backward, up, fetch, behind=behind)
+
+    def update_pace_s(self, works: BlockWorks) -> float:
+        """What one update keeps busy longest."""
+        parts = (works.update, works.state_write, works.state_read if works.stage is None else None)
+        return max(self.seconds(work) for work in parts)
+
+    def up_s(self, works: BlockWorks, *, last: bool) -> float:
+        """A block's gradient up to MemoryX, where it leaves the wafer in this micro-batch."""
+        if not last and wafer_system(self.plan).streaming.accumulate_at == "wafer":
+            return 0.0
+        return self.duration(works.reduce) / self.at_once
+
+    @property
+    def at_once(self) -> int:
+        """Weight servers that work on blocks of their own."""
+        memoryx = wafer_system(self.plan).memoryx
+        return memoryx.servers if memoryx.placement == "by_layer" else 1
 
     @property
     def group(self) -> int:
         return max(1, self.plan.layout.recompute_layers)
 
-    def joined_s(self, compute_s: float, weights_s: float, *beside_s: float) -> float:
-        """Side by side; without prefetch a block's weights come before its computation."""
-        ahead = wafer_system(self.plan).streaming.prefetch_depth > 0
-        pace = max(compute_s, weights_s) if ahead else compute_s + weights_s
-        return max(pace, *beside_s, 0.0)
+    def joined_s(self, works: BlockWorks, compute_s: float, *beside_s: float, behind: float = 0.0) -> float:
+        """A block's computation beside its weights, what comes `behind` them, and what else runs meanwhile.
 
-    def weights_s(self, works: BlockWorks) -> float:
-        """A block's weights; from several servers at once where each holds a block and may send ahead."""
-        system = wafer_system(self.plan)
+        Weights come at the pace of links and flash, and into one of 1 + prefetch_depth slots, which each
+        is taken from the sending of a block to the end of its computation.
+        """
         load = self.duration(works.load)
-        if system.memoryx.placement == "by_layer":
-            load /= min(system.memoryx.servers, 1 + system.streaming.prefetch_depth)
-        late = self.duration(works.broadcast) if not system.streaming.prefetch_depth else 0.0
-        return max(load, self.seconds(works.stage)) + late
+        pace = max(load, self.seconds(works.stage)) / self.at_once + behind
+        slots = 1 + wafer_system(self.plan).streaming.prefetch_depth
+        taken = (load + self.duration(works.broadcast) + compute_s) / slots
+        return max(compute_s, pace, taken, *beside_s, 0.0)
 
     def bubble_s(self) -> float:
         """From the end of a step's backward to the first block's new weights on the wafer.
 
-        Updates follow one another at the pace of arithmetic or of the writing of their states; the
-        weights of the first block come when both are done.
+        Updates follow one another at the pace of their slowest part: reading states, arithmetic, writing
+        states. Servers that hold blocks of their own work side by side. The weights of the first block
+        come when all is done.
         """
         works = block_works(self.plan, last_micro_batch(self.plan))
         computed = updated = 0.0
         for work in reversed(works):
             computed += self.backward_s(work, last=True)
-            paces = (self.duration(work.update), self.seconds(work.state_write))
-            updated = max(updated, computed + self.duration(work.reduce)) + max(paces)
+            ready = computed + self.duration(work.reduce)
+            pace = self.update_pace_s(work)
+            updated = max(updated + pace / self.at_once, ready + pace)
         first = works[0]
         both = min(self.duration(first.update), self.seconds(first.state_write)) if first.stage else 0.0
         way = both + sum(self.seconds(work) for work in (first.load, first.broadcast, first.stage))

@@ -33,6 +33,8 @@ from perfsim.topology import Topology
 from perfsim.workload import Job, ParallelLayout
 
 RECOMPUTE_GROUPS = (0, 1, 2, 4)
+MOST_CHUNKS = 4096
+"""Pieces of a layer: past this a chunk of a published model is smaller than what a tree node forwards."""
 
 
 class WeightStreaming:
@@ -92,6 +94,8 @@ class WeightStreaming:
             problems.append(
                 f"global_batch_size {job.global_batch_size} gives some of {layout.data} systems nothing"
             )
+        if not 1 <= layout.stream_chunks <= MOST_CHUNKS:
+            problems.append(f"stream_chunks {layout.stream_chunks} must be 1 to {MOST_CHUNKS}")
         per_system = -(-job.global_batch_size // layout.data)
         if layout.micro_batch_size > per_system:
             problems.append(

@@ -75,10 +75,11 @@ def time_at(machine: Machine, target: Target, global_batch_size: int) -> BatchCh
     job = machine.job(global_batch_size)
     best = screen(machine.strategy, job, machine.topology, machine.costs)[0]
     found = evaluate(best.plan, machine.costs, contention=False, cluster=machine.cluster)
-    return _choice(best.plan, found.step_time_s, target)
+    return choice_of(best.plan, found.step_time_s, target)
 
 
-def _choice(plan: Plan, step_time_s: float, target: Target) -> BatchChoice:
+def choice_of(plan: Plan, step_time_s: float, target: Target) -> BatchChoice:
+    """A plan with its step time, and what that makes of the time to the target."""
     answer = time_to_accuracy(
         plan.job.tokens_per_step,
         step_time_s,
@@ -112,4 +113,4 @@ def run_at(machine: Machine, target: Target, global_batch_size: int) -> tuple[Ev
     """One batch with its best layout, simulated in full. Raises PlanError where none fits."""
     job = machine.job(global_batch_size)
     evaluation = best_plan(machine.strategy, job, machine.topology, machine.costs, cluster=machine.cluster)
-    return evaluation, _choice(evaluation.plan, evaluation.step_time_s, target)
+    return evaluation, choice_of(evaluation.plan, evaluation.step_time_s, target)

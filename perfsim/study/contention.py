@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from perfsim.engine.binding_links import flows_on
 from perfsim.engine.fairshare import Flow
 from perfsim.engine.max_min import TOLERANCE
+from perfsim.errors import InputError
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
 from perfsim.graph.symmetry import width_of
 from perfsim.study.traffic import PeerClasses, Traffic, gpu_traffic, wafer_traffic
@@ -39,6 +40,7 @@ def shared_links(
     them; a folded graph needs none. Raises InputError where dead links leave no route.
     """
     classes = np.zeros(width_of(graph), dtype=np.int64) if peers is None else np.asarray(peers)
+    _spill_is_folded(graph)
     traffic = _traffic(graph.works, topology, PeerClasses(classes), health)
     if not traffic:
         return SharedLinks()
@@ -89,16 +91,25 @@ def _traffic(
     known: dict[tuple[RankGroup | None, bool, str], Traffic | None] = {}
     found: dict[int, Traffic] = {}
     for number, work in enumerate(works):
-        if not (work.kind.is_communication or work.kind is Kind.MEM_LOAD):
+        if work.kind is Kind.COMP:
             continue
         key = (work.group, work.kind is Kind.COMM_COLL, work.op)
         if key not in known and isinstance(topology, FatTree):
             known[key] = gpu_traffic(work, topology, peers, health)
         elif key not in known:
-            known[key] = wafer_traffic(work, topology) if isinstance(topology, WaferTree) else None
+            known[key] = wafer_traffic(work, topology, health) if isinstance(topology, WaferTree) else None
         if (traffic := known[key]) is not None:
             found[number] = traffic
     return found
+
+
+def _spill_is_folded(graph: TaskGraph) -> None:
+    """What spills is counted on the ports of the first wafer, so that one must stand for all."""
+    wafers = sum(stream.endswith("/spill") for stream in graph.streams)
+    if wafers > 1:
+        raise InputError(
+            f"{wafers} wafers are written; spilled activations share links only where one stands for all"
+        )
 
 
 def _works_on_streams(graph: TaskGraph) -> list[tuple[int, int]]:

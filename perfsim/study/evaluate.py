@@ -9,6 +9,7 @@ from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.price import Costs, price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
+from perfsim.engine.failures import FailedRun
 from perfsim.graph import GraphBuilder, TaskGraph
 from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies import Plan, strategy
@@ -16,11 +17,26 @@ from perfsim.strategies.zero import SHARDED
 from perfsim.study.contention import shared_links
 from perfsim.topology import Topology
 from perfsim.trace import Trace
-from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
+from perfsim.transformer import hardware_flop_per_step, model_flop_per_step, recompute_flop_per_step
 from perfsim.workload import TrainingRecipe
 
 COMMUNICATION = "_communication"
 EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update", "input", "spill")
+
+
+@dataclass(frozen=True)
+class Perturbed:
+    """What disturbed a run, and the step without it."""
+
+    text: str
+    unperturbed_step_time_s: float
+    draws_s: tuple[float, ...]
+    """Step times of all draws, ascending."""
+    tasks: int
+    """Tasks written, of the ranks that differ."""
+    note: str = ""
+    run: FailedRun | None = None
+    """Many steps with failures, where they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +50,17 @@ class Evaluation:
     """Seconds of the step by category, the mean over computing devices; they add up to the step."""
     model_flop: float
     recompute_flop: float
+    """Executed again, beside the model's."""
+    hardware_flop: float
+    """What HFU counts: `transformer.hardware_flop_per_step`."""
     peak_flop_per_s: float
     """All devices together."""
     costs: Costs = field(repr=False, compare=False)
     """What priced it."""
     cluster: ClusterCalibration | None = None
     """What every second of the trace was multiplied by, where the user measured steps."""
+    perturbed: Perturbed | None = None
+    """What disturbed the run; None: nothing."""
 
     @property
     def step_time_s(self) -> float:
@@ -56,8 +77,8 @@ class Evaluation:
 
     @property
     def hfu(self) -> float:
-        """The same with the FLOPs of recompute."""
-        return (self.model_flop + self.recompute_flop) / (self.step_time_s * self.peak_flop_per_s)
+        """The same with the FLOPs of recompute, as papers count them."""
+        return self.hardware_flop / (self.step_time_s * self.peak_flop_per_s)
 
     @property
     def bubble_fraction(self) -> float:
@@ -108,6 +129,7 @@ def evaluate(
         breakdown_s=trace.mean_breakdown(),
         model_flop=model_flop_per_step(job),
         recompute_flop=_recompute_flop(plan),
+        hardware_flop=hardware_flop_per_step(job, plan.layout.recompute),
         peak_flop_per_s=plan.topology.num_devices * plan.system.device.peak[job.recipe.precision],
         costs=costs,
         cluster=cluster,

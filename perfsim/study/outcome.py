@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from perfsim.calibration import ClusterCalibration
+from perfsim.costs.wafer import PEAK
 from perfsim.hardware import WaferClusterSpec
 from perfsim.strategies import Plan
 from perfsim.study.batches import BatchChoice
 from perfsim.study.cluster import cluster_note
-from perfsim.study.evaluate import Evaluation
+from perfsim.study.evaluate import Evaluation, Perturbed
 from perfsim.study.published.reached import above_all_published
 from perfsim.study.remarks import edge_remark
 from perfsim.study.result import BatchPoint, CandidateResult, MemoryBar, TimelineBar, Why
@@ -33,7 +34,8 @@ def layout_fields(plan: Plan) -> dict[str, Any]:
         "recompute": layout.recompute,
     }
     if isinstance(plan.system, WaferClusterSpec):
-        return {**common, "recompute_layers": layout.recompute_layers}
+        chunks = {"stream_chunks": layout.stream_chunks} if layout.stream_chunks > 1 else {}
+        return {**common, "recompute_layers": layout.recompute_layers, "spill": layout.spill, **chunks}
     return {
         "tensor": layout.tensor,
         "pipeline": layout.pipeline,
@@ -51,7 +53,7 @@ def metrics(evaluation: Evaluation) -> dict[str, Any]:
     plan = evaluation.plan
     return {
         "strategy": plan.strategy,
-        "system": plan.system.name,
+        "system": system_label(plan),
         "num_devices": plan.topology.num_devices,
         "layout": layout_fields(plan),
         "global_batch_size": plan.job.global_batch_size,
@@ -65,7 +67,27 @@ def metrics(evaluation: Evaluation) -> dict[str, Any]:
         "step_breakdown_s": dict(evaluation.breakdown_s),
         "why": asdict(why_of(evaluation)),
         "cluster_calibration": _scale(evaluation.cluster),
+        "perturbed": _perturbed(evaluation.perturbed),
     }
+
+
+def _perturbed(perturbed: Perturbed | None) -> dict[str, Any] | None:
+    """What disturbed the step, the step without it, and the run through failures."""
+    if perturbed is None:
+        return None
+    found = {**asdict(perturbed), "draws_s": list(perturbed.draws_s)}
+    if perturbed.run is not None:
+        found["run"] = {**asdict(perturbed.run), "goodput": perturbed.run.goodput}
+    return found
+
+
+def system_label(plan: Plan) -> str:
+    """The name of a plan's system; one without any inefficiency is named as what it is."""
+    system = plan.system
+    if not isinstance(system, WaferClusterSpec):
+        return system.name
+    release = plan.job.recipe.software_release or system.software_release
+    return f"{system.name} at peak (upper bound, never observed)" if release == PEAK else system.name
 
 
 def why_of(evaluation: Evaluation) -> Why:

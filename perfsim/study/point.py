@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, LayoutError, Problem
@@ -15,6 +15,8 @@ from perfsim.strategies.schedules import least_chunks
 from perfsim.study.cluster import check_device, cluster_named
 from perfsim.study.evaluate import Evaluation, costs_for, evaluate
 from perfsim.study.outcome import metrics
+from perfsim.study.perturbation import perturbed
+from perfsim.study.perturbation_spec import parse_perturbations
 from perfsim.study.planner import best_plan
 from perfsim.study.published.reached import above_all_published
 from perfsim.study.remarks import defaults_remark
@@ -30,6 +32,9 @@ SHORT_NAMES = {
     "sp": "sequence_parallel",
     "zero": "zero_stage",
 }
+Detail = Literal["layer", "chunk"]
+STREAM_CHUNKS = 16
+"""Pieces of a layer at chunk level, where the layout does not say."""
 DEFAULT_BATCH_PER_DEVICE = 8
 """Sequences a device and step where the question gives no batch."""
 
@@ -46,6 +51,10 @@ class Point(NamedTuple):
     recipe: str = "gpt3_pretraining"
     cluster: str = ""
     """Name or path of a cluster's calibration; its scale multiplies the step time."""
+    detail: Detail = "layer"
+    """How finely a wafer cluster streams: a layer as a whole, or in chunks."""
+    perturb: str = ""
+    """What disturbs the step, as `parse_perturbations` reads it."""
 
 
 def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str, Any], Evaluation]:
@@ -57,6 +66,7 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
     batch = point.batch or recipe.batch_over(point.devices) or DEFAULT_BATCH_PER_DEVICE * point.devices
     job = Job(catalog.model(point.model), recipe, batch)
     cluster = cluster_named(point.cluster, catalog) if point.cluster else None
+    disturbed = parse_perturbations(point.perturb) if point.perturb else None
     check_device(cluster, system)
     topology = build_topology(system, point.devices)
     costs = costs_for(topology, recipe)
@@ -65,8 +75,13 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
         evaluation = evaluate(chosen.plan(job, topology, layout), costs, cluster=cluster)
         unnamed = defaults_remark((name for _, name, _ in _items(point.layout)), evaluation.plan)
     else:
-        evaluation = best_plan(chosen, job, topology, costs, cluster=cluster)
+        evaluation, unnamed = best_plan(chosen, job, topology, costs, cluster=cluster), ""
+    if point.detail == "chunk" and evaluation.plan.layout.stream_chunks == 1:
+        finer = replace(evaluation.plan.layout, stream_chunks=STREAM_CHUNKS)
+        evaluation = evaluate(chosen.plan(job, topology, finer), costs, cluster=cluster)
         unnamed = ""
+    if disturbed is not None:
+        evaluation = perturbed(evaluation, disturbed)
     remarks = filter(None, [unnamed, above_all_published(evaluation.plan, evaluation.mfu)])
     notes = [*evaluation.plan.notes, *remarks]
     return {"model": job.model.name, **metrics(evaluation), "notes": notes}, evaluation
@@ -129,7 +144,7 @@ def _parse_value(name: str, value: str) -> tuple[Any, tuple[str, str] | None]:
         nearest = difflib.get_close_matches(name, known, 1)
         help_text = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
         return None, ("unknown name", help_text)
-    if name == "sequence_parallel":
+    if name in ("sequence_parallel", "spill"):
         if value.lower() not in ("true", "false", "1", "0"):
             return None, (f"{value!r} is not a truth value", "write true or false")
         return value.lower() in ("true", "1"), None

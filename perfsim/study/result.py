@@ -100,6 +100,8 @@ class CandidateResult:
     """A remark where the best batch is the smallest or the largest of those tried."""
     cluster_calibration: Mapping[str, Any] | None = None
     """Name, scale and note of the user's own measurements, where step times were multiplied by it."""
+    perturbed: Mapping[str, Any] | None = None
+    """What disturbed the step, and the step without it; None: nothing."""
 
     @property
     def label(self) -> str:
@@ -157,6 +159,23 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
+class ResiliencePoint:
+    """The step with one device that computes `severity` times as long."""
+
+    severity: float
+    step_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resilience:
+    """How a candidate's step suffers from one slow device; the first point is the step without."""
+
+    label: str
+    rank: int
+    points: tuple[ResiliencePoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Infeasible:
     """A candidate without any feasible plan, and why."""
 
@@ -188,4 +207,6 @@ class StudyResult:
     sampling: Mapping[str, SamplingSummary] = field(default_factory=dict)
     """By candidate label."""
     accuracy: tuple[Accuracy, ...] = ()
+    resilience: tuple[Resilience, ...] = ()
+    """By candidate, where the study asks for it."""
     inputs_digest: str = ""

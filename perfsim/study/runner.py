@@ -12,13 +12,31 @@ from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
 from perfsim.errors import InputError, PlanError, Problem
 from perfsim.strategies import strategy
 from perfsim.study.assumptions import assumptions_of
-from perfsim.study.batches import BatchChoice, Machine, Target, batch_curve, batch_grid, run_at, run_best
+from perfsim.study.batches import (
+    BatchChoice,
+    Machine,
+    Target,
+    batch_curve,
+    batch_grid,
+    choice_of,
+    run_at,
+    run_best,
+)
 from perfsim.study.cluster import check_device
 from perfsim.study.evaluate import Evaluation, costs_for
 from perfsim.study.outcome import candidate_result
+from perfsim.study.perturbation import perturbed
 from perfsim.study.point import strategy_for
 from perfsim.study.published.accuracy import accuracy_of
-from perfsim.study.result import Accuracy, CandidateResult, Infeasible, SamplingSummary, StudyResult
+from perfsim.study.resilience import resilience
+from perfsim.study.result import (
+    Accuracy,
+    CandidateResult,
+    Infeasible,
+    Resilience,
+    SamplingSummary,
+    StudyResult,
+)
 from perfsim.study.sampling import sample_step
 from perfsim.study.spec import CandidateSpec, StudySpec
 from perfsim.study.verdict import Answer, ratio_bands, verdict
@@ -39,6 +57,7 @@ class Answered:
     sampling: SamplingSummary | None
     tried: tuple[int, ...] = ()
     """The global batches that were tried, with and without a plan."""
+    resilience: Resilience | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +165,10 @@ def answer_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int, ta
 
     Raises PlanError where no batch has a feasible plan.
     """
+    return _disturbed(spec, _undisturbed(spec, candidate, devices, target), target)
+
+
+def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
     machine = machine_of(spec, candidate, devices)
     batches = _batches(spec, target, devices)
     if len(batches) == 1:
@@ -173,9 +196,22 @@ def _batches(spec: StudySpec, target: Target, devices: int) -> list[int]:
 
 
 def _answer(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
-    answered = answer_candidate(spec, candidate, devices, target)
-    sampling = sample_step(answered.evaluation, spec.sampling)
-    return replace(answered, sampling=sampling)
+    answered = _undisturbed(spec, candidate, devices, target)
+    found = None
+    if spec.resilience is not None:
+        label = f"{devices} x {candidate.system.name}, {candidate.strategy}"
+        found = resilience(answered.evaluation, label, spec.resilience)
+    answered = replace(answered, sampling=sample_step(answered.evaluation, spec.sampling), resilience=found)
+    return _disturbed(spec, answered, target)
+
+
+def _disturbed(spec: StudySpec, answered: Answered, target: Target) -> Answered:
+    """The same batch and layout under the study's perturbations; the curve of batches stays without."""
+    if spec.perturbations is None:
+        return answered
+    evaluation = perturbed(answered.evaluation, spec.perturbations)
+    choice = choice_of(evaluation.plan, evaluation.step_time_s, target)
+    return replace(answered, evaluation=evaluation, choice=choice)
 
 
 def _result(
@@ -211,6 +247,7 @@ def _result(
             if each.sampling is not None
         },
         accuracy=_accuracy(answered),
+        resilience=tuple(each.resilience for each in answered if each.resilience is not None),
     )
 
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from perfsim.calibration import ClusterCalibration
 from perfsim.hardware import CatalogSpec, Devices, GpuClusterSpec, Spec, WaferClusterSpec
 from perfsim.sizes import MOST_CHOICES
+from perfsim.study.perturbation_spec import PerturbationSpec, ResilienceSpec
 from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
 
 Verify = Literal["off", "sample", "full"]
@@ -59,3 +60,7 @@ class StudySpec(CatalogSpec):
     """Global batches to try, in sequences; auto: a grid around the critical batch."""
     convergence: ConvergenceSpec = ConvergenceSpec()
     sampling: SamplingSpec = SamplingSpec()
+    perturbations: PerturbationSpec | None = None
+    """What disturbs every candidate's step at its best batch and layout, which are chosen without."""
+    resilience: ResilienceSpec | None = None
+    """Asks for step times against the severity of one straggler."""

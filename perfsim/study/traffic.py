@@ -14,11 +14,22 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.costs.streams import StreamCosts
+from perfsim.errors import InputError
 from perfsim.graph import Kind, RankGroup, Work
-from perfsim.hardware import WaferClusterSpec
 from perfsim.topology import FatTree, LinkHealth, WaferTree, route_around
 
 Ints = NDArray[np.int64]
+SPILLING = ("spill", "fetch")
+WAFER_DIRECTIONS: dict[str, Literal["down", "up"]] = {
+    "memoryx_read": "down",
+    "fetch": "down",
+    "spill": "up",
+    "reduce": "up",
+    "reduce_part": "up",
+    "reduce_in_tree": "up",
+    "reduce_in_tree_part": "up",
+}
 
 
 @dataclass(frozen=True)
@@ -119,21 +130,30 @@ def _around(links: Ints, source: Ints, target: Ints, tree: FatTree, health: Link
     return np.concatenate(rest)
 
 
-def wafer_traffic(work: Work, tree: WaferTree) -> Traffic | None:
+def wafer_traffic(work: Work, tree: WaferTree, health: LinkHealth) -> Traffic | None:
     """What a class of work puts on MemoryX and the tree: weights go down all of it, gradients up.
 
-    Where links are not duplex the two directions are one link, the lower id of the two.
+    Gradients that are summed in SwarmX do not enter MemoryX. What spills passes the ports of its own
+    system alone, seen from the first. Where links are not duplex the two directions are one link, the
+    lower id of the two. Samples are left out: a few megabytes beside gigabytes of weights.
+    A tree has one way to each system: InputError where it is cut.
     """
-    directions: dict[str, Literal["down", "up"]] = {"memoryx_read": "down", "reduce": "up"}
-    if work.op not in directions:
+    if work.op not in WAFER_DIRECTIONS:
         return None
-    system = tree.system
-    links = tree.tree_links(directions[work.op])
-    if not system.swarmx.duplex:
+    links, costs = tree.tree_links(WAFER_DIRECTIONS[work.op]), StreamCosts(tree.system, tree)
+    rate = costs.stream_bytes_per_s
+    if work.op in SPILLING:
+        own = tree.route("memoryx", 0) if work.op == "fetch" else tree.route(0, "memoryx")
+        links, rate = tree.link_ids([edge for edge in own if edge.kind == "io"]), costs.feed_bytes_per_s
+    elif work.op.startswith("reduce_in_tree"):
+        kinds, rate = tree.links(), costs.tree_bytes_per_s
+        links = tuple(link for link in links if kinds[link].kind != "memoryx")
+    for link in sorted(health.dead.intersection(links)):
+        edge = tree.links()[link]
+        raise InputError(
+            f"no route is left over {edge.source}-{edge.target}: a wafer that is cut off is a failure; "
+            "give at= or mttf= with checkpoint= and restart="
+        )
+    if not tree.system.swarmx.duplex:
         links = tuple(link - link % 2 for link in links)
-    return Traffic(np.array(links), np.ones(len(links), dtype=np.int64), stream_bytes_per_s(system))
-
-
-def stream_bytes_per_s(system: WaferClusterSpec) -> float:
-    """The slowest link between MemoryX and a system, one direction."""
-    return min(system.memoryx.bandwidth, system.swarmx.bandwidth, system.io_bytes_per_s)
+    return Traffic(np.array(links), np.ones(len(links), dtype=np.int64), rate)

@@ -93,11 +93,12 @@ def streaming_roof(plan: Plan, graph: TaskGraph, costs: Costs) -> StreamingRoof 
         return None
     tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
     load_s = costs.duration_s(load)
-    weights = sum(kernel.flop for kernel in use.kernels if kernel.partition == "streamed") / (2.0 * tokens)
+    matrices = sum(kernel.flop for kernel in use.kernels if kernel.partition == "streamed")
+    weights = use.share * matrices / (2.0 * tokens)
     use_s, fixed_s = costs.duration_s(use), 0.0
     flop_per_s = use.flop / use_s
     if isinstance(costs, WaferCosts):
-        fixed_s, flop_per_s = costs.mesh.weights_s(use.kernels), costs.flop_per_s
+        fixed_s, flop_per_s = use.share * costs.mesh.weights_s(use.kernels), costs.flop_per_s
     return StreamingRoof(
         tokens=tokens,
         hidden_from_tokens=hidden_from_tokens(tokens, use_s, fixed_s, load_s),

@@ -34,13 +34,15 @@ WHOLE = LinkHealth()
 def link_health(topology: Topology, left: Mapping[str, float]) -> LinkHealth:
     """State of links named by their ends, `leaf0-spine3`, both directions alike; 0 is dead.
 
-    Raises InputError for a link that is not there, with the nearest that is, and for a share that is
-    not between 0 and 1.
+    Links of NICs, leaves and SwarmX have a state; those inside a node have none. Raises InputError for
+    a link that is not there, with the nearest that is, and for a share that is not between 0 and 1.
     """
     if not left:
         return WHOLE
     ends: dict[frozenset[str], list[int]] = {}
     for edge in topology.links():
+        if edge.kind in ("scale_up", "host"):
+            continue  # inside a node nothing is shared by flows, so nothing there could be slow
         ends.setdefault(frozenset((edge.source, edge.target)), []).append(edge.link)
     found: dict[int, float] = {}
     for name, share in left.items():

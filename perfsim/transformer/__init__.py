@@ -3,6 +3,7 @@
 from perfsim.transformer.counts import (
     Parameters,
     attention_weight_input_bytes,
+    hardware_flop_per_step,
     head_weight_input_bytes,
     layer_activation_bytes,
     mlp_weight_input_bytes,
@@ -65,6 +66,7 @@ __all__ = [
     "embedding_backward",
     "embedding_forward",
     "gemm",
+    "hardware_flop_per_step",
     "head_backward",
     "head_dgrad",
     "head_forward",

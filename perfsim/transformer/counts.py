@@ -88,7 +88,7 @@ def model_flop_per_step(job: Job) -> float:
 
 
 def recompute_flop_per_step(job: Job, recompute: str, *, stops_early: bool = False) -> float:
-    """FLOPs that are done again: one forward of the layers (full) or of the attention core.
+    """FLOPs that are executed again: one forward of the layers (full) or of the attention core.
 
     [2104.04473 Eq. 3; 2205.05198 App. A]. A full recompute that `stops_early` leaves out the MLP's
     second linear, whose result no backward reads.
@@ -103,6 +103,22 @@ def recompute_flop_per_step(job: Job, recompute: str, *, stops_early: bool = Fal
     if recompute == "full" and stops_early:
         again -= 2.0 * model.hidden_size * model.ffn_hidden_size
     return again * model.num_layers * job.tokens_per_step
+
+
+SELECTIVE_AS_PRINTED = 3.0
+"""How often HFU counts the attention core that selective recompute makes again: by the printed formula,
+as if forward and backward of it were done once more; what a device executes is one forward."""
+
+
+def hardware_flop_per_step(job: Job, recompute: str) -> float:
+    """FLOPs that HFU is made of: model FLOPs and those of recompute, as papers print them.
+
+    none: model FLOPs; full: one forward of the layers more, 96 B l s h^2 (1 + s/6h + V/16lh)
+    [2104.04473 Eq. 3]; selective: 72 B l s h^2 (1 + s/3h + V/12hl) [2205.05198 App. A], which the
+    utilisations of its Table 5 follow.
+    """
+    again = recompute_flop_per_step(job, recompute)
+    return model_flop_per_step(job) + again * (SELECTIVE_AS_PRINTED if recompute == "selective" else 1.0)
 
 
 def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:

@@ -274,7 +274,15 @@ def test_an_unwritable_place_is_a_failed_run(perfsim: Run, elsewhere: Path) -> N
 def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run) -> None:
     result = perfsim(*GPUS, "--devices", "8", "--layout", "tp=2,pp=2,dp=2,mbs=1", "--batch", "16", "--json")
     answer = document(result)
-    assert set(answer) == POINT | {"model", "hfu", "step_breakdown_s", "cluster_calibration", "why", "notes"}
+    assert set(answer) == POINT | {
+        "model",
+        "hfu",
+        "step_breakdown_s",
+        "cluster_calibration",
+        "why",
+        "notes",
+        "perturbed",
+    }
     layout = answer["layout"]
     assert (layout["tensor"], layout["pipeline"], layout["data"], layout["micro_batch_size"]) == (2, 2, 2, 1)
     assert (answer["num_devices"], answer["global_batch_size"]) == (8, 16)

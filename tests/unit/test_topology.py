@@ -77,7 +77,6 @@ def wafers(*, fan_out: int = 4, swarmx: float = 150e9) -> WaferClusterSpec:
         streaming=StreamingSpec(
             prefetch_depth=1,
             weights_held="chunk",
-            duplex=True,
             accumulate_at="memoryx",
             staged_layers=2,
             sparse_index_overhead=0.5,

@@ -34,6 +34,7 @@ COUNTS = {
     "gpt3_13b": Published(13e9, 1e9),
     "gpt3_20b": Published(20e9, 1e9),
     "gpt3_175b": Published(175e9, 1e9),
+    "gpt_1t": Published(1008e9, 1e9),
     "gpt_neox_20b": Published(20_554_567_680),
     "gptj_6b": Published(6_053_381_344),
     "llama_7b": Published(6.7e9, 1e8),

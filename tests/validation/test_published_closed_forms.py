@@ -21,6 +21,7 @@ from perfsim.strategies.stages import stage_memory
 from perfsim.trace import Trace
 from perfsim.transformer import (
     LayerSlice,
+    hardware_flop_per_step,
     layer_activation_bytes,
     model_flop_per_step,
     parameters,
@@ -88,14 +89,32 @@ MEGATRON = [
 megatron = pytest.mark.parametrize("published", MEGATRON, ids=lambda each: each.name)
 
 
-@pytest.mark.parametrize(("number", "step_time_s", "printed"), [(0, 1.10, 0.415), (2, 37.83, 0.560)])
-def test_model_flop_give_the_utilisation_that_table_5_prints(
-    number: int, step_time_s: float, printed: float
+@pytest.mark.parametrize(
+    ("number", "step_time_s", "mfu", "hfu"),
+    [(0, 1.10, 0.415, 0.437), (1, 13.75, 0.514, 0.528), (2, 37.83, 0.560, 0.570), (3, 71.49, 0.563, 0.570)],
+)
+def test_flop_give_the_utilisations_that_table_5_prints(
+    number: int, step_time_s: float, mfu: float, hfu: float
 ) -> None:
+    """2205.05198: sequence parallelism with selective recompute; model and hardware FLOPs of Appendix A."""
     published = MEGATRON[number]
-    devices = published.tensor * published.pipeline
-    mfu = model_flop_per_step(published.job()) / (step_time_s * devices * 312e12)
-    assert mfu == pytest.approx(printed, abs=0.0025)
+    peak = step_time_s * published.tensor * published.pipeline * 312e12
+    job = published.job()
+    assert model_flop_per_step(job) / peak == pytest.approx(mfu, abs=0.0025)
+    assert hardware_flop_per_step(job, "selective") / peak == pytest.approx(hfu, abs=0.0015)
+
+
+@megatron
+def test_hardware_flop_of_selective_recompute_are_appendix_a_of_2205_05198(published: Megatron) -> None:
+    b, layers, h, s, vocab = published.batch, published.layers, published.hidden, 2048, 51200
+    equation = 72 * b * layers * s * h**2 * (1 + s / (3 * h) + vocab / (12 * h * layers))
+    assert hardware_flop_per_step(published.job(), "selective") == pytest.approx(equation, rel=1e-12)
+
+
+@megatron
+def test_hardware_flop_without_recompute_are_the_models(published: Megatron) -> None:
+    job = published.job()
+    assert hardware_flop_per_step(job, "none") == model_flop_per_step(job)
 
 
 @megatron
@@ -110,13 +129,12 @@ def test_with_full_recompute_flop_are_equation_3_of_2104_04473(published: Megatr
     b, layers, h, s, vocab = published.batch, published.layers, published.hidden, 2048, 51200
     equation = 96 * b * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
     job = published.job()
-    flop = model_flop_per_step(job) + recompute_flop_per_step(job, "full")
-    assert flop == pytest.approx(equation, rel=1e-12)
+    assert hardware_flop_per_step(job, "full") == pytest.approx(equation, rel=1e-12)
 
 
 @megatron
 def test_selective_recompute_adds_one_forward_of_the_attention_core(published: Megatron) -> None:
-    """4 b s^2 h a layer. 2205.05198 prints 72 b l s h^2 s/(6 h) more, which is three times that."""
+    """4 b s^2 h a layer executed. What HFU counts is three times that."""
     core = 4.0 * published.batch * 2048**2 * published.hidden * published.layers
     assert recompute_flop_per_step(published.job(), "selective") == core
 

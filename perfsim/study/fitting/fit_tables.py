@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -31,13 +32,20 @@ def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) ->
 
 def scipy_optimize() -> ModuleType:
     """SciPy's optimizers; raises InputError where SciPy is not installed."""
+    return _scipy("optimize")
+
+
+def scipy_stats() -> ModuleType:
+    """SciPy's distributions; raises InputError where SciPy is not installed."""
+    return _scipy("stats")
+
+
+def _scipy(module: str) -> ModuleType:
     try:
-        import scipy.optimize
+        return import_module(f"scipy.{module}")
     except ImportError:
         problem = Problem("fitting needs SciPy, which is not installed", help='pip install "perfsim[fit]"')
         raise InputError([problem]) from None
-    optimize: ModuleType = scipy.optimize
-    return optimize
 
 
 def rounded(value: float, digits: int = 4) -> float:

@@ -87,17 +87,24 @@ def fit_wafer(path: Path, device: str, catalog: Catalog | None = None) -> WaferC
     return fit.calibration(found.x, digits=4).model_copy(update={"fit": {"efficiency": record}})
 
 
-def leave_one_out(path: Path, device: str, catalog: Catalog | None = None) -> dict[str, float]:
-    """Each scored log predicted with constants fitted to the others, in seconds by id; needs scipy.
+def leave_releases_out(path: Path, device: str, catalog: Catalog | None = None) -> dict[str, float]:
+    """Each scored log predicted with constants fitted to other releases, in seconds by id; needs scipy.
 
-    A release whose only log is left out has the efficiency that growth gives it.
+    The release left out has the efficiency that growth gives it. Leaving out one log of several of a
+    release would flatter: the others still tell of it.
     """
     catalog = catalog or default_catalog()
     cases, start = _cases(path, device, catalog)
-    predicted = {}
-    for case in cases:
-        fit = _Fit([other for other in cases if other is not case], start, catalog)
-        predicted[case.id] = predict_s(case, catalog, fit.calibration(fit.least_squares().x))
+    releases = {case.id: _release_of(case, start) for case in cases}
+    predicted: dict[str, float] = {}
+    for release in dict.fromkeys(releases.values()):
+        others = [case for case in cases if releases[case.id] != release]
+        if not others:
+            continue
+        fit = _Fit(others, start, catalog)
+        without = fit.calibration(fit.least_squares().x)
+        mine = [case for case in cases if releases[case.id] == release]
+        predicted |= {case.id: predict_s(case, catalog, without) for case in mine}
     return predicted
 
 

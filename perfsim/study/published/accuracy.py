@@ -17,12 +17,10 @@ from perfsim.errors import InputError
 from perfsim.strategies import Plan
 from perfsim.study.published.leave_out import ALL
 from perfsim.study.published.likeness import Traits, traits_of_plan, unlikeness
+from perfsim.study.published.score import FEWEST
 from perfsim.study.result import Accuracy
 
 RECORD = "accuracy.json"
-FEWEST = 8
-"""Runs that a family needs for a 90th percentile of its own; below, it is no less than that of all runs."""
-
 KINDS = {"gpu.yaml": ("gpu-cluster", "3d"), "weight_streaming.yaml": ("wafer-cluster", "weight-streaming")}
 """Files of public cases: the kind of system and the strategy that their errors speak for."""
 

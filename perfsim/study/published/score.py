@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+FEWEST = 8
+"""Runs that a family needs for a 90th percentile of its own."""
 FEWEST_LAYOUTS = 4
 """Layouts that a sweep needs for a rank correlation."""
 

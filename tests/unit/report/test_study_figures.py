@@ -9,10 +9,12 @@ from types import ModuleType
 import pytest
 
 from perfsim.report.figures.memory import memory, memory_alt, memory_table
+from perfsim.report.figures.resilience import resilience, resilience_alt, resilience_table
 from perfsim.report.figures.step_time import step_breakdown, step_breakdown_table
 from perfsim.report.figures.time_to_accuracy import time_to_accuracy, time_to_accuracy_table
 from perfsim.report.figures.timeline import CutTimeline, cut_timelines, timeline, timeline_table
-from perfsim.study.result import StudyResult
+from perfsim.report.study_page import study_page
+from perfsim.study.result import Resilience, ResiliencePoint, StudyResult
 
 
 def test_each_candidate_has_a_curve_a_band_and_a_star_at_its_best_batch(result: StudyResult) -> None:
@@ -176,3 +178,21 @@ def test_a_candidate_with_nothing_to_draw_breaks_no_figure(sparse: StudyResult) 
     assert len(time_to_accuracy(sparse).data) == 4 + 3
     assert len(memory_table(sparse).rows) == 4
     assert step_breakdown_table(sparse).rows[1][-1] == "150 s (100.0 %)"
+
+
+def test_resilience_is_drawn_over_each_candidates_own_step(result: StudyResult) -> None:
+    curves = (
+        Resilience("gpus", 0, (ResiliencePoint(1.0, 4.0), ResiliencePoint(2.0, 6.0))),
+        Resilience("wafers", 0, (ResiliencePoint(1.0, 9.0), ResiliencePoint(1.5, 13.5))),
+    )
+    asked = replace(result, resilience=curves)
+    figure = resilience(asked)
+    assert [list(trace.y) for trace in figure.data] == [[1.0, 1.5], [1.0, 1.5], [1.0, 1.5, 2.0]]
+    table = resilience_table(asked)
+    assert len(table.columns) == 1 + 3
+    assert [len(row) for row in table.rows] == [4, 4]
+    assert "gpus: 1.50 times as long with a device 2 times as slow" in resilience_alt(asked)
+    _, sections, _ = study_page(asked)
+    assert "resilience" in [section.slug for section in sections]
+    _, sections, _ = study_page(result)
+    assert "resilience" not in [section.slug for section in sections], "only where a study asks for it"

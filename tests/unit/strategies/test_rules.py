@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.errors import LayoutError
 from perfsim.strategies import strategy
-from perfsim.strategies.rules import layout_problems, legal_layouts
+from perfsim.strategies.rules import layout_problems, layout_variants, legal_layouts
 from perfsim.workload import Job, ParallelLayout
 
 ALL = ("tensor", "pipeline", "data")
@@ -136,17 +136,45 @@ def test_sharding_and_sequence_parallelism_go_with_their_groups(toys: ModuleType
         assert layout.sequence_parallel == (layout.tensor > 1)
 
 
-def test_a_pipeline_is_offered_what_shrinks_its_bubble(toys: ModuleType) -> None:
-    offered: dict[int, set[tuple[str, int]]] = {}
-    for layout in legal_layouts(toys.job(64), toys.topology(16), ALL):
-        offered.setdefault(layout.pipeline, set()).add((layout.schedule, layout.virtual_pipeline))
-    plain, chunked = {("1f1b", 1), ("zb1p", 1)}, ("interleaved", 2)
-    assert offered == {
-        1: {("1f1b", 1)},
-        2: plain | {chunked},
-        4: plain | {chunked},
-        8: plain,  # 8 layers do not fill 16 chunks
-    }
+def variants(toys: ModuleType, batch: int = 64, **layout: int) -> list[ParallelLayout]:
+    plain = ParallelLayout(zero_stage=1, **layout)
+    topology = toys.topology(plain.num_devices)
+    found = list(layout_variants(toys.job(batch), topology, plain))
+    assert plain not in found
+    for each in found:
+        assert not layout_problems(toys.job(batch), topology, each, "3d", ALL)
+    return found
+
+
+def test_a_pipeline_is_offered_every_schedule_with_all_numbers_of_chunks_that_divide_its_layers(
+    toys: ModuleType,
+) -> None:
+    def offered(pipeline: int) -> set[tuple[str, int]]:
+        found = variants(toys, pipeline=pipeline, data=2)
+        return {(each.schedule, each.virtual_pipeline) for each in found if each.zero_stage == 1}
+
+    one_chunk = {("gpipe", 1), ("zb1p", 1), ("zb2p", 1)}
+    two = one_chunk | {("zbv", 2), ("interleaved", 2)}
+    assert offered(1) == set()
+    assert offered(2) == two | {("interleaved", 4)}
+    assert offered(4) == two
+    assert offered(8) == one_chunk, "8 layers do not fill 16 chunks"
+
+
+def test_replicas_are_offered_every_stage_of_zero_and_stage_3_only_without_a_pipeline(
+    toys: ModuleType,
+) -> None:
+    def stages(**layout: int) -> set[int]:
+        return {each.zero_stage for each in variants(toys, **layout)} - {1}
+
+    assert stages(data=4) == {0, 2, 3}
+    assert stages(data=4, pipeline=2) == {0, 2}
+    assert stages(tensor=4) == set()
+
+
+def test_chunks_need_micro_batches_in_multiples_of_the_pipeline(toys: ModuleType) -> None:
+    found = variants(toys, batch=6, pipeline=4, data=2)
+    assert "interleaved" not in {each.schedule for each in found}
 
 
 @pytest.mark.parametrize(

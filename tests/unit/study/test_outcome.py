@@ -57,7 +57,8 @@ def test_uneven_stages_are_told(gpus: Evaluation) -> None:
 
 def test_a_wafer_layout_says_nothing_of_what_wafers_have_not(wafers: Evaluation) -> None:
     fields = layout_fields(wafers.plan)
-    assert set(fields) == {"data", "micro_batch_size", "num_microbatches", "recompute", "recompute_layers"}
+    of_all = {"data", "micro_batch_size", "num_microbatches", "recompute"}
+    assert set(fields) == of_all | {"recompute_layers", "spill"}
     assert fields["data"] * fields["micro_batch_size"] * fields["num_microbatches"] >= 64
 
 

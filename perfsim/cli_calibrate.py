@@ -1,0 +1,99 @@
+"""The command line of `perfsim calibrate`: constants from tables, whole steps and logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from perfsim.errors import InputError, Problem
+
+
+def must_exist(path: Path) -> None:
+    """Refuse a path that is no file, with where it is."""
+    if path.is_dir():
+        raise InputError([Problem("is a directory; a file is expected", file=str(path))])
+    if not path.is_file():
+        raise InputError([Problem("there is no such file", file=str(path))])
+
+
+@click.group()
+def calibrate() -> None:
+    """Fit constants of a device, a link or a cluster to measurements of your own."""
+
+
+@calibrate.command()
+@click.argument("table", type=click.Path(path_type=Path))
+@click.option("--device", required=True, help="Device of the catalogue that was measured.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
+)
+def gemm(table: Path, device: str, out: Path | None) -> None:
+    """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us."""
+    from perfsim.study.fitting.calibrate import calibrate_gemm
+
+    must_exist(table)
+    click.echo(calibrate_gemm(table, device, out))
+
+
+@calibrate.command()
+@click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--link", required=True, help="Link of the catalogue that was measured.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
+)
+def collective(tables: tuple[Path, ...], link: str, out: Path | None) -> None:
+    """Fit collectives to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
+    from perfsim.study.fitting.calibrate import calibrate_collectives
+
+    for table in tables:
+        must_exist(table)
+    click.echo(calibrate_collectives(list(tables), link, out))
+
+
+@calibrate.command()
+@click.argument("cases", type=click.Path(path_type=Path))
+@click.option("--device", required=True, help="Device of the catalogue that the runs were made on.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Directory for the YAML.",
+)
+@click.option("--device-only", is_flag=True, help="Leave the framework's constants as they are.")
+def framework(cases: Path, device: str, out: Path | None, device_only: bool) -> None:
+    """Fit host launch times and the sustained ceiling of DEVICE to whole steps in CASES."""
+    from perfsim.study.fitting.calibrate import calibrate_framework
+
+    must_exist(cases)
+    click.echo(calibrate_framework(cases, device, out, device_only=device_only))
+
+
+@calibrate.command()
+@click.argument("measured", type=click.Path(path_type=Path))
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
+)
+def steps(measured: Path, out: Path | None) -> None:
+    """Fit one scale of your cluster to two or three steps that you MEASURED there."""
+    from perfsim.study.fitting.calibrate import calibrate_steps
+
+    must_exist(measured)
+    text, warning = calibrate_steps(measured, out)
+    click.echo(text)
+    if warning:
+        click.echo(f"warning: {warning}", err=True)
+
+
+@calibrate.command()
+@click.argument("cases", type=click.Path(path_type=Path))
+@click.option("--device", default="wse-2", show_default=True, help="Wafer of the catalogue.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
+)
+def wafer(cases: Path, device: str, out: Path | None) -> None:
+    """Fit a wafer's efficiency by release of its software to the logs in CASES."""
+    from perfsim.study.fitting.calibrate import calibrate_wafer
+
+    must_exist(cases)
+    click.echo(calibrate_wafer(cases, device, out))

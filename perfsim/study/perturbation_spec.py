@@ -1,0 +1,162 @@
+"""Perturbations as they are written: in a study's YAML, or after `perfsim run --perturb`."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from perfsim.errors import InputError, Problem
+from perfsim.hardware import Spec
+from perfsim.units import Seconds, parse_quantity
+
+Factor = Annotated[float, Field(ge=1.0, le=1000.0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class StragglerSpec(Spec):
+    """A rank (GPU or wafer) whose computation takes `factor` times as long, always."""
+
+    rank: NonNegativeInt
+    factor: Factor
+
+
+class StepStragglersSpec(Spec):
+    """Ranks that are slow for one step: each with probability `share`, drawn anew for every step."""
+
+    share: Share
+    factor: Factor
+
+
+class LinkSpecLeft(Spec):
+    """What is left of a link, named by its ends (`leaf0-spine3`, `node0/nic0-leaf0`); 0 is dead."""
+
+    link: str
+    left: Share
+
+
+class FailureSpec(Spec):
+    """Failures of the job, at a time or by their mean distance, with restart from the last checkpoint."""
+
+    at: Seconds | None = None
+    mttf: Seconds | None = None
+    """Mean time between failures of the whole job; `convergence.goodput` has rates of clusters."""
+    checkpoint: Annotated[Seconds, Field(gt=0)]
+    """Training between two checkpoints."""
+    restart: Annotated[Seconds, Field(ge=0)]
+    """From a failure until training goes on from the last checkpoint."""
+    write: Annotated[Seconds, Field(ge=0)] = 0.0
+    """How long training stands still for one checkpoint."""
+    steps: PositiveInt = 10_000
+
+    @model_validator(mode="after")
+    def _one_cause(self) -> FailureSpec:
+        if (self.at is None) == (self.mttf is None):
+            raise ValueError("failures come at a time (`at`) or by their mean distance (`mttf`): give one")
+        if self.mttf is not None and self.mttf <= 0:
+            raise ValueError("mttf must be above 0")
+        return self
+
+
+class ResilienceSpec(Spec):
+    """Step time against the severity of one straggler: what a study draws of every candidate."""
+
+    rank: NonNegativeInt = 0
+    """The slow GPU or wafer; the last one of a machine that has fewer."""
+    severities: Annotated[tuple[Factor, ...], Field(min_length=1, max_length=16)] = (1.1, 1.25, 1.5, 2.0)
+
+
+class PerturbationSpec(Spec):
+    """What disturbs a step or a run; the same seed gives the same bytes."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    stragglers: tuple[StragglerSpec, ...] = ()
+    step_stragglers: StepStragglersSpec | None = None
+    jitter: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Sigma of lognormal noise, mean 1, on every computation of every rank."""
+    links: tuple[LinkSpecLeft, ...] = ()
+    draws: Annotated[int, Field(ge=1, le=64)] = 3
+    """Steps drawn where something is random; the one of median time is shown."""
+    failure: FailureSpec | None = None
+
+    @property
+    def is_random(self) -> bool:
+        """Whether two steps differ."""
+        return bool(self.jitter) or self.step_stragglers is not None
+
+
+EXAMPLE = "straggler=1.3@rank5,jitter=0.02,seed=1"
+_PLAIN = ("jitter", "seed", "draws")
+_FAILURE = ("at", "mttf", "checkpoint", "restart", "write", "steps")
+_AT = {
+    "straggler": "1.3@rank5",
+    "step-straggler": "1.3@0.01",
+    "slow": "0.5@leaf0-spine3",
+    "dead": "leaf0-spine3",
+}
+
+
+def parse_perturbations(text: str) -> PerturbationSpec:
+    """`straggler=1.3@rank5,jitter=0.02,seed=1` as a specification; InputError lists all that is wrong."""
+    given: dict[str, Any] = {"stragglers": [], "links": []}
+    problems = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, _, value = (part.strip() for part in item.partition("="))
+        try:
+            _read(given, key, value)
+        except InputError as error:
+            problems += [
+                replace(each, message=f"--perturb {item!r}: {each.message}") for each in error.problems
+            ]
+        except ValueError as error:
+            problems.append(Problem(f"--perturb {item!r}: {error}", help=_help(key)))
+    if problems:
+        raise InputError(problems)
+    try:
+        return PerturbationSpec.model_validate(given)
+    except ValueError as error:
+        raise InputError([Problem(f"--perturb {text!r}: {line}") for line in _lines(error)]) from None
+
+
+def _read(given: dict[str, Any], key: str, value: str) -> None:
+    amount, _, where = value.partition("@")
+    if key == "straggler":
+        rank = int(where.removeprefix("rank").removeprefix("gpu").removeprefix("cs"))
+        given["stragglers"].append({"rank": rank, "factor": float(amount)})
+    elif key == "step-straggler":
+        given["step_stragglers"] = {"factor": float(amount), "share": float(where)}
+    elif key == "slow":
+        given["links"].append({"link": where, "left": float(amount)})
+    elif key == "dead":
+        given["links"].append({"link": value, "left": 0.0})
+    elif key in _PLAIN:
+        given[key] = float(value) if key == "jitter" else int(value)
+    elif key in _FAILURE:
+        seconds = int(value) if key == "steps" else parse_quantity(value, "seconds")
+        given.setdefault("failure", {})[key] = seconds
+    else:
+        raise ValueError("unknown name")
+
+
+def _help(key: str) -> str:
+    if key in _AT:
+        return f"write for example {key}={_AT[key]}"
+    if key in _FAILURE:
+        return "write for example mttf=8h,checkpoint=1h,restart=10min"
+    known = [*_AT, *_PLAIN, *_FAILURE]
+    near = difflib.get_close_matches(key, known, 1)
+    if key in known:
+        return f"write for example {EXAMPLE}"
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+
+
+def _lines(error: ValueError) -> list[str]:
+    """What pydantic found, one line each."""
+    errors = getattr(error, "errors", None)
+    if errors is None:
+        return [str(error)]
+    return [
+        f"{'.'.join(map(str, each['loc']))}: {each['msg'].removeprefix('Value error, ')}" for each in errors()
+    ]

@@ -1,0 +1,31 @@
+"""How a step suffers from one slow device: step time against how slow it is, for each candidate."""
+
+from __future__ import annotations
+
+from perfsim.costs.price import price
+from perfsim.engine import simulate
+from perfsim.engine.perturb import with_stragglers
+from perfsim.study.contention import shared_links
+from perfsim.study.evaluate import Evaluation
+from perfsim.study.perturbation import written_out
+from perfsim.study.perturbation_spec import ResilienceSpec
+from perfsim.study.result import Resilience, ResiliencePoint
+
+
+def resilience(evaluation: Evaluation, label: str, spec: ResilienceSpec) -> Resilience:
+    """Step times of an unperturbed evaluation's plan with one straggler of every severity asked for.
+
+    The graph is unfolded once: only for the classes of ranks that the straggler parts.
+    """
+    plan = evaluation.plan
+    rank = min(spec.rank, plan.topology.num_devices - 1)
+    graph, ranks, classes = written_out(evaluation.graph, {rank: "slow"})
+    duration_s = price(graph, evaluation.costs)
+    links = shared_links(graph, plan.topology, peers=classes)
+    scale = evaluation.cluster.scale if evaluation.cluster is not None else 1.0
+    points = []
+    for severity in sorted({1.0, *spec.severities}):
+        slow_s = with_stragglers(graph, duration_s, ranks, {rank: severity})
+        step_s = simulate(graph, slow_s, links.flows, links.capacities).step_time_s * scale
+        points.append(ResiliencePoint(severity, step_s))
+    return Resilience(label, rank, tuple(points))

@@ -1,0 +1,66 @@
+"""Perturbations of steps at random: they cost time or nothing, and nothing where they are none."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsim.costs.price import price
+from perfsim.engine import critical_path
+from perfsim.engine.perturb import with_jitter, with_stragglers
+from perfsim.graph import TaskGraph
+from perfsim.study.perturbation import written_out
+from perfsim.workload import ParallelLayout
+
+layouts = st.builds(
+    ParallelLayout,
+    tensor=st.sampled_from([1, 2]),
+    data=st.sampled_from([1, 2, 4]),
+    pipeline=st.sampled_from([1, 2, 4]),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zb1p"]),
+)
+
+
+def step(toys: ModuleType, layout: ParallelLayout) -> tuple[TaskGraph, np.ndarray]:
+    plan = toys.plan("3d", toys.job(4 * layout.data, num_layers=4), layout)
+    graph = toys.graph_of(plan)
+    durations: np.ndarray = price(graph, toys.ToyCosts(plan.system))
+    return graph, np.ldexp(np.rint(np.ldexp(durations, 36)), -36)
+
+
+@given(layouts, st.data())
+@settings(max_examples=30, deadline=None)
+def test_a_straggler_never_makes_a_step_faster_and_a_worse_one_never_less_slow(
+    toys: ModuleType, layout: ParallelLayout, data: st.DataObject
+) -> None:
+    """On a fixed schedule without contention: with it, more work may be less waiting."""
+    graph, durations = step(toys, layout)
+    rank = data.draw(st.integers(0, layout.num_devices - 1))
+    folded_s = critical_path(graph, durations).step_time_s
+    found = written_out(graph, {rank: "slow"})
+    each = price(found.graph, toys.ToyCosts(toys.gpu_cluster()))
+    each = np.ldexp(np.rint(np.ldexp(each, 36)), -36)
+    times = [
+        critical_path(found.graph, with_stragglers(found.graph, each, found.rank, {rank: factor})).step_time_s
+        for factor in (1.0, 1.25, 1.5, 2.0)
+    ]
+    assert times[0] == folded_s, "severity 1 is the step itself, to the bit"
+    assert times == sorted(times)
+    assert times[-1] <= 2.0 * folded_s
+
+
+@given(layouts, st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.01, 0.3]))
+@settings(max_examples=20, deadline=None)
+def test_jitter_is_the_same_for_the_same_seed_and_none_for_sigma_0(
+    toys: ModuleType, layout: ParallelLayout, seed: int, sigma: float
+) -> None:
+    graph, durations = step(toys, layout)
+    together = np.full(len(graph), layout.tensor, dtype=np.int32)
+    first, again = (
+        with_jitter(graph, durations, sigma, together, np.random.default_rng(seed)) for _ in range(2)
+    )
+    assert first.tobytes() == again.tobytes()
+    assert (first.tobytes() == durations.tobytes()) == (sigma == 0.0)

@@ -1,0 +1,58 @@
+"""Runs with failures, reckoned by hand and held against the closed form."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from perfsim.convergence.goodput import exponential_goodput
+from perfsim.engine.failures import Checkpoints, exponential_failures, run_with_failures
+from perfsim.errors import InputError
+
+
+def test_without_failures_only_checkpoints_are_added() -> None:
+    run = run_with_failures(100.0, Checkpoints(30.0, 5.0, 2.0), iter(()))
+    assert (run.wall_s, run.write_s, run.lost_s, run.failures) == (106.0, 6.0, 0.0, 0)
+    assert run.goodput == 100.0 / 106.0
+
+
+def test_a_failure_loses_what_was_done_since_the_last_checkpoint() -> None:
+    """0..30 kept, 30..45 lost, restart until 50, then 70 more."""
+    run = run_with_failures(100.0, Checkpoints(30.0, 5.0), iter([45.0]))
+    assert (run.wall_s, run.lost_s, run.restart_s, run.failures) == (120.0, 15.0, 5.0, 1)
+
+
+def test_a_failure_while_a_checkpoint_is_written_loses_that_checkpoint() -> None:
+    run = run_with_failures(60.0, Checkpoints(30.0, 5.0, 4.0), iter([32.0]))
+    assert (run.lost_s, run.wall_s) == (32.0, 32.0 + 5.0 + 30.0 + 4.0 + 30.0)
+
+
+def test_a_failure_during_a_restart_begins_it_anew() -> None:
+    run = run_with_failures(40.0, Checkpoints(30.0, 5.0), iter([10.0, 13.0]))
+    assert (run.lost_s, run.restart_s, run.wall_s) == (10.0, 8.0, 58.0)
+
+
+def test_a_failure_after_the_end_is_none() -> None:
+    assert run_with_failures(40.0, Checkpoints(30.0, 5.0), iter([41.0])).failures == 0
+
+
+@pytest.mark.parametrize(("mttf_s", "interval_s"), [(1000.0, 100.0), (300.0, 200.0)])
+def test_random_failures_leave_the_goodput_of_the_closed_form(mttf_s: float, interval_s: float) -> None:
+    checkpoints = Checkpoints(interval_s, 20.0, 5.0)
+    run = run_with_failures(2000 * mttf_s, checkpoints, exponential_failures(mttf_s, seed=7))
+    expected = exponential_goodput(mttf_s, 20.0, interval_s, 5.0).share
+    assert run.goodput == pytest.approx(expected, rel=0.03)
+    parts = run.useful_s + run.lost_s + run.restart_s + run.write_s
+    assert run.wall_s == pytest.approx(parts, rel=1e-9)
+
+
+def test_the_same_seed_gives_the_same_failures() -> None:
+    first, again, other = (list(itertools.islice(exponential_failures(1.0, seed), 5)) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_failures_that_come_faster_than_checkpoints_end_in_a_message() -> None:
+    with pytest.raises(InputError, match="failures come faster than checkpoints"):
+        run_with_failures(math.inf, Checkpoints(100.0, 5.0), exponential_failures(1.0, seed=0))

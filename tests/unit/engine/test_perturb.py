@@ -1,0 +1,64 @@
+"""Stragglers and jitter on durations."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from perfsim.engine.perturb import with_jitter, with_stragglers
+from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
+
+DURATIONS = np.array([1.0, 2.0, 4.0])
+RANKS = np.array([0, 0, 1], dtype=np.int32)
+
+
+def three(toys: ModuleType) -> TaskGraph:
+    """Computation and a send on rank 0, computation on rank 1."""
+    builder = GraphBuilder()
+    builder.task(toys.compute("a"), "gpu0/compute")
+    builder.task(toys.transfer("send", RankGroup(0, 1, 2)), "gpu0/send")
+    builder.task(toys.compute("b"), "gpu1/compute")
+    return builder.build()
+
+
+def test_a_straggler_computes_longer_and_sends_as_fast_as_before(toys: ModuleType) -> None:
+    slow = with_stragglers(three(toys), DURATIONS, RANKS, {0: 1.5})
+    assert slow.tolist() == [1.5, 2.0, 4.0]
+
+
+def test_what_no_rank_runs_alone_is_not_slowed(toys: ModuleType) -> None:
+    shared = np.full(3, -1, dtype=np.int32)
+    assert with_stragglers(three(toys), DURATIONS, shared, {0: 2.0, 1: 2.0}).tolist() == DURATIONS.tolist()
+
+
+def test_no_straggler_and_no_jitter_change_no_bit(toys: ModuleType) -> None:
+    graph, rng = three(toys), np.random.default_rng(0)
+    assert with_stragglers(graph, DURATIONS, RANKS, {}) is DURATIONS
+    assert with_stragglers(graph, DURATIONS, RANKS, {0: 1.0}).tobytes() == DURATIONS.tobytes()
+    assert with_jitter(graph, DURATIONS, 0.0, np.ones(3, dtype=np.int32), rng) is DURATIONS
+
+
+def test_jitter_moves_computation_alone_and_adds_nothing_in_the_mean(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    for _ in range(20_000):
+        builder.task(toys.compute("a"), "gpu0/compute")
+    builder.task(toys.transfer("send", RankGroup(0, 1, 2)), "gpu0/send")
+    graph = builder.build()
+    noisy = with_jitter(
+        graph, np.ones(20_001), 0.1, np.ones(20_001, dtype=np.int32), np.random.default_rng(1)
+    )
+    assert noisy[-1] == 1.0
+    assert noisy[:-1].mean() == pytest.approx(1.0, abs=0.003)
+    assert np.log(noisy[:-1]).std() == pytest.approx(0.1, rel=0.03)
+
+
+def test_peers_that_wait_for_one_another_wait_for_the_slowest(toys: ModuleType) -> None:
+    """The mean of the largest of 8 standard normals is 1.4236 (David and Nagaraja, Order Statistics)."""
+    builder = GraphBuilder()
+    for _ in range(20_000):
+        builder.task(toys.compute("a"), "gpu0/compute")
+    peers = np.full(20_000, 8, dtype=np.int32)
+    noisy = with_jitter(builder.build(), np.ones(20_000), 0.1, peers, np.random.default_rng(1))
+    assert (np.log(noisy) + 0.005).mean() == pytest.approx(0.14236, rel=0.02)
