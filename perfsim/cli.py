@@ -17,6 +17,7 @@ import click
 
 from perfsim import __version__
 from perfsim.cli_calibrate import calibrate, must_exist
+from perfsim.cli_prove import prove
 from perfsim.errors import InputError, PerfsimError, PlanError
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
@@ -367,3 +368,4 @@ def _tell(message: str) -> None:
 
 
 main.add_command(calibrate)
+main.add_command(prove)

@@ -80,7 +80,7 @@ def _worst(proofs: Sequence[Proof]) -> float:
     return max((proof.max_relative_error for proof in proofs), default=0.0)
 
 
-def prove(request: Request, progress: Progress = lambda _: None) -> ProofResult:
+def prove_all(request: Request, progress: Progress = lambda _: None) -> ProofResult:
     """Prove what was asked for: a layout, the plans of a study, or the whole catalogue."""
     proofs = []
     for plan in plans_of(request):
