@@ -37,10 +37,11 @@ def _sentence(answer: Mapping[str, Any]) -> str:
     wrong = sum(not each["passed"] for each in layouts)
     compared = sum(each["compared"] for each in layouts)
     done = f"{integer(answer['tasks'])} tasks on all ranks, {answer['steps']} optimizer steps"
+    many = "layout" if len(layouts) == 1 else "layouts"
     if wrong:
-        return f"{answer['target']}: {wrong} of {len(layouts)} layouts are WRONG ({done})."
+        return f"{answer['target']}: {wrong} of {len(layouts)} {many} WRONG ({done})."
     return (
-        f"{answer['target']}: {len(layouts)} layouts proven ({done}): no dependency is missing, and "
+        f"{answer['target']}: {len(layouts)} {many} proven ({done}): no dependency is missing, and "
         f"{integer(compared)} arrays (loss, gradients, weights) are those of serial training in "
         f"{answer['orders']} random orders and the simulated one; worst relative error "
         f"{answer['max_relative_error']:.1e}."

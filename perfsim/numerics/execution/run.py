@@ -106,7 +106,10 @@ class Machine:
         self, action: Action, members: Sequence[int], values: list[list[Any]]
     ) -> list[tuple[Any, ...]]:
         try:
-            return action.kernel(members, values)
+            results = action.kernel(members, values)
+            if any(len(result) != len(action.writes) for result in results):
+                raise ValueError("it makes another number of tensors than it writes")
+            return results
         except (ValueError, IndexError, TypeError, AttributeError, KeyError) as error:
             tensor = ", ".join(self.program.tensor(cell) for cell in action.reads[:2])
             detail = f"cannot be computed: {error}"

@@ -6,7 +6,7 @@ is what is there when the copy is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,18 @@ from perfsim.workload import ParallelLayout
 
 
 class WaferCompiler(Compiler):
-    """Compiles graphs of `weight-streaming`; a wafer has `slots` places for weights that arrive."""
+    """Compiles graphs of `weight-streaming`.
 
-    def __init__(self, graph: TaskGraph, lesson: Lesson, layout: ParallelLayout, slots: int) -> None:
+    A wafer has `slots` places for weights that arrive, and `prefetch` for samples.
+    """
+
+    def __init__(
+        self, graph: TaskGraph, lesson: Lesson, layout: ParallelLayout, slots: int, prefetch: int
+    ) -> None:
         super().__init__(graph)
-        self.lesson, self.layout, self.slots = lesson, layout, slots
+        self.lesson, self.layout, self.slots, self.prefetch = lesson, layout, slots, prefetch
+        self.sample_slot = Cell(0, "slot of samples")
+        self.batches = 0
         self.share = Share(lesson.model, lesson.seq_length)
         self.slot_of: dict[int, Cell] = {}
         self.arrivals = 0
@@ -135,7 +142,10 @@ class WaferCompiler(Compiler):
         """Inputs and targets of a micro-batch arrive on the wafer."""
         step, tag = self.step, task.tag
         operands = [self.operand(handle) for handle in task.reads]
-        self.add(operands, self.handle(), each(lambda rank, *_: (self.tokens(rank, step, tag),)))
+        self.sample_slot = Cell(self.place, "slot of samples", self.batches % self.prefetch)
+        self.batches += 1
+        writes = [*self.handle(), self.sample_slot]
+        self.add(operands, writes, each(lambda rank, *_: (None, self.tokens(rank, step, tag))))
 
     def broadcast(self, task: Task) -> None:
         """SwarmX gives every wafer the weights; they take the slot whose turn it is."""
@@ -144,25 +154,42 @@ class WaferCompiler(Compiler):
         self.arrivals += 1
         self.slot_of[task.block] = slot
 
-        def kernel(_: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
-            return [(None, own[0].copy()) for own in values]
+        group = self._group(task)
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            return [
+                (None, own[0].copy() if rank in group else None)
+                for rank, own in zip(members, values, strict=True)
+            ]
 
         self.add([self.operand(task.reads[0])], [*self.handle(0, place), slot], kernel, joined=True)
 
     def reduce(self, task: Task) -> None:
         """SwarmX sums the wafers' gradients; MemoryX or the tree adds what came before."""
         operands = [self.operand(handle) for handle in task.reads]
+        group = self._group(task)
         arriving = [number for number, cell in enumerate(operands) if cell.place != SHARED]
         stored = [number for number, cell in enumerate(operands) if cell.place == SHARED]
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
-            parts = [own[number] for own in values for number in arriving]
+            own_parts = [own for rank, own in zip(members, values, strict=True) if rank in group]
+            parts = [own[number] for own in own_parts for number in arriving]
             total = summed([*(values[0][number] for number in stored), *parts])
             return [(total,) for _ in members]
 
         if task.block in (EMBEDDING, HEAD):
             self.tables[task.block] = Cell(SHARED, "tensor", task.writes[0])
         self.add(operands, self.handle(), kernel, joined=True)
+
+    def _group(self, task: Task) -> Collection[int]:
+        """The wafers that a collective joins."""
+        return task.work.group.ranks if task.work.group else range(self.layout.data)
+
+    def wait(self, task: Task) -> None:
+        """Nothing."""
+        operands = [self.operand(handle) for handle in task.reads]
+        results = [cell for position in range(len(task.writes)) for cell in self.handle(position)]
+        self.add(operands, results, each(lambda *_: (None,) * len(results)))
 
     def update(self, task: Task) -> None:
         """Adam at MemoryX. A table that embedding and head share is updated once both gradients are there."""
@@ -239,9 +266,9 @@ class WaferCompiler(Compiler):
         """Look words up; head and backward find the samples on the wafer."""
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            return embedding_forward(w, values[1][0], self.share), values[1]
+            return embedding_forward(w, values[-1][0], self.share), values[-1]
 
-        self.compute(run, [], [self.taught()], self.claim("hidden", 0))
+        self.compute(run, [self.sample_slot], [self.taught()], self.claim("hidden", 0))
 
     def taught(self) -> Cell:
         """The samples of the micro-batch under way."""
@@ -336,6 +363,7 @@ class WaferCompiler(Compiler):
 
 
 OPERATIONS: dict[str, Callable[[WaferCompiler, Task], None]] = {
+    "wait": WaferCompiler.wait,
     "memoryx_read": WaferCompiler.read_store,
     "flash_read": WaferCompiler.flash_read,
     "flash_write": WaferCompiler.flash_write,

@@ -82,7 +82,7 @@ def _three_d() -> Iterator[Case]:
                 recompute=next(modes),
                 sequence_parallel=next(shares),
             )
-            yield Case("3d", layout, 4, next(overlaps))
+            yield Case("3d", layout, 2 if name == "interleaved" else 3, next(overlaps))
 
 
 def _chunks(schedule: str) -> int:

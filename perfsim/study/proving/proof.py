@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -79,17 +79,27 @@ class Subject:
     lesson: Lesson
     without: Collection[Edge] = ()
 
-    def compile(self) -> tuple[Program, GpuCompiler | WaferCompiler]:
+    @cached_property
+    def compiled(self) -> tuple[Program, GpuCompiler | WaferCompiler]:
         """The graph as a program; FaultError where it cannot be executed."""
         layout, system = self.plan.layout, self.plan.system
         compiler: GpuCompiler | WaferCompiler
         if isinstance(system, WaferClusterSpec):
             blocks = self.plan.job.model.num_layers + 2
             slots = 1 + min(system.streaming.prefetch_depth, 2 * blocks - 1)
-            compiler = WaferCompiler(self.graph, self.lesson, layout, slots)
+            prefetch = system.activation_servers.prefetch
+            compiler = WaferCompiler(self.graph, self.lesson, layout, slots, prefetch)
         else:
             compiler = GpuCompiler(self.graph, self.lesson, layout)
         return compiler.compile(), compiler
+
+    def lacking(self, edges: Collection[Edge]) -> Subject:
+        """The same without some dependencies; what is read stays as it is."""
+        other = replace(self, without=tuple(edges))
+        other.__dict__.update(
+            {name: self.__dict__[name] for name in ("compiled", "unfolded") if name in self.__dict__}
+        )
+        return other
 
     @cached_property
     def unfolded(self) -> Unfolded:
@@ -97,12 +107,12 @@ class Subject:
 
     def hazards(self) -> Iterator[Fault]:
         """Every missing dependency."""
-        program, _ = self.compile()
+        program, _ = self.compiled
         return hazards(program, Precedence(self.graph, dependencies(self.graph, self.without)))
 
     def machine(self) -> Machine:
         """All ranks, ready to run."""
-        program, compiler = self.compile()
+        program, compiler = self.compiled
         layout = self.plan.layout
         oracle = Oracle(self.lesson, layout.tensor, layout.data, compiler.rows)
         return Machine(program, self.unfolded, compiler.initial, oracle)
@@ -123,19 +133,15 @@ class Subject:
         folded = unfolded.task.tolist()
         return [(a, b) for a, b in pairs if (folded[a], folded[b]) in unwanted]
 
-    def faults(self, orders: int = 0, seed: int = 0) -> list[Fault]:
-        """What is wrong: by the graph alone, in the order of ids, and in random orders."""
+    def faults(self) -> list[Fault]:
+        """What is wrong: by the graph alone, or else in one run against serial training."""
         try:
             found = list(islice(self.hazards(), MOST_FAULTS))
-            machine = self.machine()
-            found += machine.run(range(len(self.unfolded.task)), thorough=True).faults
-            for order in self.random_orders(orders, seed):
-                found += machine.run(order).faults
+            return found or self.machine().run(range(len(self.unfolded.task)), thorough=True).faults
         except FaultError as error:
-            found = [*found, error.fault] if "found" in locals() else [error.fault]
+            return [error.fault]
         except GraphError as error:
-            found = [Fault("refused", "the graph", "its groups", str(error))]
-        return found
+            return [Fault("refused", "the graph", "its groups", str(error))]
 
 
 def subject_of(plan: Plan, seed: int = 0) -> Subject:
