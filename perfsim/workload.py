@@ -20,6 +20,7 @@ from perfsim.sizes import (
     MOST_VOCABULARY,
     MOST_WIDTH,
 )
+from perfsim.units import Bytes
 
 Layers = Annotated[PositiveInt, Field(le=MOST_LAYERS)]
 Width = Annotated[PositiveInt, Field(le=MOST_WIDTH)]
@@ -99,6 +100,8 @@ class TrainingRecipe(CatalogSpec):
     recompute: Recompute | Literal["auto"] = "auto"
     """auto: the planner chooses the cheapest mode that fits."""
     overlap_grad_reduce: bool = False
+    grad_bucket: Bytes | None = None
+    """Gradients that are reduced at once where that overlaps: whole layers, as many as fill it; None: one."""
     reduce_precision: Precision | None = None
     """Precision of gradients on the wire; None: fp32 main gradients (Megatron mixed precision)."""
     dropout: bool = True

@@ -11,6 +11,7 @@ from perfsim.catalog.annotations import kinds_of
 from perfsim.catalog.suggest import did_you_mean
 from perfsim.errors import CatalogError, Problem
 from perfsim.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, WaferClusterSpec
+from perfsim.wall_clock import WallClockSpec
 from perfsim.workload import TrainingRecipe, TransformerConfig
 
 FOLDERS = {
@@ -18,6 +19,7 @@ FOLDERS = {
     "link": "hardware/links",
     "system": "hardware/systems",
     "calibration": "hardware/calibrations",
+    "wall_clock": "hardware/wall_clocks",
     "model": "workloads/models",
     "recipe": "workloads/recipes",
     "study": "studies",
@@ -30,6 +32,7 @@ _CLASSES: dict[str, tuple[type[BaseModel], ...]] = {
     "system": (GpuClusterSpec, WaferClusterSpec),
     "model": (TransformerConfig,),
     "recipe": (TrainingRecipe,),
+    "wall_clock": (WallClockSpec,),
 }
 
 

@@ -45,12 +45,21 @@ def steps(op: CollectiveOp, group_size: int, n_bytes: float) -> Iterator[Move]:
             yield Move(lower, upper, n_bytes, first_step + step, 0, reduces=False)
 
 
+def num_rounds(op: CollectiveOp, group_size: int) -> int:
+    """Rounds of an operation, one after the other."""
+    return (2 if op == "all_reduce" else 1) * depth(group_size)
+
+
+def round_pairs(op: CollectiveOp, group_size: int, number: int) -> list[tuple[int, int]]:
+    """Who sends to whom in one round."""
+    return [(move.src, move.dst) for move in steps(op, group_size, 1.0) if move.step == number]
+
+
 def time_s(
     op: CollectiveOp, group_size: int, n_bytes: ArrayLike, latency_s: float, bytes_per_s: float
 ) -> NDArray[np.float64]:
     """Seconds on an idle network with one latency and bandwidth: rounds (latency + bytes/bandwidth)."""
-    rounds = (2 if op == "all_reduce" else 1) * depth(group_size)
-    return rounds * (latency_s + np.asarray(n_bytes, dtype=float) / bytes_per_s)
+    return num_rounds(op, group_size) * (latency_s + np.asarray(n_bytes, dtype=float) / bytes_per_s)
 
 
 def _pairs(size: int, level: int) -> Iterator[tuple[int, int]]:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from perfsim.errors import InputError, PlanError
 
-FLOP_PER_PF_DAY = 8.64e19
-
 
 def _positive(**values: float) -> None:
     for name, value in values.items():
@@ -98,63 +96,3 @@ HOFFMANN = ChinchillaLaw(
 )
 LOSS_LAWS: Mapping[str, ChinchillaLaw] = {law.name: law for law in (BESIROGLU, HOFFMANN)}
 DEFAULT_LOSS_LAW = BESIROGLU
-
-
-@dataclass(frozen=True, slots=True)
-class KaplanOptimum:
-    """Kaplan's compute-efficient run: parameters without embeddings, batch, steps and tokens."""
-
-    params: float
-    batch_tokens: float
-    steps: float
-    tokens: float
-
-
-KAPLAN_ALPHA_STEPS, KAPLAN_ALPHA_PARAMS, KAPLAN_ALPHA_BATCH = 0.76, 0.077, 0.21
-
-
-def kaplan_loss(params: float, min_steps: float) -> float:
-    """L(N, S_min) = (6.5e13 / N)^0.077 + (2.1e3 / S_min)^0.76, N without embeddings, loss of WebText2.
-
-    Kaplan et al. 2020, arXiv 2001.08361, eq. 1.6. S_min = S / (1 + B_crit / B).
-    """
-    _positive(params=params, min_steps=min_steps)
-    return math.pow(6.5e13 / params, KAPLAN_ALPHA_PARAMS) + math.pow(2.1e3 / min_steps, KAPLAN_ALPHA_STEPS)
-
-
-def kaplan_loss_of_tokens(params: float, tokens: float) -> float:
-    """L(N, D) = ((8.8e13 / N)^(0.076/0.095) + 5.4e13 / D)^0.095.
-
-    The same paper, eq. 1.5 with the constants of eqs. 1.1 and 1.2.
-    """
-    _positive(params=params, tokens=tokens)
-    return math.pow(math.pow(8.8e13 / params, 0.076 / 0.095) + 5.4e13 / tokens, 0.095)
-
-
-def kaplan_loss_of_compute(compute_flop: float) -> float:
-    """L(C_min) = (3.1e8 / C_min)^0.050 with C_min in PF-days; the same paper, eq. 1.3."""
-    _positive(compute_flop=compute_flop)
-    return math.pow(3.1e8 * FLOP_PER_PF_DAY / compute_flop, 0.05)
-
-
-def kaplan_optimum(compute_flop: float) -> KaplanOptimum:
-    """The compute-efficient run of the same paper's Table 6 at C_min."""
-    _positive(compute_flop=compute_flop)
-    c = compute_flop / FLOP_PER_PF_DAY
-    return KaplanOptimum(
-        1.3e9 * math.pow(c, 0.73),
-        2.0e6 * math.pow(c, 0.24),
-        5.4e3 * math.pow(c, 0.03),
-        2e10 * math.pow(c, 0.27),
-    )
-
-
-def kaplan_compute_exponent() -> float:
-    """1 / (1/alpha_S + 1/alpha_B + 1/alpha_N): how the loss falls with C_min. The paper prints 0.054."""
-    return 1 / (1 / KAPLAN_ALPHA_STEPS + 1 / KAPLAN_ALPHA_BATCH + 1 / KAPLAN_ALPHA_PARAMS)
-
-
-def kaplan_overfitting_bound_tokens(params: float) -> float:
-    """Tokens below which a model of this size overfits, 5e3 N^0.74; the same paper, section 4.2."""
-    _positive(params=params)
-    return 5e3 * math.pow(params, 0.74)

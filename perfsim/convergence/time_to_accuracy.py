@@ -10,7 +10,6 @@ All are 90 % bands of independent errors; `ratio_band` is for two machines, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from perfsim.convergence.critical_batch import CriticalBatch
@@ -200,23 +199,6 @@ def least_time_s(
 def _positive_all(*values: float) -> None:
     if not all(math.isfinite(value) and value > 0 for value in values):
         raise InputError(f"times, devices, steps and the critical batch must be positive, got {values}")
-
-
-def choose_batch(
-    points: Iterable[tuple[float, float]],
-    d_min_tokens: float,
-    critical: CriticalBatch,
-    step_time_error: float,
-    goodput: float = 1.0,
-) -> TimeToAccuracy:
-    """The least time to accuracy among (batch_tokens, step_time_s) points; of ties the smaller batch."""
-    answers = [
-        time_to_accuracy(batch, step_time_s, d_min_tokens, critical, step_time_error, goodput)
-        for batch, step_time_s in points
-    ]
-    if not answers:
-        raise InputError("no batch to choose from: give at least one (batch_tokens, step_time_s) point")
-    return min(answers, key=lambda answer: (answer.time_s, answer.batch_tokens))
 
 
 def split_speedup(

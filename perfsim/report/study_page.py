@@ -13,6 +13,7 @@ from perfsim.report.figures import time_to_accuracy as batch_figure
 from perfsim.report.figures import timeline as timeline_figure
 from perfsim.report.sections import Card, Head, Section
 from perfsim.report.verdict import ratios_to_first, verdict_table
+from perfsim.report.whole_run import whole_run_section
 from perfsim.report.why import why_table
 from perfsim.study.result import StudyResult
 
@@ -24,6 +25,7 @@ def study_page(result: StudyResult, *, trace_name: str | None = None) -> tuple[s
         _batch(result),
         _step(result),
         *_why(result),
+        *whole_run_section(result),
         _memory(result),
         *_resilience(result),
         *_timelines(result, trace_name),
@@ -73,7 +75,7 @@ def _batch(result: StudyResult) -> Section:
             f"({low}{text.NONE}{high}, shaded). A star marks each candidate's best batch."
         )
     ends = [f"{each.label}: {each.batch_at_edge}." for each in result.candidates if each.batch_at_edge]
-    lead = " ".join([lead, *ends])
+    lead = " ".join([lead, *_suggested(result), *ends])
     return Section(
         "Time to the target by batch",
         lead,
@@ -82,6 +84,12 @@ def _batch(result: StudyResult) -> Section:
         alt=batch_figure.time_to_accuracy_alt(result),
         slug="time-to-accuracy",
     )
+
+
+def _suggested(result: StudyResult) -> list[str]:
+    """A sentence on the batches that published laws suggest; none where there are none."""
+    laws = [f"{text.large(tokens)} tokens by {law}" for law, tokens in result.suggested_batch_tokens.items()]
+    return [f"Published laws suggest, to begin a search with: {', '.join(laws)}."] if laws else []
 
 
 def _step(result: StudyResult) -> Section:

@@ -14,16 +14,24 @@ from perfsim.report.sections import Card, Head, Section
 from perfsim.report.summary import plain, summary_text
 from perfsim.report.sweep_maps import heat_maps
 from perfsim.report.sweep_tables import equals_table, inputs_table, points_table
-from perfsim.report.sweep_variants import changed_steps, differences, speedup, times, where_steps_go
+from perfsim.report.sweep_variants import (
+    changed_steps,
+    differences,
+    named_points,
+    speedup,
+    times,
+    where_steps_go,
+)
 from perfsim.report.tables import scale_notes
 from perfsim.study.sweeping.sweep import PointResult, SweepResult
 from perfsim.study.sweeping.sweep_scaling import Series, matches, series_of, time_of
-from perfsim.study.sweeping.sweep_variants import variants_of
+from perfsim.study.sweeping.sweep_variants import Change, changes_of, variants_of
 from perfsim.study.sweeping.sweep_verdict import sweep_verdict
 
 MAX_LINES = 24
 """One less than a terminal shows: the caller adds where the report is."""
 _HEAD = ("machine", "devices", "batch", "step", "MFU", "of ideal", "time", "90 % band")
+_HEAD_OF_CHANGES = ("variant", "devices", "batch", "step", "MFU", "change", "time", "90 % band")
 MAX_SERIES = 12
 """Lines of one chart."""
 
@@ -37,26 +45,38 @@ def sweep_lines(result: SweepResult, *, width: int = 100, encoding: str = "ascii
     scales = scale_notes(each.answer.get("cluster_calibration") for each in result.feasible)
     sentences = [sweep_verdict(result), *(f"Scaled: {note}." for note in scales)]
     verdict = textwrap.wrap(" ".join(sentences), width)
-    rows = [_cells(series, each) for series in series_of(result) for each in series.points]
+    changes = [one for own in changes_of(result).values() for one in own]
+    rows = [_changed_cells(one) for one in changes] or [
+        _cells(series, each) for series in series_of(result) for each in series.points
+    ]
     room = MAX_LINES - len(verdict) - 5  # title, blank, head, rule, blank
     lines = [f"{result.title} ({note})"[:width], ""]
     if rows:
         shown = _thinned(rows, room)
         left_out = f"... {len(rows) - len(shown)} more rows in the report" if len(rows) > len(shown) else ""
-        lines += [*_grid(shown), left_out]
+        lines += [*_grid(_HEAD_OF_CHANGES if changes else _HEAD, shown), left_out]
     lines += verdict
     return [text.encodable(line, encoding)[:width].rstrip() for line in lines[:MAX_LINES]]
 
 
 def _cells(series: Series, each: PointResult) -> list[str]:
+    return _row(series.label, each, text.percent(series.efficiency(each), 0))
+
+
+def _changed_cells(one: Change) -> list[str]:
+    change = text.NONE if one.each is one.base else f"{100 * (one.ratio - 1):+.1f} %"
+    return _row(one.each.point.variant, one.each, change)
+
+
+def _row(name: str, each: PointResult, share: str) -> list[str]:
     answer = each.answer
     return [
-        series.label,
+        name,
         text.integer(each.point.num_devices),
         text.integer(answer["global_batch_size"]),
         text.duration(answer["step_time_s"]),
         text.percent(answer["mfu"], 0),
-        text.percent(series.efficiency(each), 0),
+        share,
         text.duration(time_of(each).time_s),
         text.duration_band(time_of(each).band_s),
     ]
@@ -70,10 +90,10 @@ def _thinned(rows: list[list[str]], room: int) -> list[list[str]]:
     return [rows[round(place * last / (room - 1))] for place in range(room)]
 
 
-def _grid(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in (_HEAD, *rows)) for column in range(len(_HEAD))]
+def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     widths[0] = max(12, min(widths[0], 34, 100 - sum(widths[1:]) - 2 * len(widths[1:])))
-    lines = [_line(row, widths) for row in (_HEAD, *rows)]
+    lines = [_line(row, widths) for row in (head, *rows)]
     return [lines[0], "-" * len(lines[0]), *lines[1:]]
 
 
@@ -128,11 +148,12 @@ def sweep_sections(result: SweepResult) -> list[Section]:
 
 def _drawn(result: SweepResult, series: Sequence[Series]) -> list[Section]:
     """Everything with a figure; what variants are comes first where there are any."""
+    named = named_points(result, series)
     if not variants_of(result):
         return [
             _scaling(series),
             *speedup(series),
-            *where_steps_go(series),
+            *where_steps_go(named),
             *_equals(result),
             *heat_maps(result),
         ]
@@ -142,13 +163,14 @@ def _drawn(result: SweepResult, series: Sequence[Series]) -> list[Section]:
         *changed,
         *differences(result),
         *(scaled or ([] if changed else times(series))),
-        *where_steps_go(series),
+        *where_steps_go(named),
     ]
 
 
 def _head(result: SweepResult) -> Head:
     cards = []
-    for series in series_of(result)[:4]:
+    shown = [] if changes_of(result) else series_of(result)[:4]
+    for series in shown:
         best = min(series.points, key=lambda each: time_of(each).time_s)
         name = f"{best.point.num_devices:,} {text.TIMES} {series.label}"
         band = f"band {text.duration_band(time_of(best).band_s)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from perfsim.report import text
 from perfsim.report.figures.parts import PartsRow, parts_alt, parts_figure, parts_table
@@ -17,7 +17,9 @@ from perfsim.study.sweeping.sweep_variants import changes_of, differing, variant
 
 MAX_LINES = 12
 MAX_ROWS = 40
-MAX_DIFFERENCES = 16
+MAX_DIFFERENCES = 12
+MAX_COLUMNS = 8
+"""Variants that stand side by side in one table."""
 
 
 def speedup(series: Sequence[Series]) -> list[Section]:
@@ -97,38 +99,42 @@ def times(series: Sequence[Series]) -> list[Section]:
 
 
 def differences(result: SweepResult) -> list[Section]:
-    """What is written differently in the variants, value by value."""
+    """What is written differently in the variants, value by value; of many variants, what each changes."""
     rows = differing(result)
     if not rows:
         return []
     names = variants_of(result)
-    shown = list(rows.items())[:MAX_DIFFERENCES]
-    left = len(rows) - len(shown)
-    cells = [[path, *(value or text.NONE for value in values)] for path, values in shown]
-    table = Table(["", *names], cells, "Values in SI units.")
-    return [
-        Section(
-            "What the variants change",
-            "Everything that differs between them; all else is the same."
-            + (f" {left} more values differ." if left else ""),
-            table=table,
-            slug="differences",
-        )
-    ]
+    lead = "Everything that differs between them; all else is the same. Values in SI units."
+    table = _side_by_side(names, rows) if len(names) <= MAX_COLUMNS else _one_by_one(names, rows)
+    return [Section("What the variants change", lead, table=table, slug="differences")]
 
 
-def where_steps_go(series: Sequence[Series]) -> list[Section]:
-    """Every second of a step by cause, of every point at its best batch."""
+def _side_by_side(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
+    cells = [[path, *(value or text.NONE for value in values)] for path, values in rows.items()]
+    return Table(["", *names], cells)
+
+
+def _one_by_one(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
+    """A row for each variant with its values beside those of the first."""
+    cells = []
+    for index, name in enumerate(names[1:], start=1):
+        own = [
+            f"{path}: {values[0] or text.NONE} \u2192 {values[index] or text.NONE}"
+            for path, values in rows.items()
+            if values[index] != values[0]
+        ]
+        left = len(own) - MAX_DIFFERENCES
+        more = [f"{left} more"] if left > 0 else []
+        cells.append([name, "; ".join([*own[:MAX_DIFFERENCES], *more]) or text.NONE])
+    return Table(["variant", f"beside \u201c{names[0]}\u201d"], cells)
+
+
+def where_steps_go(points: Sequence[tuple[str, PointResult]]) -> list[Section]:
+    """Every second of a step by cause, of points under their names."""
     rows = [
-        PartsRow(
-            f"{text.integer(each.point.num_devices)} {text.TIMES} {one.label}",
-            each.answer["step_time_s"],
-            parts_of(each),
-            each.answer["why"]["sentence"],
-        )
-        for one in series
-        for each in one.points
-    ][:MAX_ROWS]
+        PartsRow(name, each.answer["step_time_s"], parts_of(each), each.answer["why"]["sentence"])
+        for name, each in points[:MAX_ROWS]
+    ]
     return [
         Section(
             "Where a step goes",
@@ -138,4 +144,18 @@ def where_steps_go(series: Sequence[Series]) -> list[Section]:
             alt=parts_alt(rows),
             slug="step-time",
         )
+    ]
+
+
+def named_points(result: SweepResult, series: Sequence[Series]) -> list[tuple[str, PointResult]]:
+    """Each series at its best batches; where variants are compared, every point under what it shares."""
+    changes = changes_of(result)
+    if changes:
+        return [
+            (f"{group}, {one.each.point.variant}", one.each) for group, own in changes.items() for one in own
+        ]
+    return [
+        (f"{text.integer(each.point.num_devices)} {text.TIMES} {one.label}", each)
+        for one in series
+        for each in one.points
     ]

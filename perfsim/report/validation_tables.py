@@ -11,6 +11,7 @@ from perfsim.study.fitting.step_fit import OF_DEVICE
 from perfsim.study.published.accuracy_page import Removed, StepAccuracy
 from perfsim.study.published.goals import Goal, Miss
 from perfsim.study.published.leave_out import LeftOut
+from perfsim.units import format_quantity
 
 WORST = 10
 _HEADINGS = {
@@ -182,10 +183,19 @@ def _constant(each: LeftOut, name: str) -> str:
     if name not in each.constants:
         return text.NONE
     value = each.constants[name]
-    shown = text.duration(value, 2) if "_s_per_" in name or name.endswith("_s") else f"{value:.2f}"
+    shown = _of_constant(name, value)
     if name in each.kept:
         return f"({shown})"
     return f"{shown} ({each.borrowed})" if each.borrowed and name in OF_DEVICE else shown
+
+
+def _of_constant(name: str, value: float) -> str:
+    """A constant in the unit that its name ends with."""
+    if name.endswith("_bytes_per_s"):
+        return format_quantity(value, "bytes_per_s", 3)
+    if "_s_per_" in name or name.endswith("_s"):
+        return text.duration(value, 2)
+    return f"{value:,.0f}" if name.endswith("_length") else f"{value:.2f}"
 
 
 def convergence_table(result: Mapping[str, Any]) -> Table:

@@ -7,6 +7,7 @@ gradients, so each micro-batch's are reduce-scattered as they are made.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from perfsim.costs.memory import main_grad_bytes, updated_state_bytes
@@ -48,6 +49,13 @@ class Replicas:
     def gradient_shards(self) -> int:
         """Among how many replicas the gradients are cut once they are reduced, as ZeRO 2 keeps them."""
         return self.size if self.shards_gradients else 1
+
+    def layers_per_bucket(self, layer_parameters: float) -> int:
+        """How many layers' gradients fill a bucket; 1 where the recipe has none."""
+        bucket_bytes = self.recipe.grad_bucket
+        if bucket_bytes is None or self.shards_gradients:
+            return 1
+        return max(1, math.ceil(bucket_bytes / (layer_parameters * main_grad_bytes(self.recipe))))
 
     def reduce_work(self, num_parameters: float) -> Work:
         """Reduction of the gradients of some parameters over the replicas."""

@@ -7,6 +7,7 @@ schedule splits the backward, weight gradients are a third pass on what the seco
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfsim.graph import EMBEDDING, HEAD, TABLES, GraphBuilder, RankGroup, Template, Work
@@ -60,12 +61,13 @@ def forward_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Reduces each gradient of a virtual stage over the replicas as soon as it is complete.
+    """Reduces the gradients of a virtual stage over the replicas as soon as a bucket of them is complete.
 
-    So the reduction of a layer can run while earlier layers still run backward.
+    So the reduction of a bucket can run while earlier layers still run backward.
     """
 
-    layer: Work
+    of_layers: Callable[[int], Work]
+    """The reduction of so many layers at once."""
     stream: str
     tables: Work | None = None
     """Of embedding and head, where they are reduced in every micro-batch (ZeRO 2)."""
@@ -73,12 +75,23 @@ class Reduction:
     """Layers whose gradients may be whole at once; None: all."""
     follows: bool = False
     """A pass before it on this rank may still be reducing, and its buffers are those of this one."""
+    per_bucket: int = 1
+    """Layers that fill a bucket."""
 
-    def emit_layer(self, template: Template, stage: VirtualStage, layer: int, gradient: int) -> int:
+    def emit_bucket(self, template: Template, stage: VirtualStage, made: Sequence[int]) -> list[int]:
+        """Reduce the bucket that the layer made last fills; nothing where it does not.
+
+        `made` are the gradients of the stage's layers so far, the last layer's first.
+        """
+        layer, count = stage.num_layers - len(made), (len(made) - 1) % self.per_bucket + 1
+        if layer and count < self.per_bucket:
+            return []
         block = stage.first_layer + layer
-        reduced = template.task(self.layer, self.stream, [gradient], block=block).tensor
-        template.output(f"reduced{layer}", reduced)
-        return reduced
+        work = self.of_layers(count)
+        reduced = template.task(work, self.stream, made[-count:], block=block).tensor
+        for each in range(layer, layer + count):
+            template.output(f"reduced{each}", reduced)
+        return [reduced]
 
     def emit_tables(self, template: Template, gradient: int) -> None:
         if self.tables is not None:
@@ -148,6 +161,7 @@ def _backward_layers(
 ) -> tuple[int, list[int]]:
     """The layers of a stage backward; returns the gradient of the first one's input, and what was reduced."""
     shards, count = stage.shards, stage.num_layers
+    made: list[int] = []
     reduced: list[int] = []
     block = stage.first_layer + count - 1
     ahead = [shards.gather_backward(template, count - 1, count, block)] if shards and count else []
@@ -162,7 +176,8 @@ def _backward_layers(
             template, stage.group, stage.recompute, gradient, saved, weights, room, block=block
         )
         if reduction is not None:
-            reduced.append(reduction.emit_layer(template, stage, layer, gradient))
+            made.append(gradient)
+            reduced += reduction.emit_bucket(template, stage, made)
         if shards:
             template.output(f"reduced{layer}", shards.scatter_layer(template, gradient, block))
     return gradient, reduced
@@ -205,6 +220,7 @@ def wgrad_template(
         inputs_of_head = [template.port(name) for name in names]
         room = reduction.room_of_tables(template) if reduction else []
         gradient = template.task(head_wgrad_work(stage), group.compute, inputs_of_head, room, HEAD).tensor
+    made: list[int] = []
     reduced: list[int] = []
     for layer in reversed(range(stage.num_layers)):
         known = WeightInputs._fields if group.ranks.size > 1 else WeightInputs._fields[:2]
@@ -212,7 +228,8 @@ def wgrad_template(
         room = reduction.room(template, reduced) if reduction else []
         gradient = emit_layer_wgrad(template, group, inputs, room, block=stage.first_layer + layer)
         if reduction is not None:
-            reduced.append(reduction.emit_layer(template, stage, layer, gradient))
+            made.append(gradient)
+            reduced += reduction.emit_bucket(template, stage, made)
     if stage.first:
         inputs_of_table = [template.port("embedding_inputs")]
         table, room = embedding_backward_work(stage), reduction.room_of_tables(template) if reduction else []

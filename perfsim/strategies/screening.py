@@ -143,11 +143,17 @@ def _reduction_s(
     body = stage_parameters(part, sum(stage.num_layers for stage in mine), first=False, last=False)
     tables = largest.num_parameters - body
     seconds = duration(largest.reduce_work(tables)) if tables >= 1 else 0.0
-    layers = max(stage.num_layers for stage in mine)
-    if layers:
-        bucket = duration(largest.reduce_work(stage_parameters(part, 1, first=False, last=False)))
-        seconds += bucket + (layers - 1) * max(0.0, bucket - _layer_pass_s(plan, mine[0], duration))
-    return seconds
+    layers, layer = (
+        max(stage.num_layers for stage in mine),
+        stage_parameters(part, 1, first=False, last=False),
+    )
+    made, reduced = 0.0, 0.0
+    each, pass_s = largest.layers_per_bucket(layer), _layer_pass_s(plan, mine[0], duration)
+    for first in range(0, layers, each):
+        count = min(each, layers - first)
+        made += count * pass_s
+        reduced = max(reduced, made) + duration(largest.reduce_work(count * layer))
+    return seconds + reduced - made
 
 
 def _layer_pass_s(plan: Plan, stage: VirtualStage, duration: Duration) -> float:

@@ -77,13 +77,16 @@ class StepWriter:
     def _reduction(self, stage: VirtualStage, follows: bool) -> Reduction:
         replicas, part = self.stages.replicas[stage.rank], stage.group.part
         body = stage_parameters(part, 1, first=False, last=False)
-        layer = replicas.reduce_work(body)
+
+        def of_layers(count: int) -> Work:
+            return replicas.reduce_work(count * body)
+
         if not self.scattered:
-            return Reduction(layer, replicas.stream)
+            return Reduction(of_layers, replicas.stream, per_bucket=replicas.layers_per_bucket(body))
         tables = stage_parameters(part, 0, first=stage.first, last=stage.last)
         stream = replicas.stream if self.overlap else stage.group.compute
         of_tables = replicas.reduce_work(tables) if tables else None
-        return Reduction(layer, stream, of_tables, IN_FLIGHT, follows)
+        return Reduction(of_layers, stream, of_tables, IN_FLIGHT, follows)
 
     def _reduce(self, rank: int, stamped: Stamped, index: Index) -> list[int]:
         """Reduce what is left of a rank's gradients once its last micro-batch is done."""
@@ -93,10 +96,11 @@ class StepWriter:
         for stage in self.stages.of_rank(rank):
             if stage.empty:
                 continue
-            slot = index[self.last_pass, stage.number, final]
+            slot = index.slot(self.last_pass, stage.number, final)
             done.append(stamped.tensor(slot, "weight_gradients"))
             if self.overlap or self.sharded or self.scattered:
-                done += [stamped.tensor(slot, f"reduced{layer}") for layer in range(stage.num_layers)]
+                reduced = [stamped.tensor(slot, f"reduced{layer}") for layer in range(stage.num_layers)]
+                done += dict.fromkeys(reduced)
                 rest -= stage_parameters(stage.group.part, stage.num_layers, first=False, last=False)
             if self.scattered and (stage.first or stage.last):
                 done.append(stamped.tensor(slot, "reduced_tables"))

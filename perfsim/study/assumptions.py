@@ -30,6 +30,8 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
                 found += constants_of(link.calibration, catalog) if link.calibration else []
             if spec.recipe.framework is not None:
                 found += constants_of(spec.recipe.framework, catalog)
+    for clock in {each.wall_clock.name: None for each in spec.candidates if each.wall_clock}:
+        found += _described(catalog, "wall_clock", clock)
     for candidate in spec.candidates:
         if candidate.cluster_calibration is not None:
             found += _scale(candidate.cluster_calibration, catalog)
@@ -61,7 +63,7 @@ def _target(target: Target) -> Iterator[Assumption]:
         "convergence",
         "no failures, no stragglers, no compilation",
         "goodput 1 on every machine",
-        "the same on both sides, so that neither is favoured",
+        "the same on both sides, so that neither is favoured; a wall clock, where one is named, stands apart",
         "assumption",
     )
 

@@ -14,6 +14,7 @@ from perfsim.strategies import Strategy, strategy
 from perfsim.strategies.schedules import least_chunks
 from perfsim.study.cluster import check_device, cluster_named
 from perfsim.study.evaluate import Evaluation, costs_for, evaluate
+from perfsim.study.expansion import expanded
 from perfsim.study.outcome import metrics
 from perfsim.study.perturbation import perturbed
 from perfsim.study.perturbation_spec import parse_perturbations
@@ -55,6 +56,8 @@ class Point(NamedTuple):
     """How finely a wafer cluster streams: a layer as a whole, or in chunks."""
     perturb: str = ""
     """What disturbs the step, as `parse_perturbations` reads it."""
+    expand: str = ""
+    """Collectives to write as steps, as `parse_expansion` reads it."""
 
 
 def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str, Any], Evaluation]:
@@ -80,6 +83,8 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
         finer = replace(evaluation.plan.layout, stream_chunks=STREAM_CHUNKS)
         evaluation = evaluate(chosen.plan(job, topology, finer), costs, cluster=cluster)
         unnamed = ""
+    if point.expand:
+        evaluation = expanded(evaluation, point.expand)
     if disturbed is not None:
         evaluation = perturbed(evaluation, disturbed)
     remarks = filter(None, [unnamed, above_all_published(evaluation.plan, evaluation.mfu)])

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from perfsim.convergence.wall_clock import RunPart
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryBar:
@@ -98,6 +100,8 @@ class CandidateResult:
     why: Why | None = None
     batch_at_edge: str = ""
     """A remark where the best batch is the smallest or the largest of those tried."""
+    whole_run: tuple[RunPart, ...] = ()
+    """The wall clock part by part, the sum last; empty where the study asks for the steps alone."""
     cluster_calibration: Mapping[str, Any] | None = None
     """Name, scale and note of the user's own measurements, where step times were multiplied by it."""
     perturbed: Mapping[str, Any] | None = None
@@ -203,6 +207,8 @@ class StudyResult:
     infeasible: tuple[Infeasible, ...] = ()
     ratio_bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By candidate label: 90 % band of its time over the soonest candidate's."""
+    suggested_batch_tokens: Mapping[str, float] = field(default_factory=dict)
+    """By published law, the batch that it suggests for this run; no critical batches."""
     assumptions: tuple[Assumption, ...] = ()
     sampling: Mapping[str, SamplingSummary] = field(default_factory=dict)
     """By candidate label."""

@@ -11,6 +11,7 @@ SINGULAR = {
     "devices": "device",
     "models": "model",
     "recipes": "recipe",
+    "wall_clocks": "wall_clock",
     "studies": "study",
 }
 

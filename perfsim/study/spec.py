@@ -10,6 +10,7 @@ from perfsim.calibration import ClusterCalibration
 from perfsim.hardware import CatalogSpec, Devices, GpuClusterSpec, Spec, WaferClusterSpec
 from perfsim.sizes import MOST_CHOICES
 from perfsim.study.perturbation_spec import PerturbationSpec, ResilienceSpec
+from perfsim.wall_clock import WallClockSpec
 from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
 
 Verify = Literal["off", "sample", "full"]
@@ -25,6 +26,8 @@ class CandidateSpec(Spec):
     devices: Annotated[tuple[Devices, ...], Field(min_length=1, max_length=MOST_CHOICES)]
     cluster_calibration: ClusterCalibration | None = None
     """What `perfsim calibrate steps` made of steps measured on this machine; scales its step times."""
+    wall_clock: WallClockSpec | None = None
+    """What the run waits for besides its steps; None: time to accuracy is that of the steps alone."""
 
 
 class ConvergenceSpec(Spec):

@@ -9,11 +9,13 @@ peers wait for one another before the step ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.calibration import CollectiveOp
+from perfsim.collectives import tree
 from perfsim.costs.streams import StreamCosts
 from perfsim.errors import InputError
 from perfsim.graph import Kind, RankGroup, Work
@@ -69,7 +71,7 @@ class PeerClasses:
         return np.asarray(ranks + (like - own)[:, None])
 
 
-def gpu_traffic(work: Work, tree: FatTree, peers: PeerClasses, health: LinkHealth) -> Traffic | None:
+def gpu_traffic(work: Work, network: FatTree, peers: PeerClasses, health: LinkHealth) -> Traffic | None:
     """What a class of work puts on NICs and uplinks; None where all of it stays inside nodes.
 
     A send goes one way. In a collective across nodes the ranks of a node form as many rings, each
@@ -79,18 +81,27 @@ def gpu_traffic(work: Work, tree: FatTree, peers: PeerClasses, health: LinkHealt
     if work.group is None or work.group.size < 2:
         return None
     groups = peers.groups_like(work.group)
-    if work.kind is Kind.COMM_COLL:
-        source, target = _ring_hops(groups, tree.devices_per_node)
+    if work.op.startswith("tree."):
+        source, target = _round_hops(groups, work.op)
+    elif work.kind is Kind.COMM_COLL:
+        source, target = _ring_hops(groups, network.devices_per_node)
     else:
         source, target = groups[:, 0], groups[:, 1]
-    links = tree.crossings(source, target)
+    links = network.crossings(source, target)
     if health.dead:
-        links = _around(links, source, target, tree, health)
+        links = _around(links, source, target, network, health)
     found, times = np.unique(links[links >= 0], return_counts=True)
     if not len(found):
         return None
-    share = tree.system.node.inter_node_bytes_per_s / tree.devices_per_node
+    share = network.system.node.inter_node_bytes_per_s / network.devices_per_node
     return Traffic(found, times, share)
+
+
+def _round_hops(groups: Ints, op: str) -> tuple[Ints, Ints]:
+    """Who sends to whom in `tree.all_reduce.2`: that round of a tree (`study.expansion`)."""
+    _, name, number = op.split(".")
+    pairs = np.array(tree.round_pairs(cast(CollectiveOp, name), groups.shape[1], int(number)))
+    return groups[:, pairs[:, 0]].ravel(), groups[:, pairs[:, 1]].ravel()
 
 
 def _ring_hops(groups: Ints, devices_per_node: int) -> tuple[Ints, Ints]:
@@ -119,18 +130,18 @@ def _next_in_ring(enters: NDArray[np.bool_]) -> Ints:
     return np.asarray(first[after] + (np.arange(len(enters)) - first[node]) % count[after])
 
 
-def _around(links: Ints, source: Ints, target: Ints, tree: FatTree, health: LinkHealth) -> Ints:
+def _around(links: Ints, source: Ints, target: Ints, network: FatTree, health: LinkHealth) -> Ints:
     """The links of all routes, those of a route that is cut replaced by a way around the cut."""
     used = np.unique(links[links >= 0])
-    cut = used[tree.crossed_bytes_per_s(used, health.left) == 0.0]
+    cut = used[network.crossed_bytes_per_s(used, health.left) == 0.0]
     broken = np.isin(links, cut).any(axis=1)
     rest = [links[~broken].ravel()]
     for a, b in zip(source[broken].tolist(), target[broken].tolist(), strict=True):
-        rest.append(np.array(tree.crossed(route_around(tree, a, b, health.dead)), dtype=np.int64))
+        rest.append(np.array(network.crossed(route_around(network, a, b, health.dead)), dtype=np.int64))
     return np.concatenate(rest)
 
 
-def wafer_traffic(work: Work, tree: WaferTree, health: LinkHealth) -> Traffic | None:
+def wafer_traffic(work: Work, network: WaferTree, health: LinkHealth) -> Traffic | None:
     """What a class of work puts on MemoryX and the tree: weights go down all of it, gradients up.
 
     Gradients that are summed in SwarmX do not enter MemoryX. What spills passes the ports of its own
@@ -140,20 +151,20 @@ def wafer_traffic(work: Work, tree: WaferTree, health: LinkHealth) -> Traffic | 
     """
     if work.op not in WAFER_DIRECTIONS:
         return None
-    links, costs = tree.tree_links(WAFER_DIRECTIONS[work.op]), StreamCosts(tree.system, tree)
+    links, costs = network.tree_links(WAFER_DIRECTIONS[work.op]), StreamCosts(network.system, network)
     rate = costs.stream_bytes_per_s
     if work.op in SPILLING:
-        own = tree.route("memoryx", 0) if work.op == "fetch" else tree.route(0, "memoryx")
-        links, rate = tree.link_ids([edge for edge in own if edge.kind == "io"]), costs.feed_bytes_per_s
+        own = network.route("memoryx", 0) if work.op == "fetch" else network.route(0, "memoryx")
+        links, rate = network.link_ids([edge for edge in own if edge.kind == "io"]), costs.feed_bytes_per_s
     elif work.op.startswith("reduce_in_tree"):
-        kinds, rate = tree.links(), costs.tree_bytes_per_s
+        kinds, rate = network.links(), costs.tree_bytes_per_s
         links = tuple(link for link in links if kinds[link].kind != "memoryx")
     for link in sorted(health.dead.intersection(links)):
-        edge = tree.links()[link]
+        edge = network.links()[link]
         raise InputError(
             f"no route is left over {edge.source}-{edge.target}: a wafer that is cut off is a failure; "
             "give at= or mttf= with checkpoint= and restart="
         )
-    if not tree.system.swarmx.duplex:
+    if not network.system.swarmx.duplex:
         links = tuple(link - link % 2 for link in links)
     return Traffic(np.array(links), np.ones(len(links), dtype=np.int64), rate)

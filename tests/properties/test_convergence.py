@@ -13,7 +13,6 @@ from perfsim.convergence.hyperbola import examples, fit_hyperbola, steps
 from perfsim.convergence.loss_laws import BESIROGLU
 from perfsim.convergence.time_to_accuracy import (
     best_batch,
-    choose_batch,
     least_time_s,
     ratio_band,
     time_to_accuracy,
@@ -67,15 +66,6 @@ def test_no_batch_beats_the_best_one(
     least = least_time_s(fixed_s, per_example_s, devices, b_crit, 1e11 / b_crit)
     assert time_at(best) == pytest.approx(least, rel=1e-9)
     assert time_at(best * factor) >= least * (1 - 1e-9)
-
-
-@given(st.lists(st.tuples(batch_sizes, step_times), min_size=1, max_size=6), criticals)
-def test_the_chosen_point_is_one_of_the_points_and_none_is_faster(
-    points: list[tuple[float, float]], critical: CriticalBatch
-) -> None:
-    chosen = choose_batch(points, 1e11, critical, 0.1)
-    assert (chosen.batch_tokens, chosen.step_time_s) in points
-    assert all(chosen.time_s <= time_to_accuracy(b, t, 1e11, critical, 0.1).time_s for b, t in points)
 
 
 @given(batch_sizes, step_times, targets, criticals, errors)

@@ -94,6 +94,26 @@ def document(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
+# ---------------------------------------------------------------------------------------- limits
+@pytest.mark.parametrize("limit", [("--max-events", "3"), ("--max-seconds", "0")])
+@pytest.mark.parametrize(
+    "verb",
+    [(*WAFERS, "--devices", "2"), ("study", "study.yaml"), ("sweep", "sweep.yaml", "--jobs", "1")],
+    ids=["run", "study", "sweep"],
+)
+def test_a_limit_ends_a_run_with_its_own_exit_code(
+    perfsim: Run, verb: Sequence[str], limit: Sequence[str]
+) -> None:
+    refused(perfsim(*verb, *limit), 4, "stopped after", limit[0])
+
+
+def test_a_sweep_goes_on_where_a_limit_ended_it(perfsim: Run) -> None:
+    refused(
+        perfsim("sweep", "sweep.yaml", "--jobs", "2", "--max-events", "3"), 4, "0 of 4 points are finished"
+    )
+    assert perfsim("sweep", "sweep.yaml", "--jobs", "1").exit_code == 0
+
+
 # ------------------------------------------------------------------------------------------ help
 @pytest.mark.parametrize(
     "verb",
@@ -295,6 +315,15 @@ def test_a_point_without_json_is_told_in_words(perfsim: Run) -> None:
     assert result.exit_code == 0
     assert result.stdout.startswith("gpt3_xl on 1 x cs-2, weight-streaming\n")
     assert "where the step goes:" in result.stdout
+
+
+def test_wafers_stream_in_chunks_where_that_is_asked(perfsim: Run) -> None:
+    layers, chunks = (
+        document(perfsim(*WAFERS, "--devices", "1", "--batch", "8", "--detail", detail, "--json"))
+        for detail in ("layer", "chunk")
+    )
+    assert chunks["layout"]["stream_chunks"] > 1
+    assert chunks["step_time_s"] <= layers["step_time_s"]
 
 
 def test_systems_may_be_counted_by_num_csx(perfsim: Run) -> None:

@@ -159,15 +159,18 @@ class GpuCompiler(GpuCompute):
         tables[0][parts[0]] = tables[1][parts[1]] = total
 
     # ------------------------------------------------------------------------- data collectives
-    def _targets(self, block: int) -> list[int]:
-        """The blocks whose gradients a reduction concerns: of those that wait for one."""
+    def _targets(self, block: int, buckets: int = 1) -> list[int]:
+        """The blocks whose gradients a reduction concerns: of those that wait for one.
+
+        A reduction that reads the gradients of several layers is of so many, from `block` on.
+        """
         waiting = self.pending.setdefault(self.place, {})
         if block == WHOLE:
             found = list(waiting)
         elif block == TABLES:
             found = [each for each in waiting if each in (EMBEDDING, HEAD)]
         else:
-            found = [block]
+            found = list(range(block, block + buckets))
         for each in found:
             waiting.pop(each, None)
         return found
@@ -181,7 +184,7 @@ class GpuCompiler(GpuCompute):
 
     def data_reduce(self, task: Task) -> None:
         """Sum gradients over the replicas; each keeps all of them or its shard."""
-        blocks = self._targets(task.block)
+        blocks = self._targets(task.block, len(task.reads))
         made = [self.gradient_cells(block) for block in blocks]
         scatters = task.work.op == "reduce_scatter"
         shards = [Cell(self.place, "gradient shard", block) for block in blocks]

@@ -26,11 +26,14 @@ GRID = "rgba(128,128,128,0.28)"
 BAND_ALPHA = 0.16
 
 _PART_COLOURS: tuple[tuple[str, str], ...] = (
+    ("mesh", SKY),
     ("tensor_comm", ORANGE),
     ("pipeline_comm", GREY),
     ("data_comm", VERMILLION),
     ("weight_stream", PURPLE),
     ("gradient", VERMILLION),
+    ("spill", ORANGE),
+    ("input", YELLOW),
     ("recompute", YELLOW),
     ("optimizer", GREEN),
     ("update", GREEN),

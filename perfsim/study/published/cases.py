@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from perfsim.calibration import FrameworkCalibration
 from perfsim.catalog import Catalog
@@ -147,7 +147,11 @@ class ConvergenceFile(Spec):
 def case_job(case: StepCase, catalog: Catalog) -> Job:
     """The model and recipe of a case."""
     fields = case.model.model_dump(exclude={"seq_length"})
-    model = TransformerConfig(name=case.id, max_position_embeddings=case.model.seq_length, **fields)
+    try:
+        model = TransformerConfig(name=case.id, max_position_embeddings=case.model.seq_length, **fields)
+    except ValidationError as error:
+        said = "; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
+        raise InputError(f"case {case.id}: {said}") from None
     training = case.training
     overlap = training.overlap_grad_reduce
     recipe = TrainingRecipe(

@@ -18,6 +18,8 @@ from perfsim.study.published.cases import StepCase
 MOST_CAUSES = 2
 HEAD_MULTIPLE = 8
 """Attention's matrix products read 16-byte rows only where the head size is a multiple of this."""
+FEWEST_ROWS = 16_000
+"""A smaller vocabulary is unlikely to have been used."""
 FAMILY_BIAS = 0.05
 """Mean error from which on a family is off as a whole."""
 LEAST_SHARE = 0.02
@@ -128,9 +130,9 @@ def _tensor_across_nodes(facts: Facts) -> Cause | None:
 
 def _assumed_vocabulary(facts: Facts) -> Cause | None:
     mechanism = "embedding, head and loss"
-    if "vocab" not in facts.case.assumed or facts.error < 0 or not facts.explains(mechanism):
-        return None
     rows = facts.factor(mechanism) * facts.case.model.vocab_size
+    if "vocab" not in facts.case.assumed or not FEWEST_ROWS <= rows < facts.case.model.vocab_size:
+        return None
     return Cause(
         f"{_share(facts, mechanism)} at a vocabulary that is assumed; right with about {rows:,.0f} rows "
         f"in place of {facts.case.model.vocab_size:,})",

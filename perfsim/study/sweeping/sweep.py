@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
-from perfsim.errors import InputError, LayoutError, PerfsimError, PlanError
+from perfsim.engine.limits import hold, present_limits
+from perfsim.errors import InputError, LayoutError, LimitError, PerfsimError, PlanError
 from perfsim.study.assumptions import assumptions_of
 from perfsim.study.outcome import metrics
 from perfsim.study.result import Assumption
@@ -27,6 +28,7 @@ from perfsim.study.spec import StudySpec
 from perfsim.study.sweeping.store import Store, Stored, digest_of
 from perfsim.study.sweeping.sweep_grid import SweepPoint, expand
 from perfsim.study.sweeping.sweep_spec import StudyCatalog, SweepSpec
+from perfsim.study.whole_run import whole_run_of
 
 Tell = Callable[[str], None]
 Finished = Iterator[tuple[str, Stored | PerfsimError]]
@@ -212,6 +214,8 @@ def run_sweep(
         try:
             with _answering(pending, _processes(jobs, len(pending))) as finished:
                 failed = _keep(finished, store, answers, progress)
+        except LimitError as limit:
+            raise LimitError(_kept(str(limit), progress)) from None
         except KeyboardInterrupt:
             raise SweepInterrupted(_kept("interrupted", progress)) from None
         except BrokenProcessPool:
@@ -247,6 +251,8 @@ def _keep(
     """Store every answer as it comes; returns the points that failed, which are not stored."""
     failed = {}
     for digest, answer in finished:
+        if isinstance(answer, LimitError):
+            raise answer
         if isinstance(answer, PerfsimError):
             failed[digest] = answer
             continue
@@ -275,7 +281,8 @@ def _answering(pending: Mapping[str, SweepPoint], jobs: int) -> Iterator[Finishe
         yield _one_by_one(pending)
         return
     others = set(active_children())
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    here = present_limits().in_another_process()
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=hold, initargs=(here,))
     try:
         with _interrupts_ignored():
             futures = {pool.submit(answer_text, point.study): digest for digest, point in pending.items()}
@@ -339,6 +346,7 @@ def _answer(study: StudySpec) -> dict[str, Any]:
         "step_time_error": time_s.step_time_error,
         "time_to_accuracy_s": time_s.time_s,
         "time_to_accuracy_band_s": list(time_s.band_s),
+        "whole_run": [asdict(part) for part in whole_run_of(answered.machine, answered.choice)],
     }
 
 

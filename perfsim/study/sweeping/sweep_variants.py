@@ -13,6 +13,8 @@ from perfsim.study.sweeping.sweep_scaling import shown, time_of
 
 SAME = 0.01
 """A change of the step time below this is called none."""
+MOST_NAMED = 6
+"""Changes of one group that a sentence names."""
 _PROSE = ("description", "sources", "assumed", "fit", "name")
 
 
@@ -85,7 +87,9 @@ def _changed(name: str, changes: Sequence[Change]) -> str:
     moved = [change for change in changes[1:] if abs(change.ratio - 1) >= SAME]
     still = [change.each.point.variant for change in changes[1:] if change not in moved]
     moved.sort(key=lambda change: -abs(change.ratio - 1))
-    words = [f"{change.each.point.variant} {_percent(change.ratio)}" for change in moved]
+    words = [f"{change.each.point.variant} {_percent(change.ratio)}" for change in moved[:MOST_NAMED]]
+    if len(moved) > MOST_NAMED:
+        words.append(f"{len(moved) - MOST_NAMED} more")
     if still:
         words.append(f"less than {100 * SAME:.0f} %: {', '.join(still)}")
     return (

@@ -19,7 +19,7 @@ from perfsim.convergence.critical_batch import (
     zhang_20_percent_tokens,
     zhang_converted_tokens,
 )
-from perfsim.convergence.loss_laws import BESIROGLU, kaplan_loss_of_tokens
+from perfsim.convergence.loss_laws import BESIROGLU
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
 from perfsim.errors import InputError
 
@@ -43,6 +43,11 @@ CHINCHILLA_ROWS = [
     (20e9, 2.062, 1.919, 6.69, 9.41, 5.01, 24.3, 22.1),
     (175e9, 1.930, 1.620, 9.17, 21.1, 13.9, 68.7, 60.2),
 ]
+
+
+def kaplan_loss_of_tokens(params: float, tokens: float) -> float:
+    """L(N, D) = ((8.8e13 / N)^(0.076/0.095) + 5.4e13 / D)^0.095 [2001.08361 eq. 1.5]."""
+    return float(((8.8e13 / params) ** (0.076 / 0.095) + 5.4e13 / tokens) ** 0.095)
 
 
 @pytest.mark.parametrize(("batch", "kaplan", "zhang", "bergsma"), OVERHEAD_20B)

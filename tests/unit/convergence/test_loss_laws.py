@@ -8,15 +8,9 @@ from perfsim.convergence.critical_batch import kaplan_tokens
 from perfsim.convergence.loss_laws import (
     BESIROGLU,
     DEFAULT_LOSS_LAW,
-    FLOP_PER_PF_DAY,
     HOFFMANN,
     LOSS_LAWS,
     ChinchillaLaw,
-    kaplan_compute_exponent,
-    kaplan_loss,
-    kaplan_loss_of_compute,
-    kaplan_optimum,
-    kaplan_overfitting_bound_tokens,
 )
 from perfsim.errors import InputError, PlanError
 
@@ -79,31 +73,9 @@ def test_slope_agrees_with_a_small_change_of_loss() -> None:
     assert (moved / 4e11 - 1) / step == pytest.approx(BESIROGLU.log_tokens_per_nat(4e11), rel=1e-3)
 
 
-def test_kaplan_is_consistent_with_itself_at_one_petaflop_day() -> None:
-    loss = kaplan_loss_of_compute(FLOP_PER_PF_DAY)
-    best = kaplan_optimum(FLOP_PER_PF_DAY)
-    assert loss == pytest.approx(2.6581, rel=5e-3)
-    assert kaplan_tokens(loss) == pytest.approx(1.997e6, rel=5e-3)
-    assert best.batch_tokens == pytest.approx(kaplan_tokens(loss), rel=5e-3)
-    spent = 6 * best.params * best.batch_tokens * best.steps / FLOP_PER_PF_DAY
-    assert spent == pytest.approx(0.975, rel=5e-3)
-
-
 def test_kaplan_batch_of_one_to_two_million_tokens_holds_for_these_losses_only() -> None:
     assert kaplan_tokens(3.04) == pytest.approx(1.05e6, rel=0.06)
     assert kaplan_tokens(2.63) == pytest.approx(2.1e6, rel=0.06)
-
-
-def test_kaplan_compute_exponent_follows_from_the_other_three() -> None:
-    assert kaplan_compute_exponent() == pytest.approx(0.05245, rel=5e-3)
-
-
-def test_kaplan_overfitting_bound_at_a_billion_parameters() -> None:
-    assert kaplan_overfitting_bound_tokens(1e9) == pytest.approx(2.285e10, rel=5e-3)
-
-
-def test_kaplan_loss_is_the_sum_of_its_two_terms() -> None:
-    assert kaplan_loss(6.5e13, 2.1e3) == 2.0
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])

@@ -10,7 +10,6 @@ from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import (
     TimeToAccuracy,
     best_batch,
-    choose_batch,
     least_time_s,
     ratio_band,
     split_speedup,
@@ -113,22 +112,6 @@ def test_worked_example_of_the_best_batch() -> None:
     critical = CriticalBatch(2.2e7, 1.0, "constant", "test")
     answer = time_to_accuracy(batch, 0.1 + 1e-6 * batch / 64, 1e4 * 2.2e7, critical, 0.0)
     assert answer.time_s == pytest.approx(least, rel=1e-12)
-
-
-def test_choice_among_points_takes_the_least_time() -> None:
-    answer = choose_batch([(1e6, 0.5), (4e6, 1.0), (16e6, 9.0)], 4e11, CRITICAL, 0.1)
-    assert answer.batch_tokens == 4e6
-
-
-def test_choice_of_equal_times_takes_the_smaller_batch() -> None:
-    smaller, larger = at(1e6), at(4e6)
-    points = [(4e6, smaller.steps), (1e6, larger.steps)]
-    assert choose_batch(points, 4e11, CRITICAL, 0.0).batch_tokens == 1e6
-
-
-def test_choice_among_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match="no batch to choose from"):
-        choose_batch([], 4e11, CRITICAL, 0.0)
 
 
 # MLPerf v1.1 against the smallest NVIDIA system: speedup, GPU ratio, samples or epochs, printed efficiencies.

@@ -147,3 +147,42 @@ def test_hostile_names_are_escaped(result: SweepResult, tmp_path: Path) -> None:
 
     page = write_sweep_report(replace(result, points=tuple(map(hostile, result.points))), tmp_path)
     assert "<img src=x" not in page.read_text("utf-8")
+
+
+# -------------------------------------------------------------------------------------- variants
+VARIANTS = """\
+  recipe.global_batch_size: [64]
+variants:
+  as it is: {}
+  half the servers: {system.memoryx.servers: 6}
+"""
+
+
+def test_variants_of_one_work_are_drawn_as_changes_and_listed_with_what_they_change(tmp_path: Path) -> None:
+    swept = answer(tmp_path, VARIANTS)
+    sections = {section.anchor: section for section in sweep_sections(swept)}
+    assert list(sections) == [
+        "variants",
+        "differences",
+        "speed-up",
+        "scaling",
+        "step-time",
+        "points",
+        "inputs",
+    ]
+    bars = sections["variants"].figure
+    assert {name for trace in bars.data for name in trace.y} == {"half the servers"}
+    assert sections["differences"].table is not None
+    assert any("memoryx.servers" in cell for row in sections["differences"].table.rows for cell in row)
+    lines = sweep_lines(swept)
+    assert any("change" in line for line in lines)
+    assert len(lines) <= 24
+
+
+def test_every_step_of_a_sweep_is_told_by_cause(result: SweepResult) -> None:
+    (section,) = [each for each in sweep_sections(result) if each.anchor == "step-time"]
+    assert section.figure is not None
+    shares = [
+        sum(trace.x[row] for trace in section.figure.data) for row in range(len(section.figure.data[0].y))
+    ]
+    assert shares == pytest.approx([100.0] * len(shares), abs=0.01)

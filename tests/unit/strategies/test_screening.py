@@ -69,11 +69,12 @@ def test_reduction_tie_update_and_gather_come_after_the_last_backward(
     assert estimated == pytest.approx(simulated)
 
 
+@pytest.mark.parametrize("bucket", [None, 3 * 2e8])
 @pytest.mark.parametrize("bucket_s", [0.5, 4.0, 9.0])
 def test_overlapped_reduction_exposes_what_outlasts_the_backward_and_the_tables(
-    toys: ModuleType, bucket_s: float
+    toys: ModuleType, bucket_s: float, bucket: float | None
 ) -> None:
-    job = toys.job(8, {"overlap_grad_reduce": True})
+    job = toys.job(8, {"overlap_grad_reduce": True, "grad_bucket": bucket})
     plan = toys.plan("3d", job, ParallelLayout(data=2))
     costs = toys.TableCosts(LAYERS)
 

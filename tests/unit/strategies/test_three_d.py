@@ -161,6 +161,20 @@ def test_overlapped_reductions_start_while_earlier_layers_run_backward(toys: Mod
     assert times[True] == 2 * layers + 2, "the last layer's reduction and that of the tables"
 
 
+@pytest.mark.parametrize(("bucket", "sizes"), [(1.0, [1] * 8), (5e8, [3, 3, 2]), (1e12, [8])])
+def test_gradients_are_reduced_by_buckets_of_whole_layers(
+    toys: ModuleType, bucket: float, sizes: list[int]
+) -> None:
+    job = toys.job(8, {"overlap_grad_reduce": True, "grad_bucket": bucket}, tied_embeddings=False)
+    written = graph(toys, ParallelLayout(data=4), job)
+    layer_bytes = 4.0 * (12 * 2048**2 + 13 * 2048)
+    reductions = [task for task in written.tasks() if task.work.op == "all_reduce" and task.block >= 0]
+    assert [len(task.reads) for task in reductions] == sizes
+    assert [task.work.comm_bytes / layer_bytes for task in reductions] == pytest.approx(sizes)
+    held = stages_of(job, ParallelLayout(data=4)).replicas[0].num_parameters
+    assert reduced_bytes(written) == pytest.approx(4 * held)
+
+
 def test_a_sharded_optimizer_scatters_updates_a_share_and_gathers(toys: ModuleType) -> None:
     whole = graph(toys, ParallelLayout(data=4), toys.job(8))
     shard = graph(toys, ParallelLayout(data=4, zero_stage=1), toys.job(8))

@@ -146,3 +146,31 @@ def test_a_model_written_inside_the_study_is_the_studys_own_assumption(spec: Stu
     assert (
         Assumption("model", "mine", "written inside the study", "the study's own file", "assumption") in found
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "memoryx.servers",
+        "memoryx.server.dram.bandwidth",
+        "memoryx.server.arithmetic",
+        "memoryx.placement",
+        "memoryx.weights_in",
+        "memoryx.optimizer_state_in",
+        "activation_servers.bandwidth",
+        "activation_servers.bytes_per_token",
+        "streaming.prefetch_depth",
+        "streaming.weights_held",
+        "streaming.accumulate_at",
+        "streaming.sparse_index_overhead",
+        "streaming.sparse_harvest",
+        "swarmx.duplex",
+        "swarmx.hop_latency",
+    ],
+)
+def test_what_is_not_published_of_weight_streaming_is_listed_with_its_reason(
+    found: tuple[Assumption, ...], name: str
+) -> None:
+    (row,) = [each for each in found if each.topic == "system cs-2" and each.name == name]
+    assert row.kind == "assumption"
+    assert len(row.source) > 20

@@ -133,3 +133,36 @@ def test_a_timeline_is_bounded_from_its_end(gpus: Evaluation, monkeypatch: pytes
     whole = timeline(gpus)
     monkeypatch.setattr(outcome, "MOST_BARS", 5)
     assert timeline(gpus) == whole[:5]
+
+
+# ------------------------------------------------------------------------------------------ peak
+@pytest.mark.parametrize("system", ["cs-2-peak", "cs-2"])
+def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(system: str) -> None:
+    answer, evaluation = answer_point(WAFERS._replace(system=system))
+    bound = system == "cs-2-peak"
+    assert answer["system"] == (f"{system} at peak (upper bound, never observed)" if bound else system)
+    assert any(note.startswith("upper bound, never observed") for note in evaluation.plan.notes) == bound
+
+
+def test_no_release_is_faster_than_peak() -> None:
+    times = {
+        system: answer_point(WAFERS._replace(system=system))[0]["step_time_s"]
+        for system in ("cs-2", "cs-2-peak")
+    }
+    assert times["cs-2-peak"] < times["cs-2"]
+
+
+# ---------------------------------------------------------------------------------------- detail
+def test_a_point_in_chunks_is_no_longer_and_nearly_as_long(wafers: Evaluation) -> None:
+    answer, _ = answer_point(WAFERS._replace(detail="chunk"))
+    assert answer["layout"]["stream_chunks"] == 16
+    assert "stream_chunks" not in layout_fields(wafers.plan)
+    assert 0.98 * wafers.step_time_s < answer["step_time_s"] <= wafers.step_time_s
+
+
+def test_a_layout_may_spill() -> None:
+    point = WAFERS._replace(layout="mbs=8,spill=true,recompute_layers=2")
+    answer, evaluation = answer_point(point)
+    assert answer["layout"]["spill"]
+    assert "inputs spilled" in evaluation.plan.notes[0]
+    assert "fetch" in {work.op for work in evaluation.graph.works}

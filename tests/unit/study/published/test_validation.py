@@ -142,3 +142,10 @@ def test_evidence_c_is_predicted_and_shown_but_not_scored(predictions: dict[str,
 
 def test_the_public_cases_come_with_perfsim() -> None:
     assert {"gpu.yaml", "weight_streaming.yaml"} <= {path.name for path in public_cases()}
+
+
+def test_a_model_that_contradicts_itself_is_refused_with_the_name_of_its_case() -> None:
+    broken = case().model.model_copy(update={"num_attention_heads": 16, "num_query_groups": 3})
+    message = r"case a: num_attention_heads 16 is not a multiple of num_query_groups 3"
+    with pytest.raises(InputError, match=message):
+        case_job(case().model_copy(update={"model": broken}), Catalog())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -133,3 +134,22 @@ def test_a_machine_of_the_verdict_is_named_with_its_setting(write_sweep: Write, 
     assert "Soonest at the target: 2 x rival with bandwidth 5 GB/s" in verdict
     assert "As fast as 1 x rival with bandwidth 5 GB/s (60 days) are about" in verdict
     assert "x cs-2 with bandwidth 5 GB/s: 1 take 100 days" in verdict
+
+
+def test_what_a_larger_machine_loses_is_split_into_throughput_and_tokens(result: SweepResult) -> None:
+    (series,) = series_of(result)
+    said = re.search(
+        r"does (\d+) %.*: (\d+) % of its tokens a second, and (\d+) % for", sweep_verdict(result)
+    )
+    assert said is not None
+    whole, hardware, statistical = (int(each) / 100 for each in said.groups())
+    assert whole == pytest.approx(series.efficiency(series.points[-1]), abs=0.005)
+    assert hardware * statistical == pytest.approx(whole, abs=0.011)
+    tokens = [time_of(series.points[i]).examples_tokens for i in (0, -1)]
+    assert statistical == pytest.approx(tokens[0] / tokens[1], abs=0.005)
+
+
+def test_a_machine_at_peak_is_called_a_bound_in_the_verdict(write_sweep: Write, tmp_path: Path) -> None:
+    grid = "  recipe.global_batch_size: [8]\n  system: [cs-2, cs-2-peak]"
+    verdict = sweep_verdict(run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "p.sqlite", jobs=1))
+    assert verdict.endswith(" At peak, an upper bound that was never observed: cs-2-peak.")

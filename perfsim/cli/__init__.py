@@ -1,6 +1,6 @@
 """The command line: verbs that parse, call and print. Everything heavy loads inside a verb.
 
-Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan.
+Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan, 4 stopped by a limit.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 import click
 
 from perfsim import __version__
-from perfsim.cli_calibrate import calibrate, must_exist
-from perfsim.cli_prove import prove
+from perfsim.cli.calibrate import calibrate
+from perfsim.cli.options import limits, must_exist
+from perfsim.cli.prove import prove
 from perfsim.errors import InputError, PerfsimError, PlanError
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
@@ -90,6 +91,7 @@ def main() -> None:
     "--out", type=click.Path(path_type=Path), default=None, help="Where to write; reports/STUDY if absent."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
+@limits
 def study(study: str, compare: str, verify: str | None, out: Path | None, as_json: bool) -> None:
     """Answer a STUDY: a name of the catalogue, or a YAML file; one with a grid or variants as a sweep."""
     from perfsim.study.sweeping.sweep import is_sweep
@@ -118,6 +120,8 @@ def study(study: str, compare: str, verify: str | None, out: Path | None, as_jso
         click.echo(terminal_table(run.result, encoding=sys.stdout.encoding or "ascii"))
         click.echo(f"Report: {page}")
     must_be_right(run.result.sampling.values())
+    if run.stopped is not None:
+        raise run.stopped
 
 
 def _write_traces(run: Any, folder: Path) -> list[str]:
@@ -176,6 +180,9 @@ def _progress(*, quiet: bool) -> Any:
 @click.option(
     "--detail", type=click.Choice(["layer", "chunk"]), default="layer", help="How finely wafers stream."
 )
+@click.option(
+    "--expand", default="", metavar="data.all_reduce=tree", help="Collectives as steps of a ring or tree."
+)
 @click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
 @click.option(
     "--verify",
@@ -185,6 +192,7 @@ def _progress(*, quiet: bool) -> Any:
     help="Execute the step's matrix products with NumPy: some, or every class.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, nothing else.")
+@limits
 def run(
     model: str,
     system: str,
@@ -197,6 +205,7 @@ def run(
     cluster: str,
     detail: Any,
     perturb: str,
+    expand: str,
     trace: Path | None,
     verify: str,
     as_json: bool,
@@ -210,7 +219,7 @@ def run(
         if batch is not None:
             raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
         batch = batch_per_device * devices
-    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster, detail, perturb)
+    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster, detail, perturb, expand)
     answer, evaluation = answer_point(point)
     sampled = verified(evaluation, verify)
     if sampled is not None:
@@ -283,7 +292,8 @@ def _write_accuracy(paths: tuple[Path, ...], results: list[Any], folder: Path, *
 
 @main.command()
 @click.argument(
-    "kind", type=click.Choice(["systems", "devices", "models", "recipes", "studies", "strategies"])
+    "kind",
+    type=click.Choice(["systems", "devices", "models", "recipes", "wall_clocks", "studies", "strategies"]),
 )
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
@@ -324,6 +334,7 @@ def schema(kind: str | None, out: Path | None) -> None:
 @click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes; all cores if absent.")
 @click.option("--dry-run", is_flag=True, help="Say what would be computed, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
+@limits
 def sweep(file: Path, out: Path | None, jobs: int | None, dry_run: bool, as_json: bool) -> None:
     """Answer a grid of questions from FILE; finished points are kept and not computed again."""
     _answer_sweep(str(file), out, as_json=as_json, jobs=jobs, dry_run=dry_run)

@@ -1,0 +1,137 @@
+"""Batches that were published for CS-2: each is feasible, and none is called resident where it is not.
+
+Sequences a system and step from the Model Zoo's configurations; sequences have 2,048 tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from perfsim.catalog import Catalog, data_root
+from perfsim.errors import MemoryCapacityError, PlanError
+from perfsim.hardware import WaferClusterSpec
+from perfsim.strategies import Plan, strategy
+from perfsim.strategies.wafer_memory import activation_parts_bytes
+from perfsim.study.evaluate import Evaluation, costs_for
+from perfsim.study.planner import best_plan, screen
+from perfsim.topology import build_topology
+from perfsim.workload import Job, ParallelLayout
+
+CATALOG = Catalog([data_root()])
+STREAMING = strategy("weight-streaming")
+
+
+class Batch(NamedTuple):
+    """A model and the sequences that a system took at once."""
+
+    model: str
+    per_system: int
+    systems: int = 1
+
+
+BATCHES = [
+    Batch("gpt3_xl", 121),
+    Batch("gpt3_6p7b", 85),
+    Batch("gpt3_6p7b", 65, 8),
+    Batch("gpt3_13b", 60),
+    Batch("gpt3_13b", 90, 12),
+    Batch("gpt3_20b", 50),
+    Batch("gpt3_20b", 77),
+    Batch("gptj_6b", 65, 2),
+    Batch("gpt_neox_20b", 50),
+    Batch("llama_7b", 99),
+    Batch("llama_33b", 66),
+]
+batches = pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: f"{batch.model}@{batch.per_system}")
+
+
+def asked(batch: Batch) -> Job:
+    recipe = CATALOG.recipe("gpt3_pretraining")
+    return Job(CATALOG.model(batch.model), recipe, batch.per_system * batch.systems)
+
+
+def answered(batch: Batch) -> Evaluation:
+    job = asked(batch)
+    topology = build_topology(CATALOG.system("cs-2"), batch.systems)
+    return best_plan(STREAMING, job, topology, costs_for(topology, job.recipe))
+
+
+def resident_bytes(batch: Batch) -> float:
+    layout = ParallelLayout(data=batch.systems, micro_batch_size=batch.per_system)
+    return sum(activation_parts_bytes(asked(batch), layout).values())
+
+
+def at_once(plan: Plan) -> bool:
+    return plan.num_microbatches == 1 and not plan.layout.recompute_layers and not plan.layout.spill
+
+
+@batches
+def test_a_published_batch_is_feasible_under_a_policy_that_is_named(batch: Batch) -> None:
+    plan = answered(batch).plan
+    assert all(use.fits for use in plan.memory)
+    assert any(note.startswith("wafer memory policy: ") for note in plan.notes)
+
+
+@batches
+def test_no_published_batch_is_resident_where_that_needs_more_than_the_wafer_has(batch: Batch) -> None:
+    """One fp16 tensor a layer is more than 40 GB for most of them, and a layer keeps sixteen."""
+    job, system = asked(batch), CATALOG.system("cs-2")
+    topology = build_topology(system, batch.systems)
+    assert resident_bytes(batch) > system.device.memory.capacity
+    plans = [each.plan for each in screen(STREAMING, job, topology, costs_for(topology, job.recipe))]
+    assert not any(at_once(plan) for plan in plans)
+    layout = ParallelLayout(data=batch.systems, micro_batch_size=batch.per_system)
+    with pytest.raises(MemoryCapacityError, match="does not fit: wafer needs"):
+        STREAMING.plan(job, topology, layout)
+
+
+def test_the_policy_is_chosen_by_time() -> None:
+    """The fastest of all that fit; with faster activation servers that is to spill."""
+    batch = Batch("gpt3_20b", 50)
+    job = asked(batch)
+    quick = CATALOG.system("cs-2", **{"activation_servers.per_system": 12})
+    times = {}
+    for name, system in (("as it is", CATALOG.system("cs-2")), ("quick", quick)):
+        topology = build_topology(system, 1)
+        screened = screen(STREAMING, job, topology, costs_for(topology, job.recipe))
+        assert [each.estimate_s for each in screened] == sorted(each.estimate_s for each in screened)
+        spilling = [each.estimate_s for each in screened if each.plan.layout.spill]
+        times[name] = min(spilling) / screened[0].estimate_s
+    assert times["quick"] <= times["as it is"]
+
+
+# ---------------------------------------------------------------------------------------- MemoryX
+def trillion(systems: int = 1, **changes: object) -> Evaluation:
+    system = CATALOG.system("cs-2", **changes)
+    job = Job(CATALOG.model("gpt_1t"), CATALOG.recipe("gpt3_pretraining"), 16 * systems)
+    topology = build_topology(system, systems)
+    return best_plan(STREAMING, job, topology, costs_for(topology, job.recipe))
+
+
+def test_a_trillion_parameters_train_on_one_system_slowly_and_the_plan_says_what_they_need() -> None:
+    one = trillion()
+    assert one.plan.topology.num_devices == 1
+    assert one.step_time_s > 60
+    (needs,) = [note for note in one.plan.notes if note.startswith("MemoryX holds")]
+    assert needs == "MemoryX holds 2.02 TB of weights in flash and 16.1 TB of optimizer state in flash"
+    wafer = next(use for use in one.plan.memory if use.place == "wafer")
+    assert wafer.total_bytes < 40e9, "the wafer bounds no parameters"
+
+
+def test_memoryx_bounds_the_model_and_the_refusal_says_so() -> None:
+    with pytest.raises(PlanError, match=r"MemoryX flash needs 18\.1 TB of 12\.0 TB; try more weight servers"):
+        trillion(**{"memoryx.server.flash.capacity": "1 TB"})
+    enough = trillion(**{"memoryx.server.flash.capacity": "1 TB", "memoryx.servers": 24})
+    assert enough.step_time_s > 0
+
+
+def test_memoryx_without_flash_holds_what_its_dram_holds() -> None:
+    system = CATALOG.system("cs-2")
+    assert isinstance(system, WaferClusterSpec)
+    server = system.memoryx.server.model_copy(update={"flash": None})
+    bare = system.model_copy(update={"memoryx": system.memoryx.model_copy(update={"server": server})})
+    job = Job(CATALOG.model("gpt3_175b"), CATALOG.recipe("gpt3_pretraining"), 16)
+    with pytest.raises(MemoryCapacityError, match=r"MemoryX DRAM needs 3\.1 TB of 1\.5 TB"):
+        STREAMING.plan(job, build_topology(bare, 1), ParallelLayout(recompute_layers=1, recompute="full"))
