@@ -92,7 +92,7 @@ def system_label(plan: Plan) -> str:
 
 def why_of(evaluation: Evaluation) -> Why:
     """Why the step takes as long as it does."""
-    return why(evaluation.plan, evaluation.graph, evaluation.trace, evaluation.costs)
+    return why(evaluation.plan, evaluation.trace.graph, evaluation.trace, evaluation.costs)
 
 
 def _scale(cluster: ClusterCalibration | None) -> dict[str, Any] | None:
