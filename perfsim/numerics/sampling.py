@@ -40,12 +40,14 @@ from perfsim.numerics.partitions import (
 
 SMALLEST_SIDE = 16
 """A block keeps at least this many rows and columns, and at least one of each part."""
-STREAMED_ROWS = 4096
+STREAMED_ROWS = 1024
 """At most so many rows are streamed in a sample: each is a NumPy call of its own."""
 INTEGERS = 3
 """Exact operands are integers from -INTEGERS to INTEGERS."""
 EXACT_SIDE = 32
 """The exact comparison uses at most this many rows and columns, unless there are more parts."""
+EXACT_ROWS = 256
+"""And so many rows of a streamed weight, at least one of each part: a wrong one shows at any depth."""
 ZERO_WEIGHTS, ZERO_ROWS = 0.5, 0.25
 """Shares of the weights and of the rows of weights that are zero where a sparse weight is streamed."""
 
@@ -282,8 +284,12 @@ def _is_exact(
     sample: GemmSample, block: GemmShape, rng: np.random.Generator, dtype: np.dtype[Any], execute: Execute
 ) -> bool:
     """Whether the partition gives the very product of two matrices of small integers."""
-    rows, columns, _ = _parts_along(sample)
-    small = GemmShape(min(block.m, max(EXACT_SIDE, rows)), min(block.n, max(EXACT_SIDE, columns)), block.k)
+    rows, columns, depth = _parts_along(sample)
+    small = GemmShape(
+        min(block.m, max(EXACT_SIDE, rows)),
+        min(block.n, max(EXACT_SIDE, columns)),
+        min(block.k, max(EXACT_ROWS, depth)) if sample.partition == "streamed" else block.k,
+    )
     left, right = (
         rng.integers(-INTEGERS, INTEGERS, shape, endpoint=True, dtype=np.int8).astype(dtype)
         for shape in operands(sample, small)

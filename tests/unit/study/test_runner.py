@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from perfsim.errors import CatalogError, InputError, PlanError
+from perfsim.engine.limits import Limits, limited
+from perfsim.errors import CatalogError, InputError, LimitError, PlanError
 from perfsim.report.summary import summary_dict, summary_text
+from perfsim.study import batches as batches_module
+from perfsim.study import runner as runner_module
 from perfsim.study.result import CandidateResult
-from perfsim.study.runner import StudyRun, load_study, run_study, target_of
+from perfsim.study.runner import Answered, StudyRun, load_study, machine_of, run_study, target_of
 from perfsim.study.spec import CandidateSpec, StudySpec
 
 STUDY = """\
@@ -118,6 +122,31 @@ def test_the_soonest_candidate_is_the_one_the_verdict_names(run: StudyRun) -> No
     soonest = min(run.result.candidates, key=lambda each: each.time_to_accuracy_s)
     assert run.result.verdict.startswith(f"{soonest.label} reaches the target first")
     assert run.result.ratio_bands[soonest.label] == (1.0, 1.0)
+
+
+# ---------------------------------------------------------------------------------------- limits
+def test_a_limit_that_is_reached_keeps_the_candidates_that_were_answered(
+    quick: StudySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = quick.candidates
+    answer = runner_module._answer
+
+    def until_the_second(spec: StudySpec, candidate: CandidateSpec, *rest: Any) -> Answered:
+        if candidate.strategy == second.strategy:
+            raise LimitError("stopped after 5 events")
+        return answer(spec, candidate, *rest)
+
+    monkeypatch.setattr(runner_module, "_answer", until_the_second)
+    run = run_study(quick)
+    assert run.stopped is not None
+    assert [each.strategy for each in run.result.candidates] == [first.strategy]
+    assert [each.reason for each in run.result.infeasible] == ["not answered: stopped after 5 events"]
+    assert "not reached" in run.result.verdict
+
+
+def test_a_limit_before_the_first_answer_ends_the_study(quick: StudySpec) -> None:
+    with limited(Limits(max_events=1)), pytest.raises(LimitError, match="stopped after 1 events"):
+        run_study(quick)
 
 
 # ----------------------------------------------------------------------------------- comparisons
@@ -286,3 +315,18 @@ def test_everything_wrong_in_a_study_is_said_at_once(tmp_path: Path) -> None:
     for part in ("gpt3_xxl", "did you mean `gpt3_xl`", "qestion", "`question` is missing", "batch_sizes"):
         assert part in said
     assert "wrong.yaml:4:" in said, "the model's line"
+
+
+def test_a_long_step_of_the_curve_takes_the_closed_form_and_is_off_by_little(
+    spec: StudySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the graph would have thousands of passes; the batch that is chosen is simulated all the same."""
+    wafer = next(each for each in spec.candidates if each.strategy == "weight-streaming")
+    machine, target = machine_of(spec, wafer, 1), target_of(spec)
+    batch = 2**14
+    quick = batches_module.time_at(machine, target, batch)
+    assert quick.plan.num_microbatches * spec.model.num_layers > batches_module.LONG_PASSES
+    monkeypatch.setattr(batches_module, "LONG_PASSES", 10**9)
+    assert quick.step_time_s == pytest.approx(
+        batches_module.time_at(machine, target, batch).step_time_s, rel=0.005
+    )
