@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from perfsim.errors import LimitError
 
@@ -42,6 +42,10 @@ class Limits:
         if self.max_seconds is not None and time.monotonic() - self.started_s > self.max_seconds:
             raise LimitError(f"stopped after {self.max_seconds:g} s (--max-seconds): {where}")
 
+    def in_another_process(self) -> Limits:
+        """The same for a process that has nobody to tell; its events are counted apart."""
+        return replace(self, tell=None)
+
 
 _PRESENT: ContextVar[Limits] = ContextVar("limits")
 
@@ -49,6 +53,11 @@ _PRESENT: ContextVar[Limits] = ContextVar("limits")
 def present_limits() -> Limits:
     """The limits that hold here; none where nobody has set any."""
     return _PRESENT.get(None) or Limits()
+
+
+def hold(limits: Limits) -> None:
+    """Let these limits hold from here on; for the start of a process."""
+    _PRESENT.set(limits)
 
 
 @contextmanager

@@ -62,9 +62,11 @@ def simulate(
         known = longest_path(graph, took, exponent)
         until_s = first_contention_s(known, shared, carried)
         flowing &= known.end_s > until_s
+        ended = int(np.count_nonzero(known.end_s <= until_s)) if flowing.any() else len(graph)
+        present_limits().check(ended, 0, len(graph))
         if not flowing.any():
             return known
-        return _Run(graph, took, exponent, flowing, links).run(known, until_s)
+        return _Run(graph, took, exponent, flowing, links, ended).run(known, until_s)
 
     return on_exact_grid(run, duration_s)
 
@@ -87,7 +89,13 @@ class _Run:
     """One run on one grid. A chain is settled when its start is known, and with it all of its ends."""
 
     def __init__(
-        self, graph: TaskGraph, took: Ticks, exponent: int, flowing: NDArray[np.bool_], links: FlowsOnLinks
+        self,
+        graph: TaskGraph,
+        took: Ticks,
+        exponent: int,
+        flowing: NDArray[np.bool_],
+        links: FlowsOnLinks,
+        ended: int = 0,
     ) -> None:
         self.graph, self.flows, self.took_s = graph, links.flows, in_seconds(took, exponent)
         self.env = simpy.Environment()
@@ -98,7 +106,8 @@ class _Run:
         self.flow_of = dict(zip(chains.chain[tasks].tolist(), tasks.tolist(), strict=True))
         self.end_of_flow: dict[int, float] = {}
         self.limits = present_limits()
-        self.settled = self.checked = 0
+        self.ended = ended
+        self.settled = 0
 
     def _link_up(self, known: NDArray[np.bool_], ends_s: Floats) -> None:
         """Lists of which chains each one holds up, and how long after its own start; flows from their end.
@@ -135,8 +144,9 @@ class _Run:
         for chain in begin:
             self.begin(chain, self.ready[chain])
         self.env.run()
-        self._check()
-        return self._trace()
+        trace = self._trace()
+        self.limits.check(len(self.graph), self.ended, len(self.graph))
+        return trace
 
     def _trace(self) -> Trace:
         """When everything started and ended. Raises DeadlockError where something never did."""
@@ -168,7 +178,7 @@ class _Run:
         while stack:
             chain, from_s = stack.pop()
             self.settled += 1
-            if self.settled - self.checked >= CHECKED_EVERY:
+            if self.settled == CHECKED_EVERY:
                 self._check()
             for edge in range(first[chain], first[chain + 1]):
                 other, when_s = behind[edge], from_s + after[edge]
@@ -192,8 +202,8 @@ class _Run:
         self.settle(chain, self.share.now_s)
 
     def _check(self) -> None:
-        """Tell the limits how many tasks have ended; chains are about equally long."""
-        total = len(self.graph)
-        each = total / len(self.chains)
-        self.limits.check(int(self.settled * each), int(self.checked * each), total)
-        self.checked = self.settled
+        """Tell the limits how many tasks have ended; chains are taken to be equally long."""
+        total, before = len(self.graph), self.ended
+        self.ended = min(total, before + round(self.settled * total / len(self.chains)))
+        self.settled = 0
+        self.limits.check(self.ended, before, total)

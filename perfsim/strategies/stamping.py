@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfsim.graph import Slots, Template
 from perfsim.strategies.schedules import Pass, Placement, Slot
 
-Index = dict[tuple[str, int, int], int]
-"""Slot number of each (pass, virtual stage, micro-batch)."""
+Wide = NDArray[np.int64]
+PASSES: tuple[Pass, ...] = get_args(Pass)
+
+
+@dataclass(frozen=True)
+class Index:
+    """Which slot runs a pass of a micro-batch through a virtual stage."""
+
+    number: Wide
+
+    def slot(self, which: Pass, place: int, microbatch: int) -> int:
+        return int(self.number[PASSES.index(which), place, microbatch])
 
 
 FREED = ("freed0", "freed1", "freed2")
@@ -55,34 +67,51 @@ def pipeline_slots(
     A forward reads the activation of the virtual stage before it, a backward the gradient of the one
     after it and what its own forward saved, W what its own backward left.
     """
-    first = {
-        (which, special): passes.numbers(which, special=special)
-        for which in passes.usual
-        for special in (False, True)
-    }
-    index: Index = {}
-    template = np.empty(len(merged), dtype=np.int64)
-    activation, gradient, saved, left, freed = (np.full(len(merged), -1, dtype=np.int64) for _ in range(5))
-    reduced: dict[int, int] = {}
-    for number, (which, stage, chunk, microbatch) in enumerate(merged):
-        place = placement.virtual_stage(stage, chunk)
-        index[which, place, microbatch] = number
-        final = microbatch == num_microbatches - 1
-        special = stage not in reduced if passes.first_is_special else final
-        template[number] = first[which, special] + place
-        freed[number] = reduced.get(stage, -1)
-        if "freed0" in passes.templates[template[number]].outputs:
-            reduced[stage] = number
-        if which == "F":
-            activation[number] = index.get(("F", place - 1, microbatch), -1)
-        elif which == "B":
-            gradient[number] = index.get(("B", place + 1, microbatch), -1)
-            saved[number] = index["F", place, microbatch]
-        else:
-            left[number] = index["B", place, microbatch]
-    sources = {name: (left, name) for name in passes.ports("W")}
-    sources |= {name: (saved, name) for name in passes.ports("B")}
+    count = placement.num_stages
+    place_of = np.array(
+        [
+            [placement.virtual_stage(rank, chunk) for chunk in range(placement.virtual)]
+            for rank in range(placement.pipeline)
+        ]
+    )
+    passed = np.array([PASSES.index(slot.which) for slot in merged])
+    rank, chunk, microbatch = np.array([slot[1:] for slot in merged], dtype=np.int64).T
+    place = place_of[rank, chunk]
+    number = np.full((len(PASSES), count + 1, num_microbatches), -1, dtype=np.int64)  # place -1: none
+    number[passed, place, microbatch] = np.arange(len(merged))
+    template, freed = _templates(passes, passed, rank, place, microbatch == num_microbatches - 1)
+
+    def where(which: Pass, source: Pass, shift: int = 0) -> Wide:
+        """For slots of pass `which`, the slot of pass `source` of the virtual stage `shift` further on."""
+        found = number[PASSES.index(source), place + shift, microbatch]
+        return np.where(passed == PASSES.index(which), found, -1)
+
+    activation, gradient = where("F", "F", -1), where("B", "B", 1)
+    sources = {name: (where("W", "B"), name) for name in passes.ports("W")}
+    sources |= {name: (where("B", "F"), name) for name in passes.ports("B")}
     sources |= {name: (freed, name) for name in FREED}
     sources |= {"activation": (activation, "activation"), "gradient": (gradient, "gradient")}
-    tag = np.array([slot.microbatch for slot in merged], dtype=np.int64)
-    return Slots(template, tag, sources), index
+    return Slots(template, microbatch, sources), Index(number)
+
+
+def _templates(
+    passes: Passes, passed: Wide, rank: Wide, place: Wide, final: NDArray[np.bool_]
+) -> tuple[Wide, Wide]:
+    """The template of each slot, and the slot before it on its rank that freed the buffers of gradients."""
+    first = np.array(
+        [
+            [passes.numbers(which, special=each) if which in passes.usual else 0 for each in (False, True)]
+            for which in PASSES
+        ]
+    )
+    usual, special = first[passed, 0] + place, first[passed, 1] + place
+    frees = np.array(["freed0" in template.outputs for template in passes.templates])
+    template, freed = np.where(final, special, usual), np.full(len(passed), -1, dtype=np.int64)
+    for each in np.unique(rank):
+        slots = np.flatnonzero(rank == each)
+        if passes.first_is_special:
+            until = np.argmax(frees[special[slots]]) if frees[special[slots]].any() else len(slots)
+            template[slots] = np.where(np.arange(len(slots)) <= until, special[slots], usual[slots])
+        latest = np.maximum.accumulate(np.where(frees[template[slots]], slots, -1))
+        freed[slots[1:]] = latest[:-1]
+    return template, freed

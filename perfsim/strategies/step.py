@@ -96,7 +96,7 @@ class StepWriter:
         for stage in self.stages.of_rank(rank):
             if stage.empty:
                 continue
-            slot = index[self.last_pass, stage.number, final]
+            slot = index.slot(self.last_pass, stage.number, final)
             done.append(stamped.tensor(slot, "weight_gradients"))
             if self.overlap or self.sharded or self.scattered:
                 reduced = [stamped.tensor(slot, f"reduced{layer}") for layer in range(stage.num_layers)]

@@ -14,7 +14,7 @@ from perfsim.graph import GraphBuilder, TaskGraph
 from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.zero import SHARDED
-from perfsim.study.contention import shared_links
+from perfsim.study.written import written_out
 from perfsim.topology import Topology
 from perfsim.trace import Trace
 from perfsim.transformer import hardware_flop_per_step, model_flop_per_step, recompute_flop_per_step
@@ -45,6 +45,7 @@ class Evaluation:
 
     plan: Plan
     graph: TaskGraph
+    """As the strategy wrote it; the trace's has the ranks written out that differ."""
     trace: Trace
     breakdown_s: dict[str, float]
     """Seconds of the step by category, the mean over computing devices; they add up to the step."""
@@ -113,12 +114,11 @@ def evaluate(
     builder = GraphBuilder()
     strategy(plan.strategy).emit(plan, builder)
     graph = builder.build()
-    duration_s = price(graph, costs)
     if contention:
-        links = shared_links(graph, plan.topology)
-        trace = simulate(graph, duration_s, links.flows, links.capacities)
+        written = written_out(graph, plan.topology)
+        trace = simulate(written.graph, price(written.graph, costs), *written.links)
     else:
-        trace = critical_path(graph, duration_s)
+        trace = critical_path(graph, price(graph, costs))
     if cluster is not None:
         trace = trace.scaled(cluster.scale)
     job = plan.job

@@ -9,7 +9,7 @@ from pathlib import Path
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
 from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
-from perfsim.errors import InputError, PlanError, Problem
+from perfsim.errors import InputError, LimitError, PlanError, Problem
 from perfsim.strategies import strategy
 from perfsim.study.assumptions import assumptions_of
 from perfsim.study.batches import (
@@ -68,6 +68,8 @@ class StudyRun:
 
     result: StudyResult
     answered: tuple[Answered, ...]
+    stopped: LimitError | None = None
+    """What ended it before all candidates were answered."""
 
 
 def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
@@ -79,7 +81,8 @@ def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
 def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress = lambda _: None) -> StudyRun:
     """Answer a study; `compare` keeps the candidates of these strategies, in this order.
 
-    Raises PlanError where no candidate at all has a feasible plan.
+    Raises PlanError where no candidate at all has a feasible plan, and LimitError where none was
+    answered before a limit; one that is reached later leaves the answers that are there.
     """
     spec = spec.model_copy(update={"candidates": tuple(_chosen(spec, compare))})
     target = target_of(spec)
@@ -88,16 +91,24 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
     asked = [(each, devices) for each in spec.candidates for devices in each.devices]
     for candidate, devices in asked:
         machine_of(spec, candidate, devices)  # bad input is refused before any candidate takes its time
+    stopped: LimitError | None = None
     for candidate, devices in asked:
+        label = f"{devices} x {candidate.system.name}, {candidate.strategy}"
         progress(f"{candidate.strategy} on {devices} x {candidate.system.name}")
         try:
-            answered.append(_answer(spec, candidate, devices, target))
+            if stopped is None:
+                answered.append(_answer(spec, candidate, devices, target))
         except PlanError as error:
-            label = f"{devices} x {candidate.system.name}, {candidate.strategy}"
             refused.append(Infeasible(label, "; ".join(error.reasons)))
+        except LimitError as error:
+            if not answered:
+                raise
+            stopped = error
+        if stopped is not None:
+            refused.append(Infeasible(label, f"not answered: {stopped}"))
     if not answered:
         raise PlanError([each.reason for each in refused])
-    return StudyRun(_result(spec, target, answered, refused), tuple(answered))
+    return StudyRun(_result(spec, target, answered, refused, stopped), tuple(answered), stopped)
 
 
 def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
@@ -218,7 +229,11 @@ def _disturbed(spec: StudySpec, answered: Answered, target: Target) -> Answered:
 
 
 def _result(
-    spec: StudySpec, target: Target, answered: Sequence[Answered], refused: Sequence[Infeasible]
+    spec: StudySpec,
+    target: Target,
+    answered: Sequence[Answered],
+    refused: Sequence[Infeasible],
+    stopped: LimitError | None,
 ) -> StudyResult:
     candidates = tuple(_candidate(each) for each in answered)
     critical: CriticalBatch = target.critical
@@ -227,7 +242,8 @@ def _result(
     ]
     sentence = verdict(answers) + whole_run_sentence(candidates)
     if refused:
-        sentence += f" Not possible: {'; '.join(each.label for each in refused)}."
+        what = "Not possible" if stopped is None else "Not possible, or not reached"
+        sentence += f" {what}: {'; '.join(each.label for each in refused)}."
     return StudyResult(
         study=spec.name,
         title=spec.title,

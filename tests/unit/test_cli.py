@@ -94,6 +94,26 @@ def document(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
+# ---------------------------------------------------------------------------------------- limits
+@pytest.mark.parametrize("limit", [("--max-events", "3"), ("--max-seconds", "0")])
+@pytest.mark.parametrize(
+    "verb",
+    [(*WAFERS, "--devices", "2"), ("study", "study.yaml"), ("sweep", "sweep.yaml", "--jobs", "1")],
+    ids=["run", "study", "sweep"],
+)
+def test_a_limit_ends_a_run_with_its_own_exit_code(
+    perfsim: Run, verb: Sequence[str], limit: Sequence[str]
+) -> None:
+    refused(perfsim(*verb, *limit), 4, "stopped after", limit[0])
+
+
+def test_a_sweep_goes_on_where_a_limit_ended_it(perfsim: Run) -> None:
+    refused(
+        perfsim("sweep", "sweep.yaml", "--jobs", "2", "--max-events", "3"), 4, "0 of 4 points are finished"
+    )
+    assert perfsim("sweep", "sweep.yaml", "--jobs", "1").exit_code == 0
+
+
 # ------------------------------------------------------------------------------------------ help
 @pytest.mark.parametrize(
     "verb",

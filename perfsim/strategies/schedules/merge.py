@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from perfsim.errors import LayoutError
 from perfsim.strategies.schedules.placement import Placement
 from perfsim.strategies.schedules.slot import Slot, StageOrder
@@ -13,6 +15,10 @@ def merged_order(orders: list[StageOrder], placement: Placement) -> list[Slot]:
     A forward follows the forward of the virtual stage before it, a backward the backward of the one
     after it (the last virtual stage's own forward), weight gradients their own backward.
     """
+    places = [
+        [placement.virtual_stage(rank, chunk) for chunk in range(placement.virtual)]
+        for rank in range(placement.pipeline)
+    ]
     last = placement.num_stages - 1
     done: set[tuple[str, int, int]] = set()
     position = [0] * len(orders)
@@ -21,23 +27,22 @@ def merged_order(orders: list[StageOrder], placement: Placement) -> list[Slot]:
     while len(merged) < total:
         before = len(merged)
         for stage, order in enumerate(orders):
-            while position[stage] < len(order):
-                slot = order[position[stage]]
-                place = placement.virtual_stage(stage, slot.chunk)
-                needs = _needs(slot.which, place, last, slot.microbatch)
-                if needs is not None and needs not in done:
+            for slot in islice(order, position[stage], None):
+                which, _, chunk, microbatch = slot
+                place = places[stage][chunk]
+                if which == "F":
+                    ready = not place or ("F", place - 1, microbatch) in done
+                elif which == "W":
+                    ready = ("B", place, microbatch) in done
+                else:
+                    ready = (
+                        ("B", place + 1, microbatch) if place < last else ("F", last, microbatch)
+                    ) in done
+                if not ready:
                     break
-                done.add((slot.which, place, slot.microbatch))
+                done.add((which, place, microbatch))
                 merged.append(slot)
                 position[stage] += 1
         if len(merged) == before:
             raise LayoutError("the schedule deadlocks: no stage can run its next slot")
     return merged
-
-
-def _needs(which: str, place: int, last: int, microbatch: int) -> tuple[str, int, int] | None:
-    if which == "F":
-        return ("F", place - 1, microbatch) if place else None
-    if which == "W":
-        return ("B", place, microbatch)
-    return ("B", place + 1, microbatch) if place < last else ("F", last, microbatch)

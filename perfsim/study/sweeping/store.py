@@ -31,7 +31,7 @@ WAIT_S = 30.0
 _PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit"})
 """What explains a value and decides nothing."""
 _ASKED = ("model", "recipe", "convergence", "batch_sizes", "candidates")
-_PRESENTATION = frozenset({"report", "cli.py", "__main__.py"})
+_PRESENTATION = frozenset({"report", "cli", "__main__.py"})
 
 
 class StoreError(PerfsimError):

@@ -18,7 +18,8 @@ from typing import Any
 
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
-from perfsim.errors import InputError, LayoutError, PerfsimError, PlanError
+from perfsim.engine.limits import hold, present_limits
+from perfsim.errors import InputError, LayoutError, LimitError, PerfsimError, PlanError
 from perfsim.study.assumptions import assumptions_of
 from perfsim.study.outcome import metrics
 from perfsim.study.result import Assumption
@@ -213,6 +214,8 @@ def run_sweep(
         try:
             with _answering(pending, _processes(jobs, len(pending))) as finished:
                 failed = _keep(finished, store, answers, progress)
+        except LimitError as limit:
+            raise LimitError(_kept(str(limit), progress)) from None
         except KeyboardInterrupt:
             raise SweepInterrupted(_kept("interrupted", progress)) from None
         except BrokenProcessPool:
@@ -248,6 +251,8 @@ def _keep(
     """Store every answer as it comes; returns the points that failed, which are not stored."""
     failed = {}
     for digest, answer in finished:
+        if isinstance(answer, LimitError):
+            raise answer
         if isinstance(answer, PerfsimError):
             failed[digest] = answer
             continue
@@ -276,7 +281,8 @@ def _answering(pending: Mapping[str, SweepPoint], jobs: int) -> Iterator[Finishe
         yield _one_by_one(pending)
         return
     others = set(active_children())
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    here = present_limits().in_another_process()
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=hold, initargs=(here,))
     try:
         with _interrupts_ignored():
             futures = {pool.submit(answer_text, point.study): digest for digest, point in pending.items()}

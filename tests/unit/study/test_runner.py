@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from perfsim.errors import CatalogError, InputError, PlanError
+from perfsim.engine.limits import Limits, limited
+from perfsim.errors import CatalogError, InputError, LimitError, PlanError
 from perfsim.report.summary import summary_dict, summary_text
 from perfsim.study import batches as batches_module
+from perfsim.study import runner as runner_module
 from perfsim.study.result import CandidateResult
-from perfsim.study.runner import StudyRun, load_study, machine_of, run_study, target_of
+from perfsim.study.runner import Answered, StudyRun, load_study, machine_of, run_study, target_of
 from perfsim.study.spec import CandidateSpec, StudySpec
 
 STUDY = """\
@@ -119,6 +122,31 @@ def test_the_soonest_candidate_is_the_one_the_verdict_names(run: StudyRun) -> No
     soonest = min(run.result.candidates, key=lambda each: each.time_to_accuracy_s)
     assert run.result.verdict.startswith(f"{soonest.label} reaches the target first")
     assert run.result.ratio_bands[soonest.label] == (1.0, 1.0)
+
+
+# ---------------------------------------------------------------------------------------- limits
+def test_a_limit_that_is_reached_keeps_the_candidates_that_were_answered(
+    quick: StudySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = quick.candidates
+    answer = runner_module._answer
+
+    def until_the_second(spec: StudySpec, candidate: CandidateSpec, *rest: Any) -> Answered:
+        if candidate.strategy == second.strategy:
+            raise LimitError("stopped after 5 events")
+        return answer(spec, candidate, *rest)
+
+    monkeypatch.setattr(runner_module, "_answer", until_the_second)
+    run = run_study(quick)
+    assert run.stopped is not None
+    assert [each.strategy for each in run.result.candidates] == [first.strategy]
+    assert [each.reason for each in run.result.infeasible] == ["not answered: stopped after 5 events"]
+    assert "not reached" in run.result.verdict
+
+
+def test_a_limit_before_the_first_answer_ends_the_study(quick: StudySpec) -> None:
+    with limited(Limits(max_events=1)), pytest.raises(LimitError, match="stopped after 1 events"):
+        run_study(quick)
 
 
 # ----------------------------------------------------------------------------------- comparisons

@@ -1,4 +1,4 @@
-"""The command line of `perfsim calibrate`: constants from tables, whole steps and logs."""
+"""The verbs of `perfsim calibrate`: constants from measurements of your own."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ from pathlib import Path
 
 import click
 
-from perfsim.errors import InputError, Problem
-
-
-def must_exist(path: Path) -> None:
-    """Refuse a path that is no file, with where it is."""
-    if path.is_dir():
-        raise InputError([Problem("is a directory; a file is expected", file=str(path))])
-    if not path.is_file():
-        raise InputError([Problem("there is no such file", file=str(path))])
+from perfsim.cli.options import must_exist
 
 
 @click.group()

@@ -1,6 +1,6 @@
 """The command line: verbs that parse, call and print. Everything heavy loads inside a verb.
 
-Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan.
+Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan, 4 stopped by a limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 import click
 
 from perfsim import __version__
-from perfsim.cli_calibrate import calibrate, must_exist
+from perfsim.cli.calibrate import calibrate
+from perfsim.cli.options import limits, must_exist
 from perfsim.errors import InputError, PerfsimError, PlanError
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
@@ -89,6 +90,7 @@ def main() -> None:
     "--out", type=click.Path(path_type=Path), default=None, help="Where to write; reports/STUDY if absent."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
+@limits
 def study(study: str, compare: str, verify: str | None, out: Path | None, as_json: bool) -> None:
     """Answer a STUDY: a name of the catalogue, or a YAML file; one with a grid or variants as a sweep."""
     from perfsim.study.sweeping.sweep import is_sweep
@@ -117,6 +119,8 @@ def study(study: str, compare: str, verify: str | None, out: Path | None, as_jso
         click.echo(terminal_table(run.result, encoding=sys.stdout.encoding or "ascii"))
         click.echo(f"Report: {page}")
     must_be_right(run.result.sampling.values())
+    if run.stopped is not None:
+        raise run.stopped
 
 
 def _write_traces(run: Any, folder: Path) -> list[str]:
@@ -187,6 +191,7 @@ def _progress(*, quiet: bool) -> Any:
     help="Execute the step's matrix products with NumPy: some, or every class.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, nothing else.")
+@limits
 def run(
     model: str,
     system: str,
@@ -328,6 +333,7 @@ def schema(kind: str | None, out: Path | None) -> None:
 @click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes; all cores if absent.")
 @click.option("--dry-run", is_flag=True, help="Say what would be computed, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
+@limits
 def sweep(file: Path, out: Path | None, jobs: int | None, dry_run: bool, as_json: bool) -> None:
     """Answer a grid of questions from FILE; finished points are kept and not computed again."""
     _answer_sweep(str(file), out, as_json=as_json, jobs=jobs, dry_run=dry_run)

@@ -1,0 +1,79 @@
+"""Limits on events and seconds, and who is told how far a run has come."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from perfsim.engine import simulate
+from perfsim.engine.fairshare import Flow
+from perfsim.engine.limits import Limits, hold, limited, present_limits
+from perfsim.errors import LimitError
+from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
+
+
+def long(toys: ModuleType, count: int) -> TaskGraph:
+    """Two streams whose every task is a chain of its own."""
+    builder = GraphBuilder()
+    left = right = builder.task(toys.compute("root"), "gpu0/compute").tensor
+    for _ in range(count):
+        one = builder.task(toys.transfer("a", RankGroup(0, 1, 2)), "gpu0/compute", [right])
+        other = builder.task(toys.transfer("b", RankGroup(0, 1, 2)), "gpu1/compute", [left])
+        left, right = one.tensor, other.tensor
+    return builder.build()
+
+
+def test_a_run_within_its_limits_is_not_touched_and_counts_its_tasks(toys: ModuleType) -> None:
+    graph = long(toys, 10)
+    with limited(Limits(max_events=100, max_seconds=60)) as limits:
+        trace = simulate(graph, np.ones(len(graph)))
+    assert trace.end_s.tolist() == simulate(graph, np.ones(len(graph))).end_s.tolist()
+    assert limits.events == len(graph)
+
+
+def test_too_many_events_end_the_run_and_say_how_far_it_was(toys: ModuleType) -> None:
+    graph = long(toys, 5000)
+    with (
+        limited(Limits(max_events=3000)),
+        pytest.raises(LimitError, match=r"3,000 events .* of 10,001 tasks"),
+    ):
+        simulate(graph, np.ones(len(graph)), ahead=False)
+
+
+def test_events_of_several_simulations_add_up(toys: ModuleType) -> None:
+    graph = long(toys, 10)
+    with limited(Limits(max_events=3 * len(graph))):
+        for _ in range(3):
+            simulate(graph, np.ones(len(graph)))
+        with pytest.raises(LimitError):
+            simulate(graph, np.ones(len(graph)))
+
+
+def test_no_time_left_ends_a_run_among_its_flows(toys: ModuleType) -> None:
+    graph = long(toys, 3000)
+    flows = {number: Flow((0,), 1.0) for number, work in enumerate(graph.works) if work.name in "ab"}
+    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="after 0 s"):
+        simulate(graph, np.ones(len(graph)), flows, np.array([1.0]))
+
+
+def test_whoever_listens_is_told_of_tasks_ended_and_of_how_many(toys: ModuleType) -> None:
+    graph, told = long(toys, 5000), []
+    with limited(Limits(tell=lambda ended, total: told.append((ended, total)))):
+        simulate(graph, np.ones(len(graph)), ahead=False)
+    assert len(told) >= 2
+    assert told == sorted(told)
+    assert told[-1] == (len(graph), len(graph))
+
+
+def test_limits_end_with_their_block_and_go_to_other_processes_without_a_listener() -> None:
+    limits = Limits(max_events=5, tell=lambda ended, total: None)
+    with limited(limits):
+        assert present_limits() is limits
+        assert present_limits().in_another_process().tell is None
+        with limited(Limits()):
+            hold(limits)
+            assert present_limits() is limits
+        assert present_limits() is limits
+    assert present_limits().max_events is None
