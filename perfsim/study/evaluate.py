@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.price import Costs, price
+from perfsim.costs.streamed_gpu import StreamedGpuCosts
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import FailedRun
@@ -101,6 +102,8 @@ def costs_for(topology: Topology, recipe: TrainingRecipe) -> Costs:
     """What prices work on a system."""
     if isinstance(topology.system, GpuClusterSpec):
         return GpuCosts(topology, recipe)
+    if topology.system.device.kind == "gpu":
+        return StreamedGpuCosts(topology, recipe)
     return WaferCosts(topology, recipe)
 
 
