@@ -23,7 +23,7 @@ DISTURBED = """\
 perturbations:
   seed: 3
   stragglers: [{rank: 1, factor: 1.5}]
-  failure: {mttf: 8 h, checkpoint: 1 h, restart: 10 min}
+  failure: {mttf: 60 s, checkpoint: 20 s, restart: 5 s}
 resilience: {rank: 1, severities: [1.5]}
 """
 
