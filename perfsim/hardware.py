@@ -17,6 +17,7 @@ from perfsim.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds, Watts
 
 Devices = Annotated[PositiveInt, Field(le=MOST_DEVICES)]
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+DeviceKind = Literal["gpu", "wafer"]
 StoreTier = Literal["auto", "dram", "flash"]
 
 
@@ -57,7 +58,7 @@ class MemorySpec(Spec):
 class DeviceSpec(CatalogSpec):
     """A device that computes: a GPU, or a wafer."""
 
-    kind: Literal["gpu", "wafer"]
+    kind: DeviceKind
     peak: dict[Precision, FlopPerSecond]
     vector_peak: dict[Precision, FlopPerSecond] = Field(default_factory=dict)
     """Of the units beside the matrix cores, which run matrices of odd sizes."""

@@ -26,14 +26,10 @@ COLLECTIVE_LAUNCHES = 3
 """What the host does for one collective: the communication stream waits, the kernel, the wait for it."""
 
 
-class GpuCosts:
-    """Prices classes of work for one recipe on one GPU cluster; prices are remembered."""
+class GpuKernels:
+    """Prices what one GPU of a system computes under one recipe; prices are remembered."""
 
-    def __init__(self, topology: Topology, recipe: TrainingRecipe) -> None:
-        system = topology.system
-        if not isinstance(system, GpuClusterSpec):
-            raise GraphError(f"{system.name} is not a GPU cluster")
-        self.topology = topology
+    def __init__(self, system: SystemSpec, recipe: TrainingRecipe) -> None:
         self.recipe = recipe
         self.framework = _framework(recipe)
         self.gpu = _calibration(system)
@@ -44,19 +40,10 @@ class GpuCosts:
         self.vector_flop_per_s = system.device.vector_peak.get(recipe.precision)
         self.cache_bytes = system.device.memory.cache
         self.memory_bytes_per_s = self.gpu.memory.fraction * system.device.memory.bandwidth
-        self.collectives = CollectiveModel.of_node(system.node)
         self._kernels: dict[Kernel, float] = {}
-        self._works: dict[Work, float] = {}
 
-    def duration_s(self, work: Work) -> float:
-        """Seconds of one task of this class when nothing else uses its links."""
-        known = self._works.get(work)
-        if known is None:
-            known = self._communication_s(work) if work.kind.is_communication else self._compute_s(work)
-            self._works[work] = known
-        return known
-
-    def _compute_s(self, work: Work) -> float:
+    def compute_s(self, work: Work) -> float:
+        """Seconds of the kernels of one task, no less than the host takes to launch them."""
         device_s = sum(self.kernel_s(kernel) for kernel in work.kernels)
         return self._with_host(device_s, work.launches)
 
@@ -106,6 +93,27 @@ class GpuCosts:
         slower = 1.0 + self.gpu.attention_half_length / kernel.m
         return kernel.flop * slower / (self.gpu.attention_fraction * self.peak_flop_per_s)
 
+
+class GpuCosts(GpuKernels):
+    """Prices classes of work for one recipe on one GPU cluster; prices are remembered."""
+
+    def __init__(self, topology: Topology, recipe: TrainingRecipe) -> None:
+        system = topology.system
+        if not isinstance(system, GpuClusterSpec):
+            raise GraphError(f"{system.name} is not a GPU cluster")
+        super().__init__(system, recipe)
+        self.topology = topology
+        self.collectives = CollectiveModel.of_node(system.node)
+        self._works: dict[Work, float] = {}
+
+    def duration_s(self, work: Work) -> float:
+        """Seconds of one task of this class when nothing else uses its links."""
+        known = self._works.get(work)
+        if known is None:
+            known = self._communication_s(work) if work.kind.is_communication else self.compute_s(work)
+            self._works[work] = known
+        return known
+
     def _communication_s(self, work: Work) -> float:
         if work.group is None:
             raise GraphError(f"communication {work.name} has no group")
@@ -138,7 +146,7 @@ def smooth_maximum(a: float, b: float, sharpness: float) -> float:
     return float(largest * (1.0 + (min(a, b) / largest) ** sharpness) ** (1.0 / sharpness))
 
 
-def _calibration(system: GpuClusterSpec) -> GpuCalibration:
+def _calibration(system: SystemSpec) -> GpuCalibration:
     calibration = system.device.calibration
     if not isinstance(calibration, GpuCalibration):
         raise CatalogError(f"device {system.device.name} names no GPU calibration, so nothing can be priced")

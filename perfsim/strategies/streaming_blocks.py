@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from perfsim import transformer
 from perfsim.errors import InputError
 from perfsim.graph import Kind, RankGroup, TensorClass, Work
-from perfsim.hardware import WaferClusterSpec
+from perfsim.hardware import DeviceKind, WaferClusterSpec
 from perfsim.strategies.memoryx import Store, kept_parameters, streamed_bytes, update_kernel
 from perfsim.strategies.plan import Plan
-from perfsim.strategies.wafer_memory import spilled_unit_bytes, wafer_slice
+from perfsim.strategies.wafer_memory import device_slice, spilled_unit_bytes
 from perfsim.transformer import Kernel, LayerSlice, parameters
 from perfsim.workload import Job
 
@@ -26,8 +26,8 @@ class Block:
     layer: bool
 
 
-def blocks_of(job: Job, part: LayerSlice) -> tuple[Block, ...]:
-    """The model in the order in which it is streamed forward."""
+def blocks_of(job: Job, part: LayerSlice, kind: DeviceKind = "wafer") -> tuple[Block, ...]:
+    """The model in the order in which it is streamed forward, as such a device computes it."""
     counts = parameters(job.model)
     forward = (*transformer.attention_forward(part), *transformer.mlp_forward(part))
     backward = (*transformer.mlp_backward(part), *transformer.attention_backward(part))
@@ -40,26 +40,26 @@ def blocks_of(job: Job, part: LayerSlice) -> tuple[Block, ...]:
         transformer.embedding_backward(part),
         layer=False,
     )
-    layer = Block("layer", counts.layer, _matrix(forward), _matrix(backward), layer=True)
+    layer = Block("layer", counts.layer, _run_on(kind, forward), _run_on(kind, backward), layer=True)
     head = Block(
         "head",
         counts.final_norm + table,
-        _matrix(transformer.head_forward(part, positions)),
-        _matrix(transformer.head_backward(part, positions)),
+        _run_on(kind, transformer.head_forward(part, positions)),
+        _run_on(kind, transformer.head_backward(part, positions)),
         layer=False,
     )
     return (embedding, *[layer] * job.model.num_layers, head)
 
 
-def _matrix(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    """Matrix work as the wafer does it: weights arrive row by row, one AXPY a weight.
+def _run_on(kind: DeviceKind, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+    """Kernels with their weights streamed, row by row; a wafer does what is no product while they pass.
 
     Products of activations with activations (scores, context) involve no weight.
     """
     return tuple(
-        kernel if kernel.partition == "none" else replace(kernel, partition="streamed")
+        kernel if kernel.op != "gemm" or kernel.partition == "none" else replace(kernel, partition="streamed")
         for kernel in kernels
-        if kernel.op == "gemm"
+        if kernel.op == "gemm" or kind == "gpu"
     )
 
 
@@ -97,8 +97,9 @@ class BlockWorks:
 
 def block_works(plan: Plan, micro_batch_size: int | None = None, chunks: int = 1) -> list[BlockWorks]:
     """The work of every block, in the order in which it is streamed forward, cut in `chunks`."""
-    part = wafer_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size)
-    blocks = blocks_of(plan.job, part)
+    kind = plan.system.device.kind
+    part = device_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size, kind)
+    blocks = blocks_of(plan.job, part, kind)
     works = {block.name: _Maker(block, plan, part, chunks).works() for block in dict.fromkeys(blocks)}
     return [works[block.name] for block in blocks]
 
@@ -187,5 +188,5 @@ class _Maker:
         layout = self.plan.layout
         if not (layout.spill and self.block.layer):
             return {"spill": None, "fetch": None}
-        n_bytes = spilled_unit_bytes(self.part, layout.recompute_layers)
+        n_bytes = spilled_unit_bytes(self.part, layout.recompute_layers, self.system.device.kind)
         return {which: self._move(which, which, "spill", "hidden", n_bytes) for which in ("spill", "fetch")}

@@ -13,47 +13,57 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfsim.costs.memory import MemoryUse
-from perfsim.hardware import WaferClusterSpec
+from perfsim.hardware import DeviceKind, WaferClusterSpec
 from perfsim.strategies.memoryx import GRADIENT_SUM_BYTES, Store, streamed_bytes
 from perfsim.transformer import HALF, LayerSlice, layer_activation_bytes, parameters
 from perfsim.workload import Job, ParallelLayout
 
+PLACES: dict[DeviceKind, str] = {"wafer": "wafer", "gpu": "GPU"}
+"""What computes, as the name of its memory."""
 IN_FLIGHT = 2
 """Spilled tensors that the wafer still holds: one that is made or used, one on its way."""
 
 
-def wafer_slice(job: Job, micro_batch_size: int) -> LayerSlice:
-    """A layer as one wafer runs it: whole, attention in full, no dropout masks kept."""
-    return LayerSlice(
+def device_slice(job: Job, micro_batch_size: int, kind: DeviceKind = "wafer") -> LayerSlice:
+    """A layer as one device runs it, whole: on a wafer attention in full and no dropout masks kept."""
+    part = LayerSlice(
         model=job.model, seq_length=job.seq_length, micro_batch_size=micro_batch_size, dropout=False
     )
+    if kind == "wafer":
+        return part
+    return replace(part, attention=job.recipe.attention, dropout=job.recipe.dropout)
 
 
-def spilled_unit_bytes(part: LayerSlice, group: int) -> float:
-    """What leaves the wafer at once: everything that a layer keeps, or the input of a group."""
-    return layer_activation_bytes(part, "selective") if group == 0 else part.activation_bytes
+def kept_bytes(part: LayerSlice, kind: DeviceKind = "wafer") -> float:
+    """Everything that a layer keeps for its backward; a wafer makes attention scores in tiles."""
+    return layer_activation_bytes(part, "selective" if kind == "wafer" else "none")
 
 
-def activation_parts_bytes(job: Job, layout: ParallelLayout) -> dict[str, float]:
-    """Activations of one micro-batch on one wafer: what is kept, and what one group needs to run."""
-    part = wafer_slice(job, layout.micro_batch_size)
+def spilled_unit_bytes(part: LayerSlice, group: int, kind: DeviceKind = "wafer") -> float:
+    """What leaves the device at once: everything that a layer keeps, or the input of a group."""
+    return kept_bytes(part, kind) if group == 0 else part.activation_bytes
+
+
+def activation_parts_bytes(job: Job, layout: ParallelLayout, kind: DeviceKind = "wafer") -> dict[str, float]:
+    """Activations of one micro-batch on one device: what is kept, and what one group needs to run."""
+    part = device_slice(job, layout.micro_batch_size, kind)
     layers = job.model.num_layers
-    whole = layer_activation_bytes(part, "selective")
+    whole = kept_bytes(part, kind)
     group = layout.recompute_layers
     working = 2 * part.activation_bytes if group == 0 else group * whole
     if layout.spill:
-        return {"activations": IN_FLIGHT * spilled_unit_bytes(part, group), "working set": working}
+        return {"activations": IN_FLIGHT * spilled_unit_bytes(part, group, kind), "working set": working}
     kept = layers * whole if group == 0 else -(-layers // group) * HALF * part.activation_elements
     return {"activations": kept, "working set": working}
 
 
-def spilled_bytes(job: Job, layout: ParallelLayout) -> float:
+def spilled_bytes(job: Job, layout: ParallelLayout, kind: DeviceKind = "wafer") -> float:
     """Activations of one micro-batch that lie on the activation servers of one system."""
     if not layout.spill:
         return 0.0
-    part = wafer_slice(job, layout.micro_batch_size)
+    part = device_slice(job, layout.micro_batch_size, kind)
     units = -(-job.model.num_layers // max(1, layout.recompute_layers))
-    return units * spilled_unit_bytes(part, layout.recompute_layers)
+    return units * spilled_unit_bytes(part, layout.recompute_layers, kind)
 
 
 def stream_buffer_bytes(job: Job, system: WaferClusterSpec) -> float:
@@ -84,17 +94,17 @@ def wafer_memory(
     job: Job, layout: ParallelLayout, system: WaferClusterSpec, per_system: int
 ) -> tuple[MemoryUse, ...]:
     """What a wafer, MemoryX and the activation servers hold at their peak."""
-    sram = system.device.memory
-    parts = activation_parts_bytes(job, layout)
+    own, kind = system.device.memory, system.device.kind
+    parts = activation_parts_bytes(job, layout, kind)
     parts["stream buffers"] = stream_buffer_bytes(job, system)
-    parts["reserved"] = sram.reserved
+    parts["reserved"] = own.reserved
     sums = gradient_sum_bytes(job, layout, system, per_system)
     if sums:
         parts["gradients"] = sums
-    uses = [MemoryUse("wafer", parts, sram.capacity), *Store(job, system).uses()]
+    uses = [MemoryUse(PLACES[kind], parts, own.capacity), *Store(job, system).uses()]
     if layout.spill:
         servers = system.activation_servers
-        beside = {"activations": spilled_bytes(job, layout)}
+        beside = {"activations": spilled_bytes(job, layout, kind)}
         capacity = servers.per_system * servers.capacity
         uses.append(MemoryUse("activation servers", beside, capacity, on_device=False))
     return tuple(uses)
@@ -109,13 +119,14 @@ def largest_micro_batch(
     """
     one = ParallelLayout(micro_batch_size=1, recompute_layers=group, spill=spill)
     free = system.device.memory.usable_bytes - stream_buffer_bytes(job, system)
-    each = sum(activation_parts_bytes(job, one).values())
+    kind = system.device.kind
+    each = sum(activation_parts_bytes(job, one, kind).values())
     fits = int(free // each)
     if fits < per_system:
         fits = int((free - gradient_sum_bytes(job, one, system, per_system)) // each)
     if spill:
         servers = system.activation_servers
-        fits = min(fits, int(servers.per_system * servers.capacity // spilled_bytes(job, one)))
+        fits = min(fits, int(servers.per_system * servers.capacity // spilled_bytes(job, one, kind)))
     return max(0, min(per_system, fits))
 
 

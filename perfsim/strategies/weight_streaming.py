@@ -23,6 +23,7 @@ from perfsim.strategies.plan import Duration, Plan
 from perfsim.strategies.streaming_estimate import estimate_s
 from perfsim.strategies.streaming_graph import StreamingWriter
 from perfsim.strategies.wafer_memory import (
+    PLACES,
     even_micro_batch,
     largest_micro_batch,
     policy_name,
@@ -109,7 +110,7 @@ class WeightStreaming:
     def _notes(
         job: Job, system: WaferClusterSpec, layout: ParallelLayout, microbatches: int
     ) -> Iterator[str]:
-        yield f"wafer memory policy: {policy_name(layout, microbatches)}"
+        yield f"{PLACES[system.device.kind]} memory policy: {policy_name(layout, microbatches)}"
         calibration = system.device.calibration
         if isinstance(calibration, WaferCalibration):
             wanted = job.recipe.software_release or system.software_release
@@ -137,6 +138,7 @@ def _overflow(use: MemoryUse) -> str:
     """What does not fit, and what would help there."""
     helps = {
         "wafer": "a smaller micro_batch_size or recompute_layers 1",
+        "GPU": "a smaller micro_batch_size or recompute_layers 1",
         "activation servers": "a smaller micro_batch_size or spill=false",
     }
     advice = helps.get(

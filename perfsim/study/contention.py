@@ -7,8 +7,9 @@ no other one implies (`engine.binding_links`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,11 +24,10 @@ from perfsim.study.traffic import PeerClasses, Traffic, gpu_traffic, wafer_traff
 from perfsim.topology import WHOLE, FatTree, LinkHealth, Topology, WaferTree
 
 
-@dataclass(frozen=True)
-class SharedLinks:
+class SharedLinks(NamedTuple):
     """Flows by work id, and the capacity of every link that they name."""
 
-    flows: dict[int, Flow] = field(default_factory=dict)
+    flows: Mapping[int, Flow] = MappingProxyType({})
     capacities: NDArray[np.float64] | None = None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.price import Costs, price
+from perfsim.costs.streamed_gpu import StreamedGpuCosts
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import FailedRun
@@ -14,7 +15,7 @@ from perfsim.graph import GraphBuilder, TaskGraph
 from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.zero import SHARDED
-from perfsim.study.contention import shared_links
+from perfsim.study.written import written_out
 from perfsim.topology import Topology
 from perfsim.trace import Trace
 from perfsim.transformer import hardware_flop_per_step, model_flop_per_step, recompute_flop_per_step
@@ -45,6 +46,7 @@ class Evaluation:
 
     plan: Plan
     graph: TaskGraph
+    """As the strategy wrote it; the trace's has the ranks written out that differ."""
     trace: Trace
     breakdown_s: dict[str, float]
     """Seconds of the step by category, the mean over computing devices; they add up to the step."""
@@ -100,6 +102,8 @@ def costs_for(topology: Topology, recipe: TrainingRecipe) -> Costs:
     """What prices work on a system."""
     if isinstance(topology.system, GpuClusterSpec):
         return GpuCosts(topology, recipe)
+    if topology.system.device.kind == "gpu":
+        return StreamedGpuCosts(topology, recipe)
     return WaferCosts(topology, recipe)
 
 
@@ -113,12 +117,11 @@ def evaluate(
     builder = GraphBuilder()
     strategy(plan.strategy).emit(plan, builder)
     graph = builder.build()
-    duration_s = price(graph, costs)
     if contention:
-        links = shared_links(graph, plan.topology)
-        trace = simulate(graph, duration_s, links.flows, links.capacities)
+        written = written_out(graph, plan.topology)
+        trace = simulate(written.graph, price(written.graph, costs), *written.links)
     else:
-        trace = critical_path(graph, duration_s)
+        trace = critical_path(graph, price(graph, costs))
     if cluster is not None:
         trace = trace.scaled(cluster.scale)
     job = plan.job

@@ -23,8 +23,8 @@ from perfsim.engine import simulate
 from perfsim.errors import InputError, Problem
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
 from perfsim.graph.expand import expand
-from perfsim.study.contention import shared_links
 from perfsim.study.evaluate import Evaluation
+from perfsim.study.written import written_out
 
 ALGORITHMS: Mapping[str, tuple[str, ...]] = {
     "ring": ("all_reduce", "reduce_scatter", "all_gather"),
@@ -54,8 +54,8 @@ def expanded(evaluation: Evaluation, text: str) -> Evaluation:
     """
     plan = evaluation.plan
     graph, costs = in_steps(evaluation.graph, evaluation.costs, parse_expansion(text))
-    links = shared_links(graph, plan.topology)
-    trace = simulate(graph, price(graph, costs), links.flows, links.capacities)
+    written = written_out(graph, plan.topology)
+    trace = simulate(written.graph, price(written.graph, costs), *written.links)
     if evaluation.cluster is not None:
         trace = trace.scaled(evaluation.cluster.scale)
     return replace(evaluation, graph=graph, costs=costs, trace=trace, breakdown_s=trace.mean_breakdown())

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.wafer import PEAK
-from perfsim.hardware import WaferClusterSpec
+from perfsim.hardware import SystemSpec, WaferClusterSpec
 from perfsim.strategies import Plan
 from perfsim.study.batches import BatchChoice
 from perfsim.study.cluster import cluster_note
@@ -19,6 +19,7 @@ from perfsim.study.published.reached import above_all_published
 from perfsim.study.remarks import edge_remark
 from perfsim.study.result import BatchPoint, CandidateResult, MemoryBar, TimelineBar, Why
 from perfsim.study.why import why
+from perfsim.workload import TrainingRecipe
 
 MOST_BARS = 4000
 """Timeline bars of one candidate; a whole step of a large run has hundreds of thousands of tasks."""
@@ -83,16 +84,20 @@ def _perturbed(perturbed: Perturbed | None) -> dict[str, Any] | None:
 
 def system_label(plan: Plan) -> str:
     """The name of a plan's system; one without any inefficiency is named as what it is."""
-    system = plan.system
+    name = plan.system.name
+    return f"{name} at peak (upper bound, never observed)" if at_peak(plan.system, plan.job.recipe) else name
+
+
+def at_peak(system: SystemSpec, recipe: TrainingRecipe) -> bool:
+    """Whether a system is taken without any inefficiency, as no release of its software is."""
     if not isinstance(system, WaferClusterSpec):
-        return system.name
-    release = plan.job.recipe.software_release or system.software_release
-    return f"{system.name} at peak (upper bound, never observed)" if release == PEAK else system.name
+        return False
+    return (recipe.software_release or system.software_release) == PEAK
 
 
 def why_of(evaluation: Evaluation) -> Why:
     """Why the step takes as long as it does."""
-    return why(evaluation.plan, evaluation.graph, evaluation.trace, evaluation.costs)
+    return why(evaluation.plan, evaluation.trace.graph, evaluation.trace, evaluation.costs)
 
 
 def _scale(cluster: ClusterCalibration | None) -> dict[str, Any] | None:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.engine.failures import Checkpoints, FailedRun, exponential_failures, run_with_failures
 from perfsim.engine.perturb import with_jitter, with_stragglers
 from perfsim.errors import InputError
-from perfsim.graph import TaskGraph, peer_classes, unfold
 from perfsim.graph.symmetry import width_of
-from perfsim.study.contention import shared_links
 from perfsim.study.evaluate import Evaluation, Perturbed
 from perfsim.study.perturbation_spec import FailureSpec, PerturbationSpec
+from perfsim.study.written import MOST_TASKS, written_out
 from perfsim.topology import LinkHealth, Topology, link_health
 from perfsim.trace import Trace
-
-MOST_TASKS = 3_000_000
-"""Past this replicas are not told apart for their jitter: memory and seconds."""
 
 
 def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
@@ -50,25 +44,7 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
         note=_note(evaluation, spec),
         run=_run(trace.step_time_s, spec.failure, spec.seed),
     )
-    return replace(
-        evaluation, graph=trace.graph, trace=trace, breakdown_s=trace.mean_breakdown(), perturbed=summary
-    )
-
-
-class Ranks(NamedTuple):
-    """A graph in which every rank that differs is written."""
-
-    graph: TaskGraph
-    rank: NDArray[np.int32]
-    """The (first) rank of each task; -1 on a stream that all share."""
-    classes: NDArray[np.int32]
-
-
-def written_out(graph: TaskGraph, marks: Mapping[int, Hashable]) -> Ranks:
-    """A folded graph with the ranks that marks tell apart."""
-    classes = peer_classes(graph, marks)
-    found = unfold(graph, classes)
-    return Ranks(found.graph, found.rank, classes)
+    return replace(evaluation, trace=trace, breakdown_s=trace.mean_breakdown(), perturbed=summary)
 
 
 def _draw(evaluation: Evaluation, spec: PerturbationSpec, health: LinkHealth, number: int) -> Trace:
@@ -82,16 +58,11 @@ def _draw(evaluation: Evaluation, spec: PerturbationSpec, health: LinkHealth, nu
         width = width_of(folded)
         replica = {rank: rank % width // plan.layout.tensor for rank in range(plan.topology.num_devices)}
         marks = {rank: (factors.get(rank), which) for rank, which in replica.items()}
-    if not marks and not spec.jitter:
-        duration_s = price(folded, evaluation.costs)
-        links = shared_links(folded, plan.topology, health=health)
-        return simulate(folded, duration_s, links.flows, links.capacities)
-    graph, rank, classes = written_out(folded, marks)
+    graph, rank, links = written_out(folded, plan.topology, marks=marks, health=health)
     duration_s = with_stragglers(graph, price(graph, evaluation.costs), rank, factors)
     peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)
     duration_s = with_jitter(graph, duration_s, spec.jitter, peers, rng)
-    links = shared_links(graph, plan.topology, peers=classes, health=health)
-    return simulate(graph, duration_s, links.flows, links.capacities)
+    return simulate(graph, duration_s, *links)
 
 
 def _factors(spec: PerturbationSpec, devices: int, rng: np.random.Generator) -> dict[int, float]:

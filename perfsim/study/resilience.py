@@ -5,11 +5,10 @@ from __future__ import annotations
 from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.engine.perturb import with_stragglers
-from perfsim.study.contention import shared_links
 from perfsim.study.evaluate import Evaluation
-from perfsim.study.perturbation import written_out
 from perfsim.study.perturbation_spec import ResilienceSpec
 from perfsim.study.result import Resilience, ResiliencePoint
+from perfsim.study.written import written_out
 
 
 def resilience(evaluation: Evaluation, label: str, spec: ResilienceSpec) -> Resilience:
@@ -19,13 +18,12 @@ def resilience(evaluation: Evaluation, label: str, spec: ResilienceSpec) -> Resi
     """
     plan = evaluation.plan
     rank = min(spec.rank, plan.topology.num_devices - 1)
-    graph, ranks, classes = written_out(evaluation.graph, {rank: "slow"})
+    graph, ranks, links = written_out(evaluation.graph, plan.topology, marks={rank: "slow"})
     duration_s = price(graph, evaluation.costs)
-    links = shared_links(graph, plan.topology, peers=classes)
     scale = evaluation.cluster.scale if evaluation.cluster is not None else 1.0
     points = []
     for severity in sorted({1.0, *spec.severities}):
         slow_s = with_stragglers(graph, duration_s, ranks, {rank: severity})
-        step_s = simulate(graph, slow_s, links.flows, links.capacities).step_time_s * scale
+        step_s = simulate(graph, slow_s, *links).step_time_s * scale
         points.append(ResiliencePoint(severity, step_s))
     return Resilience(label, rank, tuple(points))

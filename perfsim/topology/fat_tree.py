@@ -128,6 +128,15 @@ class FatTree(Topology):
             return left.get(link, 1.0)
         return math.fsum(left.get(link + 2 * spine, 1.0) for spine in range(self.spines)) / self.spines
 
+    def is_thin(self, left: Mapping[int, float]) -> bool:
+        """Whether leaves carry less up than their nodes could send."""
+        thin = self.system.fabric.oversubscription > 1.0
+        return self.leaves > 1 and (thin or any(link >= self._first_uplink for link in left))
+
+    def node_of_nic(self, link: int) -> int | None:
+        """The node whose NIC a link belongs to; None for an uplink."""
+        return link // 2 // self._cables_of_node if link < self._first_uplink else None
+
     def crossed(self, route: Route) -> list[int]:
         """The links of a route as `crossings` names them."""
         links = []

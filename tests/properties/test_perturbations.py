@@ -12,7 +12,7 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.engine.perturb import with_jitter, with_stragglers
 from perfsim.graph import TaskGraph
-from perfsim.study.perturbation import written_out
+from perfsim.study.written import written_out
 from perfsim.workload import ParallelLayout
 
 layouts = st.builds(
@@ -40,7 +40,7 @@ def test_a_straggler_never_makes_a_step_faster_and_a_worse_one_never_less_slow(
     graph, durations = step(toys, layout)
     rank = data.draw(st.integers(0, layout.num_devices - 1))
     folded_s = critical_path(graph, durations).step_time_s
-    found = written_out(graph, {rank: "slow"})
+    found = written_out(graph, toys.topology(layout.num_devices), marks={rank: "slow"})
     each = price(found.graph, toys.ToyCosts(toys.gpu_cluster()))
     each = np.ldexp(np.rint(np.ldexp(each, 36)), -36)
     times = [

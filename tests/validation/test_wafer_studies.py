@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from perfsim.catalog import default_catalog
+from perfsim.hardware import WaferClusterSpec
 from perfsim.study.point import Point, answer_point
+from perfsim.study.runner import answer_candidate, target_of
 from perfsim.study.sweeping.sweep import load_sweep
 from perfsim.study.sweeping.sweep_grid import SweepPoint
 from perfsim.transformer import parameters
@@ -84,3 +88,34 @@ def test_the_models_of_the_studies_are_in_the_catalogue() -> None:
     names = default_catalog().names("model")
     family = {f"cerebras_gpt_{size}" for size in ("111m", "256m", "590m", "1p3b", "2p7b", "6p7b", "13b")}
     assert family | {"gptj_6b", "gpt_neox_20b"} <= set(names)
+
+
+def test_every_ablation_is_one_line_and_changes_what_it_says() -> None:
+    found = {each.variant: each for each in points("ablations_ws")}
+    systems = {name: each.candidate.system for name, each in found.items()}
+    assert all(isinstance(system, WaferClusterSpec) for system in systems.values())
+    base = systems["as it is"]
+    assert isinstance(base, WaferClusterSpec)
+    doubled, sparse, gpus = (
+        found[name] for name in ("twice the I/O", "75 % of the weights zero", "MemoryX feeding 64 A100s")
+    )
+    assert isinstance(doubled.candidate.system, WaferClusterSpec)
+    assert doubled.candidate.system.io_bytes_per_s == 2 * base.io_bytes_per_s
+    assert doubled.candidate.system.memoryx.bandwidth == 2 * base.memoryx.bandwidth
+    assert sparse.study.recipe.weight_sparsity == 0.75
+    assert (gpus.candidate.system.device.kind, gpus.num_devices) == ("gpu", 64)
+    assert {each.study.recipe.global_batch_size for each in points("ablations_ws")} == {64, 768}
+
+
+def test_doubling_the_link_changes_nothing_where_wafers_are_full_and_much_where_they_are_not() -> None:
+    """The facts' property: step time is flat in weight bytes until tokens fall under the threshold."""
+    steps = {}
+    for each in points("ablations_ws"):
+        if each.variant in ("as it is", "twice the I/O", "half the MemoryX bandwidth"):
+            batch = each.study.recipe.global_batch_size
+            answered = answer_candidate(each.study, each.candidate, each.num_devices, target_of(each.study))
+            steps[each.variant, batch] = answered.evaluation.step_time_s
+    assert steps["twice the I/O", 768] == pytest.approx(steps["as it is", 768], rel=0.01)
+    assert steps["half the MemoryX bandwidth", 768] == pytest.approx(steps["as it is", 768], rel=0.01)
+    assert steps["twice the I/O", 64] < 0.95 * steps["as it is", 64]
+    assert steps["half the MemoryX bandwidth", 64] > 1.2 * steps["as it is", 64]

@@ -32,6 +32,8 @@ _PART_COLOURS: tuple[tuple[str, str], ...] = (
     ("data_comm", VERMILLION),
     ("weight_stream", PURPLE),
     ("gradient", VERMILLION),
+    ("spill", ORANGE),
+    ("input", YELLOW),
     ("recompute", YELLOW),
     ("optimizer", GREEN),
     ("update", GREEN),

@@ -43,8 +43,9 @@ def changes_of(result: SweepResult) -> dict[str, list[Change]]:
     """
     names = variants_of(result)
     groups: dict[str, dict[str, PointResult]] = {}
+    sizes = _several_sizes(result)
     for each in result.feasible:
-        groups.setdefault(common(each), {}).setdefault(each.point.variant, each)
+        groups.setdefault(common(each, sizes=sizes), {}).setdefault(each.point.variant, each)
     found = {
         name: [Change(points[names[0]], points[other]) for other in names if other in points]
         for name, points in groups.items()
@@ -54,10 +55,19 @@ def changes_of(result: SweepResult) -> dict[str, list[Change]]:
     return found if all(_same_work(change) for change in pairs) else {}
 
 
-def common(each: PointResult) -> str:
-    """What a point shares with its siblings of other variants: devices, and the grid's settings."""
+def common(each: PointResult, *, sizes: bool) -> str:
+    """What a point shares with those of other variants: settings of the grid, devices where they vary."""
     settings = [f"{path.rpartition('.')[2]} {shown(value)}" for path, value in _grid(each).items()]
-    return ", ".join([f"{each.point.num_devices:,} devices", *settings])
+    count = [f"{each.point.num_devices:,} devices"] if sizes else []
+    return ", ".join([*count, *settings]) or "all else equal"
+
+
+def _several_sizes(result: SweepResult) -> bool:
+    """Whether any variant runs on several numbers of devices; one that only has another number compares."""
+    counts: dict[str, set[int]] = {}
+    for each in result.feasible:
+        counts.setdefault(each.point.variant, set()).add(each.point.num_devices)
+    return any(len(own) > 1 for own in counts.values())
 
 
 def _grid(each: PointResult) -> dict[str, Any]:

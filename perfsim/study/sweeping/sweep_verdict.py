@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfsim.convergence.time_to_accuracy import split_speedup
+from perfsim.study.outcome import at_peak
 from perfsim.study.sweeping.sweep import PointResult, SweepResult
 from perfsim.study.sweeping.sweep_knee import knee_sentence, scalings
 from perfsim.study.sweeping.sweep_scaling import (
@@ -29,6 +30,19 @@ def sweep_verdict(result: SweepResult) -> str:
     if not result.feasible:
         reasons = result.points[0].reasons if result.points else ("the grid is empty",)
         return f"No point of the grid has a feasible plan: {'; '.join(reasons)}."
+    return " ".join(filter(None, [_compared(result), _bounds(result)]))
+
+
+def _bounds(result: SweepResult) -> str:
+    """Which machines no release can be, because they lose nothing; empty where there are none."""
+    points = [each.point for each in result.feasible]
+    peak = {
+        each.candidate.system.name for each in points if at_peak(each.candidate.system, each.study.recipe)
+    }
+    return f"At peak, an upper bound that was never observed: {', '.join(sorted(peak))}." if peak else ""
+
+
+def _compared(result: SweepResult) -> str:
     soonest = min(result.feasible, key=lambda each: time_of(each).time_s)
     if variants_of(result):
         return " ".join(_of_variants(result))

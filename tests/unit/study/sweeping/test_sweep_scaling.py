@@ -147,3 +147,9 @@ def test_what_a_larger_machine_loses_is_split_into_throughput_and_tokens(result:
     assert hardware * statistical == pytest.approx(whole, abs=0.011)
     tokens = [time_of(series.points[i]).examples_tokens for i in (0, -1)]
     assert statistical == pytest.approx(tokens[0] / tokens[1], abs=0.005)
+
+
+def test_a_machine_at_peak_is_called_a_bound_in_the_verdict(write_sweep: Write, tmp_path: Path) -> None:
+    grid = "  recipe.global_batch_size: [8]\n  system: [cs-2, cs-2-peak]"
+    verdict = sweep_verdict(run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "p.sqlite", jobs=1))
+    assert verdict.endswith(" At peak, an upper bound that was never observed: cs-2-peak.")

@@ -1,0 +1,32 @@
+"""Seconds of work where weights stream to GPUs: kernels as on any GPU, movement as around a wafer.
+
+ZeRO 3 with its parameters in an external store is weight streaming: MemoryX broadcasts a layer through
+SwarmX, each GPU computes on its own slice of the batch, gradients are summed on their way back.
+"""
+
+from __future__ import annotations
+
+from perfsim.costs.gpu import GpuKernels
+from perfsim.costs.streams import StreamCosts
+from perfsim.errors import GraphError
+from perfsim.graph import Work
+from perfsim.hardware import WaferClusterSpec
+from perfsim.topology import Topology
+from perfsim.workload import TrainingRecipe
+
+
+class StreamedGpuCosts:
+    """Prices classes of work for one recipe on GPUs under a SwarmX tree."""
+
+    def __init__(self, topology: Topology, recipe: TrainingRecipe) -> None:
+        system = topology.system
+        if not isinstance(system, WaferClusterSpec):
+            raise GraphError(f"{system.name} has no store that streams weights")
+        self.topology = topology
+        self.kernels = GpuKernels(system, recipe)
+        self.streams = StreamCosts(system, topology)
+
+    def duration_s(self, work: Work) -> float:
+        """Seconds of one task of this class. Zeros in weights save movement and no arithmetic."""
+        moving_s = self.streams.duration_s(work)
+        return work.share * self.kernels.compute_s(work) if moving_s is None else moving_s

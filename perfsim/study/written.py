@@ -1,0 +1,69 @@
+"""A graph on a network: the ranks that differ written out, and the links that they share.
+
+Peers that a folded graph writes once must do the same. What parts them is a mark (a straggler), a link
+of their own that is not whole, or the leaf that they are under where uplinks are thin: then some of
+them cross and others do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.graph import TaskGraph, peer_classes, unfold
+from perfsim.graph.symmetry import rank_of
+from perfsim.study.contention import SharedLinks, shared_links
+from perfsim.topology import WHOLE, FatTree, LinkHealth, Topology
+
+MOST_TASKS = 3_000_000
+"""Past this peers stay folded, and run as the slowest of them."""
+
+
+class Written(NamedTuple):
+    """A graph in which every rank that differs is written."""
+
+    graph: TaskGraph
+    rank: NDArray[np.int32]
+    """The (first) rank of each task; -1 on a stream that all share."""
+    links: SharedLinks
+
+
+def written_out(
+    folded: TaskGraph,
+    topology: Topology,
+    *,
+    marks: Mapping[int, Hashable] | None = None,
+    health: LinkHealth = WHOLE,
+) -> Written:
+    """A folded graph with the ranks written out that marks or the network tell apart."""
+    links = shared_links(folded, topology, health=health)
+    told = dict(marks or {})
+    places = _places(topology, health) if links.flows else {}
+    together: dict[int, Hashable] = {
+        rank: (told.get(rank), places.get(rank)) for rank in told.keys() | places.keys()
+    }
+    classes = peer_classes(folded, together)
+    count = int(classes.max(initial=0)) + 1
+    if not told and (count == 1 or count * len(folded) > MOST_TASKS):
+        ranks = np.array([-1 if (rank := rank_of(name)) is None else rank for name in folded.streams])
+        return Written(folded, ranks[folded.stream].astype(np.int32), links)
+    found = unfold(folded, classes)
+    return Written(found.graph, found.rank, shared_links(found.graph, topology, peers=classes, health=health))
+
+
+def _places(topology: Topology, health: LinkHealth) -> dict[int, Hashable]:
+    """What the network makes of each rank, where it makes a difference."""
+    if not isinstance(topology, FatTree):
+        return {}
+    parted = topology.is_thin(health.left)
+    sick = {topology.node_of_nic(link) for link in health.left}
+    places: dict[int, Hashable] = {}
+    for rank in range(topology.num_devices):
+        node = rank // topology.devices_per_node
+        if parted or node in sick:
+            leaf = node // topology.system.fabric.nodes_per_leaf if parted else 0
+            places[rank] = (leaf, rank if node in sick else None)
+    return places

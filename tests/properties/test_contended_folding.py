@@ -1,0 +1,89 @@
+"""Folded and unfolded steps on shared links: one answer where peers are alike, never a shorter one."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsim.costs.price import price
+from perfsim.engine import critical_path, simulate
+from perfsim.graph import unfold
+from perfsim.graph.symmetry import width_of
+from perfsim.hardware import FatTreeSpec
+from perfsim.study.contention import shared_links
+from perfsim.study.written import written_out
+from perfsim.topology import Topology
+from perfsim.workload import ParallelLayout
+
+layouts = st.builds(
+    ParallelLayout,
+    tensor=st.sampled_from([1, 2, 4]),
+    data=st.sampled_from([2, 4]),
+    pipeline=st.sampled_from([2, 4]),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zb1p"]),
+    zero_stage=st.integers(0, 2),
+)
+gpus_per_node = st.sampled_from([1, 2, 4])
+
+
+def network(
+    toys: ModuleType, layout: ParallelLayout, gpus: int, nics: int, leaf: int, thin: float
+) -> Topology:
+    fabric = FatTreeSpec(nodes_per_leaf=leaf, oversubscription=thin, switch_latency=1e-7)
+    system = toys.gpu_cluster(gpus=gpus, nics=nics, nic_bytes_per_s=2e9)
+    found: Topology = toys.topology(layout.num_devices, system.model_copy(update={"fabric": fabric}))
+    return found
+
+
+class Steps(NamedTuple):
+    """Step times of one plan."""
+
+    free_s: float
+    """Without contention."""
+    folded_s: float
+    written_s: float
+    """With those peers written out that the network parts."""
+    full_s: float
+    """Of all ranks."""
+
+
+def steps(toys: ModuleType, layout: ParallelLayout, topology: Topology) -> Steps:
+    job = toys.job(4 * layout.data, {"overlap_grad_reduce": True}, num_layers=4)
+    graph = toys.graph_of(toys.plan("3d", job, layout, topology.system))
+    costs = toys.ToyCosts(topology.system)
+    durations = price(graph, costs)
+    every, apart = unfold(graph), written_out(graph, topology)
+    links = shared_links(every.graph, topology, peers=np.arange(width_of(graph)))
+    return Steps(
+        critical_path(graph, durations).step_time_s,
+        simulate(graph, durations, *shared_links(graph, topology)).step_time_s,
+        simulate(apart.graph, price(apart.graph, costs), *apart.links).step_time_s,
+        simulate(every.graph, durations[every.task], *links).step_time_s,
+    )
+
+
+@given(layouts, gpus_per_node, st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_on_a_non_blocking_fabric_every_rank_takes_as_long_as_the_written_one_to_the_bit(
+    toys: ModuleType, layout: ParallelLayout, gpus: int, shared: bool
+) -> None:
+    topology = network(toys, layout, gpus, max(1, gpus // 2) if shared else gpus, leaf=2, thin=1.0)
+    found = steps(toys, layout, topology)
+    assert found.free_s <= found.folded_s == found.full_s == found.written_s
+
+
+@given(layouts, gpus_per_node, st.sampled_from([1, 2, 3]), st.sampled_from([2.0, 4.0]))
+@settings(max_examples=25, deadline=None)
+def test_on_thin_uplinks_peers_that_leaves_part_are_written_out_and_nothing_else_is_needed(
+    toys: ModuleType, layout: ParallelLayout, gpus: int, leaf: int, thin: float
+) -> None:
+    topology = network(toys, layout, gpus, gpus, leaf, thin)
+    found = steps(toys, layout, topology)
+    assert found.free_s <= found.folded_s
+    assert found.written_s == pytest.approx(found.full_s, rel=1e-9)
+    assert found.folded_s == pytest.approx(found.full_s, rel=0.1), "folded is near, not right"
