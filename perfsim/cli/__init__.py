@@ -18,6 +18,7 @@ import click
 from perfsim import __version__
 from perfsim.cli.calibrate import calibrate
 from perfsim.cli.options import limits, must_exist
+from perfsim.cli.prove import prove
 from perfsim.errors import InputError, PerfsimError, PlanError
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
@@ -378,3 +379,4 @@ def _tell(message: str) -> None:
 
 
 main.add_command(calibrate)
+main.add_command(prove)

@@ -5,6 +5,9 @@ over the slowest link, and its first byte takes one hop and one chunk a level. M
 servers: where a layer is sharded over all of them they send, read and update it together, where it
 lies on one it goes at that one's rate. An update takes the longer of its memory traffic and its
 arithmetic.
+
+Not counted: adding the gradients of micro-batches in MemoryX. That moves 10 B a parameter in DRAM beside 2 B
+on the wire, which stays hidden where a server's DRAM is five times as fast as its port (12 times on CS-2).
 """
 
 from __future__ import annotations

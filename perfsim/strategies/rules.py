@@ -16,6 +16,9 @@ from perfsim.workload import Job, ParallelLayout, Recompute
 ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
 MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)
 DEGREES = ("tensor", "pipeline", "data")
+OF_WAFERS = ("recompute_layers", "spill", "stream_chunks")
+"""What only weight streaming has."""
+PLAIN = ParallelLayout()
 
 
 def layout_problems(
@@ -36,6 +39,9 @@ def _device_problems(
     held = [name for name in DEGREES if name not in free_degrees and getattr(layout, name) != 1]
     for name in held:
         yield f"strategy {strategy} holds {name} at 1, the layout has {name} {getattr(layout, name)}"
+    for name in OF_WAFERS:
+        if getattr(layout, name) != getattr(PLAIN, name):
+            yield f"{name} {getattr(layout, name)} is for weight streaming, not for strategy {strategy}"
     if layout.num_devices != topology.num_devices:
         yield (
             f"tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data} is "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfsim.costs.memory import main_grad_bytes, stage_parameters
-from perfsim.graph import GraphBuilder, Kind, RankGroup, Template, TensorClass, Work
+from perfsim.graph import TABLES, WHOLE, GraphBuilder, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.graph.builder import Stamped
 from perfsim.strategies.pipeline import (
     Reduction,
@@ -107,7 +107,8 @@ class StepWriter:
         complete = self.sharded or self.scattered or replicas.size == 1
         if complete or rest < 1:  # less than a parameter is rounding
             return done
-        return [self.builder.task(replicas.reduce_work(rest), replicas.stream, done).tensor]
+        block = TABLES if self.overlap else WHOLE
+        return [self.builder.task(replicas.reduce_work(rest), replicas.stream, done, block=block).tensor]
 
     def _tie(self, gradients: list[list[int]]) -> None:
         """Sum a tied embedding's gradient over the first and the last stage."""

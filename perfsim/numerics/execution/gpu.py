@@ -15,7 +15,7 @@ import numpy as np
 from perfsim.graph import EMBEDDING, HEAD, TABLES, WHOLE, Kind, Task
 from perfsim.numerics.execution.adam import Moments, adam
 from perfsim.numerics.execution.gpu_compute import SHARDED_PARAMETERS, GpuCompute, Partial
-from perfsim.numerics.execution.layout import Array, cut, layouts
+from perfsim.numerics.execution.layout import Array, cut
 from perfsim.numerics.execution.movement import combined, joined, pieces, summed
 from perfsim.numerics.execution.program import Cell, Claim, Kernel, Program, Values
 
@@ -150,7 +150,7 @@ class GpuCompiler(GpuCompute):
 
     def _sum_words(self, rank: int, tables: list[Array], *, shard: bool) -> None:
         """Give both tables the sum of their words."""
-        found, shards = layouts(self.share(rank)), self.layout.data
+        found, shards = self.share(rank).layouts, self.layout.data
         parts = [
             found[block].shard_part("words", shards) if shard else found[block].parts["words"]
             for block in (EMBEDDING, HEAD)
@@ -203,7 +203,7 @@ class GpuCompiler(GpuCompute):
                     if not scatters:
                         results[index] += [total.copy(), *(np.zeros_like(total) for _ in cells[1:])]
                         continue
-                    shard = layouts(self.share(rank))[block].shard(total, len(members), index)
+                    shard = self.share(rank).layouts[block].shard(total, len(members), index)
                     results[index].append(own[number - len(kept)] + shard if kept else shard)
             return [tuple(result) for result in results]
 
@@ -239,7 +239,7 @@ class GpuCompiler(GpuCompute):
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             whole = [
-                layouts(self.share(members[0]))[block].whole([own[len(operands) + i] for own in values])
+                self.share(members[0]).layouts[block].whole([own[len(operands) + i] for own in values])
                 for i, block in enumerate(blocks)
             ]
             return [(None, *(each.copy() for each in whole)) for _ in members]
@@ -287,7 +287,7 @@ class GpuCompiler(GpuCompute):
             for (block, shard, count), clear, (gradient, weights, moments) in zip(
                 updates, clears, found, strict=True
             ):
-                size = layouts(self.share(rank))[block].size
+                size = self.share(rank).layouts[block].size
                 results += [gradient, *adam(weights, gradient, moments)]
                 results += [np.zeros(len(gradient) if i < count and shard else size) for i in range(clear)]
             return tuple(results)
@@ -300,10 +300,10 @@ class GpuCompiler(GpuCompute):
     def initial(self, cell: Cell, rank: int) -> Any:
         """What a buffer holds before the first task; KeyError where nothing is there."""
         share, data = self.share(rank), self.layout.data
-        layout, replica = layouts(share)[cell.number], rank // self.layout.tensor
+        layout, replica = share.layouts[cell.number], rank // self.layout.tensor
         shard = (cell.place, cell.number) in self.sharded
         if cell.name in ("weights", "weight shard"):
-            flat = layout.flat(cut(self.lesson.initial()[cell.number], share))
+            flat = layout.flat(cut(self.lesson.initial[cell.number], share))
             return flat if cell.name == "weights" else layout.shard(flat, data, replica)
         zero = np.zeros(layout.size)
         if cell.name == "moments":

@@ -26,7 +26,7 @@ from perfsim.numerics.execution.layers import (
     with_core,
     without_core,
 )
-from perfsim.numerics.execution.layout import Array, Share, Weights, layouts
+from perfsim.numerics.execution.layout import Array, Share, Weights
 from perfsim.numerics.execution.program import Cell, Claim, Compiler, each
 from perfsim.numerics.execution.serial import Lesson
 from perfsim.numerics.execution.tables import (
@@ -77,6 +77,8 @@ class GpuCompute(Compiler):
     def __init__(self, graph: TaskGraph, lesson: Lesson, layout: ParallelLayout) -> None:
         super().__init__(graph)
         self.lesson, self.layout = lesson, layout
+        peers = layout.tensor
+        self.shares = [Share(lesson.model, lesson.seq_length, peers, peer) for peer in range(peers)]
         self.partial: dict[int, Partial] = {}
         self.slot_of: dict[tuple[int, int], Cell] = {}
         """Where the gathered weights of a block are now."""
@@ -94,8 +96,7 @@ class GpuCompute(Compiler):
 
     def share(self, rank: int) -> Share:
         """The share of a rank, by its offset from the written one: tensor innermost, then data."""
-        tensor = self.layout.tensor
-        return Share(self.lesson.model, self.lesson.seq_length, tensor, rank % tensor)
+        return self.shares[rank % len(self.shares)]
 
     def rows(self, rank: int, microbatch: int) -> Tokens:
         """The samples of the batch that a rank has in a micro-batch."""
@@ -111,11 +112,11 @@ class GpuCompute(Compiler):
 
     def views(self, rank: int, block: int, flat: Array) -> Weights:
         """The named weights of a block on a rank."""
-        return layouts(self.share(rank))[block].views(flat)
+        return self.share(rank).layouts[block].views(flat)
 
     def flat(self, rank: int, block: int, parts: Weights) -> Array:
         """Named gradients of a block on a rank as a flat vector."""
-        return layouts(self.share(rank))[block].flat(parts)
+        return self.share(rank).layouts[block].flat(parts)
 
     # ----------------------------------------------------------------------------------- cells
     def cell(self, name: str, block: int | None = None) -> Cell:

@@ -31,15 +31,20 @@ class Share:
     peers: int = 1
     peer: int = 0
 
-    @property
+    @cached_property
     def heads(self) -> int:
         return self.model.num_attention_heads // self.peers
 
-    @property
+    @cached_property
     def groups(self) -> int:
         return self.model.query_groups // self.peers
 
-    @property
+    @cached_property
+    def layouts(self) -> Layouts:
+        """Where the parameters of each block are in its flat vector."""
+        return Layouts(self)
+
+    @cached_property
     def rows(self) -> int:
         """Rows of the vocabulary, padded so that every peer has as many."""
         return -(-self.model.vocab_size // self.peers)
@@ -63,10 +68,11 @@ class BlockLayout:
         ends = np.cumsum([0, *self.sizes.values()]).tolist()
         self.parts = {name: slice(ends[i], ends[i + 1]) for i, name in enumerate(shapes)}
         self.size = int(ends[-1])
+        self._places = [(name, part, shapes[name]) for name, part in self.parts.items()]
 
     def views(self, flat: Array) -> Weights:
         """The named parts of a flat vector."""
-        return {name: flat[part].reshape(self.shapes[name]) for name, part in self.parts.items()}
+        return {name: flat[part].reshape(shape) for name, part, shape in self._places}
 
     def flat(self, parts: Weights) -> Array:
         """A flat vector of named parts; what is not named is zero."""
@@ -147,17 +153,13 @@ class Layouts:
         return BlockLayout(shapes)
 
     def __getitem__(self, block: int) -> BlockLayout:
-        return {EMBEDDING: self.embedding, HEAD: self.head}.get(block) or self.layer
+        if block >= 0:
+            return self.layer
+        return self.head if block == HEAD else self.embedding
 
     def _norm(self, name: str) -> dict[str, tuple[int, ...]]:
         hidden: tuple[int, ...] = (self.share.model.hidden_size,)
         return {f"{name}.scale": hidden} | ({f"{name}.shift": hidden} if self.share.model.bias else {})
-
-
-@lru_cache(maxsize=256)
-def layouts(share: Share) -> Layouts:
-    """The layouts of a share; one object a share."""
-    return Layouts(share)
 
 
 def blocks(model: TransformerConfig) -> list[int]:

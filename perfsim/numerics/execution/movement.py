@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from perfsim.numerics.execution.layout import Array
@@ -22,8 +24,10 @@ def combined(parts: list[Array], *, statistics: bool) -> Array:
 
 
 def pieces(whole: Array, count: int, axis: int) -> list[Array]:
-    """An array cut among ranks along an axis; the last pieces may be smaller."""
-    return [piece.copy() for piece in np.array_split(whole, count, axis=axis)]
+    """An array cut among ranks along an axis, as evenly as it goes."""
+    bounds = [number * whole.shape[axis] // count for number in range(count + 1)]
+    before = (slice(None),) * axis
+    return [whole[(*before, slice(low, high))].copy() for low, high in pairwise(bounds)]
 
 
 def joined(parts: list[Array], axis: int) -> Array:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from perfsim.numerics.execution.layout import Array, Share, Weights, cut, layouts
+from perfsim.numerics.execution.layout import Array, Share, Weights, cut
 from perfsim.numerics.execution.program import Claim
 from perfsim.numerics.execution.serial import Lesson, Record, train
 from perfsim.numerics.execution.tables import Tokens
@@ -63,7 +63,7 @@ class Oracle:
         return of[claim.what][number][self.rows(rank, claim.microbatch)]
 
     def _flat(self, whole: Weights, block: int, rank: int, what: str) -> Array:
-        layout = layouts(self.share(rank))[block]
+        layout = self.share(rank).layouts[block]
         flat = layout.flat(cut(whole, self.share(rank)))
         return layout.shard(flat, self.shards, rank // self.peers) if what.endswith("shard") else flat
 

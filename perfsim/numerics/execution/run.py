@@ -17,6 +17,9 @@ from perfsim.numerics.execution.program import SHARED, START, Action, Cell, Prog
 RESULTS = ("loss", "weight gradient", "weights")
 """What every order is compared in; the first one is compared in activations and their gradients as well."""
 
+NOBODY = -2
+"""The writer of a buffer in which nothing is yet."""
+
 Initial = Callable[[Cell, int], Any]
 
 
@@ -37,58 +40,76 @@ class Machine:
         self.program, self.initial, self.oracle = program, initial, oracle
         self.task = unfolded.task.tolist()
         self.members = _members(unfolded, program.width)
+        for instance, task in enumerate(self.task):
+            if not program.actions[task].joined:
+                self.members[instance] = self.members[instance][:1]
+        self.cells: dict[Cell, int] = {}
+        self.reads = [self._numbers(action.reads) for action in program.actions]
+        self.writes = [self._numbers(action.writes) for action in program.actions]
+        self.first: dict[tuple[int, int], Any] = {}
+
+    def _numbers(self, cells: Sequence[Cell]) -> list[tuple[int, bool]]:
+        """Each cell's number, and whether every rank has its own."""
+        return [(self.cells.setdefault(cell, len(self.cells)), cell.place != SHARED) for cell in cells]
 
     def run(self, order: Sequence[int], *, thorough: bool = False) -> Outcome:
         """Execute every task once; FaultError where that is impossible."""
-        outcome = Outcome()
-        store: dict[tuple[Cell, int], tuple[Any, int]] = {}
+        outcome, actions, width = Outcome(), self.program.actions, self.program.width
+        values: list[list[Any]] = [[None] * width for _ in self.cells]
+        writers: list[list[int]] = [[NOBODY] * width for _ in self.cells]
         for instance in order:
-            action = self.program.actions[self.task[instance]]
-            members = self.members[instance]
-            if not action.joined and len(members) > 1:
-                members = members[:1]
-            values = [
-                [self._read(store, action, i, rank) for i in range(len(action.reads))] for rank in members
-            ]
-            results = self._execute(action, members, values)
+            task = self.task[instance]
+            action, members = actions[task], self.members[instance]
+            given = []
+            for rank in members:
+                own = []
+                for index, (cell, apart) in enumerate(self.reads[task]):
+                    place = rank if apart else 0
+                    if writers[cell][place] != action.expects[index]:
+                        self._begin(action, index, place, values[cell], writers[cell])
+                    own.append(values[cell][place])
+                given.append(own)
+            results = self._execute(action, members, given)
             for rank, result in zip(members, results, strict=True):
-                for cell, value in zip(action.writes, result, strict=True):
-                    store[cell, 0 if cell.place == SHARED else rank] = value, action.task
-                self._compare(action, rank, result, outcome, thorough=thorough)
+                for (cell, apart), value in zip(self.writes[task], result, strict=True):
+                    place = rank if apart else 0
+                    values[cell][place], writers[cell][place] = value, task
+                if action.claims:
+                    self._compare(action, rank, result, outcome, thorough=thorough)
         return outcome
 
-    def _read(
-        self, store: dict[tuple[Cell, int], tuple[Any, int]], action: Action, index: int, rank: int
-    ) -> Any:
-        """What a rank finds in a buffer; it must be what the intended task wrote there."""
-        cell, intended = action.reads[index], action.expects[index]
-        key = (cell, 0 if cell.place == SHARED else rank)
-        found = store.get(key)
-        if found is None:
-            found = self._first(action, cell, key[1]) if intended == START else (None, -2)
-            if intended == START:
-                store[key] = found
-        if found[1] != intended:
-            name = self.program.name
-            wrote = "nothing is there yet" if found[1] < START else f"{name(found[1])} wrote what is there"
-            detail = f"must read what {name(intended)} writes, but {wrote}"
-            raise FaultError(Fault("order", name(action.task), self.program.tensor(cell), detail))
-        return found[0]
+    def _begin(self, action: Action, index: int, place: int, values: list[Any], writers: list[int]) -> None:
+        """Put what was there at the start into a buffer; anything else in it is not what was meant."""
+        intended = action.expects[index]
+        if writers[place] == NOBODY and intended == START:
+            values[place], writers[place] = self._first(action, index, place), START
+            return
+        name, found = self.program.name, writers[place]
+        wrote = "nothing is there yet" if found == NOBODY else f"{name(found)} wrote what is there"
+        tensor = self.program.tensor(action.reads[index])
+        detail = f"must read what {name(intended)} writes, but {wrote}"
+        raise FaultError(Fault("order", name(action.task), tensor, detail))
 
-    def _first(self, action: Action, cell: Cell, rank: int) -> tuple[Any, int]:
-        try:
-            return self.initial(cell, rank), START
-        except KeyError:
-            detail = "nothing writes it before it is read"
-            raise FaultError(
-                Fault("refused", self.program.name(action.task), self.program.tensor(cell), detail)
-            ) from None
+    def _first(self, action: Action, index: int, place: int) -> Any:
+        cell = action.reads[index]
+        key = (self.cells[cell], place)
+        if key not in self.first:
+            try:
+                self.first[key] = self.initial(cell, place)
+            except KeyError:
+                name, tensor = self.program.name(action.task), self.program.tensor(cell)
+                fault = Fault("refused", name, tensor, "nothing writes it before it is read")
+                raise FaultError(fault) from None
+        return self.first[key]
 
     def _execute(
         self, action: Action, members: Sequence[int], values: list[list[Any]]
     ) -> list[tuple[Any, ...]]:
         try:
-            return action.kernel(members, values)
+            results = action.kernel(members, values)
+            if any(len(result) != len(action.writes) for result in results):
+                raise ValueError("it makes another number of tensors than it writes")
+            return results
         except (ValueError, IndexError, TypeError, AttributeError, KeyError) as error:
             tensor = ", ".join(self.program.tensor(cell) for cell in action.reads[:2])
             detail = f"cannot be computed: {error}"

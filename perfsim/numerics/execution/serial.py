@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from perfsim.numerics.execution.layers import (
     mlp_forward,
     mlp_wgrad,
 )
-from perfsim.numerics.execution.layout import Array, Share, Weights, blocks, layouts
+from perfsim.numerics.execution.layout import Array, Share, Weights, blocks
 from perfsim.numerics.execution.tables import (
     Tokens,
     embedding_backward,
@@ -44,7 +45,7 @@ class Lesson:
     seed: int = 0
     steps: int = STEPS
 
-    @property
+    @cached_property
     def share(self) -> Share:
         return Share(self.model, self.seq_length)
 
@@ -55,16 +56,21 @@ class Lesson:
 
     def words(self, step: int) -> tuple[Tokens, Tokens]:
         """Inputs and targets of one step."""
-        rng = np.random.default_rng([self.seed, 1, step])
-        drawn = rng.integers(0, self.model.vocab_size, (self.batch, self.seq_length + 1))
-        return drawn[:, :-1], drawn[:, 1 : self.head_positions + 1]
+        return self._words[step]
 
+    @cached_property
+    def _words(self) -> list[tuple[Tokens, Tokens]]:
+        rng = np.random.default_rng([self.seed, 1])
+        drawn = rng.integers(0, self.model.vocab_size, (self.steps, self.batch, self.seq_length + 1))
+        return [(step[:, :-1], step[:, 1 : self.head_positions + 1]) for step in drawn]
+
+    @cached_property
     def initial(self) -> dict[int, Weights]:
         """The weights at the start, by block; a tied head begins as the embedding's words."""
         rng = np.random.default_rng([self.seed, 0])
         weights: dict[int, Weights] = {}
         for block in blocks(self.model):
-            layout = layouts(self.share)[block]
+            layout = self.share.layouts[block]
             weights[block] = {name: _drawn(rng, name, shape) for name, shape in layout.shapes.items()}
         if self.model.tied_embeddings:
             weights[HEAD]["words"] = weights[EMBEDDING]["words"].copy()
@@ -100,16 +106,15 @@ class Record:
 
 def train(lesson: Lesson) -> list[Record]:
     """Train serially; one record a step."""
-    weights = lesson.initial()
-    moments = {block: Moments.zero(layouts(lesson.share)[block].size) for block in weights}
+    weights = dict(lesson.initial)
+    moments = {block: Moments.zero(lesson.share.layouts[block].size) for block in weights}
     records = []
     for step in range(lesson.steps):
         record = gradients(lesson, weights, step)
-        for block in weights:
-            layout = layouts(lesson.share)[block]
-            flat, moments[block] = adam(
-                layout.flat(weights[block]), layout.flat(record.weight_gradients[block]), moments[block]
-            )
+        for block, before in list(weights.items()):
+            layout = lesson.share.layouts[block]
+            gradient = layout.flat(record.weight_gradients[block])
+            flat, moments[block] = adam(layout.flat(before), gradient, moments[block])
             weights[block] = layout.views(flat)
         record.weights = dict(weights)
         records.append(record)

@@ -6,7 +6,7 @@ is what is there when the copy is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from perfsim.numerics.execution.layers import (
     mlp_forward,
     mlp_wgrad,
 )
-from perfsim.numerics.execution.layout import Array, Share, Weights, layouts
+from perfsim.numerics.execution.layout import Array, Share, Weights
 from perfsim.numerics.execution.movement import summed
 from perfsim.numerics.execution.program import SHARED, Cell, Claim, Compiler, Values, each
 from perfsim.numerics.execution.serial import Lesson
@@ -38,11 +38,18 @@ from perfsim.workload import ParallelLayout
 
 
 class WaferCompiler(Compiler):
-    """Compiles graphs of `weight-streaming`; a wafer has `slots` places for weights that arrive."""
+    """Compiles graphs of `weight-streaming`.
 
-    def __init__(self, graph: TaskGraph, lesson: Lesson, layout: ParallelLayout, slots: int) -> None:
+    A wafer has `slots` places for weights that arrive, and `prefetch` for samples.
+    """
+
+    def __init__(
+        self, graph: TaskGraph, lesson: Lesson, layout: ParallelLayout, slots: int, prefetch: int
+    ) -> None:
         super().__init__(graph)
-        self.lesson, self.layout, self.slots = lesson, layout, slots
+        self.lesson, self.layout, self.slots, self.prefetch = lesson, layout, slots, prefetch
+        self.sample_slot = Cell(0, "slot of samples")
+        self.batches = 0
         self.share = Share(lesson.model, lesson.seq_length)
         self.slot_of: dict[int, Cell] = {}
         self.arrivals = 0
@@ -77,7 +84,7 @@ class WaferCompiler(Compiler):
 
     def views(self, block: int, flat: Array) -> Weights:
         """The named weights of a block."""
-        return layouts(self.share)[block].views(flat)
+        return self.share.layouts[block].views(flat)
 
     def claim(self, what: str, number: int) -> list[tuple[int, Claim]]:
         """Say what the first tensor of the task is."""
@@ -135,7 +142,10 @@ class WaferCompiler(Compiler):
         """Inputs and targets of a micro-batch arrive on the wafer."""
         step, tag = self.step, task.tag
         operands = [self.operand(handle) for handle in task.reads]
-        self.add(operands, self.handle(), each(lambda rank, *_: (self.tokens(rank, step, tag),)))
+        self.sample_slot = Cell(self.place, "slot of samples", self.batches % self.prefetch)
+        self.batches += 1
+        writes = [*self.handle(), self.sample_slot]
+        self.add(operands, writes, each(lambda rank, *_: (None, self.tokens(rank, step, tag))))
 
     def broadcast(self, task: Task) -> None:
         """SwarmX gives every wafer the weights; they take the slot whose turn it is."""
@@ -144,19 +154,26 @@ class WaferCompiler(Compiler):
         self.arrivals += 1
         self.slot_of[task.block] = slot
 
-        def kernel(_: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
-            return [(None, own[0].copy()) for own in values]
+        group = self._group(task)
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            return [
+                (None, own[0].copy() if rank in group else None)
+                for rank, own in zip(members, values, strict=True)
+            ]
 
         self.add([self.operand(task.reads[0])], [*self.handle(0, place), slot], kernel, joined=True)
 
     def reduce(self, task: Task) -> None:
         """SwarmX sums the wafers' gradients; MemoryX or the tree adds what came before."""
         operands = [self.operand(handle) for handle in task.reads]
+        group = self._group(task)
         arriving = [number for number, cell in enumerate(operands) if cell.place != SHARED]
         stored = [number for number, cell in enumerate(operands) if cell.place == SHARED]
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
-            parts = [own[number] for own in values for number in arriving]
+            own_parts = [own for rank, own in zip(members, values, strict=True) if rank in group]
+            parts = [own[number] for own in own_parts for number in arriving]
             total = summed([*(values[0][number] for number in stored), *parts])
             return [(total,) for _ in members]
 
@@ -164,11 +181,21 @@ class WaferCompiler(Compiler):
             self.tables[task.block] = Cell(SHARED, "tensor", task.writes[0])
         self.add(operands, self.handle(), kernel, joined=True)
 
+    def _group(self, task: Task) -> Collection[int]:
+        """The wafers that a collective joins."""
+        return task.work.group.ranks if task.work.group else range(self.layout.data)
+
+    def wait(self, task: Task) -> None:
+        """Nothing."""
+        operands = [self.operand(handle) for handle in task.reads]
+        results = [cell for position in range(len(task.writes)) for cell in self.handle(position)]
+        self.add(operands, results, each(lambda *_: (None,) * len(results)))
+
     def update(self, task: Task) -> None:
         """Adam at MemoryX. A table that embedding and head share is updated once both gradients are there."""
         operands = [self.operand(handle) for handle in task.reads]
         block, tied = task.block, self.lesson.model.tied_embeddings
-        layout, count = layouts(self.share)[block], len(operands)
+        layout, count = self.share.layouts[block], len(operands)
         states = [Cell(SHARED, "weights", block), Cell(SHARED, "moments", block)]
         both = tied and block == EMBEDDING
         if both:
@@ -202,7 +229,7 @@ class WaferCompiler(Compiler):
 
     def _update_both(self, gradient: Array, of_head: Array, states: Sequence[Any]) -> tuple[Any, ...]:
         """The embedding with the sum of both gradients, and its words as the head has them."""
-        layout, head = layouts(self.share)[EMBEDDING], layouts(self.share)[HEAD]
+        layout, head = self.share.layouts[EMBEDDING], self.share.layouts[HEAD]
         flat, moments, of_head_flat, head_moments = states
         gradient[layout.parts["words"]] += of_head[head.parts["words"]]
         updated, state = adam(flat, gradient, moments)
@@ -239,9 +266,9 @@ class WaferCompiler(Compiler):
         """Look words up; head and backward find the samples on the wafer."""
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            return embedding_forward(w, values[1][0], self.share), values[1]
+            return embedding_forward(w, values[-1][0], self.share), values[-1]
 
-        self.compute(run, [], [self.taught()], self.claim("hidden", 0))
+        self.compute(run, [self.sample_slot], [self.taught()], self.claim("hidden", 0))
 
     def taught(self) -> Cell:
         """The samples of the micro-batch under way."""
@@ -267,7 +294,7 @@ class WaferCompiler(Compiler):
             middle, mlp = mlp_dgrad(w, of_mlp, dy, self.share)
             d_out = dy if self.share.model.norms_per_layer == 1 else middle
             dx, attention = attention_dgrad(w, of_attention, d_out, self.share)
-            layout = layouts(self.share)[0]
+            layout = self.share.layouts[0]
             made = layout.flat(mlp_wgrad(mlp, self.share) | mlp.norm)
             made += layout.flat(attention_wgrad(attention, self.share) | attention.norm)
             return dx + middle, made
@@ -308,7 +335,7 @@ class WaferCompiler(Compiler):
             statistics, kept, count = values[1], values[-2], self.lesson.num_tokens
             targets = values[-1][1]
             dx, inputs = head_dgrad(w, kept, statistics, targets, count, self.share, self.lesson.seq_length)
-            made = layouts(self.share)[HEAD].flat(head_wgrad(inputs, self.share) | inputs.norm)
+            made = self.share.layouts[HEAD].flat(head_wgrad(inputs, self.share) | inputs.norm)
             return dx, made, np.asarray(losses_of(statistics, count).sum())
 
         claims = self.claim("gradient", self.lesson.model.num_layers)
@@ -320,22 +347,23 @@ class WaferCompiler(Compiler):
 
         def run(_: int, __: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
             made = embedding_backward(values[1], values[-1][0], self.share)
-            return None, layouts(self.share)[EMBEDDING].flat(made)
+            return None, self.share.layouts[EMBEDDING].flat(made)
 
         self._backward(run, [self.taught()])
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, _rank: int) -> Any:
         """What a buffer holds before the first task; KeyError where nothing is there."""
-        layout = layouts(self.share)[cell.number]
+        layout = self.share.layouts[cell.number]
         if cell.name in ("weights", "weights in flash"):
-            return layout.flat(self.lesson.initial()[cell.number])
+            return layout.flat(self.lesson.initial[cell.number])
         if cell.name in ("moments", "moments in flash"):
             return Moments.zero(layout.size)
         raise KeyError(cell)
 
 
 OPERATIONS: dict[str, Callable[[WaferCompiler, Task], None]] = {
+    "wait": WaferCompiler.wait,
     "memoryx_read": WaferCompiler.read_store,
     "flash_read": WaferCompiler.flash_read,
     "flash_write": WaferCompiler.flash_write,

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from perfsim.errors import LayoutError
 from perfsim.study import outcome
 from perfsim.study.evaluate import Evaluation
 from perfsim.study.outcome import layout_fields, metrics, timeline
@@ -166,3 +167,9 @@ def test_a_layout_may_spill() -> None:
     assert answer["layout"]["spill"]
     assert "inputs spilled" in evaluation.plan.notes[0]
     assert "fetch" in {work.op for work in evaluation.graph.works}
+
+
+@pytest.mark.parametrize("asked", [{"detail": "chunk"}, {"layout": "tp=8,spill=true,stream_chunks=4"}])
+def test_what_only_wafers_have_is_refused_on_gpus(asked: dict[str, str]) -> None:
+    with pytest.raises(LayoutError, match=r"stream_chunks .* is for weight streaming"):
+        answer_point(GPUS._replace(**asked))  # type: ignore[arg-type]

@@ -1,0 +1,98 @@
+"""What a proof of the whole catalogue covers: every strategy, schedule, ZeRO stage and recompute mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import cycle
+from typing import NamedTuple
+
+from perfsim.strategies import STRATEGIES, strategy, strategy_names
+from perfsim.strategies.schedules import SCHEDULES, least_chunks
+from perfsim.workload import ParallelLayout, Recompute
+
+MODES: tuple[Recompute, ...] = ("none", "selective", "full")
+INTERLEAVED = 2
+
+
+class Case(NamedTuple):
+    """One layout to prove; `microbatches` of each replica."""
+
+    strategy: str
+    layout: ParallelLayout | None
+    """None: the first that the strategy lists."""
+    microbatches: int = 2
+    overlap: bool = False
+
+    @property
+    def devices(self) -> int:
+        return self.layout.num_devices if self.layout else 2
+
+
+def catalogue_cases() -> list[Case]:
+    """Every case; strategies of other packages with the first layout that they list."""
+    own = [*_data(), *_zero3(), *_tensor(), *_pipeline(), *_three_d(), *_weight_streaming()]
+    return own + [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
+
+
+def system_kind(case: Case) -> str:
+    """The kind of system that a case runs on."""
+    return strategy(case.strategy).system_kind
+
+
+def _data() -> Iterator[Case]:
+    for stage in (0, 1, 2):
+        for overlap in (False, True):
+            yield Case("data", ParallelLayout(data=3 if stage else 2, zero_stage=stage), 3, overlap)
+
+
+def _zero3() -> Iterator[Case]:
+    for mode in MODES:
+        yield Case("zero3", ParallelLayout(data=2, zero_stage=3, recompute=mode), 2)
+    both = ParallelLayout(tensor=2, data=2, sequence_parallel=True, zero_stage=3, recompute="full")
+    yield Case("zero3", both)
+
+
+def _tensor() -> Iterator[Case]:
+    for sequence_parallel in (False, True):
+        for mode in MODES:
+            yield Case("tensor", ParallelLayout(2, recompute=mode, sequence_parallel=sequence_parallel))
+    yield Case("tensor", ParallelLayout(tensor=4, sequence_parallel=True))
+
+
+def _pipeline() -> Iterator[Case]:
+    """Every schedule in every mode, with as many micro-batches as show its steady state."""
+    for name in SCHEDULES:
+        for mode in MODES:
+            plain = ParallelLayout(pipeline=3, schedule=name, recompute=mode, virtual_pipeline=_chunks(name))
+            yield Case("pipeline", plain, 6)
+
+
+def _three_d() -> Iterator[Case]:
+    """Every schedule with every way to keep states; modes and overlap take turns."""
+    modes, overlaps, shares = cycle(MODES), cycle((False, True)), cycle((True, False, True))
+    base = ParallelLayout(tensor=2, pipeline=2, data=2)
+    for name in SCHEDULES:
+        for stage in (0, 1, 2):
+            layout = replace(
+                base,
+                schedule=name,
+                virtual_pipeline=_chunks(name),
+                zero_stage=stage,
+                recompute=next(modes),
+                sequence_parallel=next(shares),
+            )
+            yield Case("3d", layout, 2 if name == "interleaved" else 3, next(overlaps))
+
+
+def _chunks(schedule: str) -> int:
+    return INTERLEAVED if SCHEDULES[schedule].chunks is None else least_chunks(schedule)
+
+
+def _weight_streaming() -> Iterator[Case]:
+    for group, systems, microbatches in ((0, 1, 1), (0, 3, 2), (1, 2, 3), (2, 2, 2), (4, 4, 1)):
+        mode: Recompute = "full" if group else "none"
+        layout = ParallelLayout(data=systems, micro_batch_size=2, recompute=mode, recompute_layers=group)
+        yield Case("weight-streaming", layout, microbatches)
+        if systems == INTERLEAVED:
+            yield Case("weight-streaming", replace(layout, spill=True), microbatches)

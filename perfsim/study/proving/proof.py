@@ -1,0 +1,202 @@
+"""One proof: a plan's graph compiled, checked for hazards, and run in many orders."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from perfsim.errors import GraphError, InputError
+from perfsim.graph import TaskGraph
+from perfsim.graph.unfold import Unfolded, unfold
+from perfsim.hardware import WaferClusterSpec
+from perfsim.numerics.execution.faults import Fault, FaultError
+from perfsim.numerics.execution.gpu import GpuCompiler
+from perfsim.numerics.execution.hazards import hazards
+from perfsim.numerics.execution.oracle import Oracle
+from perfsim.numerics.execution.order import Edge, Precedence, dependencies, order_in_time, random_order
+from perfsim.numerics.execution.program import Program
+from perfsim.numerics.execution.run import Machine
+from perfsim.numerics.execution.serial import Lesson
+from perfsim.numerics.execution.wafer import WaferCompiler
+from perfsim.strategies import Plan
+from perfsim.study.evaluate import costs_for, evaluate
+from perfsim.study.planner import short_layout
+from perfsim.study.proving.small import lesson_of
+
+MOST_FAULTS = 20
+MOST_TASKS = 400_000
+"""Of one order: some minutes."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What came of one plan."""
+
+    strategy: str
+    layout: str
+    ranks: int
+    microbatches: int
+    orders: int
+    tasks: int
+    """Of one order, on all ranks and in both steps."""
+    compared: int
+    """Arrays held against serial training, in all orders."""
+    max_relative_error: float
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.faults
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "layout": self.layout,
+            "passed": self.passed,
+            "max_relative_error": self.max_relative_error,
+            "orders": self.orders,
+            "tasks": self.tasks,
+            "ranks": self.ranks,
+            "microbatches": self.microbatches,
+            "compared": self.compared,
+            "faults": [str(fault) for fault in self.faults],
+        }
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A graph to be proven, as its strategy wrote it or with something done to it.
+
+    `without` are dependencies that are taken away, although what is read stays as it is.
+    """
+
+    graph: TaskGraph
+    plan: Plan
+    lesson: Lesson
+    without: Collection[Edge] = ()
+
+    @cached_property
+    def compiled(self) -> tuple[Program, GpuCompiler | WaferCompiler]:
+        """The graph as a program; FaultError where it cannot be executed."""
+        layout, system = self.plan.layout, self.plan.system
+        compiler: GpuCompiler | WaferCompiler
+        if isinstance(system, WaferClusterSpec):
+            blocks = self.plan.job.model.num_layers + 2
+            slots = 1 + min(system.streaming.prefetch_depth, 2 * blocks - 1)
+            prefetch = system.activation_servers.prefetch
+            compiler = WaferCompiler(self.graph, self.lesson, layout, slots, prefetch)
+        else:
+            compiler = GpuCompiler(self.graph, self.lesson, layout)
+        return compiler.compile(), compiler
+
+    def lacking(self, edges: Collection[Edge]) -> Subject:
+        """The same without some dependencies; what is read stays as it is."""
+        other = replace(self, without=tuple(edges))
+        other.__dict__.update(
+            {name: self.__dict__[name] for name in ("compiled", "unfolded") if name in self.__dict__}
+        )
+        return other
+
+    @cached_property
+    def unfolded(self) -> Unfolded:
+        return unfold(self.graph)
+
+    def hazards(self) -> Iterator[Fault]:
+        """Every missing dependency."""
+        program, _ = self.compiled
+        return hazards(program, Precedence(self.graph, dependencies(self.graph, self.without)))
+
+    def machine(self) -> Machine:
+        """All ranks, ready to run."""
+        program, compiler = self.compiled
+        layout = self.plan.layout
+        oracle = Oracle(self.lesson, layout.tensor, layout.data, compiler.rows)
+        return Machine(program, self.unfolded, compiler.initial, oracle)
+
+    def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
+        """Random topological orders of all tasks on all ranks."""
+        rng = np.random.default_rng(seed)
+        deps = dependencies(self.unfolded.graph, self._without_on_all_ranks())
+        for _ in range(count):
+            yield random_order(deps, rng)
+
+    def _without_on_all_ranks(self) -> list[Edge]:
+        if not self.without:
+            return []
+        unfolded, unwanted = self.unfolded, set(self.without)
+        deps = unfolded.graph.dependencies
+        pairs = zip(deps.row_of_value.tolist(), deps.values.tolist(), strict=True)
+        folded = unfolded.task.tolist()
+        return [(a, b) for a, b in pairs if (folded[a], folded[b]) in unwanted]
+
+    def faults(self) -> list[Fault]:
+        """What is wrong: by the graph alone, or else in one run against serial training."""
+        try:
+            found = list(islice(self.hazards(), MOST_FAULTS))
+            return found or self.machine().run(range(len(self.unfolded.task)), thorough=True).faults
+        except FaultError as error:
+            return [error.fault]
+        except GraphError as error:
+            return [Fault("refused", "the graph", "its groups", str(error))]
+
+
+def subject_of(plan: Plan, seed: int = 0) -> Subject:
+    """The graph of a small plan, with what its model is taught."""
+    return Subject(
+        evaluate(plan, costs_for(plan.topology, plan.job.recipe)).graph, plan, lesson_of(plan, seed)
+    )
+
+
+def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
+    """Prove a small plan: no hazards, and serial training's numbers in every order.
+
+    Orders are that of the ids, `orders` random ones, and the one in which the engine ran it.
+    """
+    evaluation = evaluate(plan, costs_for(plan.topology, plan.job.recipe))
+    subject = Subject(evaluation.graph, plan, lesson_of(plan, seed))
+    tasks = len(subject.unfolded.task)
+    if tasks > MOST_TASKS:
+        raise InputError(
+            f"{plan.strategy} {short_layout(plan.layout)}: {tasks:,} tasks on all ranks are too many to "
+            f"execute (at most {MOST_TASKS:,}); try fewer replicas or a smaller batch"
+        )
+    faults, error, compared, run = [], 0.0, 0, 0
+    try:
+        faults += list(islice(subject.hazards(), MOST_FAULTS))
+        machine = subject.machine()
+        simulated = order_in_time(evaluation.trace.start_s, subject.unfolded.task)
+        for number, order in enumerate([range(tasks), simulated, *subject.random_orders(orders, seed)]):
+            outcome = machine.run(order, thorough=number == 0)
+            error, compared = max(error, outcome.max_relative_error), compared + outcome.compared
+            faults += outcome.faults
+            run += 1
+    except FaultError as refused:
+        faults.append(refused.fault)
+    distinct = tuple(dict.fromkeys(faults))[:MOST_FAULTS]
+    return Proof(
+        strategy=plan.strategy,
+        layout=described(plan),
+        ranks=plan.topology.num_devices,
+        microbatches=plan.num_microbatches,
+        orders=max(0, run - 2),
+        tasks=tasks,
+        compared=compared,
+        max_relative_error=error,
+        faults=distinct,
+    )
+
+
+def described(plan: Plan) -> str:
+    """A layout in words that name what a proof of it exercises."""
+    layout, recipe = plan.layout, plan.job.recipe
+    words = [short_layout(layout)]
+    words += ["sequence parallel"] if layout.sequence_parallel else []
+    words += [f"zero {layout.zero_stage}"] if layout.zero_stage else []
+    words += [f"groups of {layout.recompute_layers}"] if layout.recompute_layers else []
+    words += ["spilled"] if layout.spill else []
+    words += ["reduction overlapped"] if recipe.overlap_grad_reduce and layout.data > 1 else []
+    return ", ".join(words)

@@ -1,0 +1,106 @@
+"""Whatever the layout: if it is legal, its schedule computes what serial training does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from perfsim.errors import LayoutError
+from perfsim.numerics.execution.order import Precedence, dependencies, random_order
+from perfsim.strategies import Plan, strategy
+from perfsim.strategies.schedules import SCHEDULES, least_chunks
+from perfsim.study.proving.proof import Subject
+from perfsim.study.proving.small import lesson_of, small_plan
+from perfsim.workload import Job, ParallelLayout
+
+FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> ParallelLayout:
+    schedule = draw(st.sampled_from(sorted(SCHEDULES)))
+    pipeline = draw(st.integers(1, 3))
+    chunks = 2 if schedule == "interleaved" else least_chunks(schedule)
+    tensor = draw(st.sampled_from([1, 2]))
+    layout = ParallelLayout(
+        tensor=tensor,
+        pipeline=pipeline,
+        data=draw(st.integers(1, 2)),
+        virtual_pipeline=chunks,
+        schedule=schedule,
+        sequence_parallel=draw(st.booleans()) and tensor > 1,
+        zero_stage=draw(st.sampled_from([0, 1, 2, 3])),
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+    )
+    if draw(st.booleans()):
+        stages = layout.num_stages
+        uneven = draw(st.lists(st.integers(0, 2), min_size=stages, max_size=stages).filter(any))
+        layout = replace(layout, layers_per_stage=tuple(uneven))
+    return layout
+
+
+@FEW
+@given(layout=layouts(), microbatches=st.integers(1, 3), overlap=st.booleans(), seed=st.integers(0, 99))
+def test_every_legal_layout_is_proven(
+    toys: ModuleType, layout: ParallelLayout, microbatches: int, overlap: bool, seed: int
+) -> None:
+    job = toys.job(8, {"overlap_grad_reduce": overlap}, tied_embeddings=bool(seed % 2))
+    plan = planned(toys, job, layout, microbatches)
+    assert subject_of_toys(toys, plan, seed).faults() == []
+
+
+def planned(toys: ModuleType, job: Job, layout: ParallelLayout, microbatches: int) -> Plan:
+    """The small plan of a layout; layouts that the rules refuse are not asked for."""
+    topology = toys.topology(layout.num_devices, toys.gpu_cluster(gpus=16, nics=16))
+    try:
+        return small_plan(strategy("3d"), job, topology, layout, microbatches)
+    except LayoutError:
+        reject()
+
+
+def subject_of_toys(toys: ModuleType, plan: Plan, seed: int) -> Subject:
+    return Subject(toys.graph_of(plan), plan, lesson_of(plan, seed))
+
+
+@FEW
+@given(
+    systems=st.integers(1, 4),
+    group=st.sampled_from([0, 1, 2, 3]),
+    microbatches=st.integers(1, 3),
+    tied=st.booleans(),
+    batch_less=st.integers(0, 1),
+)
+def test_weight_streaming_is_proven_with_uneven_batches_as_well(
+    toys: ModuleType, systems: int, group: int, microbatches: int, tied: bool, batch_less: int
+) -> None:
+    layout = ParallelLayout(
+        data=systems, micro_batch_size=2, recompute="full" if group else "none", recompute_layers=group
+    )
+    system = toys.wafer_cluster()
+    job = toys.job(8 * systems, num_layers=4, tied_embeddings=tied)
+    plan = small_plan(strategy("weight-streaming"), job, toys.topology(systems, system), layout, microbatches)
+    less = replace(plan.job, global_batch_size=plan.job.global_batch_size - batch_less)
+    plan = replace(plan, job=less)
+    assert subject_of_toys(toys, plan, 0).faults() == []
+
+
+@FEW
+@given(layout=layouts(), seed=st.integers(0, 999))
+def test_random_orders_keep_every_dependency_and_clocks_tell_what_precedes(
+    toys: ModuleType, layout: ParallelLayout, seed: int
+) -> None:
+    plan = planned(toys, toys.job(8), layout, 2)
+    graph = toys.graph_of(plan)
+    deps = dependencies(graph)
+    order = random_order(deps, np.random.default_rng(seed))
+    place = np.argsort(order)
+    assert sorted(order) == list(range(len(graph)))
+    assert (place[deps.values] < place[deps.row_of_value]).all()
+    precedence = Precedence(graph, deps)
+    for first, second in np.random.default_rng(seed).integers(0, len(graph), (50, 2)).tolist():
+        if precedence.before(first, second):
+            assert place[first] < place[second]
