@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -29,6 +30,12 @@ FEW = {
     "zero bubble": Case("pipeline", ParallelLayout(pipeline=2, schedule="zb2p"), 3),
     "weight streaming": Case("weight-streaming", ParallelLayout(data=2, micro_batch_size=2), 2),
 }
+EXPLAINED = (
+    r"buffer reused too early: layer\.fetch.* does not wait for head\.",
+    r"buffer reused too early: layer\.forward.* does not wait for layer\.spill",
+)
+"""Waits that free no buffer: what comes back first finds its room empty, and is only not fetched early;
+the last layer's output waits for room like the others, though it never leaves the wafer."""
 EVERY = 9
 """One fault of so many is tried in the default suite."""
 
@@ -84,4 +91,5 @@ def test_every_fault_in_the_catalogue_is_caught(tmp_path: Path) -> None:
     text = {name: [each.injected, each.caught, each.survivors] for name, each in report.items()}
     (tmp_path / "mutations.json").write_text(json.dumps(text, indent=2))
     assert sum(sum(each.injected.values()) for each in report.values()) > 1000
-    assert [survivor for each in report.values() for survivor in each.survivors] == []
+    survivors = [survivor for each in report.values() for survivor in each.survivors]
+    assert [each for each in survivors if not any(re.match(why, each) for why in EXPLAINED)] == []
