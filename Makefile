@@ -15,7 +15,7 @@ STUDY = gpt3_20b
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help study test lint format types layers clean distclean
+.PHONY: help study test lint format types layers benchmarks clean distclean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +40,9 @@ types: $(VENV)/.installed-dev ## Check the types
 
 layers: $(VENV)/.installed-dev ## Check that imports point down
 	@$(BIN)/lint-imports
+
+benchmarks: $(VENV)/.installed-dev ## Measure speed, write reports/benchmarks.md
+	@PERFSIM_BENCHMARKS=reports/benchmarks.md $(BIN)/python -m pytest -q -m benchmark tests/benchmarks
 
 clean: ## Remove caches and builds
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .benchmarks

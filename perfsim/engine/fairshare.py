@@ -74,6 +74,7 @@ class FairShare:
         self._starts: list[tuple[float, int, PathClass, float, int, OnDone]] = []
         self._ends: list[tuple[float, int, PathClass]] = []
         self._armed: list[float] = []
+        self._wakes: list[Callable[[simpy.Event], None]] = [self._wake]
         self._number = 0
         self._inside = False
 
@@ -141,11 +142,14 @@ class FairShare:
             next_s = self._starts[0][0]
         if next_s < math.inf and (not self._armed or next_s < self._armed[0]):
             heappush(self._armed, next_s)
-            self.env.timeout(max(0.0, next_s - self.env.now)).callbacks = [self._wake]
+            delay_s = next_s - self.env.now
+            self.env.timeout(max(0.0, delay_s)).callbacks = self._wakes
 
     def _wake(self, _event: simpy.Event) -> None:
         """Carry out what was to happen by now, and what follows from it at once."""
-        self.now_s = max(self.now_s, heappop(self._armed))
+        due_s = heappop(self._armed)
+        if due_s > self.now_s:
+            self.now_s = due_s
         self._inside = True
         try:
             self._carry_out()

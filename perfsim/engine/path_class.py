@@ -83,27 +83,29 @@ class PathClass:
         self.advance(now_s)
         self.fraction = fraction
         if fraction < 1.0:
-            for end_s, number, weight, on_done in self.ends:
-                heappush(self.marks, (self.service_s + (end_s - now_s), number, weight, on_done))
-            self.ends.clear()
+            service_s, marks = self.service_s, self.marks
+            if self.ends:
+                for end_s, number, weight, on_done in self.ends:
+                    heappush(marks, (service_s + (end_s - now_s), number, weight, on_done))
+                self.ends.clear()
             for duration_s, number, weight, on_done in self.new:
-                heappush(self.marks, (self.service_s + duration_s, number, weight, on_done))
+                heappush(marks, (service_s + duration_s, number, weight, on_done))
         else:
             for duration_s, number, weight, on_done in self.new:
                 heappush(self.ends, (now_s + duration_s, number, weight, on_done))
         self.new.clear()
-        self.next_s = self._next_s(grid_s)
-        return self.next_s
-
-    def _next_s(self, grid_s: float) -> float:
         next_s = self.ends[0][0] if self.ends else math.inf
-        if self.marks and self.fraction > 0:
-            next_s = min(next_s, self._mark_s(self.marks[0][0], grid_s))
+        if self.marks and fraction > 0:
+            mark_s = self._mark_s(grid_s)
+            if mark_s < next_s:
+                next_s = mark_s
+        self.next_s = next_s
         return next_s
 
-    def _mark_s(self, mark: float, grid_s: float) -> float:
-        """When the service clock, last read at `since_s`, comes to `mark` at the present rate."""
-        end_s = self.since_s + max(0.0, mark - self.service_s) / self.fraction
+    def _mark_s(self, grid_s: float) -> float:
+        """When the service clock, last read at `since_s`, comes to the first mark at the present rate."""
+        left_s = self.marks[0][0] - self.service_s
+        end_s = self.since_s + left_s / self.fraction if left_s > 0.0 else self.since_s
         return math.ceil(end_s / grid_s) * grid_s if grid_s else end_s
 
     def take_done(self, now_s: float, grid_s: float) -> list[Waiting]:
@@ -111,10 +113,12 @@ class PathClass:
         done = []
         while self.ends and self.ends[0][0] <= now_s:
             done.append(heappop(self.ends))
-        if self.marks and self.fraction > 0:
-            first = self._mark_s(self.marks[0][0], grid_s)  # before the clock is read anew
+        marks = self.marks
+        if marks and self.fraction > 0:
+            is_due = self._mark_s(grid_s) <= now_s  # before the clock is read anew
             self.advance(now_s)
-            while self.marks and (first <= now_s or self._mark_s(self.marks[0][0], grid_s) <= now_s):
-                done.append(heappop(self.marks))
-                first = math.inf
+            if is_due:
+                done.append(heappop(marks))
+            while marks and marks[0][0] <= self.service_s:
+                done.append(heappop(marks))
         return done

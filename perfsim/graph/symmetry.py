@@ -108,6 +108,24 @@ def peer_classes(graph: TaskGraph, marks: Mapping[int, Hashable] | None = None) 
         classes = refined
 
 
+def as_slowest_peers(graph: TaskGraph, factors: Mapping[int, float]) -> dict[int, float]:
+    """How many times as long every rank computes (1 if absent), if tensor peers act with their slowest.
+
+    They meet after every block, so they wait for the slowest anyway: with stragglers in one tensor
+    group the step takes as long to the bit, with more of them no less. As marks these factors leave
+    half as many classes, whose chains stay whole.
+    """
+    inner = [meeting for meeting in meetings_of(graph) if meeting.stride == 1 and meeting.size > 1]
+    meeting = min(inner, key=lambda each: each.size, default=ALONE)
+    found: dict[int, float] = {}
+    for base in bases_of(graph):
+        for first in {meeting.first(offset) for offset in range(width_of(graph))}:
+            group = [base + offset for offset in meeting.offsets(first)]
+            slowest = max(factors.get(rank, 1.0) for rank in group)
+            found |= dict.fromkeys(group, slowest) if slowest != 1.0 else {}
+    return found
+
+
 def _groups(classes: Ints, meeting: Meeting) -> list[tuple[int, ...]]:
     """The classes that each peer meets, each once."""
     found: dict[int, tuple[int, ...]] = {}

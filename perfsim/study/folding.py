@@ -1,7 +1,8 @@
 """Whether ranks that are written once may be: their groups must lie alike over the nodes.
 
 A folded graph is priced and run for one peer of each pipeline rank. That holds for the others if every
-communication of theirs spans as many nodes, equally filled, and takes as many NICs and leaves.
+communication of theirs spans as many nodes, equally filled, and crosses leaves alike where these are
+thinner than the NICs under them.
 """
 
 from __future__ import annotations
@@ -57,5 +58,8 @@ def _lies(work: Work, tree: FatTree, width: int) -> NDArray[np.int64]:
     ranks = np.sort(group.start + first[:, None] + group.stride * np.arange(group.size), axis=1)
     nodes = ranks // tree.devices_per_node
     enters = np.diff(nodes, axis=1) != 0
-    leaves = np.diff(nodes // tree.system.fabric.nodes_per_leaf, axis=1) != 0
-    return np.concatenate([enters, leaves], axis=1).astype(np.int64)
+    fabric = tree.system.fabric
+    if fabric.oversubscription <= 1.0:  # no leaf can be asked for more than it carries
+        return np.asarray(enters, dtype=np.int64)
+    leaves = np.diff(nodes // fabric.nodes_per_leaf, axis=1) != 0
+    return np.concatenate([enters, leaves], axis=1, dtype=np.int64)

@@ -45,9 +45,9 @@ def written_out(
     together: dict[int, Hashable] = {
         rank: (told.get(rank), places.get(rank)) for rank in told.keys() | places.keys()
     }
-    classes = peer_classes(folded, together)
-    count = int(classes.max(initial=0)) + 1
-    if not told and (count == 1 or count * len(folded) > MOST_TASKS):
+    classes = peer_classes(folded, together) if together else None
+    count = 1 if classes is None else int(classes.max(initial=0)) + 1
+    if classes is None or (not told and (count == 1 or count * len(folded) > MOST_TASKS)):
         ranks = np.array([-1 if (rank := rank_of(name)) is None else rank for name in folded.streams])
         return Written(folded, ranks[folded.stream].astype(np.int32), links)
     found = unfold(folded, classes)

@@ -53,6 +53,8 @@ def test_curve_maps_and_reasons_are_drawn_as_what_they_are(open_page: Callable, 
     page = open_page(report).page
     assert page.evaluate(TYPES) == {
         "figure-scaling": ["scatter"] * 4,
+        "figure-speed-up": ["scatter"] * 4,
+        "figure-step-time": ["bar"] * len(page.evaluate(TYPES)["figure-step-time"]),
         "figure-map-cs-2-weight-streaming": ["heatmap"],
         "figure-map-slow-weight-streaming": ["heatmap"],
     }
@@ -62,3 +64,38 @@ def test_curve_maps_and_reasons_are_drawn_as_what_they_are(open_page: Callable, 
     reason = page.get_by_text("global_batch_size 2 gives some of 4 systems nothing").first
     reason.scroll_into_view_if_needed()
     assert reason.is_visible()
+
+
+VARIANTS = """\
+title: Variants
+study: {extends: gpt3_20b, model: gpt3_xl}
+grid:
+  candidates:
+    - {strategy: weight-streaming, system: cs-2, devices: [8]}
+  recipe.global_batch_size: [8, 96]
+variants:
+  as it is: {}
+  half the servers: {system.memoryx.servers: 6}
+  a wafer at its peak: {recipe.software_release: peak}
+"""
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("variants")
+    path = folder / "variants.yaml"
+    path.write_text(VARIANTS, encoding="utf-8")
+    result = run_sweep(load_sweep(str(path)), folder / "points.sqlite", jobs=1)
+    return write_sweep_report(result, folder / "out")
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+def test_variants_are_drawn_as_bars_without_errors_or_sideways_scrolling(
+    open_page: Callable, variants: Path, width: int
+) -> None:
+    opened = open_page(variants, width=width)
+    assert opened.page.evaluate(OVERFLOW) <= 0
+    assert opened.errors == []
+    types = opened.page.evaluate(TYPES)
+    assert set(types) == {"figure-variants", "figure-step-time"}
+    assert types["figure-variants"] == ["bar", "bar"]

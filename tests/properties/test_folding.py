@@ -14,7 +14,7 @@ from perfsim.costs.price import price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.graph import TaskGraph, peer_classes, unfold
-from perfsim.graph.symmetry import meeting_of, rank_of, width_of
+from perfsim.graph.symmetry import as_slowest_peers, meeting_of, rank_of, width_of
 from perfsim.strategies import Plan
 from perfsim.study.contention import shared_links
 from perfsim.study.folding import rank_classes
@@ -161,6 +161,23 @@ def test_stragglers_unfold_only_their_classes_and_nothing_else_changes(
     slow = slow_ends(graph, each_s)
     assert (run_classes(graph, each_s, None) == slow).all()
     assert (run_classes(graph, each_s, peer_classes(graph, factors)) == slow).all()
+
+
+@given(gpu_layouts(), st.booleans(), st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_step_with_one_straggler_is_as_long_if_its_tensor_peers_act_with_it(
+    toys: ModuleType, layout: dict[str, Any], overlap: bool, data: st.DataObject
+) -> None:
+    plan = gpu_plan(toys, layout, overlap)
+    graph = toys.graph_of(plan)
+    ranks = st.integers(0, plan.layout.num_devices - 1)
+    factors = data.draw(st.dictionaries(ranks, st.sampled_from([1.25, 2.0]), max_size=2))
+    alike = as_slowest_peers(graph, factors)
+    on_grid = np.ldexp(np.rint(np.ldexp(prices(toys, plan, graph), 36)), -36)
+    exact = run_classes(graph, perturbed(graph, on_grid, factors), peer_classes(graph, factors))
+    quick = run_classes(graph, perturbed(graph, on_grid, alike), peer_classes(graph, alike))
+    assert (exact <= quick).all()
+    assert exact.max() == quick.max() or len(factors) > 1
 
 
 @given(st.integers(1, 6), st.integers(0, 2), st.data())

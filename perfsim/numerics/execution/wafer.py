@@ -36,6 +36,9 @@ from perfsim.numerics.execution.tables import (
 )
 from perfsim.workload import ParallelLayout
 
+ROOM = 2
+"""Tensors on their way from or to a wafer for which it has room."""
+
 
 class WaferCompiler(Compiler):
     """Compiles graphs of `weight-streaming`.
@@ -48,6 +51,11 @@ class WaferCompiler(Compiler):
     ) -> None:
         super().__init__(graph)
         self.lesson, self.layout, self.slots, self.prefetch = lesson, layout, slots, prefetch
+        out = [task.reads[0] for task in graph.tasks() if task.work.op == "spill"]
+        self.leaving = {handle: number % ROOM for number, handle in enumerate(out)}
+        """The room that a tensor has which will be spilled."""
+        self.returned: dict[int, Cell] = {}
+        self.returns = 0
         self.sample_slot = Cell(0, "slot of samples")
         self.batches = 0
         self.share = Share(lesson.model, lesson.seq_length)
@@ -116,7 +124,8 @@ class WaferCompiler(Compiler):
         """What a group keeps leaves the wafer: its input, or all activations of a layer."""
         out = Cell(self.place, "spilled activations", task.block)
         if self.layout.recompute_layers:
-            self._copy(last=True)
+            slot = Cell(self.place, "slot of leaving inputs", self.leaving[task.reads[0]])
+            self._copy([slot], last=True)
         else:
             self._copy([self.kept()], [out])
 
@@ -124,7 +133,10 @@ class WaferCompiler(Compiler):
         """What a group kept comes back."""
         out = Cell(self.place, "spilled activations", task.block)
         if self.layout.recompute_layers:
-            self._copy(last=True)
+            slot = Cell(self.place, "slot of returning inputs", self.returns % ROOM)
+            self.returns += 1
+            self.returned[task.writes[0]] = slot
+            self._copy([], [slot], last=True)
         else:
             self._copy([out], [self.kept()])
 
@@ -252,11 +264,16 @@ class WaferCompiler(Compiler):
             raise self.refuse("its weights", "nothing streamed them to this wafer")
         operands = [self.operand(handle) for handle in task.reads]
         results = [cell for position in range(len(task.writes)) for cell in self.handle(position)]
+        leaves = task.work.op.endswith("forward") and task.writes[0] in self.leaving
+        out = [Cell(self.place, "slot of leaving inputs", self.leaving[task.writes[0]])] if leaves else []
+        back = [self.returned[handle] for handle in task.reads if handle in self.returned]
+        count = len(operands) + len(reads)
 
         def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
-            return function(rank, self.views(block, values[-1]), values[:-1])
+            made = function(rank, self.views(block, values[count]), values[:count])
+            return (*made, made[0]) if leaves else made
 
-        self.add([*operands, *reads, slot], [*results, *writes], each(kernel), claims=claims)
+        self.add([*operands, *reads, slot, *back], [*results, *writes, *out], each(kernel), claims=claims)
 
     def kept(self) -> Cell:
         """What the present block keeps for its backward on a wafer."""

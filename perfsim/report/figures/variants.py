@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
@@ -26,7 +27,7 @@ def change_bars(changes: Changes) -> go.Figure:
             go.Bar(
                 orientation="h",
                 name=base.esc(group),
-                y=[base.esc(one.each.point.variant) for one in shown],
+                y=[_wrapped(one.each.point.variant) for one in shown],
                 x=[round(100.0 * (one.ratio - 1.0), 4) for one in shown],
                 marker={"color": base.series_style(index)["color"]},
                 text=[_percent(one) for one in shown],
@@ -38,7 +39,7 @@ def change_bars(changes: Changes) -> go.Figure:
         )
     style = base.layout(
         "Change of the step time (%)",
-        height=170 + 26 * len(names) * max(1, len(changes)),
+        height=170 + 14 * len(names) + 22 * len(names) * max(1, len(changes)),
         barmode="group",
         bargap=0.25,
         xaxis=base.axis("change of the step time (%)", range=_reach(changes)),
@@ -99,12 +100,17 @@ def time_table(series: Sequence[Series]) -> Table:
     return Table(columns, rows, "", frozenset(range(1, 6)))
 
 
+def _wrapped(name: str) -> str:
+    """A name in short lines, so that a phone has room for the bars."""
+    return "<br>".join(base.esc(line) for line in textwrap.wrap(name, 20))
+
+
 def _reach(changes: Changes) -> list[float]:
     """The axis with room for what is written beside the bars."""
     values = [100.0 * (one.ratio - 1.0) for own in changes.values() for one in own[1:]]
     low, high = min([0.0, *values]), max([0.0, *values])
-    room = 0.18 * max(high - low, 1.0)
-    return [low - (room if low < 0 else 0.0), high + room]
+    room = 0.32 * max(high - low, 1.0)
+    return [low - (room if low < 0 else 0.0), high + 1.3 * room]
 
 
 def _percent(one: Change) -> str:

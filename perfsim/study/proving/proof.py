@@ -193,10 +193,10 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
 def described(plan: Plan) -> str:
     """A layout in words that name what a proof of it exercises."""
     layout, recipe = plan.layout, plan.job.recipe
-    words = [short_layout(layout)]
+    words, gpus = [short_layout(layout)], not isinstance(plan.system, WaferClusterSpec)
     words += ["sequence parallel"] if layout.sequence_parallel else []
     words += [f"zero {layout.zero_stage}"] if layout.zero_stage else []
     words += [f"groups of {layout.recompute_layers}"] if layout.recompute_layers else []
     words += ["spilled"] if layout.spill else []
-    words += ["reduction overlapped"] if recipe.overlap_grad_reduce and layout.data > 1 else []
+    words += ["reduction overlapped"] if recipe.overlap_grad_reduce and gpus and layout.data > 1 else []
     return ", ".join(words)

@@ -150,6 +150,9 @@ def _flat(spec: Any) -> dict[str, str]:
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
+        if "fit" in value:  # fitted constants go by their name
+            yield path, str(value["name"])
+            return
         for key, item in value.items():
             if key not in _PROSE:
                 yield from _leaves(item, f"{path}.{key}" if path else str(key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -121,3 +122,34 @@ def test_a_question_that_makes_no_sense_ends_in_words(change: dict[str, object],
     point = WAFERS._replace(**({"layout": "dp=2,mbs=8"} | change))  # type: ignore[arg-type]
     with pytest.raises(InputError, match=message):
         answer_point(point)
+
+
+THIN = """\
+name: thin
+description: a leaf for each node, with so many NICs to an uplink
+extends: dgx-a100-80gb
+fabric:
+  nodes_per_leaf: 1
+  oversubscription: {ratio}
+assumed:
+  fabric.nodes_per_leaf: a test
+  fabric.oversubscription: a test
+"""
+
+
+def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(tmp_path: Path) -> None:
+    """Eight messages on two uplinks: both sends, and the sum of the tied embedding, take 4 times as long."""
+    steps = {}
+    for ratio in (1.0, 4.0):
+        path = tmp_path / f"thin{ratio:g}.yaml"
+        path.write_text(THIN.format(ratio=ratio), encoding="utf-8")
+        point = Point("gpt3_xl", str(path), 16, "3d", "tp=8,pp=2,dp=1,mbs=1", 1)
+        answer, evaluation = answer_point(point)
+        steps[ratio] = answer["step_time_s"]
+    across = [
+        work for work in evaluation.graph.works if work.group is not None and work.group.stride in (8, -8)
+    ]
+    assert len(across) == 3
+    assert steps[4.0] - steps[1.0] == pytest.approx(
+        3 * sum(map(evaluation.costs.duration_s, across)), rel=1e-6
+    )

@@ -1,0 +1,42 @@
+"""GPT-3 175B on 1,024 GPUs, once folded and once with every rank written: the same to the bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsim.catalog import default_catalog
+from perfsim.costs.price import price
+from perfsim.engine import simulate
+from perfsim.graph import GraphBuilder, unfold
+from perfsim.strategies import strategy
+from perfsim.study.contention import shared_links
+from perfsim.study.evaluate import costs_for
+from perfsim.study.folding import rank_classes
+from perfsim.topology import build_topology
+from perfsim.workload import Job, ParallelLayout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+def test_175b_on_1024_ranks_with_contention_is_its_folded_run(overlap: bool) -> None:
+    catalog = default_catalog()
+    recipe = catalog.recipe("gpt3_pretraining").model_copy(update={"overlap_grad_reduce": overlap})
+    topology = build_topology(catalog.system("dgx-a100-80gb"), 1024)
+    layout = ParallelLayout(tensor=8, pipeline=16, data=8, sequence_parallel=True)
+    job = Job(catalog.model("gpt3_175b"), recipe, 8 * 20)
+    chosen = strategy("3d")
+    plan = chosen.plan(job, topology, layout, check_memory=False)
+    builder = GraphBuilder()
+    chosen.emit(plan, builder)
+    graph, costs = builder.build(), costs_for(topology, recipe)
+    classes = rank_classes(graph, topology)
+    assert not classes.any(), "all ranks of a stage stand alike, so they may be folded"
+    links = shared_links(graph, topology, peers=classes)
+    folded = simulate(graph, price(graph, costs), links.flows, links.capacities)
+    unfolded = unfold(graph)
+    assert len(unfolded.graph) >= 600_000
+    links = shared_links(unfolded.graph, topology)
+    assert links.flows
+    run = simulate(unfolded.graph, price(unfolded.graph, costs), links.flows, links.capacities)
+    assert run.start_s.tobytes() == folded.start_s[unfolded.task].tobytes()
+    assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()
