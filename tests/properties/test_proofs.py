@@ -17,7 +17,7 @@ from perfsim.study.proving.proof import Subject
 from perfsim.study.proving.small import lesson_of, small_plan
 from perfsim.workload import Job, ParallelLayout
 
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @st.composite
