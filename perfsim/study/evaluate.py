@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.gpu import GpuCosts
@@ -112,16 +112,20 @@ def evaluate(
 ) -> Evaluation:
     """Write the plan's graph, price it and run it; without `contention` by its longest path alone.
 
+    Ranks are written once where that is right (`written_out`), and apart where they differ.
     The scale of a `cluster` stretches the whole run, so that its parts keep their shares.
     """
     builder = GraphBuilder()
     strategy(plan.strategy).emit(plan, builder)
     graph = builder.build()
+    written = written_out(graph, plan.topology, contention=contention)
+    duration_s = price(written.graph, costs)
     if contention:
-        written = written_out(graph, plan.topology)
-        trace = simulate(written.graph, price(written.graph, costs), *written.links)
+        trace = simulate(written.graph, duration_s, *written.links)
     else:
-        trace = critical_path(graph, price(graph, costs))
+        trace = critical_path(written.graph, duration_s)
+    if written.note:
+        plan = replace(plan, notes=(*plan.notes, written.note))
     if cluster is not None:
         trace = trace.scaled(cluster.scale)
     job = plan.job
