@@ -107,21 +107,33 @@ def costs_for(topology: Topology, recipe: TrainingRecipe) -> Costs:
     return WaferCosts(topology, recipe)
 
 
+def graph_of(plan: Plan) -> TaskGraph:
+    """The plan as its strategy writes it."""
+    builder = GraphBuilder()
+    strategy(plan.strategy).emit(plan, builder)
+    return builder.build()
+
+
+def longest_path_s(graph: TaskGraph, costs: Costs, cluster: ClusterCalibration | None = None) -> float:
+    """Step time of a graph without contention."""
+    trace = critical_path(graph, price(graph, costs))
+    return (trace if cluster is None else trace.scaled(cluster.scale)).step_time_s
+
+
 def evaluate(
-    plan: Plan, costs: Costs, *, contention: bool = True, cluster: ClusterCalibration | None = None
+    plan: Plan,
+    costs: Costs,
+    *,
+    cluster: ClusterCalibration | None = None,
+    graph: TaskGraph | None = None,
 ) -> Evaluation:
-    """Write the plan's graph, price it and run it; without `contention` by its longest path alone.
+    """Price a plan's graph and run it; it is written unless it is there.
 
     The scale of a `cluster` stretches the whole run, so that its parts keep their shares.
     """
-    builder = GraphBuilder()
-    strategy(plan.strategy).emit(plan, builder)
-    graph = builder.build()
-    if contention:
-        written = written_out(graph, plan.topology)
-        trace = simulate(written.graph, price(written.graph, costs), *written.links)
-    else:
-        trace = critical_path(graph, price(graph, costs))
+    graph = graph_of(plan) if graph is None else graph
+    written = written_out(graph, plan.topology)
+    trace = simulate(written.graph, price(written.graph, costs), *written.links)
     if cluster is not None:
         trace = trace.scaled(cluster.scale)
     job = plan.job
