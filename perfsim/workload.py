@@ -133,6 +133,10 @@ class TrainingRecipe(CatalogSpec):
                 raise ValueError(f"{one} and {other} say the same thing twice: write one of them")
         return self
 
+    def __hash__(self) -> int:
+        """By what decides the work: passages of a recipe are remembered under it."""
+        return hash((self.name, self.seq_length, self.precision, self.optimizer, self.attention))
+
     def batch_over(self, num_devices: int) -> int | None:
         """Sequences a step over so many devices, where the recipe says."""
         if self.batch_size_per_device is not None:

@@ -7,7 +7,9 @@ writes it for every micro-batch at once with NumPy. Both give the same columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,6 +47,8 @@ class _Columns:
         self.after: list[int] = []
         self.num_after: list[int] = []
         self.num_writes: list[int] = []
+        self.tensor_ends: list[int] = []
+        """Of each task: tensors that it and all before it write."""
         self.num_tensors = 0
 
     def append(
@@ -68,6 +72,7 @@ class _Columns:
         self.num_after.append(len(after))
         self.num_writes.append(writes)
         self.num_tensors += writes
+        self.tensor_ends.append(self.num_tensors)
         return handles
 
 
@@ -110,8 +115,7 @@ class Template:
 
     def writer(self, tensor: int) -> int:
         """The task of this template that writes one of its tensors."""
-        ends = np.cumsum(self.columns.num_writes)
-        return int(np.searchsorted(ends, tensor, side="right"))
+        return bisect_right(self.columns.tensor_ends, tensor)
 
     def output(self, name: str, tensor: int) -> None:
         """Let other slots read `tensor` under this name."""
@@ -121,6 +125,15 @@ class Template:
     def work_ids(self) -> list[int]:
         """Work class of each task, in order."""
         return self.columns.work
+
+    def rebound(self, builder: GraphBuilder, works: Mapping[Work, Work]) -> Template:
+        """The same passage in another graph, with other classes of work; both are recorded to the end."""
+        work_ids = [builder.work_id(works[work]) for work in self.builder.works]
+        stream_ids = [builder.stream_id(stream) for stream in self.builder.streams]
+        columns = copy(self.columns)
+        columns.work = [work_ids[number] for number in self.columns.work]
+        columns.stream = [stream_ids[number] for number in self.columns.stream]
+        return Template(builder, self.ports, self.outputs, columns)
 
     def __len__(self) -> int:
         return len(self.columns.work)
@@ -168,6 +181,11 @@ class GraphBuilder:
     def works(self) -> tuple[Work, ...]:
         """The classes of work written so far, by id."""
         return tuple(self._works)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams written so far, by id."""
+        return tuple(self._streams)
 
     def work_id(self, work: Work) -> int:
         return self._works.setdefault(work, len(self._works))
@@ -314,10 +332,11 @@ class _StampedChunk:
         """Handles (or task ids) in the graph of what the template names, one row a slot."""
         first = self.stamped.first_task if tasks else self.stamped.first_tensor
         found = first[rows][:, None] + np.maximum(local, 0)
-        for name, port in template.ports.items():
-            columns = np.flatnonzero(local == int(port))
-            if len(columns):
-                found[:, columns] = self._port(name, rows, tasks=tasks)[:, None]
+        outside = np.flatnonzero(local < 0)
+        names = list(template.ports)
+        for number in np.unique(local[outside])[::-1].tolist():
+            columns = outside[local[outside] == number]
+            found[:, columns] = self._port(names[-1 - number], rows, tasks=tasks)[:, None]
         return found
 
     def _port(self, name: str, rows: Wide, *, tasks: bool) -> Wide:

@@ -12,7 +12,7 @@ from perfsim.report.figures import step_time as step_figure
 from perfsim.report.figures import time_to_accuracy as batch_figure
 from perfsim.report.figures import timeline as timeline_figure
 from perfsim.report.sections import Card, Head, Section
-from perfsim.report.verdict import ratios_to_first, verdict_table
+from perfsim.report.verdict import ratios_to_first, remarks_table, verdict_table
 from perfsim.report.whole_run import whole_run_section
 from perfsim.report.why import why_table
 from perfsim.study.result import StudyResult
@@ -22,6 +22,7 @@ def study_page(result: StudyResult, *, trace_name: str | None = None) -> tuple[s
     """Title, sections and head of a study's report."""
     sections = [
         _verdict(result),
+        *_remarks(result),
         _batch(result),
         _step(result),
         *_why(result),
@@ -63,6 +64,14 @@ def _verdict(result: StudyResult) -> Section:
     )
     unfit = [f"{each.label} has no feasible plan: {each.reason}" for each in result.infeasible]
     return Section("Verdict", " ".join([lead, *unfit]), table=verdict_table(result), slug="verdict")
+
+
+def _remarks(result: StudyResult) -> list[Section]:
+    table = remarks_table(result)
+    if not table.rows:
+        return []
+    lead = "Before a plan is used: how it spends its memory, what would be safer, what its figures rest on."
+    return [Section("Remarks on the plans", lead, table=table, slug="remarks")]
 
 
 def _batch(result: StudyResult) -> Section:

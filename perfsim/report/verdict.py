@@ -72,7 +72,6 @@ def _metrics(candidates: Sequence[CandidateResult]) -> list[_Metric]:
         _Metric("exposed communication", lambda c: text.percent(c.exposed_communication_fraction)),
         _Metric("peak memory", lambda c: f"{text.peak_memory(c)} ({text.percent(text.memory_share(c), 0)})"),
         _Metric("layout", lambda c: text.layout_long(c.layout)),
-        _Metric("notes", lambda c: "; ".join(c.notes) or text.NONE),
     ]
 
 
@@ -81,14 +80,22 @@ def verdict_table(result: StudyResult) -> Table:
     candidates = result.candidates
     metrics = _metrics(candidates)
     rows = [[metric.name, *(metric.cell(candidate) for candidate in candidates)] for metric in metrics]
-    if not any(candidate.notes for candidate in candidates):
-        rows.pop()
     caption = (
         "MFU counts the model's FLOPs, HFU also those of recomputation. Memory is that of one device, with "
         "its share of the capacity. A star marks the best."
     )
     columns = ["", *text.labels(candidates)]
     return Table(columns, rows, caption, frozenset(range(1, len(columns))), _best(metrics, candidates))
+
+
+def remarks_table(result: StudyResult) -> Table:
+    """What is to be known of each plan: one remark a row, the plan's name beside the first of its own."""
+    rows = [
+        [name if number == 0 else "", remark]
+        for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True)
+        for number, remark in enumerate(candidate.notes)
+    ]
+    return Table(("plan", "remark"), rows)
 
 
 def _best(metrics: Sequence[_Metric], candidates: Sequence[CandidateResult]) -> frozenset[tuple[int, int]]:

@@ -89,29 +89,35 @@ def _pass_times(stages: Sequence[VirtualStage], duration: Duration, *, split: bo
     for stage in stages:
         kind = (stage.first, stage.last)
         if kind not in known:
-            none, one = (_pass_s(replace(stage, num_layers=count), writers, duration) for count in (0, 1))
-            known[kind] = (none, one)
+            known[kind] = _bare_and_layered_s(stage, writers, duration)
         none, one = known[kind]
         count = stage.num_layers
         times.append(PassTimes(*(a + count * (b - a) for a, b in zip(none, one, strict=True))))
     return times
 
 
+@lru_cache(maxsize=4096)
 def _sharded_pass_s(stage: VirtualStage, shards: Shards, duration: Duration) -> float:
     """Both passes of a sharded stage: compute and communication hide one another, the longer counts.
 
-    The first gather, of embedding and head, stands alone.
+    The first gather, of embedding and head, stands alone. Kept, as the prices of other stages are.
     """
     total = duration(shards.gather_work(shards.root_parameters))
-    for write in (forward_template, backward_template):
-        builder = GraphBuilder()
-        recorded = write(builder, stage)
-        works = [builder.works[number] for number in recorded.work_ids]
+    for works in _works(stage, (forward_template, backward_template)):
         seconds = [duration(work) for work in works]
         moving = [work.category == "data_communication" for work in works]
         communication = sum(s for s, moves in zip(seconds, moving, strict=True) if moves)
         total += max(communication, sum(seconds) - communication)
     return total
+
+
+@lru_cache(maxsize=4096)
+def _bare_and_layered_s(
+    stage: VirtualStage, writers: tuple[Writer, ...], duration: Duration
+) -> tuple[PassTimes, PassTimes]:
+    """A stage's passes with no layer, and with one; kept, because every batch of a study asks again."""
+    none, one = (_pass_s(replace(stage, num_layers=count), writers, duration) for count in (0, 1))
+    return none, one
 
 
 def _pass_s(stage: VirtualStage, writers: tuple[Writer, ...], duration: Duration) -> PassTimes:
@@ -120,7 +126,7 @@ def _pass_s(stage: VirtualStage, writers: tuple[Writer, ...], duration: Duration
 
 @lru_cache(maxsize=4096)
 def _works(stage: VirtualStage, writers: tuple[Writer, ...]) -> tuple[tuple[Work, ...], ...]:
-    """What each pass of a stage consists of; kept, because every batch of a study asks again."""
+    """What each pass of a stage consists of; kept for all that price it."""
     builder = GraphBuilder()
     templates = [write(builder, stage) for write in writers]
     return tuple(tuple(builder.works[number] for number in template.work_ids) for template in templates)
@@ -147,12 +153,14 @@ def _reduction_s(
         max(stage.num_layers for stage in mine),
         stage_parameters(part, 1, first=False, last=False),
     )
-    made, reduced = 0.0, 0.0
     each, pass_s = largest.layers_per_bucket(layer), _layer_pass_s(plan, mine[0], duration)
-    for first in range(0, layers, each):
-        count = min(each, layers - first)
-        made += count * pass_s
-        reduced = max(reduced, made) + duration(largest.reduce_work(count * layer))
+    full, rest = divmod(layers, each)
+    made, reduced = 0.0, 0.0
+    for count, buckets in ((each, full), (rest, 1 if rest else 0)):
+        bucket_s = duration(largest.reduce_work(count * layer)) if buckets else 0.0
+        for _ in range(buckets):
+            made += count * pass_s
+            reduced = max(reduced, made) + bucket_s
     return seconds + reduced - made
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Generic, NamedTuple, TypeVar
 
 from perfsim import transformer
 from perfsim.errors import InputError
@@ -13,6 +15,25 @@ from perfsim.strategies.plan import Plan
 from perfsim.strategies.wafer_memory import device_slice, spilled_unit_bytes
 from perfsim.transformer import Kernel, LayerSlice, parameters
 from perfsim.workload import Job
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Blocks(NamedTuple, Generic[T]):
+    """Something of each kind of block; all layers are alike, so it is made of a layer once."""
+
+    embedding: T
+    layer: T
+    head: T
+
+    def of(self, made: Callable[[T], R]) -> Blocks[R]:
+        """What is made of each of them."""
+        return Blocks(made(self.embedding), made(self.layer), made(self.head))
+
+    def in_order(self, num_layers: int) -> list[T]:
+        """One entry a block, in the order in which the model is streamed forward."""
+        return [self.embedding, *[self.layer] * num_layers, self.head]
 
 
 @dataclass(frozen=True)
@@ -26,8 +47,8 @@ class Block:
     layer: bool
 
 
-def blocks_of(job: Job, part: LayerSlice, kind: DeviceKind = "wafer") -> tuple[Block, ...]:
-    """The model in the order in which it is streamed forward, as such a device computes it."""
+def blocks_of(job: Job, part: LayerSlice, kind: DeviceKind = "wafer") -> Blocks[Block]:
+    """The kinds of block of a model, as such a device computes them."""
     counts = parameters(job.model)
     forward = (*transformer.attention_forward(part), *transformer.mlp_forward(part))
     backward = (*transformer.mlp_backward(part), *transformer.attention_backward(part))
@@ -48,7 +69,7 @@ def blocks_of(job: Job, part: LayerSlice, kind: DeviceKind = "wafer") -> tuple[B
         _run_on(kind, transformer.head_backward(part, positions)),
         layer=False,
     )
-    return (embedding, *[layer] * job.model.num_layers, head)
+    return Blocks(embedding, layer, head)
 
 
 def _run_on(kind: DeviceKind, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
@@ -86,6 +107,16 @@ class BlockWorks:
     spill: Work | None
     fetch: Work | None
 
+    def each(self) -> list[Work]:
+        """The classes of work that there are."""
+        works = (getattr(self, name) for name in _FIELDS)
+        return [work for work in works if work is not None]
+
+    def changed(self, change: Callable[[Work], Work]) -> BlockWorks:
+        """The same with another class of work for each that there is."""
+        works = ((name, getattr(self, name)) for name in _FIELDS)
+        return BlockWorks(**{name: work and change(work) for name, work in works})
+
     def in_tree(self) -> BlockWorks:
         """The same where the gradient stays in SwarmX to be summed with the next."""
         return replace(
@@ -95,13 +126,20 @@ class BlockWorks:
         )
 
 
-def block_works(plan: Plan, micro_batch_size: int | None = None, chunks: int = 1) -> list[BlockWorks]:
-    """The work of every block, in the order in which it is streamed forward, cut in `chunks`."""
+_FIELDS = tuple(each.name for each in fields(BlockWorks))
+
+
+def outline(work: Work) -> Work:
+    """A class of work without its sizes: what it is called, does and writes."""
+    writes = tuple(TensorClass(each.name, 0.0) for each in work.writes)
+    return Work(work.name, work.kind, work.op, work.category, writes=writes)
+
+
+def block_works(plan: Plan, micro_batch_size: int | None = None, chunks: int = 1) -> Blocks[BlockWorks]:
+    """The work of each kind of block, cut in `chunks`."""
     kind = plan.system.device.kind
     part = device_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size, kind)
-    blocks = blocks_of(plan.job, part, kind)
-    works = {block.name: _Maker(block, plan, part, chunks).works() for block in dict.fromkeys(blocks)}
-    return [works[block.name] for block in blocks]
+    return blocks_of(plan.job, part, kind).of(lambda block: _Maker(block, plan, part, chunks).works())
 
 
 def samples_work(plan: Plan, micro_batch_size: int) -> Work:

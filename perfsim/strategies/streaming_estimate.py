@@ -34,12 +34,14 @@ class _Estimate:
 
     def pass_s(self, micro_batch_size: int, *, last: bool) -> float:
         """One micro-batch forward and backward, or its samples where they come more slowly."""
-        works = block_works(self.plan, micro_batch_size)
+        works, layers = block_works(self.plan, micro_batch_size), self.plan.job.model.num_layers
         streaming = wafer_system(self.plan).streaming
         if not last and streaming.accumulate_at == "swarmx":
-            works = [work.in_tree() for work in works]
-        computing = sum(self.forward_s(work) + self.backward_s(work, last=last) for work in works)
-        leaving = 0.0 if last else sum(self.up_s(work, last=False) for work in works)
+            works = works.of(BlockWorks.in_tree)
+        passed = works.of(lambda work: self.forward_s(work) + self.backward_s(work, last=last))
+        computing, leaving = sum(passed.in_order(layers)), 0.0
+        if not last:
+            leaving = sum(works.of(lambda work: self.up_s(work, last=False)).in_order(layers))
         return max(computing, leaving, self.duration(samples_work(self.plan, micro_batch_size)))
 
     def forward_s(self, works: BlockWorks) -> float:
@@ -103,14 +105,19 @@ class _Estimate:
         states. Servers that hold blocks of their own work side by side. The weights of the first block
         come when all is done.
         """
-        works = block_works(self.plan, last_micro_batch(self.plan))
+        works, at_once = block_works(self.plan, last_micro_batch(self.plan)), self.at_once
+        seconds = works.of(
+            lambda work: (
+                self.backward_s(work, last=True),
+                self.duration(work.reduce),
+                self.update_pace_s(work),
+            )
+        )
         computed = updated = 0.0
-        for work in reversed(works):
-            computed += self.backward_s(work, last=True)
-            ready = computed + self.duration(work.reduce)
-            pace = self.update_pace_s(work)
-            updated = max(updated + pace / self.at_once, ready + pace)
-        first = works[0]
+        for backward, reduce, pace in reversed(seconds.in_order(self.plan.job.model.num_layers)):
+            computed += backward
+            updated = max(updated + pace / at_once, computed + reduce + pace)
+        first = works.embedding
         both = min(self.duration(first.update), self.seconds(first.state_write)) if first.stage else 0.0
         way = both + sum(self.seconds(work) for work in (first.load, first.broadcast, first.stage))
         return updated - computed + way

@@ -15,8 +15,8 @@ import numpy as np
 
 from perfsim.graph import GraphBuilder, Slots, Template
 from perfsim.strategies.plan import Plan
-from perfsim.strategies.streaming_blocks import block_works, samples_work, wafer_system
-from perfsim.strategies.streaming_pass import Pass, PassKind, PassWorks
+from perfsim.strategies.streaming_blocks import BlockWorks, block_works, samples_work, wafer_system
+from perfsim.strategies.streaming_pass import PassKind, PassRules, PassWorks, recorded
 
 LEAST_STEPS = 2
 """The second step shows the steady state: its first weights wait for the first step's updates."""
@@ -44,11 +44,8 @@ class StreamingWriter:
         kinds = [self._kind(index) for index in range(self.steps * passes)]
         distinct = list(dict.fromkeys(kinds))
         works = {last: self._works(last=last) for last in (False, True)}
-        settings = wafer_system(self.plan)
-        templates = [
-            Pass(self.builder.template(), works[kind.last], settings, self.plan.layout, kind).record()
-            for kind in distinct
-        ]
+        rules = PassRules.of(self.plan)
+        templates = [recorded(works[kind.last], rules, kind, self.builder) for kind in distinct]
         slots = self._slots(np.array([distinct.index(kind) for kind in kinds]), templates)
         stamped = self.builder.stamp(templates, slots)
         for step in range(1, self.steps + 1):
@@ -70,7 +67,7 @@ class StreamingWriter:
         size = last_micro_batch(self.plan) if last else self.plan.layout.micro_batch_size
         blocks = block_works(self.plan, size, self.plan.layout.stream_chunks)
         if not last and wafer_system(self.plan).streaming.accumulate_at == "swarmx":
-            blocks = [block.in_tree() for block in blocks]
+            blocks = blocks.of(BlockWorks.in_tree)
         return PassWorks(blocks, samples_work(self.plan, size))
 
     def _slots(self, template: np.ndarray, templates: list[Template]) -> Slots:

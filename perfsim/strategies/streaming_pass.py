@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from perfsim.errors import GraphError
-from perfsim.graph import EMBEDDING, HEAD, Template, Work
-from perfsim.hardware import WaferClusterSpec
-from perfsim.strategies.streaming_blocks import BlockWorks
-from perfsim.workload import ParallelLayout
+from perfsim.graph import EMBEDDING, HEAD, GraphBuilder, Template, Work
+from perfsim.strategies.plan import Plan
+from perfsim.strategies.streaming_blocks import Blocks, BlockWorks, outline, wafer_system
 
 DEVICE = "cs0"
 
@@ -39,10 +39,56 @@ class PassKind(NamedTuple):
 
 
 class PassWorks(NamedTuple):
-    """The work of a pass: block by block, and its samples."""
+    """The work of a pass: of each kind of block, and its samples."""
 
-    blocks: list[BlockWorks]
+    blocks: Blocks[BlockWorks]
     samples: Work
+
+    def each(self) -> list[Work]:
+        """All classes of work, in an order that depends only on which there are."""
+        return [work for block in self.blocks for work in block.each()] + [self.samples]
+
+    def outlines(self) -> PassWorks:
+        """The same without sizes: passes with equal outlines differ in nothing but their classes of work."""
+        return PassWorks(self.blocks.of(lambda block: block.changed(outline)), outline(self.samples))
+
+
+class PassRules(NamedTuple):
+    """What a layout and a system say about who waits for whom in a pass."""
+
+    num_layers: int
+    recompute_layers: int
+    chunks: int
+    prefetch_depth: int
+    staged_layers: int
+    gradients_on_wafer: bool
+    servers: int | None
+    """Weight servers with blocks of their own; None: each holds a part of every block."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> PassRules:
+        streaming, memoryx = wafer_system(plan).streaming, wafer_system(plan).memoryx
+        return cls(
+            num_layers=plan.job.model.num_layers,
+            recompute_layers=plan.layout.recompute_layers,
+            chunks=plan.layout.stream_chunks,
+            prefetch_depth=streaming.prefetch_depth,
+            staged_layers=streaming.staged_layers,
+            gradients_on_wafer=streaming.accumulate_at == "wafer",
+            servers=None if memoryx.placement == "sharded" else memoryx.servers,
+        )
+
+
+def recorded(works: PassWorks, rules: PassRules, kind: PassKind, builder: GraphBuilder) -> Template:
+    """A pass in a graph: recorded once for all batches and devices, and bound to this one's work."""
+    outlines = works.outlines()
+    bound = dict(zip(outlines.each(), works.each(), strict=True))
+    return _recording(outlines, rules, kind).rebound(builder, bound)
+
+
+@lru_cache(maxsize=256)
+def _recording(outlines: PassWorks, rules: PassRules, kind: PassKind) -> Template:
+    return Pass(GraphBuilder().template(), outlines, rules, kind).record()
 
 
 @dataclass
@@ -51,8 +97,7 @@ class Pass:
 
     template: Template
     works: PassWorks
-    system: WaferClusterSpec
-    layout: ParallelLayout
+    rules: PassRules
     kind: PassKind
     computed: list[int] = field(default_factory=list)
     """Last tensor of each block computed so far, in order: what frees the slots of prefetched weights."""
@@ -64,18 +109,18 @@ class Pass:
     started: list[int] = field(default_factory=list)
     """The last tensor before each group's backward, in order."""
 
-    @property
+    @cached_property
     def blocks(self) -> list[BlockWorks]:
-        return self.works.blocks
+        return self.works.blocks.in_order(self.rules.num_layers)
 
     @property
     def depth(self) -> int:
-        return min(self.system.streaming.prefetch_depth, 2 * len(self.blocks) - 1)
+        return min(self.rules.prefetch_depth, 2 * len(self.blocks) - 1)
 
     @property
     def group(self) -> int:
         """Layers whose activations are made again together, from the input of the first."""
-        return max(1, self.layout.recompute_layers)
+        return max(1, self.rules.recompute_layers)
 
     def _task(
         self, number: int, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()
@@ -105,12 +150,12 @@ class Pass:
         hidden: list[int] = [samples.tensor]
         firsts = {group[0] for group in self._groups()}
         for number, works in enumerate(self.blocks):
-            if works.spill is not None and number in firsts and self.layout.recompute_layers:
+            if works.spill is not None and number in firsts and self.rules.recompute_layers:
                 self._spill(number, hidden[-1])
             weights = self._stream(number)
             hidden.append(self._compute(number, works.forward, weights, hidden[-1:], self._room()))
             self.computed.append(hidden[-1])
-            if works.spill is not None and not self.layout.recompute_layers:
+            if works.spill is not None and not self.rules.recompute_layers:
                 self._spill(number, hidden[-1])
         self.template.output("sampled", hidden[1])
         return hidden[1:]
@@ -151,7 +196,7 @@ class Pass:
         reads = [gradient, before]
         if works.recompute is not None and not made:
             reads.append(self._compute(number, works.recompute, weights, [before]))
-        if self.kind.adds and self._on_wafer:
+        if self.kind.adds and self.rules.gradients_on_wafer:
             reads.append(self.template.port(f"gradient{number}"))
         parts = self._tasks(number, works.backward, weights, reads)
         self._egress(number, [part + 1 for part in parts])
@@ -166,7 +211,7 @@ class Pass:
             stream = self._server("memoryx/flash-read", number)
             reads = [self._task(number, works.stage, stream, reads, self._behind(self.sent))]
         freed, arrived = self._freed(), []
-        for chunk in range(self.layout.stream_chunks):
+        for chunk in range(self.rules.chunks):
             load = self._task(number, works.load, self._server("memoryx/out", number), reads, freed)
             lane = f"swarmx/down{chunk or ''}"  # hops are a delay, so chunks on their way overlap
             arrived.append(self._task(number, works.broadcast, lane, [load]))
@@ -182,25 +227,21 @@ class Pass:
 
     def _behind(self, done: Sequence[int]) -> list[int]:
         """What must be over before one more layer is read from flash."""
-        staged = self.system.streaming.staged_layers
+        staged = self.rules.staged_layers
         return [self.template.writer(done[-staged])] if len(done) >= staged else []
 
     def _server(self, stream: str, number: int) -> str:
         """The stream of the weight server that holds a block; one for all where each holds a part."""
-        store = self.system.memoryx
-        return stream if store.placement == "sharded" else f"{stream}{number % store.servers}"
+        servers = self.rules.servers
+        return stream if servers is None else f"{stream}{number % servers}"
 
     # ------------------------------------------------------------------------------ gradients out
-    @property
-    def _on_wafer(self) -> bool:
-        return self.system.streaming.accumulate_at == "wafer"
-
     def _egress(self, number: int, parts: list[int]) -> None:
         """Gradients up the tree, added to those of passes before; the last pass updates the block."""
         works, name = self.blocks[number], f"gradient{number}"
-        adds = [self.template.port(name)] if self.kind.adds and not self._on_wafer else []
+        adds = [self.template.port(name)] if self.kind.adds and not self.rules.gradients_on_wafer else []
         self.template.output(name, parts[-1])
-        if self._on_wafer and not self.kind.last:
+        if self.rules.gradients_on_wafer and not self.kind.last:
             return
         up = []
         for part in parts:

@@ -17,7 +17,7 @@ from perfsim.study.proving.proof import Subject
 from perfsim.study.proving.small import lesson_of, small_plan
 from perfsim.workload import Job, ParallelLayout
 
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @st.composite
@@ -44,11 +44,23 @@ def layouts(draw: st.DrawFn) -> ParallelLayout:
 
 
 @FEW
-@given(layout=layouts(), microbatches=st.integers(1, 3), overlap=st.booleans(), seed=st.integers(0, 99))
+@given(
+    layout=layouts(),
+    microbatches=st.integers(1, 3),
+    overlap=st.booleans(),
+    bucket=st.sampled_from([None, 1e12]),
+    seed=st.integers(0, 99),
+)
 def test_every_legal_layout_is_proven(
-    toys: ModuleType, layout: ParallelLayout, microbatches: int, overlap: bool, seed: int
+    toys: ModuleType,
+    layout: ParallelLayout,
+    microbatches: int,
+    overlap: bool,
+    bucket: float | None,
+    seed: int,
 ) -> None:
-    job = toys.job(8, {"overlap_grad_reduce": overlap}, tied_embeddings=bool(seed % 2))
+    recipe = {"overlap_grad_reduce": overlap, "grad_bucket": bucket}
+    job = toys.job(8, recipe, tied_embeddings=bool(seed % 2))
     plan = planned(toys, job, layout, microbatches)
     assert subject_of_toys(toys, plan, seed).faults() == []
 

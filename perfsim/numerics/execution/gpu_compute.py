@@ -142,10 +142,11 @@ class GpuCompute(Compiler):
     def norm_cells(self, name: str, block: int, later: int | None = None) -> tuple[Cell, Cell]:
         """Gradients of a norm: this rank's part, and the sum over the tensor peers.
 
-        That is added to what earlier micro-batches made, or kept for the weight pass of its own.
+        That is added to what earlier micro-batches made, or kept for the weight pass of its own. Parts
+        are a few numbers, so each micro-batch has its own.
         """
         total = f"{name} gradient" if later is None else f"{name} sum[{later}]"
-        return self.cell(f"{name} part", block), self.cell(total, block)
+        return self.cell(f"{name} part[{self.task.tag}]", block), self.cell(total, block)
 
     # --------------------------------------------------------------------------------- actions
     def compute(

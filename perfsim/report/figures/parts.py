@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from perfsim.report import text
 from perfsim.report.figures import base
+from perfsim.report.figures.shares import stacked_shares
 from perfsim.report.tables import Table
 
 
@@ -24,32 +25,14 @@ class PartsRow:
 
 def parts_figure(rows: Sequence[PartsRow]) -> go.Figure:
     """Stacked horizontal bars in per cent of each step; seconds on hover."""
-    order = base.union([row.parts_s for row in rows])
-    styles = base.part_styles(order)
-    names = [_numbered(index, row.name) for index, row in enumerate(rows)]
-    traces = [
-        go.Bar(
-            orientation="h",
-            name=base.esc(part),
-            y=names,
-            x=[round(100.0 * row.parts_s.get(part, 0.0) / row.step_time_s, 4) for row in rows],
-            marker=styles[part],
-            customdata=[text.duration(row.parts_s.get(part, 0.0)) for row in rows],
-            hovertemplate="<b>%{fullData.name}</b><br>%{customdata}, %{x:.1f} % of the step"
-            "<extra>%{y}</extra>",
-        )
-        for part in order
-    ]
-    style = base.layout(
+    return stacked_shares(
         "Step time by cause (% of the step)",
+        [_numbered(index, row.name) for index, row in enumerate(rows)],
+        [row.parts_s for row in rows],
+        [row.step_time_s for row in rows],
         height=170 + 34 * len(rows),
-        barmode="stack",
         bargap=0.3,
-        xaxis=base.axis("share of the step (%)", range=[0, 101]),
-        yaxis=base.axis("", autorange="reversed"),
     )
-    style["legend"]["traceorder"] = "normal"
-    return base.figure(traces, style)
 
 
 def _numbered(index: int, name: str) -> str:

@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 
 from perfsim.report import text
 from perfsim.report.figures import base
+from perfsim.report.figures.shares import stacked_shares
 from perfsim.report.tables import Table
 from perfsim.study.result import CandidateResult, StudyResult
 
@@ -26,38 +27,15 @@ def step_breakdown(result: StudyResult) -> go.Figure:
     """Stacked horizontal bars, one per candidate, in per cent of the step; seconds on hover."""
     names = text.labels(result.candidates)
     parts = [parts_of(candidate) for candidate in result.candidates]
-    order = base.union(parts)
-    styles = base.part_styles(order)
-    traces = [
-        go.Bar(
-            orientation="h",
-            name=base.esc(text.human(part)),
-            y=[base.two_lines(name) for name in names],
-            x=[
-                _share(values, part, candidate)
-                for values, candidate in zip(parts, result.candidates, strict=True)
-            ],
-            marker=styles[part],
-            customdata=[text.duration(values.get(part, 0.0)) for values in parts],
-            hovertemplate="<b>%{fullData.name}</b><br>%{customdata}, %{x:.1f} % of the step"
-            "<extra>%{y}</extra>",
-        )
-        for part in order
-    ]
-    style = base.layout(
+    return stacked_shares(
         "Step time by what it is spent on (% of the step)",
+        [base.two_lines(name) for name in names],
+        parts,
+        [candidate.step_time_s for candidate in result.candidates],
         height=160 + 58 * len(names),
-        barmode="stack",
         bargap=0.35,
-        xaxis=base.axis("share of the step (%)", range=[0, 101]),
-        yaxis=base.axis("", autorange="reversed"),
+        called=text.human,
     )
-    style["legend"]["traceorder"] = "normal"
-    return base.figure(traces, style)
-
-
-def _share(values: dict[str, float], part: str, candidate: CandidateResult) -> float:
-    return round(100.0 * values.get(part, 0.0) / candidate.step_time_s, 4)
 
 
 def step_breakdown_table(result: StudyResult) -> Table:
