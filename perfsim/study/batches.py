@@ -85,7 +85,8 @@ def time_at(machine: Machine, target: Target, global_batch_size: int) -> BatchCh
     if best.plan.num_microbatches * job.model.num_layers > LONG_PASSES:
         scale = machine.cluster.scale if machine.cluster is not None else 1.0
         return choice_of(best.plan, best.estimate_s * scale, target)
-    return choice_of(best.plan, longest_path_s(graph_of(best.plan), machine.costs, machine.cluster), target)
+    step_s = longest_path_s(graph_of(best.plan), machine.topology, machine.costs, machine.cluster)
+    return choice_of(best.plan, step_s, target)
 
 
 def choice_of(plan: Plan, step_time_s: float, target: Target) -> BatchChoice:

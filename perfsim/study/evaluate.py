@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.gpu import GpuCosts
@@ -114,8 +114,11 @@ def graph_of(plan: Plan) -> TaskGraph:
     return builder.build()
 
 
-def longest_path_s(graph: TaskGraph, costs: Costs, cluster: ClusterCalibration | None = None) -> float:
+def longest_path_s(
+    folded: TaskGraph, topology: Topology, costs: Costs, cluster: ClusterCalibration | None = None
+) -> float:
     """Step time of a graph without contention."""
+    graph = written_out(folded, topology, contention=False).graph
     trace = critical_path(graph, price(graph, costs))
     return (trace if cluster is None else trace.scaled(cluster.scale)).step_time_s
 
@@ -129,11 +132,14 @@ def evaluate(
 ) -> Evaluation:
     """Price a plan's graph and run it; it is written unless it is there.
 
+    Ranks are written once where that is right (`written_out`), and apart where they differ.
     The scale of a `cluster` stretches the whole run, so that its parts keep their shares.
     """
     graph = graph_of(plan) if graph is None else graph
     written = written_out(graph, plan.topology)
     trace = simulate(written.graph, price(written.graph, costs), *written.links)
+    if written.note:
+        plan = replace(plan, notes=(*plan.notes, written.note))
     if cluster is not None:
         trace = trace.scaled(cluster.scale)
     job = plan.job

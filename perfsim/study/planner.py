@@ -105,7 +105,7 @@ def best_plan(
     graphs = [graph_of(each.plan) for each in shortlist]
     best = 0
     if len(shortlist) > 1:
-        paths = [longest_path_s(graph, costs) for graph in graphs]
+        paths = [longest_path_s(graph, topology, costs) for graph in graphs]
         best = min(range(len(paths)), key=paths.__getitem__)
     plan = _with_safer(shortlist[best], screened)
     return evaluate(plan, costs, cluster=cluster, graph=graphs[best])

@@ -53,7 +53,7 @@ def test_the_best_plan_is_close_to_the_best_of_all_simulated_ones(
 def test_the_estimate_only_shortlists_and_the_run_decides(toys: ModuleType, topology: Topology) -> None:
     job, costs = toys.job(64), toys.ToyCosts(topology.system)
     shortlist = [each.plan for each in screen(strategy("3d"), job, topology, costs)[:3]]
-    paths = {plan.layout: longest_path_s(graph_of(plan), costs) for plan in shortlist}
+    paths = {plan.layout: longest_path_s(graph_of(plan), plan.topology, costs) for plan in shortlist}
     chosen = best_plan(strategy("3d"), job, topology, costs).plan.layout
     assert paths[chosen] == min(paths.values())
 
