@@ -129,7 +129,8 @@ def _works(stage: VirtualStage, writers: tuple[Writer, ...]) -> tuple[tuple[Work
     """What each pass of a stage consists of; kept for all that price it."""
     builder = GraphBuilder()
     templates = [write(builder, stage) for write in writers]
-    return tuple(tuple(builder.works[number] for number in template.work_ids) for template in templates)
+    works = builder.works
+    return tuple(tuple(works[number] for number in template.work_ids) for template in templates)
 
 
 def _reduction_s(
