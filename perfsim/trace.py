@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,16 +91,16 @@ class Trace:
 
         On wafers that is the bubble between two steps: last gradient, its update, first weights.
         """
-        found: list[dict[str, float]] = []
-        for _, compute, others, (low, high) in self._device_tasks():
+        found: dict[str, dict[str, float]] = {}
+        for device, compute, others, (low, high) in self._device_tasks():
             inside = (self.end_s[compute] > low) & (self.start_s[compute] < high)
             first = max(low, float(self.start_s[compute][inside].min(initial=high)))
             last = min(high, float(self.end_s[compute][inside].max(initial=low)))
             parts = [
                 self._breakdown(_NONE, others, *ends) for ends in ((low, first), (max(first, last), high))
             ]
-            found.append({name: sum(part.get(name, 0.0) for part in parts) for name in parts[0] | parts[1]})
-        return _mean(found)
+            found[device] = {name: sum(part.get(name, 0.0) for part in parts) for name in parts[0] | parts[1]}
+        return self._mean(found)
 
     def _device_tasks(self) -> Iterator[tuple[str, Ints, Ints, tuple[float, float]]]:
         """Each computing device, what it computes, what else may keep it waiting, and its step window."""
@@ -131,7 +132,28 @@ class Trace:
 
     def mean_breakdown(self) -> dict[str, float]:
         """Seconds by category, the mean over computing devices."""
-        return _mean(list(self.device_breakdowns().values()))
+        return self._mean(self.device_breakdowns())
+
+    def _mean(self, devices: dict[str, dict[str, float]]) -> dict[str, float]:
+        """The mean over ranks: a written device counts as often as it stands for one.
+
+        A category that a device lacks counts as none.
+        """
+        ranks: dict[str, int] = {}
+        for name, count in zip(self.graph.streams, self.graph.stands_for, strict=True):
+            if _computes(name):
+                for owner in name.split("/", 1)[0].split("+"):
+                    ranks[owner] = min(count, ranks.get(owner, count))
+        common = math.gcd(*ranks.values()) if ranks else 1
+        total = sum(ranks[device] // common for device in devices)
+        categories = dict.fromkeys(category for seconds in devices.values() for category in seconds)
+        return {
+            category: sum(
+                ranks[device] // common * seconds.get(category, 0.0) for device, seconds in devices.items()
+            )
+            / total
+            for category in categories
+        }
 
     def _tasks_of_streams(self) -> list[Ints]:
         order = np.argsort(self.graph.stream, kind="stable")
@@ -168,15 +190,6 @@ EXPOSED = (
 """Whose fault idle time is when several streams are busy beside an idle device: first wins."""
 
 _NONE: Ints = np.empty(0, dtype=np.int64)
-
-
-def _mean(devices: list[dict[str, float]]) -> dict[str, float]:
-    """Seconds by category, the mean over devices; a category that a device lacks counts as none."""
-    categories = dict.fromkeys(category for seconds in devices for category in seconds)
-    return {
-        category: sum(seconds.get(category, 0.0) for seconds in devices) / len(devices)
-        for category in categories
-    }
 
 
 def _computes(stream: str) -> bool:

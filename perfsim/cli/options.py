@@ -23,7 +23,12 @@ SECONDS_IN_A_LOG = 30.0
 def limits(verb: Verb) -> Verb:
     """`--max-events` and `--max-seconds`, and progress of what takes long."""
 
-    @click.option("--max-events", type=click.IntRange(min=1), default=None, help="Tasks to simulate at most.")
+    @click.option(
+        "--max-events",
+        type=click.IntRange(min=1),
+        default=None,
+        help="Tasks to simulate at most, all processes together.",
+    )
     @click.option(
         "--max-seconds", type=click.FloatRange(min=0.0), default=None, help="Seconds to compute at most."
     )

@@ -11,8 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from perfsim.errors import LimitError
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnContext
+    from multiprocessing.sharedctypes import Synchronized
 
 Tell = Callable[[int, int], None]
 """Told now and then how many tasks of the present simulation have ended, and of how many."""
@@ -27,13 +32,15 @@ class Limits:
     tell: Tell | None = None
     events: int = 0
     started_s: float = field(default_factory=time.monotonic)
+    shared: Synchronized[int] | None = None
+    """Events of all processes that work together, where several do."""
 
     def check(self, ended: int, before: int, total: int) -> None:
         """Note that `ended` of a simulation's `total` tasks have ended, `before` at the last call.
 
         Raises LimitError where that is more than was allowed.
         """
-        self.events += ended - before
+        self._count(ended - before)
         if self.tell is not None:
             self.tell(ended, total)
         where = f"{ended:,} of {total:,} tasks of the present simulation had ended"
@@ -42,9 +49,18 @@ class Limits:
         if self.max_seconds is not None and time.monotonic() - self.started_s > self.max_seconds:
             raise LimitError(f"stopped after {self.max_seconds:g} s (--max-seconds): {where}")
 
-    def in_another_process(self) -> Limits:
-        """The same for a process that has nobody to tell; its events are counted apart."""
-        return replace(self, tell=None)
+    def _count(self, ended: int) -> None:
+        """Add events to this process's, or to all processes' together."""
+        if self.shared is None:
+            self.events += ended
+            return
+        with self.shared.get_lock():
+            self.shared.value += ended
+            self.events = self.shared.value
+
+    def in_other_processes(self, context: SpawnContext) -> Limits:
+        """The same for processes that have nobody to tell; the events of all of them count together."""
+        return replace(self, tell=None, shared=context.Value("q", self.events))
 
 
 _PRESENT: ContextVar[Limits] = ContextVar("limits")

@@ -124,11 +124,13 @@ def _pass_s(stage: VirtualStage, writers: tuple[Writer, ...], duration: Duration
     return PassTimes(*(sum(map(duration, works)) for works in _works(stage, writers)))
 
 
+@lru_cache(maxsize=4096)
 def _works(stage: VirtualStage, writers: tuple[Writer, ...]) -> tuple[tuple[Work, ...], ...]:
-    """What each pass of a stage consists of."""
+    """What each pass of a stage consists of; kept for all that price it."""
     builder = GraphBuilder()
     templates = [write(builder, stage) for write in writers]
-    return tuple(tuple(builder.works[number] for number in template.work_ids) for template in templates)
+    works = builder.works
+    return tuple(tuple(works[number] for number in template.work_ids) for template in templates)
 
 
 def _reduction_s(

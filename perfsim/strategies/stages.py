@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfsim.costs.memory import (
     MemoryUse,
@@ -71,7 +72,10 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     layers = layers_of_virtual_stages(job, layout)
     width = layout.tensor * layout.data
     positions = job.recipe.lm_head_positions or job.recipe.seq_length
-    replicas = tuple(_replicas(job, layout, part, rank) for rank in range(layout.pipeline))
+    replicas = tuple(
+        _replicas(job, layout, rank, share.parameters(part))
+        for rank, share in enumerate(_shares(job, layout))
+    )
 
     def group(rank: int) -> TensorGroup:
         return TensorGroup(part, RankGroup(rank * width, 1, layout.tensor), f"gpu{rank * width}")
@@ -101,33 +105,36 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     return Stages(virtual, replicas)
 
 
-def _replicas(job: Job, layout: ParallelLayout, part: LayerSlice, rank: int) -> Replicas:
+def _replicas(job: Job, layout: ParallelLayout, rank: int, num_parameters: float) -> Replicas:
     width = layout.tensor * layout.data
     return Replicas(
         recipe=job.recipe,
         ranks=RankGroup(rank * width, layout.tensor, layout.data),
         device=f"gpu{rank * width}",
-        num_parameters=_Share.of(job, layout, rank).parameters(part),
+        num_parameters=num_parameters,
         zero_stage=layout.zero_stage,
     )
 
 
-@dataclass(frozen=True)
-class _Share:
+class _Share(NamedTuple):
     """What one rank holds of the model."""
 
     layers: int
     first: bool
     last: bool
 
-    @classmethod
-    def of(cls, job: Job, layout: ParallelLayout, rank: int) -> _Share:
-        places, layers = placement_of(layout), layers_of_virtual_stages(job, layout)
-        count = sum(layers[number] for number in places.of_rank(rank))
-        return cls(count, first=rank == 0, last=rank == places.last_rank)
-
     def parameters(self, part: LayerSlice) -> float:
         return stage_parameters(part, self.layers, self.first, self.last)
+
+
+def _shares(job: Job, layout: ParallelLayout) -> list[_Share]:
+    """What each pipeline rank holds."""
+    places, layers = placement_of(layout), layers_of_virtual_stages(job, layout)
+    last = places.last_rank
+    return [
+        _Share(sum(layers[number] for number in places.of_rank(rank)), first=rank == 0, last=rank == last)
+        for rank in range(layout.pipeline)
+    ]
 
 
 def _shards(part: LayerSlice, replicas: Replicas, num_layers: int) -> Shards:
@@ -140,15 +147,17 @@ def stage_memory(job: Job, layout: ParallelLayout, system: GpuClusterSpec) -> tu
     """Peak memory of one rank of each pipeline stage."""
     part, memory = layer_slice(job, layout), system.device.memory
     uses = []
-    for rank in range(layout.pipeline):
-        parts = _rank_bytes(job, layout, part, rank) | {"reserved": memory.reserved}
+    for rank, share in enumerate(_shares(job, layout)):
+        parts = _rank_bytes(job, layout, part, rank, share) | {"reserved": memory.reserved}
         uses.append(MemoryUse(f"stage {rank}", parts, memory.capacity))
     return tuple(uses)
 
 
-def _rank_bytes(job: Job, layout: ParallelLayout, part: LayerSlice, rank: int) -> dict[str, float]:
+def _rank_bytes(
+    job: Job, layout: ParallelLayout, part: LayerSlice, rank: int, share: _Share
+) -> dict[str, float]:
     """What one rank holds at its peak, item by item."""
-    share, states = _Share.of(job, layout, rank), state_bytes(job.recipe)
+    states = state_bytes(job.recipe)
     positions = job.recipe.lm_head_positions or job.recipe.seq_length
     num_parameters = share.parameters(part)
     parts = sharded_state_bytes(num_parameters, states, layout.zero_stage, layout.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
 from perfsim import transformer
@@ -14,7 +15,6 @@ from perfsim.strategies.memoryx import Store, kept_parameters, streamed_bytes, u
 from perfsim.strategies.plan import Plan
 from perfsim.strategies.wafer_memory import device_slice, spilled_unit_bytes
 from perfsim.transformer import Kernel, LayerSlice, parameters
-from perfsim.workload import Job
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -47,13 +47,14 @@ class Block:
     layer: bool
 
 
-def blocks_of(job: Job, part: LayerSlice, kind: DeviceKind = "wafer") -> Blocks[Block]:
-    """The kinds of block of a model, as such a device computes them."""
-    counts = parameters(job.model)
+@lru_cache(maxsize=512)
+def blocks_of(part: LayerSlice, positions: int, kind: DeviceKind = "wafer") -> Blocks[Block]:
+    """The kinds of block of a model, as such a device computes them; `positions` reach the head."""
+    model = part.model
+    counts = parameters(model)
     forward = (*transformer.attention_forward(part), *transformer.mlp_forward(part))
     backward = (*transformer.mlp_backward(part), *transformer.attention_backward(part))
-    positions = job.recipe.lm_head_positions or job.seq_length
-    table = job.model.vocab_size * job.model.hidden_size
+    table = model.vocab_size * model.hidden_size
     embedding = Block(
         "embedding",
         counts.embedding,
@@ -139,7 +140,8 @@ def block_works(plan: Plan, micro_batch_size: int | None = None, chunks: int = 1
     """The work of each kind of block, cut in `chunks`."""
     kind = plan.system.device.kind
     part = device_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size, kind)
-    return blocks_of(plan.job, part, kind).of(lambda block: _Maker(block, plan, part, chunks).works())
+    positions = plan.job.recipe.lm_head_positions or plan.job.seq_length
+    return blocks_of(part, positions, kind).of(lambda block: _Maker(block, plan, part, chunks).works())
 
 
 def samples_work(plan: Plan, micro_batch_size: int) -> Work:

@@ -10,7 +10,7 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accurac
 from perfsim.costs.price import Costs
 from perfsim.errors import PlanError
 from perfsim.strategies import Plan, Strategy
-from perfsim.study.evaluate import Evaluation, evaluate
+from perfsim.study.evaluate import Evaluation, graph_of, longest_path_s
 from perfsim.study.planner import best_plan, screen
 from perfsim.study.published.accuracy import step_time_error
 from perfsim.topology import Topology
@@ -85,8 +85,8 @@ def time_at(machine: Machine, target: Target, global_batch_size: int) -> BatchCh
     if best.plan.num_microbatches * job.model.num_layers > LONG_PASSES:
         scale = machine.cluster.scale if machine.cluster is not None else 1.0
         return choice_of(best.plan, best.estimate_s * scale, target)
-    found = evaluate(best.plan, machine.costs, contention=False, cluster=machine.cluster)
-    return choice_of(best.plan, found.step_time_s, target)
+    step_s = longest_path_s(graph_of(best.plan), machine.topology, machine.costs, machine.cluster)
+    return choice_of(best.plan, step_s, target)
 
 
 def choice_of(plan: Plan, step_time_s: float, target: Target) -> BatchChoice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.gpu import GpuCosts
@@ -107,21 +107,39 @@ def costs_for(topology: Topology, recipe: TrainingRecipe) -> Costs:
     return WaferCosts(topology, recipe)
 
 
-def evaluate(
-    plan: Plan, costs: Costs, *, contention: bool = True, cluster: ClusterCalibration | None = None
-) -> Evaluation:
-    """Write the plan's graph, price it and run it; without `contention` by its longest path alone.
-
-    The scale of a `cluster` stretches the whole run, so that its parts keep their shares.
-    """
+def graph_of(plan: Plan) -> TaskGraph:
+    """The plan as its strategy writes it."""
     builder = GraphBuilder()
     strategy(plan.strategy).emit(plan, builder)
-    graph = builder.build()
-    if contention:
-        written = written_out(graph, plan.topology)
-        trace = simulate(written.graph, price(written.graph, costs), *written.links)
-    else:
-        trace = critical_path(graph, price(graph, costs))
+    return builder.build()
+
+
+def longest_path_s(
+    folded: TaskGraph, topology: Topology, costs: Costs, cluster: ClusterCalibration | None = None
+) -> float:
+    """Step time of a graph without contention."""
+    graph = written_out(folded, topology, contention=False).graph
+    trace = critical_path(graph, price(graph, costs))
+    return (trace if cluster is None else trace.scaled(cluster.scale)).step_time_s
+
+
+def evaluate(
+    plan: Plan,
+    costs: Costs,
+    *,
+    cluster: ClusterCalibration | None = None,
+    graph: TaskGraph | None = None,
+) -> Evaluation:
+    """Price a plan's graph and run it; it is written unless it is there.
+
+    Ranks are written once where that is right (`written_out`), and apart where they differ.
+    The scale of a `cluster` stretches the whole run, so that its parts keep their shares.
+    """
+    graph = graph_of(plan) if graph is None else graph
+    written = written_out(graph, plan.topology)
+    trace = simulate(written.graph, price(written.graph, costs), *written.links)
+    if written.note:
+        plan = replace(plan, notes=(*plan.notes, written.note))
     if cluster is not None:
         trace = trace.scaled(cluster.scale)
     job = plan.job

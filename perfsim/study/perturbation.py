@@ -15,6 +15,7 @@ from perfsim.errors import InputError
 from perfsim.graph.symmetry import width_of
 from perfsim.study.evaluate import Evaluation, Perturbed
 from perfsim.study.perturbation_spec import FailureSpec, PerturbationSpec
+from perfsim.study.straggling import Straggling, straggling
 from perfsim.study.written import MOST_TASKS, written_out
 from perfsim.topology import LinkHealth, Topology, link_health
 from perfsim.trace import Trace
@@ -30,7 +31,8 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     if evaluation.perturbed is not None:
         raise InputError("a step that is perturbed already cannot be perturbed again")
     health = link_health(plan.topology, {each.link: each.left for each in spec.links})
-    draws = [_draw(evaluation, spec, health, number) for number in range(spec.draws if spec.is_random else 1)]
+    drawn = [_draw(evaluation, spec, health, number) for number in range(spec.draws if spec.is_random else 1)]
+    draws = [trace for trace, _ in drawn]
     draws.sort(key=lambda trace: trace.step_time_s)
     trace = draws[(len(draws) - 1) // 2]
     if evaluation.cluster is not None:
@@ -41,14 +43,16 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
         unperturbed_step_time_s=evaluation.step_time_s,
         draws_s=tuple(each.step_time_s for each in draws),
         tasks=len(trace.graph),
-        note=_note(evaluation, spec),
+        note="; ".join(dict.fromkeys(filter(None, [_note(evaluation, spec), *(note for _, note in drawn)]))),
         run=_run(trace.step_time_s, spec.failure, spec.seed),
     )
     return replace(evaluation, trace=trace, breakdown_s=trace.mean_breakdown(), perturbed=summary)
 
 
-def _draw(evaluation: Evaluation, spec: PerturbationSpec, health: LinkHealth, number: int) -> Trace:
-    """One step."""
+def _draw(
+    evaluation: Evaluation, spec: PerturbationSpec, health: LinkHealth, number: int
+) -> tuple[Trace, str]:
+    """One step, and what is to be said of how it is written."""
     plan, folded = evaluation.plan, evaluation.graph
     rng = np.random.default_rng([spec.seed, number])
     factors = _factors(spec, plan.topology.num_devices, rng)
@@ -58,11 +62,15 @@ def _draw(evaluation: Evaluation, spec: PerturbationSpec, health: LinkHealth, nu
         width = width_of(folded)
         replica = {rank: rank % width // plan.layout.tensor for rank in range(plan.topology.num_devices)}
         marks = {rank: (factors.get(rank), which) for rank, which in replica.items()}
-    graph, rank, links = written_out(folded, plan.topology, marks=marks, health=health)
-    duration_s = with_stragglers(graph, price(graph, evaluation.costs), rank, factors)
+    if spec.jitter:
+        slow = Straggling(written_out(folded, plan.topology, marks=marks, health=health), factors)
+    else:
+        slow = straggling(folded, plan, factors, health)
+    graph, rank, links, _ = slow.written
+    duration_s = with_stragglers(graph, price(graph, evaluation.costs), rank, slow.factors)
     peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)
     duration_s = with_jitter(graph, duration_s, spec.jitter, peers, rng)
-    return simulate(graph, duration_s, *links)
+    return simulate(graph, duration_s, *links), slow.note
 
 
 def _factors(spec: PerturbationSpec, devices: int, rng: np.random.Generator) -> dict[int, float]:

@@ -11,7 +11,7 @@ from perfsim.errors import LayoutError, MemoryCapacityError, PlanError
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.rules import layout_variants
 from perfsim.strategies.three_d import TIGHT
-from perfsim.study.evaluate import Evaluation, evaluate
+from perfsim.study.evaluate import Evaluation, evaluate, graph_of, longest_path_s
 from perfsim.topology import Topology
 from perfsim.workload import Job, ParallelLayout
 
@@ -102,13 +102,13 @@ def best_plan(
     """The fastest feasible plan, among the best few of the screening; a cluster's scale favours none."""
     screened = screen(strategy, job, topology, costs)
     shortlist = screened[:confirmed]
+    graphs = [graph_of(each.plan) for each in shortlist]
+    best = 0
     if len(shortlist) > 1:
-        paths = [evaluate(each.plan, costs, contention=False).step_time_s for each in shortlist]
+        paths = [longest_path_s(graph, topology, costs) for graph in graphs]
         best = min(range(len(paths)), key=paths.__getitem__)
-    else:
-        best = 0
     plan = _with_safer(shortlist[best], screened)
-    return evaluate(plan, costs, cluster=cluster)
+    return evaluate(plan, costs, cluster=cluster, graph=graphs[best])
 
 
 def _with_safer(chosen: Screened, screened: Sequence[Screened]) -> Plan:

@@ -8,7 +8,7 @@ from perfsim.engine.perturb import with_stragglers
 from perfsim.study.evaluate import Evaluation
 from perfsim.study.perturbation_spec import ResilienceSpec
 from perfsim.study.result import Resilience, ResiliencePoint
-from perfsim.study.written import written_out
+from perfsim.study.straggling import straggling
 
 
 def resilience(evaluation: Evaluation, label: str, spec: ResilienceSpec) -> Resilience:
@@ -18,12 +18,15 @@ def resilience(evaluation: Evaluation, label: str, spec: ResilienceSpec) -> Resi
     """
     plan = evaluation.plan
     rank = min(spec.rank, plan.topology.num_devices - 1)
-    graph, ranks, links = written_out(evaluation.graph, plan.topology, marks={rank: "slow"})
+    severities = sorted({1.0, *spec.severities})
+    (graph, ranks, links, _), slow, _ = straggling(
+        evaluation.graph, plan, {rank: severities[-1]}, step_only=True
+    )
     duration_s = price(graph, evaluation.costs)
     scale = evaluation.cluster.scale if evaluation.cluster is not None else 1.0
     points = []
-    for severity in sorted({1.0, *spec.severities}):
-        slow_s = with_stragglers(graph, duration_s, ranks, {rank: severity})
+    for severity in severities:
+        slow_s = with_stragglers(graph, duration_s, ranks, dict.fromkeys(slow, severity))
         step_s = simulate(graph, slow_s, *links).step_time_s * scale
         points.append(ResiliencePoint(severity, step_s))
     return Resilience(label, rank, tuple(points))

@@ -16,6 +16,7 @@ from perfsim.graph import unfold
 from perfsim.graph.symmetry import width_of
 from perfsim.hardware import FatTreeSpec
 from perfsim.study.contention import shared_links
+from perfsim.study.evaluate import evaluate, longest_path_s
 from perfsim.study.written import written_out
 from perfsim.topology import Topology
 from perfsim.workload import ParallelLayout
@@ -87,3 +88,37 @@ def test_on_thin_uplinks_peers_that_leaves_part_are_written_out_and_nothing_else
     assert found.free_s <= found.folded_s
     assert found.written_s == pytest.approx(found.full_s, rel=1e-9)
     assert found.folded_s == pytest.approx(found.full_s, rel=0.1), "folded is near, not right"
+
+
+uneven = st.builds(
+    ParallelLayout,
+    tensor=st.sampled_from([1, 2, 3]),
+    data=st.sampled_from([2, 3, 4]),
+    pipeline=st.sampled_from([1, 2, 4]),
+    zero_stage=st.integers(0, 2),
+).filter(lambda layout: layout.num_devices % 12 == 0)
+"""Layouts of a multiple of 12 ranks, on nodes of 3, 4 or 6: many lie unlike over them."""
+
+
+@given(uneven, st.sampled_from([3, 4, 6]), st.sampled_from([2e9, 25e9]))
+@settings(max_examples=25, deadline=None)
+def test_an_evaluation_takes_as_long_as_all_ranks_written_out_and_to_the_bit_where_it_is_folded(
+    toys: ModuleType, layout: ParallelLayout, gpus: int, nic_bytes_per_s: float
+) -> None:
+    system = toys.gpu_cluster(gpus=gpus, nics=gpus, nic_bytes_per_s=nic_bytes_per_s)
+    model = {"num_attention_heads": 12, "hidden_size": 768, "ffn_hidden_size": 3072, "vocab_size": 49152}
+    job = toys.job(2 * layout.data, {"overlap_grad_reduce": True}, num_layers=4, **model)
+    plan = toys.plan("3d", job, layout, system)
+    costs, every = toys.ToyCosts(system), unfold(toys.graph_of(plan)).graph
+    durations = price(every, costs)
+    path_s = longest_path_s(toys.graph_of(plan), plan.topology, costs)
+    assert path_s == critical_path(every, durations).step_time_s
+    found = evaluate(plan, costs)
+    links = shared_links(every, plan.topology, peers=np.arange(layout.tensor * layout.data))
+    full_s = simulate(every, durations, *links).step_time_s
+    assert found.step_time_s == pytest.approx(full_s, rel=1e-9)
+    if found.trace.graph is found.graph:
+        assert found.step_time_s == full_s
+        assert not any("kinds" in note for note in found.plan.notes)
+    else:
+        assert "kinds written" in found.plan.notes[-1]

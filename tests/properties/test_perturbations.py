@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.costs.price import price
-from perfsim.engine import critical_path
+from perfsim.engine import critical_path, simulate
 from perfsim.engine.perturb import with_jitter, with_stragglers
 from perfsim.graph import TaskGraph
+from perfsim.study.straggling import straggling
 from perfsim.study.written import written_out
 from perfsim.workload import ParallelLayout
 
@@ -64,3 +65,40 @@ def test_jitter_is_the_same_for_the_same_seed_and_none_for_sigma_0(
     )
     assert first.tobytes() == again.tobytes()
     assert (first.tobytes() == durations.tobytes()) == (sigma == 0.0)
+
+
+@given(
+    st.sampled_from([(2, 2), (2, 4), (4, 4), (4, 8)]),
+    st.sampled_from([(1, 4), (2, 2), (2, 4), (4, 2)]),
+    st.sampled_from(["1f1b", "gpipe"]),
+    st.tuples(st.sampled_from([1, 2]), st.sampled_from([1e9, 5e9])),
+    st.data(),
+)
+@settings(max_examples=25, deadline=None)
+def test_one_straggler_takes_a_step_as_long_if_its_tensor_peers_are_written_with_it(
+    toys: ModuleType,
+    inside: tuple[int, int],
+    outside: tuple[int, int],
+    schedule: str,
+    nics: tuple[int, float],
+    data: st.DataObject,
+) -> None:
+    """On links that are short, where a peer that does not wait could take another's share."""
+    (tensor, gpus), (pipeline, replicas), (shared, nic_bytes_per_s) = inside, outside, nics
+    layout = ParallelLayout(tensor=tensor, pipeline=pipeline, data=replicas, schedule=schedule)
+    system = toys.gpu_cluster(gpus=gpus, nics=gpus // shared, nic_bytes_per_s=nic_bytes_per_s)
+    job = toys.job(4 * replicas, {"overlap_grad_reduce": data.draw(st.booleans())}, num_layers=4)
+    plan = toys.plan("3d", job, layout, system)
+    graph, costs = toys.graph_of(plan), toys.ToyCosts(system)
+    factors = {
+        data.draw(st.integers(0, layout.num_devices - 1)): data.draw(st.sampled_from([1.05, 1.5, 3.0]))
+    }
+    found = []
+    for written in (
+        straggling(graph, plan, factors, step_only=True),
+        straggling(graph, plan, factors),
+    ):
+        each, ranks, links, _ = written.written
+        durations = with_stragglers(each, price(each, costs), ranks, written.factors)
+        found.append(simulate(each, durations, *links).step_end_s)
+    assert found[0] == found[1]

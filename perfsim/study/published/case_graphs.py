@@ -11,6 +11,7 @@ from perfsim.graph import GraphBuilder, TaskGraph
 from perfsim.strategies import Plan, strategy
 from perfsim.study.published.cases import StepCase
 from perfsim.study.published.validation import case_plan
+from perfsim.study.written import written_out
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,12 @@ class WrittenCase:
 
 
 def write_case(case: StepCase, catalog: Catalog) -> WrittenCase:
-    """Plan a case and write its graph. Raises PerfsimError where it cannot be planned."""
+    """Plan a case and write its graph, unlike ranks apart. Raises PerfsimError where it cannot be planned."""
     plan = case_plan(case, catalog)
     builder = GraphBuilder()
     strategy(plan.strategy).emit(plan, builder)
-    return WrittenCase(case, plan, builder.build())
+    graph = written_out(builder.build(), plan.topology, contention=False).graph
+    return WrittenCase(case, plan, graph)
 
 
 def write_cases(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -> list[WrittenCase]:

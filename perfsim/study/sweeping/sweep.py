@@ -281,8 +281,9 @@ def _answering(pending: Mapping[str, SweepPoint], jobs: int) -> Iterator[Finishe
         yield _one_by_one(pending)
         return
     others = set(active_children())
-    here = present_limits().in_another_process()
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=hold, initargs=(here,))
+    spawn = get_context("spawn")
+    limits = present_limits().in_other_processes(spawn)
+    pool = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=hold, initargs=(limits,))
     try:
         with _interrupts_ignored():
             futures = {pool.submit(answer_text, point.study): digest for digest, point in pending.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from multiprocessing import get_context
 from types import ModuleType
 
 import numpy as np
@@ -67,11 +69,24 @@ def test_whoever_listens_is_told_of_tasks_ended_and_of_how_many(toys: ModuleType
     assert told[-1] == (len(graph), len(graph))
 
 
+def test_events_of_several_processes_add_up(toys: ModuleType) -> None:
+    """Two copies stand for two processes: what one has counted, the other has used up."""
+    graph = long(toys, 10)
+    here = Limits(max_events=3 * len(graph), events=len(graph))
+    one = here.in_other_processes(get_context("spawn"))
+    other = replace(one)
+    for limits in (one, other):
+        with limited(limits):
+            simulate(graph, np.ones(len(graph)))
+    with limited(one), pytest.raises(LimitError):
+        simulate(graph, np.ones(len(graph)))
+
+
 def test_limits_end_with_their_block_and_go_to_other_processes_without_a_listener() -> None:
     limits = Limits(max_events=5, tell=lambda ended, total: None)
     with limited(limits):
         assert present_limits() is limits
-        assert present_limits().in_another_process().tell is None
+        assert present_limits().in_other_processes(get_context("spawn")).tell is None
         with limited(Limits()):
             hold(limits)
             assert present_limits() is limits

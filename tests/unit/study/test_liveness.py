@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.costs.price import price
 from perfsim.engine import simulate
-from perfsim.graph import GraphBuilder, RankGroup
+from perfsim.graph import GraphBuilder, RankGroup, peer_classes, unfold
 from perfsim.strategies import Plan
 from perfsim.study.liveness import SAVED, peak_live_bytes
 from perfsim.trace import Trace
@@ -104,6 +104,28 @@ def test_what_is_sent_lies_where_it_is_read(toys: ModuleType) -> None:
     builder.task(toys.compute("used"), "b/compute", [sent])
     graph = builder.build()
     assert peak_live_bytes(simulate(graph, price(graph, toys.TableCosts({"sent": 1.0})))) == {"b": 1e6}
+
+
+@pytest.mark.parametrize(("sequence_parallel", "zero"), [(False, 0), (True, 1), (True, 2)])
+@pytest.mark.parametrize("marks", [None, {3: "unlike"}])
+def test_every_rank_of_an_unfolded_step_holds_what_its_written_peer_holds(
+    toys: ModuleType, sequence_parallel: bool, zero: int, marks: dict[int, str] | None
+) -> None:
+    """Joined streams are no devices: what they write lies with their members, and what is sent arrives."""
+    layout = ParallelLayout(
+        tensor=2, pipeline=4, data=2, sequence_parallel=sequence_parallel, zero_stage=zero
+    )
+    plan = planned(toys, layout, 8)
+    graph = toys.graph_of(plan)
+    unfolded = unfold(graph, None if marks is None else peer_classes(graph, marks)).graph
+    every = simulate(unfolded, price(unfolded, toys.ToyCosts(plan.system)))
+    for names in (None, {SAVED}):
+        folded, found = peak_live_bytes(run(toys, plan), names), peak_live_bytes(every, names)
+        written = {name.split("/", 1)[0] for name in unfolded.streams if name.endswith("/compute")}
+        assert set(found) == {device for each in written for device in each.split("+")}
+        for device, n_bytes in found.items():
+            base = int(device.removeprefix("gpu")) // 4 * 4
+            assert n_bytes == folded[f"gpu{base}"]
 
 
 # ------------------------------------------------------- memory of a whole pipeline against its depth

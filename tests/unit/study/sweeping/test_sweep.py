@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from perfsim.cli import main
-from perfsim.errors import PerfsimError
+from perfsim.engine.limits import Limits, limited
+from perfsim.errors import LimitError, PerfsimError
 from perfsim.study.runner import load_study, run_study
 from perfsim.study.spec import StudySpec
 from perfsim.study.sweeping import sweep as sweep_module
@@ -177,3 +178,14 @@ def test_a_grid_without_any_plan_writes_its_report_and_ends_with_code_3(
     assert run.exit_code == 3
     assert "No point of the grid has a feasible plan" in run.stdout
     assert (tmp_path / "out" / "index.html").exists()
+
+
+def test_a_limit_of_events_counts_over_all_processes(path: Path, tmp_path: Path) -> None:
+    sweep = load_sweep(str(path))
+    with limited(Limits()) as alone:
+        run_sweep(sweep, tmp_path / "alone.sqlite", jobs=1)
+    assert alone.events > len(sweep.points)
+    with limited(Limits(max_events=alone.events)):
+        run_sweep(sweep, tmp_path / "enough.sqlite", jobs=2)
+    with limited(Limits(max_events=alone.events - 1)), pytest.raises(LimitError, match="finished and kept"):
+        run_sweep(sweep, tmp_path / "less.sqlite", jobs=2)
