@@ -35,6 +35,8 @@ class LinkSpecLeft(Spec):
 
     link: str
     left: Share
+    system: str | None = None
+    """In a study of several: the system whose link it is; None: of every candidate that has it."""
 
 
 class FailureSpec(Spec):
