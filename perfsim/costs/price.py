@@ -20,4 +20,4 @@ class Costs(Protocol):
 def price(graph: TaskGraph, costs: Costs) -> NDArray[np.float64]:
     """Seconds of every task of `graph`, shape (tasks,)."""
     per_work = np.array([costs.duration_s(work) for work in graph.works], dtype=np.float64)
-    return np.asarray(per_work[graph.work])
+    return per_work.take(graph.work)

@@ -8,7 +8,8 @@ import numpy as np
 
 from perfsim.engine.grid import Floats, Ticks, in_seconds, on_exact_grid
 from perfsim.graph import TaskGraph
-from perfsim.graph.chains import Chains
+from perfsim.graph.chains import Pairs
+from perfsim.graph.ragged import Ints
 from perfsim.trace import Trace
 
 
@@ -25,31 +26,41 @@ def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
 
 def longest_path(graph: TaskGraph, took: Ticks, exponent: int) -> Trace:
     """The same with durations in ticks of 2^exponent s."""
-    chains = graph.chains
-    since_s = in_seconds(chains.since_start(took), exponent)
-    end_s = np.empty(len(graph))
-    end_s[chains.order] = np.repeat(_starts(chains, since_s), chains.length) + since_s
-    return Trace(graph, end_s - in_seconds(took, exponent), end_s)
+    chains, tick_s = graph.chains, 2.0**exponent
+    total, before = chains.running_sums(took)
+    starts_s = _starts(chains.pairs, total, before, tick_s)
+    total -= before.repeat(chains.length)  # columns are large: fresh ones cost more than the sums in them
+    end_s = in_seconds(total, exponent)
+    end_s += starts_s.repeat(chains.length)
+    end_s = end_s.take(chains.place)
+    start_s = in_seconds(took, exponent)
+    np.subtract(end_s, start_s, out=start_s)
+    return Trace(graph, start_s, end_s)
 
 
-def _starts(chains: Chains, since_s: Floats) -> Floats:
-    """When each chain starts, from the time between its tasks' ends and that."""
-    pairs = chains.pairs
-    since_s = np.append(since_s, 0.0)  # place -1
+def _starts(pairs: Pairs, total: Ticks, before: Ticks, tick_s: float) -> Floats:
+    """When each chain starts, from the running sums over all chains and what each of them begins at."""
+
+    def since_s(places: Ints, chains: Ints) -> list[float]:
+        ticks = total.take(places) - before.take(chains)
+        ticks[places < 0] = 0
+        seconds: list[float] = (ticks * tick_s).tolist()
+        return seconds
+
     values = [0.0]
     append = values.append
     for left, after_left, right, after_right in zip(
-        pairs.left_value.tolist(),
-        since_s[pairs.left_place].tolist(),
-        pairs.right_value.tolist(),
-        since_s[pairs.right_place].tolist(),
+        pairs.left_value,
+        since_s(pairs.left_place, pairs.left_chain),
+        pairs.right_value,
+        since_s(pairs.right_place, pairs.right_chain),
         strict=True,
     ):
         one, other = values[left] + after_left, values[right] + after_right
         if other > one:  # a call of max would take as long as the rest of the loop
             one = other
         append(one)
-    return np.array(values)[pairs.value_of_chain]
+    return np.array(values).take(pairs.value_of_chain)
 
 
 def longest_chain(trace: Trace) -> list[int]:

@@ -82,10 +82,12 @@ class Pairs(NamedTuple):
     all chains; place -1 takes no time.
     """
 
-    left_value: Ints
+    left_value: list[int]
     left_place: Ints
-    right_value: Ints
+    left_chain: Ints
+    right_value: list[int]
     right_place: Ints
+    right_chain: Ints
     value_of_chain: Ints
 
 
@@ -119,10 +121,15 @@ class Chains:
 
     def since_start(self, took: Wide) -> Wide:
         """Time from the start of each task's chain to the task's end, by place; whole numbers of ticks."""
-        took = took[self.order]
-        total = np.cumsum(took)
-        total -= np.repeat(total[self.first[:-1]] - took[self.first[:-1]], self.length)
+        total, before = self.running_sums(took)
+        total -= before.repeat(self.length)
         return total
+
+    def running_sums(self, took: Wide) -> tuple[Wide, Wide]:
+        """Sums over all tasks up to each one, by place, and the sum before each chain; in ticks."""
+        total = took.take(self.order).cumsum()
+        heads = self.first[:-1]
+        return total, total.take(heads) - took.take(self.order.take(heads))
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -143,7 +150,16 @@ class Chains:
         continued = np.ones(len(left_value), dtype=bool)
         continued[first] = False
         left_value[continued] = np.flatnonzero(continued)
-        return Pairs(left_value, left_place, right_value, right_place, last.astype(np.int32))
+        left_chain, right_chain = (self.chain[self.order[place]] for place in (left_place, right_place))
+        return Pairs(
+            left_value.tolist(),
+            left_place,
+            left_chain,
+            right_value.tolist(),
+            right_place,
+            right_chain,
+            last.astype(np.int32),
+        )
 
 
 def chains(
