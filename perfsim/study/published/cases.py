@@ -195,7 +195,8 @@ def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
     node = system.node.model_copy(update={"devices": devices})
     if case.system.inter_node is not None:
         nic = node.nic.model_copy(update={"bandwidth": case.system.inter_node / devices})
-        node = node.model_copy(update={"nics": devices, "nic": nic})
+        shared = case.system.inter_node < devices * system.node.nic.bandwidth
+        node = node.model_copy(update={"nics": devices, "nic": nic, "devices_share_nics": shared})
     return system.model_copy(update={"node": node})
 
 
