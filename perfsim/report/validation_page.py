@@ -159,8 +159,8 @@ def _releases_left_out(each: StepAccuracy, slug: str) -> Section:
     if each.releases_left_out is None:
         return Section(heading, "Not computed here: add --leave-out.", slug=f"{slug}-left-out")
     lead = (
-        "How far off the model is on a release that had no part in it: efficiencies are fitted to the logs of "
-        "the other releases, then its logs are predicted."
+        "How far off the model is on a release that had no part in it: efficiencies are fitted to the "
+        "logs of the other releases, then its logs are predicted."
     )
     table = tables.releases_left_out_table(each.releases_left_out, each.result)
     return Section(heading, lead, table=table, slug=f"{slug}-left-out")
