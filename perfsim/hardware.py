@@ -86,6 +86,13 @@ class NodeSpec(Spec):
     """From one device into the node's switch, one direction."""
     nics: Devices
     nic: LinkSpec
+    devices_share_nics: bool = False
+    """Several devices stand beside one NIC, though `nics` counts a share of it for each device."""
+
+    @property
+    def has_shared_nics(self) -> bool:
+        """Whether devices have to share the NIC that they stand beside."""
+        return self.devices_share_nics or self.nics < self.devices
 
     @property
     def inter_node_bytes_per_s(self) -> float:

@@ -14,12 +14,13 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
+from perfsim.engine.perturb import with_stragglers
 from perfsim.graph import GraphBuilder, TaskGraph, unfold
-from perfsim.graph.symmetry import as_slowest_peers
 from perfsim.strategies import Plan, strategy
 from perfsim.study.contention import shared_links
 from perfsim.study.evaluate import costs_for
 from perfsim.study.folding import rank_classes
+from perfsim.study.straggling import straggling
 from perfsim.topology import build_topology
 from perfsim.trace import Trace
 from perfsim.workload import Job, ParallelLayout
@@ -67,18 +68,11 @@ def folded_run(each: Case) -> Trace:
 def straggling_run(each: Case) -> Trace:
     """The same with one slow rank, and only the ranks written that it makes unlike others.
 
-    Its tensor peers act with it (`as_slowest_peers`), which leaves the time of the step as it is.
+    Its tensor peers act with it, which leaves the time of the step as it is; as every verb does it.
     """
-    graph = written(each.plan)
-    factors = as_slowest_peers(graph, {STRAGGLER: SLOWER})
-    classes = rank_classes(graph, each.plan.topology, factors)
-    unfolded = unfold(graph, classes)
-    duration_s = price(unfolded.graph, each.costs)
-    computes = np.array([not work.kind.is_communication for work in unfolded.graph.works])
-    slow = computes[unfolded.graph.work] & np.isin(unfolded.rank, list(factors))
-    duration_s[slow] *= SLOWER
-    links = shared_links(unfolded.graph, each.plan.topology, peers=classes)
-    return simulate(unfolded.graph, duration_s, links.flows, links.capacities)
+    found = straggling(written(each.plan), each.plan, {STRAGGLER: SLOWER})
+    graph, ranks, links, _ = found.written
+    return simulate(graph, with_stragglers(graph, price(graph, each.costs), ranks, found.factors), *links)
 
 
 def unfolded_run(each: Case) -> Trace:

@@ -213,6 +213,8 @@ class WaferCompiler(Compiler):
         states = [Cell(SHARED, "weights", block), Cell(SHARED, "moments", block)]
         both = tied and block == EMBEDDING
         if both:
+            if HEAD not in self.tables:
+                raise self.refuse("gradient of the head", "no task reduced it for the table that both share")
             operands.append(self.tables[HEAD])
             states += [Cell(SHARED, "weights", HEAD), Cell(SHARED, "moments", HEAD)]
             count += 1
