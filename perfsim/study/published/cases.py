@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
@@ -111,6 +112,13 @@ class StepCase(Spec):
     @property
     def scored(self) -> bool:
         return self.evidence in ("A", "B")
+
+    @property
+    def inferred(self) -> tuple[str, ...]:
+        """Names of the fields that nobody printed: `batch` of "global_batch_size 121: first public ..."."""
+        names = (re.split(r"[:(]", each)[0].strip() for each in self.assumed)
+        plain = (re.sub(r"\s+[\d.]+$", "", name).replace("_", " ") for name in names)
+        return tuple(name.replace("global batch size", "batch") for name in plain)
 
 
 class CaseFile(Spec):
