@@ -132,33 +132,3 @@ def _with_work(graph: TaskGraph, task: int, work: Work) -> TaskGraph:
     column = graph.work.copy()
     column[task] = len(graph.works)
     return replace(graph, works=(*graph.works, work), work=np.asarray(column))
-
-
-@dataclass(frozen=True)
-class Caught:
-    """How many faults of each kind were put in and found, and those that were not."""
-
-    injected: dict[str, int]
-    caught: dict[str, int]
-    survivors: tuple[str, ...]
-
-    @property
-    def share(self) -> float:
-        return sum(self.caught.values()) / max(1, sum(self.injected.values()))
-
-
-def try_all(subject: Subject, stride: int = 1) -> Caught:
-    """Put in every fault, or every `stride`-th one, and see which are found, with task and tensor."""
-    injected: dict[str, int] = {}
-    caught: dict[str, int] = {}
-    survivors = []
-    for number, mutation in enumerate(mutations(subject)):
-        if number % stride:
-            continue
-        injected[mutation.kind] = injected.get(mutation.kind, 0) + 1
-        found = mutation.found()
-        if any(fault.task and fault.tensor for fault in found):
-            caught[mutation.kind] = caught.get(mutation.kind, 0) + 1
-        else:
-            survivors.append(f"{mutation.kind}: {mutation.what}")
-    return Caught(injected, caught, tuple(survivors))

@@ -131,6 +131,13 @@ def test_the_table_ends_in_a_sentence() -> None:
         ([MODEL, "--strategy", "dta"], "did you mean 'data'"),
         ([MODEL, "--layout", "tp=3,zero=3,pp=2"], "pipeline must be 1"),
         ([MODEL, "--strategy", "weight-streaming", "--layout", "dp=2,tp=2"], "data parallel only"),
+        ([MODEL, "--devices", "3", "--batch", "7"], "--devices and --batch are for a --layout"),
+        (["studies/gpt3_20b.yaml", "--batch", "7"], "--batch is for a --layout"),
+        ([MODEL, "--every", "7"], "--every is of --mutations"),
+        ([MODEL, "--mutations", "x.md", "--seed", "7"], "--orders and --seed are of proofs"),
+        ([MODEL, "--mutations", "nowhere/x.md"], "there is no folder nowhere"),
+        (["csx_scaling"], "csx_scaling is a sweep, and sweeps are not supported"),
+        (["studies/csx_scaling.yaml"], "is a sweep, and sweeps are not supported"),
     ],
 )
 def test_bad_questions_are_refused_in_words(arguments: list[str], said: str) -> None:
