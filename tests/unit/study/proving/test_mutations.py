@@ -24,6 +24,7 @@ KINDS = {
     "wrong group",
     "gradient skipped",
     "update before reduction",
+    "bytes priced wrong",
 }
 FEW = {
     "zero 2, overlapped": Case("3d", ParallelLayout(tensor=2, data=2, zero_stage=2), 2, overlap=True),
