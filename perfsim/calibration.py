@@ -216,7 +216,8 @@ class NetworkConstants(Constants):
     send_recv_latency_s: Seconds
     """Point to point between two nodes, before the first byte."""
     partial_node_bytes_per_s: BytesPerSecond | None = None
-    """Most that the bus of a group carries which has some places of each node, more than one but not all."""
+    """Where devices share NICs: most that the bus of a group carries with more than one place of each node,
+    but not all."""
 
 
 class CollectiveCalibration(Calibration):

@@ -6,11 +6,12 @@ is bounded by the NICs that the group may use,
 
     bus = ranks_per_node x NIC share x efficiency,  NIC share = NICs of a node / devices of a node,
 
-and by the links inside the node. A ring through two or more ranks of a node, but not all, enters
-beside one and leaves beside another, so one of its ways crosses the host's bridge to a NIC
-(`partial_node_bytes_per_s`). Small all-reduces run up and down a double tree instead. Latency
-counts steps inside and across nodes apart. The form is that of NCCL's own tuning model
-(src/graph/tuning.cc). A link without a calibration falls back to its datasheet: one line.
+and by the links inside the node. Where devices share NICs, a ring through two or more ranks of a node,
+but not all, enters beside one and leaves beside another, so one of its ways crosses the host's bridge
+to a NIC (`partial_node_bytes_per_s`); with a NIC a device nothing is crossed. Small all-reduces run up
+and down a double tree instead. Latency counts steps inside and across nodes apart. The form is that of
+NCCL's own tuning model (src/graph/tuning.cc). A link without a calibration falls back to its
+datasheet: one line.
 """
 
 from __future__ import annotations
@@ -50,11 +51,18 @@ class CollectiveModel:
     nic: LinkSpec
     nic_share_bytes_per_s: float
     devices_per_node: int
+    shared_nics: bool = False
 
     @classmethod
     def of_node(cls, node: NodeSpec) -> CollectiveModel:
         """The model of a node's links."""
-        return cls(node.scale_up, node.nic, node.inter_node_bytes_per_s / node.devices, node.devices)
+        return cls(
+            node.scale_up,
+            node.nic,
+            node.inter_node_bytes_per_s / node.devices,
+            node.devices,
+            node.has_shared_nics,
+        )
 
     @overload
     def time_s(self, op: CollectiveOp, n_bytes: float, group: Group) -> float: ...
@@ -130,7 +138,8 @@ class CollectiveModel:
         """Between nodes: the group's share of the NICs, as far as all of its ranks stand next to theirs."""
         share = group.ranks_per_node * self._nic_bytes_per_s
         limit = self._network.partial_node_bytes_per_s
-        if limit is None or group.ranks_per_node in (1, self.devices_per_node):
+        whole = group.ranks_per_node in (1, self.devices_per_node)
+        if limit is None or whole or not self.shared_nics:
             return share
         return min(share, limit)
 

@@ -160,8 +160,12 @@ class Stamped(NamedTuple):
     first_tensor: Wide
 
     def tensor(self, slot: int, output: str) -> int:
-        """Handle of a named output of one slot."""
-        return int(self.first_tensor[slot]) + self.templates[int(self.template[slot])].outputs[output]
+        """Handle of a named output of one slot; GraphError where its template has none of that name."""
+        outputs = self.templates[int(self.template[slot])].outputs
+        if output not in outputs:
+            known = ", ".join(outputs) or "nothing"
+            raise GraphError(f"slot {slot} writes no output {output!r}; its template writes {known}")
+        return int(self.first_tensor[slot]) + outputs[output]
 
 
 class GraphBuilder:

@@ -23,7 +23,7 @@ def _rows(answer: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'strategy':{wide}}  {'layout':{layout}}  ranks  tasks  orders    error"
     yield "-" * (wide + layout + 35)
     for name, each in names:
-        error = f"{each['max_relative_error']:.0e}" if each["passed"] else "WRONG"
+        error = _error(each["max_relative_error"]) if each["passed"] else "WRONG"
         yield (
             f"{name:{wide}}  {each['layout']:{layout}}  {each['ranks']:5}  {integer(each['tasks']):>5}"
             f"  {each['orders']:6}  {error:>7}"
@@ -38,11 +38,17 @@ def _sentence(answer: Mapping[str, Any]) -> str:
     compared = sum(each["compared"] for each in layouts)
     done = f"{integer(answer['tasks'])} tasks on all ranks, {answer['steps']} optimizer steps"
     many = "layout" if len(layouts) == 1 else "layouts"
+    random = f"{answer['orders']} random order" + ("" if answer["orders"] == 1 else "s")
     if wrong:
         return f"{answer['target']}: {wrong} of {len(layouts)} {many} WRONG ({done})."
     return (
         f"{answer['target']}: {len(layouts)} {many} proven ({done}): no dependency is missing, and "
         f"{integer(compared)} arrays (loss, gradients, weights) are those of serial training in "
-        f"{answer['orders']} random orders and the simulated one; worst relative error "
-        f"{answer['max_relative_error']:.1e}."
+        f"{random} and the simulated one; worst relative error "
+        f"{_error(answer['max_relative_error'])}."
     )
+
+
+def _error(error: float | None) -> str:
+    """A relative error; a dash where nothing was compared."""
+    return "-" if error is None else f"{error:.1e}"

@@ -12,6 +12,7 @@ from perfsim.report.figures import step_time as step_figure
 from perfsim.report.figures import time_to_accuracy as batch_figure
 from perfsim.report.figures import timeline as timeline_figure
 from perfsim.report.sections import Card, Head, Section
+from perfsim.report.tables import perturbed_line
 from perfsim.report.verdict import ratios_to_first, remarks_table, verdict_table
 from perfsim.report.whole_run import whole_run_section
 from perfsim.report.why import why_table
@@ -63,7 +64,9 @@ def _verdict(result: StudyResult) -> Section:
         "Which machine should train this?"
     )
     unfit = [f"{each.label} has no feasible plan: {each.reason}" for each in result.infeasible]
-    return Section("Verdict", " ".join([lead, *unfit]), table=verdict_table(result), slug="verdict")
+    disturbed = perturbed_line(result)
+    said = [f"{disturbed[0].upper()}{disturbed[1:]}."] if disturbed else []
+    return Section("Verdict", " ".join([lead, *said, *unfit]), table=verdict_table(result), slug="verdict")
 
 
 def _remarks(result: StudyResult) -> list[Section]:

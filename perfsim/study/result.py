@@ -215,4 +215,6 @@ class StudyResult:
     accuracy: tuple[Accuracy, ...] = ()
     resilience: tuple[Resilience, ...] = ()
     """By candidate, where the study asks for it."""
+    perturbed: str = ""
+    """What disturbs the candidates' steps; empty: nothing."""
     inputs_digest: str = ""

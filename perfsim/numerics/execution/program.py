@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from perfsim.graph import Task, TaskGraph, block_name
 from perfsim.graph.symmetry import rank_of, width_of
-from perfsim.numerics.execution.faults import Fault, FaultError
+from perfsim.numerics.execution.faults import BROKEN, Fault, FaultError, failure
 
 SHARED = -1
 """The place of what is there once for all ranks (MemoryX)."""
@@ -115,8 +115,18 @@ class Compiler:
             self.task = task
             while self.step < len(self.graph.step_ends) and task.id >= self.graph.step_ends[self.step]:
                 self.step += 1
-            self.translate(task)
+            try:
+                self.translate(task)
+            except BROKEN as error:
+                name = task_name(self.graph, task)
+                raise failure("refused", name, self._touched(task), "cannot be executed", error) from None
         return self.program
+
+    def _touched(self, task: Task) -> str:
+        """What a task reads, or else writes, in words."""
+        cells = [cell for handle in task.reads for cell in self.handles.get(handle, ())]
+        names = [self.program.tensor(cell) for cell in cells] or [each.name for each in task.work.writes]
+        return ", ".join(names[:2]) or "its operands"
 
     def translate(self, task: Task) -> None:
         """Add the action of one task."""

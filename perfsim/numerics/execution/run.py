@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from perfsim.graph.unfold import Unfolded
-from perfsim.numerics.execution.faults import Fault, FaultError
+from perfsim.numerics.execution.faults import BROKEN, Fault, FaultError, failure
 from perfsim.numerics.execution.oracle import TOLERANCE, Oracle
 from perfsim.numerics.execution.program import SHARED, START, Action, Cell, Program
 
@@ -54,29 +54,36 @@ class Machine:
 
     def run(self, order: Sequence[int], *, thorough: bool = False) -> Outcome:
         """Execute every task once; FaultError where that is impossible."""
-        outcome, actions, width = Outcome(), self.program.actions, self.program.width
+        outcome, width = Outcome(), self.program.width
         values: list[list[Any]] = [[None] * width for _ in self.cells]
         writers: list[list[int]] = [[NOBODY] * width for _ in self.cells]
         for instance in order:
-            task = self.task[instance]
-            action, members = actions[task], self.members[instance]
-            given = []
-            for rank in members:
-                own = []
-                for index, (cell, apart) in enumerate(self.reads[task]):
-                    place = rank if apart else 0
-                    if writers[cell][place] != action.expects[index]:
-                        self._begin(action, index, place, values[cell], writers[cell])
-                    own.append(values[cell][place])
-                given.append(own)
-            results = self._execute(action, members, given)
-            for rank, result in zip(members, results, strict=True):
-                for (cell, apart), value in zip(self.writes[task], result, strict=True):
-                    place = rank if apart else 0
-                    values[cell][place], writers[cell][place] = value, task
-                if action.claims:
+            action = self.program.actions[self.task[instance]]
+            results = self._step(action, self.members[instance], values, writers)
+            if action.claims:
+                for rank, result in zip(self.members[instance], results, strict=True):
                     self._compare(action, rank, result, outcome, thorough=thorough)
         return outcome
+
+    def _step(
+        self, action: Action, members: Sequence[int], values: list[list[Any]], writers: list[list[int]]
+    ) -> list[tuple[Any, ...]]:
+        """Execute one task: what its ranks read, what they make of it, where that goes."""
+        task, given = action.task, []
+        for rank in members:
+            own = []
+            for index, (cell, apart) in enumerate(self.reads[task]):
+                place = rank if apart else 0
+                if writers[cell][place] != action.expects[index]:
+                    self._begin(action, index, place, values[cell], writers[cell])
+                own.append(values[cell][place])
+            given.append(own)
+        results = self._execute(action, members, given)
+        for rank, result in zip(members, results, strict=True):
+            for (cell, apart), value in zip(self.writes[task], result, strict=True):
+                place = rank if apart else 0
+                values[cell][place], writers[cell][place] = value, task
+        return results
 
     def _begin(self, action: Action, index: int, place: int, values: list[Any], writers: list[int]) -> None:
         """Put what was there at the start into a buffer; anything else in it is not what was meant."""
@@ -96,7 +103,7 @@ class Machine:
         if key not in self.first:
             try:
                 self.first[key] = self.initial(cell, place)
-            except KeyError:
+            except BROKEN:
                 name, tensor = self.program.name(action.task), self.program.tensor(cell)
                 fault = Fault("refused", name, tensor, "nothing writes it before it is read")
                 raise FaultError(fault) from None
@@ -107,13 +114,15 @@ class Machine:
     ) -> list[tuple[Any, ...]]:
         try:
             results = action.kernel(members, values)
-            if any(len(result) != len(action.writes) for result in results):
+            if len(results) != len(members) or any(len(each) != len(action.writes) for each in results):
                 raise ValueError("it makes another number of tensors than it writes")
             return results
-        except (ValueError, IndexError, TypeError, AttributeError, KeyError) as error:
-            tensor = ", ".join(self.program.tensor(cell) for cell in action.reads[:2])
-            detail = f"cannot be computed: {error}"
-            raise FaultError(Fault("value", self.program.name(action.task), tensor, detail)) from None
+        except BROKEN as error:
+            raise self._failure(action, action.reads[:2], "cannot be computed", error) from None
+
+    def _failure(self, action: Action, cells: Sequence[Cell], what: str, error: Exception) -> FaultError:
+        tensor = ", ".join(self.program.tensor(cell) for cell in cells) or "its operands"
+        return failure("value", self.program.name(action.task), tensor, what, error)
 
     def _compare(
         self, action: Action, rank: int, result: tuple[Any, ...], outcome: Outcome, *, thorough: bool
@@ -121,7 +130,11 @@ class Machine:
         for position, claim in action.claims:
             if not thorough and not claim.what.startswith(RESULTS):
                 continue
-            error = self.oracle.error(claim, rank, result[position])
+            try:
+                error = self.oracle.error(claim, rank, result[position])
+            except BROKEN as broken:
+                what = f"serial training has no {claim.what} of that number ({claim.number}) to compare with"
+                raise self._failure(action, [action.writes[position]], what, broken) from None
             outcome.compared += 1
             outcome.max_relative_error = max(outcome.max_relative_error, error)
             if error > TOLERANCE:

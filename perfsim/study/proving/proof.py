@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from perfsim.errors import GraphError, InputError
+from perfsim.errors import DeadlockError, GraphError, InputError
 from perfsim.graph import TaskGraph
 from perfsim.graph.unfold import Unfolded, unfold
 from perfsim.hardware import WaferClusterSpec
-from perfsim.numerics.execution.faults import Fault, FaultError
+from perfsim.numerics.execution.faults import BROKEN, Fault, FaultError, failure, origin
 from perfsim.numerics.execution.gpu import GpuCompiler
 from perfsim.numerics.execution.hazards import hazards
 from perfsim.numerics.execution.oracle import Oracle
 from perfsim.numerics.execution.order import Edge, Precedence, dependencies, order_in_time, random_order
 from perfsim.numerics.execution.program import Program
-from perfsim.numerics.execution.run import Machine
+from perfsim.numerics.execution.run import Machine, Outcome
 from perfsim.numerics.execution.serial import Lesson
 from perfsim.numerics.execution.wafer import WaferCompiler
 from perfsim.strategies import Plan
-from perfsim.study.evaluate import costs_for, evaluate
+from perfsim.study.evaluate import Evaluation, costs_for, evaluate
 from perfsim.study.planner import short_layout
 from perfsim.study.proving.small import lesson_of
 
@@ -46,7 +48,8 @@ class Proof:
     """Of one order, on all ranks and in both steps."""
     compared: int
     """Arrays held against serial training, in all orders."""
-    max_relative_error: float
+    max_relative_error: float | None
+    """None: nothing was compared. Infinite: not even the shape was right."""
     faults: tuple[Fault, ...] = ()
 
     @property
@@ -57,7 +60,7 @@ class Proof:
         return {
             "layout": self.layout,
             "passed": self.passed,
-            "max_relative_error": self.max_relative_error,
+            "max_relative_error": finite(self.max_relative_error),
             "orders": self.orders,
             "tasks": self.tasks,
             "ranks": self.ranks,
@@ -65,6 +68,11 @@ class Proof:
             "compared": self.compared,
             "faults": [str(fault) for fault in self.faults],
         }
+
+
+def finite(error: float | None) -> float | None:
+    """An error as JSON can say it; null where there is no number."""
+    return None if error is None or not math.isfinite(error) else error
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,16 @@ class Subject:
 
     @cached_property
     def unfolded(self) -> Unfolded:
-        return unfold(self.graph)
+        """The graph with every rank; FaultError where its groups contradict one another."""
+        try:
+            return unfold(self.graph)
+        except GraphError as error:
+            raise FaultError(Fault("refused", "the graph", "its groups", str(error))) from None
+
+    @property
+    def num_instances(self) -> int:
+        """Tasks on all ranks."""
+        return len(self.unfolded.task)
 
     def hazards(self) -> Iterator[Fault]:
         """Every missing dependency."""
@@ -137,11 +154,9 @@ class Subject:
         """What is wrong: by the graph alone, or else in one run against serial training."""
         try:
             found = list(islice(self.hazards(), MOST_FAULTS))
-            return found or self.machine().run(range(len(self.unfolded.task)), thorough=True).faults
+            return found or self.machine().run(range(self.num_instances), thorough=True).faults
         except FaultError as error:
             return [error.fault]
-        except GraphError as error:
-            return [Fault("refused", "the graph", "its groups", str(error))]
 
 
 def subject_of(plan: Plan, seed: int = 0) -> Subject:
@@ -156,37 +171,77 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
 
     Orders are that of the ids, `orders` random ones, and the one in which the engine ran it.
     """
-    evaluation = evaluate(plan, costs_for(plan.topology, plan.job.recipe))
+    try:
+        evaluation = written(plan)
+    except FaultError as refused:
+        return _proof(plan, _Tally(faults=[refused.fault]), 0)
     subject = Subject(evaluation.graph, plan, lesson_of(plan, seed))
-    tasks = len(subject.unfolded.task)
+    tally = _Tally()
+    with tally.collecting():
+        tasks = subject.num_instances
+    if tally.faults:
+        return _proof(plan, tally, 0)
     if tasks > MOST_TASKS:
         raise InputError(
             f"{plan.strategy} {short_layout(plan.layout)}: {tasks:,} tasks on all ranks are too many to "
             f"execute (at most {MOST_TASKS:,}); try fewer replicas or a smaller batch"
         )
-    faults, error, compared, run = [], 0.0, 0, 0
-    try:
-        faults += list(islice(subject.hazards(), MOST_FAULTS))
+    with tally.collecting():
+        tally.faults += islice(subject.hazards(), MOST_FAULTS)
         machine = subject.machine()
         simulated = order_in_time(evaluation.trace.start_s, subject.unfolded.task)
         for number, order in enumerate([range(tasks), simulated, *subject.random_orders(orders, seed)]):
-            outcome = machine.run(order, thorough=number == 0)
-            error, compared = max(error, outcome.max_relative_error), compared + outcome.compared
-            faults += outcome.faults
-            run += 1
-    except FaultError as refused:
-        faults.append(refused.fault)
-    distinct = tuple(dict.fromkeys(faults))[:MOST_FAULTS]
+            tally.add(machine.run(order, thorough=number == 0))
+    return _proof(plan, tally, tasks)
+
+
+def written(plan: Plan) -> Evaluation:
+    """The graph of a plan, run by the engine; FaultError where the strategy cannot write or run it."""
+    try:
+        return evaluate(plan, costs_for(plan.topology, plan.job.recipe))
+    except (GraphError, DeadlockError) as error:
+        raise FaultError(Fault("refused", plan.strategy, "the graph", str(error))) from error
+    except BROKEN as error:
+        what = f"it cannot be written or run, {origin(error)}"
+        raise failure("refused", plan.strategy, "the graph", what, error) from error
+
+
+@dataclass
+class _Tally:
+    """What runs came to, added up; whatever ends one ends as a fault."""
+
+    faults: list[Fault] = field(default_factory=list)
+    max_relative_error: float = 0.0
+    compared: int = 0
+    runs: int = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one run."""
+        self.max_relative_error = max(self.max_relative_error, outcome.max_relative_error)
+        self.compared += outcome.compared
+        self.faults += outcome.faults
+        self.runs += 1
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Keep the fault that ends what stands inside."""
+        try:
+            yield
+        except FaultError as refused:
+            self.faults.append(refused.fault)
+
+
+def _proof(plan: Plan, tally: _Tally, tasks: int) -> Proof:
     return Proof(
         strategy=plan.strategy,
         layout=described(plan),
         ranks=plan.topology.num_devices,
         microbatches=plan.num_microbatches,
-        orders=max(0, run - 2),
+        orders=max(0, tally.runs - 2),
         tasks=tasks,
-        compared=compared,
-        max_relative_error=error,
-        faults=distinct,
+        compared=tally.compared,
+        max_relative_error=tally.max_relative_error if tally.compared else None,
+        faults=tuple(dict.fromkeys(tally.faults))[:MOST_FAULTS],
     )
 
 

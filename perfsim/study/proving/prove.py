@@ -13,7 +13,7 @@ from perfsim.hardware import SystemSpec
 from perfsim.strategies import Plan, strategy
 from perfsim.study.point import parse_layout, strategy_for
 from perfsim.study.proving.catalogue import Case, catalogue_cases, system_kind
-from perfsim.study.proving.proof import Proof, prove_plan
+from perfsim.study.proving.proof import Proof, finite, prove_plan
 from perfsim.study.proving.small import STEPS, small_plan
 from perfsim.study.runner import load_study, run_study
 from perfsim.topology import build_topology
@@ -76,8 +76,10 @@ class ProofResult:
         }
 
 
-def _worst(proofs: Sequence[Proof]) -> float:
-    return max((proof.max_relative_error for proof in proofs), default=0.0)
+def _worst(proofs: Sequence[Proof]) -> float | None:
+    """The largest error of what was compared; None where nothing was."""
+    found = [proof.max_relative_error for proof in proofs if proof.max_relative_error is not None]
+    return finite(max(found, default=None))
 
 
 def prove_all(request: Request, progress: Progress = lambda _: None) -> ProofResult:

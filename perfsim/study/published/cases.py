@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
@@ -112,6 +113,13 @@ class StepCase(Spec):
     def scored(self) -> bool:
         return self.evidence in ("A", "B")
 
+    @property
+    def inferred(self) -> tuple[str, ...]:
+        """Names of the fields that nobody printed: `batch` of "global_batch_size 121: first public ..."."""
+        names = (re.split(r"[:(]", each)[0].strip() for each in self.assumed)
+        plain = (re.sub(r"\s+[\d.]+$", "", name).replace("_", " ") for name in names)
+        return tuple(name.replace("global batch size", "batch") for name in plain)
+
 
 class CaseFile(Spec):
     """A file of step-time cases."""
@@ -187,7 +195,8 @@ def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
     node = system.node.model_copy(update={"devices": devices})
     if case.system.inter_node is not None:
         nic = node.nic.model_copy(update={"bandwidth": case.system.inter_node / devices})
-        node = node.model_copy(update={"nics": devices, "nic": nic})
+        shared = case.system.inter_node < devices * system.node.nic.bandwidth
+        node = node.model_copy(update={"nics": devices, "nic": nic, "devices_share_nics": shared})
     return system.model_copy(update={"node": node})
 
 

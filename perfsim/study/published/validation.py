@@ -65,11 +65,12 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
                 "id": each.id,
                 "family": each.family,
                 "evidence": each.evidence,
+                "inferred": [] if each.counts else list(case.inferred),
                 "measured_s": each.measured_s,
                 "predicted_s": each.predicted_s,
                 "error": each.error,
             }
-            for each in scored
+            for case, each in zip(cases, scored, strict=True)
         ],
     }
 

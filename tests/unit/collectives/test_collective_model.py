@@ -97,7 +97,7 @@ def test_bus_bandwidth_across_nodes_is_the_nics_of_the_ranks_of_a_node() -> None
 
 
 def test_a_group_with_some_places_of_each_node_is_bounded_by_the_bridge() -> None:
-    machine = node(nics=8)
+    machine = node(nics=4)
     network = machine.nic.calibration
     assert network is not None
     assert network.network is not None
@@ -112,8 +112,11 @@ def test_a_group_with_some_places_of_each_node_is_bounded_by_the_bridge() -> Non
         for per_node, factor in wire.items()
     }
     assert bus[2] == pytest.approx(10e9, rel=1e-3)
-    assert bus[1] == pytest.approx(0.8 * 25e9, rel=1e-3), "one rank stands next to its own NIC"
-    assert bus[8] == pytest.approx(0.8 * 8 * 25e9, rel=1e-3), "a whole node has a rank next to every NIC"
+    assert bus[1] == pytest.approx(0.8 * 12.5e9, rel=1e-3), "one rank stands next to its NIC"
+    assert bus[8] == pytest.approx(0.8 * 4 * 25e9, rel=1e-3), "a whole node has a rank next to every NIC"
+    own = bridged.model_copy(update={"nics": 8})
+    seconds = collective_time_s("all_reduce", 1e12, Group(4, 2, 2), own)
+    assert wire[2] * 1e12 / seconds == pytest.approx(0.8 * 2 * 25e9, rel=1e-3), "with a NIC a device"
 
 
 def test_one_rank_in_each_node_has_its_share_of_the_nics_only() -> None:
