@@ -29,8 +29,8 @@ _FIXED = {
 _LOOSE = "not determined by the table: a third more or less adds less loss than one standard error of it"
 METHOD = (
     "errors by the sandwich, shapes of one weight matrix taken together, constants that the table does not "
-    "determine held; of choice_ constants, which decide "
-    "an argmin, the least step of 1, 2, 3, 5, 8, 12, 20 and 33 % after which the loss has grown by over one standard error, others held"
+    "determine held; of choice_ constants, which decide an argmin, the least step of 1, 2, 3, 5, 8, 12, 20 "
+    "and 33 % after which the loss has grown by over one standard error, others held"
 )
 
 
