@@ -9,6 +9,7 @@ from pathlib import Path
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
 from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
+from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LimitError, PlanError, Problem
 from perfsim.strategies import strategy
 from perfsim.study.assumptions import assumptions_of
@@ -101,6 +102,7 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
         progress(f"{candidate.strategy} on {devices} x {candidate.system.name}")
         try:
             if stopped is None:
+                present_limits().in_time(lambda: f"{len(answered)} of {len(asked)} candidates answered")
                 answered.append(_answer(spec, candidate, devices, target))
         except PlanError as error:
             refused.append(Infeasible(label, "; ".join(error.reasons)))
