@@ -122,7 +122,14 @@ class TierSpec(Spec):
 
     capacity: Bytes
     bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
-    """Of DRAM reads and writes together; of flash each way."""
+    """Of reads and writes together."""
+
+
+class FlashSpec(TierSpec):
+    """The flash of a weight server."""
+
+    duplex: bool = False
+    """Whether reads and writes each have the bandwidth; else they share it."""
 
 
 class WeightServerSpec(Spec):
@@ -131,7 +138,7 @@ class WeightServerSpec(Spec):
     bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
     """Each way, towards SwarmX."""
     dram: TierSpec
-    flash: TierSpec | None = None
+    flash: FlashSpec | None = None
     arithmetic: Annotated[FlopPerSecond, Field(gt=0)]
     """Of the optimizer."""
 
@@ -203,7 +210,7 @@ class SwarmXSpec(Spec):
     bandwidth: BytesPerSecond
     """Each way, towards one system."""
     hop_latency: Seconds
-    chunk: Bytes
+    chunk: Annotated[Bytes, Field(gt=0)]
     """What a tree node forwards at once: the unit of pipelining."""
     duplex: bool = True
     """Whether weights down and gradients up each have the bandwidth of a link; else they share it."""

@@ -15,6 +15,7 @@ from perfsim.hardware import (
     ActivationServersSpec,
     DeviceSpec,
     FatTreeSpec,
+    FlashSpec,
     GpuClusterSpec,
     LinkSpec,
     MemorySpec,
@@ -89,7 +90,7 @@ def wafer_cluster(
             server=WeightServerSpec(
                 bandwidth=stream_bytes_per_s / 10,
                 dram=TierSpec(capacity=1e12, bandwidth=update_bytes_per_s / 10),
-                flash=TierSpec(capacity=1e14, bandwidth=stream_bytes_per_s / 10),
+                flash=FlashSpec(capacity=1e14, bandwidth=stream_bytes_per_s / 10),
                 arithmetic=1e12,
             ),
             placement="sharded",

@@ -248,7 +248,11 @@ def run(
     default=None,
     help="Directory for index.html and validation.md: the same with causes and ablation.",
 )
-@click.option("--leave-out", is_flag=True, help="On the page: each family predicted by a fit without it.")
+@click.option(
+    "--leave-out",
+    is_flag=True,
+    help="Predict each family of GPU runs (on the page) or release of wafer logs by a fit without it.",
+)
 def validate(
     files: tuple[Path, ...], as_json: bool, worst: int, record: bool, page: Path | None, leave_out: bool
 ) -> None:
@@ -256,13 +260,15 @@ def validate(
     from perfsim.report.validation_table import validation_lines
     from perfsim.study.published.validation import public_cases, validate_file
 
-    if leave_out and page is None:
-        raise click.UsageError("--leave-out is for the page: give --page DIR as well")
+    if leave_out and page is None and not files:
+        raise click.UsageError(_NEEDS_PAGE)
     paths = files or tuple(public_cases())
     results = []
     for path in paths:
         must_exist(path)
         results.append(validate_file(path))
+    if leave_out:
+        _leave_releases_out(paths, results, page)
     if page is not None:
         _write_accuracy(paths, results, page, leaves_out=leave_out)
     if record:
@@ -280,6 +286,21 @@ def validate(
         return
     for result in results:
         _print_lines(validation_lines(result, worst))
+
+
+_NEEDS_PAGE = "--leave-out of families of GPU runs is for the page: give --page DIR, or a file of wafer logs"
+
+
+def _leave_releases_out(paths: Sequence[Path], results: Sequence[dict[str, Any]], page: Path | None) -> None:
+    """Add to the result of each file of wafer logs what a fit without each release predicts."""
+    from perfsim.study.published.held_out import releases_left_out
+
+    for path, result in zip(paths, results, strict=True):
+        left_out = releases_left_out(path) if result["kind"] == "step_time" else None
+        if left_out is not None:
+            result["left_out"] = left_out
+        elif page is None:
+            raise click.UsageError(_NEEDS_PAGE)
 
 
 def _write_accuracy(paths: tuple[Path, ...], results: list[Any], folder: Path, *, leaves_out: bool) -> None:

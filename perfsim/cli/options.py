@@ -27,10 +27,13 @@ def limits(verb: Verb) -> Verb:
         "--max-events",
         type=click.IntRange(min=1),
         default=None,
-        help="Tasks to simulate at most, all processes together.",
+        help="Tasks to simulate at most, all processes together; a step that has more is not begun.",
     )
     @click.option(
-        "--max-seconds", type=click.FloatRange(min=0.0), default=None, help="Seconds to compute at most."
+        "--max-seconds",
+        type=click.FloatRange(min=0.0),
+        default=None,
+        help="Seconds to compute at most, planning included.",
     )
     @functools.wraps(verb)
     def limited_verb(*args: Any, max_events: int | None, max_seconds: float | None, **kwargs: Any) -> Any:

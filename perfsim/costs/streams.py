@@ -44,7 +44,7 @@ class StreamCosts:
             case "memoryx_update":
                 return self.update_s(work.comm_bytes, work.flop)
             case "flash_read" | "flash_write":
-                return work.comm_bytes / self._flash_bytes_per_s()
+                return work.comm_bytes / self.flash_bytes_per_s()
             case "samples" | "spill" | "fetch":
                 return work.comm_bytes / self.feed_bytes_per_s
         return self._reduce_s(work) if work.op.startswith("reduce") else None
@@ -65,7 +65,8 @@ class StreamCosts:
         server = self.system.memoryx.server
         return max(n_bytes / server.dram.bandwidth, flop / server.arithmetic) / self.shares
 
-    def _flash_bytes_per_s(self) -> float:
+    def flash_bytes_per_s(self) -> float:
+        """Flash of the servers that hold a layer, where it does one thing at a time."""
         flash = self.system.memoryx.server.flash
         if flash is None:
             raise CatalogError(f"{self.system.name}: MemoryX has no flash")

@@ -7,10 +7,14 @@ from functools import partial
 import numpy as np
 
 from perfsim.engine.grid import Floats, Ticks, in_seconds, on_exact_grid
+from perfsim.engine.limits import present_limits
 from perfsim.graph import TaskGraph
 from perfsim.graph.chains import Pairs
 from perfsim.graph.ragged import Ints
 from perfsim.trace import Trace
+
+ROWS_AT_ONCE = 1 << 16
+"""Between two looks at the limits."""
 
 
 def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
@@ -48,19 +52,26 @@ def _starts(pairs: Pairs, total: Ticks, before: Ticks, tick_s: float) -> Floats:
         return seconds
 
     values = [0.0]
-    append = values.append
-    for left, after_left, right, after_right in zip(
-        pairs.left_value,
-        since_s(pairs.left_place, pairs.left_chain),
-        pairs.right_value,
-        since_s(pairs.right_place, pairs.right_chain),
-        strict=True,
-    ):
-        one, other = values[left] + after_left, values[right] + after_right
-        if other > one:  # a call of max would take as long as the rest of the loop
-            one = other
-        append(one)
+    append, limits, rows = values.append, present_limits(), len(pairs.left_value)
+    for row in range(0, rows, ROWS_AT_ONCE):
+        limits.in_time(partial(_share, row, rows))
+        now = slice(row, row + ROWS_AT_ONCE)
+        for left, after_left, right, after_right in zip(
+            pairs.left_value[now],
+            since_s(pairs.left_place[now], pairs.left_chain[now]),
+            pairs.right_value[now],
+            since_s(pairs.right_place[now], pairs.right_chain[now]),
+            strict=True,
+        ):
+            one, other = values[left] + after_left, values[right] + after_right
+            if other > one:  # a call of max would take as long as the rest of the loop
+                one = other
+            append(one)
     return np.array(values).take(pairs.value_of_chain)
+
+
+def _share(done: int, of: int) -> str:
+    return f"{100 * done // of} % of a longest path was known"
 
 
 def longest_chain(trace: Trace) -> list[int]:

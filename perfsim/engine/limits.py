@@ -35,6 +35,24 @@ class Limits:
     shared: Synchronized[int] | None = None
     """Events of all processes that work together, where several do."""
 
+    def begin(self, total: int) -> None:
+        """Before a simulation of so many tasks: LimitError where it would be one too many."""
+        self._count(0)
+        if self.max_events is not None and self.events + total > self.max_events:
+            raise LimitError(
+                f"stopped after {self.events:,} events: the next simulation has {total:,} tasks, and "
+                f"{self.max_events:,} events are allowed (--max-events)"
+            )
+        self.in_time(lambda: f"0 of {total:,} tasks of the present simulation had ended")
+
+    def in_time(self, done: Callable[[], str]) -> None:
+        """Raise LimitError where the time is over, with what was `done` until then."""
+        if self.max_seconds is not None and time.monotonic() - self.started_s > self.max_seconds:
+            raise LimitError(
+                f"stopped after {self.max_seconds:g} s (--max-seconds): {done()}; "
+                f"{self.events:,} tasks simulated in all"
+            )
+
     def check(self, ended: int, before: int, total: int) -> None:
         """Note that `ended` of a simulation's `total` tasks have ended, `before` at the last call.
 
@@ -46,8 +64,7 @@ class Limits:
         where = f"{ended:,} of {total:,} tasks of the present simulation had ended"
         if self.max_events is not None and self.events > self.max_events:
             raise LimitError(f"stopped after {self.max_events:,} events (--max-events): {where}")
-        if self.max_seconds is not None and time.monotonic() - self.started_s > self.max_seconds:
-            raise LimitError(f"stopped after {self.max_seconds:g} s (--max-seconds): {where}")
+        self.in_time(lambda: where)
 
     def _count(self, ended: int) -> None:
         """Add events to this process's, or to all processes' together."""

@@ -28,6 +28,8 @@ from perfsim.trace import Trace
 
 CHECKED_EVERY = 4096
 """Chains between two looks at the limits."""
+FLOWS_CHECKED = 64
+"""Flows between two looks at the time; where every end changes all rates each takes a millisecond."""
 
 
 def simulate(
@@ -53,6 +55,8 @@ def simulate(
     carried = capacities if capacities is not None else np.zeros(0)
     asked = flows if flows is not None and capacities is not None else {}
     shared = {work: flow for work, flow in asked.items() if work < len(graph.works)}
+
+    present_limits().begin(len(graph))
 
     def run(took: Ticks, exponent: int) -> Trace:
         flowing = _any_of(shared, len(graph.works))[graph.work]
@@ -199,7 +203,12 @@ class _Run:
 
     def _flow_ends(self, chain: int) -> None:
         self.end_of_flow[chain] = self.share.now_s
+        if not len(self.end_of_flow) % FLOWS_CHECKED:
+            self.limits.in_time(self._so_far)
         self.settle(chain, self.share.now_s)
+
+    def _so_far(self) -> str:
+        return f"{len(self.end_of_flow):,} of {len(self.flow_of):,} flows of the present simulation had ended"
 
     def _check(self) -> None:
         """Tell the limits how many tasks have ended; chains are taken to be equally long."""

@@ -12,6 +12,7 @@ from perfsim.report.figures import step_time as step_figure
 from perfsim.report.figures import time_to_accuracy as batch_figure
 from perfsim.report.figures import timeline as timeline_figure
 from perfsim.report.sections import Card, Head, Section
+from perfsim.report.tables import perturbed_line
 from perfsim.report.verdict import ratios_to_first, remarks_table, verdict_table
 from perfsim.report.whole_run import whole_run_section
 from perfsim.report.why import why_table
@@ -46,7 +47,7 @@ def _head(result: StudyResult) -> Head:
                 f"{text.number(ratio.ratio)} {text.TIMES}" if math.isfinite(ratio.ratio) else text.MISSING
             )
             spread = f"as long ({low}{text.NONE}{high} {text.TIMES})"
-        cards.append(Card(figure, spread, ratio.name))
+        cards.append(Card(figure, spread, ratio.name, marked=ratio.is_first))
     note = (
         "Time to the target; first the soonest, then how many times as long the others take. A ratio's 90 % "
         "range is narrower than the two bands suggest: one critical batch decides both."
@@ -63,7 +64,9 @@ def _verdict(result: StudyResult) -> Section:
         "Which machine should train this?"
     )
     unfit = [f"{each.label} has no feasible plan: {each.reason}" for each in result.infeasible]
-    return Section("Verdict", " ".join([lead, *unfit]), table=verdict_table(result), slug="verdict")
+    disturbed = perturbed_line(result)
+    said = [f"{disturbed[0].upper()}{disturbed[1:]}."] if disturbed else []
+    return Section("Verdict", " ".join([lead, *said, *unfit]), table=verdict_table(result), slug="verdict")
 
 
 def _remarks(result: StudyResult) -> list[Section]:

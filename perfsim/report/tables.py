@@ -42,7 +42,8 @@ def terminal_table(result: StudyResult, *, width: int = 100, encoding: str = "as
     lines = [*textwrap.wrap(_heading(result), width)[:2], ""]
     verdict = _shorten(textwrap.wrap(result.verdict, width), _VERDICT_LINES, width)
     scales = [note[:width] for note in scale_notes(each.cluster_calibration for each in result.candidates)]
-    checked = [*_edge_lines(result, width), *_sampling_lines(result)]
+    disturbed = filter(None, [_cut(perturbed_line(result), width)])
+    checked = [*disturbed, *_edge_lines(result, width), *_sampling_lines(result)]
     unfit = min(len(result.infeasible), MOST_INFEASIBLE)
     room = (
         MAX_LINES - len(lines) - len(verdict) - len(scales) - len(checked) - unfit - 6
@@ -58,6 +59,24 @@ def terminal_table(result: StudyResult, *, width: int = 100, encoding: str = "as
     lines.append("")
     safe = text.encodable("\n".join(lines + verdict), encoding)
     return "\n".join(line[:width].rstrip() for line in safe.split("\n"))
+
+
+def perturbed_line(result: StudyResult) -> str:
+    """That steps are perturbed, how much longer they are, and by what; empty where nothing disturbs them."""
+    ratios = sorted(
+        each.step_time_s / float(each.perturbed["unperturbed_step_time_s"])
+        for each in result.candidates
+        if each.perturbed
+    )
+    if not result.perturbed or not ratios:
+        return ""
+    least, most = f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}"
+    spread = most if least == most else f"{least} to {most}"
+    return f"perturbed steps, {spread} times as long: {result.perturbed}"
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 4].rstrip() + " ..."
 
 
 def _edge_lines(result: StudyResult, width: int) -> list[str]:

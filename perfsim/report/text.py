@@ -190,6 +190,18 @@ def human(name: str) -> str:
     return name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
 
 
+MOST_INFERRED = 2
+
+
+def evidence(case: Mapping[str, Any]) -> str:
+    """The class of a published run, and of one that is not scored what is inferred: `C, batch inferred`."""
+    inferred = case.get("inferred") or []
+    if not inferred:
+        return str(case["evidence"])
+    names = " and ".join(inferred) if len(inferred) <= MOST_INFERRED else f"{len(inferred)} fields"
+    return f"{case['evidence']}, {names} inferred"
+
+
 def labels(candidates: Iterable[CandidateResult]) -> list[str]:
     """One label per candidate, numbered where two would be the same."""
     seen: dict[str, int] = {}

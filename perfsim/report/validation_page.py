@@ -90,6 +90,8 @@ def _step_sections(each: StepAccuracy, leaves_out: bool) -> Iterator[Section]:
             slug=f"{slug}-ablation",
         )
         yield _left_out(each, slug, leaves_out)
+    if result["without_release"]:
+        yield _releases_left_out(each, slug)
 
 
 def _scatter(each: StepAccuracy, slug: str) -> Section:
@@ -150,6 +152,18 @@ def _left_out(each: StepAccuracy, slug: str, leaves_out: bool) -> Section:
         table=tables.left_out_table(each.left_out),
         slug=f"{slug}-left-out",
     )
+
+
+def _releases_left_out(each: StepAccuracy, slug: str) -> Section:
+    heading = f"{_name(each.result)}: leaving one release out"
+    if each.releases_left_out is None:
+        return Section(heading, "Not computed here: add --leave-out.", slug=f"{slug}-left-out")
+    lead = (
+        "How far off the model is on a release that had no part in it: efficiencies are fitted to the "
+        "logs of the other releases, then its logs are predicted."
+    )
+    table = tables.releases_left_out_table(each.releases_left_out, each.result)
+    return Section(heading, lead, table=table, slug=f"{slug}-left-out")
 
 
 def _convergence(result: Mapping[str, Any]) -> Iterator[Section]:

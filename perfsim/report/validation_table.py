@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from perfsim.report.text import evidence
+
 HEAD = f"{'':26s} {'n':>4s} {'median':>8s} {'p90':>8s} {'mean':>8s} {'bias':>8s} {'tau':>6s} {'regret':>8s}"
 
 
@@ -22,6 +24,11 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     if "larger_batch" in result:
         lines.append(_row("larger batch", result["larger_batch"]))
     lines += [_row(f"  {name}", figures) for name, figures in result["families"].items()]
+    for release, figures in result.get("without_release", {}).items():
+        lines.append(_row(f"all without {release}", figures))
+    if result.get("left_out"):
+        row = _row("each release left out", result["left_out"]["summary"])
+        lines.append(f"{row}  (p90: half-width of a 90 % band)")
     lines += _failures(failed)
     return [*lines, *_worst(result["cases"], worst)]
 
@@ -53,9 +60,11 @@ def _worst(cases: list[Mapping[str, Any]], worst: int) -> list[str]:
     known.sort(key=lambda case: -abs(case["error"]))
     if not worst or not known:
         return []
+    shown = known[:worst]
+    width = min(58, max(len(case["id"]) for case in shown))
     rows = [
-        f"  {case['id']:58.58s} {case['evidence']} {case['measured_s']:10.4g} s {case['predicted_s']:10.4g} s"
-        f" {100 * case['error']:+7.1f}%"
-        for case in known[:worst]
+        f"  {case['id']:{width}.{width}s} {case['measured_s']:10.4g} s {case['predicted_s']:10.4g} s"
+        f" {100 * case['error']:+7.1f}%  {evidence(case)}"
+        for case in shown
     ]
-    return [f"worst {len(rows)}: measured, predicted, error", *rows]
+    return [f"worst {len(rows)}: measured, predicted, error, evidence (C is not scored)", *rows]

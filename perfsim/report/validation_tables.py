@@ -91,7 +91,7 @@ def worst_table(each: StepAccuracy, *, scored: bool) -> Table:
     rows = [
         [
             case["id"],
-            case["evidence"],
+            text.evidence(case),
             text.duration(case["measured_s"]),
             text.duration(case["predicted_s"]),
             _signed(case["error"]),
@@ -196,6 +196,25 @@ def _of_constant(name: str, value: float) -> str:
     if "_s_per_" in name or name.endswith("_s"):
         return text.duration(value, 2)
     return f"{value:,.0f}" if name.endswith("_length") else f"{value:.2f}"
+
+
+def releases_left_out_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
+    """Each scored log with its release in the fit and left out of it, then all together."""
+    inside = {case["id"]: case["error"] for case in result["cases"]}
+    rows = [
+        [case["id"], text.duration(case["measured_s"]), _signed(inside[case["id"]]), _signed(case["error"])]
+        for case in left_out["cases"]
+    ]
+    whole, without = result["summary"], left_out["summary"]
+    for name, key in (("median of all", "median_ape"), ("mean of all", "mape")):
+        rows.append([name, text.NONE, _percent(whole[key]), _percent(without[key])])
+    rows.append(["half-width of a 90 % band", text.NONE, text.NONE, _percent(without["p90_ape"])])
+    columns = ("log", "measured", "release in the fit", "release left out")
+    caption = (
+        "Errors of the step time. With a release left out its efficiency is what the growth over the other "
+        "releases gives. The band of so few logs is Student's, from their root mean square error."
+    )
+    return Table(columns, rows, caption, frozenset({1, 2, 3}))
 
 
 def convergence_table(result: Mapping[str, Any]) -> Table:

@@ -42,6 +42,8 @@ class Block:
 
     name: str
     num_parameters: float
+    updated: float
+    """Parameters that its own update changes: a table that embedding and head share is the embedding's."""
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
     layer: bool
@@ -58,14 +60,18 @@ def blocks_of(part: LayerSlice, positions: int, kind: DeviceKind = "wafer") -> B
     embedding = Block(
         "embedding",
         counts.embedding,
+        counts.embedding,
         transformer.embedding_forward(part),
         transformer.embedding_backward(part),
         layer=False,
     )
-    layer = Block("layer", counts.layer, _run_on(kind, forward), _run_on(kind, backward), layer=True)
+    layer = Block(
+        "layer", counts.layer, counts.layer, _run_on(kind, forward), _run_on(kind, backward), layer=True
+    )
     head = Block(
         "head",
         counts.final_norm + table,
+        counts.final_norm + (0.0 if model.tied_embeddings else table),
         _run_on(kind, transformer.head_forward(part, positions)),
         _run_on(kind, transformer.head_backward(part, positions)),
         layer=False,
@@ -176,8 +182,11 @@ class _Maker:
         hidden = TensorClass("hidden", self.part.activation_bytes / chunks)
         gradients = TensorClass("gradients", gradient_bytes)
         again = self.plan.layout.recompute_layers and block.layer
-        state_bytes = kept * store.state_bytes
-        back_bytes = state_bytes + (whole if store.weights_in_flash else 0.0)
+        updated = kept_parameters(job, block.updated, layer=block.layer)
+        state_bytes = updated * store.state_bytes if store.state_in_flash else 0.0
+        back_bytes = state_bytes
+        if store.weights_in_flash:
+            back_bytes += streamed_bytes(job, self.system, block.updated, layer=block.layer)
         return BlockWorks(
             load=self._move("load", "memoryx_read", "weight_stream", "weights", whole / chunks),
             broadcast=self._move("broadcast", "broadcast", "weight_stream", "weights", whole / chunks),
@@ -186,7 +195,7 @@ class _Maker:
             backward=self._compute("backward", block.backward, hidden, gradients),
             reduce=self._move("reduce", "reduce", "gradient_stream", "gradients", gradient_bytes),
             reduce_part=self._move("reduce", "reduce_part", "gradient_stream", "gradients", gradient_bytes),
-            update=self._update(kept),
+            update=self._update(updated),
             stage=self._move("stage", "flash_read", "weight_stream", "weights", whole)
             if store.weights_in_flash
             else None,
@@ -194,7 +203,7 @@ class _Maker:
             if store.state_in_flash
             else None,
             state_write=self._move("state_write", "flash_write", "update", "state", back_bytes)
-            if store.state_in_flash or store.weights_in_flash
+            if back_bytes
             else None,
             **self._spilled(),
         )
@@ -211,8 +220,8 @@ class _Maker:
         writes = (TensorClass(tensor, n_bytes),)
         return Work(f"{self.block.name}.{which}", kind, op, category, (), n_bytes, group, writes)
 
-    def _update(self, kept: float) -> Work:
-        kernel = update_kernel(self.plan.job.recipe.optimizer, kept)
+    def _update(self, updated: float) -> Work:
+        kernel = update_kernel(self.plan.job.recipe.optimizer, updated)
         weights = TensorClass("weights", kernel.bytes_accessed)
         return Work(
             f"{self.block.name}.update",

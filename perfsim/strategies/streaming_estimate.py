@@ -56,7 +56,7 @@ class _Estimate:
             first, again = self.joined_s(works, again), 0.0
         up = self.up_s(works, last=last)
         if last and works.stage is not None:
-            behind = self.seconds(works.state_read)
+            behind = self.seconds(works.state_read) + self.turns_s(works)
         if not wafer_system(self.plan).swarmx.duplex:
             behind, up = behind + up, 0.0
         elif not last:
@@ -67,8 +67,13 @@ class _Estimate:
 
     def update_pace_s(self, works: BlockWorks) -> float:
         """What one update keeps busy longest."""
-        parts = (works.update, works.state_write, works.state_read if works.stage is None else None)
-        return max(self.seconds(work) for work in parts)
+        read = self.seconds(works.state_read) if works.stage is None else 0.0
+        return max(self.duration(works.update), self.seconds(works.state_write), read + self.turns_s(works))
+
+    def turns_s(self, works: BlockWorks) -> float:
+        """What a block writes to flash, where that keeps it from reading."""
+        flash = wafer_system(self.plan).memoryx.server.flash
+        return self.seconds(works.state_write) if flash is not None and not flash.duplex else 0.0
 
     def up_s(self, works: BlockWorks, *, last: bool) -> float:
         """A block's gradient up to MemoryX, where it leaves the wafer in this micro-batch."""

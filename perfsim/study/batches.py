@@ -8,6 +8,7 @@ from perfsim.calibration import ClusterCalibration
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
 from perfsim.costs.price import Costs
+from perfsim.engine.limits import present_limits
 from perfsim.errors import PlanError
 from perfsim.strategies import Plan, Strategy
 from perfsim.study.evaluate import Evaluation, graph_of, longest_path_s
@@ -103,8 +104,12 @@ def choice_of(plan: Plan, step_time_s: float, target: Target) -> BatchChoice:
 
 def batch_curve(machine: Machine, target: Target, batches: list[int]) -> list[BatchChoice]:
     """Time to the target at every batch that has a plan. Raises PlanError where none has."""
-    curve, refused = [], []
+    curve: list[BatchChoice] = []
+    refused: list[PlanError] = []
     for batch in batches:
+        present_limits().in_time(
+            lambda: f"{len(curve) + len(refused)} of {len(batches)} batches tried on {machine.label}"
+        )
         try:
             curve.append(time_at(machine, target, batch))
         except PlanError as error:

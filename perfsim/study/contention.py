@@ -20,7 +20,7 @@ from perfsim.engine.max_min import TOLERANCE
 from perfsim.errors import InputError
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
 from perfsim.graph.symmetry import width_of
-from perfsim.study.traffic import PeerClasses, Traffic, gpu_traffic, wafer_traffic
+from perfsim.study.traffic import PeerClasses, Traffic, gpu_traffic, wafer_bytes_per_s, wafer_traffic
 from perfsim.topology import WHOLE, FatTree, LinkHealth, Topology, WaferTree
 
 
@@ -71,8 +71,8 @@ def _table(
         table[row, np.searchsorted(links, each.links)] = each.times * each.bytes_per_s
     if isinstance(topology, FatTree):
         table[-1] = topology.crossed_bytes_per_s(links, health.left)
-    else:
-        table[-1] = [health.bytes_per_s(topology.links()[link]) for link in links.tolist()]
+    elif isinstance(topology, WaferTree):
+        table[-1] = [wafer_bytes_per_s(link, topology, health) for link in links.tolist()]
     columns = np.ascontiguousarray(table.T)
     first = {column.tobytes(): index for index, column in reversed(list(enumerate(columns)))}
     table = table[:, sorted(first.values())]

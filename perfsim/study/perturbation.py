@@ -39,7 +39,7 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
         draws = [each.scaled(evaluation.cluster.scale) for each in draws]
         trace = draws[(len(draws) - 1) // 2]
     summary = Perturbed(
-        text=_text(spec),
+        text=text_of(spec),
         unperturbed_step_time_s=evaluation.step_time_s,
         draws_s=tuple(each.step_time_s for each in draws),
         tasks=len(trace.graph),
@@ -110,7 +110,7 @@ def _run(step_time_s: float, failure: FailureSpec | None, seed: int) -> FailedRu
     return run_with_failures(failure.steps * step_time_s, checkpoints, times)
 
 
-def _text(spec: PerturbationSpec) -> str:
+def text_of(spec: PerturbationSpec) -> str:
     """What disturbs, in a line."""
     parts = [f"rank {each.rank} computes {each.factor:g} times as long" for each in spec.stragglers]
     if spec.step_stragglers is not None:
@@ -118,7 +118,9 @@ def _text(spec: PerturbationSpec) -> str:
         parts.append(f"{100 * share:g} % of the ranks of a step {factor:g} times as long")
     if spec.jitter:
         parts.append(f"jitter with sigma {spec.jitter:g}")
-    parts += [f"{each.link} {f'at {100 * each.left:g} %' if each.left else 'dead'}" for each in spec.links]
+    for each in spec.links:
+        name = each.link if each.system is None else f"{each.link} of {each.system}"
+        parts.append(f"{name} {f'at {100 * each.left:g} %' if each.left else 'dead'}")
     if spec.failure is not None:
         when = "one failure" if spec.failure.at is not None else "failures"
         parts.append(f"{when} with restart from checkpoints")

@@ -35,6 +35,8 @@ class LinkSpecLeft(Spec):
 
     link: str
     left: Share
+    system: str | None = None
+    """In a study of several: the system whose link it is; None: of every candidate that has it."""
 
 
 class FailureSpec(Spec):
@@ -81,6 +83,16 @@ class PerturbationSpec(Spec):
     """Steps drawn where something is random; the one of median time is shown."""
     failure: FailureSpec | None = None
 
+    @model_validator(mode="after")
+    def _each_link_once(self) -> PerturbationSpec:
+        seen: dict[frozenset[str], set[str | None]] = {}
+        for each in self.links:
+            systems = seen.setdefault(frozenset(each.link.split("-")), set())
+            if each.system in systems or None in systems or (systems and each.system is None):
+                raise ValueError(f"link {each.link} is given twice; keep one of them")
+            systems.add(each.system)
+        return self
+
     @property
     def is_random(self) -> bool:
         """Whether two steps differ."""
@@ -90,6 +102,8 @@ class PerturbationSpec(Spec):
 EXAMPLE = "straggler=1.3@rank5,jitter=0.02,seed=1"
 _PLAIN = ("jitter", "seed", "draws")
 _FAILURE = ("at", "mttf", "checkpoint", "restart", "write", "steps")
+_SEVERAL = ("straggler", "slow", "dead")
+"""What may be given more than once, each time for another rank or link."""
 _AT = {
     "straggler": "1.3@rank5",
     "step-straggler": "1.3@0.01",
@@ -102,9 +116,13 @@ def parse_perturbations(text: str) -> PerturbationSpec:
     """`straggler=1.3@rank5,jitter=0.02,seed=1` as a specification; InputError lists all that is wrong."""
     given: dict[str, Any] = {"stragglers": [], "links": []}
     problems = []
+    seen: set[str] = set()
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = (part.strip() for part in item.partition("="))
         try:
+            if key in seen and key not in _SEVERAL:
+                raise InputError([Problem(f"{key} is given twice", help="keep one of them")])
+            seen.add(key)
             _read(given, key, value)
         except InputError as error:
             problems += [

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.price import Costs
+from perfsim.engine.limits import present_limits
 from perfsim.errors import LayoutError, MemoryCapacityError, PlanError
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.rules import layout_variants
@@ -55,9 +56,11 @@ class _Search:
         self.feasible: list[Screened] = []
         self.too_large: list[tuple[float, ParallelLayout, str]] = []
         self.seen: set[ParallelLayout] = set()
+        self.limits = present_limits()
 
     def attempt(self, layout: ParallelLayout, *, listed: bool = True) -> None:
         """Plan a layout and estimate it. PlanError where one that is `listed` turns out illegal."""
+        self.limits.in_time(self._so_far)
         try:
             plan = self.strategy.plan(self.job, self.topology, layout)
         except LayoutError as error:
@@ -70,6 +73,11 @@ class _Search:
         if plan.layout not in self.seen:
             self.seen.add(plan.layout)
             self.feasible.append(Screened(self.strategy.estimate_s(plan, self.costs.duration_s), plan))
+
+    def _so_far(self) -> str:
+        tried = len(self.feasible) + len(self.too_large)
+        where = f"{self.topology.num_devices} x {self.topology.system.name}"
+        return f"{tried:,} layouts screened for {self.job.global_batch_size:,} sequences on {where}"
 
     def refine(self) -> None:
         """Other schedules and ZeRO stages of what is promising or nearly fits."""

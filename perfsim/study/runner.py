@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
 from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
+from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LimitError, PlanError, Problem
 from perfsim.strategies import strategy
 from perfsim.study.assumptions import assumptions_of
@@ -25,7 +26,8 @@ from perfsim.study.batches import (
 from perfsim.study.cluster import check_device
 from perfsim.study.evaluate import Evaluation, costs_for
 from perfsim.study.outcome import candidate_result
-from perfsim.study.perturbation import perturbed
+from perfsim.study.perturbation import text_of
+from perfsim.study.perturbed_candidates import check_links, perturbed_candidate
 from perfsim.study.point import strategy_for
 from perfsim.study.published.accuracy import accuracy_of
 from perfsim.study.resilience import resilience
@@ -75,7 +77,10 @@ class StudyRun:
 def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
     """A study of the catalogue by name, or from a file; CatalogError lists all that is wrong."""
     catalog = catalog or default_catalog()
-    return parse_file(Path(catalog.study_path(name_or_path)), StudySpec, catalog)
+    path = Path(catalog.study_path(name_or_path))
+    study = parse_file(path, StudySpec, catalog)
+    check_links(study, load_mapping(path, catalog))
+    return study
 
 
 def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress = lambda _: None) -> StudyRun:
@@ -97,6 +102,7 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
         progress(f"{candidate.strategy} on {devices} x {candidate.system.name}")
         try:
             if stopped is None:
+                present_limits().in_time(lambda: f"{len(answered)} of {len(asked)} candidates answered")
                 answered.append(_answer(spec, candidate, devices, target))
         except PlanError as error:
             refused.append(Infeasible(label, "; ".join(error.reasons)))
@@ -223,7 +229,8 @@ def _disturbed(spec: StudySpec, answered: Answered, target: Target) -> Answered:
     """The same batch and layout under the study's perturbations; the curve of batches stays without."""
     if spec.perturbations is None:
         return answered
-    evaluation = perturbed(answered.evaluation, spec.perturbations)
+    label = f"{answered.machine.label}, {answered.evaluation.plan.strategy}"
+    evaluation = perturbed_candidate(answered.evaluation, spec.perturbations, label)
     choice = choice_of(evaluation.plan, evaluation.step_time_s, target)
     return replace(answered, evaluation=evaluation, choice=choice)
 
@@ -268,6 +275,7 @@ def _result(
         },
         accuracy=_accuracy(answered),
         resilience=tuple(each.resilience for each in answered if each.resilience is not None),
+        perturbed=text_of(spec.perturbations) if spec.perturbations is not None else "",
     )
 
 

@@ -23,6 +23,9 @@ from perfsim.topology import FatTree, LinkHealth, WaferTree, route_around
 
 Ints = NDArray[np.int64]
 SPILLING = ("spill", "fetch")
+FLASH_OPS = ("flash_read", "flash_write")
+FLASH = -1
+"""In place of a link's id: the flash of all weight servers, which reads and writes share."""
 WAFER_DIRECTIONS: dict[str, Literal["down", "up"]] = {
     "memoryx_read": "down",
     "fetch": "down",
@@ -144,14 +147,18 @@ def _around(links: Ints, source: Ints, target: Ints, network: FatTree, health: L
 def wafer_traffic(work: Work, network: WaferTree, health: LinkHealth) -> Traffic | None:
     """What a class of work puts on MemoryX and the tree: weights go down all of it, gradients up.
 
+    Where flash is not duplex what is read and written shares the bandwidth of all servers' flash.
     Gradients that are summed in SwarmX do not enter MemoryX. What spills passes the ports of its own
     system alone, seen from the first. Where links are not duplex the two directions are one link, the
     lower id of the two. Samples are left out: a few megabytes beside gigabytes of weights.
     A tree has one way to each system: InputError where it is cut.
     """
+    costs, memoryx = StreamCosts(network.system, network), network.system.memoryx
+    if work.op in FLASH_OPS and memoryx.server.flash is not None and not memoryx.server.flash.duplex:
+        return Traffic(np.array([FLASH]), np.ones(1, dtype=np.int64), costs.flash_bytes_per_s())
     if work.op not in WAFER_DIRECTIONS:
         return None
-    links, costs = network.tree_links(WAFER_DIRECTIONS[work.op]), StreamCosts(network.system, network)
+    links = network.tree_links(WAFER_DIRECTIONS[work.op])
     rate = costs.stream_bytes_per_s
     if work.op in SPILLING:
         own = network.route("memoryx", 0) if work.op == "fetch" else network.route(0, "memoryx")
@@ -168,3 +175,11 @@ def wafer_traffic(work: Work, network: WaferTree, health: LinkHealth) -> Traffic
     if not network.system.swarmx.duplex:
         links = tuple(link - link % 2 for link in links)
     return Traffic(np.array(links), np.ones(len(links), dtype=np.int64), rate)
+
+
+def wafer_bytes_per_s(link: int, network: WaferTree, health: LinkHealth) -> float:
+    """Capacity of what wafers share: a link, or the flash of all weight servers."""
+    flash = network.system.memoryx.server.flash
+    if link == FLASH and flash is not None:
+        return network.system.memoryx.servers * flash.bandwidth
+    return health.bytes_per_s(network.links()[link])

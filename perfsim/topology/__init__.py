@@ -12,7 +12,15 @@ from perfsim.errors import InputError
 from perfsim.hardware import SystemSpec, WaferClusterSpec
 from perfsim.topology.base import Cable, Edge, GroupShape, LinkKind, Route, Topology
 from perfsim.topology.fat_tree import FatTree
-from perfsim.topology.health import WHOLE, LinkHealth, link_health, route_around
+from perfsim.topology.health import (
+    WHOLE,
+    LinkHealth,
+    ends_of,
+    link_health,
+    links_with_state,
+    nearest_link,
+    route_around,
+)
 from perfsim.topology.wafer_tree import WaferTree
 
 __all__ = [
@@ -27,7 +35,10 @@ __all__ = [
     "Topology",
     "WaferTree",
     "build_topology",
+    "ends_of",
     "link_health",
+    "links_with_state",
+    "nearest_link",
     "route_around",
 ]
 

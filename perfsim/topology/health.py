@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -11,6 +11,8 @@ from perfsim.errors import InputError, Problem
 from perfsim.topology.base import Edge, Route, Topology
 
 MOST_NAMES = 6
+Ends = frozenset[str]
+"""The two ends of a link."""
 
 
 @dataclass(frozen=True)
@@ -39,26 +41,40 @@ def link_health(topology: Topology, left: Mapping[str, float]) -> LinkHealth:
     """
     if not left:
         return WHOLE
-    ends: dict[frozenset[str], list[int]] = {}
-    for edge in topology.links():
-        if edge.kind in ("scale_up", "host"):
-            continue  # inside a node nothing is shared by flows, so nothing there could be slow
-        ends.setdefault(frozenset((edge.source, edge.target)), []).append(edge.link)
+    ends = links_with_state(topology)
     found: dict[int, float] = {}
     for name, share in left.items():
         if not 0.0 <= share <= 1.0:
             raise InputError(f"link {name}: {share:g} of its capacity is not between 0 and 1")
-        links = ends.get(frozenset(name.split("-")))
+        links = ends.get(ends_of(name))
         if links is None:
             problem = f"{topology.system.name} has no link {name!r}"
-            raise InputError([Problem(problem, help=_nearest(name, ends))])
+            raise InputError([Problem(problem, help=nearest_link(name, ends))])
         found.update(dict.fromkeys(links, share))
     return LinkHealth(found)
 
 
-def _nearest(name: str, ends: Mapping[frozenset[str], list[int]]) -> str:
+def ends_of(name: str) -> Ends:
+    """The two ends that the name of a link gives, in either order."""
+    return frozenset(name.split("-"))
+
+
+def links_with_state(topology: Topology) -> dict[Ends, list[int]]:
+    """Ids of the links that can be slow or dead, both directions, by their ends."""
+    ends: dict[Ends, list[int]] = {}
+    for edge in topology.links():
+        if edge.kind in ("scale_up", "host"):
+            continue  # inside a node nothing is shared by flows, so nothing there could be slow
+        ends.setdefault(frozenset((edge.source, edge.target)), []).append(edge.link)
+    return ends
+
+
+def nearest_link(name: str, ends: Iterable[Ends]) -> str:
+    """A line of help: the links most like `name`, or a few of those that there are."""
     names = ["-".join(sorted(each, key=_order)) for each in ends]
     near = difflib.get_close_matches(name, names, 3)
+    if not names:
+        return "there is no link that could be slow"
     return f"did you mean {', '.join(near)}?" if near else f"for example {', '.join(names[-MOST_NAMES:])}"
 
 

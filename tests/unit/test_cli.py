@@ -437,7 +437,7 @@ def test_validation_as_json_has_the_keys_of_the_interface(perfsim: Run, logs: Pa
     for family in answer["families"].values():
         assert set(family) >= ERRORS | {"n", "kendall_tau", "regret"}
     for case in answer["cases"]:
-        assert set(case) == {"id", "family", "evidence", "measured_s", "predicted_s", "error"}
+        assert set(case) == {"id", "family", "evidence", "measured_s", "predicted_s", "error", "inferred"}
         assert case["error"] == pytest.approx(case["predicted_s"] / case["measured_s"] - 1)
 
 

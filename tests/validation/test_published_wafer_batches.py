@@ -17,6 +17,7 @@ from perfsim.strategies.wafer_memory import activation_parts_bytes
 from perfsim.study.evaluate import Evaluation, costs_for
 from perfsim.study.planner import best_plan, screen
 from perfsim.topology import build_topology
+from perfsim.transformer import parameters
 from perfsim.workload import Job, ParallelLayout
 
 CATALOG = Catalog([data_root()])
@@ -103,9 +104,9 @@ def test_the_policy_is_chosen_by_time() -> None:
 
 
 # ---------------------------------------------------------------------------------------- MemoryX
-def trillion(systems: int = 1, **changes: object) -> Evaluation:
+def trillion(systems: int = 1, batch: int = 16, **changes: object) -> Evaluation:
     system = CATALOG.system("cs-2", **changes)
-    job = Job(CATALOG.model("gpt_1t"), CATALOG.recipe("gpt3_pretraining"), 16 * systems)
+    job = Job(CATALOG.model("gpt_1t"), CATALOG.recipe("gpt3_pretraining"), batch * systems)
     topology = build_topology(system, systems)
     return best_plan(STREAMING, job, topology, costs_for(topology, job.recipe))
 
@@ -118,6 +119,19 @@ def test_a_trillion_parameters_train_on_one_system_slowly_and_the_plan_says_what
     assert needs == "MemoryX holds 2.02 TB of weights in flash and 16.1 TB of optimizer state in flash"
     wafer = next(use for use in one.plan.memory if use.place == "wafer")
     assert wafer.total_bytes < 40e9, "the wafer bounds no parameters"
+
+
+def test_what_flash_reads_and_writes_shares_its_bandwidth_unless_it_is_duplex() -> None:
+    """A parameter is read twice with 2 B and once with 12 B, and written with 14 B, at 12 times 12.5 GB/s.
+
+    Tied words are read once more for the head, forward and backward.
+    """
+    model = CATALOG.model("gpt_1t")
+    count, words = parameters(model).total, model.vocab_size * model.hidden_size
+    read_s, write_s = (16 * count + 4 * words) / 150e9, 14 * count / 150e9
+    turns, duplex = (trillion(batch=1, **{"memoryx.server.flash.duplex": each}) for each in (False, True))
+    assert read_s + write_s <= turns.step_time_s < 1.05 * (read_s + write_s)
+    assert read_s <= duplex.step_time_s < 1.1 * read_s
 
 
 def test_memoryx_bounds_the_model_and_the_refusal_says_so() -> None:

@@ -129,10 +129,12 @@ class WaferCompiler(Compiler):
         )
 
     def flash_write(self, task: Task) -> None:
-        """What an update made, from DRAM to flash."""
-        names = ("moments", "weights")
-        source = [Cell(SHARED, name, task.block) for name in names]
-        self._copy(source, [Cell(SHARED, f"{name} in flash", task.block) for name in names])
+        """What an update made, from DRAM to flash; words that head and embedding share for both."""
+        made = [("moments", task.block), ("weights", task.block)]
+        if task.block == EMBEDDING and self.lesson.model.tied_embeddings:
+            made.append(("weights", HEAD))
+        source = [Cell(SHARED, name, block) for name, block in made]
+        self._copy(source, [Cell(SHARED, f"{name} in flash", block) for name, block in made])
 
     def spill(self, task: Task) -> None:
         """What a group keeps leaves the wafer: its input, or all activations of a layer."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean, median, stdev
@@ -24,7 +23,7 @@ from perfsim.hardware import Spec
 from perfsim.sizes import MOST_CASES
 from perfsim.study.cluster import spread_warning, wide
 from perfsim.study.fitting.fit_tables import rounded
-from perfsim.study.published.cases import StepCase, case_system
+from perfsim.study.published.cases import StepCase, case_system, repeated
 from perfsim.study.published.validation import predict_s
 
 FEWEST = 2
@@ -78,9 +77,7 @@ def _check(file: MeasuredFile, mapping: LocatedMapping) -> None:
         message = f"measured steps: {len(file.cases)}; at least {FEWEST} are needed"
         help_text = "measure another model, batch or number of devices on the same cluster"
         problems.append(mapping.problem(("cases",), message, help_text))
-    for name, count in Counter(case.id for case in file.cases).items():
-        if count > 1:
-            problems.append(mapping.problem(("cases",), f"{count} cases are called {name}"))
+    problems += [mapping.problem(("cases",), text) for text in repeated(case.id for case in file.cases)]
     if problems:
         raise CatalogError(problems)
 

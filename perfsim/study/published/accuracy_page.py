@@ -22,6 +22,7 @@ from perfsim.study.published.case_graphs import WrittenCase, write_case
 from perfsim.study.published.cases import CaseFile, StepCase
 from perfsim.study.published.causes import Facts, likely_cause
 from perfsim.study.published.goals import Goal, Miss, goals_of, known_misses
+from perfsim.study.published.held_out import releases_left_out
 from perfsim.study.published.leave_out import LeftOut, Tangent, leave_out, refitted, tangent
 from perfsim.study.published.score import Scored, families, summary
 from perfsim.study.published.validation import scored_case
@@ -64,6 +65,8 @@ class StepAccuracy:
     misses: Sequence[Miss]
     removed: Sequence[Removed]
     left_out: Sequence[LeftOut]
+    releases_left_out: Mapping[str, Any] | None = None
+    """Of wafer logs: each as predicted without its release; None where it was not asked for."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,10 @@ def accuracy_page(
     """
     catalog = catalog or default_catalog()
     steps = [
-        step_accuracy(parse_file(path, CaseFile, catalog).cases, result, catalog, leaves_out=leaves_out)
+        replace(
+            step_accuracy(parse_file(path, CaseFile, catalog).cases, result, catalog, leaves_out=leaves_out),
+            releases_left_out=releases_left_out(path, catalog) if leaves_out else None,
+        )
         for path, result in zip(paths, results, strict=True)
         if result["kind"] == "step_time"
     ]

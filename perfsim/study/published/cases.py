@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from perfsim.calibration import FrameworkCalibration
 from perfsim.catalog import Catalog
@@ -112,12 +115,31 @@ class StepCase(Spec):
     def scored(self) -> bool:
         return self.evidence in ("A", "B")
 
+    @property
+    def inferred(self) -> tuple[str, ...]:
+        """Names of the fields that nobody printed: `batch` of "global_batch_size 121: first public ..."."""
+        names = (re.split(r"[:(]", each)[0].strip() for each in self.assumed)
+        plain = (re.sub(r"\s+[\d.]+$", "", name).replace("_", " ") for name in names)
+        return tuple(name.replace("global batch size", "batch") for name in plain)
+
+
+def repeated(ids: Iterable[str]) -> list[str]:
+    """What is wrong with the names of a file's cases: each that several have."""
+    return [f"{count} cases are called {name}" for name, count in Counter(ids).items() if count > 1]
+
+
+def _one_a_name(cases: tuple[StepCase, ...]) -> tuple[StepCase, ...]:
+    problems = repeated(case.id for case in cases)
+    if problems:
+        raise ValueError("; ".join(problems))
+    return cases
+
 
 class CaseFile(Spec):
     """A file of step-time cases."""
 
     schema_version: int = Field(alias="schema")
-    cases: Annotated[tuple[StepCase, ...], Field(max_length=MOST_CASES)]
+    cases: Annotated[tuple[StepCase, ...], Field(max_length=MOST_CASES), AfterValidator(_one_a_name)]
 
 
 BatchRow = Annotated[tuple[float | None, ...], Field(min_length=2, max_length=4)]

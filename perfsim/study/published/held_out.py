@@ -42,6 +42,21 @@ def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
     return {row.family: row.outside for row in leave_out(tangents, cases, catalog)}
 
 
+def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any] | None:
+    """Each scored wafer log as predicted without the logs of its release; None for a file without wafers."""
+    catalog = catalog or default_catalog()
+    cases = parse_file(path, CaseFile, catalog).cases
+    if not any(case.strategy == "weight-streaming" and case.scored for case in cases):
+        return None
+    predicted = leave_releases_out(path, WAFER, catalog)
+    scored = [scored_case(case, predicted.get(case.id)) for case in cases if case.scored]
+    rows = [
+        {"id": each.id, "measured_s": each.measured_s, "predicted_s": each.predicted_s, "error": each.error}
+        for each in scored
+    ]
+    return {"summary": _band_of_few(scored), "cases": rows}
+
+
 def _tangent(case: StepCase, catalog: Catalog) -> Tangent | None:
     if not case.scored:
         return None

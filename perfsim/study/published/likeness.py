@@ -74,7 +74,8 @@ def family_traits(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, dict
     for case in cases:
         try:
             if case.scored:
-                found.setdefault(case.family, []).append(traits_of_case(case, catalog))
+                traits = traits_of_case(case, catalog)
+                found.setdefault(case.family, []).append(traits)
         except PerfsimError:
             continue
     return {family: _together(runs) for family, runs in found.items()}

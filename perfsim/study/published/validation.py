@@ -12,12 +12,13 @@ from typing import Any
 from perfsim.calibration import Calibration, WaferCalibration
 from perfsim.catalog import Catalog, data_root, default_catalog, load_mapping, parse_file
 from perfsim.costs.wafer import nearest_release
-from perfsim.errors import PerfsimError
+from perfsim.errors import InputError, PerfsimError, Problem
 from perfsim.strategies import Plan, strategy
 from perfsim.study.evaluate import costs_for, evaluate
 from perfsim.study.planner import screen
 from perfsim.study.processes import mapped
-from perfsim.study.published.cases import CaseFile, StepCase, case_job, case_layout, case_system
+from perfsim.study.published.cases import CaseFile, StepCase, case_job, case_layout, case_system, repeated
+from perfsim.study.published.contradictions import refuse_contradictions
 from perfsim.study.published.convergence_validation import validate_convergence
 from perfsim.study.published.likeness import family_traits
 from perfsim.study.published.score import Scored, families, one_constant, rankings, summary
@@ -31,6 +32,9 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
     data = load_mapping(path, catalog).data
     rows = data.get("cases") or []
     if isinstance(rows, list) and rows and all(isinstance(row, dict) and "points" in row for row in rows):
+        problems = repeated(str(row.get("id")) for row in rows)
+        if problems:
+            raise InputError([Problem(text, file=str(path)) for text in problems])
         return {"file": path.name, **validate_convergence(rows)}
     return {"file": path.name, **validate_cases(parse_file(path, CaseFile, catalog).cases, catalog)}
 
@@ -65,11 +69,12 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
                 "id": each.id,
                 "family": each.family,
                 "evidence": each.evidence,
+                "inferred": [] if each.counts else list(case.inferred),
                 "measured_s": each.measured_s,
                 "predicted_s": each.predicted_s,
                 "error": each.error,
             }
-            for each in scored
+            for case, each in zip(cases, scored, strict=True)
         ],
     }
 
@@ -99,6 +104,7 @@ def case_plan(case: StepCase, catalog: Catalog, calibration: Calibration | None 
     """
     chosen = strategy(case.strategy)
     system = case_system(case, catalog)
+    refuse_contradictions(case, system)
     if calibration is not None:
         device = system.device.model_copy(update={"calibration": calibration})
         system = system.model_copy(update={"device": device})
@@ -168,10 +174,10 @@ def _measured_release(case: StepCase, catalog: Catalog) -> str:
 
 def _ideal_s(case: StepCase, catalog: Catalog) -> float:
     """The step at the full peak of every device, recompute included."""
-    job = case_job(case, catalog)
+    job, system = case_job(case, catalog), case_system(case, catalog)
+    refuse_contradictions(case, system)
     flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")
-    peak = case_system(case, catalog).device.peak[job.recipe.precision]
-    return flop / (case.system.num_devices * peak)
+    return flop / (case.system.num_devices * system.device.peak[job.recipe.precision])
 
 
 def public_cases() -> list[Path]:

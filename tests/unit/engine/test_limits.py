@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from perfsim.engine import simulate
+from perfsim.engine import critical_path, simulate
 from perfsim.engine.fairshare import Flow
 from perfsim.engine.limits import Limits, hold, limited, present_limits
 from perfsim.errors import LimitError
@@ -35,13 +35,42 @@ def test_a_run_within_its_limits_is_not_touched_and_counts_its_tasks(toys: Modul
     assert limits.events == len(graph)
 
 
-def test_too_many_events_end_the_run_and_say_how_far_it_was(toys: ModuleType) -> None:
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_simulation_of_too_many_tasks_is_not_begun(toys: ModuleType, ahead: bool) -> None:
+    graph, told = long(toys, 5000), []
+    limits = Limits(max_events=3000, tell=lambda ended, total: told.append(ended))
+    with limited(limits), pytest.raises(LimitError, match=r"after 0 events: .* has 10,001 tasks"):
+        simulate(graph, np.ones(len(graph)), ahead=ahead)
+    assert (limits.events, told) == (0, [])
+
+
+def test_events_that_other_processes_use_up_meanwhile_end_a_run_where_it_is(toys: ModuleType) -> None:
     graph = long(toys, 5000)
-    with (
-        limited(Limits(max_events=3000)),
-        pytest.raises(LimitError, match=r"3,000 events .* of 10,001 tasks"),
-    ):
+    limits = Limits(max_events=len(graph))
+
+    def others(ended: int, total: int) -> None:
+        limits.events += 9000
+
+    limits.tell = others
+    with limited(limits), pytest.raises(LimitError, match=r"10,001 events .* [1-9],\d+ of 10,001 tasks"):
         simulate(graph, np.ones(len(graph)), ahead=False)
+
+
+def test_time_that_is_over_ends_a_longest_path(toys: ModuleType) -> None:
+    graph = long(toys, 10)
+    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="0 % of a longest path"):
+        critical_path(graph, np.ones(len(graph)))
+
+
+def test_time_is_looked_at_every_few_flows(toys: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second passes with each look: the first is before the run, the third after 128 flows."""
+    graph = long(toys, 200)
+    flows = {number: Flow((0,), 1.0) for number, work in enumerate(graph.works) if work.name in "ab"}
+    clock = iter(range(10))
+    monkeypatch.setattr("perfsim.engine.limits.time.monotonic", lambda: next(clock))
+    limits = Limits(max_seconds=1.5, started_s=0.0)
+    with limited(limits), pytest.raises(LimitError, match="128 of 400 flows of the present"):
+        simulate(graph, np.ones(len(graph)), flows, np.array([1.0]), ahead=False)
 
 
 def test_events_of_several_simulations_add_up(toys: ModuleType) -> None:

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 
+from perfsim.report.study_page import study_page
 from perfsim.report.tables import MAX_LINES, terminal_table
 from perfsim.study.result import StudyResult
 
@@ -84,3 +85,17 @@ def test_a_candidate_that_never_arrives_has_no_time_and_no_star(sparse: StudyRes
 def test_a_study_without_candidates_still_says_its_verdict(factory: ModuleType) -> None:
     none = replace(factory.study_result(), candidates=(), verdict="no plan fits")
     assert terminal_table(none).endswith("no plan fits")
+
+
+def test_a_perturbed_study_says_so_in_one_line_with_what_disturbs_it(result: StudyResult) -> None:
+    first, *others = result.candidates
+    slower = replace(first, perturbed={"unperturbed_step_time_s": first.step_time_s / 1.25})
+    disturbed = replace(result, candidates=(slower, *others), perturbed="jitter with sigma 0.02, seed 3")
+    said = "perturbed steps, 1.25 times as long: jitter with sigma 0.02, seed 3"
+    assert said in terminal_table(disturbed).split("\n")
+    assert "perturbed" not in terminal_table(result)
+    _, sections, _ = study_page(disturbed)
+    assert f"P{said[1:]}." in sections[0].lead
+    long = terminal_table(replace(disturbed, perturbed="rank 1 computes 2 times as long, " * 9)).split("\n")
+    assert len([line for line in long if "perturbed" in line]) == 1
+    assert max(len(line) for line in long) <= 100

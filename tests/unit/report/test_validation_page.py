@@ -128,3 +128,20 @@ def test_families_are_left_out_on_a_page_only() -> None:
     answer = CliRunner().invoke(main, ["validate", "--leave-out"])
     assert answer.exit_code == 2
     assert "--page" in answer.output
+
+
+def test_releases_of_wafer_logs_are_left_out_in_the_text_and_on_the_page(
+    repository: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("scipy")
+    logs = str(repository / "studies" / "validation" / "weight_streaming.yaml")
+    answer = CliRunner().invoke(main, ["validate", logs, "--leave-out", "--page", str(tmp_path)])
+    assert "all without r1.8 " in answer.output
+    assert "C, batch inferred" in answer.output
+    (row,) = (line for line in answer.output.splitlines() if line.startswith("each release left out"))
+    written = (tmp_path / "validation.md").read_text(encoding="utf-8")
+    (median,) = (line for line in written.splitlines() if line.startswith("| median of all"))
+    assert row.split()[5] == median.split("|")[4].strip().replace(" ", "")
+    assert "| C, batch inferred |" in written
+    without = CliRunner().invoke(main, ["validate", logs])
+    assert "each release left out" not in without.output

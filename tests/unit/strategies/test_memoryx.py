@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import default_catalog
+from perfsim.errors import InputError
 from perfsim.hardware import WaferClusterSpec
 from perfsim.strategies.memoryx import Store, kept_parameters, streamed_bytes, update_kernel
 from perfsim.transformer import parameters
+from perfsim.workload import ParallelLayout
 
 
 def system(toys: ModuleType, **changes: Any) -> WaferClusterSpec:
@@ -67,3 +69,57 @@ def test_a_system_may_say_where_things_lie(toys: ModuleType) -> None:
     store = Store(toys.job(), system(toys, **changes))
     assert (store.weights_in_flash, store.state_in_flash) == (True, False)
     assert store.note.startswith("MemoryX holds 1.02 GB of weights in flash and 8.16 GB of optimizer state")
+
+
+# ------------------------------------------------------------------------ what passes flash a step
+def flash_bytes(toys: ModuleType, *, tied: bool = True, **places: str) -> dict[str, float]:
+    """Bytes of one step that the flash reads and writes."""
+    changes = {f"memoryx.{name}": place for name, place in places.items()}
+    job = toys.job(32, tied_embeddings=tied)
+    plan = toys.plan("weight-streaming", job, ParallelLayout(micro_batch_size=32), system(toys, **changes))
+    graph = toys.graph_of(plan)
+    works = [graph.works[work] for work in graph.work.tolist()]
+    return {
+        op: sum(work.comm_bytes for work in works if work.op == op) / len(graph.step_ends)
+        for op in ("flash_read", "flash_write")
+    }
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("weights", "state", "reads", "writes"),
+    [
+        ("dram", "dram", 0, 0),
+        ("flash", "dram", 2 * 2, 2),
+        ("dram", "flash", 12, 12),
+        ("flash", "flash", 16, 14),
+    ],
+)
+def test_only_what_lies_in_flash_is_read_from_it_and_written_back(
+    toys: ModuleType, tied: bool, weights: str, state: str, reads: float, writes: float
+) -> None:
+    """Bytes a parameter by hand: 2 of weights, forward and backward; 12 of Adam's state, there and back.
+
+    A shared table is one parameter, but the head streams it once more, forward and backward.
+    """
+    model = toys.job(tied_embeddings=tied).model
+    count = parameters(model).total
+    again = model.vocab_size * model.hidden_size if tied and weights == "flash" else 0
+    found = flash_bytes(toys, tied=tied, weights_in=weights, optimizer_state_in=state)
+    assert found["flash_read"] == pytest.approx(reads * count + 2 * 2 * again)
+    assert found["flash_write"] == pytest.approx(writes * count)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_parameter_is_updated_once_a_step(toys: ModuleType, tied: bool) -> None:
+    job = toys.job(32, tied_embeddings=tied)
+    plan = toys.plan("weight-streaming", job, ParallelLayout(micro_batch_size=32), system(toys))
+    graph = toys.graph_of(plan)
+    updates = [graph.works[work] for work in graph.work.tolist() if graph.works[work].op == "memoryx_update"]
+    moved = sum(work.comm_bytes for work in updates) / len(graph.step_ends)
+    assert moved == pytest.approx(28 * parameters(job.model).total)
+
+
+def test_a_tree_node_forwards_some_bytes_at_once(toys: ModuleType) -> None:
+    with pytest.raises(InputError, match=r"swarmx\.chunk"):
+        system(toys, **{"swarmx.chunk": 0})

@@ -44,6 +44,10 @@ def test_ranks_may_be_called_by_their_device() -> None:
         ("mttf=8h,at=2h,checkpoint=1h,restart=1h", "give one"),
         ("mttf=0s,checkpoint=1h,restart=1h", "mttf must be above 0"),
         ("seed=-1", "greater than or equal to 0"),
+        ("jitter=0.02,jitter=0.3", "jitter is given twice"),
+        ("step-straggler=2@0.1,seed=1,step-straggler=2@0.2", "step-straggler is given twice"),
+        ("mttf=8h,mttf=9h,checkpoint=1h,restart=1h", "mttf is given twice"),
+        ("slow=0.5@leaf0-spine3,dead=spine3-leaf0", "link spine3-leaf0 is given twice"),
     ],
 )
 def test_what_makes_no_sense_is_refused(text: str, message: str) -> None:

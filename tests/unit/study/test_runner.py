@@ -144,8 +144,25 @@ def test_a_limit_that_is_reached_keeps_the_candidates_that_were_answered(
     assert "not reached" in run.result.verdict
 
 
+def test_no_time_left_ends_a_study_before_it_plans(quick: StudySpec) -> None:
+    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="0 of 2 candidates answered"):
+        run_study(quick)
+
+
+def test_time_is_looked_at_while_layouts_are_screened(
+    quick: StudySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One second passes with each look: candidate, batch, and then the layouts one by one."""
+    clock = iter(range(100))
+    monkeypatch.setattr("perfsim.engine.limits.time.monotonic", lambda: next(clock))
+    several = quick.model_copy(update={"batch_sizes": (48, 96)})
+    limits = Limits(max_seconds=4.5, started_s=0.0)
+    with limited(limits), pytest.raises(LimitError, match="layouts screened for 48 sequences on 8 x dgx"):
+        run_study(several)
+
+
 def test_a_limit_before_the_first_answer_ends_the_study(quick: StudySpec) -> None:
-    with limited(Limits(max_events=1)), pytest.raises(LimitError, match="stopped after 1 events"):
+    with limited(Limits(max_events=1)), pytest.raises(LimitError, match="stopped after 0 events: the next"):
         run_study(quick)
 
 

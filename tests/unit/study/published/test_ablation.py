@@ -22,6 +22,7 @@ from perfsim.study.published.ablation import (
 from perfsim.study.published.case_graphs import WrittenCase, write_case
 from perfsim.study.published.cases import StepCase
 
+SYSTEM = {"device": "a100-sxm4-80gb", "inter_node": "1.6 Tb/s"}
 MODEL = {
     "num_layers": 4,
     "hidden_size": 1024,
@@ -40,7 +41,7 @@ def written(
         "id": "a",
         "family": family,
         "evidence": evidence,
-        "system": {"device": "a100-sxm4-80gb", "num_devices": devices, "devices_per_node": min(devices, 8)},
+        "system": SYSTEM | {"num_devices": devices, "devices_per_node": min(devices, 8)},
         "model": MODEL,
         "strategy": "3d",
         "parallel": parallel,
