@@ -106,7 +106,7 @@ class GraphError(PerfsimError):
 
 
 class DeadlockError(PerfsimError):
-    """A simulation that cannot proceed; the message says who waits for what."""
+    """A simulation or a schedule that cannot proceed; the message says who waits for what."""
 
 
 class LimitError(PerfsimError):

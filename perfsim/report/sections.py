@@ -42,6 +42,8 @@ class Card:
     figure: str
     range: str
     name: str
+    marked: bool = False
+    """Whether it stands out, as the best of those beside it."""
 
 
 @dataclass(frozen=True, slots=True)

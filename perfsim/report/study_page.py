@@ -47,7 +47,7 @@ def _head(result: StudyResult) -> Head:
                 f"{text.number(ratio.ratio)} {text.TIMES}" if math.isfinite(ratio.ratio) else text.MISSING
             )
             spread = f"as long ({low}{text.NONE}{high} {text.TIMES})"
-        cards.append(Card(figure, spread, ratio.name))
+        cards.append(Card(figure, spread, ratio.name, marked=ratio.is_first))
     note = (
         "Time to the target; first the soonest, then how many times as long the others take. A ratio's 90 % "
         "range is narrower than the two bands suggest: one critical batch decides both."

@@ -10,14 +10,16 @@ from typing import Any
 from perfsim.report import text
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_table
 from perfsim.report.page import write_page
-from perfsim.report.sections import Card, Head, Section
+from perfsim.report.sections import Head, Section
 from perfsim.report.summary import plain, summary_text
+from perfsim.report.sweep_cards import cards_of
 from perfsim.report.sweep_maps import heat_maps
 from perfsim.report.sweep_tables import equals_table, inputs_table, points_table
 from perfsim.report.sweep_variants import (
     changed_steps,
     differences,
     named_points,
+    policies,
     speedup,
     times,
     where_steps_go,
@@ -32,6 +34,7 @@ MAX_LINES = 24
 """One less than a terminal shows: the caller adds where the report is."""
 _HEAD = ("machine", "devices", "batch", "step", "MFU", "of ideal", "time", "90 % band")
 _HEAD_OF_CHANGES = ("variant", "devices", "batch", "step", "MFU", "change", "time", "90 % band")
+MARK = " *"
 MAX_SERIES = 12
 """Lines of one chart."""
 
@@ -54,7 +57,11 @@ def sweep_lines(result: SweepResult, *, width: int = 100, encoding: str = "ascii
     if rows:
         shown = _thinned(rows, room)
         left_out = f"... {len(rows) - len(shown)} more rows in the report" if len(rows) > len(shown) else ""
-        lines += [*_grid(_HEAD_OF_CHANGES if changes else _HEAD, shown), left_out]
+        marked = (
+            f"{MARK.strip()} the planner's policy changed too" if any(one.policy for one in changes) else ""
+        )
+        foot = "; ".join(filter(None, [left_out, marked]))
+        lines += [*_grid(_HEAD_OF_CHANGES if changes else _HEAD, shown), foot]
     lines += verdict
     return [text.encodable(line, encoding)[:width].rstrip() for line in lines[:MAX_LINES]]
 
@@ -65,6 +72,8 @@ def _cells(series: Series, each: PointResult) -> list[str]:
 
 def _changed_cells(one: Change) -> list[str]:
     change = text.NONE if one.each is one.base else f"{100 * (one.ratio - 1):+.1f} %"
+    if one.policy:
+        change += MARK
     return _row(one.each.point.variant, one.each, change)
 
 
@@ -161,6 +170,7 @@ def _drawn(result: SweepResult, series: Sequence[Series]) -> list[Section]:
     changed = changed_steps(result)
     return [
         *changed,
+        *policies(result),
         *differences(result),
         *(scaled or ([] if changed else times(series))),
         *where_steps_go(named),
@@ -168,15 +178,8 @@ def _drawn(result: SweepResult, series: Sequence[Series]) -> list[Section]:
 
 
 def _head(result: SweepResult) -> Head:
-    cards = []
-    shown = [] if changes_of(result) else series_of(result)[:4]
-    for series in shown:
-        best = min(series.points, key=lambda each: time_of(each).time_s)
-        name = f"{best.point.num_devices:,} {text.TIMES} {series.label}"
-        band = f"band {text.duration_band(time_of(best).band_s)}"
-        cards.append(Card(text.duration(time_of(best).time_s), band, name))
-    note = "Each machine at the number of devices that reaches the target soonest, at its best batch."
-    return Head(result.question, sweep_verdict(result), cards, note if cards else "")
+    cards, note = ([], "") if changes_of(result) else cards_of(series_of(result))
+    return Head(result.question, sweep_verdict(result), cards, note)
 
 
 def _scaling(series: Sequence[Series]) -> Section:

@@ -12,7 +12,9 @@ from perfsim.report.sections import Section
 from perfsim.report.tables import Table
 from perfsim.study.sweeping.sweep import PointResult, SweepResult
 from perfsim.study.sweeping.sweep_knee import Scaling, knee_sentence, parts_of, scalings
+from perfsim.study.sweeping.sweep_policy import ARROW
 from perfsim.study.sweeping.sweep_scaling import Series, time_of
+from perfsim.study.sweeping.sweep_succession import successions
 from perfsim.study.sweeping.sweep_variants import changes_of, differing, variants_of
 
 MAX_LINES = 12
@@ -61,11 +63,18 @@ def changed_steps(result: SweepResult) -> list[Section]:
     if not changes:
         return []
     base = variants_of(result)[0]
+    anew = any(one.policy for own in changes.values() for one in own)
+    equal = (
+        "all else equal but for bars with a star: there the planner chose another policy as well, which the "
+        "table names, and the change is that of both together."
+        if anew
+        else "all else equal."
+    )
     return [
         Section(
             "Step time by variant",
             f"Helps to see which part of the machine a step depends on. Each bar is the change against "
-            f"\u201c{base}\u201d, all else equal.",
+            f"\u201c{base}\u201d, {equal}",
             figure=change_bars(changes),
             table=change_table(changes),
             alt=_change_alt(changes),
@@ -80,6 +89,28 @@ def _change_alt(changes: Changes) -> str:
         for name, own in changes.items()
     ]
     return f"Bars of the change of the step time. {'; '.join(words)}."
+
+
+def policies(result: SweepResult) -> list[Section]:
+    """What the planner changed from each variant to the next, machine by machine, where models differ."""
+    found = successions(result)
+    if not found:
+        return []
+    rows = [
+        [
+            f"{machine}, {each.before.point.variant} \u2192 {each.after.point.variant}",
+            each.changes.replace(ARROW, "\u2192") or "nothing",
+            text.layout_long(each.after.answer["layout"]),
+        ]
+        for machine, steps in found.items()
+        for each in steps
+    ]
+    lead = (
+        "Helps to see the work of growing: the fields of the layout or of the memory policy that the planner "
+        "chose anew. Degrees (tp, pp, dp) say how the model is cut and by whom; the rest is a setting."
+    )
+    table = Table(("machine, from and to", "changed", "then"), rows)
+    return [Section("What changes from one to the next", lead, table=table, slug="policies")]
 
 
 def times(series: Sequence[Series]) -> list[Section]:

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.tables import Table
+from perfsim.study.sweeping.sweep_policy import ARROW
 from perfsim.study.sweeping.sweep_scaling import Series, time_of
 from perfsim.study.sweeping.sweep_variants import Change
 
@@ -30,7 +31,7 @@ def change_bars(changes: Changes) -> go.Figure:
                 y=[_wrapped(one.each.point.variant) for one in shown],
                 x=[round(100.0 * (one.ratio - 1.0), 4) for one in shown],
                 marker={"color": base.series_style(index)["color"]},
-                text=[_percent(one) for one in shown],
+                text=[_percent(one) + (" *" if one.policy else "") for one in shown],
                 textposition="outside",
                 cliponaxis=False,
                 customdata=[_seconds(one) for one in shown],
@@ -119,7 +120,8 @@ def _percent(one: Change) -> str:
 
 def _seconds(one: Change) -> str:
     before, after = one.base.answer["step_time_s"], one.each.answer["step_time_s"]
-    return f"{text.duration(before)} to {text.duration(after)} ({_percent(one)})"
+    policy = f"<br>policy changed: {base.esc(one.policy)}" if one.policy else ""
+    return f"{text.duration(before)} to {text.duration(after)} ({_percent(one)}){policy}"
 
 
 def change_table(changes: Changes) -> Table:
@@ -131,13 +133,23 @@ def change_table(changes: Changes) -> Table:
             f"{one.each.point.num_devices:,} {text.TIMES} {one.each.point.candidate.system.name}",
             text.duration(one.each.answer["step_time_s"]),
             text.NONE if one.each is one.base else _percent(one),
+            one.policy.replace(ARROW, "\u2192") or text.NONE,
             one.each.answer["why"]["cause"],
             one.each.answer["why"]["remedy"],
         ]
         for group, own in changes.items()
         for one in own
     ]
-    columns = ("in common", "variant", "machine", "step", "change", "decides", "nearest remedy")
+    columns = (
+        "in common",
+        "variant",
+        "machine",
+        "step",
+        "change",
+        "policy changed",
+        "decides",
+        "nearest remedy",
+    )
     return Table(
         columns,
         rows,

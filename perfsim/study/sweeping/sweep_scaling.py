@@ -145,6 +145,22 @@ def matches(result: SweepResult) -> list[Match]:
     ]
 
 
+def targets_of(series: Sequence[Series]) -> list[list[Series]]:
+    """Series by what they train: of one list all have the same model and pursue the same target."""
+    groups: list[list[Series]] = []
+    for each in series:
+        known = next((group for group in groups if _same_target(group[0], each)), None)
+        if known is None:
+            groups.append([each])
+        else:
+            known.append(each)
+    return groups
+
+
+def _same_target(a: Series, b: Series) -> bool:
+    return a.points[0].point.study.model == b.points[0].point.study.model and _comparable(a, b)
+
+
 def _comparable(a: Series, b: Series) -> bool:
     """Whether two machines pursue the same target."""
     one, other = time_of(a.points[0]), time_of(b.points[0])

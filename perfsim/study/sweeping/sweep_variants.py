@@ -9,6 +9,7 @@ from typing import Any
 from perfsim.study.spec import StudySpec
 from perfsim.study.sweeping.sweep import PointResult, SweepResult
 from perfsim.study.sweeping.sweep_axes import VARIANT
+from perfsim.study.sweeping.sweep_policy import policy_changes
 from perfsim.study.sweeping.sweep_scaling import shown, time_of
 
 SAME = 0.01
@@ -29,6 +30,11 @@ class Change:
     def ratio(self) -> float:
         """Its step time over the base's."""
         return float(self.each.answer["step_time_s"] / self.base.answer["step_time_s"])
+
+    @property
+    def policy(self) -> str:
+        """What the planner chose anew beside what the variant changes; empty where it chose the same."""
+        return policy_changes(self.base, self.each)
 
 
 def variants_of(result: SweepResult) -> list[str]:
@@ -97,7 +103,7 @@ def _changed(name: str, changes: Sequence[Change]) -> str:
     moved = [change for change in changes[1:] if abs(change.ratio - 1) >= SAME]
     still = [change.each.point.variant for change in changes[1:] if change not in moved]
     moved.sort(key=lambda change: -abs(change.ratio - 1))
-    words = [f"{change.each.point.variant} {_percent(change.ratio)}" for change in moved[:MOST_NAMED]]
+    words = [_moved(change) for change in moved[:MOST_NAMED]]
     if len(moved) > MOST_NAMED:
         words.append(f"{len(moved) - MOST_NAMED} more")
     if still:
@@ -106,6 +112,12 @@ def _changed(name: str, changes: Sequence[Change]) -> str:
         f"{name}, step {base.answer['step_time_s']:.3g} s as it is ({base.answer['why']['cause']}): "
         f"{'; '.join(words)}."
     )
+
+
+def _moved(change: Change) -> str:
+    same_machine = change.base.point.candidate.system.name == change.each.point.candidate.system.name
+    policy = f" (policy changed: {change.policy})" if change.policy and same_machine else ""
+    return f"{change.each.point.variant} {_percent(change.ratio)}{policy}"
 
 
 def _percent(ratio: float) -> str:

@@ -15,9 +15,11 @@ from perfsim.study.sweeping.sweep_scaling import (
     circumstances,
     matches,
     series_of,
+    targets_of,
     time_of,
     worded,
 )
+from perfsim.study.sweeping.sweep_succession import policy_sentence
 from perfsim.study.sweeping.sweep_variants import variant_sentences, variants_of
 
 DAY_S = 86_400.0
@@ -46,16 +48,19 @@ def _compared(result: SweepResult) -> str:
     soonest = min(result.feasible, key=lambda each: time_of(each).time_s)
     if variants_of(result):
         return " ".join(_of_variants(result))
+    series = series_of(result)
+    if len(targets_of(series)) > 1:
+        return " ".join(_scales(each) for each in series[:MOST_SENTENCES])
     head = f"Soonest at the target: {_machine(soonest)}, {_days(soonest)} ({_band(soonest)})."
     found = matches(result)
-    return f"{head} {_equals(found) if found else _scales(series_of(result)[0])}"
+    return f"{head} {_equals(found) if found else _scales(series[0])}"
 
 
 def _of_variants(result: SweepResult) -> list[str]:
     """How each variant scales; where none has several device counts, what each changes."""
     scaled = scalings(series_of(result))
     sentences = [knee_sentence(each) for each in scaled] if scaled else variant_sentences(result)
-    return sentences[:MOST_SENTENCES]
+    return [*sentences[:MOST_SENTENCES], *filter(None, [policy_sentence(result)])]
 
 
 def _machine(each: PointResult) -> str:

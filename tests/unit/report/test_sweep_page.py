@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from perfsim.report.sweep_cards import cards_of
 from perfsim.report.sweep_maps import heat_maps
 from perfsim.report.sweep_page import sweep_document, sweep_lines, sweep_sections, write_sweep_report
 from perfsim.report.sweep_tables import equals_table, points_table
 from perfsim.study.sweeping.sweep import PointResult, SweepResult, load_sweep, run_sweep
-from perfsim.study.sweeping.sweep_scaling import matches
+from perfsim.study.sweeping.sweep_scaling import matches, series_of, time_of
 
 SWEEP = """\
 title: A <b>grid</b>
@@ -186,3 +187,37 @@ def test_every_step_of_a_sweep_is_told_by_cause(result: SweepResult) -> None:
         sum(trace.x[row] for trace in section.figure.data) for row in range(len(section.figure.data[0].y))
     ]
     assert shares == pytest.approx([100.0] * len(shares), abs=0.01)
+
+
+def test_the_soonest_of_all_is_marked_and_a_subset_says_so(result: SweepResult) -> None:
+    series = series_of(result)
+    cards, note = cards_of(series)
+    times = {
+        card.name: min(time_of(each).time_s for each in one.points)
+        for card, one in zip(cards, series, strict=True)
+    }
+    (marked,) = (card.name for card in cards if card.marked)
+    assert marked == min(times, key=times.__getitem__)
+    assert "Marked: the soonest of all" in note
+    many, note = cards_of(
+        [replace(each, circumstances=(("x", str(n)),)) for n in range(6) for each in series]
+    )
+    assert len(many) == 8
+    assert "8 of 12 are shown" in note
+    assert sum(card.marked for card in many) == 1
+
+
+def test_no_card_wins_across_models_and_the_page_tells_what_the_planner_changed(tmp_path: Path) -> None:
+    text = "variants:\n  small: {model: gpt3_xl}\n  large: {model: gpt3_6p7b}\n"
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SWEEP.replace(", 2, 4]", "]").replace("[1, 4]", "[1]") + text, encoding="utf-8")
+    swept = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
+    cards, note = cards_of(series_of(swept))
+    assert [card.marked for card in cards] == [True, False, True, False]
+    assert "Not all have the same target" in note
+    alone, note = cards_of([each for each in series_of(swept) if each.system == "cs-2"])
+    assert not any(card.marked for card in alone)
+    assert "soonest" not in note
+    sections = {section.anchor: section for section in sweep_sections(swept)}
+    assert sections["policies"].table is not None
+    assert len(sections["policies"].table.rows) == 2

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from perfsim.errors import CatalogError, InputError
 from perfsim.hardware import WaferClusterSpec
-from perfsim.study.sweeping.sweep import SweepResult, is_sweep, load_sweep, only_strategies, run_sweep
+from perfsim.study.sweeping.sweep import (
+    PointResult,
+    SweepResult,
+    is_sweep,
+    load_sweep,
+    only_strategies,
+    run_sweep,
+)
 from perfsim.study.sweeping.sweep_knee import Scaling, cost_of_token, knee_sentence, scalings
+from perfsim.study.sweeping.sweep_policy import policy_changes
 from perfsim.study.sweeping.sweep_scaling import series_of
+from perfsim.study.sweeping.sweep_succession import policy_sentence, successions
 from perfsim.study.sweeping.sweep_variants import changes_of, differing, variant_sentences, variants_of
 from perfsim.study.sweeping.sweep_verdict import sweep_verdict
 
@@ -164,3 +174,61 @@ def test_a_sweep_can_be_narrowed_to_strategies(tmp_path: Path) -> None:
     assert only_strategies(sweep, ["weight-streaming"]).points == sweep.points
     with pytest.raises(InputError, match="no point of strategy 3d"):
         only_strategies(sweep, ["3d"])
+
+
+ABLATED = """\
+title: Ablated
+study: {extends: gpt3_20b, sampling: {tasks: 0}}
+grid:
+  candidates:
+    - {strategy: weight-streaming, system: cs-2, devices: [16]}
+  recipe.global_batch_size: [768]
+variants:
+  as it is: {}
+  a small wafer: {system.device.memory.capacity: 20 GB}
+  SwarmX fan-out 2: {system.swarmx.fan_out: 2}
+"""
+
+
+def test_a_policy_that_changed_beside_the_mechanism_is_named_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "ablated.yaml"
+    path.write_text(ABLATED, encoding="utf-8")
+    result = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
+    (changes,) = changes_of(result).values()
+    policies = {change.each.point.variant: change.policy for change in changes}
+    assert policies["as it is"] == policies["SwarmX fan-out 2"] == ""
+    assert policies["a small wafer"].startswith("micro-batch ")
+    assert f"(policy changed: {policies['a small wafer']})" in sweep_verdict(result)
+
+
+def test_what_the_planner_changed_from_model_to_model_is_told_machine_by_machine(models: SweepResult) -> None:
+    found = successions(models)
+    assert set(found) == {"1 x cs-2", "32 x cs-2"}
+    (step,) = found["1 x cs-2"]
+    assert (step.before.point.variant, step.after.point.variant) == ("small", "large")
+    assert step.changes == policy_changes(step.before, step.after)
+    assert policy_sentence(models).startswith("What the planner changed from small to large: 1 x cs-2: ")
+    assert policy_sentence(models) in sweep_verdict(models)
+
+
+def test_variants_of_one_model_have_no_succession(steps: SweepResult) -> None:
+    assert successions(steps) == {}
+    assert policy_sentence(steps) == ""
+
+
+def layout_of(result: SweepResult, devices: int = 8, **layout: object) -> PointResult:
+    each = result.points[0]
+    candidate = each.point.candidate.model_copy(update={"devices": (devices,)})
+    study = each.point.study.model_copy(update={"candidates": (candidate,)})
+    return replace(each, point=replace(each.point, study=study), answer={"layout": layout})
+
+
+def test_degrees_of_a_layout_are_told_together_and_other_fields_by_name(steps: SweepResult) -> None:
+    before = layout_of(steps, tensor=1, pipeline=1, data=8, micro_batch_size=4, num_microbatches=4)
+    after = layout_of(steps, tensor=8, pipeline=1, data=1, micro_batch_size=2, num_microbatches=64)
+    assert policy_changes(before, after) == "tp1 dp8 -> tp8 dp1, micro-batch 4 -> 2"
+    many = layout_of(steps, 16, tensor=1, pipeline=1, data=16, micro_batch_size=4, num_microbatches=2)
+    assert policy_changes(before, many) == ""
+    full = layout_of(steps, recompute="full", recompute_layers=2, spill=True)
+    none = layout_of(steps, recompute="none", recompute_layers=0, spill=False)
+    assert policy_changes(none, full) == "recompute none -> full by 2 layers, spill no -> yes"
