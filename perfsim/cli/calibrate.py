@@ -8,6 +8,10 @@ import click
 
 from perfsim.cli.options import must_exist
 
+source_option = click.option(
+    "--source", default="", metavar="ID", help="Source id of the measurements; the file's name if absent."
+)
+
 
 @click.group()
 def calibrate() -> None:
@@ -20,12 +24,13 @@ def calibrate() -> None:
 @click.option(
     "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
 )
-def gemm(table: Path, device: str, out: Path | None) -> None:
+@source_option
+def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
     """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us."""
     from perfsim.study.fitting.calibrate import calibrate_gemm
 
     must_exist(table)
-    click.echo(calibrate_gemm(table, device, out))
+    click.echo(calibrate_gemm(table, device, out, source=source))
 
 
 @calibrate.command()
@@ -34,13 +39,14 @@ def gemm(table: Path, device: str, out: Path | None) -> None:
 @click.option(
     "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
 )
-def collective(tables: tuple[Path, ...], link: str, out: Path | None) -> None:
+@source_option
+def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: str) -> None:
     """Fit collectives to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
     from perfsim.study.fitting.calibrate import calibrate_collectives
 
     for table in tables:
         must_exist(table)
-    click.echo(calibrate_collectives(list(tables), link, out))
+    click.echo(calibrate_collectives(list(tables), link, out, source=source))
 
 
 @calibrate.command()
@@ -53,12 +59,13 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None) -> None:
     help="Directory for the YAML.",
 )
 @click.option("--device-only", is_flag=True, help="Leave the framework's constants as they are.")
-def framework(cases: Path, device: str, out: Path | None, device_only: bool) -> None:
+@source_option
+def framework(cases: Path, device: str, out: Path | None, device_only: bool, source: str) -> None:
     """Fit host launch times and the sustained ceiling of DEVICE to whole steps in CASES."""
     from perfsim.study.fitting.calibrate import calibrate_framework
 
     must_exist(cases)
-    click.echo(calibrate_framework(cases, device, out, device_only=device_only))
+    click.echo(calibrate_framework(cases, device, out, device_only=device_only, source=source))
 
 
 @calibrate.command()
@@ -83,9 +90,10 @@ def steps(measured: Path, out: Path | None) -> None:
 @click.option(
     "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
 )
-def wafer(cases: Path, device: str, out: Path | None) -> None:
+@source_option
+def wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
     """Fit a wafer's efficiency by release of its software to the logs in CASES."""
     from perfsim.study.fitting.calibrate import calibrate_wafer
 
     must_exist(cases)
-    click.echo(calibrate_wafer(cases, device, out))
+    click.echo(calibrate_wafer(cases, device, out, source=source))

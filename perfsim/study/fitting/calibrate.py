@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 
 from perfsim.calibration import Calibration, CollectiveCalibration, GpuCalibration, MemoryConstants
-from perfsim.catalog import default_catalog
-from perfsim.hardware import DeviceSpec, LinkSpec
+from perfsim.catalog import Catalog, default_catalog
+from perfsim.errors import InputError
+from perfsim.hardware import DeviceSpec, GpuClusterSpec, LinkSpec
 from perfsim.study.cluster import spread_warning, wide
 from perfsim.study.fitting.cluster_fit import fit_cluster
 from perfsim.study.fitting.collective_fit import fit_collectives
@@ -47,30 +48,48 @@ _DERIVED = {
 }
 
 
-def calibrate_gemm(table: Path, device: str, out: Path | None = None) -> str:
+def calibrate_gemm(table: Path, device: str, out: Path | None = None, *, source: str = "") -> str:
     """Fit a device of the catalogue to a table; the YAML, or where it was written.
 
     Raises InputError for a bad table, an unknown device, or without SciPy.
     """
-    return _deliver(gpu_calibration(table, default_catalog().device(device)), out)
+    measured = default_catalog().device(device)
+    if measured.kind != "gpu":
+        raise InputError(f"{device} is a {measured.kind}; GEMM tables are of GPUs (wafers: calibrate wafer)")
+    return _deliver(gpu_calibration(table, measured, source=source), out)
 
 
-def calibrate_collectives(tables: Sequence[Path], link: str, out: Path | None = None) -> str:
+def calibrate_collectives(
+    tables: Sequence[Path], link: str, out: Path | None = None, *, source: str = ""
+) -> str:
     """Fit a link of the catalogue to tables; the YAML, or where it was written.
 
     Raises InputError for a bad table, an unknown link, or without SciPy.
     """
-    return _deliver(collective_calibration(tables, default_catalog().link(link)), out)
+    catalog = default_catalog()
+    _refuse_link_between_nodes(link, catalog)
+    return _deliver(collective_calibration(tables, catalog.link(link), source=source), out)
+
+
+def _refuse_link_between_nodes(link: str, catalog: Catalog) -> None:
+    """Raise InputError for a link that systems have between nodes: tables are of one node."""
+    systems = [catalog.system(name) for name in catalog.names("system")]
+    nodes = [system.node for system in systems if isinstance(system, GpuClusterSpec)]
+    inside = sorted({node.scale_up.name for node in nodes})
+    if link in {node.nic.name for node in nodes} - set(inside):
+        raise InputError(
+            f"{link} joins nodes; tables are of collectives inside one, over {', '.join(inside)}"
+        )
 
 
 def calibrate_framework(
-    cases: Path, device: str, out: Path | None = None, *, device_only: bool = False
+    cases: Path, device: str, out: Path | None = None, *, device_only: bool = False, source: str = ""
 ) -> str:
     """Fit what the framework, the network and the device take in whole steps: a YAML file each.
 
     `out` is a directory. Raises InputError for a bad file, an unknown device, or without SciPy.
     """
-    fit = fit_steps(cases, device, device_only=device_only)
+    fit = fit_steps(cases, device, device_only=device_only, source=source)
     return "\n".join(
         _deliver(each, None if out is None else out / f"{each.name}.yaml") for each in fit.calibrations
     )
@@ -85,12 +104,12 @@ def calibrate_steps(measured: Path, out: Path | None = None) -> tuple[str, str]:
     return _deliver(found, out), spread_warning(found) if wide(found) else ""
 
 
-def calibrate_wafer(cases: Path, device: str, out: Path | None = None) -> str:
+def calibrate_wafer(cases: Path, device: str, out: Path | None = None, *, source: str = "") -> str:
     """Fit a wafer to training logs; the YAML, or where it was written.
 
     Raises InputError for a bad file, an unknown device, or without SciPy.
     """
-    return _deliver(fit_wafer(cases, device), out)
+    return _deliver(fit_wafer(cases, device, source=source), out)
 
 
 def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> GpuCalibration:
@@ -116,7 +135,6 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             assumed=dict.fromkeys(unmeasured, _UNMEASURED) | left_open.assumed,
             fit={"gemm": record},
         )
-    source = source or (known.fit["gemm"].table if "gemm" in known.fit else "")
     constants, record, left_open = fit_gemm(table, device, source=source)
     kept = {key: reason for key, reason in known.assumed.items() if not key.startswith("gemm.")}
     return known.model_copy(
@@ -135,7 +153,6 @@ def collective_calibration(
     known = link.calibration or CollectiveCalibration(
         name=link.name, description=f"Collectives over {link.name} inside one node"
     )
-    source = source or next((record.table for record in known.fit.values()), "")
     collectives, records, assumed = fit_collectives(tables, link, source=source)
     derived = [op for op in collectives if f"collectives.{op}" not in records]
     assumed |= {f"collectives.{op}": _DERIVED[op] for op in derived}
@@ -160,6 +177,7 @@ def to_yaml(calibration: Calibration) -> str:
 
 def write_yaml(calibration: Calibration, path: Path) -> None:
     """Write a calibration file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(path.suffix + ".partial")
     partial.write_text(to_yaml(calibration), encoding="utf-8")
     partial.replace(path)

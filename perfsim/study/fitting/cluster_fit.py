@@ -29,6 +29,9 @@ from perfsim.study.published.validation import predict_s
 FEWEST = 2
 """Steps that a scale needs: of one alone nobody could tell how far it carries."""
 
+PLAUSIBLE = (0.2, 5.0)
+"""Between these lies what one factor may mend; beyond them a unit or a machine is wrong."""
+
 
 class MeasuredCase(StepCase):
     """A step that the user measured, written as in `studies/validation/`; these two may be left out."""
@@ -68,7 +71,13 @@ def fit_cluster(path: Path, catalog: Catalog | None = None) -> ClusterCalibratio
         problems.append(mapping.problem(("cases",), message, "make one file for each"))
     if problems:
         raise CatalogError(problems)
-    return _fitted(file, path, devices[0], predicted)
+    found = _fitted(file, path, devices[0], predicted)
+    low, high = PLAUSIBLE
+    if not low <= found.scale <= high:
+        message = f"the steps take {found.scale:g} times as long as predicted; a scale is {low:g} to {high:g}"
+        help_text = "check step_time_s (in seconds), the device and the number of devices"
+        raise CatalogError([mapping.problem(("cases",), message, help_text)])
+    return found
 
 
 def _check(file: MeasuredFile, mapping: LocatedMapping) -> None:

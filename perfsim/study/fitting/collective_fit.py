@@ -14,7 +14,7 @@ from perfsim.calibration import CollectiveOp, FitRecord, ProtocolSegment
 from perfsim.collectives import ring
 from perfsim.errors import InputError, Problem
 from perfsim.hardware import LinkSpec
-from perfsim.study.fitting.fit_tables import read_table, rounded, scipy_optimize
+from perfsim.study.fitting.fit_tables import need_more_than, read_table, rounded, scipy_optimize
 from perfsim.study.fitting.standard_errors import Account, Loss, account, cluster_of, log_jacobian
 
 Array = NDArray[np.float64]
@@ -40,6 +40,7 @@ _STARTS = 6
 _OUTLIER = 0.05
 """Weighted log errors past this bend the fit less and less (soft L1)."""
 _CONSTANTS = ("latency_base_s", "latency_per_step_s", "bandwidth_bytes_per_s", "local_bytes_per_s")
+_NUM_CONSTANTS = len(_CONSTANTS) * len(_NAMES)
 _AT_LINE_RATE = "the line rate of {link}, above which no line may go, and where the fit ended"
 _AT_FLOOR = "the least that the fit allows, where it ended"
 _DISAGREEMENT = 0.25
@@ -98,6 +99,8 @@ def fit_collectives(
     assumed: dict[str, str] = {}
     for op, rows in read_collective_tables(table_paths).items():
         kept = agreeing_rows(rows)
+        cells = np.unique(np.stack([kept.size, kept.n_bytes]), axis=1).shape[1]
+        need_more_than(_NUM_CONSTANTS, cells, table_paths[0], f"sizes of {op}")
         weight = _octave_weight(kept)
         segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
         errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
@@ -105,7 +108,7 @@ def fit_collectives(
         assumed |= known.with_prefix(f"collectives.{op}").assumed
         records[f"collectives.{op}"] = FitRecord(
             command=command,
-            table=source or table_paths[0].stem,
+            table=source or table_paths[0].name,
             points=errors.size,
             median_ape=rounded(_weighted_quantile(errors, weight, 0.5), 3),
             p90_ape=rounded(_weighted_quantile(errors, weight, 0.9), 3),

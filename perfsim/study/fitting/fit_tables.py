@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from perfsim.catalog import data_root
 from perfsim.errors import InputError, Problem
 
 _MOST_PROBLEMS = 20
@@ -51,6 +52,19 @@ def _scipy(module: str) -> ModuleType:
 def rounded(value: float, digits: int = 4) -> float:
     """`value` with so many significant digits: a fit is not known better."""
     return float(f"{value:.{digits}g}")
+
+
+def need_more_than(constants: int, found: int, path: Path, what: str) -> None:
+    """Raise InputError unless there is more to fit to than there are constants; `what` names it."""
+    if found <= constants:
+        message = f"holds {found} {what}, which cannot determine {constants} constants"
+        raise InputError([Problem(message, file=str(path), help=f"at least {constants + 1} are needed")])
+
+
+def source_of(path: Path, bundled: str) -> str:
+    """The id `bundled` for a file of runs that comes with perfsim; the name of any other file."""
+    ours = path.resolve().parent == (data_root() / "studies" / "validation").resolve()
+    return bundled if ours else path.name
 
 
 def _read_rows(

@@ -13,7 +13,7 @@ from perfsim.calibration import FitRecord, GemmConstants, TileConstants
 from perfsim.costs.gemm import GemmModel
 from perfsim.errors import InputError
 from perfsim.hardware import DeviceSpec
-from perfsim.study.fitting.fit_tables import read_table, rounded, scipy_optimize
+from perfsim.study.fitting.fit_tables import need_more_than, read_table, rounded, scipy_optimize
 from perfsim.study.fitting.gemm_account import METHOD, gemm_account
 from perfsim.study.fitting.standard_errors import Account
 
@@ -92,6 +92,10 @@ def fit_gemm(
     Raises InputError for a bad table or without SciPy.
     """
     table = GemmTable.read(table_path)
+    scipy_optimize()
+    # One half is fitted, and it alone must be more than the constants.
+    shapes = np.unique(np.stack([table.m, table.n, table.k]), axis=1).shape[1]
+    need_more_than(2 * len(_start_and_bounds(_CHOICE)[0]) + 1, shapes, table_path, "GEMM shapes")
     order = np.random.default_rng(0).permutation(table.time_s.size)
     fitted = min(-(-order.size // 2), _FIT_ROWS)
     half, rest = table.rows(order[:fitted]), table.rows(order[fitted:])
@@ -99,11 +103,9 @@ def fit_gemm(
     best, _ = min(results, key=lambda result: result[1])
     errors = absolute_errors(_constants(best), device, rest)
     judged = errors[rest.is_training_size] if rest.is_training_size.any() else errors
-    if judged.size == 0:
-        raise InputError(f"{table_path}: too few rows to fit and to judge the fit")
     record = FitRecord(
         command=f"perfsim calibrate gemm {table_path.name} --device {device.name}",
-        table=source or table_path.stem,
+        table=source or table_path.name,
         points=table.time_s.size,
         median_ape=rounded(float(np.median(judged)), 3),
         p90_ape=rounded(float(np.quantile(judged, 0.9)), 3),

@@ -9,6 +9,7 @@ with a loss that outliers cannot bend. Graphs are written once and priced anew i
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
-from perfsim.study.fitting.fit_tables import rounded, scipy_optimize
+from perfsim.study.fitting.fit_tables import need_more_than, rounded, scipy_optimize, source_of
 from perfsim.study.published.case_graphs import WrittenCase, write_cases
 from perfsim.study.published.cases import CaseFile
 from perfsim.topology import build_topology
@@ -52,7 +53,7 @@ class StepFit:
 
 
 def fit_steps(
-    path: Path, device: str, *, device_only: bool = False, catalog: Catalog | None = None
+    path: Path, device: str, *, device_only: bool = False, catalog: Catalog | None = None, source: str = ""
 ) -> StepFit:
     """Fit the constants to the scored cases of a file that run on `device`; needs scipy.
 
@@ -67,10 +68,12 @@ def fit_steps(
     if not cases:
         raise InputError(f"no scored case runs on a device with calibration {calibration.name}")
     measured = np.array([each.case.measured.step_time_s for each in cases])
+    pinned_count = len(SHARED) if device_only else 0
+    need_more_than(len(CONSTANTS) - pinned_count, _distinct(cases), path, f"different runs on {device}")
     sizes = Counter(each.case.family for each in cases)
     weight = np.array([1.0 / np.sqrt(sizes[each.case.family]) for each in cases])
     start = np.log(recorded_constants(cases[0]))
-    pinned = start[: len(SHARED)] if device_only else start[:0]
+    pinned = start[:pinned_count]
 
     def residuals(values: Floats) -> Floats:
         constants = np.exp(np.concatenate([pinned, values]))
@@ -85,23 +88,40 @@ def fit_steps(
         diff_step=0.02,
         max_nfev=8,
     )
-    values = np.exp(np.concatenate([pinned, found.x])).tolist()
+    moved = _moved(found, pinned_count)
     record = _record(found, weight, path, f"--device {device}" + " --device-only" * device_only)
-    constants = np.array([rounded(value) for value in values])
-    return StepFit(_recorded(cases[0], constants, record, device_only=device_only), record)
+    record = record.model_copy(update={"table": source or source_of(path, record.table)})
+    values = zip(CONSTANTS, np.concatenate([pinned, found.x]), recorded_constants(cases[0]), strict=True)
+    constants = np.array(
+        [rounded(float(np.exp(fitted))) if name in moved else known for name, fitted, known in values]
+    )
+    return StepFit(_recorded(cases[0], constants, record, moved, device_only=device_only), record)
+
+
+def _distinct(cases: Sequence[WrittenCase]) -> int:
+    """How many runs differ in more than their names."""
+    runs = (each.case for each in cases)
+    return len({repr((run.system, run.model, run.strategy, run.parallel, run.training)) for run in runs})
+
+
+def _moved(found: Any, pinned: int) -> list[str]:
+    """The constants that any run depends on; the others stay what they were."""
+    felt = np.abs(found.jac).max(axis=0) > 0.0
+    return [name for name, feels in zip(CONSTANTS[pinned:], felt, strict=True) if feels]
 
 
 def _recorded(
-    each: WrittenCase, constants: Floats, record: FitRecord, *, device_only: bool
+    each: WrittenCase, constants: Floats, record: FitRecord, moved: Sequence[str], *, device_only: bool
 ) -> tuple[FrameworkCalibration | CollectiveCalibration | GpuCalibration, ...]:
     """The calibrations of a case with new constants and the record of how they came to be."""
     framework, network, device = _with_constants(each, constants)
-    of_device = OF_DEVICE if device_only else (*OF_KERNEL, *OF_DEVICE)
+    of_device = [name for name in (*OF_KERNEL, *OF_DEVICE) if name in moved]
     device = device.model_copy(update={"fit": {**device.fit, **dict.fromkeys(of_device, record)}})
     if device_only:
         return (device,)
-    framework = framework.model_copy(update={"fit": dict.fromkeys(OF_FRAMEWORK, record)})
-    fits = {**network.fit, **{f"network.{name}": record for name in OF_NETWORK}}
+    of_framework = dict.fromkeys((name for name in OF_FRAMEWORK if name in moved), record)
+    framework = framework.model_copy(update={"fit": {**framework.fit, **of_framework}})
+    fits = {**network.fit, **{f"network.{name}": record for name in OF_NETWORK if name in moved}}
     return framework, network.model_copy(update={"fit": fits}), device
 
 
@@ -178,14 +198,20 @@ def _record(found: Any, weight: Floats, path: Path, options: str) -> FitRecord:
     apes = np.abs(np.expm1(residuals))
     errors = _standard_errors(found, OUTLIER * float(weight.mean())).tolist()
     names = CONSTANTS[-len(errors) :]
+    moved = _moved(found, len(CONSTANTS) - len(errors))
+    idle = [name for name in names if name not in moved]
+    kept = f"; kept, for no run depends on them: {', '.join(idle)}" if idle else ""
     return FitRecord(
         command=f"perfsim calibrate framework {path.name} {options}",
         table="public-gpu-runs",
         points=len(residuals),
         median_ape=round(float(np.median(apes)), 4),
         p90_ape=round(float(np.percentile(apes, 90)), 4),
-        standard_errors={name: round(error, 4) for name, error in zip(names, errors, strict=True)},
-        note="soft L1 on log time, one weight a family; residuals over the cases; errors by the sandwich",
+        standard_errors={
+            name: round(error, 4) for name, error in zip(names, errors, strict=True) if name in moved
+        },
+        note="soft L1 on log time, one weight a family; residuals over the cases; errors by the sandwich"
+        + kept,
     )
 
 
@@ -201,4 +227,4 @@ def _standard_errors(found: Any, scale: float) -> Floats:
     inverse = np.linalg.pinv(found.jac.T @ found.jac)
     n, p = found.jac.shape
     covariance = inverse @ (scores.T @ scores) @ inverse * n / max(n - p, 1)
-    return np.asarray(np.sqrt(np.diag(covariance)))
+    return np.asarray(np.sqrt(np.maximum(np.diag(covariance), 0.0)))

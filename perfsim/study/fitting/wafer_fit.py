@@ -23,7 +23,7 @@ from perfsim.calibration import FitRecord, WaferCalibration
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.costs.wafer import nearest_release
 from perfsim.errors import InputError
-from perfsim.study.fitting.fit_tables import rounded, scipy_optimize
+from perfsim.study.fitting.fit_tables import need_more_than, rounded, scipy_optimize, source_of
 from perfsim.study.published.cases import CaseFile, StepCase
 from perfsim.study.published.validation import predict_s
 
@@ -77,13 +77,17 @@ class _Fit:
         return optimize.least_squares(self.residuals, self.first, diff_step=1e-3, x_scale=0.1)
 
 
-def fit_wafer(path: Path, device: str, catalog: Catalog | None = None) -> WaferCalibration:
+def fit_wafer(
+    path: Path, device: str, catalog: Catalog | None = None, *, source: str = ""
+) -> WaferCalibration:
     """Efficiencies of the wafer called `device` from the scored cases of a file; needs scipy."""
     catalog = catalog or default_catalog()
     cases, start = _cases(path, device, catalog)
     fit = _Fit(cases, start, catalog)
+    need_more_than(len(fit.first), len(cases), path, "scored logs")
     found = fit.least_squares()
     record = _record(fit, found, path, device)
+    record = record.model_copy(update={"table": source or source_of(path, record.table)})
     return fit.calibration(found.x, digits=4).model_copy(update={"fit": {"efficiency": record}})
 
 

@@ -60,7 +60,7 @@ def measured(tmp_path: Path) -> Callable[..., Path]:
 def predicted(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Unscaled predictions of the cases on 1 and on 8 devices."""
     path = tmp_path_factory.mktemp("predicted") / "p.yaml"
-    cases = [case("one", 1, 1.0), case("eight", 8, 1.0)]
+    cases = [case("one", 1, 0.03), case("eight", 8, 0.03)]
     path.write_text(json.dumps({"schema": 1, "cluster": "c", "cases": cases}), "utf-8")
     return [step.predicted_s for step in fit_cluster(path).cases]
 
@@ -233,3 +233,11 @@ def test_another_scale_is_another_question(scaled_study: Path) -> None:
     other = candidate.cluster_calibration.model_copy(update={"scale": 1.3})
     candidates = (candidate.model_copy(update={"cluster_calibration": other}),)
     assert digest_of(spec.model_copy(update={"candidates": candidates})) != digest_of(spec)
+
+
+def test_a_scale_beyond_what_a_factor_mends_is_refused(
+    measured: Callable[..., Path], predicted: list[float]
+) -> None:
+    cases = [case("a", 1, predicted[0] * 1e6), case("b", 2, predicted[1] * 1e6)]
+    with pytest.raises(CatalogError, match=r"times as long as predicted; .* is 0\.2 to 5"):
+        fit_cluster(measured(*cases))

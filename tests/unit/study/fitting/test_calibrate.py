@@ -144,7 +144,7 @@ def test_without_scipy_the_refusal_says_how_to_install_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(InputError, match=r"pip install .*perfsim\[fit\]"):
-        calibrate.fit_gemm(write_gemm_table(tmp_path / "gemm.csv", rows=20), DEVICE)
+        calibrate.fit_gemm(write_gemm_table(tmp_path / "gemm.csv"), DEVICE)
 
 
 @pytest.mark.parametrize("name", ["a100-sxm4", "h100-sxm5", "nvlink3", "nvlink4", "infiniband-hdr"])
