@@ -34,7 +34,7 @@ FEW = {
 }
 EVERY = 9
 """One fault of so many is tried in the default suite."""
-FEW_OF_ALL = 61
+FEW_OF_ALL = 43
 """And so many in the slow one, of every case; `make mutations` tries more."""
 
 
