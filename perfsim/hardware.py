@@ -84,7 +84,7 @@ class InNetworkSpec(Spec):
     bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
     """Message over time of a long all-reduce. What nccl-tests calls bus bandwidth is 2 (n - 1) / n of it."""
     latency: Seconds
-    """Before the first byte, the library's start-up; the hops of the tree come on top."""
+    """Before the first byte, the library's start-up; across nodes the hops of the tree come on top."""
 
 
 class NodeSpec(Spec):

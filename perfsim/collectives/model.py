@@ -127,7 +127,7 @@ class CollectiveModel:
         """An all-reduce summed by switches, which each link passes once each way; inf without any."""
         if group.nodes == 1:
             spec, leaves, fan_out = self.inside_switches, group.size, group.size
-            hop_s, most = self.scale_up.latency, self.scale_up.bandwidth
+            hop_s, most = 0.0, self.scale_up.bandwidth
         else:
             spec = None if self.fabric is None else self.fabric.in_network
             leaves, fan_out = group.nodes, 2 if self.fabric is None else max(2, self.fabric.nodes_per_leaf)
