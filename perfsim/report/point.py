@@ -41,7 +41,7 @@ def perturbed_lines(disturbed: Mapping[str, Any], step_s: float) -> list[str]:
 def point_lines(answer: Mapping[str, Any]) -> list[str]:
     """The metrics of one point and where its step goes."""
     step_s = answer["step_time_s"]
-    streams = answer["why"]["streaming_roof"] is not None
+    streams = answer["why"].get("streaming_roof") is not None
     lines = [
         f"{answer['model']} on {answer['num_devices']} x {answer['system']}, {answer['strategy']}",
         f"  batch         {answer['global_batch_size']} sequences",
@@ -64,7 +64,7 @@ def point_lines(answer: Mapping[str, Any]) -> list[str]:
     told = (
         " (what is waited for last; why counts the wait between two steps to the update)" if streams else ""
     )
-    lines.append(f"  where the step goes{told if streams else ''}:")
+    lines.append(f"  where the step goes:{told if streams else ''}")
     parts = sorted(answer["step_breakdown_s"].items(), key=lambda item: -item[1])
     lines += [
         f"    {human(name):28s} {duration(s):>10s}  {percent(s / step_s)}" for name, s in parts if s > 0
