@@ -61,9 +61,7 @@ def point_lines(answer: Mapping[str, Any]) -> list[str]:
         lines.append(f"  verified      {sampling_line(answer['sampling'])}")
     for note in answer.get("notes", ()):
         lines += textwrap.wrap(note, 100, initial_indent="  note          ", subsequent_indent=" " * 16)
-    told = (
-        " (what is waited for last; why counts the wait between two steps to the update)" if streams else ""
-    )
+    told = " (by what is waited for last; why gives the wait between two steps to the update)"
     lines.append(f"  where the step goes:{told if streams else ''}")
     parts = sorted(answer["step_breakdown_s"].items(), key=lambda item: -item[1])
     lines += [
