@@ -87,9 +87,31 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
         evaluation = expanded(evaluation, point.expand)
     if disturbed is not None:
         evaluation = perturbed(evaluation, disturbed)
-    remarks = filter(None, [unnamed, above_all_published(evaluation.plan, evaluation.mfu)])
+    remarks = filter(
+        None,
+        [
+            _batch_remark(point, recipe.batch_over(point.devices)),
+            unnamed,
+            above_all_published(evaluation.plan, evaluation.mfu),
+        ],
+    )
     notes = [*evaluation.plan.notes, *remarks]
-    return {"model": job.model.name, **metrics(evaluation), "notes": notes}, evaluation
+    fullest = max((use for use in evaluation.plan.memory if use.on_device), key=lambda use: use.total_bytes)
+    answer = {"model": job.model.name, **metrics(evaluation), "notes": notes}
+    return {**answer, "memory_capacity_bytes": fullest.capacity_bytes}, evaluation
+
+
+def _batch_remark(point: Point, of_recipe: int | None) -> str:
+    """Where the batch comes from if the question gave none; empty where it did."""
+    if point.batch is not None:
+        return ""
+    if of_recipe is not None:
+        return f"no batch was given: the recipe's {of_recipe:,} sequences were taken"
+    batch = DEFAULT_BATCH_PER_DEVICE * point.devices
+    return (
+        f"no batch was given: {DEFAULT_BATCH_PER_DEVICE} sequences a device were taken, {batch:,} in all; "
+        "another batch is another step (--batch, --batch-per-device)"
+    )
 
 
 def strategy_for(name: str, system: SystemSpec) -> Strategy:
