@@ -15,7 +15,7 @@ STUDY = gpt3_20b
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help study test lint format types layers benchmarks clean distclean
+.PHONY: help study test lint format types layers benchmarks mutations clean distclean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +43,9 @@ layers: $(VENV)/.installed-dev ## Check that imports point down
 
 benchmarks: $(VENV)/.installed-dev ## Measure speed, write reports/benchmarks.md
 	@PERFSIM_BENCHMARKS=reports/benchmarks.md $(BIN)/python -m pytest -q -m benchmark tests/benchmarks
+
+mutations: $(VENV)/.installed ## Put faults into right schedules, write reports/mutations.md
+	@$(BIN)/perfsim prove $(STUDY) --mutations reports/mutations.md --every 10
 
 clean: ## Remove caches and builds
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .benchmarks

@@ -7,6 +7,7 @@ else that is empirical. Seconds and bytes a second are strings with a unit in YA
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
@@ -16,6 +17,8 @@ from perfsim.units import BytesPerSecond, Seconds
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
+MOST_STANDARD_ERROR = 1 / 3
+"""The largest relative standard error with which measurements are said to determine a constant."""
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]
 
 
@@ -39,6 +42,11 @@ class Constants(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @property
+    def label(self) -> str:
+        """What tells it from the others of a list, as a part of its constants' paths."""
+        return str(getattr(self, "name", ""))
+
 
 class Calibration(BaseModel):
     """What every calibration file carries."""
@@ -50,6 +58,45 @@ class Calibration(BaseModel):
     assumed: dict[str, str] = Field(default_factory=dict)
     fit: dict[str, FitRecord] = Field(default_factory=dict)
     """One record per group of constants."""
+
+    def constants(self) -> dict[str, float | tuple[float, ...]]:
+        """Every number by its dotted path; parts of a list go by their label, as in `gemm.tiles.256x128`."""
+        described = {"name", "description", "kind", "sources", "assumed", "fit"}
+        held = {name: getattr(self, name) for name in type(self).model_fields if name not in described}
+        return dict(_numbers(held, ""))
+
+    def unaccounted(self) -> list[str]:
+        """Paths of the constants that rest on nothing.
+
+        A fitted one rests on a relative standard error below `MOST_STANDARD_ERROR`, or on a source or a
+        reason of its own, not of the whole group that was fitted; any other one on a source or a reason.
+        """
+        return [path for path in self.constants() if not self._is_accounted(path)]
+
+    def _is_accounted(self, path: str) -> bool:
+        record = max((key for key in self.fit if _covers(key, path)), key=len, default="")
+        if any(_covers(key, path) and len(key) > len(record) for key in (*self.sources, *self.assumed)):
+            return True
+        errors = self.fit[record].standard_errors if record else {}
+        own = [error for name, error in errors.items() if f".{path}".endswith(f".{name}")]
+        return bool(own) and max(own) < MOST_STANDARD_ERROR
+
+
+def _covers(key: str, path: str) -> bool:
+    return path == key or path.startswith(f"{key}.")
+
+
+def _numbers(value: object, path: str) -> Iterator[tuple[str, float | tuple[float, ...]]]:
+    """The numbers under a value of a calibration, by path."""
+    if isinstance(value, Constants):
+        value = {name: getattr(value, name) for name in type(value).model_fields if name != "shape"}
+    if isinstance(value, tuple) and value and isinstance(value[0], Constants):
+        value = {part.label: part for part in value}
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _numbers(part, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, float | int | tuple):
+        yield path, value
 
 
 class TileConstants(Constants):
@@ -66,6 +113,11 @@ class TileConstants(Constants):
     """What the library seems to believe; only ratios between tiles matter."""
     overhead_k: NonNegative
     """Prologue and epilogue of a tile, as so many extra columns of k."""
+
+    @property
+    def label(self) -> str:
+        """The tile's part of a constant's path, as 256x128."""
+        return "x".join(str(side) for side in self.shape)
 
 
 class GemmConstants(Constants):
@@ -148,6 +200,11 @@ class NetworkProtocol(Constants):
     intra_step_s: Seconds
     inter_step_s: Seconds
     bandwidth_fraction: Fraction
+
+    @property
+    def label(self) -> str:
+        """Algorithm and protocol, as ring-LL128."""
+        return f"{self.algorithm}-{self.name}"
 
 
 class NetworkConstants(Constants):

@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -70,16 +70,35 @@ class PlanError(PerfsimError):
     exit_code = 3
 
     def __init__(self, reasons: Sequence[str] | str) -> None:
-        self.reasons = (reasons,) if isinstance(reasons, str) else tuple(reasons)
-        super().__init__("\n".join(self.reasons))
+        self._reasons = (reasons,) if isinstance(reasons, str) else tuple(reasons)
+        super().__init__("\n".join(self._reasons))
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why there is none."""
+        return self._reasons
 
 
 class MemoryCapacityError(PlanError):
-    """A layout that is legal but does not fit; `ratio` is what it needs over what there is."""
+    """A layout that is legal but does not fit; `ratio` is what it needs over what there is.
 
-    def __init__(self, ratio: float, reason: str) -> None:
-        self.ratio = ratio
+    `advise` searches what would fit, when somebody reads the error: a planner meets thousands of them.
+    """
+
+    def __init__(self, ratio: float, reason: str, advise: Callable[[], str] | None = None) -> None:
+        self.ratio, self._advise = ratio, advise
         super().__init__(reason)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What does not fit, and the nearest change that does."""
+        return (str(self),)
+
+    def __str__(self) -> str:
+        if self._advise is not None:
+            self._reasons = (f"{self._reasons[0]}; {self._advise()}",)
+            self._advise = None
+        return self._reasons[0]
 
 
 class GraphError(PerfsimError):
@@ -87,7 +106,7 @@ class GraphError(PerfsimError):
 
 
 class DeadlockError(PerfsimError):
-    """A simulation that cannot proceed; the message says who waits for what."""
+    """A simulation or a schedule that cannot proceed; the message says who waits for what."""
 
 
 class LimitError(PerfsimError):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfsim.errors import PerfsimError
+from perfsim.errors import InputError, PerfsimError
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
+
+if TYPE_CHECKING:
+    from perfsim.study.proving.prove import Request
 
 MOST_ORDERS = 10_000
 
@@ -27,8 +34,23 @@ MOST_ORDERS = 10_000
 @click.option(
     "--batch", type=click.IntRange(1, MOST_SEQUENCES), default=None, help="Sequences a step, for a --layout."
 )
-@click.option("--orders", type=click.IntRange(0, MOST_ORDERS), default=10, show_default=True)
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option(
+    "--orders",
+    type=click.IntRange(0, MOST_ORDERS),
+    default=None,
+    help="Random orders. [default: 10]",
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=None, help="Of weights and orders. [default: 0]"
+)
+@click.option(
+    "--mutations",
+    type=click.Path(dir_okay=False),
+    default=None,
+    metavar="FILE",
+    help="Put faults into these schedules instead, and write to FILE (Markdown) which of them are found.",
+)
+@click.option("--every", type=click.IntRange(1), default=None, help="Of --mutations: one fault in so many.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
 def prove(
     target: str,
@@ -36,8 +58,10 @@ def prove(
     layout: str,
     devices: int | None,
     batch: int | None,
-    orders: int,
-    seed: int,
+    orders: int | None,
+    seed: int | None,
+    mutations: str | None,
+    every: int | None,
     as_json: bool,
 ) -> None:
     """Execute schedules in NumPy and compare them with serial training.
@@ -46,23 +70,56 @@ def prove(
     and micro-batches, checked for missing dependencies, and executed over two optimizer steps in the
     simulated order and in random ones. Loss, every gradient and every updated weight must be those of
     serial training. Without --layout: every strategy, schedule, ZeRO stage and recompute mode of the
-    catalogue with MODEL's architecture, or the layouts with which STUDY answers.
+    catalogue with MODEL's architecture, or the layouts with which STUDY answers. --mutations says what
+    such a proof would find.
     """
-    import json
+    from perfsim.study.proving.prove import DEFAULT_ORDERS, Request
 
-    from perfsim.report.proof import proof_lines
-    from perfsim.report.text import encodable
-    from perfsim.study.proving.prove import Request, prove_all
+    if mutations is None and every is not None:
+        raise InputError("--every is of --mutations: it says how many of the faults are tried")
+    if mutations is not None and (orders is not None or seed is not None):
+        raise InputError("--orders and --seed are of proofs: --mutations tries each fault in one order")
 
     def tell(what: str) -> None:
         if not as_json and sys.stderr.isatty():
             click.echo(f"... {what}", err=True)
 
-    request = Request(target, strategy, layout, devices, batch, orders, seed)
-    answer = prove_all(request, tell).as_dict()
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
+    orders = DEFAULT_ORDERS if orders is None else orders
+    request = Request(target, strategy, layout, devices, batch, orders, seed or 0)
+    if mutations is None:
+        _prove(request, tell, as_json=as_json)
     else:
-        click.echo(encodable("\n".join(proof_lines(answer)), sys.stdout.encoding or "ascii"))
+        _mutate(request, Path(mutations), every or 1, tell, as_json=as_json)
+
+
+def _prove(request: Request, tell: Callable[[str], None], *, as_json: bool) -> None:
+    from perfsim.report.proof import proof_lines
+    from perfsim.study.proving.prove import prove_all
+
+    answer = prove_all(request, tell).as_dict()
+    _say(answer, proof_lines(answer), as_json=as_json)
     if not answer["passed"]:
-        raise PerfsimError(f"{target}: at least one layout does not compute what serial training does")
+        raise PerfsimError(
+            f"{request.target}: at least one layout does not compute what serial training does"
+        )
+
+
+def _mutate(request: Request, page: Path, every: int, tell: Callable[[str], None], *, as_json: bool) -> None:
+    from perfsim.report.mutations import mutations_page, mutations_sentence
+    from perfsim.study.proving.caught import try_plans
+    from perfsim.study.proving.prove import plans_of
+
+    if not page.parent.is_dir():
+        raise InputError(f"--mutations {page}: there is no folder {page.parent}")
+    found = try_plans(request.target, plans_of(request), every, tell)
+    page.write_text(mutations_page(found), encoding="utf-8")
+    _say(found, [mutations_sentence(found), f"wrote {page}"], as_json=as_json)
+    if not found["passed"]:
+        raise PerfsimError(f"{request.target}: a fault was missed: {found['unexplained'][0]}")
+
+
+def _say(answer: dict[str, Any], lines: Sequence[str], *, as_json: bool) -> None:
+    from perfsim.report.text import encodable
+
+    text = json.dumps(answer, indent=2) if as_json else "\n".join(lines)
+    click.echo(text if as_json else encodable(text, sys.stdout.encoding or "ascii"))

@@ -151,9 +151,11 @@ class GemmModel:
         """Tiles and waves of flat arrays of shapes."""
         return Geometry.of(self._candidates, self.compute_units, self.constants.k_step, m, n, k, batch)
 
-    def price(self, geometry: Geometry, *, sustained: bool = False) -> Array:
-        """Seconds of shapes whose geometry is known, so that a fit computes it once."""
-        compute = self._chosen_compute_s(geometry)
+    def price(
+        self, geometry: Geometry, *, sustained: bool = False, chosen: NDArray[np.intp] | None = None
+    ) -> Array:
+        """Seconds of shapes whose geometry is known: a fit computes it once; `chosen` is a `choice`."""
+        compute = self._compute_s(geometry, self.choice(geometry) if chosen is None else chosen)
         memory = geometry.n_bytes / (self.constants.memory_fraction * self.memory_bytes_per_s)
         p = self.constants.overlap_sharpness
         longest = np.maximum(compute, memory)
@@ -164,21 +166,36 @@ class GemmModel:
     def _candidates(self) -> Candidates:
         return Candidates.of(self.constants)
 
-    def _chosen_compute_s(self, geometry: Geometry) -> Array:
-        """Compute time of the tile and split that the library picks for each shape."""
-        tiles = self.constants.tiles
-        index = self._candidates.tile_index
-        overhead_k = np.array([tile.overhead_k for tile in tiles])[index]
-        unit_peak = self.peak_flop_per_s / self.compute_units
-        ideal = geometry.tile_wave_flop * (geometry.k_per_slice + overhead_k) / unit_peak
-        summing = geometry.partial_sum_bytes / self.memory_bytes_per_s
+    def choice(self, geometry: Geometry) -> NDArray[np.intp]:
+        """The candidate, tile and split, that the library picks for each shape: (1, shapes)."""
         latency = geometry.is_split * self.constants.split_latency_s
-        believed = ideal / np.array([tile.choice_efficiency for tile in tiles])[index]
+        summing = geometry.partial_sum_bytes / self.memory_bytes_per_s
+        columns = geometry.k_per_slice + self._by_candidate("overhead_k")
+        believed = geometry.tile_wave_flop * columns / self._unit_peak
+        believed /= self._by_candidate("choice_efficiency")
         believed += self.constants.choice_split_traffic * summing + latency
-        chosen = np.argmin(believed, axis=0)[None, :]
-        actual = ideal / np.array([tile.efficiency for tile in tiles])[index]
-        actual += self.constants.split_traffic * summing + latency
-        return np.asarray(np.take_along_axis(actual, chosen, axis=0)[0])
+        return np.asarray(np.argmin(believed, axis=0)[None, :])
+
+    def _compute_s(self, geometry: Geometry, chosen: NDArray[np.intp]) -> Array:
+        """Compute time of the candidates chosen, one a shape."""
+
+        def pick(values: Array) -> Array:
+            return np.asarray(np.take_along_axis(values, chosen, axis=0)[0])
+
+        latency = geometry.is_split[chosen[0], 0] * self.constants.split_latency_s
+        summing = pick(geometry.partial_sum_bytes) / self.memory_bytes_per_s
+        columns = pick(geometry.k_per_slice) + self._by_candidate("overhead_k")[chosen[0], 0]
+        ideal = pick(geometry.tile_wave_flop) * columns / self._unit_peak
+        actual = ideal / self._by_candidate("efficiency")[chosen[0], 0]
+        return np.asarray(actual + (self.constants.split_traffic * summing + latency))
+
+    @property
+    def _unit_peak(self) -> float:
+        return self.peak_flop_per_s / self.compute_units
+
+    def _by_candidate(self, name: str) -> Array:
+        values = [float(getattr(tile, name)) for tile in self.constants.tiles]
+        return np.array(values)[self._candidates.tile_index]
 
     def _under_power_limit(self, seconds: Array, flop: Array, sustained: bool) -> Array:
         """The same work when the achieved fraction of peak bends under the power ceiling."""

@@ -14,7 +14,7 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.errors import InputError, LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder
 from perfsim.hardware import GpuClusterSpec
-from perfsim.strategies.data import GRADIENTS_SHARDED
+from perfsim.strategies.nearest_fit import nearest_fit
 from perfsim.strategies.plan import Duration, Plan
 from perfsim.strategies.rules import layout_problems, legal_layouts
 from perfsim.strategies.screening import estimate_step_s
@@ -56,9 +56,23 @@ class ThreeD:
             raise LayoutError([Problem(text) for text in problems])
         memory = stage_memory(job, layout, system)
         if check_memory:
-            _refuse_overflow(memory, layout)
+            self._refuse_overflow(job, topology, layout, memory)
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
         return Plan(self.name, job, topology, layout, microbatches, memory, _tight(memory))
+
+    def _refuse_overflow(
+        self, job: Job, topology: Topology, layout: ParallelLayout, memory: tuple[MemoryUse, ...]
+    ) -> None:
+        worst = max(memory, key=lambda use: use.total_bytes)
+        if worst.fits:
+            return
+        part = worst.largest_part
+        raise MemoryCapacityError(
+            worst.total_bytes / worst.capacity_bytes,
+            f"does not fit: {worst.place} needs {worst.total_bytes / GIB:.1f} GiB of "
+            f"{worst.capacity_bytes / GIB:.0f} GiB ({part} {worst.parts_bytes[part] / GIB:.1f} GiB)",
+            lambda: nearest_fit(job, topology, layout, part, self.free_degrees, self.zero_stage is None),
+        )
 
     def emit(self, plan: Plan, builder: GraphBuilder) -> None:
         """Write one optimizer step, or two where ranks run whole steps later than others."""
@@ -84,34 +98,3 @@ def _tight(memory: tuple[MemoryUse, ...]) -> tuple[str, ...]:
     return (
         f"{worst.place} fills {100 * share:.0f} % of its memory, with {reserved:.0f} GiB assumed reserved",
     )
-
-
-def _refuse_overflow(memory: tuple[MemoryUse, ...], layout: ParallelLayout) -> None:
-    worst = max(memory, key=lambda use: use.total_bytes)
-    if worst.fits:
-        return
-    part = worst.largest_part
-    raise MemoryCapacityError(
-        worst.total_bytes / worst.capacity_bytes,
-        f"does not fit: {worst.place} needs {worst.total_bytes / GIB:.1f} GiB of "
-        f"{worst.capacity_bytes / GIB:.0f} GiB ({part} {worst.parts_bytes[part] / GIB:.1f} GiB); "
-        f"{_nearest_change(part, layout)}",
-    )
-
-
-def _nearest_change(part: str, layout: ParallelLayout) -> str:
-    """The smallest change of a layout that shrinks the largest part."""
-    if part in ("activations", "working set"):
-        if layout.recompute == "none":
-            return "try recompute selective or full"
-        if layout.micro_batch_size > 1:
-            return f"try micro_batch_size {layout.micro_batch_size} -> {layout.micro_batch_size // 2}"
-        return f"try tensor {layout.tensor} -> {layout.tensor * 2}"
-    if part == "weight gradient inputs":
-        return f"try schedule {layout.schedule} -> 1f1b"
-    if part == "optimizer" and layout.zero_stage == 0 and layout.data > 1:
-        return "try zero_stage 0 -> 1"
-    if part == "gradients" and layout.zero_stage < GRADIENTS_SHARDED and layout.data > 1:
-        return f"try zero_stage {layout.zero_stage} -> {GRADIENTS_SHARDED}"
-    wider, deeper = layout.tensor * 2, layout.pipeline * 2
-    return f"try tensor {layout.tensor} -> {wider} or pipeline {layout.pipeline} -> {deeper}"

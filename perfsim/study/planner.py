@@ -54,7 +54,7 @@ class _Search:
     def __init__(self, strategy: Strategy, job: Job, topology: Topology, costs: Costs) -> None:
         self.strategy, self.job, self.topology, self.costs = strategy, job, topology, costs
         self.feasible: list[Screened] = []
-        self.too_large: list[tuple[float, ParallelLayout, str]] = []
+        self.too_large: list[tuple[float, ParallelLayout, MemoryCapacityError]] = []
         self.seen: set[ParallelLayout] = set()
         self.limits = present_limits()
 
@@ -68,7 +68,7 @@ class _Search:
                 raise PlanError([problem.message for problem in error.problems]) from None
             return
         except MemoryCapacityError as error:
-            self.too_large.append((error.ratio, layout, f"{short_layout(layout)}: {error}"))
+            self.too_large.append((error.ratio, layout, error))
             return
         if plan.layout not in self.seen:
             self.seen.add(plan.layout)
@@ -156,5 +156,6 @@ def _reasons(strategy: Strategy, job: Job, topology: Topology, search: _Search) 
     if not tried:
         why = f"batch {job.global_batch_size} and {job.model.num_layers} layers do not divide over them"
         return [f"{head}: no layout is legal ({why})"]
-    _, _, closest = min(search.too_large, key=lambda each: each[0])
-    return [f"{head}: {tried} layouts tried, {tried} over memory", f"closest: {closest}"]
+    _, layout, error = min(search.too_large, key=lambda each: each[0])
+    closest = f"closest: {short_layout(layout)}: {error}"
+    return [f"{head}: {tried} layouts tried, {tried} over memory", closest]

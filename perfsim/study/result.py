@@ -42,6 +42,8 @@ class StreamingRoof:
     """Fewer than this, and a layer's weights arrive later than the layer before is done with."""
     formula_tokens: float
     """e P b / (2 B): the same without attention and without movement over the mesh."""
+    lane: str = "link"
+    """What needs most tokens to be hidden: the link, flash or updates."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from perfsim.costs.price import Costs
-from perfsim.costs.streaming_roof import hidden_from_tokens, roof_tokens
 from perfsim.costs.wafer import WaferCosts
-from perfsim.graph import TaskGraph, Work
+from perfsim.graph import TaskGraph
 from perfsim.strategies import Plan
-from perfsim.study.result import StreamingRoof, Why
+from perfsim.study.lanes import Lane, limiting_lane
+from perfsim.study.result import Why
+from perfsim.study.streaming_why import about_roof, fixed_s, streaming_remedy, streaming_roof
 from perfsim.trace import Trace
 
 DECIDES = 0.1
@@ -31,6 +32,14 @@ STREAMS = {
     "optimizer": "optimizer",
 }
 """Category of a task, or `bubble`, to the cause it stands for; other waits keep their name."""
+LINK_WAITS = ("exposed streaming", "gradient egress", "update bubble")
+LANE_CAUSES = {
+    "flash": "flash",
+    "input": "input",
+    "spilling": "exposed spilling",
+    "update": "update bubble",
+}
+"""What limits, as a cause; a faster link helps whatever of `LINK_WAITS` is waited for most."""
 
 
 def why(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs) -> Why:
@@ -40,17 +49,29 @@ def why(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs) -> Why:
     computing = sum(parts.values()) - sum(_waits(parts).values())
     waits = sorted(_waits(parts).items(), key=lambda item: -item[1])
     decides = bool(waits) and waits[0][1] >= DECIDES * trace.step_time_s
-    cause = waits[0][0] if decides else "compute"
-    remedy = _remedy(cause, plan, graph, trace, costs, roof)
+    lane = limiting_lane(plan, graph, costs) if decides else None
+    cause = _named_after(lane, waits[0][0]) if decides else "compute"
+    if decides and roof is not None:
+        remedy = streaming_remedy(lane, plan, roof)
+    else:
+        remedy = _remedy(cause, plan, graph, trace, costs, streams=roof is not None)
     shares = [("compute", computing), *waits]
     text = ", ".join(
         f"{name} {100 * seconds / trace.step_time_s:.1f} %"
         for name, seconds in shares
         if name == "compute" or seconds >= MENTIONED * trace.step_time_s
     )
-    sentence = f"{_verb(cause)}: {text} of the step. {_about_roof(roof)}Nearest remedy: {remedy}."
-    fixed_s = _fixed_s(graph, costs)
-    return Why(cause, parts, remedy, sentence, fixed_s, roof)
+    sentence = f"{_verb(cause)}: {text} of the step. {about_roof(roof, lane)}Nearest remedy: {remedy}."
+    return Why(cause, parts, remedy, sentence, fixed_s(graph, costs), roof)
+
+
+def _named_after(lane: Lane | None, wait: str) -> str:
+    """The cause that a lane stands for; a link shows as the wait that it makes."""
+    if lane is None:
+        return wait
+    if lane.name == "link":
+        return wait if wait in LINK_WAITS else "exposed streaming"
+    return LANE_CAUSES[lane.name]
 
 
 def causes_s(trace: Trace) -> dict[str, float]:
@@ -86,55 +107,9 @@ def _verb(cause: str) -> str:
     return "Bound by computing" if cause == "compute" else f"Slowed by {cause}"
 
 
-def streaming_roof(plan: Plan, graph: TaskGraph, costs: Costs) -> StreamingRoof | None:
-    """Tokens of a micro-batch on one system, and those under which its weights arrive too late."""
-    load, use = _named(graph, "layer.load"), _named(graph, "layer.forward")
-    if load is None or use is None:
-        return None
-    tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
-    load_s = costs.duration_s(load)
-    matrices = sum(kernel.flop for kernel in use.kernels if kernel.partition == "streamed")
-    weights = use.share * matrices / (2.0 * tokens)
-    use_s, fixed_s = costs.duration_s(use), 0.0
-    flop_per_s = use.flop / use_s
-    if isinstance(costs, WaferCosts):
-        fixed_s, flop_per_s = use.share * costs.mesh.weights_s(use.kernels), costs.flop_per_s
-    return StreamingRoof(
-        tokens=tokens,
-        hidden_from_tokens=hidden_from_tokens(tokens, use_s, fixed_s, load_s),
-        formula_tokens=roof_tokens(flop_per_s, load.comm_bytes / weights, load.comm_bytes / load_s),
-    )
-
-
-def _named(graph: TaskGraph, name: str) -> Work | None:
-    return next((work for work in graph.works if work.name == name), None)
-
-
-def _about_roof(roof: StreamingRoof | None) -> str:
-    if roof is None:
-        return ""
-    if not roof.hidden_from_tokens:
-        return "A layer's weights pass the mesh no faster than they arrive. "
-    than = "above" if roof.tokens >= roof.hidden_from_tokens else "below"
-    return (
-        f"A system's micro-batch of {roof.tokens:,.0f} tokens is {than} the "
-        f"{roof.hidden_from_tokens:,.0f} that hide a layer's weights "
-        f"({roof.formula_tokens:,.0f} by arithmetic alone). "
-    )
-
-
-def _remedy(
-    cause: str, plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs, roof: StreamingRoof | None
-) -> str:
+def _remedy(cause: str, plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs, *, streams: bool) -> str:
     if cause == "compute":
-        return _faster_compute(plan, graph, trace, costs, streams=roof is not None)
-    if cause == "exposed streaming" and roof is not None:
-        sequences = -(-roof.hidden_from_tokens // plan.job.seq_length)
-        per_system = plan.layout.micro_batch_size
-        return (
-            f"{sequences:,.0f} sequences a system and micro-batch instead of {per_system:,} (a larger batch, "
-            f"or fewer systems), or a link {roof.hidden_from_tokens / roof.tokens:.1f} times as fast"
-        )
+        return _faster_compute(plan, graph, trace, costs, streams=streams)
     return _WAITS[cause](plan) if cause in _WAITS else "find what the devices wait for in the timeline"
 
 
@@ -155,14 +130,6 @@ def _faster_compute(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs, *,
     if streams:
         return more
     return f"{more}, or larger matrices in each kernel ({size}, tensor {layout.tensor})"
-
-
-def _fixed_s(graph: TaskGraph, costs: Costs) -> float:
-    """Seconds of a step in which weights pass a wafer's mesh, whatever the tokens; 0 on GPUs."""
-    if not isinstance(costs, WaferCosts):
-        return 0.0
-    each = np.array([work.share * costs.mesh.weights_s(work.kernels) for work in graph.works])
-    return float(each[graph.work].sum()) / len(graph.step_ends)
 
 
 def _moving_s(graph: TaskGraph, costs: Costs) -> float:
@@ -194,14 +161,5 @@ _WAITS: Mapping[str, Callable[[Plan], str]] = {
     "exposed pipeline communication": lambda plan: (
         f"fewer than {plan.layout.pipeline} stages, or faster links between them"
     ),
-    "gradient egress": lambda _: "a larger batch, fewer micro-batches, or a faster way up to MemoryX",
-    "update bubble": lambda _: (
-        "a larger batch, so that updates are rarer, or a MemoryX that updates faster: the first layer's "
-        "weights wait for the last gradient and its update"
-    ),
     "optimizer": lambda _: "optimizer states sharded over replicas (ZeRO 1), or a larger batch",
-    "input": lambda _: "more activation servers, which feed the samples",
-    "exposed spilling": lambda _: (
-        "more activation servers, which keep the activations, or smaller micro-batches"
-    ),
 }

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.errors import LayoutError
+from perfsim.errors import DeadlockError
 from perfsim.strategies.schedules import (
     SCHEDULES,
     PassTimes,
@@ -102,8 +102,27 @@ def test_a_schedule_in_which_nobody_can_go_on_is_refused(pipeline: int, microbat
         [Slot(which, stage, 0, number) for which in ("B", "F") for number in range(microbatches)]
         for stage in range(pipeline)
     ]
-    with pytest.raises(LayoutError, match="deadlocks"):
+    with pytest.raises(DeadlockError, match="deadlocks") as caught:
         merged_order(backward_first, Placement(pipeline))
+    head, *stages = str(caught.value).split("\n")
+    assert f"{2 * pipeline * microbatches} of {2 * pipeline * microbatches} slots" in head
+    assert stages[0] == "  stage 0: backward of micro-batch 0 waits for backward of micro-batch 0 of stage 1"
+    assert stages[-1].endswith("waits for forward of micro-batch 0 of itself"), "the last makes its own loss"
+    assert len(stages) == pipeline
+    assert caught.value.exit_code == 1
+
+
+def test_a_deadlock_names_chunks_and_only_the_stages_that_are_stuck() -> None:
+    """Rank 1 of a V has its last forward (virtual stage 2, chunk 1) before the one that stage 2 reads."""
+    rank_0 = [Slot("F", 0, 0, 0), Slot("F", 0, 1, 0)]
+    rank_1 = [Slot("F", 1, 1, 0), Slot("F", 1, 0, 0)]
+    with pytest.raises(DeadlockError) as caught:
+        merged_order([rank_0, rank_1], Placement(2, 2, v_shaped=True))
+    assert str(caught.value).split("\n") == [
+        "the schedule deadlocks: 3 of 4 slots can never run",
+        "  stage 0: forward of micro-batch 0, chunk 1 waits for forward of micro-batch 0, chunk 1 of stage 1",
+        "  stage 1: forward of micro-batch 0, chunk 1 waits for forward of micro-batch 0, chunk 0 of itself",
+    ]
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.booleans())

@@ -419,7 +419,13 @@ def test_a_layout_written_wrongly_is_bad_input(perfsim: Run, layout: str, parts:
     [
         (
             ["--layout", "tp=8"],
-            ["does not fit: stage 0 needs", "of 80 GiB", "optimizer", "try tensor 8 -> 16"],
+            [
+                "does not fit: stage 0 needs",
+                "of 80 GiB",
+                "optimizer",
+                "try pipeline 1 -> 8 and ",
+                "on 64 devices, which fits",
+            ],
         ),
         ([], ["no plan fits: strategy 3d, 8 x dgx-a100-80gb", "closest: ", "stage 0 needs", "try "]),
     ],

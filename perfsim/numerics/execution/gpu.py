@@ -17,7 +17,16 @@ from perfsim.numerics.execution.adam import Moments, adam
 from perfsim.numerics.execution.gpu_compute import SHARDED_PARAMETERS, GpuCompute, Partial
 from perfsim.numerics.execution.layout import Array, cut
 from perfsim.numerics.execution.movement import combined, joined, pieces, summed
-from perfsim.numerics.execution.program import Cell, Claim, Kernel, Program, Values
+from perfsim.numerics.execution.program import (
+    Cell,
+    Claim,
+    Kernel,
+    Message,
+    Program,
+    Values,
+    first_made,
+    first_read,
+)
 
 GATHER_SLOTS = 2
 """Layers that are whole at once under ZeRO 3 (`limit_all_gathers`)."""
@@ -79,6 +88,7 @@ class GpuCompiler(GpuCompute):
             kernel,
             joined=True,
             claims=claims,
+            message=self._activations(task, first_read),
         )
         if scatters:
             self.partial[task.writes[0]] = Partial(info.claim, info.statistics, axis=axis)
@@ -94,7 +104,13 @@ class GpuCompiler(GpuCompute):
             return [(whole.copy(),) for _ in members]
 
         claims = [(0, info.claim)] if info.claim else []
-        self.add([self.operand(task.reads[0])], self.handle(), kernel, joined=True, claims=claims)
+        operands, sizes = [self.operand(task.reads[0])], self._activations(task, first_made)
+        self.add(operands, self.handle(), kernel, joined=True, claims=claims, message=sizes)
+
+    def _activations(self, task: Task, count: Callable[[Values, tuple[Any, ...]], int]) -> Message:
+        """What tensor peers exchange: activations, or the statistics of a softmax."""
+        info = self.partial.get(task.reads[0], Partial(None))
+        return Message("statistics" if info.statistics else "activations", count)
 
     # --------------------------------------------------------------------------- between stages
     def send(self, task: Task) -> None:
@@ -113,7 +129,13 @@ class GpuCompiler(GpuCompute):
         if shares:
             self.partial[task.writes[0]] = Partial(claim, axis=HIDDEN)
         claims = [(0, claim)] if claim and not shares else []
-        self.add([operand], self.handle(0, target), kernel, claims=claims)
+        self.add(
+            [operand],
+            self.handle(0, target),
+            kernel,
+            claims=claims,
+            message=Message("activations", first_made),
+        )
 
     def claim_of(self, cell: Cell) -> Claim | None:
         """What a tensor was said to be when it was written."""
@@ -138,6 +160,10 @@ class GpuCompiler(GpuCompute):
         operands = [self.operand(handle, anywhere=True) for handle in task.reads]
         count, shard = len(operands), names[0] == "gradient shard"
 
+        def words(*_: Any) -> int:
+            part = self._words(0, EMBEDDING, shard=shard)
+            return int(part.stop - part.start)
+
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             results = []
             for rank, own in zip(members, values, strict=True):
@@ -146,17 +172,23 @@ class GpuCompiler(GpuCompute):
                 results.append((None, None, *tables))
             return results
 
-        self.add([*operands, *cells], [*self.handle(0, first, last), *cells], kernel)
+        self.add(
+            [*operands, *cells],
+            [*self.handle(0, first, last), *cells],
+            kernel,
+            message=Message("table", words),
+        )
 
     def _sum_words(self, rank: int, tables: list[Array], *, shard: bool) -> None:
         """Give both tables the sum of their words."""
-        found, shards = self.share(rank).layouts, self.layout.data
-        parts = [
-            found[block].shard_part("words", shards) if shard else found[block].parts["words"]
-            for block in (EMBEDDING, HEAD)
-        ]
+        parts = [self._words(rank, block, shard=shard) for block in (EMBEDDING, HEAD)]
         total = tables[0][parts[0]] + tables[1][parts[1]]
         tables[0][parts[0]] = tables[1][parts[1]] = total
+
+    def _words(self, rank: int, block: int, *, shard: bool) -> slice:
+        """Where the words stand in a block's flat vector, or in its shard."""
+        found = self.share(rank).layouts[block]
+        return found.shard_part("words", self.layout.data) if shard else found.parts["words"]
 
     # ------------------------------------------------------------------------- data collectives
     def _targets(self, block: int, buckets: int = 1) -> list[int]:
@@ -210,7 +242,13 @@ class GpuCompiler(GpuCompute):
         writes = shards if scatters else [cell for cells in made for cell in cells]
         reads = [*operands, *(cell for cells in made for cell in cells), *kept]
         claims = [] if scatters else self._reduced_claims(blocks, made)
-        self.add(reads, [*self.handle(), *writes], kernel, joined=True, claims=claims)
+
+        def moved(own: Values, _: tuple[Any, ...]) -> int:
+            firsts = [first + sum(len(each) for each in made[:number]) for number in range(len(made))]
+            return sum(int(own[place].size) for place in firsts)
+
+        message = Message("gradients", moved, tuple(blocks))
+        self.add(reads, [*self.handle(), *writes], kernel, joined=True, claims=claims, message=message)
 
     def _reduced_claims(self, blocks: list[int], made: list[list[Cell]]) -> list[tuple[int, Claim]]:
         """Gradients of layers are complete when they are reduced; a tied table's may not be."""
@@ -245,7 +283,12 @@ class GpuCompiler(GpuCompute):
             return [(None, *(each.copy() for each in whole)) for _ in members]
 
         writes = [*self.handle(), *(self.weights(block) for block in blocks)]
-        self.add([*operands, *masters], writes, kernel, joined=True)
+
+        def moved(_: Values, made: tuple[Any, ...]) -> int:
+            return sum(int(whole.size) for whole in made[1:])
+
+        message = Message("parameters", moved, tuple(blocks))
+        self.add([*operands, *masters], writes, kernel, joined=True, message=message)
 
     # ---------------------------------------------------------------------------------- update
     def optimizer(self, task: Task) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from perfsim.graph import Task, TaskGraph, block_name
 from perfsim.graph.symmetry import rank_of, width_of
@@ -23,6 +23,16 @@ START = -1
 Values = list[Any]
 Kernel = Callable[[Sequence[int], list[Values]], list[tuple[Any, ...]]]
 """From the ranks that take part (offsets from the written one) and what each reads to what each writes."""
+
+
+class Message(NamedTuple):
+    """What a communication moves: the elements of a whole message, as nccl-tests count them."""
+
+    what: Literal["activations", "statistics", "gradients", "parameters", "table", "kept"]
+    of: Callable[[Values, tuple[Any, ...]], int]
+    """From what a rank reads and what it writes."""
+    blocks: tuple[int, ...] = ()
+    """Whose parameters or gradients they are."""
 
 
 class Cell(NamedTuple):
@@ -64,6 +74,8 @@ class Action:
     """The task that wrote what each read must find."""
     claims: tuple[tuple[int, Claim], ...] = ()
     """Which of its writes can be held against serial training."""
+    message: Message | None = None
+    """What it moves; None: nothing, or nothing that is counted."""
 
 
 @dataclass
@@ -167,13 +179,26 @@ class Compiler:
         *,
         joined: bool = False,
         claims: Sequence[tuple[int, Claim]] = (),
+        message: Message | None = None,
     ) -> None:
         """Append the action of the present task."""
         expects = tuple(self.last_writer.get(cell, START) for cell in reads)
         for cell in writes:
             self.last_writer[cell] = self.task.id
-        action = Action(self.task.id, tuple(reads), tuple(writes), kernel, joined, expects, tuple(claims))
+        action = Action(
+            self.task.id, tuple(reads), tuple(writes), kernel, joined, expects, tuple(claims), message
+        )
         self.program.actions.append(action)
+
+
+def first_read(own: Values, _: tuple[Any, ...]) -> int:
+    """A message that is the first thing read: what a reduction sums."""
+    return int(own[0].size)
+
+
+def first_made(_: Values, made: tuple[Any, ...]) -> int:
+    """A message that is the first thing written: what a gather, or a send, leaves."""
+    return int(made[0].size)
 
 
 def each(function: Callable[..., tuple[Any, ...]]) -> Kernel:

@@ -31,6 +31,8 @@ class Outcome:
     faults: list[Fault] = field(default_factory=list)
     compared: int = 0
     """Arrays that were held against serial training."""
+    moved: dict[int, int] = field(default_factory=dict)
+    """Elements of each task's message, of the rank that has most; in a thorough run."""
 
 
 class Machine:
@@ -59,7 +61,10 @@ class Machine:
         writers: list[list[int]] = [[NOBODY] * width for _ in self.cells]
         for instance in order:
             action = self.program.actions[self.task[instance]]
-            results = self._step(action, self.members[instance], values, writers)
+            given, results = self._step(action, self.members[instance], values, writers)
+            if thorough and action.message is not None:
+                sizes = (self._size(action, *of_rank) for of_rank in zip(given, results, strict=True))
+                outcome.moved[action.task] = max(outcome.moved.get(action.task, 0), *sizes, 0)
             if action.claims:
                 for rank, result in zip(self.members[instance], results, strict=True):
                     self._compare(action, rank, result, outcome, thorough=thorough)
@@ -67,8 +72,8 @@ class Machine:
 
     def _step(
         self, action: Action, members: Sequence[int], values: list[list[Any]], writers: list[list[int]]
-    ) -> list[tuple[Any, ...]]:
-        """Execute one task: what its ranks read, what they make of it, where that goes."""
+    ) -> tuple[list[list[Any]], list[tuple[Any, ...]]]:
+        """Execute one task: what its ranks read, and what they make of it, which goes where it belongs."""
         task, given = action.task, []
         for rank in members:
             own = []
@@ -83,7 +88,16 @@ class Machine:
             for (cell, apart), value in zip(self.writes[task], result, strict=True):
                 place = rank if apart else 0
                 values[cell][place], writers[cell][place] = value, task
-        return results
+        return given, results
+
+    def _size(self, action: Action, own: list[Any], made: tuple[Any, ...]) -> int:
+        """Elements of the message of a rank; none where it has no part in it."""
+        if action.message is None:
+            return 0
+        try:
+            return action.message.of(own, made)
+        except BROKEN as error:
+            raise self._failure(action, action.reads[:1], "its message cannot be counted", error) from None
 
     def _begin(self, action: Action, index: int, place: int, values: list[Any], writers: list[int]) -> None:
         """Put what was there at the start into a buffer; anything else in it is not what was meant."""

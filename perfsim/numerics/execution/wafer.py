@@ -23,7 +23,17 @@ from perfsim.numerics.execution.layers import (
 )
 from perfsim.numerics.execution.layout import Array, Share, Weights
 from perfsim.numerics.execution.movement import summed
-from perfsim.numerics.execution.program import SHARED, Cell, Claim, Compiler, Values, each
+from perfsim.numerics.execution.program import (
+    SHARED,
+    Cell,
+    Claim,
+    Compiler,
+    Message,
+    Values,
+    each,
+    first_made,
+    first_read,
+)
 from perfsim.numerics.execution.serial import Lesson
 from perfsim.numerics.execution.tables import (
     Tokens,
@@ -103,7 +113,7 @@ class WaferCompiler(Compiler):
         """MemoryX sends the weights of a block, from DRAM or as they were staged there."""
         staged = any(handle in self.staged for handle in task.reads)
         source = [] if staged else [Cell(SHARED, "weights", task.block)]
-        self._copy(source, last=True)
+        self._copy(source, last=True, message=Message("parameters", first_made, (self.task.block,)))
 
     def flash_read(self, task: Task) -> None:
         """Weights on their way to the wafers, or optimizer states for an update, from flash to DRAM."""
@@ -112,7 +122,11 @@ class WaferCompiler(Compiler):
             self._copy([Cell(SHARED, "moments in flash", block)], [Cell(SHARED, "moments", block)])
             return
         self.staged.add(task.writes[0])
-        self._copy([Cell(SHARED, "weights in flash", block)], last=True)
+        self._copy(
+            [Cell(SHARED, "weights in flash", block)],
+            last=True,
+            message=Message("parameters", first_made, (self.task.block,)),
+        )
 
     def flash_write(self, task: Task) -> None:
         """What an update made, from DRAM to flash; words that head and embedding share for both."""
@@ -127,7 +141,7 @@ class WaferCompiler(Compiler):
         out = Cell(self.place, "spilled activations", task.block)
         if self.layout.recompute_layers:
             slot = Cell(self.place, "slot of leaving inputs", self.leaving[task.reads[0]])
-            self._copy([slot], last=True)
+            self._copy([slot], last=True, message=Message("activations", first_made))
         else:
             self._copy([self.kept()], [out])
 
@@ -138,11 +152,18 @@ class WaferCompiler(Compiler):
             slot = Cell(self.place, "slot of returning inputs", self.returns % ROOM)
             self.returns += 1
             self.returned[task.writes[0]] = slot
-            self._copy([], [slot], last=True)
+            self._copy([], [slot], last=True, message=Message("activations", first_made))
         else:
             self._copy([out], [self.kept()])
 
-    def _copy(self, source: Sequence[Cell] = (), target: Sequence[Cell] = (), *, last: bool = False) -> None:
+    def _copy(
+        self,
+        source: Sequence[Cell] = (),
+        target: Sequence[Cell] = (),
+        *,
+        last: bool = False,
+        message: Message | None = None,
+    ) -> None:
         """Buffers to others; `last`: the last thing read is what the task's own tensor holds."""
         operands = [self.operand(handle) for handle in self.task.reads]
         count = len(target)
@@ -150,7 +171,7 @@ class WaferCompiler(Compiler):
         def run(_: int, *values: Any) -> tuple[Any, ...]:
             return (values[-1] if last else None, *values[len(values) - count :])
 
-        self.add([*operands, *source], [*self.handle(), *target], each(run))
+        self.add([*operands, *source], [*self.handle(), *target], each(run), message=message)
 
     def samples(self, task: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
@@ -176,7 +197,14 @@ class WaferCompiler(Compiler):
                 for rank, own in zip(members, values, strict=True)
             ]
 
-        self.add([self.operand(task.reads[0])], [*self.handle(0, place), slot], kernel, joined=True)
+        operands, results = [self.operand(task.reads[0])], [*self.handle(0, place), slot]
+        self.add(
+            operands,
+            results,
+            kernel,
+            joined=True,
+            message=Message("parameters", first_read, (self.task.block,)),
+        )
 
     def reduce(self, task: Task) -> None:
         """SwarmX sums the wafers' gradients; MemoryX or the tree adds what came before."""
@@ -193,7 +221,13 @@ class WaferCompiler(Compiler):
 
         if task.block in (EMBEDDING, HEAD):
             self.tables[task.block] = Cell(SHARED, "tensor", task.writes[0])
-        self.add(operands, self.handle(), kernel, joined=True)
+        self.add(
+            operands,
+            self.handle(),
+            kernel,
+            joined=True,
+            message=Message("gradients", first_made, (self.task.block,)),
+        )
 
     def _group(self, task: Task) -> Collection[int]:
         """The wafers that a collective joins."""

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 
-from perfsim.errors import LayoutError
+from perfsim.errors import DeadlockError
 from perfsim.strategies.schedules.placement import Placement
-from perfsim.strategies.schedules.slot import Slot, StageOrder
+from perfsim.strategies.schedules.slot import Pass, Slot, StageOrder
+
+MOST_STAGES = 8
+"""Stages that the report of a deadlock names."""
+IN_WORDS: dict[Pass, str] = {"F": "forward", "B": "backward", "W": "weight gradients"}
 
 
 def merged_order(orders: list[StageOrder], placement: Placement) -> list[Slot]:
     """All slots in one topological order: each after the slot whose output it reads.
 
     A forward follows the forward of the virtual stage before it, a backward the backward of the one
-    after it (the last virtual stage's own forward), weight gradients their own backward.
+    after it (the last virtual stage's own forward), weight gradients their own backward. Raises
+    DeadlockError, saying which slot of each stage waits for which, where no stage can go on.
     """
     places = [
         [placement.virtual_stage(rank, chunk) for chunk in range(placement.virtual)]
@@ -44,5 +50,37 @@ def merged_order(orders: list[StageOrder], placement: Placement) -> list[Slot]:
                 merged.append(slot)
                 position[stage] += 1
         if len(merged) == before:
-            raise LayoutError("the schedule deadlocks: no stage can run its next slot")
+            raise DeadlockError(_deadlock(orders, placement, position))
     return merged
+
+
+def _deadlock(orders: Sequence[StageOrder], placement: Placement, position: Sequence[int]) -> str:
+    """Which slot of each stage is stuck, and what it waits for."""
+    left = [order[reached] for order, reached in zip(orders, position, strict=True) if reached < len(order)]
+    total = sum(len(order) for order in orders)
+    lines = [f"the schedule deadlocks: {total - sum(position)} of {total} slots can never run"]
+    for slot in left[:MOST_STAGES]:
+        waits_for = _read_by(slot, placement)
+        where = "itself" if waits_for.stage == slot.stage else f"stage {waits_for.stage}"
+        lines.append(
+            f"  stage {slot.stage}: {_named(slot, placement)} waits for {_named(waits_for, placement)} "
+            f"of {where}"
+        )
+    if len(left) > MOST_STAGES:
+        lines.append(f"  and {len(left) - MOST_STAGES} more stages")
+    return "\n".join(lines)
+
+
+def _read_by(slot: Slot, placement: Placement) -> Slot:
+    """The slot whose output a stuck one reads."""
+    place, last = placement.virtual_stage(slot.stage, slot.chunk), placement.num_stages - 1
+    which: Pass = "F" if slot.which == "F" or (slot.which == "B" and place == last) else "B"
+    step = {"F": -1, "W": 0}.get(slot.which, 1 if place < last else 0)
+    rank = placement.rank(place + step)
+    chunk = placement.of_rank(rank).index(place + step)
+    return Slot(which, rank, chunk, slot.microbatch)
+
+
+def _named(slot: Slot, placement: Placement) -> str:
+    chunk = f", chunk {slot.chunk}" if placement.virtual > 1 else ""
+    return f"{IN_WORDS[slot.which]} of micro-batch {slot.microbatch}{chunk}"

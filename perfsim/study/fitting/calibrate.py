@@ -97,7 +97,7 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
     """The device's calibration with a new GEMM model; what the table cannot tell is kept."""
     known = device.calibration
     if not isinstance(known, GpuCalibration):
-        constants, record = fit_gemm(table, device, source=source)
+        constants, record, left_open = fit_gemm(table, device, source=source)
         unmeasured = (
             "memory",
             "kernel_latency_s",
@@ -113,12 +113,19 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             memory=MemoryConstants(fraction=0.87),
             kernel_latency_s=3e-6,
             sustained_fraction=0.775,
-            assumed=dict.fromkeys(unmeasured, _UNMEASURED),
+            assumed=dict.fromkeys(unmeasured, _UNMEASURED) | left_open.assumed,
             fit={"gemm": record},
         )
     source = source or (known.fit["gemm"].table if "gemm" in known.fit else "")
-    constants, record = fit_gemm(table, device, source=source)
-    return known.model_copy(update={"gemm": constants, "fit": {**known.fit, "gemm": record}})
+    constants, record, left_open = fit_gemm(table, device, source=source)
+    kept = {key: reason for key, reason in known.assumed.items() if not key.startswith("gemm.")}
+    return known.model_copy(
+        update={
+            "gemm": constants,
+            "fit": {**known.fit, "gemm": record},
+            "assumed": kept | left_open.assumed,
+        }
+    )
 
 
 def collective_calibration(
@@ -129,13 +136,16 @@ def collective_calibration(
         name=link.name, description=f"Collectives over {link.name} inside one node"
     )
     source = source or next((record.table for record in known.fit.values()), "")
-    collectives, records = fit_collectives(tables, link, source=source)
+    collectives, records, assumed = fit_collectives(tables, link, source=source)
     derived = [op for op in collectives if f"collectives.{op}" not in records]
+    assumed |= {f"collectives.{op}": _DERIVED[op] for op in derived}
+    refitted = tuple(f"collectives.{op}" for op in collectives)
+    kept = {key: why for key, why in known.assumed.items() if not key.startswith(refitted)}
     return known.model_copy(
         update={
             "collectives": {**known.collectives, **collectives},
             "fit": {**known.fit, **records},
-            "assumed": {**known.assumed, **{f"collectives.{op}": _DERIVED[op] for op in derived}},
+            "assumed": kept | assumed,
         }
     )
 

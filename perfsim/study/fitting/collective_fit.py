@@ -15,6 +15,7 @@ from perfsim.collectives import ring
 from perfsim.errors import InputError, Problem
 from perfsim.hardware import LinkSpec
 from perfsim.study.fitting.fit_tables import read_table, rounded, scipy_optimize
+from perfsim.study.fitting.standard_errors import Account, Loss, account, cluster_of, log_jacobian
 
 Array = NDArray[np.float64]
 
@@ -36,6 +37,11 @@ _START_OF_LINE_RATE = (0.3, 0.5, 0.8, 0.95)
 _START_LOCAL = (0.5, 1.0, 2.0, 3.0)
 """Multiples of the line rate."""
 _STARTS = 6
+_OUTLIER = 0.05
+"""Weighted log errors past this bend the fit less and less (soft L1)."""
+_CONSTANTS = ("latency_base_s", "latency_per_step_s", "bandwidth_bytes_per_s", "local_bytes_per_s")
+_AT_LINE_RATE = "the line rate of {link}, above which no line may go, and where the fit ended"
+_AT_FLOOR = "the least that the fit allows, where it ended"
 _DISAGREEMENT = 0.25
 """Where two tables differ by more in the same octave, only the first one counts."""
 
@@ -77,32 +83,73 @@ def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, Collecti
 
 def fit_collectives(
     table_paths: Sequence[Path], link: LinkSpec, *, source: str = ""
-) -> tuple[dict[CollectiveOp, tuple[ProtocolSegment, ...]], dict[str, FitRecord]]:
-    """Four lines for each operation that the tables hold, and the record of each fit by its key.
+) -> tuple[dict[CollectiveOp, tuple[ProtocolSegment, ...]], dict[str, FitRecord], dict[str, str]]:
+    """Four lines for each operation that the tables hold, records by key, reasons by constant.
 
-    Least squares of the log error with a soft L1 loss; every octave of every table and group size
-    weighs the same. Where tables disagree the first one named wins. A send between two ranks is
-    taken from the all-to-all of two, a broadcast from the all-gather, unless measured. Raises
-    InputError for a bad table or without SciPy.
+    Reasons are of what the tables do not determine. Least squares of the log error with a soft L1
+    loss; every octave of every table and group size weighs the same. Where tables disagree the first
+    one named wins. A send between two ranks is taken from the all-to-all of two, a broadcast from the
+    all-gather, unless measured. Raises InputError for a bad table or without SciPy.
     """
     names = " ".join(path.name for path in table_paths)
     command = f"perfsim calibrate collective {names} --link {link.name}"
     segments: dict[CollectiveOp, tuple[ProtocolSegment, ...]] = {}
     records: dict[str, FitRecord] = {}
+    assumed: dict[str, str] = {}
     for op, rows in read_collective_tables(table_paths).items():
-        kept = rows.rows(_agreeing(rows))
+        kept = agreeing_rows(rows)
         weight = _octave_weight(kept)
         segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
         errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
+        known = lines_account(segments[op], op, kept, link)
+        assumed |= known.with_prefix(f"collectives.{op}").assumed
         records[f"collectives.{op}"] = FitRecord(
             command=command,
             table=source or table_paths[0].stem,
             points=errors.size,
             median_ape=rounded(_weighted_quantile(errors, weight, 0.5), 3),
             p90_ape=rounded(_weighted_quantile(errors, weight, 0.9), 3),
-            note=f"octaves weigh the same; {rows.time_s.size - errors.size} rows contradict the first table",
+            standard_errors=known.errors,
+            note=f"octaves weigh the same; {rows.time_s.size - errors.size} rows contradict the first table; "
+            "errors by the sandwich, constants that the table does not determine held",
         )
-    return _with_derived(segments), records
+    return _with_derived(segments), records, assumed
+
+
+def lines_account(
+    segments: Sequence[ProtocolSegment], op: CollectiveOp, rows: CollectiveTable, link: LinkSpec
+) -> Account:
+    """Standard errors of an operation's lines at the rows that they were fitted to.
+
+    By the sandwich of the soft L1 loss, sizes of one octave taken together. A bandwidth at the link's line
+    rate, where the fit may go no further, is the link's and no estimate.
+    """
+    names = [f"{segment.name}.{constant}" for constant in _CONSTANTS for segment in segments]
+    logs = np.log(_values(segments)).ravel()
+    bounded = _at_bound(names, logs, link)
+    free = np.array([name not in bounded for name in names])
+
+    def predict(some: Array) -> Array:
+        every = logs.copy()
+        every[free] = some
+        return np.asarray(np.log(_predict(np.exp(every).reshape(4, -1), op, rows)))
+
+    weight = _octave_weight(rows)
+    error = predict(logs[free]) - np.log(rows.time_s)
+    bend = 1 + weight * error**2 / _OUTLIER**2
+    loss = Loss(weight * error / bend**0.5, weight / bend**1.5, cluster_of(*_cells(rows)))
+    found = account([name for name in names if name not in bounded], log_jacobian(predict, logs[free]), loss)
+    reasons = bounded | found.assumed
+    return Account(found.errors, {name: reasons[name] for name in names if name in reasons})
+
+
+def _at_bound(names: Sequence[str], logs: Array, link: LinkSpec) -> dict[str, str]:
+    """Why the constants at a bound of the fit have their values."""
+    _, low, high = _start_and_bounds(link.bandwidth)
+    near = np.log(1 + 1e-3)
+    bounded = {name: _AT_FLOOR for name, at in zip(names, logs < low + near, strict=True) if at}
+    at_most = zip(names, logs > high - near, strict=True)
+    return bounded | {name: _AT_LINE_RATE.format(link=link.name) for name, at in at_most if at}
 
 
 def _with_derived(
@@ -138,7 +185,9 @@ def _fit_lines(
 
     def attempt(guess: Array) -> tuple[float, Array]:
         inside = np.clip(guess, low + 1e-6, high - 1e-6)
-        result = optimize.least_squares(residuals, inside, bounds=(low, high), loss="soft_l1", f_scale=0.05)
+        result = optimize.least_squares(
+            residuals, inside, bounds=(low, high), loss="soft_l1", f_scale=_OUTLIER
+        )
         return float(result.cost), np.asarray(result.x)
 
     jitter = np.random.default_rng(0).normal(0, 0.3, (_STARTS, start.size))
@@ -192,6 +241,11 @@ def _values(segments: Sequence[ProtocolSegment]) -> Array:
     return np.array(columns).T
 
 
+def agreeing_rows(rows: CollectiveTable) -> CollectiveTable:
+    """The rows that a fit counts: of later tables those alone that do not contradict earlier ones."""
+    return rows.rows(_agreeing(rows))
+
+
 def _agreeing(rows: CollectiveTable) -> NDArray[np.bool_]:
     """Rows of the first table, and those of later ones where the medians of the octave agree."""
     keep = np.ones(rows.time_s.size, dtype=bool)
@@ -211,10 +265,15 @@ def _per_byte(rows: CollectiveTable, which: NDArray[np.bool_]) -> Array:
 
 def _octave_weight(rows: CollectiveTable) -> Array:
     """The same total weight for every octave of every table and group size, 1 a cell."""
-    cells = np.stack([rows.table, rows.size, rows.octave], axis=1)
-    _, index, counts = np.unique(cells, axis=0, return_inverse=True, return_counts=True)
+    _, index, counts = np.unique(
+        np.stack(_cells(rows), axis=1), axis=0, return_inverse=True, return_counts=True
+    )
     weight: Array = 1.0 / counts[index.ravel()]
     return weight
+
+
+def _cells(rows: CollectiveTable) -> tuple[Array, Array, Array]:
+    return rows.table.astype(float), rows.size, rows.octave.astype(float)
 
 
 def _weighted_quantile(values: Array, weight: Array, fraction: float) -> float:

@@ -14,6 +14,8 @@ from perfsim.costs.gemm import GemmModel
 from perfsim.errors import InputError
 from perfsim.hardware import DeviceSpec
 from perfsim.study.fitting.fit_tables import read_table, rounded, scipy_optimize
+from perfsim.study.fitting.gemm_account import METHOD, gemm_account
+from perfsim.study.fitting.standard_errors import Account
 
 Array = NDArray[np.float64]
 
@@ -73,16 +75,21 @@ class GemmTable:
         """Shapes as they occur in training: many rows, wide matrices."""
         return (self.m >= 256) & (self.n >= 512) & (self.k >= 512)
 
+    @property
+    def weight(self) -> Array:
+        """What each row counts in a fit."""
+        return np.where(self.is_training_size, 1.0, _SMALL_WEIGHT)
+
 
 def fit_gemm(
     table_path: Path, device: DeviceSpec, *, source: str = "", evaluations: int = _EVALUATIONS
-) -> tuple[GemmConstants, FitRecord]:
+) -> tuple[GemmConstants, FitRecord, Account]:
     """Constants of the device's GEMM library, fitted to half of the table, judged on the rest.
 
     Minimises the robust log error from two starts: a library that overrates its large tiles, and
     one that ranks tiles right. The record's residuals are those of the rows left out, training
-    sizes only; the constants are then refined with all rows. Raises InputError for a bad table or
-    without SciPy.
+    sizes only; the constants are then refined with all rows, and their standard errors are of those.
+    Raises InputError for a bad table or without SciPy.
     """
     table = GemmTable.read(table_path)
     order = np.random.default_rng(0).permutation(table.time_s.size)
@@ -106,7 +113,21 @@ def fit_gemm(
             f"{np.quantile(errors, 0.9):.1%} p90; then refined with all rows"
         ),
     )
-    return _refined(best, table.rows(order[:_REFINE_ROWS]), device, evaluations), record
+    constants = _refined(best, table.rows(order[:_REFINE_ROWS]), device, evaluations)
+    return constants, *with_errors(record, constants, device, table)
+
+
+def with_errors(
+    record: FitRecord, constants: GemmConstants, device: DeviceSpec, table: GemmTable
+) -> tuple[FitRecord, Account]:
+    """The record of a fit with the standard errors of its constants, and what the table leaves open."""
+    some = table.rows(np.random.default_rng(0).permutation(table.time_s.size)[:_REFINE_ROWS])
+    shapes = (some.m, some.n, some.k)
+    found = gemm_account(_model(constants, device), shapes, some.time_s, some.weight, _ERROR_FLOOR)
+    note = f"{record.note.removesuffix(f'; {METHOD}')}; {METHOD}"
+    return record.model_copy(update={"standard_errors": found.errors, "note": note}), found.with_prefix(
+        "gemm"
+    )
 
 
 def absolute_errors(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -> Array:
@@ -173,8 +194,7 @@ def _loss(table: GemmTable, device: DeviceSpec, start: Array) -> Callable[[Array
     # Tiles and waves do not depend on what is fitted.
     batch = np.ones(table.m.shape)
     geometry = _model(_constants(start), device).geometry(table.m, table.n, table.k, batch)
-    weight = np.where(table.is_training_size, 1.0, _SMALL_WEIGHT)
-    weight /= weight.sum()
+    weight = table.weight / table.weight.sum()
 
     def loss(logs: Array) -> float:
         predicted = _model(_constants(logs), device).price(geometry)

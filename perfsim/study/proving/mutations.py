@@ -2,7 +2,8 @@
 
 A dependency is taken away although the tensor is read all the same; a collective has another group; a
 task that makes or reduces gradients does nothing; the update comes before the reduction; a buffer is
-taken before it is free. Dependencies that others imply are no dependencies: they are left alone.
+taken before it is free; a message is priced for other bytes than it moves. Dependencies that others
+imply are no dependencies: they are left alone.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def mutations(subject: Subject) -> Iterator[Mutation]:
     """Every fault of every kind in a graph."""
     for make in (missing_dependencies, early_buffers, wrong_groups, skipped_gradients, early_updates):
         yield from make(subject)
+    yield from wrong_prices(subject)
 
 
 def missing_dependencies(subject: Subject) -> Iterator[Mutation]:
@@ -127,38 +129,21 @@ def early_updates(subject: Subject) -> Iterator[Mutation]:
             yield Mutation("update before reduction", what, subject.lacking(unlike))
 
 
+def wrong_prices(subject: Subject) -> Iterator[Mutation]:
+    """Price a message of each class of work for half of its elements, once."""
+    graph, (program, _) = subject.graph, subject.compiled
+    first: dict[Work, int] = {}
+    for action in program.actions:
+        if action.message is not None:
+            first.setdefault(graph.task(action.task).work, action.task)
+    for work, task in first.items():
+        mutated = _with_work(graph, task, replace(work, comm_bytes=work.comm_bytes / 2))
+        what = f"{task_name(graph, graph.task(task))} is priced for half of its bytes"
+        yield Mutation("bytes priced wrong", what, replace(subject, graph=mutated))
+
+
 def _with_work(graph: TaskGraph, task: int, work: Work) -> TaskGraph:
     """A graph in which one task does other work."""
     column = graph.work.copy()
     column[task] = len(graph.works)
     return replace(graph, works=(*graph.works, work), work=np.asarray(column))
-
-
-@dataclass(frozen=True)
-class Caught:
-    """How many faults of each kind were put in and found, and those that were not."""
-
-    injected: dict[str, int]
-    caught: dict[str, int]
-    survivors: tuple[str, ...]
-
-    @property
-    def share(self) -> float:
-        return sum(self.caught.values()) / max(1, sum(self.injected.values()))
-
-
-def try_all(subject: Subject, stride: int = 1) -> Caught:
-    """Put in every fault, or every `stride`-th one, and see which are found, with task and tensor."""
-    injected: dict[str, int] = {}
-    caught: dict[str, int] = {}
-    survivors = []
-    for number, mutation in enumerate(mutations(subject)):
-        if number % stride:
-            continue
-        injected[mutation.kind] = injected.get(mutation.kind, 0) + 1
-        found = mutation.found()
-        if any(fault.task and fault.tensor for fault in found):
-            caught[mutation.kind] = caught.get(mutation.kind, 0) + 1
-        else:
-            survivors.append(f"{mutation.kind}: {mutation.what}")
-    return Caught(injected, caught, tuple(survivors))

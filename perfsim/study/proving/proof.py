@@ -28,6 +28,7 @@ from perfsim.numerics.execution.wafer import WaferCompiler
 from perfsim.strategies import Plan
 from perfsim.study.evaluate import Evaluation, costs_for, evaluate
 from perfsim.study.planner import short_layout
+from perfsim.study.proving.prices import mispriced
 from perfsim.study.proving.small import lesson_of
 
 MOST_FAULTS = 20
@@ -127,6 +128,10 @@ class Subject:
         program, _ = self.compiled
         return hazards(program, Precedence(self.graph, dependencies(self.graph, self.without)))
 
+    def mispriced(self, outcome: Outcome) -> Iterator[Fault]:
+        """Every message that moved other than what it is priced for."""
+        return mispriced(self.plan, self.compiled[0], outcome.moved)
+
     def machine(self) -> Machine:
         """All ranks, ready to run."""
         program, compiler = self.compiled
@@ -154,7 +159,10 @@ class Subject:
         """What is wrong: by the graph alone, or else in one run against serial training."""
         try:
             found = list(islice(self.hazards(), MOST_FAULTS))
-            return found or self.machine().run(range(self.num_instances), thorough=True).faults
+            if found:
+                return found
+            outcome = self.machine().run(range(self.num_instances), thorough=True)
+            return outcome.faults + list(islice(self.mispriced(outcome), MOST_FAULTS))
         except FaultError as error:
             return [error.fault]
 
@@ -191,7 +199,9 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
         machine = subject.machine()
         simulated = order_in_time(evaluation.trace.start_s, subject.unfolded.task)
         for number, order in enumerate([range(tasks), simulated, *subject.random_orders(orders, seed)]):
-            tally.add(machine.run(order, thorough=number == 0))
+            outcome = machine.run(order, thorough=number == 0)
+            tally.add(outcome)
+            tally.faults += islice(subject.mispriced(outcome), MOST_FAULTS)
     return _proof(plan, tally, tasks)
 
 

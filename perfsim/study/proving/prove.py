@@ -16,6 +16,7 @@ from perfsim.study.proving.catalogue import Case, catalogue_cases, system_kind
 from perfsim.study.proving.proof import Proof, finite, prove_plan
 from perfsim.study.proving.small import STEPS, small_plan
 from perfsim.study.runner import load_study, run_study
+from perfsim.study.sweeping.sweep import is_sweep
 from perfsim.topology import build_topology
 from perfsim.workload import Job, ParallelLayout, TransformerConfig
 
@@ -98,6 +99,16 @@ def plans_of(request: Request) -> Iterator[Plan]:
     catalog = default_catalog()
     if request.strategy:
         strategy(request.strategy)  # an unknown name is refused before anything takes its time
+    _refuse_idle_options(request)
+    if _is_sweep(request.target, catalog):
+        raise InputError(
+            [
+                Problem(
+                    f"{request.target} is a sweep, and sweeps are not supported",
+                    help="prove a model, or a study with the candidates of one of its points",
+                )
+            ]
+        )
     if _is_study(request.target, catalog):
         yield from _of_study(request, catalog)
         return
@@ -110,17 +121,35 @@ def plans_of(request: Request) -> Iterator[Plan]:
             yield plan_of_case(case, model, catalog)
 
 
+def _refuse_idle_options(request: Request) -> None:
+    """Refuse options that would be ignored: numbers of devices and sequences are of one layout."""
+    given = {"--devices": request.devices, "--batch": request.batch}
+    idle = [name for name, value in given.items() if value is not None and not request.layout]
+    if idle:
+        verb = "is" if len(idle) == 1 else "are"
+        help_ = "add --layout, or leave out " + " and ".join(idle)
+        raise InputError([Problem(f"{' and '.join(idle)} {verb} for a --layout", help=help_)])
+
+
 def _is_study(target: str, catalog: Catalog) -> bool:
     """Whether a name is a study's; a model of the same name is asked for by the path of its file."""
     if target in catalog.names("study"):
         return target not in catalog.names("model")
-    return target.endswith((".yaml", ".yml")) and _has_candidates(target)
+    return target.endswith((".yaml", ".yml")) and _has_key(target, "candidates")
 
 
-def _has_candidates(path: str) -> bool:
+def _is_sweep(target: str, catalog: Catalog) -> bool:
+    """Whether a name or a file asks a study's question at several points."""
+    if target.endswith((".yaml", ".yml")):
+        return _has_key(target, "study")
+    is_model = target in catalog.names("model")
+    return not is_model and target in catalog.names("study") and is_sweep(target, catalog)
+
+
+def _has_key(path: str, key: str) -> bool:
     try:
         with Path(path).open(encoding="utf-8") as file:
-            return any(line.startswith("candidates:") for line in file)
+            return any(line.startswith(f"{key}:") for line in file)
     except OSError:
         return False
 

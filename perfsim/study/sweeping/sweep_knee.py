@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perfsim.study.streaming_why import HIDES
 from perfsim.study.sweeping.sweep import PointResult
 from perfsim.study.sweeping.sweep_scaling import Series
 
@@ -90,7 +91,7 @@ def knee_sentence(scaling: Scaling) -> str:
     if roof is not None and roof["hidden_from_tokens"]:
         text += (
             f"; a system has {roof['tokens']:,.0f} tokens at once there, and "
-            f"{roof['hidden_from_tokens']:,.0f} hide a layer's weights"
+            f"{roof['hidden_from_tokens']:,.0f} hide {HIDES[roof['lane']]}"
         )
     return f"{text}."
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -220,15 +222,15 @@ def test_memory_is_itemised_by_stage_and_the_first_holds_most_micro_batches(toys
 @pytest.mark.parametrize(
     ("layout", "capacity_gib", "part", "change"),
     [
-        (ParallelLayout(micro_batch_size=16), 16, "activations", "recompute selective or full"),
+        (ParallelLayout(micro_batch_size=16), 16, "activations", "recompute none -> full, which fits"),
         (
             ParallelLayout(micro_batch_size=16, recompute="selective"),
             13,
             "activations",
-            "micro_batch_size 16 -> 8",
+            "micro_batch_size 16 -> 2, which fits",
         ),
         (ParallelLayout(data=8), 10, "optimizer", "zero_stage 0 -> 1"),
-        (ParallelLayout(), 10, "optimizer", "tensor 1 -> 2 or pipeline 1 -> 2"),
+        (ParallelLayout(), 10, "optimizer", "tensor 1 -> 2 on 2 devices, which fits"),
     ],
     ids=["recompute", "micro-batch", "shard", "cut"],
 )
@@ -243,6 +245,27 @@ def test_a_plan_that_does_not_fit_names_the_part_and_a_change(
     assert f"of {capacity_gib} GiB ({part} " in text
     assert f"try {change}" in text
     assert (caught.value.exit_code, caught.value.ratio > 1) == (3, True)
+
+
+@pytest.mark.parametrize("capacity_gib", [4.5, 6, 8, 11])
+@pytest.mark.parametrize("micro_batch_size", [1, 16])
+@pytest.mark.parametrize("degrees", [{}, {"data": 8}, {"tensor": 8}, {"pipeline": 2, "data": 2}])
+def test_the_change_that_is_advised_fits_when_it_is_made(
+    toys: ModuleType, degrees: dict[str, int], micro_batch_size: int, capacity_gib: float
+) -> None:
+    system = toys.gpu_cluster(capacity=capacity_gib * toys.GIB)
+    layout = ParallelLayout(**degrees, micro_batch_size=micro_batch_size)
+    try:
+        strategy("3d").plan(toys.job(128), toys.topology(layout.num_devices, system), layout)
+        return
+    except MemoryCapacityError as error:
+        said = str(error)
+    if said.endswith("no change of one setting and one degree makes it fit, on more devices either"):
+        return
+    assert said.endswith(", which fits")
+    for name, value in re.findall(r"(\w+) \w+ -> (\w+)", said):
+        layout = replace(layout, **{name: int(value) if value.isdecimal() else value})
+    strategy("3d").plan(toys.job(128), toys.topology(layout.num_devices, system), layout)
 
 
 def test_a_plan_may_be_made_without_looking_at_memory(toys: ModuleType) -> None:

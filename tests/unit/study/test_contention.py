@@ -12,7 +12,7 @@ from perfsim.engine import critical_path, simulate
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TaskGraph, Work
 from perfsim.hardware import FatTreeSpec
 from perfsim.study.contention import SharedLinks, shared_links
-from perfsim.topology import Topology, link_health, route_around
+from perfsim.topology import Topology, link_health
 from perfsim.workload import ParallelLayout
 
 SECONDS = 4.0
@@ -227,15 +227,26 @@ def test_a_link_at_half_its_capacity_takes_twice_as_long(toys: ModuleType, topol
     assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).makespan_s == 2 * SECONDS
 
 
-def test_two_messages_share_the_nic_that_a_dead_one_leaves_them(toys: ModuleType, topology: Topology) -> None:
-    both = graph((send(toys, "a", 0, 8), "gpu0/send"), (send(toys, "b", 1, 9), "gpu1/send"))
-    health = link_health(topology, {"node0/nic0-leaf0": 0.0})
-    links = shared_links(both, topology, health=health)
-    took = simulate(both, np.full(2, SECONDS), links.flows, links.capacities).end_s.tolist()
-    assert sorted(took) in ([SECONDS, SECONDS], [2 * SECONDS, 2 * SECONDS]), "another NIC, or this one's half"
-    way = {edge.source for edge in route_around(topology, 0, 8, health.dead)}
-    shares = "node0/nic1" in way or "node1/nic1" in way
-    assert max(took) == (2 * SECONDS if shares else SECONDS)
+def test_two_messages_share_the_only_nic_that_dead_ones_leave_them(
+    toys: ModuleType, topology: Topology
+) -> None:
+    """Each asks for one NIC. Of the eight only nic1 lives, so GPU 0 goes through GPU 1: half speed for both.
+
+    GPU 0 alone has it to itself, and so has each of two nodes its own.
+    """
+    dead = link_health(topology, {f"node0/nic{nic}-leaf0": 0.0 for nic in (0, 2, 3, 4, 5, 6, 7)})
+
+    def took(*ends: tuple[int, int]) -> list[float]:
+        sends = ((send(toys, f"m{source}", source, target), f"gpu{source}/send") for source, target in ends)
+        messages = graph(*sends)
+        links = shared_links(messages, topology, health=dead)
+        durations = np.full(len(ends), SECONDS)
+        return simulate(messages, durations, links.flows, links.capacities).end_s.tolist()
+
+    assert took((0, 8), (1, 9)) == [2 * SECONDS, 2 * SECONDS]
+    assert took((0, 8), (2, 10), (3, 11)) == [3 * SECONDS] * 3
+    assert took((0, 8)) == [SECONDS]
+    assert took((0, 8), (9, 17)) == [SECONDS, SECONDS]
 
 
 # ------------------------------------------------------------------------------------- wafers

@@ -16,6 +16,7 @@ from perfsim.costs.gemm import GemmModel
 from perfsim.errors import InputError
 from perfsim.hardware import DeviceSpec, LinkSpec, MemorySpec
 from perfsim.study.fitting import calibrate
+from perfsim.study.fitting.standard_errors import Account
 from perfsim.units import YAML_CONTEXT
 
 DEVICE = DeviceSpec(
@@ -68,7 +69,7 @@ def write_collective_table(path: Path, factor: float = 1.0) -> Path:
 
 def test_gemm_fit_predicts_rows_that_it_did_not_see(tmp_path: Path) -> None:
     table = write_gemm_table(tmp_path / "gemm.csv")
-    constants, record = calibrate.fit_gemm(table, DEVICE, evaluations=600)
+    constants, record, _ = calibrate.fit_gemm(table, DEVICE, evaluations=600)
     assert record.command == "perfsim calibrate gemm gemm.csv --device some-gpu"
     assert record.points == 400
     assert record.median_ape < 0.06
@@ -78,7 +79,7 @@ def test_gemm_fit_predicts_rows_that_it_did_not_see(tmp_path: Path) -> None:
 
 def test_collective_fit_finds_the_lines_again(tmp_path: Path) -> None:
     table = write_collective_table(tmp_path / "nccl.csv")
-    segments, records = calibrate.fit_collectives([table], LINK, source="here")
+    segments, records, _ = calibrate.fit_collectives([table], LINK, source="here")
     assert records["collectives.all_reduce"].median_ape < 0.02
     assert records["collectives.all_reduce"].table == "here"
     assert len(segments["all_to_all"]) == 4
@@ -89,8 +90,8 @@ def test_collective_fit_finds_the_lines_again(tmp_path: Path) -> None:
 def test_the_first_table_wins_where_two_contradict(tmp_path: Path) -> None:
     first = write_collective_table(tmp_path / "first.csv")
     second = write_collective_table(tmp_path / "second.csv", factor=3.0)
-    alone, _ = calibrate.fit_collectives([first], LINK)
-    both, records = calibrate.fit_collectives([first, second], LINK)
+    alone, _, _ = calibrate.fit_collectives([first], LINK)
+    both, records, _ = calibrate.fit_collectives([first, second], LINK)
     assert both == alone
     assert records["collectives.all_reduce"].note.startswith("octaves weigh the same; 63 rows contradict")
 
@@ -169,7 +170,9 @@ def test_calibrate_writes_a_file_that_the_catalogue_finds_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = a100_gpu().fit["gemm"]
-    monkeypatch.setattr(calibrate, "fit_gemm", lambda *_args, **_options: (a100_gpu().gemm, record))
+    monkeypatch.setattr(
+        calibrate, "fit_gemm", lambda *_args, **_options: (a100_gpu().gemm, record, Account())
+    )
     out = tmp_path / "mine.yaml"
     assert calibrate.calibrate_gemm(tmp_path / "gemm.csv", "a100-sxm4-80gb", out) == f"Calibration: {out}"
     assert yaml.safe_load(out.read_text())["name"] == "mine"
@@ -181,7 +184,9 @@ def test_a_device_without_calibration_gets_a_whole_one_that_says_what_is_assumed
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     record = a100_gpu().fit["gemm"]
-    monkeypatch.setattr(calibrate, "fit_gemm", lambda *_args, **_options: (a100_gpu().gemm, record))
+    monkeypatch.setattr(
+        calibrate, "fit_gemm", lambda *_args, **_options: (a100_gpu().gemm, record, Account())
+    )
     calibration = calibrate.gpu_calibration(tmp_path / "gemm.csv", DEVICE)
     assert calibration.name == "some-gpu"
     assert {"memory", "sustained_fraction"} <= set(calibration.assumed)

@@ -12,12 +12,14 @@ from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.errors import InputError
 from perfsim.graph import Kind, Work
+from perfsim.numerics.execution.faults import Fault
+from perfsim.report.proof import proof_lines
 from perfsim.strategies import STRATEGIES
 from perfsim.strategies.schedules import SCHEDULES
 from perfsim.study.proving.catalogue import catalogue_cases
 from perfsim.study.proving.mutations import _with_work
-from perfsim.study.proving.proof import prove_plan, subject_of
-from perfsim.study.proving.prove import Request, plan_of_case, plans_of, prove_all
+from perfsim.study.proving.proof import Proof, finite, prove_plan, subject_of
+from perfsim.study.proving.prove import ProofResult, Request, plan_of_case, plans_of, prove_all
 
 CASES = catalogue_cases()
 MODEL = "gpt3_20b"
@@ -103,6 +105,22 @@ def test_an_operation_that_nobody_knows_is_named_with_those_that_are_known() -> 
     assert "knows no operation 'strange.forward'; known: embedding.forward" in str(fault)
 
 
+def test_an_error_is_a_number_only_where_something_was_compared() -> None:
+    assert finite(None) is None
+    assert finite(float("inf")) is None
+    assert finite(0.0) == 0.0
+    proofs = (Proof("3d", "dp2", 2, 1, 0, 0, 0, None, (Fault("refused", "a", "b", "c"),)),)
+    answer = ProofResult("m", 1, proofs).as_dict()
+    assert answer["max_relative_error"] is None
+    assert answer["strategies"]["3d"]["max_relative_error"] is None
+    assert "1 of 1 layout WRONG" in " ".join(proof_lines(answer))
+
+
+def test_counts_of_one_are_singular() -> None:
+    lines = proof_lines(prove_all(Request(MODEL, layout="dp=2", orders=1)).as_dict())
+    assert "in 1 random order and" in " ".join(lines)
+
+
 # ----------------------------------------------------------------------------------------- CLI
 def test_the_document_has_what_was_promised() -> None:
     run = CliRunner().invoke(main, ["prove", MODEL, "--layout", "dp=2,zero=1", "--orders", "1", "--json"])
@@ -131,6 +149,13 @@ def test_the_table_ends_in_a_sentence() -> None:
         ([MODEL, "--strategy", "dta"], "did you mean 'data'"),
         ([MODEL, "--layout", "tp=3,zero=3,pp=2"], "pipeline must be 1"),
         ([MODEL, "--strategy", "weight-streaming", "--layout", "dp=2,tp=2"], "data parallel only"),
+        ([MODEL, "--devices", "3", "--batch", "7"], "--devices and --batch are for a --layout"),
+        (["studies/gpt3_20b.yaml", "--batch", "7"], "--batch is for a --layout"),
+        ([MODEL, "--every", "7"], "--every is of --mutations"),
+        ([MODEL, "--mutations", "x.md", "--seed", "7"], "--orders and --seed are of proofs"),
+        ([MODEL, "--mutations", "nowhere/x.md"], "there is no folder nowhere"),
+        (["csx_scaling"], "csx_scaling is a sweep, and sweeps are not supported"),
+        (["studies/csx_scaling.yaml"], "is a sweep, and sweeps are not supported"),
     ],
 )
 def test_bad_questions_are_refused_in_words(arguments: list[str], said: str) -> None:
