@@ -70,3 +70,10 @@ def test_the_step_is_told_part_by_part_the_longest_first(answer: dict[str, Any])
 def test_memory_of_a_wafer_is_told_in_the_unit_of_its_data_sheet(answer: dict[str, Any]) -> None:
     text = "\n".join(point_lines({**answer, "peak_memory_bytes": 38.64e9, "memory_capacity_bytes": 40e9}))
     assert "38.6 GB a device" in text
+
+
+def test_a_streamed_step_says_why_its_two_accounts_differ(answer: dict[str, Any]) -> None:
+    answer["why"]["streaming_roof"] = {"tokens": 1.0}
+    (line,) = (line for line in point_lines(answer) if "where the step goes:" in line)
+    assert "why gives the wait between two steps to the update" in line
+    assert any(line.startswith("  idle ") for line in point_lines(answer))
