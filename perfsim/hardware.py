@@ -78,6 +78,15 @@ class LinkSpec(CatalogSpec):
     """How collectives behave on this link, where that was measured."""
 
 
+class InNetworkSpec(Spec):
+    """Switches that sum in passing (SHARP): an all-reduce crosses each device's link once each way."""
+
+    bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
+    """Message over time of a long all-reduce. What nccl-tests calls bus bandwidth is 2 (n - 1) / n of it."""
+    latency: Seconds
+    """Before the first byte, the library's start-up; across nodes the hops of the tree come on top."""
+
+
 class NodeSpec(Spec):
     """A server: devices behind one switch, and NICs that all devices share equally."""
 
@@ -88,6 +97,9 @@ class NodeSpec(Spec):
     nic: LinkSpec
     devices_share_nics: bool = False
     """Several devices stand beside one NIC, though `nics` counts a share of it for each device."""
+
+    in_network: InNetworkSpec | None = None
+    """Of all-reduces inside the node (NVLink SHARP); None: the devices alone sum."""
 
     @property
     def has_shared_nics(self) -> bool:
@@ -106,6 +118,8 @@ class FatTreeSpec(Spec):
     nodes_per_leaf: Devices
     oversubscription: Annotated[float, Field(ge=1.0)] = 1.0
     switch_latency: Seconds
+    in_network: InNetworkSpec | None = None
+    """Of all-reduces across nodes (InfiniBand SHARP); None: the devices alone sum."""
 
 
 class GpuClusterSpec(CatalogSpec):

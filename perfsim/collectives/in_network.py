@@ -1,6 +1,7 @@
 """Broadcast and reduction by the network itself: a tree of switches that copy or add in passing.
 
-This is SwarmX: one source (MemoryX), switches with `fan_out` children, `leaves` systems. Switches
+This is SwarmX: one source (MemoryX), switches with `fan_out` children, `leaves` systems; on GPU clusters
+it is SHARP, an all-reduce without a source (`all_reduce_s`). Switches
 work at line rate and forward chunk by chunk, so the message is serialised once and each level of
 switches adds one hop and one chunk:
 
@@ -46,6 +47,17 @@ def time_s(
     message: NDArray[np.float64] = np.asarray(n_bytes, dtype=float)
     chunk_s: NDArray[np.float64] = np.minimum(chunk_bytes, message) / bytes_per_s
     return message / bytes_per_s + depth(leaves, fan_out) * (hop_latency_s + chunk_s)
+
+
+def all_reduce_s(
+    n_bytes: ArrayLike, leaves: int, fan_out: int, bytes_per_s: float, hop_latency_s: float
+) -> NDArray[np.float64]:
+    """Seconds of a sum up the tree and its broadcast down, which run at once on links both ways.
+
+    Chunks are packets, too short to count: bytes/bandwidth + 2 depth hop.
+    """
+    up: NDArray[np.float64] = time_s(n_bytes, leaves, fan_out, bytes_per_s, hop_latency_s, 0.0)
+    return up + depth(leaves, fan_out) * hop_latency_s
 
 
 def steps(

@@ -12,6 +12,9 @@ to a NIC (`partial_node_bytes_per_s`); with a NIC a device nothing is crossed. S
 and down a double tree instead. Latency counts steps inside and across nodes apart. The form is that of
 NCCL's own tuning model (src/graph/tuning.cc). A link without a calibration falls back to its
 datasheet: one line.
+
+Where a system names switches that sum in passing (`in_network`, SHARP), an all-reduce takes them if that
+is faster, at no more than the links and NICs carry one way.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfsim.calibration import CollectiveOp, NetworkConstants, NetworkProtocol, ProtocolSegment
-from perfsim.collectives import ring, tree
+from perfsim.collectives import in_network, ring, tree
 from perfsim.collectives.group import Group
-from perfsim.hardware import LinkSpec, NodeSpec
+from perfsim.hardware import FatTreeSpec, InNetworkSpec, LinkSpec, NodeSpec
 
 Array = NDArray[np.float64]
 
@@ -53,15 +56,22 @@ class CollectiveModel:
     devices_per_node: int
     shared_nics: bool = False
 
+    inside_switches: InNetworkSpec | None = None
+    """Sums all-reduces inside a node where it is faster (NVLink SHARP)."""
+    fabric: FatTreeSpec | None = None
+    """Its switches may sum all-reduces across nodes (InfiniBand SHARP)."""
+
     @classmethod
-    def of_node(cls, node: NodeSpec) -> CollectiveModel:
-        """The model of a node's links."""
+    def of_node(cls, node: NodeSpec, fabric: FatTreeSpec | None = None) -> CollectiveModel:
+        """The model of a node's links, under switches that may sum."""
         return cls(
             node.scale_up,
             node.nic,
             node.inter_node_bytes_per_s / node.devices,
             node.devices,
             node.has_shared_nics,
+            node.in_network,
+            fabric,
         )
 
     @overload
@@ -79,6 +89,8 @@ class CollectiveModel:
             seconds = np.zeros(size.shape)
         else:
             busy = self._inside(op, size, group.size) if group.nodes == 1 else self._across(op, size, group)
+            if op == "all_reduce":
+                busy = np.minimum(busy, self._in_network(size, group))
             seconds = np.where(size > 0, busy, 0.0)
         return float(seconds) if size.ndim == 0 else seconds
 
@@ -110,6 +122,21 @@ class CollectiveModel:
     def _inside(self, op: CollectiveOp, n_bytes: Array, size: int) -> Array:
         lines = [_line_s(segment, op, n_bytes, size) for segment in self._segments(op)]
         return np.asarray(np.min(lines, axis=0))
+
+    def _in_network(self, n_bytes: Array, group: Group) -> Array:
+        """An all-reduce summed by switches, which each link passes once each way; inf without any."""
+        if group.nodes == 1:
+            spec, leaves, fan_out = self.inside_switches, group.size, group.size
+            hop_s, most = 0.0, self.scale_up.bandwidth
+        else:
+            spec = None if self.fabric is None else self.fabric.in_network
+            leaves, fan_out = group.nodes, 2 if self.fabric is None else max(2, self.fabric.nodes_per_leaf)
+            hop_s = self.nic.latency + (0.0 if self.fabric is None else self.fabric.switch_latency)
+            most = group.ranks_per_node * self._nic_bytes_per_s
+        if spec is None:
+            return np.full(n_bytes.shape, np.inf)
+        rate = min(spec.bandwidth, most)
+        return spec.latency + in_network.all_reduce_s(n_bytes, leaves, fan_out, rate, hop_s)
 
     def _across(self, op: CollectiveOp, n_bytes: Array, group: Group) -> Array:
         if op == "send_recv":

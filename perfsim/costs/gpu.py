@@ -103,7 +103,7 @@ class GpuCosts(GpuKernels):
             raise GraphError(f"{system.name} is not a GPU cluster")
         super().__init__(system, recipe)
         self.topology = topology
-        self.collectives = CollectiveModel.of_node(system.node)
+        self.collectives = CollectiveModel.of_node(system.node, system.fabric)
         self._works: dict[Work, float] = {}
 
     def duration_s(self, work: Work) -> float:

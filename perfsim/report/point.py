@@ -41,6 +41,7 @@ def perturbed_lines(disturbed: Mapping[str, Any], step_s: float) -> list[str]:
 def point_lines(answer: Mapping[str, Any]) -> list[str]:
     """The metrics of one point and where its step goes."""
     step_s = answer["step_time_s"]
+    streams = answer["why"].get("streaming_roof") is not None
     lines = [
         f"{answer['model']} on {answer['num_devices']} x {answer['system']}, {answer['strategy']}",
         f"  batch         {answer['global_batch_size']} sequences",
@@ -48,7 +49,7 @@ def point_lines(answer: Mapping[str, Any]) -> list[str]:
         f"  step          {duration(step_s)}",
         f"  tokens/s      {answer['tokens_per_s']:,.0f}",
         f"  MFU / HFU     {percent(answer['mfu'])} / {percent(answer['hfu'])} of peak",
-        f"  bubble        {percent(answer['bubble_fraction'])} of the step",
+        f"  {'idle' if streams else 'bubble':12s}  {percent(answer['bubble_fraction'])} of the step",
         f"  exposed comm  {percent(answer['exposed_communication_fraction'])} of the step",
         f"  peak memory   {answer['peak_memory_bytes'] / 2**30:.1f} GiB a device",
     ]
@@ -60,7 +61,8 @@ def point_lines(answer: Mapping[str, Any]) -> list[str]:
         lines.append(f"  verified      {sampling_line(answer['sampling'])}")
     for note in answer.get("notes", ()):
         lines += textwrap.wrap(note, 100, initial_indent="  note          ", subsequent_indent=" " * 16)
-    lines.append("  where the step goes:")
+    told = " (by what is waited for last; why gives the wait between two steps to the update)"
+    lines.append(f"  where the step goes:{told if streams else ''}")
     parts = sorted(answer["step_breakdown_s"].items(), key=lambda item: -item[1])
     lines += [
         f"    {human(name):28s} {duration(s):>10s}  {percent(s / step_s)}" for name, s in parts if s > 0

@@ -95,12 +95,15 @@ class _Estimate:
         """A block's computation beside its weights, what comes `behind` them, and what else runs meanwhile.
 
         Weights come at the pace of links and flash, and into one of 1 + prefetch_depth slots, which each
-        is taken from the sending of a block to the end of its computation.
+        is taken from the sending of a block to the end of its computation; a block's chunks overlap.
         """
         load = self.duration(works.load)
         pace = max(load, self.seconds(works.stage)) / self.at_once + behind
         slots = 1 + wafer_system(self.plan).streaming.prefetch_depth
         taken = (load + self.duration(works.broadcast) + compute_s) / slots
+        if slots == 1:  # all chunks but the first come beside the computation of those before
+            late = min(load, compute_s) * (1 - 1 / self.plan.layout.stream_chunks)
+            taken -= late
         return max(compute_s, pace, taken, *beside_s, 0.0)
 
     def bubble_s(self) -> float:

@@ -34,6 +34,8 @@ from perfsim.topology import Topology
 from perfsim.workload import Job, ParallelLayout
 
 RECOMPUTE_GROUPS = (0, 1, 2, 4)
+STREAM_CHUNKS = 16
+"""Pieces of a layer where it streams in chunks and nobody says in how many."""
 MOST_CHUNKS = 4096
 """Pieces of a layer: past this a chunk of a published model is smaller than what a tree node forwards."""
 
@@ -55,7 +57,7 @@ class WeightStreaming:
         if not isinstance(system, WaferClusterSpec):
             return
         per_system = -(-job.global_batch_size // topology.num_devices)
-        base = ParallelLayout(data=topology.num_devices)
+        base = ParallelLayout(data=topology.num_devices, stream_chunks=needed_chunks(system))
         largest = {group: largest_micro_batch(job, system, per_system, group) for group in RECOMPUTE_GROUPS}
         widest = even_micro_batch(per_system, max(largest.values())) if any(largest.values()) else 0
         for group, size in largest.items():
@@ -120,9 +122,20 @@ class WeightStreaming:
             if calibration.name != system.device.name:
                 yield f"no measurement of {system.device.name}: efficiencies of {calibration.name}"
         yield Store(job, system).note
+        if layout.stream_chunks < needed_chunks(system):
+            yield (
+                "a layer's weights are waited for as a whole, though they are used as they arrive; without "
+                "prefetch that is too slow: stream_chunks or --detail chunk shows what overlaps"
+            )
+        elif needed_chunks(system) > 1:
+            yield f"no prefetch: layers are streamed and used in {layout.stream_chunks} chunks"
         if job.recipe.weight_sparsity:
             share = 100 * job.recipe.weight_sparsity
-            yield f"{share:.4g} % of the layers' weights are zero; MFU counts the FLOPs of the dense model"
+            yield (
+                f"{share:.4g} % of the layers' weights are zero: MFU counts the FLOPs of those kept, HFU "
+                "what is executed; whether as many tokens reach the target as for the dense model is "
+                "assumed, and known for few models"
+            )
 
     def emit(self, plan: Plan, builder: GraphBuilder) -> None:
         """Write two steps; the second is the steady state."""
@@ -132,6 +145,15 @@ class WeightStreaming:
     def estimate_s(self, plan: Plan, duration: Duration) -> float:
         """Sum over blocks of the larger of compute and stream, and the bubble between two steps."""
         return estimate_s(plan, duration)
+
+
+def needed_chunks(system: WaferClusterSpec) -> int:
+    """Pieces of a layer without which the step would be wrong: one where the next layer is prefetched.
+
+    Without prefetch only the chunks of a layer overlap with its own computation, if it is not held whole.
+    """
+    whole = system.streaming.prefetch_depth > 0 or system.streaming.weights_held == "layer"
+    return 1 if whole else STREAM_CHUNKS
 
 
 def _overflow(use: MemoryUse) -> str:

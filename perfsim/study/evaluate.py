@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.price import Costs, price
@@ -11,7 +13,7 @@ from perfsim.costs.streamed_gpu import StreamedGpuCosts
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import FailedRun
-from perfsim.graph import GraphBuilder, TaskGraph
+from perfsim.graph import GraphBuilder, Kind, TaskGraph, Work
 from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.zero import SHARDED
@@ -19,7 +21,7 @@ from perfsim.study.written import written_out
 from perfsim.topology import Topology
 from perfsim.trace import Trace
 from perfsim.transformer import hardware_flop_per_step, model_flop_per_step, recompute_flop_per_step
-from perfsim.workload import TrainingRecipe
+from perfsim.workload import Job, TrainingRecipe
 
 COMMUNICATION = "_communication"
 EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update", "input", "spill")
@@ -74,7 +76,7 @@ class Evaluation:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs over what all devices could do in the step; recompute not counted."""
+        """Model FLOPs over what all devices could do in the step; recompute and zeros not counted."""
         return self.model_flop / (self.step_time_s * self.peak_flop_per_s)
 
     @property
@@ -148,13 +150,40 @@ def evaluate(
         graph=graph,
         trace=trace,
         breakdown_s=trace.mean_breakdown(),
-        model_flop=model_flop_per_step(job),
+        model_flop=kept_share(graph, costs, job, needed=True) * model_flop_per_step(job),
         recompute_flop=_recompute_flop(plan),
-        hardware_flop=hardware_flop_per_step(job, plan.layout.recompute),
+        hardware_flop=kept_share(graph, costs, job) * hardware_flop_per_step(job, plan.layout.recompute),
         peak_flop_per_s=plan.topology.num_devices * plan.system.device.peak[job.recipe.precision],
         costs=costs,
         cluster=cluster,
     )
+
+
+def kept_share(graph: TaskGraph, costs: Costs, job: Job, *, needed: bool = False) -> float:
+    """Share of a dense step's FLOPs that a sparse model asks for (`needed`), or that are executed.
+
+    Needed are those of weights that are not zero; executed also those of zeros that a wafer does not skip.
+    """
+    if not job.recipe.weight_sparsity:
+        return 1.0
+    if needed:
+        zeros = job.recipe.weight_sparsity
+    else:
+        zeros = costs.zeros_saved if isinstance(costs, WaferCosts) else 0.0
+    counted = [
+        work.kind is Kind.COMP and not (needed and work.category == "recompute") for work in graph.works
+    ]
+    flop = np.array([work.flop for work in graph.works]) * counted
+    streamed = flop * np.array([sparse_share(work) for work in graph.works])
+    return 1.0 - zeros * float(streamed[graph.work].sum()) / float(flop[graph.work].sum())
+
+
+def sparse_share(work: Work) -> float:
+    """Share of a class of work's FLOPs that multiply by the sparse matrices of layers."""
+    if not work.op.startswith("layer.") or not work.flop:
+        return 0.0
+    matrices = sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
+    return matrices / sum(kernel.flop for kernel in work.kernels)
 
 
 def _recompute_flop(plan: Plan) -> float:

@@ -15,7 +15,7 @@ from perfsim.strategies import Plan
 from perfsim.study.batches import BatchChoice
 from perfsim.study.cluster import cluster_note
 from perfsim.study.evaluate import Evaluation, Perturbed
-from perfsim.study.published.reached import above_all_published
+from perfsim.study.published.reached import above_all_published, fewer_than_published
 from perfsim.study.remarks import edge_remark
 from perfsim.study.result import BatchPoint, CandidateResult, MemoryBar, TimelineBar, Why
 from perfsim.study.why import why
@@ -49,7 +49,7 @@ def layout_fields(plan: Plan) -> dict[str, Any]:
     }
 
 
-def metrics(evaluation: Evaluation) -> dict[str, Any]:
+def metrics(evaluation: Evaluation, explained: Why | None = None) -> dict[str, Any]:
     """What one point answers with, by the names of the JSON interface."""
     plan = evaluation.plan
     return {
@@ -66,7 +66,7 @@ def metrics(evaluation: Evaluation) -> dict[str, Any]:
         "exposed_communication_fraction": evaluation.exposed_communication_fraction,
         "peak_memory_bytes": plan.peak_memory_bytes,
         "step_breakdown_s": dict(evaluation.breakdown_s),
-        "why": asdict(why_of(evaluation)),
+        "why": asdict(explained or why_of(evaluation)),
         "cluster_calibration": _scale(evaluation.cluster),
         "perturbed": _perturbed(evaluation.perturbed),
     }
@@ -111,9 +111,11 @@ def candidate_result(
     evaluation: Evaluation, choice: BatchChoice, curve: Sequence[BatchChoice], tried: Sequence[int] = ()
 ) -> CandidateResult:
     """A candidate at its best batch, the best of those `tried`."""
+    explained = why_of(evaluation)
+    few = fewer_than_published(evaluation.plan, explained.fixed_s)
     edge = edge_remark(tried, evaluation.plan.job.global_batch_size)
     return CandidateResult(
-        **{**metrics(evaluation), "why": why_of(evaluation)},
+        **{**metrics(evaluation, explained), "why": explained},
         steps=choice.answer.steps,
         time_to_accuracy_s=choice.answer.time_s,
         time_to_accuracy_band_s=choice.answer.band_s,
@@ -127,7 +129,7 @@ def candidate_result(
         notes=(
             *evaluation.plan.notes,
             choice.answer.regime_text,
-            *filter(None, [edge, above_all_published(evaluation.plan, evaluation.mfu)]),
+            *filter(None, [edge, few, above_all_published(evaluation.plan, evaluation.mfu)]),
             *([cluster_note(evaluation.cluster)] if evaluation.cluster else []),
         ),
         batch_at_edge=edge,

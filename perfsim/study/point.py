@@ -12,6 +12,7 @@ from perfsim.errors import InputError, LayoutError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.strategies import Strategy, strategy
 from perfsim.strategies.schedules import least_chunks
+from perfsim.strategies.weight_streaming import STREAM_CHUNKS
 from perfsim.study.cluster import check_device, cluster_named
 from perfsim.study.evaluate import Evaluation, costs_for, evaluate
 from perfsim.study.expansion import expanded
@@ -19,7 +20,7 @@ from perfsim.study.outcome import metrics
 from perfsim.study.perturbation import perturbed
 from perfsim.study.perturbation_spec import parse_perturbations
 from perfsim.study.planner import best_plan
-from perfsim.study.published.reached import above_all_published
+from perfsim.study.published.reached import above_all_published, fewer_than_published
 from perfsim.study.remarks import defaults_remark
 from perfsim.topology import build_topology
 from perfsim.workload import Job, ParallelLayout
@@ -34,8 +35,6 @@ SHORT_NAMES = {
     "zero": "zero_stage",
 }
 Detail = Literal["layer", "chunk"]
-STREAM_CHUNKS = 16
-"""Pieces of a layer at chunk level, where the layout does not say."""
 DEFAULT_BATCH_PER_DEVICE = 8
 """Sequences a device and step where the question gives no batch."""
 
@@ -87,9 +86,11 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
         evaluation = expanded(evaluation, point.expand)
     if disturbed is not None:
         evaluation = perturbed(evaluation, disturbed)
-    remarks = filter(None, [unnamed, above_all_published(evaluation.plan, evaluation.mfu)])
+    answer = metrics(evaluation)
+    few = fewer_than_published(evaluation.plan, answer["why"]["fixed_s"])
+    remarks = filter(None, [unnamed, few, above_all_published(evaluation.plan, evaluation.mfu)])
     notes = [*evaluation.plan.notes, *remarks]
-    return {"model": job.model.name, **metrics(evaluation), "notes": notes}, evaluation
+    return {"model": job.model.name, **answer, "notes": notes}, evaluation
 
 
 def strategy_for(name: str, system: SystemSpec) -> Strategy:

@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+from perfsim.calibration import WaferCalibration
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.strategies import Plan
 from perfsim.study.published.accuracy import KINDS
@@ -22,6 +23,11 @@ from perfsim.transformer import model_flop_per_step
 RECORD = "reached.json"
 MARGIN = 1.05
 """A plan above the best run by less than about the median error of predictions is not above it."""
+FAR_FEWER = 2
+"""A wafer with fewer than one in so many of the sequences of every log is far from all of them."""
+LAYER_FIXED_S = 0.0055
+"""Of a layer and step, forward and backward. assumed: a fit of the same logs with a constant for each layer
+where we have the movement over the mesh (which grows with the layer); only for the remark."""
 LIKE_SCALE = 4
 """A run speaks for plans of at most so many times its devices."""
 
@@ -34,6 +40,8 @@ class Reached(NamedTuple):
     attention: str
     num_devices: int
     mfu: float
+    sequences: float = 0.0
+    """Of a step on one device."""
 
 
 def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
@@ -45,9 +53,9 @@ def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
         job, device = case_job(case, catalog), case_system(case, catalog).device
         peak = case.system.num_devices * device.peak[job.recipe.precision]
         mfu = model_flop_per_step(job) / (case.measured.step_time_s * peak)
-        rows.append(
-            Reached(case.id, device.name, case.training.attention, case.system.num_devices, round(mfu, 4))
-        )
+        count = case.system.num_devices
+        sequences = round(job.global_batch_size / count, 2)
+        rows.append(Reached(case.id, device.name, case.training.attention, count, round(mfu, 4), sequences))
     return sorted(rows, key=lambda row: (-row.mfu, row.id))
 
 
@@ -75,6 +83,27 @@ def recorded() -> tuple[Reached, ...]:
     """The record."""
     text = files("perfsim.study.published").joinpath(RECORD).read_text(encoding="utf-8")
     return tuple(Reached(*row) for row in json.loads(text))
+
+
+def fewer_than_published(plan: Plan, fixed_s: float) -> str:
+    """A remark where a wafer has far fewer sequences than any published log; empty elsewhere.
+
+    The logs cannot tell a time that a layer takes whatever its tokens from a lower efficiency. `fixed_s` is
+    what the mesh takes of a step; `LAYER_FIXED_S` is another reading of the same logs.
+    """
+    calibration = plan.system.device.calibration
+    own = [row.sequences for row in recorded() if row.device == getattr(calibration, "name", "")]
+    per_system = plan.job.global_batch_size / plan.topology.num_devices
+    if not isinstance(calibration, WaferCalibration) or not own or per_system * FAR_FEWER >= min(own):
+        return ""
+    layers = plan.job.model.num_layers
+    more_s = max(0.0, LAYER_FIXED_S * layers - fixed_s)
+    return (
+        f"{per_system:,.3g} sequences a system: no published log here has fewer than {min(own):,.0f}, so "
+        f"what a layer takes whatever its tokens is unknown; {1e3 * fixed_s / layers:.2g} ms a step are "
+        f"counted, and with {1e3 * LAYER_FIXED_S:.2g} ms, as another fit of the logs has it, a step takes "
+        f"up to {more_s:.2g} s longer"
+    )
 
 
 def above_all_published(plan: Plan, mfu: float) -> str:

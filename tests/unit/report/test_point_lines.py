@@ -64,3 +64,10 @@ def test_the_step_is_told_part_by_part_the_longest_first(answer: dict[str, Any])
         ["forward", "150", "ms", "30.0", "%"],
         ["data", "communication", "50.0", "ms", "10.0", "%"],
     ], "a part that takes no time is left out"
+
+
+def test_a_streamed_step_says_why_its_two_accounts_differ(answer: dict[str, Any]) -> None:
+    answer["why"]["streaming_roof"] = {"tokens": 1.0}
+    (line,) = (line for line in point_lines(answer) if "where the step goes:" in line)
+    assert "why gives the wait between two steps to the update" in line
+    assert any(line.startswith("  idle ") for line in point_lines(answer))

@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
@@ -163,3 +164,20 @@ def test_the_plan_says_which_policy_it_follows(toys: ModuleType) -> None:
         "wafer memory policy: resident, split in 2 micro-batches",
         "MemoryX holds 1.02 GB of weights in DRAM and 8.16 GB of optimizer state in DRAM",
     )
+
+
+@pytest.mark.parametrize(
+    ("depth", "held", "chunks"), [(1, "chunk", 1), (0, "chunk", 16), (0, "layer", 1), (2, "layer", 1)]
+)
+def test_without_prefetch_weights_that_are_used_as_they_arrive_are_planned_in_chunks(
+    toys: ModuleType, depth: int, held: str, chunks: int
+) -> None:
+    """A layer's weights would come before its computation as a whole, which only holding them does."""
+    changes = {"streaming.prefetch_depth": depth, "streaming.weights_held": held}
+    system = default_catalog().override(toys.wafer_cluster(), changes)
+    listed = strategy("weight-streaming").layouts(toys.job(8), toys.topology(1, system))
+    assert {layout.stream_chunks for layout in listed} == {chunks}
+    plan = toys.plan("weight-streaming", toys.job(8), ParallelLayout(stream_chunks=chunks), system)
+    assert any("chunks" in note for note in plan.notes) is (chunks > 1)
+    whole = toys.plan("weight-streaming", toys.job(8), ParallelLayout(), system)
+    assert any("--detail chunk" in note for note in whole.notes) is (chunks > 1)

@@ -87,6 +87,13 @@ def test_collective_fit_finds_the_lines_again(tmp_path: Path) -> None:
     assert send.bandwidth_bytes_per_s == segments["all_to_all"][-1].bandwidth_bytes_per_s
 
 
+def test_a_fit_accounts_for_every_constant_that_it_gives(tmp_path: Path) -> None:
+    table = write_collective_table(tmp_path / "nccl.csv")
+    calibration = calibrate.collective_calibration([table], LINK)
+    assert calibration.fit["collectives.all_reduce"].standard_errors
+    assert calibration.unaccounted() == []
+
+
 def test_the_first_table_wins_where_two_contradict(tmp_path: Path) -> None:
     first = write_collective_table(tmp_path / "first.csv")
     second = write_collective_table(tmp_path / "second.csv", factor=3.0)

@@ -9,7 +9,13 @@ import pytest
 from perfsim.strategies import Plan
 from perfsim.study.point import Point, answer_point
 from perfsim.study.published import reached
-from perfsim.study.published.reached import Reached, above_all_published, record_text, recorded
+from perfsim.study.published.reached import (
+    Reached,
+    above_all_published,
+    fewer_than_published,
+    record_text,
+    recorded,
+)
 from perfsim.study.published.validation import public_cases
 
 
@@ -56,3 +62,20 @@ def test_a_plan_above_all_runs_of_its_kind_is_called_optimistic(
     remark = above_all_published(plan, mfu)
     assert said in remark
     assert bool(remark) == bool(said)
+
+
+@pytest.mark.parametrize(("batch", "said"), [(4, True), (29, True), (30, False), (128, False)])
+def test_a_wafer_with_far_fewer_sequences_than_any_log_is_told_so(batch: int, said: bool) -> None:
+    """The logs have 60 sequences a system or more: there nothing tells a fixed time from efficiency."""
+    answer, run = answer_point(Point("cerebras_gpt_111m", "cs-2", 1, "weight-streaming", batch=batch))
+    notes = [note for note in answer["notes"] if "no published log here" in note]
+    assert bool(notes) == said
+    fixed_s = answer["why"]["fixed_s"]
+    assert (fewer_than_published(run.plan, fixed_s) != "") == said
+    if said:
+        more_s = 0.0055 * run.plan.job.model.num_layers - fixed_s
+        assert f"up to {more_s:.2g} s longer" in notes[0]
+
+
+def test_gpus_have_no_remark_on_sequences_a_system(plan: Plan) -> None:
+    assert fewer_than_published(plan, 0.0) == ""
