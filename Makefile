@@ -45,7 +45,7 @@ benchmarks: $(VENV)/.installed-dev ## Measure speed, write reports/benchmarks.md
 	@PERFSIM_BENCHMARKS=reports/benchmarks.md $(BIN)/python -m pytest -q -m benchmark tests/benchmarks
 
 mutations: $(VENV)/.installed ## Put faults into right schedules, write reports/mutations.md
-	@$(BIN)/perfsim prove $(STUDY) --mutations reports/mutations.md --every 10
+	@$(BIN)/perfsim prove $(STUDY) --mutations reports/mutations.md --every 43
 
 clean: ## Remove caches and builds
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .benchmarks
