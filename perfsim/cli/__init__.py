@@ -161,7 +161,7 @@ def _progress(*, quiet: bool) -> Any:
     "--batch",
     type=click.IntRange(1, MOST_SEQUENCES),
     default=None,
-    help="Sequences a step, all devices together.",
+    help="Sequences a step, all devices together; if absent the recipe's, else 8 a device.",
 )
 @click.option(
     "--batch-per-device",

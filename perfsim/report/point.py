@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from perfsim.report.text import duration, human, integer, layout_long, percent
+from perfsim.report.text import duration, human, integer, layout_long, memory, percent
 
 
 def sampling_line(sampled: Mapping[str, Any]) -> str:
@@ -38,6 +38,11 @@ def perturbed_lines(disturbed: Mapping[str, Any], step_s: float) -> list[str]:
     return lines
 
 
+def _peak(answer: Mapping[str, Any]) -> str:
+    """Peak memory in the unit in which the device's memory is stated, as in reports."""
+    return memory(answer["peak_memory_bytes"], answer["memory_capacity_bytes"])
+
+
 def point_lines(answer: Mapping[str, Any]) -> list[str]:
     """The metrics of one point and where its step goes."""
     step_s = answer["step_time_s"]
@@ -51,7 +56,7 @@ def point_lines(answer: Mapping[str, Any]) -> list[str]:
         f"  MFU / HFU     {percent(answer['mfu'])} / {percent(answer['hfu'])} of peak",
         f"  {'idle' if streams else 'bubble':12s}  {percent(answer['bubble_fraction'])} of the step",
         f"  exposed comm  {percent(answer['exposed_communication_fraction'])} of the step",
-        f"  peak memory   {answer['peak_memory_bytes'] / 2**30:.1f} GiB a device",
+        f"  peak memory   {_peak(answer)} a device",
     ]
     if answer.get("cluster_calibration"):
         lines.append(f"  scaled        {answer['cluster_calibration']['note']}")

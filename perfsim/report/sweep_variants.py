@@ -39,7 +39,7 @@ def speedup(series: Sequence[Series]) -> list[Section]:
         Section(
             "Speed-up",
             "Helps to see how many devices still do the work of as many. Tokens a second over those of the "
-            "smallest machine; dotted, the ideal. " + " ".join(_explained(scaled)),
+            "smallest machine; the broad pale line is the ideal. " + " ".join(_explained(scaled)),
             figure=scaling_curve(points, quantity="speed-up", unit="times", better="higher", linear=True),
             table=scaling_table(points, unit="times", better="higher"),
             alt=f"Speed-up against devices, beside the ideal. {alt}.",

@@ -87,10 +87,29 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
     if disturbed is not None:
         evaluation = perturbed(evaluation, disturbed)
     answer = metrics(evaluation)
-    few = fewer_than_published(evaluation.plan, answer["why"]["fixed_s"])
-    remarks = filter(None, [unnamed, few, above_all_published(evaluation.plan, evaluation.mfu)])
-    notes = [*evaluation.plan.notes, *remarks]
-    return {"model": job.model.name, **answer, "notes": notes}, evaluation
+    remarks = (
+        _batch_remark(point, recipe.batch_over(point.devices)),
+        unnamed,
+        fewer_than_published(evaluation.plan, answer["why"]["fixed_s"]),
+        above_all_published(evaluation.plan, evaluation.mfu),
+    )
+    notes = [*evaluation.plan.notes, *filter(None, remarks)]
+    fullest = max((use for use in evaluation.plan.memory if use.on_device), key=lambda use: use.total_bytes)
+    known = {"model": job.model.name, "memory_capacity_bytes": fullest.capacity_bytes}
+    return {**known, **answer, "notes": notes}, evaluation
+
+
+def _batch_remark(point: Point, of_recipe: int | None) -> str:
+    """Where the batch comes from if the question gave none; empty where it did."""
+    if point.batch is not None:
+        return ""
+    if of_recipe is not None:
+        return f"no batch was given: the recipe's {of_recipe:,} sequences were taken"
+    batch = DEFAULT_BATCH_PER_DEVICE * point.devices
+    return (
+        f"no batch was given: {DEFAULT_BATCH_PER_DEVICE} sequences a device were taken, {batch:,} in all; "
+        "another batch is another step (--batch, --batch-per-device)"
+    )
 
 
 def strategy_for(name: str, system: SystemSpec) -> Strategy:

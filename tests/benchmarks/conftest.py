@@ -18,8 +18,9 @@ ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
 HEAD = """# Speed
 
 Measured by `make benchmarks` ({test}) on {machine}.
-Times of simulations are processor time of one thread, the least of several runs; the machine had other
-work as well. Ratios are taken within one run, so they depend less on it. No test asserts any of this.
+Times are processor time, the least of several runs; the machine had other work as well. An aim is the
+most that a figure may be, unless it says `at least`. Ratios are taken within one run, so they depend less
+on other work. No test asserts any of this.
 
 | figure | measured | aim |
 |---|---|---|
@@ -32,7 +33,7 @@ class Figures:
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
 
-    def add(self, what: str, found: str, aim: str = "") -> None:
+    def add(self, what: str, found: str, aim: str) -> None:
         self.rows.append((what, found, aim))
 
 
@@ -46,21 +47,32 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """The table, and the file if one was asked for."""
     rows = [*config.stash.get(ROWS, []), *_timed(config)]
     for what, found, aim in rows:
-        terminalreporter.write_line(f"{what}: {found}" + (f" (aim: {aim})" if aim else ""))
+        terminalreporter.write_line(f"{what}: {found}" + f" (aim: {aim}{missed(found, aim)})")
     target = os.environ.get("PERFSIM_BENCHMARKS")
     if target and rows:
         head = HEAD.format(test="`pytest -m benchmark tests/benchmarks`", machine=_machine())
-        lines = [f"| {what} | {found} | {aim} |" for what, found, aim in rows]
+        lines = [f"| {what} | {found} | {aim}{missed(found, aim)} |" for what, found, aim in rows]
         Path(target).write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
 
 
+def missed(found: str, aim: str) -> str:
+    """` MISSED` where the first number of what was found is on the wrong side of the aim, in one unit."""
+    value, wanted = (
+        float(text.split()[0].replace(",", "")) for text in (found, aim.removeprefix("at least "))
+    )
+    return " **MISSED**" if (value < wanted if aim.startswith("at least") else value > wanted) else ""
+
+
 def _timed(config: pytest.Config) -> Iterator[Row]:
-    """What pytest-benchmark timed, with the rates that its tests note."""
+    """What pytest-benchmark timed: its processor time, or the rate that its test notes; beside it its aim."""
     session = getattr(config, "_benchmarksession", None)
     for each in session.benchmarks if session is not None else ():
-        notes = ", ".join(f"{name.replace('_', ' ')} {value:,.0f}" for name, value in each.extra_info.items())
-        name = each.name.removeprefix("test_").replace("_", " ")
-        yield name, f"{1e3 * each.stats.min:,.0f} ms" + (f"; {notes}" if notes else ""), ""
+        notes = dict(each.extra_info)
+        aim = str(notes.pop("aim"))
+        found = [f"{each.stats.min:,.2f} s", *(f"{name} {value:,.0f}" for name, value in notes.items())]
+        if "flows/s" in notes:
+            found = [f"{notes.pop('flows/s'):,.0f} flows/s", *found[:-1]]
+        yield each.name.removeprefix("test_").replace("_", " "), "; ".join(found), aim
 
 
 def _machine() -> str:

@@ -297,6 +297,7 @@ def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run) -> None:
     assert set(answer) == POINT | {
         "model",
         "hfu",
+        "memory_capacity_bytes",
         "step_breakdown_s",
         "cluster_calibration",
         "why",
@@ -315,6 +316,14 @@ def test_a_point_without_json_is_told_in_words(perfsim: Run) -> None:
     assert result.exit_code == 0
     assert result.stdout.startswith("gpt3_xl on 1 x cs-2, weight-streaming\n")
     assert "where the step goes:" in result.stdout
+
+
+def test_a_batch_that_nobody_gave_is_said(perfsim: Run) -> None:
+    silent = " ".join(perfsim(*WAFERS, "--devices", "2").stdout.split())
+    assert "batch 16 sequences" in silent
+    assert "no batch was given: 8 sequences a device were taken, 16 in all" in silent
+    assert "no batch was given" not in perfsim(*WAFERS, "--devices", "2", "--batch", "16").stdout
+    assert "else 8 a device" in " ".join(perfsim("run", "--help").stdout.split())
 
 
 def test_wafers_stream_in_chunks_where_that_is_asked(perfsim: Run) -> None:

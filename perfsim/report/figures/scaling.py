@@ -32,9 +32,10 @@ def scaling_curve(
     better: Literal["lower", "higher"] = "lower",
     linear: bool = False,
 ) -> go.Figure:
-    """One line per series, on logarithmic axes unless `linear`; dotted, the ideal from its first point.
+    """One line per series, and the ideal from its first point: dotted, or broad and pale where `linear`.
 
-    Ideal: a time falls as 1/devices (better="lower"), a rate rises with them (better="higher").
+    Axes are logarithmic unless `linear`. Ideal: a time falls as 1/devices (better="lower"), a rate rises
+    with them (better="higher").
     """
     traces: list[Any] = []
     for index, (name, own) in enumerate(_by_series(points).items()):

@@ -111,7 +111,7 @@ def _reach(changes: Changes) -> list[float]:
     values = [100.0 * (one.ratio - 1.0) for own in changes.values() for one in own[1:]]
     low, high = min([0.0, *values]), max([0.0, *values])
     room = 0.32 * max(high - low, 1.0)
-    return [low - (room if low < 0 else 0.0), high + 1.3 * room]
+    return [low - (room if low < 0 else 0.0), high + 1.7 * room]
 
 
 def _percent(one: Change) -> str:

@@ -25,6 +25,7 @@ def answer() -> dict[str, Any]:
         "bubble_fraction": 0.03,
         "exposed_communication_fraction": 0.125,
         "peak_memory_bytes": 40.0 * 2**30,
+        "memory_capacity_bytes": 80.0 * 2**30,
         "step_breakdown_s": {
             "forward": 0.15,
             "backward": 0.3,
@@ -64,6 +65,11 @@ def test_the_step_is_told_part_by_part_the_longest_first(answer: dict[str, Any])
         ["forward", "150", "ms", "30.0", "%"],
         ["data", "communication", "50.0", "ms", "10.0", "%"],
     ], "a part that takes no time is left out"
+
+
+def test_memory_of_a_wafer_is_told_in_the_unit_of_its_data_sheet(answer: dict[str, Any]) -> None:
+    text = "\n".join(point_lines({**answer, "peak_memory_bytes": 38.64e9, "memory_capacity_bytes": 40e9}))
+    assert "38.6 GB a device" in text
 
 
 def test_a_streamed_step_says_why_its_two_accounts_differ(answer: dict[str, Any]) -> None:
