@@ -50,6 +50,9 @@ class ThreeD:
         if not isinstance(system, GpuClusterSpec):
             raise InputError(f"strategy {self.name} runs on GPU clusters; {system.name} is a {system.kind}")
         if self.zero_stage is not None:
+            if layout.zero_stage not in (0, self.zero_stage):
+                said = f"strategy {self.name} shards at ZeRO stage {self.zero_stage}, not {layout.zero_stage}"
+                raise LayoutError([Problem(said, help="strategy 3d takes any stage")])
             layout = replace(layout, zero_stage=self.zero_stage)
         problems = layout_problems(job, topology, layout, self.name, self.free_degrees)
         if problems:

@@ -11,7 +11,7 @@ import pytest
 
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.errors import MemoryCapacityError
+from perfsim.errors import LayoutError, MemoryCapacityError
 from perfsim.graph import RankGroup, TaskGraph
 from perfsim.strategies import strategy
 from perfsim.strategies.stages import stage_memory, stages_of
@@ -282,3 +282,8 @@ def test_a_plan_that_nearly_fills_its_devices_says_so(toys: ModuleType, filled: 
     notes = strategy("3d").plan(toys.job(), topology, layout).notes
     expected = f"stage 0 fills {100 * filled:.0f} % of its memory, with 2 GiB assumed reserved"
     assert notes == ((expected,) if said else ())
+
+
+def test_a_strategy_of_one_zero_stage_refuses_another(toys: ModuleType) -> None:
+    with pytest.raises(LayoutError, match="strategy zero3 shards at ZeRO stage 3, not 1"):
+        toys.plan("zero3", toys.job(8), ParallelLayout(data=4, zero_stage=1))
