@@ -24,9 +24,9 @@ def constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption]
     for path, value in leaves(calibration.model_dump(exclude=set(_NOT_CONSTANTS))):
         group = _covering(path, calibration.fit)
         if group:
-            error = calibration.fit[group].standard_errors.get(path)
+            errors, name = calibration.fit[group].standard_errors, path.removeprefix(group).lstrip(".")
+            error = errors.get(path, errors.get(name))
             text = _text(path, value)
-            name = path.removeprefix(group).lstrip(".")
             fitted[group].append(_with_error(f"{name} {text}" if name else text, error))
             continue
         source, assumed = _covering(path, calibration.sources), _covering(path, calibration.assumed)
@@ -83,7 +83,11 @@ def _with_error(text: str, error: float | None) -> str:
 def _group_text(values: list[str], record: FitRecord) -> str:
     median, p90 = 100 * record.median_ape, 100 * record.p90_ape
     residual = f"median error {median:.1f} %, p90 {p90:.1f} %, {record.points} points"
-    unknown = "" if record.standard_errors else ", no standard errors"
+    errors = [100 * error for error in record.standard_errors.values()]
+    spread = (
+        f", standard errors {min(errors):.1f} to {max(errors):.1f} %" if len(values) > 1 and errors else ""
+    )
+    unknown = spread if errors else ", no standard errors"
     return f"{', '.join(values)}; {residual}{unknown}" if values else residual
 
 

@@ -90,7 +90,8 @@ def test_a_group_of_constants_names_each_of_them(found: tuple[Assumption, ...]) 
     assert re.search(r"r1\.7 0\.\d+ \(standard error [\d.]+ %\), r1\.8 0\.", releases)
     gemm = constant(found, "a100-sxm4", "gemm").value
     assert "[shape 256, 128; efficiency 0." in gemm
-    assert "no standard errors" in gemm
+    assert re.search(r"split_traffic 0\.\d+ \(standard error [\d.]+ %\)", gemm)
+    assert re.search(r"standard errors [\d.]+ to [\d.]+ %$", gemm)
 
 
 def test_a_constant_that_no_fit_gave_names_its_source_or_why_it_is_assumed(
