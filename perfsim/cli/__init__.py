@@ -94,7 +94,7 @@ def main() -> None:
 @limits
 def study(study: str, compare: str, verify: str | None, out: Path | None, as_json: bool) -> None:
     """Answer a STUDY: a name of the catalogue, or a YAML file; one with a grid or variants as a sweep."""
-    from perfsim.study.sweeping.sweep import is_sweep
+    from perfsim.sweep.runner import is_sweep
 
     names = [name.strip() for name in compare.split(",") if name.strip()]
     if is_sweep(study):
@@ -102,11 +102,12 @@ def study(study: str, compare: str, verify: str | None, out: Path | None, as_jso
             raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
         _answer_sweep(study, out, as_json=as_json, only=names)
         return
+    from perfsim.prediction.verification import must_be_right
     from perfsim.report.page import write_report
-    from perfsim.report.summary import summary_dict, summary_text, write_summary
+    from perfsim.report.study.summary import summary_dict, summary_text, write_summary
     from perfsim.report.tables import terminal_table
     from perfsim.study.runner import load_study, run_study
-    from perfsim.study.sampling import must_be_right, with_verify
+    from perfsim.study.spec import with_verify
 
     spec = load_study(study)
     run = run_study(with_verify(spec, verify), names, _progress(quiet=as_json))
@@ -212,8 +213,8 @@ def run(
 ) -> None:
     """Predict one step of one model on one system."""
     from perfsim.interop.chrome import write_chrome_trace
-    from perfsim.study.point import Point, answer_point
-    from perfsim.study.sampling import must_be_right, verified
+    from perfsim.prediction.question import Point, answer_point
+    from perfsim.prediction.verification import must_be_right, verified
 
     if batch_per_device is not None:
         if batch is not None:
@@ -257,8 +258,9 @@ def validate(
     files: tuple[Path, ...], as_json: bool, worst: int, record: bool, page: Path | None, leave_out: bool
 ) -> None:
     """Predict published runs (FILES, or the public cases) and print the errors beside a baseline."""
-    from perfsim.report.validation_table import validation_lines
-    from perfsim.study.published.validation import public_cases, validate_file
+    from perfsim.published.plans import public_cases
+    from perfsim.report.validation.terminal import validation_lines
+    from perfsim.validation.validate import validate_file
 
     if leave_out and page is None and not files:
         raise click.UsageError(_NEEDS_PAGE)
@@ -272,9 +274,9 @@ def validate(
     if page is not None:
         _write_accuracy(paths, results, page, leaves_out=leave_out)
     if record:
-        from perfsim.study.published.accuracy import write_record
-        from perfsim.study.published.held_out import held_out
-        from perfsim.study.published.reached import write_reached
+        from perfsim.validation.held_out import held_out
+        from perfsim.validation.record_accuracy import write_record
+        from perfsim.validation.record_reached import write_reached
 
         steps = [each["kind"] == "step_time" for each in results]
         scores = {path.name: held_out(path) for path, of_steps in zip(paths, steps, strict=True) if of_steps}
@@ -293,7 +295,7 @@ _NEEDS_PAGE = "--leave-out of families of GPU runs is for the page: give --page 
 
 def _leave_releases_out(paths: Sequence[Path], results: Sequence[dict[str, Any]], page: Path | None) -> None:
     """Add to the result of each file of wafer logs what a fit without each release predicts."""
-    from perfsim.study.published.held_out import releases_left_out
+    from perfsim.validation.held_out import releases_left_out
 
     for path, result in zip(paths, results, strict=True):
         left_out = releases_left_out(path) if result["kind"] == "step_time" else None
@@ -304,8 +306,8 @@ def _leave_releases_out(paths: Sequence[Path], results: Sequence[dict[str, Any]]
 
 
 def _write_accuracy(paths: tuple[Path, ...], results: list[Any], folder: Path, *, leaves_out: bool) -> None:
-    from perfsim.report.validation_page import write_validation
-    from perfsim.study.published.accuracy_page import accuracy_page
+    from perfsim.report.validation.page import write_validation
+    from perfsim.validation.accuracy_page import accuracy_page
 
     written = write_validation(accuracy_page(paths, results, leaves_out=leaves_out), folder)
     click.echo(f"Page: {written[0]}, {written[1]}", err=True)
@@ -320,7 +322,7 @@ def _write_accuracy(paths: tuple[Path, ...], results: list[Any], folder: Path, *
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
 def show(kind: str, name: str | None, as_json: bool) -> None:
     """List what the catalogue holds, or print one entry with the source of each value."""
-    from perfsim.study.show import show_entry, show_list
+    from perfsim.cli.show import show_entry, show_list
 
     entries = show_entry(kind, name) if name else show_list(kind)
     if as_json:
@@ -338,7 +340,7 @@ def show(kind: str, name: str | None, as_json: bool) -> None:
 )
 def schema(kind: str | None, out: Path | None) -> None:
     """Print or write the JSON Schema of a KIND of YAML file (device, model, study, ...), or of all."""
-    from perfsim.study.schemas import KINDS, schema_of, schema_text, write_schemas
+    from perfsim.cli.schemas import KINDS, schema_of, schema_text, write_schemas
 
     if out is not None:
         for path in write_schemas(out, [kind] if kind else KINDS):
@@ -370,9 +372,9 @@ def _answer_sweep(
     dry_run: bool = False,
     only: Sequence[str] = (),
 ) -> None:
-    from perfsim.report.summary import summary_text
-    from perfsim.report.sweep_page import sweep_document, sweep_lines, write_sweep_report
-    from perfsim.study.sweeping.sweep import load_sweep, only_strategies, plan_sweep, run_sweep
+    from perfsim.report.study.summary import summary_text
+    from perfsim.report.sweep.page import sweep_document, sweep_lines, write_sweep_report
+    from perfsim.sweep.runner import load_sweep, only_strategies, plan_sweep, run_sweep
 
     asked = only_strategies(load_sweep(name), only)
     folder = out or Path("reports") / asked.name

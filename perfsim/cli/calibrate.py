@@ -27,7 +27,7 @@ def calibrate() -> None:
 @source_option
 def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
     """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us."""
-    from perfsim.study.fitting.calibrate import calibrate_gemm
+    from perfsim.fitting.calibrate import calibrate_gemm
 
     must_exist(table)
     click.echo(calibrate_gemm(table, device, out, source=source))
@@ -42,7 +42,7 @@ def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
 @source_option
 def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: str) -> None:
     """Fit collectives to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
-    from perfsim.study.fitting.calibrate import calibrate_collectives
+    from perfsim.fitting.calibrate import calibrate_collectives
 
     for table in tables:
         must_exist(table)
@@ -62,7 +62,7 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: st
 @source_option
 def framework(cases: Path, device: str, out: Path | None, device_only: bool, source: str) -> None:
     """Fit host launch times and the sustained ceiling of DEVICE to whole steps in CASES."""
-    from perfsim.study.fitting.calibrate import calibrate_framework
+    from perfsim.fitting.calibrate import calibrate_framework
 
     must_exist(cases)
     click.echo(calibrate_framework(cases, device, out, device_only=device_only, source=source))
@@ -75,7 +75,7 @@ def framework(cases: Path, device: str, out: Path | None, device_only: bool, sou
 )
 def steps(measured: Path, out: Path | None) -> None:
     """Fit one scale of your cluster to two or three steps that you MEASURED there."""
-    from perfsim.study.fitting.calibrate import calibrate_steps
+    from perfsim.fitting.calibrate import calibrate_steps
 
     must_exist(measured)
     text, warning = calibrate_steps(measured, out)
@@ -93,7 +93,7 @@ def steps(measured: Path, out: Path | None) -> None:
 @source_option
 def wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
     """Fit a wafer's efficiency by release of its software to the logs in CASES."""
-    from perfsim.study.fitting.calibrate import calibrate_wafer
+    from perfsim.fitting.calibrate import calibrate_wafer
 
     must_exist(cases)
     click.echo(calibrate_wafer(cases, device, out, source=source))

@@ -14,7 +14,7 @@ from perfsim.errors import InputError, PerfsimError
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
 if TYPE_CHECKING:
-    from perfsim.study.proving.prove import Request
+    from perfsim.proof.prove import Request
 
 MOST_ORDERS = 10_000
 
@@ -73,7 +73,7 @@ def prove(
     catalogue with MODEL's architecture, or the layouts with which STUDY answers. --mutations says what
     such a proof would find.
     """
-    from perfsim.study.proving.prove import DEFAULT_ORDERS, Request
+    from perfsim.proof.prove import DEFAULT_ORDERS, Request
 
     if mutations is None and every is not None:
         raise InputError("--every is of --mutations: it says how many of the faults are tried")
@@ -93,8 +93,8 @@ def prove(
 
 
 def _prove(request: Request, tell: Callable[[str], None], *, as_json: bool) -> None:
+    from perfsim.proof.prove import prove_all
     from perfsim.report.proof import proof_lines
-    from perfsim.study.proving.prove import prove_all
 
     answer = prove_all(request, tell).as_dict()
     _say(answer, proof_lines(answer), as_json=as_json)
@@ -105,9 +105,9 @@ def _prove(request: Request, tell: Callable[[str], None], *, as_json: bool) -> N
 
 
 def _mutate(request: Request, page: Path, every: int, tell: Callable[[str], None], *, as_json: bool) -> None:
+    from perfsim.proof.caught import try_plans
+    from perfsim.proof.prove import plans_of
     from perfsim.report.mutations import mutations_page, mutations_sentence
-    from perfsim.study.proving.caught import try_plans
-    from perfsim.study.proving.prove import plans_of
 
     if not page.parent.is_dir():
         raise InputError(f"--mutations {page}: there is no folder {page.parent}")

@@ -14,7 +14,7 @@ library's guess, not the fastest: the argmin of the same expression with the `ch
 Power then bends the achieved fraction of peak e under a ceiling c: seconds (1 + (e/c)^q)^(1/q).
 In a short benchmark the ceiling comes down with the kernel's own length; in training
 (`sustained=True`) it is `sustained_fraction`. Tiles and waves: NVIDIA, "Matrix Multiplication
-Background User's Guide"; the constants are fitted, see `perfsim.study.fitting.calibrate`.
+Background User's Guide"; the constants are fitted, see `perfsim.fitting.calibrate`.
 """
 
 from __future__ import annotations

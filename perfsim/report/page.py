@@ -17,7 +17,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from perfsim.report.sections import Card, Head, Section
-from perfsim.report.study_page import study_page
+from perfsim.report.study.page import study_page
 from perfsim.study.result import StudyResult
 
 __all__ = ["Card", "Head", "Section", "render_page", "write_page", "write_report"]

@@ -7,8 +7,8 @@ from importlib.metadata import entry_points
 
 from perfsim.errors import InputError, Problem
 from perfsim.strategies.plan import Duration, Plan, Strategy
-from perfsim.strategies.three_d import ThreeD
-from perfsim.strategies.weight_streaming import WeightStreaming
+from perfsim.strategies.streaming.strategy import WeightStreaming
+from perfsim.strategies.three_d.strategy import ThreeD
 
 __all__ = ["STRATEGIES", "Duration", "Plan", "Strategy", "strategy", "strategy_names"]
 

@@ -8,9 +8,9 @@ from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import CatalogError
 from perfsim.hardware import GpuClusterSpec
+from perfsim.prediction.cluster import cluster_note
 from perfsim.study.batches import Target
-from perfsim.study.cluster import cluster_note
-from perfsim.study.fitted import constants_of
+from perfsim.study.constants import constants_of
 from perfsim.study.result import Assumption
 from perfsim.study.spec import StudySpec
 

@@ -10,10 +10,10 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accurac
 from perfsim.costs.price import Costs
 from perfsim.engine.limits import present_limits
 from perfsim.errors import PlanError
+from perfsim.prediction.accuracy import step_time_error
+from perfsim.prediction.evaluation import Evaluation, graph_of, longest_path_s
+from perfsim.prediction.planner import best_plan, screen
 from perfsim.strategies import Plan, Strategy
-from perfsim.study.evaluate import Evaluation, graph_of, longest_path_s
-from perfsim.study.planner import best_plan, screen
-from perfsim.study.published.accuracy import step_time_error
 from perfsim.topology import Topology
 from perfsim.wall_clock import WallClockSpec
 from perfsim.workload import Job, TrainingRecipe, TransformerConfig

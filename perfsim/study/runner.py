@@ -9,8 +9,17 @@ from pathlib import Path
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
 from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
+from perfsim.costs.factory import costs_for
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LimitError, PlanError, Problem
+from perfsim.prediction.accuracy import accuracy_of
+from perfsim.prediction.cluster import check_device
+from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.perturbation import text_of
+from perfsim.prediction.question import strategy_for
+from perfsim.prediction.resilience import resilience
+from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
+from perfsim.prediction.verification import sample_step
 from perfsim.strategies import strategy
 from perfsim.study.assumptions import assumptions_of
 from perfsim.study.batches import (
@@ -23,23 +32,9 @@ from perfsim.study.batches import (
     run_at,
     run_best,
 )
-from perfsim.study.cluster import check_device
-from perfsim.study.evaluate import Evaluation, costs_for
-from perfsim.study.outcome import candidate_result
-from perfsim.study.perturbation import text_of
+from perfsim.study.candidate import candidate_result
 from perfsim.study.perturbed_candidates import check_links, perturbed_candidate
-from perfsim.study.point import strategy_for
-from perfsim.study.published.accuracy import accuracy_of
-from perfsim.study.resilience import resilience
-from perfsim.study.result import (
-    Accuracy,
-    CandidateResult,
-    Infeasible,
-    Resilience,
-    SamplingSummary,
-    StudyResult,
-)
-from perfsim.study.sampling import sample_step
+from perfsim.study.result import CandidateResult, Infeasible, StudyResult
 from perfsim.study.spec import CandidateSpec, StudySpec
 from perfsim.study.suggestions import suggested_batches
 from perfsim.study.verdict import Answer, ratio_bands, verdict

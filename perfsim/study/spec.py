@@ -8,14 +8,11 @@ from pydantic import Field
 
 from perfsim.calibration import ClusterCalibration
 from perfsim.hardware import CatalogSpec, Devices, GpuClusterSpec, Spec, WaferClusterSpec
+from perfsim.prediction.perturbation_spec import PerturbationSpec, ResilienceSpec
+from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.sizes import MOST_CHOICES
-from perfsim.study.perturbation_spec import PerturbationSpec, ResilienceSpec
 from perfsim.wall_clock import WallClockSpec
 from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
-
-Verify = Literal["off", "sample", "full"]
-MOST_SAMPLES = 10_000
-"""No step has more classes of GEMM than this."""
 
 
 class CandidateSpec(Spec):
@@ -40,15 +37,6 @@ class ConvergenceSpec(Spec):
     loss_scale: str = ""
 
 
-class SamplingSpec(Spec):
-    """How much of the schedule's arithmetic is executed for real."""
-
-    mode: Verify = "sample"
-    """off; sample: `tasks` classes of GEMM drawn by their FLOPs; full: every class of the step."""
-    tasks: Annotated[int, Field(ge=0, le=MOST_SAMPLES)] = 12
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-
-
 class StudySpec(CatalogSpec):
     """A question: which machine reaches the target first."""
 
@@ -67,3 +55,11 @@ class StudySpec(CatalogSpec):
     """What disturbs every candidate's step at its best batch and layout, which are chosen without."""
     resilience: ResilienceSpec | None = None
     """Asks for step times against the severity of one straggler."""
+
+
+def with_verify(spec: StudySpec, mode: str | None) -> StudySpec:
+    """The study with this mode of sampling; as it is where there is none."""
+    if mode is None:
+        return spec
+    given = {"mode": mode, "tasks": spec.sampling.tasks or SamplingSpec().tasks}
+    return spec.model_copy(update={"sampling": spec.sampling.model_copy(update=given)})

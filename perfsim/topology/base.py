@@ -71,13 +71,6 @@ class Topology(ABC):
         """Name of the device of a rank; InputError for a rank that there is not."""
 
     @abstractmethod
-    def bisection_bytes_per_s(self) -> float:
-        """One way, from one half of the machine to the other, for the worst choice of halves.
-
-        Halves are made of whole nodes (of devices on a single node) and differ by one at most.
-        """
-
-    @abstractmethod
     def _cables(self) -> Iterator[Cable]:
         """Every link once."""
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
 from perfsim.topology.base import Cable, Floats, Route, Topology
-from perfsim.topology.bisection import halving_cut
 
 Ints = NDArray[np.int64]
 
@@ -173,13 +172,3 @@ class FatTree(Topology):
             f"node{b}/nic{nic_b}",
             self.device(target),
         ]
-
-    def bisection_bytes_per_s(self) -> float:
-        """As on every topology; with an even number of full leaves, the uplinks of half of them."""
-        node = self.system.node
-        if self.nodes == 1:
-            return halving_cut(self.num_devices, [(1, node.scale_up.bandwidth)])
-        levels = [(1, node.inter_node_bytes_per_s)]
-        if self.leaves > 1:
-            levels.append((self.system.fabric.nodes_per_leaf, self.leaf_bytes_per_s))
-        return halving_cut(self.nodes, levels)

@@ -9,7 +9,6 @@ from typing import Literal
 from perfsim.errors import InputError
 from perfsim.hardware import WaferClusterSpec
 from perfsim.topology.base import Cable, Topology
-from perfsim.topology.bisection import halving_cut
 
 
 class WaferTree(Topology):
@@ -76,9 +75,3 @@ class WaferTree(Topology):
         while names[-1] in self._parent:
             names.append(self._parent[names[-1]])
         return names
-
-    def bisection_bytes_per_s(self) -> float:
-        """As on every topology; MemoryX is no part of either half."""
-        swarmx = self.system.swarmx
-        inner = [(swarmx.fan_out**level, swarmx.bandwidth) for level in range(1, self.tree_depth)]
-        return halving_cut(self.num_devices, [(1, self.port_bytes_per_s), *inner])

@@ -16,8 +16,8 @@ import simpy
 from numpy.typing import NDArray
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from perfsim.engine.binding_links import reduced
 from perfsim.engine.fairshare import FairShare, Flow
+from perfsim.placement.binding_links import reduced
 
 pytestmark = pytest.mark.benchmark(timer=time.process_time)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.report.sweep_page import write_sweep_report
-from perfsim.study.sweeping.sweep import load_sweep, run_sweep
+from perfsim.report.sweep.page import write_sweep_report
+from perfsim.sweep.runner import load_sweep, run_sweep
 
 pytestmark = pytest.mark.browser
 

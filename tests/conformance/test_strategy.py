@@ -19,9 +19,9 @@ from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.errors import InputError, MemoryCapacityError
 from perfsim.graph import GraphBuilder, TaskGraph
+from perfsim.placement.shared_links import shared_links
 from perfsim.strategies import Plan, Strategy, strategy, strategy_names
-from perfsim.strategies.zero import SHARDED
-from perfsim.study.contention import shared_links
+from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import Topology
 from perfsim.trace import Trace
 from perfsim.transformer import model_flop_per_step, recompute_flop_per_step

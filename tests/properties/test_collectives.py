@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from perfsim.calibration import CollectiveOp
 from perfsim.catalog import default_catalog
 from perfsim.collectives import CollectiveModel, Group, hierarchical, in_network, ring, tree
-from perfsim.collectives.stepping import lockstep_s, pipelined_s, replay, uniform_link
 from perfsim.hardware import GpuClusterSpec
+from perfsim.testing.stepping import lockstep_s, pipelined_s, replay, uniform_link
 
 sizes = st.integers(2, 12)
 message_bytes = st.floats(1.0, 1e10)

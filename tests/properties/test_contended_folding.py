@@ -15,9 +15,9 @@ from perfsim.engine import critical_path, simulate
 from perfsim.graph import unfold
 from perfsim.graph.symmetry import width_of
 from perfsim.hardware import FatTreeSpec
-from perfsim.study.contention import shared_links
-from perfsim.study.evaluate import evaluate, longest_path_s
-from perfsim.study.written import written_out
+from perfsim.placement.place import written_out
+from perfsim.placement.shared_links import shared_links
+from perfsim.prediction.evaluation import evaluate, longest_path_s
 from perfsim.topology import Topology
 from perfsim.workload import ParallelLayout
 

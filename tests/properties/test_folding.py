@@ -15,9 +15,9 @@ from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.graph import TaskGraph, peer_classes, unfold
 from perfsim.graph.symmetry import as_slowest_peers, meeting_of, rank_of, width_of
+from perfsim.placement.rank_classes import rank_classes
+from perfsim.placement.shared_links import shared_links
 from perfsim.strategies import Plan
-from perfsim.study.contention import shared_links
-from perfsim.study.folding import rank_classes
 from perfsim.workload import ParallelLayout
 
 SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb1p": 1, "zb2p": 1, "zbv": 2}

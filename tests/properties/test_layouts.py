@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from perfsim.errors import LayoutError, MemoryCapacityError
 from perfsim.strategies import STRATEGIES, strategy
-from perfsim.strategies.rules import layout_problems
-from perfsim.strategies.stages import stages_of
+from perfsim.strategies.three_d.rules import layout_problems
+from perfsim.strategies.three_d.stages import stages_of
 from perfsim.transformer import padded_vocab_size, parameters
 from perfsim.workload import ParallelLayout
 

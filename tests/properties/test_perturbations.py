@@ -12,8 +12,8 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.perturb import with_jitter, with_stragglers
 from perfsim.graph import TaskGraph
-from perfsim.study.straggling import straggling
-from perfsim.study.written import written_out
+from perfsim.placement.place import written_out
+from perfsim.placement.stragglers import straggling
 from perfsim.workload import ParallelLayout
 
 layouts = st.builds(

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from perfsim.errors import LayoutError
-from perfsim.numerics.execution.order import Precedence, dependencies, random_order
+from perfsim.proof.execution.order import Precedence, dependencies, random_order
+from perfsim.proof.proof import Subject
+from perfsim.proof.small import lesson_of, small_plan
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
-from perfsim.study.proving.proof import Subject
-from perfsim.study.proving.small import lesson_of, small_plan
 from perfsim.workload import Job, ParallelLayout
 
 FEW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

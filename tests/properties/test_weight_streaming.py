@@ -18,8 +18,8 @@ from perfsim.costs.streaming_roof import roof_tokens
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.graph import unfold
+from perfsim.placement.shared_links import shared_links
 from perfsim.strategies import Plan, strategy
-from perfsim.study.contention import shared_links
 from perfsim.trace import Trace
 from perfsim.transformer import model_flop_per_step
 from perfsim.workload import ParallelLayout

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from perfsim.catalog import default_catalog, parse_file
 from perfsim.cli import main
 from perfsim.errors import CatalogError, LayoutError
+from perfsim.prediction.question import Point, answer_point
+from perfsim.published.cases import CaseFile
 from perfsim.sizes import MOST_LAYER_PASSES, passes_problem
-from perfsim.study.point import Point, answer_point
-from perfsim.study.published.cases import CaseFile
 from perfsim.study.spec import StudySpec
 from perfsim.workload import TransformerConfig
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import networkx as nx
 import numpy as np
@@ -319,66 +319,6 @@ def test_every_wafer_is_a_node() -> None:
     topology = build_topology(wafers(), 16)
     assert topology.group_shape(range(16)) == (16, 1, 16)
     assert topology.node_of(7) == 7
-
-
-# -------------------------------------------------------------------------------------- bisection
-def flow_between(topology: Topology, half: set[str], other: set[str]) -> float:
-    """Largest flow from one set of devices to another, by networkx."""
-    graph = nx.DiGraph()
-    for edge in topology.links():
-        graph.add_edge(edge.source, edge.target, capacity=edge.bytes_per_s)
-    graph.add_edges_from([("source", name) for name in half])
-    graph.add_edges_from([(name, "sink") for name in other])
-    return float(nx.maximum_flow_value(graph, "source", "sink"))
-
-
-def thinnest(topology: Topology, units: list[list[str]]) -> float:
-    """The least flow over all halves of the units."""
-    return min(
-        flow_between(
-            topology,
-            {name for i in half for name in units[i]},
-            {name for i, unit in enumerate(units) if i not in half for name in unit},
-        )
-        for half in combinations(range(len(units)), len(units) // 2)
-    )
-
-
-@pytest.mark.parametrize(
-    ("nodes", "nodes_per_leaf", "oversubscription"),
-    [(2, 4, 1.0), (3, 4, 1.0), (4, 2, 1.0), (4, 2, 4.0), (6, 2, 2.0), (5, 2, 2.0), (6, 4, 4.0), (7, 3, 3.0)],
-)
-def test_the_bisection_of_a_fat_tree_is_its_thinnest_cut(
-    nodes: int, nodes_per_leaf: int, oversubscription: float
-) -> None:
-    spec = cluster(gpus=2, nics=2, nodes_per_leaf=nodes_per_leaf, oversubscription=oversubscription)
-    topology = build_topology(spec, 2 * nodes)
-    units = [[topology.device(2 * node), topology.device(2 * node + 1)] for node in range(nodes)]
-    assert topology.bisection_bytes_per_s() == pytest.approx(thinnest(topology, units), rel=1e-9)
-
-
-@pytest.mark.parametrize(("systems", "fan_out"), [(2, 4), (4, 4), (5, 4), (6, 2), (8, 2), (9, 3), (10, 4)])
-@pytest.mark.parametrize("swarmx", [150e9, 100e9])
-def test_the_bisection_of_a_wafer_tree_is_its_thinnest_cut(systems: int, fan_out: int, swarmx: float) -> None:
-    topology = build_topology(wafers(fan_out=fan_out, swarmx=swarmx), systems)
-    units = [[topology.device(rank)] for rank in range(systems)]
-    assert topology.bisection_bytes_per_s() == pytest.approx(thinnest(topology, units), rel=1e-9)
-
-
-def test_bisections_worked_out_by_hand() -> None:
-    # A non-blocking fat tree: the NICs of half of the nodes. Oversubscribed by 2: half of that.
-    assert build_topology(cluster(), 64 * 8).bisection_bytes_per_s() == pytest.approx(32 * 8 * NIC)
-    half = build_topology(cluster(oversubscription=2.0), 64 * 8)
-    assert half.bisection_bytes_per_s() == pytest.approx(16 * 8 * NIC)
-    # Within a node: the NVLinks of half of its GPUs.
-    assert build_topology(cluster(), 8).bisection_bytes_per_s() == 4 * NVLINK
-    # 192 = 3 x 64 systems: one branch whole, of another one 2 x 16: 1 + 2 links.
-    assert build_topology(wafers(), 192).bisection_bytes_per_s() == 3 * 150e9
-
-
-@pytest.mark.parametrize("spec", [cluster(), wafers()])
-def test_a_single_device_has_no_halves(spec: GpuClusterSpec | WaferClusterSpec) -> None:
-    assert build_topology(spec, 1).bisection_bytes_per_s() == 0.0
 
 
 def test_each_kind_of_system_has_its_kind_of_topology() -> None:

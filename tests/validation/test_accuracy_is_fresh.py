@@ -1,6 +1,6 @@
 """What the repository says of its own accuracy is what it reaches now; minutes of work.
 
-If a test here fails, run the command that `perfsim.report.validation_page.COMMAND` holds, look at what
+If a test here fails, run the command that `perfsim.report.validation.page.COMMAND` holds, look at what
 changed, and commit it.
 """
 
@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from perfsim.report.validation_page import COMMAND, write_validation
-from perfsim.study.published.accuracy import record_of, recorded
-from perfsim.study.published.accuracy_page import accuracy_page
-from perfsim.study.published.validation import public_cases, validate_file
+from perfsim.prediction.accuracy import recorded
+from perfsim.published.plans import public_cases
+from perfsim.report.validation.page import COMMAND, write_validation
+from perfsim.validation.accuracy_page import accuracy_page
+from perfsim.validation.record_accuracy import record_of
+from perfsim.validation.validate import validate_file
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from perfsim.convergence.hyperbola import HyperbolaFit, NotIdentifiableError, fit_hyperbola
-from perfsim.study.published.convergence_validation import validate_convergence
+from perfsim.validation.convergence_validation import validate_convergence
 
 CASES_FILE = Path(__file__).parents[2] / "studies" / "validation" / "convergence.yaml"
 

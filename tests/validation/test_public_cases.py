@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import default_catalog, parse_file
-from perfsim.study.published.accuracy import record_of, recorded
-from perfsim.study.published.cases import CaseFile
-from perfsim.study.published.validation import public_cases, validate_file
+from perfsim.prediction.accuracy import recorded
+from perfsim.published.cases import CaseFile
+from perfsim.published.plans import public_cases
+from perfsim.validation.record_accuracy import record_of
+from perfsim.validation.validate import validate_file
 
 PATHS = {path.name: path for path in public_cases()}
 

@@ -17,7 +17,7 @@ from perfsim.costs.price import price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.stages import stage_memory
+from perfsim.strategies.three_d.stages import stage_memory
 from perfsim.trace import Trace
 from perfsim.transformer import (
     LayerSlice,

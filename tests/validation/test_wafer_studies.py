@@ -6,10 +6,10 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.hardware import WaferClusterSpec
-from perfsim.study.point import Point, answer_point
+from perfsim.prediction.question import Point, answer_point
 from perfsim.study.runner import answer_candidate, target_of
-from perfsim.study.sweeping.sweep import load_sweep
-from perfsim.study.sweeping.sweep_grid import SweepPoint
+from perfsim.sweep.grid import SweepPoint
+from perfsim.sweep.runner import load_sweep
 from perfsim.transformer import parameters
 
 # Model Zoo, Cerebras-GPT: batch in sequences of 2048, steps, tokens; 13B is written for its second phase.

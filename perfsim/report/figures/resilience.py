@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
+from perfsim.prediction.result import Resilience
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.tables import Table
-from perfsim.study.result import Resilience, StudyResult
+from perfsim.study.result import StudyResult
 
 
 def slowdowns(curve: Resilience) -> list[float]:

@@ -13,10 +13,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from perfsim.prediction.result import TimelineBar
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.tables import Table
-from perfsim.study.result import CandidateResult, TimelineBar
+from perfsim.study.result import CandidateResult
 
 MAX_BARS = 8000
 MAX_STEPS = 2

@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.tables import Table
-from perfsim.study.sweeping.sweep_policy import ARROW
-from perfsim.study.sweeping.sweep_scaling import Series, time_of
-from perfsim.study.sweeping.sweep_variants import Change
+from perfsim.sweep.policy import ARROW
+from perfsim.sweep.scaling import Series, time_of
+from perfsim.sweep.variants import Change
 
 Changes = Mapping[str, Sequence[Change]]
 

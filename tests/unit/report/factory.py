@@ -10,16 +10,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from perfsim.study.result import (
-    Accuracy,
-    Assumption,
-    BatchPoint,
-    CandidateResult,
-    MemoryBar,
-    SamplingSummary,
-    StudyResult,
-    TimelineBar,
-)
+from perfsim.prediction.result import Accuracy, SamplingSummary, TimelineBar
+from perfsim.study.result import Assumption, BatchPoint, CandidateResult, MemoryBar, StudyResult
 
 SEQ = 2048
 TARGET_TOKENS = 4e11

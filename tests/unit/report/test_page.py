@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
 from perfsim.report.page import Head, Section, render_page, write_page, write_report
+from perfsim.report.study.verdict import ratios_to_first, verdict_table
 from perfsim.report.tables import Table
-from perfsim.report.verdict import ratios_to_first, verdict_table
 from perfsim.study.result import StudyResult
 
 FIGURE_IDS = [

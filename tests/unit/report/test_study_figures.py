@@ -8,13 +8,14 @@ from types import ModuleType
 
 import pytest
 
+from perfsim.prediction.result import Resilience, ResiliencePoint
 from perfsim.report.figures.memory import memory, memory_alt, memory_table
 from perfsim.report.figures.resilience import resilience, resilience_alt, resilience_table
 from perfsim.report.figures.step_time import step_breakdown, step_breakdown_table
 from perfsim.report.figures.time_to_accuracy import time_to_accuracy, time_to_accuracy_table
 from perfsim.report.figures.timeline import CutTimeline, cut_timelines, timeline, timeline_table
-from perfsim.report.study_page import study_page
-from perfsim.study.result import Resilience, ResiliencePoint, StudyResult
+from perfsim.report.study.page import study_page
+from perfsim.study.result import StudyResult
 
 
 def test_each_candidate_has_a_curve_a_band_and_a_star_at_its_best_batch(result: StudyResult) -> None:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from perfsim.report.summary import plain, summary_dict, summary_text, write_summary
+from perfsim.report.study.summary import plain, summary_dict, summary_text, write_summary
 from perfsim.study.result import StudyResult
 
 PROMISED = {

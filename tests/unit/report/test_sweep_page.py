@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.report.sweep_cards import cards_of
-from perfsim.report.sweep_maps import heat_maps
-from perfsim.report.sweep_page import sweep_document, sweep_lines, sweep_sections, write_sweep_report
-from perfsim.report.sweep_tables import equals_table, points_table
-from perfsim.study.sweeping.sweep import PointResult, SweepResult, load_sweep, run_sweep
-from perfsim.study.sweeping.sweep_scaling import matches, series_of, time_of
+from perfsim.report.sweep.cards import cards_of
+from perfsim.report.sweep.maps import heat_maps
+from perfsim.report.sweep.page import sweep_document, sweep_lines, sweep_sections, write_sweep_report
+from perfsim.report.sweep.tables import equals_table, points_table
+from perfsim.sweep.runner import PointResult, SweepResult, load_sweep, run_sweep
+from perfsim.sweep.scaling import matches, series_of, time_of
 
 SWEEP = """\
 title: A <b>grid</b>

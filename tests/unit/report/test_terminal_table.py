@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.report.study_page import study_page
+from perfsim.report.study.page import study_page
 from perfsim.report.tables import MAX_LINES, terminal_table
 from perfsim.study.result import StudyResult
 

@@ -10,13 +10,13 @@ from click.testing import CliRunner
 
 from perfsim.catalog import Catalog
 from perfsim.cli import main
+from perfsim.published.cases import StepCase
 from perfsim.report.markdown import markdown, table_lines
 from perfsim.report.sections import Head, Section
 from perfsim.report.tables import Table
-from perfsim.report.validation_page import write_validation
-from perfsim.study.published.accuracy_page import AccuracyPage, step_accuracy
-from perfsim.study.published.cases import StepCase
-from perfsim.study.published.validation import validate_cases
+from perfsim.report.validation.page import write_validation
+from perfsim.validation.accuracy_page import AccuracyPage, step_accuracy
+from perfsim.validation.validate import validate_cases
 
 MODEL = {
     "num_layers": 2,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsim.report.validation_tables import _of_constant
+from perfsim.report.validation.tables import _of_constant
 
 
 @pytest.mark.parametrize(

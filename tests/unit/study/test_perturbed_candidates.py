@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.errors import CatalogError, InputError
-from perfsim.study.perturbation_spec import LinkSpecLeft, PerturbationSpec, StragglerSpec
+from perfsim.prediction.perturbation_spec import LinkSpecLeft, PerturbationSpec, StragglerSpec
 from perfsim.study.perturbed_candidates import fitted
 from perfsim.study.result import CandidateResult
 from perfsim.study.runner import load_study, run_study

@@ -10,7 +10,7 @@ import pytest
 
 from perfsim.engine.limits import Limits, limited
 from perfsim.errors import CatalogError, InputError, LimitError, PlanError
-from perfsim.report.summary import summary_dict, summary_text
+from perfsim.report.study.summary import summary_dict, summary_text
 from perfsim.study import batches as batches_module
 from perfsim.study import runner as runner_module
 from perfsim.study.result import CandidateResult

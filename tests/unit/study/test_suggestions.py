@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.report import text
 from perfsim.report.page import write_report
-from perfsim.report.summary import summary_dict
+from perfsim.report.study.summary import summary_dict
 from perfsim.study.result import StudyResult
 from perfsim.study.runner import load_study, run_study, target_of
 from perfsim.study.spec import StudySpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfsim.report.study_page import study_page
+from perfsim.report.study.page import study_page
 from perfsim.study.runner import load_study, run_study
 from perfsim.study.spec import StudySpec
 

@@ -1,0 +1,59 @@
+"""JSON Schemas of every kind of YAML file that perfsim reads, studies, sweeps and runs included."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from perfsim.catalog import FOLDERS
+from perfsim.catalog.kinds import classes_of
+from perfsim.catalog.schema import yaml_schema
+from perfsim.catalog.suggest import did_you_mean
+from perfsim.errors import InputError, Problem
+from perfsim.fitting.cluster_fit import MeasuredFile
+from perfsim.published.cases import CaseFile, ConvergenceFile
+from perfsim.study.spec import StudySpec
+from perfsim.sweep.spec import SweepSpec
+
+_OWN: dict[str, type[BaseModel]] = {
+    "study": StudySpec,
+    "sweep": SweepSpec,
+    "cases": CaseFile,
+    "convergence": ConvergenceFile,
+    "measured": MeasuredFile,
+}
+"""Kinds that the catalogue does not know; `validate` reads cases, `calibrate steps` what was measured."""
+KINDS = tuple(dict.fromkeys([*FOLDERS, *_OWN]))
+
+
+def schema_of(kind: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of files of a kind; InputError with the nearest for an unknown one."""
+    if kind not in KINDS:
+        raise InputError([Problem(f"unknown kind `{kind}`", help=did_you_mean(kind, KINDS))])
+    classes: Sequence[type[BaseModel]] = (_OWN[kind],) if kind in _OWN else classes_of(kind)
+    schema = yaml_schema(kind, classes)
+    if kind == "sweep":
+        # Any field of the study may be an axis: a path that only the study knows, with its values.
+        for name in ("GridSpec", "GridSpec.changes"):
+            schema["$defs"][name]["additionalProperties"] = {"type": "array", "minItems": 1}
+    return schema
+
+
+def write_schemas(folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
+    """One file a kind, `<kind>.schema.json`, in a folder that is made where it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for kind in kinds:
+        path = folder / f"{kind}.schema.json"
+        path.write_text(schema_text(schema_of(kind)), encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def schema_text(schema: dict[str, Any]) -> str:
+    """JSON with keys in their own order and a final newline; the same on every run."""
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

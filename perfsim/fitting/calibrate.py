@@ -1,0 +1,236 @@
+"""Constants from measurements: `perfsim calibrate` turns tables into files of `hardware/calibrations`.
+
+Tables are CSV with a header: `m,n,k,time_us` for GEMMs; `collective,num_gpus,bytes,time_us` for
+collectives inside one node, where `bytes` is the whole message. The optimizers are SciPy's, which
+the extra `[fit]` installs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from perfsim.calibration import Calibration, CollectiveCalibration, GpuCalibration, MemoryConstants
+from perfsim.catalog import Catalog, default_catalog
+from perfsim.errors import InputError
+from perfsim.fitting.cluster_fit import fit_cluster
+from perfsim.fitting.collective_fit import fit_collectives
+from perfsim.fitting.gemm_fit import GemmTable, absolute_errors, fit_gemm
+from perfsim.fitting.step_fit import fit_steps
+from perfsim.fitting.wafer_fit import fit_wafer
+from perfsim.hardware import DeviceSpec, GpuClusterSpec, LinkSpec
+from perfsim.prediction.cluster import spread_warning, wide
+from perfsim.units import format_quantity
+
+__all__ = [
+    "GemmTable",
+    "absolute_errors",
+    "calibrate_collectives",
+    "calibrate_framework",
+    "calibrate_gemm",
+    "calibrate_steps",
+    "calibrate_wafer",
+    "collective_calibration",
+    "fit_collectives",
+    "fit_gemm",
+    "gpu_calibration",
+    "to_yaml",
+    "write_yaml",
+]
+
+_UNMEASURED = "not in the table of GEMM times; the value of the A100 until it is measured"
+_DERIVED = {
+    "broadcast": "a pipelined ring, like the all-gather whose lines it takes; not measured",
+    "send_recv": "an all-to-all of two ranks sends half of each message: its lines; not measured",
+}
+
+
+def calibrate_gemm(table: Path, device: str, out: Path | None = None, *, source: str = "") -> str:
+    """Fit a device of the catalogue to a table; the YAML, or where it was written.
+
+    Raises InputError for a bad table, an unknown device, or without SciPy.
+    """
+    measured = default_catalog().device(device)
+    if measured.kind != "gpu":
+        raise InputError(f"{device} is a {measured.kind}; GEMM tables are of GPUs (wafers: calibrate wafer)")
+    return _deliver(gpu_calibration(table, measured, source=source), out)
+
+
+def calibrate_collectives(
+    tables: Sequence[Path], link: str, out: Path | None = None, *, source: str = ""
+) -> str:
+    """Fit a link of the catalogue to tables; the YAML, or where it was written.
+
+    Raises InputError for a bad table, an unknown link, or without SciPy.
+    """
+    catalog = default_catalog()
+    _refuse_link_between_nodes(link, catalog)
+    return _deliver(collective_calibration(tables, catalog.link(link), source=source), out)
+
+
+def _refuse_link_between_nodes(link: str, catalog: Catalog) -> None:
+    """Raise InputError for a link that systems have between nodes: tables are of one node."""
+    systems = [catalog.system(name) for name in catalog.names("system")]
+    nodes = [system.node for system in systems if isinstance(system, GpuClusterSpec)]
+    inside = sorted({node.scale_up.name for node in nodes})
+    if link in {node.nic.name for node in nodes} - set(inside):
+        raise InputError(
+            f"{link} joins nodes; tables are of collectives inside one, over {', '.join(inside)}"
+        )
+
+
+def calibrate_framework(
+    cases: Path, device: str, out: Path | None = None, *, device_only: bool = False, source: str = ""
+) -> str:
+    """Fit what the framework, the network and the device take in whole steps: a YAML file each.
+
+    `out` is a directory. Raises InputError for a bad file, an unknown device, or without SciPy.
+    """
+    fit = fit_steps(cases, device, device_only=device_only, source=source)
+    return "\n".join(
+        _deliver(each, None if out is None else out / f"{each.name}.yaml") for each in fit.calibrations
+    )
+
+
+def calibrate_steps(measured: Path, out: Path | None = None) -> tuple[str, str]:
+    """Fit one scale to the steps of a cluster: the YAML or where it was written, and a warning or "".
+
+    Raises InputError for a bad file, fewer than two steps, and for steps that cannot be predicted.
+    """
+    found = fit_cluster(measured)
+    return _deliver(found, out), spread_warning(found) if wide(found) else ""
+
+
+def calibrate_wafer(cases: Path, device: str, out: Path | None = None, *, source: str = "") -> str:
+    """Fit a wafer to training logs; the YAML, or where it was written.
+
+    Raises InputError for a bad file, an unknown device, or without SciPy.
+    """
+    return _deliver(fit_wafer(cases, device, source=source), out)
+
+
+def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> GpuCalibration:
+    """The device's calibration with a new GEMM model; what the table cannot tell is kept."""
+    known = device.calibration
+    if not isinstance(known, GpuCalibration):
+        constants, record, left_open = fit_gemm(table, device, source=source)
+        unmeasured = (
+            "memory",
+            "kernel_latency_s",
+            "sustained_fraction",
+            "wgrad_factor",
+            "attention_fraction",
+            "attention_half_length",
+        )
+        return GpuCalibration(
+            name=device.name,
+            description=f"Kernels on {device.name}",
+            gemm=constants,
+            memory=MemoryConstants(fraction=0.87),
+            kernel_latency_s=3e-6,
+            sustained_fraction=0.775,
+            assumed=dict.fromkeys(unmeasured, _UNMEASURED) | left_open.assumed,
+            fit={"gemm": record},
+        )
+    constants, record, left_open = fit_gemm(table, device, source=source)
+    kept = {key: reason for key, reason in known.assumed.items() if not key.startswith("gemm.")}
+    return known.model_copy(
+        update={
+            "gemm": constants,
+            "fit": {**known.fit, "gemm": record},
+            "assumed": kept | left_open.assumed,
+        }
+    )
+
+
+def collective_calibration(
+    tables: Sequence[Path], link: LinkSpec, *, source: str = ""
+) -> CollectiveCalibration:
+    """The link's calibration with new lines for what the tables hold and what follows from them."""
+    known = link.calibration or CollectiveCalibration(
+        name=link.name, description=f"Collectives over {link.name} inside one node"
+    )
+    collectives, records, assumed = fit_collectives(tables, link, source=source)
+    derived = [op for op in collectives if f"collectives.{op}" not in records]
+    assumed |= {f"collectives.{op}": _DERIVED[op] for op in derived}
+    refitted = tuple(f"collectives.{op}" for op in collectives)
+    kept = {key: why for key, why in known.assumed.items() if not key.startswith(refitted)}
+    return known.model_copy(
+        update={
+            "collectives": {**known.collectives, **collectives},
+            "fit": {**known.fit, **records},
+            "assumed": kept | assumed,
+        }
+    )
+
+
+def to_yaml(calibration: Calibration) -> str:
+    """The text of a calibration file: quantities with their units, one group after the other."""
+    content = _with_units(calibration.model_dump(mode="json", exclude_none=True))
+    ordered = {key: content[key] for key in ("name", "kind", "description") if content.get(key)}
+    ordered |= {key: value for key, value in content.items() if key not in ordered and value not in ("", {})}
+    return yaml.dump(ordered, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
+
+
+def write_yaml(calibration: Calibration, path: Path) -> None:
+    """Write a calibration file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(to_yaml(calibration), encoding="utf-8")
+    partial.replace(path)
+
+
+def _deliver(calibration: Calibration, out: Path | None) -> str:
+    if out is None:
+        return to_yaml(calibration).rstrip()
+    # The catalogue finds a file by its name.
+    write_yaml(calibration.model_copy(update={"name": out.stem}), out)
+    return f"Calibration: {out}"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes small groups of numbers on one line, and nothing as a reference to something above."""
+
+    def ignore_aliases(self, _data: Any) -> bool:
+        return True
+
+
+def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.SequenceNode:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=_is_small(data))
+
+
+def _represent_dict(dumper: yaml.SafeDumper, data: dict[str, Any]) -> yaml.MappingNode:
+    numbers = _is_small(list(data.values())) and not all(isinstance(value, str) for value in data.values())
+    segment = "latency_base_s" in data
+    return dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=numbers or segment)
+
+
+def _is_small(items: list[Any]) -> bool:
+    """Numbers, short words and lists of them."""
+    return all(
+        _is_small(item) if isinstance(item, list) else not isinstance(item, dict) and len(str(item)) < 30
+        for item in items
+    )
+
+
+_Dumper.add_representer(list, _represent_list)
+_Dumper.add_representer(dict, _represent_dict)
+
+
+def _with_units(value: Any, name: str = "") -> Any:
+    """The same tree with every dimensioned number as a string; its name's ending tells its unit."""
+    if isinstance(value, dict):
+        # The record of a fit holds fractions, under the names of the constants.
+        return {key: item if key == "fit" else _with_units(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_units(item, name) for item in value]
+    if not isinstance(value, float):
+        return value
+    if name.endswith("_bytes_per_s"):
+        return format_quantity(value, "bytes_per_s", precision=None)
+    if name.endswith(("_s", "_s_per_kernel", "_s_per_element")):
+        return format_quantity(value, "seconds", precision=None)
+    return value

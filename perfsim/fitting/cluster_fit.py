@@ -1,0 +1,125 @@
+"""One scale for a cluster, from two or three steps that its owner measured; kept apart from the device.
+
+The scale is the geometric mean of measured over predicted step time: the factor that makes the errors of
+the logarithms add up to nothing, whichever case is the longest. It moves all steps of a cluster alike, so
+it cannot change which layout is best, and it says nothing of another device.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import geometric_mean, median, stdev
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from perfsim.calibration import ClusterCalibration, FitRecord, MeasuredStep
+from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
+from perfsim.errors import CatalogError, PerfsimError, Problem
+from perfsim.fitting.fit_tables import rounded
+from perfsim.hardware import Spec
+from perfsim.prediction.cluster import spread_warning, wide
+from perfsim.published.cases import StepCase, case_system, repeated
+from perfsim.published.plans import predict_s
+from perfsim.sizes import MOST_CASES
+
+FEWEST = 2
+"""Steps that a scale needs: of one alone nobody could tell how far it carries."""
+
+PLAUSIBLE = (0.2, 5.0)
+"""Between these lies what one factor may mend; beyond them a unit or a machine is wrong."""
+
+
+class MeasuredCase(StepCase):
+    """A step that the user measured, written as in `studies/validation/`; these two may be left out."""
+
+    family: str = "measured"
+    evidence: Literal["A", "B", "C"] = "A"
+
+
+class MeasuredFile(Spec):
+    """A file of measured steps of one cluster."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    cluster: str
+    cases: Annotated[tuple[MeasuredCase, ...], Field(max_length=MOST_CASES)]
+
+
+def fit_cluster(path: Path, catalog: Catalog | None = None) -> ClusterCalibration:
+    """The scale of a cluster from a file of measured steps.
+
+    Raises CatalogError for a malformed file, fewer than two cases, several devices, and for a case that
+    cannot be predicted, each at its line.
+    """
+    catalog = catalog or default_catalog()
+    file = parse_file(path, MeasuredFile, catalog)
+    mapping = load_mapping(path, catalog)
+    _check(file, mapping)
+    predicted, problems, devices = [], [], []
+    for number, case in enumerate(file.cases):
+        try:
+            devices.append(case_system(case, catalog).device.name)
+            predicted.append(predict_s(case, catalog))
+        except PerfsimError as error:
+            message = f"case {case.id} cannot be predicted: {error}"
+            problems.append(mapping.problem(("cases", number), message))
+    if len(set(devices)) > 1:
+        message = f"the cases are on {', '.join(dict.fromkeys(devices))}; a scale belongs to one device"
+        problems.append(mapping.problem(("cases",), message, "make one file for each"))
+    if problems:
+        raise CatalogError(problems)
+    found = _fitted(file, path, devices[0], predicted)
+    low, high = PLAUSIBLE
+    if not low <= found.scale <= high:
+        message = f"the steps take {found.scale:g} times as long as predicted; a scale is {low:g} to {high:g}"
+        help_text = "check step_time_s (in seconds), the device and the number of devices"
+        raise CatalogError([mapping.problem(("cases",), message, help_text)])
+    return found
+
+
+def _check(file: MeasuredFile, mapping: LocatedMapping) -> None:
+    problems: list[Problem] = []
+    if len(file.cases) < FEWEST:
+        message = f"measured steps: {len(file.cases)}; at least {FEWEST} are needed"
+        help_text = "measure another model, batch or number of devices on the same cluster"
+        problems.append(mapping.problem(("cases",), message, help_text))
+    problems += [mapping.problem(("cases",), text) for text in repeated(case.id for case in file.cases)]
+    if problems:
+        raise CatalogError(problems)
+
+
+def _fitted(file: MeasuredFile, path: Path, device: str, predicted: Sequence[float]) -> ClusterCalibration:
+    measured = [case.measured.step_time_s for case in file.cases]
+    ratios = [real / told for real, told in zip(measured, predicted, strict=True)]
+    scale = rounded(geometric_mean(ratios))
+    steps = tuple(
+        MeasuredStep(
+            id=case.id,
+            measured_s=real,
+            predicted_s=rounded(told, 6),
+            residual=round(real / told / scale - 1, 4),
+        )
+        for case, real, told in zip(file.cases, measured, predicted, strict=True)
+    )
+    apes = sorted(abs(told * scale / real - 1) for real, told in zip(measured, predicted, strict=True))
+    error = stdev(math.log(ratio) for ratio in ratios) / math.sqrt(len(ratios))
+    calibration = ClusterCalibration(
+        name=file.cluster,
+        description=f"Measured steps of {file.cluster} over those predicted for {device}",
+        device=device,
+        scale=scale,
+        cases=steps,
+    )
+    record = FitRecord(
+        command=f"perfsim calibrate steps {shlex.quote(path.name)}",
+        table=path.name,
+        points=len(steps),
+        median_ape=round(median(apes), 4),
+        p90_ape=round(apes[-1], 4),
+        standard_errors={"scale": round(error, 4)},
+        note=spread_warning(calibration) if wide(calibration) else "",
+    )
+    return calibration.model_copy(update={"fit": {"scale": record}})

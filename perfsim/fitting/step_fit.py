@@ -1,0 +1,230 @@
+"""Fitting what no micro-benchmark shows to whole published steps: six global constants.
+
+`host_s_per_kernel` and `host_blocking_s_per_kernel` of the framework, `partial_node_bytes_per_s` of
+the network, `attention_half_length`, `sustained_fraction` and `attention_fraction` of the GPU. Least
+squares on log time over all scored cases, one weight a family,
+with a loss that outliers cannot bend. Graphs are written once and priced anew in each iteration.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.calibration import CollectiveCalibration, FitRecord, FrameworkCalibration, GpuCalibration
+from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.costs.gpu import GpuCosts
+from perfsim.costs.price import price
+from perfsim.engine import critical_path
+from perfsim.errors import InputError
+from perfsim.fitting.fit_tables import need_more_than, rounded, scipy_optimize, source_of
+from perfsim.hardware import GpuClusterSpec
+from perfsim.published.case_graphs import WrittenCase, write_cases
+from perfsim.published.cases import CaseFile
+from perfsim.topology import build_topology
+
+OF_FRAMEWORK = ("host_s_per_kernel", "host_blocking_s_per_kernel")
+OF_NETWORK = ("partial_node_bytes_per_s",)
+OF_KERNEL = ("attention_half_length",)
+"""Of the fused attention's code, whatever device it runs on."""
+SHARED = (*OF_FRAMEWORK, *OF_NETWORK, *OF_KERNEL)
+"""What the device with most runs decides for all."""
+OF_DEVICE = ("sustained_fraction", "attention_fraction")
+CONSTANTS = (*SHARED, *OF_DEVICE)
+OUTLIER = 0.1
+"""Errors past this bend the fit less and less (soft L1)."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepFit:
+    """What a fit to whole steps gives: calibrations with new constants, and the record of the fit."""
+
+    calibrations: tuple[FrameworkCalibration | CollectiveCalibration | GpuCalibration, ...]
+    """Framework, network, device; the device alone where only that was asked for."""
+    record: FitRecord
+
+
+def fit_steps(
+    path: Path, device: str, *, device_only: bool = False, catalog: Catalog | None = None, source: str = ""
+) -> StepFit:
+    """Fit the constants to the scored cases of a file that run on `device`; needs scipy.
+
+    `device_only` leaves the `SHARED` ones as they are: for a device with too few runs to tell.
+    """
+    optimize: Any = scipy_optimize()
+    catalog = catalog or default_catalog()
+    calibration = catalog.device(device).calibration
+    if not isinstance(calibration, GpuCalibration):
+        raise InputError(f"{device} has no GPU calibration")
+    cases = write_cases(parse_file(path, CaseFile, catalog).cases, calibration.name, catalog)
+    if not cases:
+        raise InputError(f"no scored case runs on a device with calibration {calibration.name}")
+    measured = np.array([each.case.measured.step_time_s for each in cases])
+    pinned_count = len(SHARED) if device_only else 0
+    need_more_than(len(CONSTANTS) - pinned_count, _distinct(cases), path, f"different runs on {device}")
+    sizes = Counter(each.case.family for each in cases)
+    weight = np.array([1.0 / np.sqrt(sizes[each.case.family]) for each in cases])
+    start = np.log(recorded_constants(cases[0]))
+    pinned = start[:pinned_count]
+
+    def residuals(values: Floats) -> Floats:
+        constants = np.exp(np.concatenate([pinned, values]))
+        predicted = np.array([predict_with(each, constants) for each in cases])
+        return np.asarray(weight * np.log(predicted / measured))
+
+    found = optimize.least_squares(
+        residuals,
+        start[len(pinned) :],
+        loss="soft_l1",
+        f_scale=OUTLIER * float(weight.mean()),
+        diff_step=0.02,
+        max_nfev=8,
+    )
+    moved = _moved(found, pinned_count)
+    record = _record(found, weight, path, f"--device {device}" + " --device-only" * device_only)
+    record = record.model_copy(update={"table": source or source_of(path, record.table)})
+    values = zip(CONSTANTS, np.concatenate([pinned, found.x]), recorded_constants(cases[0]), strict=True)
+    constants = np.array(
+        [rounded(float(np.exp(fitted))) if name in moved else known for name, fitted, known in values]
+    )
+    return StepFit(_recorded(cases[0], constants, record, moved, device_only=device_only), record)
+
+
+def _distinct(cases: Sequence[WrittenCase]) -> int:
+    """How many runs differ in more than their names."""
+    runs = (each.case for each in cases)
+    return len({repr((run.system, run.model, run.strategy, run.parallel, run.training)) for run in runs})
+
+
+def _moved(found: Any, pinned: int) -> list[str]:
+    """The constants that any run depends on; the others stay what they were."""
+    felt = np.abs(found.jac).max(axis=0) > 0.0
+    return [name for name, feels in zip(CONSTANTS[pinned:], felt, strict=True) if feels]
+
+
+def _recorded(
+    each: WrittenCase, constants: Floats, record: FitRecord, moved: Sequence[str], *, device_only: bool
+) -> tuple[FrameworkCalibration | CollectiveCalibration | GpuCalibration, ...]:
+    """The calibrations of a case with new constants and the record of how they came to be."""
+    framework, network, device = _with_constants(each, constants)
+    of_device = [name for name in (*OF_KERNEL, *OF_DEVICE) if name in moved]
+    device = device.model_copy(update={"fit": {**device.fit, **dict.fromkeys(of_device, record)}})
+    if device_only:
+        return (device,)
+    of_framework = dict.fromkeys((name for name in OF_FRAMEWORK if name in moved), record)
+    framework = framework.model_copy(update={"fit": {**framework.fit, **of_framework}})
+    fits = {**network.fit, **{f"network.{name}": record for name in OF_NETWORK if name in moved}}
+    return framework, network.model_copy(update={"fit": fits}), device
+
+
+def predict_with(each: WrittenCase, constants: Floats) -> float:
+    """Step time of a written case, by its longest path, with these values of `CONSTANTS`."""
+    return critical_path(each.graph, durations_with(each, constants)).step_time_s
+
+
+def durations_with(each: WrittenCase, constants: Floats) -> Floats:
+    """Seconds of every task of a written case with these values of `CONSTANTS`."""
+    framework, network, calibration = _with_constants(each, constants)
+    recipe, system = each.plan.job.recipe, _cluster(each)
+    nic = system.node.nic.model_copy(update={"calibration": network})
+    system = system.model_copy(
+        update={
+            "device": system.device.model_copy(update={"calibration": calibration}),
+            "node": system.node.model_copy(update={"nic": nic}),
+        }
+    )
+    costs = GpuCosts(
+        build_topology(system, each.plan.topology.num_devices),
+        recipe.model_copy(update={"framework": framework}),
+    )
+    return price(each.graph, costs)
+
+
+def _with_constants(
+    each: WrittenCase, constants: Floats
+) -> tuple[FrameworkCalibration, CollectiveCalibration, GpuCalibration]:
+    """Framework, network and device of a case with these values of `CONSTANTS`."""
+    framework, network, calibration = _calibrations(each)
+    named = dict(zip(CONSTANTS, constants.tolist(), strict=True))
+    for name in OF_DEVICE:
+        named[name] = min(1.0, named[name])
+    between = network.network
+    if between is not None:
+        between = between.model_copy(update={name: named[name] for name in OF_NETWORK})
+    return (
+        framework.model_copy(update={name: named[name] for name in OF_FRAMEWORK}),
+        network.model_copy(update={"network": between}),
+        calibration.model_copy(update={name: named[name] for name in (*OF_KERNEL, *OF_DEVICE)}),
+    )
+
+
+def recorded_constants(each: WrittenCase) -> Floats:
+    """The values of `CONSTANTS` that the catalogue has for a case. Raises InputError off GPUs."""
+    framework, network, calibration = _calibrations(each)
+    homes: dict[str, object] = dict.fromkeys(CONSTANTS, calibration)
+    homes |= dict.fromkeys(OF_FRAMEWORK, framework) | dict.fromkeys(OF_NETWORK, network.network)
+    values = [getattr(home, name, None) for name, home in homes.items()]
+    missing = [name for name, value in zip(CONSTANTS, values, strict=True) if not value]
+    if missing:
+        raise InputError(f"the calibrations of {each.case.id} have no {', '.join(missing)} to start from")
+    return np.array(values)
+
+
+def _calibrations(each: WrittenCase) -> tuple[FrameworkCalibration, CollectiveCalibration, GpuCalibration]:
+    system = _cluster(each)
+    framework, calibration = each.plan.job.recipe.framework, system.device.calibration
+    network = system.node.nic.calibration
+    if framework is None or network is None or not isinstance(calibration, GpuCalibration):
+        raise InputError(f"{each.case.id} runs on no calibrated GPU cluster")
+    return framework, network, calibration
+
+
+def _cluster(each: WrittenCase) -> GpuClusterSpec:
+    if not isinstance(each.plan.system, GpuClusterSpec):
+        raise InputError(f"{each.plan.system.name} is no GPU cluster")
+    return each.plan.system
+
+
+def _record(found: Any, weight: Floats, path: Path, options: str) -> FitRecord:
+    residuals = found.fun / weight
+    apes = np.abs(np.expm1(residuals))
+    errors = _standard_errors(found, OUTLIER * float(weight.mean())).tolist()
+    names = CONSTANTS[-len(errors) :]
+    moved = _moved(found, len(CONSTANTS) - len(errors))
+    idle = [name for name in names if name not in moved]
+    kept = f"; kept, for no run depends on them: {', '.join(idle)}" if idle else ""
+    return FitRecord(
+        command=f"perfsim calibrate framework {path.name} {options}",
+        table="public-gpu-runs",
+        points=len(residuals),
+        median_ape=round(float(np.median(apes)), 4),
+        p90_ape=round(float(np.percentile(apes, 90)), 4),
+        standard_errors={
+            name: round(error, 4) for name, error in zip(names, errors, strict=True) if name in moved
+        },
+        note="soft L1 on log time, one weight a family; residuals over the cases; errors by the sandwich"
+        + kept,
+    )
+
+
+def _standard_errors(found: Any, scale: float) -> Floats:
+    """Standard errors of a soft L1 fit: the sandwich H^-1 (sum of scores squared) H^-1, n / (n - p) times.
+
+    It holds for residuals of unequal size, as those of laboratories are (Huber 1967, White 1980). SciPy
+    hands out the Jacobian times (1 + z)^(-3/4), z = (residual / scale)^2, so that H is its square.
+    """
+    z = (found.fun / scale) ** 2
+    jacobian = found.jac * (1 + z)[:, None] ** 0.75
+    scores = jacobian * (found.fun / np.sqrt(1 + z))[:, None]
+    inverse = np.linalg.pinv(found.jac.T @ found.jac)
+    n, p = found.jac.shape
+    covariance = inverse @ (scores.T @ scores) @ inverse * n / max(n - p, 1)
+    return np.asarray(np.sqrt(np.maximum(np.diag(covariance), 0.0)))

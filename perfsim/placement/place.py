@@ -1,0 +1,90 @@
+"""A graph on a network: the ranks that differ written out, and the links that they share.
+
+Peers that a folded graph writes once must do the same. What parts them is a mark (a straggler), groups
+that lie unlike over nodes (`folding`), a link of their own that is not whole, or the leaf that they are
+under where uplinks are thin: then some of them cross and others do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.graph import TaskGraph, unfold
+from perfsim.graph.symmetry import rank_of
+from perfsim.placement.rank_classes import rank_classes
+from perfsim.placement.shared_links import SharedLinks, shared_links
+from perfsim.topology import WHOLE, FatTree, LinkHealth, Topology
+
+MOST_TASKS = 3_000_000
+"""Past this peers stay folded, and run as the slowest of them."""
+
+
+class Written(NamedTuple):
+    """A graph in which every rank that differs is written."""
+
+    graph: TaskGraph
+    rank: NDArray[np.int32]
+    """The (first) rank of each task; -1 on a stream that all share."""
+    links: SharedLinks
+    note: str = ""
+    """What is written where peers do not all stand alike."""
+
+
+def written_out(
+    folded: TaskGraph,
+    topology: Topology,
+    *,
+    marks: Mapping[int, Hashable] | None = None,
+    health: LinkHealth = WHOLE,
+    contention: bool = True,
+) -> Written:
+    """A folded graph with the ranks written out that marks, their places or the network tell apart.
+
+    Without `contention` no links are shared, and only what places cost tells ranks apart.
+    """
+    links = shared_links(folded, topology, health=health) if contention else SharedLinks()
+    told = dict(marks or {})
+    places = _places(topology, health) if links.flows else {}
+    together: dict[int, Hashable] = {
+        rank: (told.get(rank), places.get(rank)) for rank in told.keys() | places.keys()
+    }
+    classes = rank_classes(folded, topology, together, shares_links=bool(links.flows))
+    count = int(classes.max(initial=0)) + 1
+    too_many = not told and count * len(folded) > MOST_TASKS
+    note = _note(count, too_many=too_many) if count > 1 and not told else ""
+    if count == 1 or too_many:
+        ranks = np.array([-1 if (rank := rank_of(name)) is None else rank for name in folded.streams])
+        return Written(folded, ranks[folded.stream].astype(np.int32), links, note)
+    found = unfold(folded, classes)
+    if contention:
+        links = shared_links(found.graph, topology, peers=classes, health=health)
+    return Written(found.graph, found.rank, links, note)
+
+
+def _note(kinds: int, *, too_many: bool) -> str:
+    """What to tell of ranks of several kinds."""
+    if too_many:
+        return (
+            f"ranks of {kinds:,} kinds, because groups lie unevenly over nodes or leaves: too many tasks to "
+            "write, so that the first rank of each stage stands for all"
+        )
+    return f"ranks of {kinds:,} kinds written: groups lie unevenly over nodes or leaves"
+
+
+def _places(topology: Topology, health: LinkHealth) -> dict[int, Hashable]:
+    """What the network makes of each rank, where it makes a difference."""
+    if not isinstance(topology, FatTree):
+        return {}
+    parted = topology.is_thin(health.left)
+    sick = {topology.node_of_nic(link) for link in health.left}
+    places: dict[int, Hashable] = {}
+    for rank in range(topology.num_devices):
+        node = rank // topology.devices_per_node
+        if parted or node in sick:
+            leaf = node // topology.system.fabric.nodes_per_leaf if parted else 0
+            places[rank] = (leaf, rank if node in sick else None)
+    return places

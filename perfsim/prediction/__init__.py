@@ -1,0 +1,1 @@
+"""One question answered: a layout is planned, its graph placed on the network, run and explained."""

@@ -1,0 +1,180 @@
+"""One plan answered: graph, prices, run, and the numbers that every result carries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from perfsim.calibration import ClusterCalibration
+from perfsim.costs.price import Costs, price
+from perfsim.costs.wafer import WaferCosts
+from perfsim.engine import critical_path, simulate
+from perfsim.engine.failures import FailedRun
+from perfsim.graph import GraphBuilder, Kind, TaskGraph, Work
+from perfsim.placement.place import written_out
+from perfsim.strategies import Plan, strategy
+from perfsim.strategies.three_d.zero import SHARDED
+from perfsim.topology import Topology
+from perfsim.trace import Trace
+from perfsim.transformer import hardware_flop_per_step, model_flop_per_step, recompute_flop_per_step
+from perfsim.workload import Job
+
+COMMUNICATION = "_communication"
+EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update", "input", "spill")
+
+
+@dataclass(frozen=True)
+class Perturbed:
+    """What disturbed a run, and the step without it."""
+
+    text: str
+    unperturbed_step_time_s: float
+    draws_s: tuple[float, ...]
+    """Step times of all draws, ascending."""
+    tasks: int
+    """Tasks written, of the ranks that differ."""
+    note: str = ""
+    run: FailedRun | None = None
+    """Many steps with failures, where they were asked for."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A plan with what became of it."""
+
+    plan: Plan
+    graph: TaskGraph
+    """As the strategy wrote it; the trace's has the ranks written out that differ."""
+    trace: Trace
+    breakdown_s: dict[str, float]
+    """Seconds of the step by category, the mean over computing devices; they add up to the step."""
+    model_flop: float
+    recompute_flop: float
+    """Executed again, beside the model's."""
+    hardware_flop: float
+    """What HFU counts: `transformer.hardware_flop_per_step`."""
+    peak_flop_per_s: float
+    """All devices together."""
+    costs: Costs = field(repr=False, compare=False)
+    """What priced it."""
+    cluster: ClusterCalibration | None = None
+    """What every second of the trace was multiplied by, where the user measured steps."""
+    perturbed: Perturbed | None = None
+    """What disturbed the run; None: nothing."""
+
+    @property
+    def step_time_s(self) -> float:
+        return self.trace.step_time_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.plan.job.tokens_per_step / self.step_time_s
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over what all devices could do in the step; recompute and zeros not counted."""
+        return self.model_flop / (self.step_time_s * self.peak_flop_per_s)
+
+    @property
+    def hfu(self) -> float:
+        """The same with the FLOPs of recompute, as papers count them."""
+        return self.hardware_flop / (self.step_time_s * self.peak_flop_per_s)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Share of the step in which a device has nothing to do and nothing under way."""
+        return self.breakdown_s.get("bubble", 0.0) / self.step_time_s
+
+    @property
+    def exposed_communication_fraction(self) -> float:
+        """Share of the step in which a device only waits for communication."""
+        exposed = sum(
+            seconds
+            for category, seconds in self.breakdown_s.items()
+            if category.endswith(COMMUNICATION) or category in EXPOSED_STREAMS
+        )
+        return exposed / self.step_time_s
+
+
+def graph_of(plan: Plan) -> TaskGraph:
+    """The plan as its strategy writes it."""
+    builder = GraphBuilder()
+    strategy(plan.strategy).emit(plan, builder)
+    return builder.build()
+
+
+def longest_path_s(
+    folded: TaskGraph, topology: Topology, costs: Costs, cluster: ClusterCalibration | None = None
+) -> float:
+    """Step time of a graph without contention."""
+    graph = written_out(folded, topology, contention=False).graph
+    trace = critical_path(graph, price(graph, costs))
+    return (trace if cluster is None else trace.scaled(cluster.scale)).step_time_s
+
+
+def evaluate(
+    plan: Plan,
+    costs: Costs,
+    *,
+    cluster: ClusterCalibration | None = None,
+    graph: TaskGraph | None = None,
+) -> Evaluation:
+    """Price a plan's graph and run it; it is written unless it is there.
+
+    Ranks are written once where that is right (`written_out`), and apart where they differ.
+    The scale of a `cluster` stretches the whole run, so that its parts keep their shares.
+    """
+    graph = graph_of(plan) if graph is None else graph
+    written = written_out(graph, plan.topology)
+    trace = simulate(written.graph, price(written.graph, costs), *written.links)
+    if written.note:
+        plan = replace(plan, notes=(*plan.notes, written.note))
+    if cluster is not None:
+        trace = trace.scaled(cluster.scale)
+    job = plan.job
+    return Evaluation(
+        plan=plan,
+        graph=graph,
+        trace=trace,
+        breakdown_s=trace.mean_breakdown(),
+        model_flop=kept_share(graph, costs, job, needed=True) * model_flop_per_step(job),
+        recompute_flop=_recompute_flop(plan),
+        hardware_flop=kept_share(graph, costs, job) * hardware_flop_per_step(job, plan.layout.recompute),
+        peak_flop_per_s=plan.topology.num_devices * plan.system.device.peak[job.recipe.precision],
+        costs=costs,
+        cluster=cluster,
+    )
+
+
+def kept_share(graph: TaskGraph, costs: Costs, job: Job, *, needed: bool = False) -> float:
+    """Share of a dense step's FLOPs that a sparse model asks for (`needed`), or that are executed.
+
+    Needed are those of weights that are not zero; executed also those of zeros that a wafer does not skip.
+    """
+    if not job.recipe.weight_sparsity:
+        return 1.0
+    if needed:
+        zeros = job.recipe.weight_sparsity
+    else:
+        zeros = costs.zeros_saved if isinstance(costs, WaferCosts) else 0.0
+    counted = [
+        work.kind is Kind.COMP and not (needed and work.category == "recompute") for work in graph.works
+    ]
+    flop = np.array([work.flop for work in graph.works]) * counted
+    streamed = flop * np.array([sparse_share(work) for work in graph.works])
+    return 1.0 - zeros * float(streamed[graph.work].sum()) / float(flop[graph.work].sum())
+
+
+def sparse_share(work: Work) -> float:
+    """Share of a class of work's FLOPs that multiply by the sparse matrices of layers."""
+    if not work.op.startswith("layer.") or not work.flop:
+        return 0.0
+    matrices = sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
+    return matrices / sum(kernel.flop for kernel in work.kernels)
+
+
+def _recompute_flop(plan: Plan) -> float:
+    """FLOPs that a plan's step does again."""
+    stops_early = plan.layout.zero_stage == SHARDED
+    return recompute_flop_per_step(plan.job, plan.layout.recompute, stops_early=stops_early)

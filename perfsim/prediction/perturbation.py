@@ -1,0 +1,127 @@
+"""A step, and a run, under perturbations: the graph stays what it is, and is unfolded where ranks differ."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+import numpy as np
+
+from perfsim.costs.price import price
+from perfsim.engine import simulate
+from perfsim.engine.failures import Checkpoints, FailedRun, exponential_failures, run_with_failures
+from perfsim.engine.perturb import with_jitter, with_stragglers
+from perfsim.errors import InputError
+from perfsim.graph.symmetry import width_of
+from perfsim.placement.place import MOST_TASKS, written_out
+from perfsim.placement.stragglers import Straggling, straggling
+from perfsim.prediction.evaluation import Evaluation, Perturbed
+from perfsim.prediction.perturbation_spec import FailureSpec, PerturbationSpec
+from perfsim.topology import LinkHealth, Topology, link_health
+from perfsim.trace import Trace
+
+
+def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
+    """The same plan under perturbations; of several draws the one of median step time.
+
+    Raises InputError for a rank or a link that is not there, and where dead links leave no route.
+    """
+    plan = evaluation.plan
+    _check_ranks(spec, plan.topology)
+    if evaluation.perturbed is not None:
+        raise InputError("a step that is perturbed already cannot be perturbed again")
+    health = link_health(plan.topology, {each.link: each.left for each in spec.links})
+    drawn = [_draw(evaluation, spec, health, number) for number in range(spec.draws if spec.is_random else 1)]
+    draws = [trace for trace, _ in drawn]
+    draws.sort(key=lambda trace: trace.step_time_s)
+    trace = draws[(len(draws) - 1) // 2]
+    if evaluation.cluster is not None:
+        draws = [each.scaled(evaluation.cluster.scale) for each in draws]
+        trace = draws[(len(draws) - 1) // 2]
+    summary = Perturbed(
+        text=text_of(spec),
+        unperturbed_step_time_s=evaluation.step_time_s,
+        draws_s=tuple(each.step_time_s for each in draws),
+        tasks=len(trace.graph),
+        note="; ".join(dict.fromkeys(filter(None, [_note(evaluation, spec), *(note for _, note in drawn)]))),
+        run=_run(trace.step_time_s, spec.failure, spec.seed),
+    )
+    return replace(evaluation, trace=trace, breakdown_s=trace.mean_breakdown(), perturbed=summary)
+
+
+def _draw(
+    evaluation: Evaluation, spec: PerturbationSpec, health: LinkHealth, number: int
+) -> tuple[Trace, str]:
+    """One step, and what is to be said of how it is written."""
+    plan, folded = evaluation.plan, evaluation.graph
+    rng = np.random.default_rng([spec.seed, number])
+    factors = _factors(spec, plan.topology.num_devices, rng)
+    apart = bool(spec.jitter) and _fits(evaluation)
+    marks: dict[int, Hashable] = dict(factors)
+    if apart:
+        width = width_of(folded)
+        replica = {rank: rank % width // plan.layout.tensor for rank in range(plan.topology.num_devices)}
+        marks = {rank: (factors.get(rank), which) for rank, which in replica.items()}
+    if spec.jitter:
+        slow = Straggling(written_out(folded, plan.topology, marks=marks, health=health), factors)
+    else:
+        slow = straggling(folded, plan, factors, health)
+    graph, rank, links, _ = slow.written
+    duration_s = with_stragglers(graph, price(graph, evaluation.costs), rank, slow.factors)
+    peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)
+    duration_s = with_jitter(graph, duration_s, spec.jitter, peers, rng)
+    return simulate(graph, duration_s, *links), slow.note
+
+
+def _factors(spec: PerturbationSpec, devices: int, rng: np.random.Generator) -> dict[int, float]:
+    """How much longer each slow rank computes in one step."""
+    factors: dict[int, float] = {}
+    for each in spec.stragglers:
+        factors[each.rank] = factors.get(each.rank, 1.0) * each.factor
+    if spec.step_stragglers is not None:
+        for rank in np.flatnonzero(rng.random(devices) < spec.step_stragglers.share).tolist():
+            factors[rank] = factors.get(rank, 1.0) * spec.step_stragglers.factor
+    return {rank: factor for rank, factor in factors.items() if factor != 1.0}
+
+
+def _fits(evaluation: Evaluation) -> bool:
+    replicas = width_of(evaluation.graph) // evaluation.plan.layout.tensor
+    return replicas * len(evaluation.graph) <= MOST_TASKS
+
+
+def _note(evaluation: Evaluation, spec: PerturbationSpec) -> str:
+    if spec.jitter and not _fits(evaluation):
+        return "replicas jitter alike: written apart they would be too many tasks, so this is a lower bound"
+    return ""
+
+
+def _check_ranks(spec: PerturbationSpec, topology: Topology) -> None:
+    for each in spec.stragglers:
+        if each.rank >= topology.num_devices:
+            raise InputError(f"straggler {each.rank}: the ranks are 0 to {topology.num_devices - 1}")
+
+
+def _run(step_time_s: float, failure: FailureSpec | None, seed: int) -> FailedRun | None:
+    """Many steps with failures."""
+    if failure is None:
+        return None
+    checkpoints = Checkpoints(failure.checkpoint, failure.restart, failure.write)
+    times = iter([failure.at]) if failure.at is not None else exponential_failures(failure.mttf or 0.0, seed)
+    return run_with_failures(failure.steps * step_time_s, checkpoints, times)
+
+
+def text_of(spec: PerturbationSpec) -> str:
+    """What disturbs, in a line."""
+    parts = [f"rank {each.rank} computes {each.factor:g} times as long" for each in spec.stragglers]
+    if spec.step_stragglers is not None:
+        share, factor = spec.step_stragglers.share, spec.step_stragglers.factor
+        parts.append(f"{100 * share:g} % of the ranks of a step {factor:g} times as long")
+    if spec.jitter:
+        parts.append(f"jitter with sigma {spec.jitter:g}")
+    for each in spec.links:
+        name = each.link if each.system is None else f"{each.link} of {each.system}"
+        parts.append(f"{name} {f'at {100 * each.left:g} %' if each.left else 'dead'}")
+    if spec.failure is not None:
+        when = "one failure" if spec.failure.at is not None else "failures"
+        parts.append(f"{when} with restart from checkpoints")
+    return ", ".join([*parts, f"seed {spec.seed}"])

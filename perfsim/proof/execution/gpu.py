@@ -1,0 +1,390 @@
+"""GPU strategies as programs: what their collectives, sends and updates do to buffers.
+
+The norm gradients of tensor peers are partial sums (see `layers`); they ride along with the first
+collective behind them. What the optimizer reads of other devices is whether their gradients are there
+and finite: clipping would need a sum over ranks that no graph has a task for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from perfsim.graph import EMBEDDING, HEAD, TABLES, WHOLE, Kind, Task
+from perfsim.proof.execution.adam import Moments, adam
+from perfsim.proof.execution.gpu_compute import SHARDED_PARAMETERS, GpuCompute, Partial
+from perfsim.proof.execution.layout import Array, cut
+from perfsim.proof.execution.movement import combined, joined, pieces, summed
+from perfsim.proof.execution.program import (
+    Cell,
+    Claim,
+    Kernel,
+    Message,
+    Program,
+    Values,
+    first_made,
+    first_read,
+)
+
+GATHER_SLOTS = 2
+"""Layers that are whole at once under ZeRO 3 (`limit_all_gathers`)."""
+NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
+SEQUENCE, HIDDEN = 1, 2
+"""The axis along which sequence parallelism cuts, and that of a pipeline send's shares."""
+
+
+class GpuCompiler(GpuCompute):
+    """Compiles graphs of `3d`, its plain forms, and ZeRO."""
+
+    gathers: dict[int, int]
+    homes: dict[int, list[int]]
+    """Blocks that stand on each device."""
+    sharded: set[tuple[int, int]]
+    """(device, block) whose gradients were scattered, so that each replica updates a share."""
+
+    def compile(self) -> Program:
+        """Compile every task."""
+        self.gathers, self.sharded, self.homes = {}, set(), {}
+        return super().compile()
+
+    def translate(self, task: Task) -> None:
+        """Add the action of one task; an operation that nobody knows is refused by name."""
+        key = task.work.op if task.work.kind is Kind.COMP else f"{task.work.category}: {task.work.op}"
+        known = OPERATIONS.get(key)
+        if known is None:
+            detail = f"the executor knows no operation {key!r}; known: {', '.join(OPERATIONS)}"
+            raise self.refuse("its operation", detail)
+        home = self.homes.setdefault(self.place, [])
+        if key.endswith(".forward") and task.block not in home:
+            home.append(task.block)
+        known(self, task)
+
+    # ----------------------------------------------------------------------- tensor collectives
+    def tensor_reduce(self, task: Task) -> None:
+        """Sum over the tensor peers; each gets all of it or its share of the sequence."""
+        self.needs(1)
+        info = self.partial.get(task.reads[0], Partial(None))
+        scatters = task.work.op == "reduce_scatter"
+        axis = HIDDEN if info.statistics else SEQUENCE
+        part, total = self.norm_cells(*info.norm, info.later) if info.norm else (None, None)
+        adds = not self.scattered and info.later is None
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            whole = combined([own[0] for own in values], statistics=info.statistics)
+            given = pieces(whole, len(members), axis) if scatters else [whole.copy() for _ in members]
+            if total is None:
+                return [(piece,) for piece in given]
+            norm = summed([own[1] for own in values])
+            sums = [own[2] + norm if adds else norm.copy() for own in values]
+            return list(zip(given, sums, strict=True))
+
+        claims = [(0, info.claim)] if info.claim and not scatters else []
+        norm_reads = [part, total][: 2 if adds else 1] if part and total else []
+        self.add(
+            [self.operand(task.reads[0]), *norm_reads],
+            [*self.handle(), *([total] if total else [])],
+            kernel,
+            joined=True,
+            claims=claims,
+            message=self._activations(task, first_read),
+        )
+        if scatters:
+            self.partial[task.writes[0]] = Partial(info.claim, info.statistics, axis=axis)
+
+    def tensor_gather(self, task: Task) -> None:
+        """Put the tensor peers' shares together."""
+        self.needs(1)
+        info = self.partial.get(task.reads[0], Partial(None))
+        axis = SEQUENCE if info.axis is None else info.axis
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            whole = joined([own[0] for own in values], axis)
+            return [(whole.copy(),) for _ in members]
+
+        claims = [(0, info.claim)] if info.claim else []
+        operands, sizes = [self.operand(task.reads[0])], self._activations(task, first_made)
+        self.add(operands, self.handle(), kernel, joined=True, claims=claims, message=sizes)
+
+    def _activations(self, task: Task, count: Callable[[Values, tuple[Any, ...]], int]) -> Message:
+        """What tensor peers exchange: activations, or the statistics of a softmax."""
+        info = self.partial.get(task.reads[0], Partial(None))
+        return Message("statistics" if info.statistics else "activations", count)
+
+    # --------------------------------------------------------------------------- between stages
+    def send(self, task: Task) -> None:
+        """To the same peer of the next stage: the tensor, or this peer's share of it."""
+        self.needs(1)
+        operand, (_, target) = self.operand(task.reads[0]), self._ends(task)
+        peers, shares = self.layout.tensor, not self.layout.sequence_parallel and self.layout.tensor > 1
+        claim = self.claim_of(operand)
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            return [
+                (pieces(own[0], peers, HIDDEN)[rank % peers] if shares else own[0].copy(),)
+                for rank, own in zip(members, values, strict=True)
+            ]
+
+        if shares:
+            self.partial[task.writes[0]] = Partial(claim, axis=HIDDEN)
+        claims = [(0, claim)] if claim and not shares else []
+        self.add(
+            [operand],
+            self.handle(0, target),
+            kernel,
+            claims=claims,
+            message=Message("activations", first_made),
+        )
+
+    def claim_of(self, cell: Cell) -> Claim | None:
+        """What a tensor was said to be when it was written."""
+        writer = self.last_writer.get(cell)
+        if writer is None:
+            return None
+        action = self.program.actions[writer]
+        return next((claim for place, claim in action.claims if action.writes[place] == cell), None)
+
+    def _ends(self, task: Task) -> tuple[int, int]:
+        group = task.work.group
+        if group is None or len(group.ranks) != 2:
+            raise self.refuse("its group", "a transfer needs two ranks")
+        return group.ranks[0], group.ranks[1]
+
+    def tie(self, task: Task) -> None:
+        """Sum the gradients of a tied table over the first and the last stage."""
+        first, last = self._ends(task)
+        ends = [(first, EMBEDDING), (last, HEAD)]
+        names = ["gradient shard" if end in self.sharded else "gradient" for end in ends]
+        cells = [Cell(place, name, block) for (place, block), name in zip(ends, names, strict=True)]
+        operands = [self.operand(handle, anywhere=True) for handle in task.reads]
+        count, shard = len(operands), names[0] == "gradient shard"
+
+        def words(*_: Any) -> int:
+            part = self._words(0, EMBEDDING, shard=shard)
+            return int(part.stop - part.start)
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            results = []
+            for rank, own in zip(members, values, strict=True):
+                tables = [own[count].copy(), own[count + 1].copy()]
+                self._sum_words(rank, tables, shard=shard)
+                results.append((None, None, *tables))
+            return results
+
+        self.add(
+            [*operands, *cells],
+            [*self.handle(0, first, last), *cells],
+            kernel,
+            message=Message("table", words),
+        )
+
+    def _sum_words(self, rank: int, tables: list[Array], *, shard: bool) -> None:
+        """Give both tables the sum of their words."""
+        parts = [self._words(rank, block, shard=shard) for block in (EMBEDDING, HEAD)]
+        total = tables[0][parts[0]] + tables[1][parts[1]]
+        tables[0][parts[0]] = tables[1][parts[1]] = total
+
+    def _words(self, rank: int, block: int, *, shard: bool) -> slice:
+        """Where the words stand in a block's flat vector, or in its shard."""
+        found = self.share(rank).layouts[block]
+        return found.shard_part("words", self.layout.data) if shard else found.parts["words"]
+
+    # ------------------------------------------------------------------------- data collectives
+    def _targets(self, block: int, buckets: int = 1) -> list[int]:
+        """The blocks whose gradients a reduction concerns: of those that wait for one.
+
+        A reduction that reads the gradients of several layers is of so many, from `block` on.
+        """
+        waiting = self.pending.setdefault(self.place, {})
+        if block == WHOLE:
+            found = list(waiting)
+        elif block == TABLES:
+            found = [each for each in waiting if each in (EMBEDDING, HEAD)]
+        else:
+            found = list(range(block, block + buckets))
+        for each in found:
+            waiting.pop(each, None)
+        return found
+
+    def gradient_cells(self, block: int) -> list[Cell]:
+        """Where the gradients of a block on this device are: linears, and norms that were summed apart."""
+        if self.layout.tensor == 1:
+            return [self.gradient(block, begins=False)]
+        norms = [self.norm_cells(name, block)[1] for name in NORMS]
+        return [self.gradient(block, begins=False), *(cell for cell in norms if cell in self.last_writer)]
+
+    def data_reduce(self, task: Task) -> None:
+        """Sum gradients over the replicas; each keeps all of them or its shard."""
+        blocks = self._targets(task.block, len(task.reads))
+        made = [self.gradient_cells(block) for block in blocks]
+        scatters = task.work.op == "reduce_scatter"
+        shards = [Cell(self.place, "gradient shard", block) for block in blocks]
+        kept = shards if scatters and self.scattered else []
+        self.sharded |= {(self.place, block) for block in blocks if scatters}
+        operands = [self.operand(handle) for handle in task.reads]
+        first = len(operands)
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            results: list[list[Any]] = [[None] for _ in members]
+            where = first
+            for number, (block, cells) in enumerate(zip(blocks, made, strict=True)):
+                total = summed([summed(own[where : where + len(cells)]) for own in values])
+                where += len(cells)
+                for index, (rank, own) in enumerate(zip(members, values, strict=True)):
+                    if not scatters:
+                        results[index] += [total.copy(), *(np.zeros_like(total) for _ in cells[1:])]
+                        continue
+                    shard = self.share(rank).layouts[block].shard(total, len(members), index)
+                    results[index].append(own[number - len(kept)] + shard if kept else shard)
+            return [tuple(result) for result in results]
+
+        writes = shards if scatters else [cell for cells in made for cell in cells]
+        reads = [*operands, *(cell for cells in made for cell in cells), *kept]
+        claims = [] if scatters else self._reduced_claims(blocks, made)
+
+        def moved(own: Values, _: tuple[Any, ...]) -> int:
+            firsts = [first + sum(len(each) for each in made[:number]) for number in range(len(made))]
+            return sum(int(own[place].size) for place in firsts)
+
+        message = Message("gradients", moved, tuple(blocks))
+        self.add(reads, [*self.handle(), *writes], kernel, joined=True, claims=claims, message=message)
+
+    def _reduced_claims(self, blocks: list[int], made: list[list[Cell]]) -> list[tuple[int, Claim]]:
+        """Gradients of layers are complete when they are reduced; a tied table's may not be."""
+        claims, position = [], 1
+        for block, cells in zip(blocks, made, strict=True):
+            if block >= 0:
+                claims.append((position, Claim("weight gradient", block, self.step, -1)))
+            position += len(cells)
+        return claims
+
+    def data_gather(self, task: Task) -> None:
+        """Fetch the shards of parameters that the other replicas hold."""
+        home = self.homes[self.place]
+        if task.block == WHOLE:
+            blocks = list(home)
+        else:
+            blocks = [EMBEDDING, HEAD] if task.block == TABLES else [task.block]
+        if self.layout.zero_stage == SHARDED_PARAMETERS and task.block >= 0:
+            number = self.gathers.get(self.place, 0)
+            self.gathers[self.place] = number + 1
+            self.slot_of[self.place, task.block] = Cell(
+                self.place, "slot of gathered weights", number % GATHER_SLOTS
+            )
+        operands = [self.operand(handle) for handle in task.reads]
+        masters = [self.cell("weight shard", block) for block in blocks]
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            whole = [
+                self.share(members[0]).layouts[block].whole([own[len(operands) + i] for own in values])
+                for i, block in enumerate(blocks)
+            ]
+            return [(None, *(each.copy() for each in whole)) for _ in members]
+
+        writes = [*self.handle(), *(self.weights(block) for block in blocks)]
+
+        def moved(_: Values, made: tuple[Any, ...]) -> int:
+            return sum(int(whole.size) for whole in made[1:])
+
+        message = Message("parameters", moved, tuple(blocks))
+        self.add([*operands, *masters], writes, kernel, joined=True, message=message)
+
+    # ---------------------------------------------------------------------------------- update
+    def optimizer(self, task: Task) -> None:
+        """Adam on what this rank updates; gradients begin at zero again."""
+        operands = [self.operand(handle, anywhere=True) for handle in task.reads]
+        reads, writes, claims, updates = list(operands), self.handle(), [], []
+        for block in sorted(self.homes[self.place], reverse=True):
+            shard = (self.place, block) in self.sharded
+            gradients = [self.cell("gradient shard", block)] if shard else self.gradient_cells(block)
+            states = [self.cell("weight shard" if shard else "weights", block), self.cell("moments", block)]
+            updates.append((block, shard, len(gradients)))
+            reads += [*gradients, *states]
+            kind = " shard" if shard else ""
+            claims.append((len(writes), Claim(f"weight gradient{kind}", block, self.step, -1)))
+            claims.append((len(writes) + 1, Claim(f"weights{kind}", block, self.step, -1)))
+            cleared = [*gradients, *(self.gradient_cells(block) if shard and not self.scattered else [])]
+            record = Cell(self.place, f"gradient used in step {self.step + 1}", block)
+            writes += [record, *states, *cleared]
+        self.add(reads, writes, self._update(updates, len(operands)), claims=claims)
+
+    def _update(self, updates: list[tuple[int, bool, int]], first: int) -> Kernel:
+        tied = self.lesson.model.tied_embeddings
+        clears = [
+            count if not shard or self.scattered else count + len(self.gradient_cells(block))
+            for block, shard, count in updates
+        ]
+
+        def own_update(rank: int, values: Values) -> tuple[Any, ...]:
+            where, found = first, []
+            for _, _, count in updates:
+                gradients = summed(values[where : where + count])
+                found.append((gradients, values[where + count], values[where + count + 1]))
+                where += count + 2
+            tables = {block: i for i, (block, _, _) in enumerate(updates)}
+            if tied and EMBEDDING in tables and HEAD in tables:
+                both = [found[tables[EMBEDDING]][0], found[tables[HEAD]][0]]
+                self._sum_words(rank, both, shard=updates[tables[EMBEDDING]][1])
+            results: list[Any] = [None]
+            for (block, shard, count), clear, (gradient, weights, moments) in zip(
+                updates, clears, found, strict=True
+            ):
+                size = self.share(rank).layouts[block].size
+                results += [gradient, *adam(weights, gradient, moments)]
+                results += [np.zeros(len(gradient) if i < count and shard else size) for i in range(clear)]
+            return tuple(results)
+
+        return lambda members, values: [
+            own_update(rank, own) for rank, own in zip(members, values, strict=True)
+        ]
+
+    # ----------------------------------------------------------------------------------- start
+    def initial(self, cell: Cell, rank: int) -> Any:
+        """What a buffer holds before the first task; KeyError where nothing is there."""
+        share, data = self.share(rank), self.layout.data
+        layout, replica = share.layouts[cell.number], rank // self.layout.tensor
+        shard = (cell.place, cell.number) in self.sharded
+        if cell.name in ("weights", "weight shard"):
+            flat = layout.flat(cut(self.lesson.initial[cell.number], share))
+            return flat if cell.name == "weights" else layout.shard(flat, data, replica)
+        zero = np.zeros(layout.size)
+        if cell.name == "moments":
+            return Moments.zero(layout.shard(zero, data, replica).size if shard else layout.size)
+        if cell.name == "gradient shard":
+            return layout.shard(zero, data, replica)
+        if cell.name.endswith("gradient") or cell.name == "slot of gradients":
+            return zero
+        raise KeyError(cell)
+
+
+OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
+    "embedding.forward": GpuCompiler.embedding_forward,
+    "attention.forward": GpuCompiler.attention_forward,
+    "mlp.forward": GpuCompiler.mlp_forward,
+    "head.forward": GpuCompiler.head_forward,
+    "attention.recompute": GpuCompiler.attention_recompute,
+    "mlp.recompute": GpuCompiler.mlp_recompute,
+    "head.backward": GpuCompiler.head_backward,
+    "mlp.backward": GpuCompiler.layer_backward,
+    "attention.backward": GpuCompiler.layer_backward,
+    "embedding.backward": GpuCompiler.embedding_backward,
+    "head.dgrad": GpuCompiler.head_backward,
+    "mlp.dgrad": GpuCompiler.layer_backward,
+    "attention.dgrad": GpuCompiler.layer_backward,
+    "head.wgrad": GpuCompiler.weight_pass,
+    "mlp.wgrad": GpuCompiler.weight_pass,
+    "attention.wgrad": GpuCompiler.weight_pass,
+    "stage.hand_on": GpuCompiler.hand_on,
+    "wait": GpuCompiler.wait,
+    "optimizer": GpuCompiler.optimizer,
+    "tensor_communication: all_reduce": GpuCompiler.tensor_reduce,
+    "tensor_communication: reduce_scatter": GpuCompiler.tensor_reduce,
+    "tensor_communication: all_gather": GpuCompiler.tensor_gather,
+    "pipeline_communication: send_recv": GpuCompiler.send,
+    "pipeline_communication: all_reduce": GpuCompiler.tie,
+    "data_communication: all_reduce": GpuCompiler.data_reduce,
+    "data_communication: reduce_scatter": GpuCompiler.data_reduce,
+    "data_communication: all_gather": GpuCompiler.data_gather,
+}
+"""What each operation of a task (`Work.op`, for communication with its category) does; add new ones here."""

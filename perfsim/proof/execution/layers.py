@@ -1,0 +1,291 @@
+"""One transformer layer in NumPy, float64: forward, and backward in one piece or in two.
+
+Every function works on one tensor peer's share: column-cut first linears, row-cut second ones, so
+outputs are partial sums until the peers' collective adds them [1909.08053]. What must enter that sum
+once (residuals, biases of row-cut linears) is added by the first peer. The backward of a norm is
+linear in the gradient that arrives, so it is applied to the partial sum and commutes with the
+collective; its scale and shift gradients are partial as well and are returned apart.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from perfsim.proof.execution.layout import Array, Share, Weights
+
+NORM_EPSILON = 1e-5
+ROTARY_BASE = 10_000.0
+
+
+class NormKept(NamedTuple):
+    """What a norm's backward reads: the normalised input and one over its deviation."""
+
+    normal: Array
+    inverse: Array
+
+
+class AttentionKept(NamedTuple):
+    """What an attention block keeps; all but `x` and None where it is made again."""
+
+    x: Array
+    norm: NormKept
+    z: Array
+    q: Array
+    k: Array
+    v: Array
+    probabilities: Array | None
+    context: Array | None
+
+
+class MlpKept(NamedTuple):
+    """What an MLP block keeps."""
+
+    norm: NormKept
+    z: Array
+    u: Array
+    activated: Array
+
+
+class Linears(NamedTuple):
+    """Inputs and output gradients of a block's linears, which its weight gradients read."""
+
+    first_in: Array
+    first_out: Array
+    second_in: Array
+    second_out: Array
+    norm: Weights
+    """Gradients of scale and shift; partial where there are peers."""
+
+
+# ------------------------------------------------------------------------------------------ norm
+def norm_forward(x: Array, w: Weights, name: str) -> tuple[Array, NormKept]:
+    """Layer norm; without a shift root-mean-square norm, which does not centre either."""
+    shift = w.get(f"{name}.shift")
+    centred = x if shift is None else x - _mean(x)
+    inverse = 1.0 / np.sqrt(_mean(centred * centred) + NORM_EPSILON)
+    normal = centred * inverse
+    y = normal * w[f"{name}.scale"]
+    return (y if shift is None else y + shift), NormKept(normal, inverse)
+
+
+def norm_backward(dy: Array, w: Weights, name: str, kept: NormKept) -> tuple[Array, Weights]:
+    """Gradient of a norm's input, and of its scale and shift."""
+    scale, centres = w[f"{name}.scale"], f"{name}.shift" in w
+    d_normal = dy * scale
+    dx = d_normal - kept.normal * _mean(d_normal * kept.normal)
+    if centres:
+        dx = dx - _mean(d_normal)
+    grads = {f"{name}.scale": (dy * kept.normal).sum(axis=(0, 1))}
+    if centres:
+        grads[f"{name}.shift"] = dy.sum(axis=(0, 1))
+    return dx * kept.inverse, grads
+
+
+def _mean(x: Array) -> Array:
+    """Mean over the last axis; faster than `mean` on small arrays."""
+    return np.asarray(np.add.reduce(x, axis=-1, keepdims=True) / x.shape[-1])
+
+
+# ------------------------------------------------------------------------------------- attention
+def attention_forward(w: Weights, x: Array, share: Share) -> tuple[Array, AttentionKept]:
+    """Norm, QKV, core, output projection: this peer's part of the block's output."""
+    z, norm = norm_forward(x, w, "norm1")
+    mixed = z @ w["qkv"]
+    if "qkv_bias" in w:
+        mixed = mixed + w["qkv_bias"]
+    q, k, v = _split_heads(mixed, share)
+    q, k = _rotated(q, share, 1.0), _rotated(k, share, 1.0)
+    kept = with_core(AttentionKept(x, norm, z, q, k, v, None, None), share)
+    out = _merge_heads(_known(kept.context)) @ w["projection"]
+    if "projection_bias" in w and share.leads:
+        out = out + w["projection_bias"]
+    return out, kept
+
+
+def with_core(kept: AttentionKept, share: Share) -> AttentionKept:
+    """Scores, softmax and context of each head, made (again) from queries, keys and values."""
+    scores = kept.q @ np.swapaxes(_repeated(kept.k, share), -1, -2) / math.sqrt(share.model.head_size)
+    probabilities = _softmax(scores + _mask(scores.shape[-1], share))
+    return kept._replace(probabilities=probabilities, context=probabilities @ _repeated(kept.v, share))
+
+
+def without_core(kept: AttentionKept) -> AttentionKept:
+    """What selective recompute keeps."""
+    return kept._replace(probabilities=None, context=None)
+
+
+def attention_dgrad(w: Weights, kept: AttentionKept, d_out: Array, share: Share) -> tuple[Array, Linears]:
+    """Gradient of the block's input without the residual, this peer's part of it, and what W reads."""
+    p, context = _known(kept.probabilities), _known(kept.context)
+    d_context = _heads(d_out @ w["projection"].T, share.heads, share)
+    d_p = d_context @ np.swapaxes(_repeated(kept.v, share), -1, -2)
+    d_v = _folded(np.swapaxes(p, -1, -2) @ d_context, share)
+    d_scores = p * (d_p - (d_p * p).sum(axis=-1, keepdims=True)) / math.sqrt(share.model.head_size)
+    d_q = d_scores @ _repeated(kept.k, share)
+    d_k = _folded(np.swapaxes(d_scores, -1, -2) @ kept.q, share)
+    d_q, d_k = _rotated(d_q, share, -1.0), _rotated(d_k, share, -1.0)
+    d_mixed = np.concatenate([_merge_heads(each) for each in (d_q, d_k, d_v)], axis=-1)
+    dx, norm = norm_backward(d_mixed @ w["qkv"].T, w, "norm1", kept.norm)
+    return dx, Linears(kept.z, d_mixed, _merge_heads(context), d_out, norm)
+
+
+def attention_wgrad(inputs: Linears, share: Share) -> Weights:
+    """Gradients of the attention block's linears."""
+    return _linear_grads(inputs, "qkv", "projection", bias=share.model.has_attention_bias)
+
+
+# ------------------------------------------------------------------------------------------- MLP
+def mlp_forward(w: Weights, x: Array, attention: Array, share: Share) -> tuple[Array, MlpKept]:
+    """Residual of the attention block, norm, both linears; the first peer's part carries the residual."""
+    total = x + attention
+    parallel = share.model.norms_per_layer == 1
+    z, norm = norm_forward(x if parallel else total, w, "norm1" if parallel else "norm2")
+    u = z @ w["fc1"]
+    if "fc1_bias" in w:
+        u = u + w["fc1_bias"]
+    activated = _activation(u, share)
+    y = activated @ w["fc2"]
+    if share.leads:
+        y = y + total
+        if "fc2_bias" in w:
+            y = y + w["fc2_bias"]
+    return y, MlpKept(norm, z, u, activated)
+
+
+def mlp_dgrad(w: Weights, kept: MlpKept, dy: Array, share: Share) -> tuple[Array, Linears]:
+    """Gradient of the block's input with the residual, this peer's part of it, and what W reads."""
+    du = _activation_backward(kept.u, dy @ w["fc2"].T, share)
+    name = "norm1" if share.model.norms_per_layer == 1 else "norm2"
+    dx, norm = norm_backward(du @ w["fc1"].T, w, name, kept.norm)
+    if share.leads:
+        dx = dx + dy
+    return dx, Linears(kept.z, du, kept.activated, dy, norm)
+
+
+def mlp_wgrad(inputs: Linears, share: Share) -> Weights:
+    """Gradients of the MLP's linears."""
+    return _linear_grads(inputs, "fc1", "fc2", bias=share.model.bias)
+
+
+# --------------------------------------------------------------------------------------- helpers
+def _linear_grads(inputs: Linears, first: str, second: str, *, bias: bool) -> Weights:
+    grads = {
+        first: _outer(inputs.first_in, inputs.first_out),
+        second: _outer(inputs.second_in, inputs.second_out),
+    }
+    if bias:
+        grads[f"{first}_bias"] = inputs.first_out.sum(axis=(0, 1))
+        grads[f"{second}_bias"] = inputs.second_out.sum(axis=(0, 1))
+    return grads
+
+
+def _outer(x: Array, dy: Array) -> Array:
+    """Sum over tokens of x (k) times dy (n)."""
+    return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+
+
+def _known(value: Array | None) -> Array:
+    """An activation that must have been kept or made again."""
+    if value is None:
+        raise ValueError("the attention core was not kept and not made again")
+    return value
+
+
+def _heads(x: Array, count: int, share: Share) -> Array:
+    """(n, s, heads * d) to (n, heads, s, d)."""
+    return x.reshape(*x.shape[:2], count, share.model.head_size).swapaxes(1, 2)
+
+
+def _split_heads(mixed: Array, share: Share) -> tuple[Array, Array, Array]:
+    size = share.model.head_size
+    q, kv = share.heads * size, share.groups * size
+    parts = (mixed[..., :q], mixed[..., q : q + kv], mixed[..., q + kv :])
+    q_heads, k_heads, v_heads = (
+        _heads(part, count, share)
+        for part, count in zip(parts, (share.heads, share.groups, share.groups), strict=True)
+    )
+    return q_heads, k_heads, v_heads
+
+
+def _merge_heads(x: Array) -> Array:
+    return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
+
+
+def _repeated(x: Array, share: Share) -> Array:
+    """Keys or values of each group, once for each query head."""
+    times = share.heads // share.groups
+    return x if times == 1 else np.repeat(x, times, axis=1)
+
+
+def _folded(dx: Array, share: Share) -> Array:
+    """Gradients of keys or values summed over the query heads of each group."""
+    if share.heads == share.groups:
+        return dx
+    n, _, s, d = dx.shape
+    return np.asarray(dx.reshape(n, share.groups, share.heads // share.groups, s, d).sum(axis=2))
+
+
+def _softmax(x: Array) -> Array:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(e / e.sum(axis=-1, keepdims=True))
+
+
+def _mask(length: int, share: Share) -> Array:
+    """What is added to scores: nothing of the future under a causal mask; ALiBi's slopes [2108.12409]."""
+    future = _future(length, causal=share.model.causal)
+    if share.model.position_embedding != "alibi":
+        return future
+    number = share.peer * share.heads + np.arange(share.heads)
+    slope = 2.0 ** (-8.0 * (number + 1) / share.model.num_attention_heads)
+    distance = np.abs(np.arange(length)[:, None] - np.arange(length)[None, :])
+    return np.asarray(future - slope[:, None, None] * distance)
+
+
+@lru_cache(maxsize=64)
+def _future(length: int, *, causal: bool) -> Array:
+    return np.triu(np.full((length, length), -np.inf if causal else 0.0), 1)
+
+
+def _rotated(x: Array, share: Share, direction: float) -> Array:
+    """Rotary positions [2104.09864]: pairs of entries turned by position times frequency."""
+    if share.model.position_embedding != "rotary":
+        return x
+    half = share.model.head_size // 2
+    cosine, sine = _angles(x.shape[2], half)
+    sine = direction * sine
+    a, b = x[..., :half], x[..., half : 2 * half]
+    turned = (a * cosine - b * sine, a * sine + b * cosine)
+    return np.concatenate([*turned, x[..., 2 * half :]], axis=-1)
+
+
+@lru_cache(maxsize=64)
+def _angles(length: int, half: int) -> tuple[Array, Array]:
+    angle = np.arange(length)[:, None] / ROTARY_BASE ** (np.arange(half) / half)
+    return np.cos(angle), np.sin(angle)
+
+
+GELU_SCALE, GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
+"""GELU by tanh [1606.08415]."""
+
+
+def _activation(u: Array, share: Share) -> Array:
+    """GELU, or SiLU of the first half times the second where the MLP is gated [2002.05202]."""
+    if share.model.gated_mlp:
+        gate, up = np.split(u, 2, axis=-1)
+        return gate / (1.0 + np.exp(-gate)) * up
+    return 0.5 * u * (1.0 + np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u)))
+
+
+def _activation_backward(u: Array, d: Array, share: Share) -> Array:
+    if share.model.gated_mlp:
+        gate, up = np.split(u, 2, axis=-1)
+        sigmoid = 1.0 / (1.0 + np.exp(-gate))
+        d_gate = d * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+        return np.concatenate([d_gate, d * gate * sigmoid], axis=-1)
+    t = np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u))
+    slope = GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * u * u)
+    return d * (0.5 * (1.0 + t) + 0.5 * u * (1.0 - t * t) * slope)

@@ -1,0 +1,35 @@
+"""Collectives on arrays: every member gives its own and gets its own."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from perfsim.proof.execution.layout import Array
+from perfsim.proof.execution.tables import merged_statistics
+
+
+def summed(parts: list[Array]) -> Array:
+    """The sum that a reduction leaves; in the order of the ranks."""
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def combined(parts: list[Array], *, statistics: bool) -> Array:
+    """The sum, or the statistics of a softmax merged."""
+    return merged_statistics(parts) if statistics else summed(parts)
+
+
+def pieces(whole: Array, count: int, axis: int) -> list[Array]:
+    """An array cut among ranks along an axis, as evenly as it goes."""
+    bounds = [number * whole.shape[axis] // count for number in range(count + 1)]
+    before = (slice(None),) * axis
+    return [whole[(*before, slice(low, high))].copy() for low, high in pairwise(bounds)]
+
+
+def joined(parts: list[Array], axis: int) -> Array:
+    """Pieces put together again."""
+    return np.concatenate(parts, axis=axis)

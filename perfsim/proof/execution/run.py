@@ -1,0 +1,166 @@
+"""Running a program rank by rank, in any order that the graph allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import starmap
+from typing import Any
+
+import numpy as np
+
+from perfsim.graph.unfold import Unfolded
+from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure
+from perfsim.proof.execution.oracle import TOLERANCE, Oracle
+from perfsim.proof.execution.program import SHARED, START, Action, Cell, Program
+
+RESULTS = ("loss", "weight gradient", "weights")
+"""What every order is compared in; the first one is compared in activations and their gradients as well."""
+
+NOBODY = -2
+"""The writer of a buffer in which nothing is yet."""
+
+Initial = Callable[[Cell, int], Any]
+
+
+@dataclass
+class Outcome:
+    """What one order came to."""
+
+    max_relative_error: float = 0.0
+    faults: list[Fault] = field(default_factory=list)
+    compared: int = 0
+    """Arrays that were held against serial training."""
+    moved: dict[int, int] = field(default_factory=dict)
+    """Elements of each task's message, of the rank that has most; in a thorough run."""
+
+
+class Machine:
+    """All ranks of an unfolded graph, with the buffers of each."""
+
+    def __init__(self, program: Program, unfolded: Unfolded, initial: Initial, oracle: Oracle) -> None:
+        self.program, self.initial, self.oracle = program, initial, oracle
+        self.task = unfolded.task.tolist()
+        self.members = _members(unfolded, program.width)
+        for instance, task in enumerate(self.task):
+            if not program.actions[task].joined:
+                self.members[instance] = self.members[instance][:1]
+        self.cells: dict[Cell, int] = {}
+        self.reads = [self._numbers(action.reads) for action in program.actions]
+        self.writes = [self._numbers(action.writes) for action in program.actions]
+        self.first: dict[tuple[int, int], Any] = {}
+
+    def _numbers(self, cells: Sequence[Cell]) -> list[tuple[int, bool]]:
+        """Each cell's number, and whether every rank has its own."""
+        return [(self.cells.setdefault(cell, len(self.cells)), cell.place != SHARED) for cell in cells]
+
+    def run(self, order: Sequence[int], *, thorough: bool = False) -> Outcome:
+        """Execute every task once; FaultError where that is impossible."""
+        outcome, width = Outcome(), self.program.width
+        values: list[list[Any]] = [[None] * width for _ in self.cells]
+        writers: list[list[int]] = [[NOBODY] * width for _ in self.cells]
+        for instance in order:
+            action = self.program.actions[self.task[instance]]
+            given, results = self._step(action, self.members[instance], values, writers)
+            if thorough and action.message is not None:
+                sizes = (self._size(action, *of_rank) for of_rank in zip(given, results, strict=True))
+                outcome.moved[action.task] = max(outcome.moved.get(action.task, 0), *sizes, 0)
+            if action.claims:
+                for rank, result in zip(self.members[instance], results, strict=True):
+                    self._compare(action, rank, result, outcome, thorough=thorough)
+        return outcome
+
+    def _step(
+        self, action: Action, members: Sequence[int], values: list[list[Any]], writers: list[list[int]]
+    ) -> tuple[list[list[Any]], list[tuple[Any, ...]]]:
+        """Execute one task: what its ranks read, and what they make of it, which goes where it belongs."""
+        task, given = action.task, []
+        for rank in members:
+            own = []
+            for index, (cell, apart) in enumerate(self.reads[task]):
+                place = rank if apart else 0
+                if writers[cell][place] != action.expects[index]:
+                    self._begin(action, index, place, values[cell], writers[cell])
+                own.append(values[cell][place])
+            given.append(own)
+        results = self._execute(action, members, given)
+        for rank, result in zip(members, results, strict=True):
+            for (cell, apart), value in zip(self.writes[task], result, strict=True):
+                place = rank if apart else 0
+                values[cell][place], writers[cell][place] = value, task
+        return given, results
+
+    def _size(self, action: Action, own: list[Any], made: tuple[Any, ...]) -> int:
+        """Elements of the message of a rank; none where it has no part in it."""
+        if action.message is None:
+            return 0
+        try:
+            return action.message.of(own, made)
+        except BROKEN as error:
+            raise self._failure(action, action.reads[:1], "its message cannot be counted", error) from None
+
+    def _begin(self, action: Action, index: int, place: int, values: list[Any], writers: list[int]) -> None:
+        """Put what was there at the start into a buffer; anything else in it is not what was meant."""
+        intended = action.expects[index]
+        if writers[place] == NOBODY and intended == START:
+            values[place], writers[place] = self._first(action, index, place), START
+            return
+        name, found = self.program.name, writers[place]
+        wrote = "nothing is there yet" if found == NOBODY else f"{name(found)} wrote what is there"
+        tensor = self.program.tensor(action.reads[index])
+        detail = f"must read what {name(intended)} writes, but {wrote}"
+        raise FaultError(Fault("order", name(action.task), tensor, detail))
+
+    def _first(self, action: Action, index: int, place: int) -> Any:
+        cell = action.reads[index]
+        key = (self.cells[cell], place)
+        if key not in self.first:
+            try:
+                self.first[key] = self.initial(cell, place)
+            except BROKEN:
+                name, tensor = self.program.name(action.task), self.program.tensor(cell)
+                fault = Fault("refused", name, tensor, "nothing writes it before it is read")
+                raise FaultError(fault) from None
+        return self.first[key]
+
+    def _execute(
+        self, action: Action, members: Sequence[int], values: list[list[Any]]
+    ) -> list[tuple[Any, ...]]:
+        try:
+            results = action.kernel(members, values)
+            if len(results) != len(members) or any(len(each) != len(action.writes) for each in results):
+                raise ValueError("it makes another number of tensors than it writes")
+            return results
+        except BROKEN as error:
+            raise self._failure(action, action.reads[:2], "cannot be computed", error) from None
+
+    def _failure(self, action: Action, cells: Sequence[Cell], what: str, error: Exception) -> FaultError:
+        tensor = ", ".join(self.program.tensor(cell) for cell in cells) or "its operands"
+        return failure("value", self.program.name(action.task), tensor, what, error)
+
+    def _compare(
+        self, action: Action, rank: int, result: tuple[Any, ...], outcome: Outcome, *, thorough: bool
+    ) -> None:
+        for position, claim in action.claims:
+            if not thorough and not claim.what.startswith(RESULTS):
+                continue
+            try:
+                error = self.oracle.error(claim, rank, result[position])
+            except BROKEN as broken:
+                what = f"serial training has no {claim.what} of that number ({claim.number}) to compare with"
+                raise self._failure(action, [action.writes[position]], what, broken) from None
+            outcome.compared += 1
+            outcome.max_relative_error = max(outcome.max_relative_error, error)
+            if error > TOLERANCE:
+                tensor = self.program.tensor(action.writes[position])
+                detail = f"{claim.what} on rank {rank} differs from serial training by {error:.1e}"
+                outcome.faults.append(Fault("value", self.program.name(action.task), tensor, detail))
+
+
+def _members(unfolded: Unfolded, width: int) -> list[tuple[int, ...]]:
+    """The peers that take part in each instance, by offset."""
+    found: list[list[int]] = [[] for _ in range(len(unfolded.task))]
+    for offset, instances in enumerate(starmap(unfolded.of_peer, ((offset,) for offset in range(width)))):
+        for instance in np.unique(instances).tolist():
+            found[instance].append(offset)
+    return [tuple(each) for each in found]

@@ -1,0 +1,171 @@
+"""Serial training: the whole batch through the whole model on one device, which proofs compare with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from perfsim.graph import EMBEDDING, HEAD
+from perfsim.proof.execution.adam import Moments, adam
+from perfsim.proof.execution.layers import (
+    AttentionKept,
+    MlpKept,
+    attention_dgrad,
+    attention_forward,
+    attention_wgrad,
+    mlp_dgrad,
+    mlp_forward,
+    mlp_wgrad,
+)
+from perfsim.proof.execution.layout import Array, Share, Weights, blocks
+from perfsim.proof.execution.tables import (
+    Tokens,
+    embedding_backward,
+    embedding_forward,
+    head_dgrad,
+    head_forward,
+    head_wgrad,
+    losses_of,
+)
+from perfsim.workload import TransformerConfig
+
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A small model, where it starts and what it is taught: random words, other ones each step."""
+
+    model: TransformerConfig
+    seq_length: int
+    head_positions: int
+    batch: int
+    seed: int = 0
+    steps: int = STEPS
+
+    @cached_property
+    def share(self) -> Share:
+        return Share(self.model, self.seq_length)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a step that reach the head."""
+        return self.batch * self.head_positions
+
+    def words(self, step: int) -> tuple[Tokens, Tokens]:
+        """Inputs and targets of one step."""
+        return self._words[step]
+
+    @cached_property
+    def _words(self) -> list[tuple[Tokens, Tokens]]:
+        rng = np.random.default_rng([self.seed, 1])
+        drawn = rng.integers(0, self.model.vocab_size, (self.steps, self.batch, self.seq_length + 1))
+        return [(step[:, :-1], step[:, 1 : self.head_positions + 1]) for step in drawn]
+
+    @cached_property
+    def initial(self) -> dict[int, Weights]:
+        """The weights at the start, by block; a tied head begins as the embedding's words."""
+        rng = np.random.default_rng([self.seed, 0])
+        weights: dict[int, Weights] = {}
+        for block in blocks(self.model):
+            layout = self.share.layouts[block]
+            weights[block] = {name: _drawn(rng, name, shape) for name, shape in layout.shapes.items()}
+        if self.model.tied_embeddings:
+            weights[HEAD]["words"] = weights[EMBEDDING]["words"].copy()
+        return weights
+
+
+def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
+    around = 1.0 if name.endswith(".scale") else 0.0
+    deviation = 0.1 if len(shape) == 1 else 0.5 / np.sqrt(shape[-1] if name == "words" else shape[0])
+    return around + deviation * rng.standard_normal(shape)
+
+
+@dataclass
+class Record:
+    """What serial training found in one step; `hidden[k]` is what layer k reads."""
+
+    losses: Array
+    """Of each sample, its share of the mean."""
+    hidden: list[Array] = field(default_factory=list)
+    attention: list[Array] = field(default_factory=list)
+    gradient: dict[int, Array] = field(default_factory=dict)
+    """Of `hidden[k]`."""
+    middle: dict[int, Array] = field(default_factory=dict)
+    """Of what layer k's MLP reads."""
+    weight_gradients: dict[int, Weights] = field(default_factory=dict)
+    weights: dict[int, Weights] = field(default_factory=dict)
+    """After the update."""
+
+    @property
+    def loss(self) -> float:
+        return float(self.losses.sum())
+
+
+def train(lesson: Lesson) -> list[Record]:
+    """Train serially; one record a step."""
+    weights = dict(lesson.initial)
+    moments = {block: Moments.zero(lesson.share.layouts[block].size) for block in weights}
+    records = []
+    for step in range(lesson.steps):
+        record = gradients(lesson, weights, step)
+        for block, before in list(weights.items()):
+            layout = lesson.share.layouts[block]
+            gradient = layout.flat(record.weight_gradients[block])
+            flat, moments[block] = adam(layout.flat(before), gradient, moments[block])
+            weights[block] = layout.views(flat)
+        record.weights = dict(weights)
+        records.append(record)
+    return records
+
+
+def gradients(lesson: Lesson, weights: dict[int, Weights], step: int) -> Record:
+    """Loss and all gradients of one step."""
+    share, record = lesson.share, Record(np.zeros(lesson.batch))
+    tokens, targets = lesson.words(step)
+    x = embedding_forward(weights[EMBEDDING], tokens, share)
+    record.hidden.append(x)
+    kept: list[tuple[AttentionKept, MlpKept]] = []
+    for layer in range(lesson.model.num_layers):
+        attention, of_attention = attention_forward(weights[layer], x, share)
+        x, of_mlp = mlp_forward(weights[layer], x, attention, share)
+        kept.append((of_attention, of_mlp))
+        record.attention.append(attention)
+        record.hidden.append(x)
+    statistics, of_head = head_forward(weights[HEAD], x, targets, share)
+    record.losses = losses_of(statistics, lesson.num_tokens)
+    d, inputs = head_dgrad(
+        weights[HEAD], of_head, statistics, targets, lesson.num_tokens, share, lesson.seq_length
+    )
+    record.weight_gradients[HEAD] = head_wgrad(inputs, share) | inputs.norm
+    for layer in reversed(range(lesson.model.num_layers)):
+        record.gradient[layer + 1] = d
+        d = _layer_backward(weights[layer], *kept[layer], d, share, record, layer)
+    record.gradient[0] = d
+    record.weight_gradients[EMBEDDING] = embedding_backward(d, tokens, share)
+    if lesson.model.tied_embeddings:
+        both = record.weight_gradients[EMBEDDING]["words"] + record.weight_gradients[HEAD]["words"]
+        record.weight_gradients[EMBEDDING]["words"] = record.weight_gradients[HEAD]["words"] = both
+    return record
+
+
+def _layer_backward(
+    w: Weights,
+    of_attention: AttentionKept,
+    of_mlp: MlpKept,
+    dy: Array,
+    share: Share,
+    record: Record,
+    layer: int,
+) -> Array:
+    middle, mlp = mlp_dgrad(w, of_mlp, dy, share)
+    record.middle[layer] = middle
+    d_attention = dy if share.model.norms_per_layer == 1 else middle
+    dx, attention = attention_dgrad(w, of_attention, d_attention, share)
+    grads = mlp_wgrad(mlp, share) | attention_wgrad(attention, share) | mlp.norm
+    for name, value in attention.norm.items():
+        grads[name] = grads[name] + value if name in grads else value
+    record.weight_gradients[layer] = grads
+    return dx + middle

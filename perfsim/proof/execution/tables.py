@@ -1,0 +1,112 @@
+"""Embedding, language-model head and cross-entropy in NumPy, their vocabulary cut over tensor peers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.proof.execution.layers import NormKept, norm_backward, norm_forward
+from perfsim.proof.execution.layout import Array, Share, Weights
+
+Tokens = NDArray[np.int64]
+
+
+class HeadKept(NamedTuple):
+    """What the head keeps: the norm's, the head's input and the logits of this peer's words."""
+
+    norm: NormKept
+    z: Array
+    logits: Array
+
+
+class HeadInputs(NamedTuple):
+    """What the head's weight gradients read."""
+
+    z: Array
+    d_logits: Array
+    norm: Weights
+
+
+def embedding_forward(w: Weights, tokens: Tokens, share: Share) -> Array:
+    """Words that this peer holds, zero for the others; the first peer adds positions."""
+    local = tokens - share.first_row
+    mine = (local >= 0) & (local < share.rows)
+    x = np.where(mine[..., None], w["words"][np.where(mine, local, 0)], 0.0)
+    if share.leads and "positions" in w:
+        x = x + w["positions"][: tokens.shape[1]]
+    return x
+
+
+def embedding_backward(dx: Array, tokens: Tokens, share: Share) -> Weights:
+    """Gradients of the word rows of this peer, and of the positions."""
+    local = tokens - share.first_row
+    mine = (local >= 0) & (local < share.rows)
+    words = np.zeros((share.rows, dx.shape[-1]))
+    np.add.at(words, local[mine], dx[mine])
+    grads = {"words": words}
+    if share.model.position_embedding == "learned":
+        positions = np.zeros((share.seq_length, dx.shape[-1]))
+        positions[: dx.shape[1]] = dx.sum(axis=0)
+        grads["positions"] = positions
+    return grads
+
+
+def head_forward(w: Weights, x: Array, targets: Tokens, share: Share) -> tuple[Array, HeadKept]:
+    """Final norm and logits; returns maximum, sum of exponentials and target logit of each token.
+
+    Those three are what the peers exchange, as Megatron's vocabulary-parallel cross-entropy does.
+    `targets` has as many positions as reach the head.
+    """
+    z, norm = norm_forward(x[:, : targets.shape[1]], w, "norm1")
+    logits = z @ w["words"].T
+    if "head_bias" in w:
+        logits = logits + w["head_bias"]
+    real = min(share.rows, share.model.vocab_size - share.first_row)
+    logits[..., max(real, 0) :] = -np.inf
+    most = logits.max(axis=-1)
+    safe = np.where(np.isfinite(most), most, 0.0)
+    total = np.exp(logits - safe[..., None]).sum(axis=-1)
+    local = targets - share.first_row
+    mine = (local >= 0) & (local < max(real, 0))
+    found = np.take_along_axis(logits, np.where(mine, local, 0)[..., None], axis=-1)[..., 0]
+    return np.stack([safe, total, np.where(mine, found, 0.0)]), HeadKept(norm, z, logits)
+
+
+def merged_statistics(parts: list[Array]) -> Array:
+    """The statistics of all words from those of each peer's: a log-sum-exp in parts."""
+    most = np.max([part[0] for part in parts], axis=0)
+    total = sum(part[1] * np.exp(part[0] - most) for part in parts)
+    return np.stack([most, np.asarray(total), np.sum([part[2] for part in parts], axis=0)])
+
+
+def losses_of(statistics: Array, num_tokens: int) -> Array:
+    """Each sample's part of the mean loss over `num_tokens`."""
+    most, total, target = statistics
+    return np.asarray((most + np.log(total) - target).sum(axis=1) / num_tokens)
+
+
+def head_dgrad(
+    w: Weights, kept: HeadKept, statistics: Array, targets: Tokens, num_tokens: int, share: Share, length: int
+) -> tuple[Array, HeadInputs]:
+    """Gradient of the last layer's output, this peer's part of it, and what W reads."""
+    d_logits = np.exp(kept.logits - statistics[0][..., None]) / statistics[1][..., None]
+    local = targets - share.first_row
+    n, s = np.nonzero((local >= 0) & (local < share.rows))
+    d_logits[n, s, local[n, s]] -= 1.0
+    d_logits /= num_tokens
+    dz, norm = norm_backward(d_logits @ w["words"], w, "norm1", kept.norm)
+    dx = np.zeros((len(targets), length, dz.shape[-1]))
+    dx[:, : targets.shape[1]] = dz
+    return dx, HeadInputs(kept.z, d_logits, norm)
+
+
+def head_wgrad(inputs: HeadInputs, share: Share) -> Weights:
+    """Gradients of the head's rows and bias."""
+    width = inputs.d_logits.shape[-1]
+    flat = inputs.d_logits.reshape(-1, width)
+    grads = {"words": flat.T @ inputs.z.reshape(-1, inputs.z.shape[-1])}
+    if share.model.head_bias:
+        grads["head_bias"] = flat.sum(axis=0)
+    return grads

@@ -1,0 +1,440 @@
+"""Weight streaming as a program: weights at MemoryX, slots on wafers, gradients summed on their way back.
+
+Flash, spilled activations and prefetched samples are buffers of their own, so what is copied to and fro
+is what is there when the copy is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from perfsim.graph import EMBEDDING, HEAD, Task, TaskGraph
+from perfsim.proof.execution.adam import Moments, adam
+from perfsim.proof.execution.layers import (
+    attention_dgrad,
+    attention_forward,
+    attention_wgrad,
+    mlp_dgrad,
+    mlp_forward,
+    mlp_wgrad,
+)
+from perfsim.proof.execution.layout import Array, Share, Weights
+from perfsim.proof.execution.movement import summed
+from perfsim.proof.execution.program import (
+    SHARED,
+    Cell,
+    Claim,
+    Compiler,
+    Message,
+    Values,
+    each,
+    first_made,
+    first_read,
+)
+from perfsim.proof.execution.serial import Lesson
+from perfsim.proof.execution.tables import (
+    Tokens,
+    embedding_backward,
+    embedding_forward,
+    head_dgrad,
+    head_forward,
+    head_wgrad,
+    losses_of,
+)
+from perfsim.workload import ParallelLayout
+
+ROOM = 2
+"""Tensors on their way from or to a wafer for which it has room."""
+
+
+class WaferCompiler(Compiler):
+    """Compiles graphs of `weight-streaming`.
+
+    A wafer has `slots` places for weights that arrive, and `prefetch` for samples.
+    """
+
+    def __init__(
+        self, graph: TaskGraph, lesson: Lesson, layout: ParallelLayout, slots: int, prefetch: int
+    ) -> None:
+        super().__init__(graph)
+        self.lesson, self.layout, self.slots, self.prefetch = lesson, layout, slots, prefetch
+        out = [task.reads[0] for task in graph.tasks() if task.work.op == "spill"]
+        self.leaving = {handle: number % ROOM for number, handle in enumerate(out)}
+        """The room that a tensor has which will be spilled."""
+        self.returned: dict[int, Cell] = {}
+        self.returns = 0
+        self.sample_slot = Cell(0, "slot of samples")
+        self.batches = 0
+        self.share = Share(lesson.model, lesson.seq_length)
+        self.slot_of: dict[int, Cell] = {}
+        self.arrivals = 0
+        self.tables: dict[int, Cell] = {}
+        """Gradients of embedding and head, for a table that both have."""
+        self.staged: set[int] = set()
+        """Tensors that are weights in MemoryX's DRAM, read from its flash."""
+        self.partial_sums: set[int] = set()
+        """Tensors that are gradients of earlier micro-batches."""
+
+    def translate(self, task: Task) -> None:
+        """Add the action of one task; an operation that nobody knows is refused by name."""
+        known = OPERATIONS.get(task.work.op)
+        if known is None:
+            detail = f"the executor knows no operation {task.work.op!r}; known: {', '.join(OPERATIONS)}"
+            raise self.refuse("its operation", detail)
+        known(self, task)
+
+    # ---------------------------------------------------------------------------------- shares
+    def rows(self, rank: int, microbatch: int) -> Tokens:
+        """The samples of a system in a micro-batch; the last ones may have fewer or none."""
+        batch, size = self.lesson.batch, self.layout.micro_batch_size
+        each_has = -(-batch // self.layout.data)
+        first = rank * each_has + microbatch * size
+        return np.arange(min(first, batch), min(first + size, (rank + 1) * each_has, batch))
+
+    def tokens(self, rank: int, step: int, microbatch: int) -> tuple[Tokens, Tokens]:
+        """Inputs and targets of a system in a micro-batch."""
+        inputs, targets = self.lesson.words(step)
+        rows = self.rows(rank, microbatch)
+        return inputs[rows], targets[rows]
+
+    def views(self, block: int, flat: Array) -> Weights:
+        """The named weights of a block."""
+        return self.share.layouts[block].views(flat)
+
+    def claim(self, what: str, number: int) -> list[tuple[int, Claim]]:
+        """Say what the first tensor of the task is."""
+        return [(0, Claim(what, number, self.step, self.task.tag))]
+
+    # --------------------------------------------------------------------------------- streams
+    def read_store(self, task: Task) -> None:
+        """MemoryX sends the weights of a block, from DRAM or as they were staged there."""
+        staged = any(handle in self.staged for handle in task.reads)
+        source = [] if staged else [Cell(SHARED, "weights", task.block)]
+        self._copy(source, last=True, message=Message("parameters", first_made, (self.task.block,)))
+
+    def flash_read(self, task: Task) -> None:
+        """Weights on their way to the wafers, or optimizer states for an update, from flash to DRAM."""
+        block = task.block
+        if task.work.category == "update":
+            self._copy([Cell(SHARED, "moments in flash", block)], [Cell(SHARED, "moments", block)])
+            return
+        self.staged.add(task.writes[0])
+        self._copy(
+            [Cell(SHARED, "weights in flash", block)],
+            last=True,
+            message=Message("parameters", first_made, (self.task.block,)),
+        )
+
+    def flash_write(self, task: Task) -> None:
+        """What an update made, from DRAM to flash; words that head and embedding share for both."""
+        made = [("moments", task.block), ("weights", task.block)]
+        if task.block == EMBEDDING and self.lesson.model.tied_embeddings:
+            made.append(("weights", HEAD))
+        source = [Cell(SHARED, name, block) for name, block in made]
+        self._copy(source, [Cell(SHARED, f"{name} in flash", block) for name, block in made])
+
+    def spill(self, task: Task) -> None:
+        """What a group keeps leaves the wafer: its input, or all activations of a layer."""
+        out = Cell(self.place, "spilled activations", task.block)
+        if self.layout.recompute_layers:
+            slot = Cell(self.place, "slot of leaving inputs", self.leaving[task.reads[0]])
+            self._copy([slot], last=True, message=Message("activations", first_made))
+        else:
+            self._copy([self.kept()], [out])
+
+    def fetch(self, task: Task) -> None:
+        """What a group kept comes back."""
+        out = Cell(self.place, "spilled activations", task.block)
+        if self.layout.recompute_layers:
+            slot = Cell(self.place, "slot of returning inputs", self.returns % ROOM)
+            self.returns += 1
+            self.returned[task.writes[0]] = slot
+            self._copy([], [slot], last=True, message=Message("activations", first_made))
+        else:
+            self._copy([out], [self.kept()])
+
+    def _copy(
+        self,
+        source: Sequence[Cell] = (),
+        target: Sequence[Cell] = (),
+        *,
+        last: bool = False,
+        message: Message | None = None,
+    ) -> None:
+        """Buffers to others; `last`: the last thing read is what the task's own tensor holds."""
+        operands = [self.operand(handle) for handle in self.task.reads]
+        count = len(target)
+
+        def run(_: int, *values: Any) -> tuple[Any, ...]:
+            return (values[-1] if last else None, *values[len(values) - count :])
+
+        self.add([*operands, *source], [*self.handle(), *target], each(run), message=message)
+
+    def samples(self, task: Task) -> None:
+        """Inputs and targets of a micro-batch arrive on the wafer."""
+        step, tag = self.step, task.tag
+        operands = [self.operand(handle) for handle in task.reads]
+        self.sample_slot = Cell(self.place, "slot of samples", self.batches % self.prefetch)
+        self.batches += 1
+        writes = [*self.handle(), self.sample_slot]
+        self.add(operands, writes, each(lambda rank, *_: (None, self.tokens(rank, step, tag))))
+
+    def broadcast(self, task: Task) -> None:
+        """SwarmX gives every wafer the weights; they take the slot whose turn it is."""
+        place = task.work.group.start if task.work.group else 0
+        slot = Cell(place, "slot of weights", self.arrivals % self.slots)
+        self.arrivals += 1
+        self.slot_of[task.block] = slot
+
+        group = self._group(task)
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            return [
+                (None, own[0].copy() if rank in group else None)
+                for rank, own in zip(members, values, strict=True)
+            ]
+
+        operands, results = [self.operand(task.reads[0])], [*self.handle(0, place), slot]
+        self.add(
+            operands,
+            results,
+            kernel,
+            joined=True,
+            message=Message("parameters", first_read, (self.task.block,)),
+        )
+
+    def reduce(self, task: Task) -> None:
+        """SwarmX sums the wafers' gradients; MemoryX or the tree adds what came before."""
+        operands = [self.operand(handle) for handle in task.reads]
+        group = self._group(task)
+        arriving = [number for number, cell in enumerate(operands) if cell.place != SHARED]
+        stored = [number for number, cell in enumerate(operands) if cell.place == SHARED]
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            own_parts = [own for rank, own in zip(members, values, strict=True) if rank in group]
+            parts = [own[number] for own in own_parts for number in arriving]
+            total = summed([*(values[0][number] for number in stored), *parts])
+            return [(total,) for _ in members]
+
+        if task.block in (EMBEDDING, HEAD):
+            self.tables[task.block] = Cell(SHARED, "tensor", task.writes[0])
+        self.add(
+            operands,
+            self.handle(),
+            kernel,
+            joined=True,
+            message=Message("gradients", first_made, (self.task.block,)),
+        )
+
+    def _group(self, task: Task) -> Collection[int]:
+        """The wafers that a collective joins."""
+        return task.work.group.ranks if task.work.group else range(self.layout.data)
+
+    def wait(self, task: Task) -> None:
+        """Nothing."""
+        operands = [self.operand(handle) for handle in task.reads]
+        results = [cell for position in range(len(task.writes)) for cell in self.handle(position)]
+        self.add(operands, results, each(lambda *_: (None,) * len(results)))
+
+    def update(self, task: Task) -> None:
+        """Adam at MemoryX. A table that embedding and head share is updated once both gradients are there."""
+        operands = [self.operand(handle) for handle in task.reads]
+        block, tied = task.block, self.lesson.model.tied_embeddings
+        layout, count = self.share.layouts[block], len(operands)
+        states = [Cell(SHARED, "weights", block), Cell(SHARED, "moments", block)]
+        both = tied and block == EMBEDDING
+        if both:
+            if HEAD not in self.tables:
+                raise self.refuse("gradient of the head", "no task reduced it for the table that both share")
+            operands.append(self.tables[HEAD])
+            states += [Cell(SHARED, "weights", HEAD), Cell(SHARED, "moments", HEAD)]
+            count += 1
+
+        def run(_: int, *values: Any) -> tuple[Any, ...]:
+            gradient = values[0].copy()
+            flat, moments = values[count : count + 2]
+            if both:
+                return None, *self._update_both(gradient, values[count - 1], values[count:])
+            updated, state = adam(flat, gradient, moments)
+            if tied and block == HEAD:
+                words = layout.parts["words"]
+                updated[words], state.first[words], state.second[words] = flat[words], 0.0, 0.0
+            return None, gradient, updated, state
+
+        record = Cell(SHARED, f"gradient used in step {self.step + 1}", block)
+        writes = [*self.handle(), record, *states]
+        self.add([*operands, *states], writes, each(run), claims=self._claims(block, both=both))
+
+    def _claims(self, block: int, *, both: bool) -> list[tuple[int, Claim]]:
+        if self.lesson.model.tied_embeddings and block == HEAD:
+            return []
+        claims = [
+            (1, Claim("weight gradient", block, self.step, -1)),
+            (2, Claim("weights", block, self.step, -1)),
+        ]
+        return [*claims, (4, Claim("weights", HEAD, self.step, -1))] if both else claims
+
+    def _update_both(self, gradient: Array, of_head: Array, states: Sequence[Any]) -> tuple[Any, ...]:
+        """The embedding with the sum of both gradients, and its words as the head has them."""
+        layout, head = self.share.layouts[EMBEDDING], self.share.layouts[HEAD]
+        flat, moments, of_head_flat, head_moments = states
+        gradient[layout.parts["words"]] += of_head[head.parts["words"]]
+        updated, state = adam(flat, gradient, moments)
+        copy = of_head_flat.copy()
+        copy[head.parts["words"]] = updated[layout.parts["words"]]
+        return gradient, updated, state, copy, head_moments
+
+    # --------------------------------------------------------------------------------- compute
+    def compute(
+        self,
+        function: Callable[[int, Weights, Sequence[Any]], tuple[Any, ...]],
+        reads: Sequence[Cell] = (),
+        writes: Sequence[Cell] = (),
+        claims: Sequence[tuple[int, Claim]] = (),
+    ) -> None:
+        """A task of each wafer: `function(wafer, weights of the block, operands and buffers)`."""
+        task, block = self.task, self.task.block
+        slot = self.slot_of.get(block)
+        if slot is None:
+            raise self.refuse("its weights", "nothing streamed them to this wafer")
+        operands = [self.operand(handle) for handle in task.reads]
+        results = [cell for position in range(len(task.writes)) for cell in self.handle(position)]
+        leaves = task.work.op.endswith("forward") and task.writes[0] in self.leaving
+        out = [Cell(self.place, "slot of leaving inputs", self.leaving[task.writes[0]])] if leaves else []
+        back = [self.returned[handle] for handle in task.reads if handle in self.returned]
+        count = len(operands) + len(reads)
+
+        def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
+            made = function(rank, self.views(block, values[count]), values[:count])
+            return (*made, made[0]) if leaves else made
+
+        self.add([*operands, *reads, slot, *back], [*results, *writes, *out], each(kernel), claims=claims)
+
+    def kept(self) -> Cell:
+        """What the present block keeps for its backward on a wafer."""
+        return Cell(self.place, "activations", self.task.block)
+
+    def embedding_forward(self, _: Task) -> None:
+        """Look words up; head and backward find the samples on the wafer."""
+
+        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            return embedding_forward(w, values[-1][0], self.share), values[-1]
+
+        self.compute(run, [self.sample_slot], [self.taught()], self.claim("hidden", 0))
+
+    def taught(self) -> Cell:
+        """The samples of the micro-batch under way."""
+        return Cell(self.place, "samples", EMBEDDING)
+
+    def layer_forward(self, task: Task) -> None:
+        """One layer, forward or made again; keeps its activations unless they will be made again."""
+        keeps = task.work.op == "layer.recompute" or not self.layout.recompute_layers
+
+        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            x = values[1]
+            attention, of_attention = attention_forward(w, x, self.share)
+            y, of_mlp = mlp_forward(w, x, attention, self.share)
+            return (y, (of_attention, of_mlp)) if keeps else (y,)
+
+        self.compute(run, [], [self.kept()] if keeps else [], self.claim("hidden", task.block + 1))
+
+    def layer_backward(self, task: Task) -> None:
+        """One layer backward: its input's gradient, and its weights'."""
+
+        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            dy, (of_attention, of_mlp) = values[1], values[-1]
+            middle, mlp = mlp_dgrad(w, of_mlp, dy, self.share)
+            d_out = dy if self.share.model.norms_per_layer == 1 else middle
+            dx, attention = attention_dgrad(w, of_attention, d_out, self.share)
+            layout = self.share.layouts[0]
+            made = layout.flat(mlp_wgrad(mlp, self.share) | mlp.norm)
+            made += layout.flat(attention_wgrad(attention, self.share) | attention.norm)
+            return dx + middle, made
+
+        self._backward(run, [self.kept()], claims=self.claim("gradient", task.block))
+
+    def _backward(
+        self,
+        function: Callable[[int, Weights, Sequence[Any]], tuple[Any, ...]],
+        reads: Sequence[Cell] = (),
+        writes: Sequence[Cell] = (),
+        claims: Sequence[tuple[int, Claim]] = (),
+    ) -> None:
+        """A backward; gradients of earlier micro-batches are added if they are on the wafer."""
+        task = self.task
+        earlier = [place for place, handle in enumerate(task.reads) if handle in self.partial_sums]
+        self.partial_sums.add(task.writes[1])
+
+        def run(rank: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            first, made, *rest = function(rank, w, values)
+            return first, sum((values[place] for place in earlier), made), *rest
+
+        self.compute(run, reads, writes, claims)
+
+    def head_forward(self, _: Task) -> None:
+        """Logits, and the statistics of their softmax."""
+
+        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            return head_forward(w, values[1], values[-1][1], self.share)
+
+        self.compute(run, [self.taught()], [self.kept()])
+
+    def head_backward(self, task: Task) -> None:
+        """Loss and head backward."""
+        tag = task.tag
+
+        def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            statistics, kept, count = values[1], values[-2], self.lesson.num_tokens
+            targets = values[-1][1]
+            dx, inputs = head_dgrad(w, kept, statistics, targets, count, self.share, self.lesson.seq_length)
+            made = self.share.layouts[HEAD].flat(head_wgrad(inputs, self.share) | inputs.norm)
+            return dx, made, np.asarray(losses_of(statistics, count).sum())
+
+        claims = self.claim("gradient", self.lesson.model.num_layers)
+        claims.append((2, Claim("loss", HEAD, self.step, tag)))
+        self._backward(run, [self.kept(), self.taught()], [Cell(self.place, f"loss[{tag}]", HEAD)], claims)
+
+    def embedding_backward(self, _: Task) -> None:
+        """Gradients of words and positions; nothing is before the embedding."""
+
+        def run(_: int, __: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
+            made = embedding_backward(values[1], values[-1][0], self.share)
+            return None, self.share.layouts[EMBEDDING].flat(made)
+
+        self._backward(run, [self.taught()])
+
+    # ----------------------------------------------------------------------------------- start
+    def initial(self, cell: Cell, _rank: int) -> Any:
+        """What a buffer holds before the first task; KeyError where nothing is there."""
+        layout = self.share.layouts[cell.number]
+        if cell.name in ("weights", "weights in flash"):
+            return layout.flat(self.lesson.initial[cell.number])
+        if cell.name in ("moments", "moments in flash"):
+            return Moments.zero(layout.size)
+        raise KeyError(cell)
+
+
+OPERATIONS: dict[str, Callable[[WaferCompiler, Task], None]] = {
+    "wait": WaferCompiler.wait,
+    "memoryx_read": WaferCompiler.read_store,
+    "flash_read": WaferCompiler.flash_read,
+    "flash_write": WaferCompiler.flash_write,
+    "samples": WaferCompiler.samples,
+    "spill": WaferCompiler.spill,
+    "fetch": WaferCompiler.fetch,
+    "broadcast": WaferCompiler.broadcast,
+    "reduce": WaferCompiler.reduce,
+    "reduce_in_tree": WaferCompiler.reduce,
+    "memoryx_update": WaferCompiler.update,
+    "embedding.forward": WaferCompiler.embedding_forward,
+    "layer.forward": WaferCompiler.layer_forward,
+    "layer.recompute": WaferCompiler.layer_forward,
+    "head.forward": WaferCompiler.head_forward,
+    "head.backward": WaferCompiler.head_backward,
+    "layer.backward": WaferCompiler.layer_backward,
+    "embedding.backward": WaferCompiler.embedding_backward,
+}
+"""What each operation of a task (`Work.op`) does; add new ones here."""

@@ -1,0 +1,102 @@
+"""Whether a communication is priced for what it moves: bytes of the graph beside elements of the execution.
+
+Sizes are of whole messages, as nccl-tests count them. Where a graph prices other than what NumPy holds,
+the rule stands here: vectors of a layer that every tensor peer holds whole are priced once over all
+peers; vocabularies are priced padded to whole tiles; final norms and head biases are not priced; a table
+that embedding and head share on one rank is priced once, but where each pass reduces its own (ZeRO 2);
+under ZeRO 1 a tied table is summed in the gradient buffer, which is whole, though only a shard of it is
+complete; under sequence parallelism a transfer between stages is executed whole (each peer makes the norm
+whole) and priced at each peer's share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from perfsim.costs.memory import main_grad_bytes
+from perfsim.graph import EMBEDDING, HEAD, Kind, Work
+from perfsim.hardware import WaferClusterSpec
+from perfsim.proof.execution.faults import Fault
+from perfsim.proof.execution.layout import Share
+from perfsim.proof.execution.program import Message, Program
+from perfsim.strategies import Plan
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.transformer import HALF, padded_vocab_size
+
+STATISTIC_BYTES = 4.0
+"""Of a softmax, in single precision."""
+ROUNDING = 1.0
+"""Elements: of each shard of what does not divide."""
+
+
+def mispriced(plan: Plan, program: Program, moved: Mapping[int, int]) -> Iterator[Fault]:
+    """Each message that moves other than what it is priced for."""
+    prices = _Prices(plan)
+    for task, elements in moved.items():
+        message, work = program.actions[task].message, program.graph.task(task).work
+        if message is None:
+            continue
+        found, priced = prices.counted(message, elements, work), work.comm_bytes / prices.bytes_each(message)
+        if abs(found - priced) > ROUNDING * (plan.layout.data if message.what == "table" else 1):
+            detail = f"moves {found:,.0f} elements, is priced for {priced:,.0f}"
+            yield Fault("value", program.name(task), f"its message ({message.what})", detail)
+
+
+@dataclass(frozen=True)
+class _Prices:
+    """How a plan's graph counts bytes and elements."""
+
+    plan: Plan
+
+    @property
+    def wafer(self) -> WaferClusterSpec | None:
+        system = self.plan.system
+        return system if isinstance(system, WaferClusterSpec) else None
+
+    def bytes_each(self, message: Message) -> float:
+        """Bytes of an element."""
+        if message.what == "statistics":
+            return STATISTIC_BYTES
+        if self.wafer and message.what == "parameters":
+            return self.wafer.weight_bytes
+        if message.what in ("gradients", "table"):
+            return self.wafer.gradient_bytes if self.wafer else main_grad_bytes(self.plan.job.recipe)
+        return HALF
+
+    def counted(self, message: Message, elements: int, work: Work) -> float:
+        """Executed elements as the graph counts them."""
+        layout = self.plan.layout
+        if self.wafer:
+            head = Share(self.plan.job.model, self.plan.job.seq_length).layouts[HEAD]
+            return elements - (head.sizes.get("head_bias", 0) if HEAD in message.blocks else 0)
+        if work.kind is Kind.COMM_SEND:
+            return elements / (layout.tensor if layout.sequence_parallel else 1)
+        if message.what == "table":
+            shards = layout.data if layout.zero_stage == GRADIENTS_SHARDED else 1
+            complete = layout.data if layout.zero_stage else 1
+            return elements * complete / shards + self._padding() / shards
+        return elements + sum(self._difference(block, message) for block in message.blocks)
+
+    def _difference(self, block: int, message: Message) -> float:
+        """Elements of a block that are priced beyond those that a rank holds."""
+        plan, model = self.plan, self.plan.job.model
+        own = Share(model, plan.job.seq_length, plan.layout.tensor).layouts[block]
+        if block >= 0:
+            whole = Share(model, plan.job.seq_length).layouts[block]
+            return whole.size / plan.layout.tensor - own.size
+        if block == HEAD and EMBEDDING in message.blocks and self._shares_table(message):
+            return -own.size
+        return self._padding() - (own.size - own.sizes["words"] if block == HEAD else 0)
+
+    def _shares_table(self, message: Message) -> bool:
+        """Whether embedding and head, both in a message, have one table there."""
+        layout = self.plan.layout
+        apart = layout.zero_stage == GRADIENTS_SHARDED and layout.data > 1 and layout.num_stages > 1
+        return self.plan.job.model.tied_embeddings and not (apart and message.what == "gradients")
+
+    def _padding(self) -> float:
+        """Elements of the rows that make a table whole tiles."""
+        model, peers = self.plan.job.model, self.plan.layout.tensor
+        rows = padded_vocab_size(model, peers) / peers
+        return (rows - Share(model, self.plan.job.seq_length, peers).rows) * model.hidden_size

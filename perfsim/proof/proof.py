@@ -1,0 +1,268 @@
+"""One proof: a plan's graph compiled, checked for hazards, and run in many orders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from perfsim.costs.factory import costs_for
+from perfsim.errors import DeadlockError, GraphError, InputError
+from perfsim.graph import TaskGraph
+from perfsim.graph.unfold import Unfolded, unfold
+from perfsim.hardware import WaferClusterSpec
+from perfsim.prediction.evaluation import Evaluation, evaluate
+from perfsim.prediction.planner import short_layout
+from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure, origin
+from perfsim.proof.execution.gpu import GpuCompiler
+from perfsim.proof.execution.hazards import hazards
+from perfsim.proof.execution.oracle import Oracle
+from perfsim.proof.execution.order import Edge, Precedence, dependencies, order_in_time, random_order
+from perfsim.proof.execution.program import Program
+from perfsim.proof.execution.run import Machine, Outcome
+from perfsim.proof.execution.serial import Lesson
+from perfsim.proof.execution.wafer import WaferCompiler
+from perfsim.proof.prices import mispriced
+from perfsim.proof.small import lesson_of
+from perfsim.strategies import Plan
+
+MOST_FAULTS = 20
+MOST_TASKS = 400_000
+"""Of one order: some minutes."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What came of one plan."""
+
+    strategy: str
+    layout: str
+    ranks: int
+    microbatches: int
+    orders: int
+    tasks: int
+    """Of one order, on all ranks and in both steps."""
+    compared: int
+    """Arrays held against serial training, in all orders."""
+    max_relative_error: float | None
+    """None: nothing was compared. Infinite: not even the shape was right."""
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.faults
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "layout": self.layout,
+            "passed": self.passed,
+            "max_relative_error": finite(self.max_relative_error),
+            "orders": self.orders,
+            "tasks": self.tasks,
+            "ranks": self.ranks,
+            "microbatches": self.microbatches,
+            "compared": self.compared,
+            "faults": [str(fault) for fault in self.faults],
+        }
+
+
+def finite(error: float | None) -> float | None:
+    """An error as JSON can say it; null where there is no number."""
+    return None if error is None or not math.isfinite(error) else error
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A graph to be proven, as its strategy wrote it or with something done to it.
+
+    `without` are dependencies that are taken away, although what is read stays as it is.
+    """
+
+    graph: TaskGraph
+    plan: Plan
+    lesson: Lesson
+    without: Collection[Edge] = ()
+
+    @cached_property
+    def compiled(self) -> tuple[Program, GpuCompiler | WaferCompiler]:
+        """The graph as a program; FaultError where it cannot be executed."""
+        layout, system = self.plan.layout, self.plan.system
+        compiler: GpuCompiler | WaferCompiler
+        if isinstance(system, WaferClusterSpec):
+            blocks = self.plan.job.model.num_layers + 2
+            slots = 1 + min(system.streaming.prefetch_depth, 2 * blocks - 1)
+            prefetch = system.activation_servers.prefetch
+            compiler = WaferCompiler(self.graph, self.lesson, layout, slots, prefetch)
+        else:
+            compiler = GpuCompiler(self.graph, self.lesson, layout)
+        return compiler.compile(), compiler
+
+    def lacking(self, edges: Collection[Edge]) -> Subject:
+        """The same without some dependencies; what is read stays as it is."""
+        other = replace(self, without=tuple(edges))
+        other.__dict__.update(
+            {name: self.__dict__[name] for name in ("compiled", "unfolded") if name in self.__dict__}
+        )
+        return other
+
+    @cached_property
+    def unfolded(self) -> Unfolded:
+        """The graph with every rank; FaultError where its groups contradict one another."""
+        try:
+            return unfold(self.graph)
+        except GraphError as error:
+            raise FaultError(Fault("refused", "the graph", "its groups", str(error))) from None
+
+    @property
+    def num_instances(self) -> int:
+        """Tasks on all ranks."""
+        return len(self.unfolded.task)
+
+    def hazards(self) -> Iterator[Fault]:
+        """Every missing dependency."""
+        program, _ = self.compiled
+        return hazards(program, Precedence(self.graph, dependencies(self.graph, self.without)))
+
+    def mispriced(self, outcome: Outcome) -> Iterator[Fault]:
+        """Every message that moved other than what it is priced for."""
+        return mispriced(self.plan, self.compiled[0], outcome.moved)
+
+    def machine(self) -> Machine:
+        """All ranks, ready to run."""
+        program, compiler = self.compiled
+        layout = self.plan.layout
+        oracle = Oracle(self.lesson, layout.tensor, layout.data, compiler.rows)
+        return Machine(program, self.unfolded, compiler.initial, oracle)
+
+    def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
+        """Random topological orders of all tasks on all ranks."""
+        rng = np.random.default_rng(seed)
+        deps = dependencies(self.unfolded.graph, self._without_on_all_ranks())
+        for _ in range(count):
+            yield random_order(deps, rng)
+
+    def _without_on_all_ranks(self) -> list[Edge]:
+        if not self.without:
+            return []
+        unfolded, unwanted = self.unfolded, set(self.without)
+        deps = unfolded.graph.dependencies
+        pairs = zip(deps.row_of_value.tolist(), deps.values.tolist(), strict=True)
+        folded = unfolded.task.tolist()
+        return [(a, b) for a, b in pairs if (folded[a], folded[b]) in unwanted]
+
+    def faults(self) -> list[Fault]:
+        """What is wrong: by the graph alone, or else in one run against serial training."""
+        try:
+            found = list(islice(self.hazards(), MOST_FAULTS))
+            if found:
+                return found
+            outcome = self.machine().run(range(self.num_instances), thorough=True)
+            return outcome.faults + list(islice(self.mispriced(outcome), MOST_FAULTS))
+        except FaultError as error:
+            return [error.fault]
+
+
+def subject_of(plan: Plan, seed: int = 0) -> Subject:
+    """The graph of a small plan, with what its model is taught."""
+    return Subject(
+        evaluate(plan, costs_for(plan.topology, plan.job.recipe)).graph, plan, lesson_of(plan, seed)
+    )
+
+
+def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
+    """Prove a small plan: no hazards, and serial training's numbers in every order.
+
+    Orders are that of the ids, `orders` random ones, and the one in which the engine ran it.
+    """
+    try:
+        evaluation = written(plan)
+    except FaultError as refused:
+        return _proof(plan, _Tally(faults=[refused.fault]), 0)
+    subject = Subject(evaluation.graph, plan, lesson_of(plan, seed))
+    tally = _Tally()
+    with tally.collecting():
+        tasks = subject.num_instances
+    if tally.faults:
+        return _proof(plan, tally, 0)
+    if tasks > MOST_TASKS:
+        raise InputError(
+            f"{plan.strategy} {short_layout(plan.layout)}: {tasks:,} tasks on all ranks are too many to "
+            f"execute (at most {MOST_TASKS:,}); try fewer replicas or a smaller batch"
+        )
+    with tally.collecting():
+        tally.faults += islice(subject.hazards(), MOST_FAULTS)
+        machine = subject.machine()
+        simulated = order_in_time(evaluation.trace.start_s, subject.unfolded.task)
+        for number, order in enumerate([range(tasks), simulated, *subject.random_orders(orders, seed)]):
+            outcome = machine.run(order, thorough=number == 0)
+            tally.add(outcome)
+            tally.faults += islice(subject.mispriced(outcome), MOST_FAULTS)
+    return _proof(plan, tally, tasks)
+
+
+def written(plan: Plan) -> Evaluation:
+    """The graph of a plan, run by the engine; FaultError where the strategy cannot write or run it."""
+    try:
+        return evaluate(plan, costs_for(plan.topology, plan.job.recipe))
+    except (GraphError, DeadlockError) as error:
+        raise FaultError(Fault("refused", plan.strategy, "the graph", str(error))) from error
+    except BROKEN as error:
+        what = f"it cannot be written or run, {origin(error)}"
+        raise failure("refused", plan.strategy, "the graph", what, error) from error
+
+
+@dataclass
+class _Tally:
+    """What runs came to, added up; whatever ends one ends as a fault."""
+
+    faults: list[Fault] = field(default_factory=list)
+    max_relative_error: float = 0.0
+    compared: int = 0
+    runs: int = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one run."""
+        self.max_relative_error = max(self.max_relative_error, outcome.max_relative_error)
+        self.compared += outcome.compared
+        self.faults += outcome.faults
+        self.runs += 1
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Keep the fault that ends what stands inside."""
+        try:
+            yield
+        except FaultError as refused:
+            self.faults.append(refused.fault)
+
+
+def _proof(plan: Plan, tally: _Tally, tasks: int) -> Proof:
+    return Proof(
+        strategy=plan.strategy,
+        layout=described(plan),
+        ranks=plan.topology.num_devices,
+        microbatches=plan.num_microbatches,
+        orders=max(0, tally.runs - 2),
+        tasks=tasks,
+        compared=tally.compared,
+        max_relative_error=tally.max_relative_error if tally.compared else None,
+        faults=tuple(dict.fromkeys(tally.faults))[:MOST_FAULTS],
+    )
+
+
+def described(plan: Plan) -> str:
+    """A layout in words that name what a proof of it exercises."""
+    layout, recipe = plan.layout, plan.job.recipe
+    words, gpus = [short_layout(layout)], not isinstance(plan.system, WaferClusterSpec)
+    words += ["sequence parallel"] if layout.sequence_parallel else []
+    words += [f"zero {layout.zero_stage}"] if layout.zero_stage else []
+    words += [f"groups of {layout.recompute_layers}"] if layout.recompute_layers else []
+    words += ["spilled"] if layout.spill else []
+    words += ["reduction overlapped"] if recipe.overlap_grad_reduce and gpus and layout.data > 1 else []
+    return ", ".join(words)

@@ -1,0 +1,43 @@
+"""What a published run says of itself that cannot be so; asked before it is predicted."""
+
+from __future__ import annotations
+
+from perfsim.errors import InputError, Problem
+from perfsim.hardware import GpuClusterSpec, SystemSpec
+from perfsim.published.cases import StepCase
+
+
+def refuse_contradictions(case: StepCase, system: SystemSpec) -> None:
+    """Raise InputError with everything in which the case contradicts itself; `system` is `case_system`'s."""
+    found = [_of_network(case, system), _of_head(case), _of_precision(case, system)]
+    if any(found):
+        raise InputError([Problem(f"case {case.id}: {text}") for text in found if text])
+
+
+def _of_network(case: StepCase, system: SystemSpec) -> str:
+    """Several nodes without a network; a system of the catalogue is named together with its own."""
+    if not isinstance(system, GpuClusterSpec) or case.system.inter_node is not None:
+        return ""
+    if case.system.device == system.name or case.system.num_devices <= system.node.devices:
+        return ""
+    return (
+        f"{case.system.num_devices} devices in nodes of {system.node.devices} without inter_node, which "
+        "means one node; write what all NICs of a node carry one way, e.g. inter_node: 1.6 Tb/s"
+    )
+
+
+def _of_head(case: StepCase) -> str:
+    positions, length = case.training.lm_head_positions, case.model.seq_length
+    if positions is None or positions <= length:
+        return ""
+    return (
+        f"lm_head_positions {positions} is more than seq_length {length}; leave it out where the output "
+        "layer reads every position"
+    )
+
+
+def _of_precision(case: StepCase, system: SystemSpec) -> str:
+    peak = system.device.peak
+    if case.training.precision in peak:
+        return ""
+    return f"{system.device.name} computes no {case.training.precision}; it has {', '.join(peak)}"

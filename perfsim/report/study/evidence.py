@@ -1,0 +1,79 @@
+"""What an answer rests on, as tables: assumptions, sampled arithmetic, errors against published runs."""
+
+from __future__ import annotations
+
+from perfsim.prediction.result import SamplingSummary
+from perfsim.report import text
+from perfsim.report.tables import Table
+from perfsim.study.result import StudyResult
+
+
+def assumptions_table(result: StudyResult) -> Table:
+    """Inputs by topic, each with its source and whether it was read, fitted or assumed.
+
+    Inputs of one topic that come from one place share a row.
+    """
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for item in result.assumptions:
+        rows.setdefault((item.topic, item.source, item.kind), []).append(f"{item.name}: {item.value}")
+    topics = dict.fromkeys(item.topic for item in result.assumptions)
+    ordered = sorted(rows.items(), key=lambda row: list(topics).index(row[0][0]))
+    return Table(
+        ("topic", "input", "kind", "source"),
+        [[topic, "; ".join(inputs), kind, source] for (topic, source, kind), inputs in ordered],
+    )
+
+
+def sampling_table(result: StudyResult) -> Table:
+    """How many tasks were computed for real, what they stand for, and how near they came."""
+    rows = [[name, *_sampling(summary)] for name, summary in result.sampling.items()]
+    columns = (
+        "candidate", "products", "share of FLOPs", "worst error", "its bound", "the worst one", "result",
+        "partitions",
+    )  # fmt: skip
+    caption = (
+        "Products executed of all in the step, and the share of its matrix FLOPs that their classes "
+        "stand for. Errors are relative to the product of absolute values; the bound is that of the "
+        "arithmetic for any order of summation. Every product is also executed on integers: no error there."
+    )
+    return Table(columns, rows, caption, frozenset({1, 2, 3, 4}))
+
+
+def _sampling(summary: SamplingSummary) -> list[str]:
+    partitions = ", ".join(f"{text.human(name)} {count}" for name, count in summary.by_partition.items())
+    return [
+        f"{text.integer(summary.tasks_sampled)} of {text.integer(summary.tasks_total)}",
+        text.percent(summary.flop_share),
+        f"{summary.worst_relative_error:.1e}",
+        f"{summary.bound:.1e}",
+        summary.worst or text.NONE,
+        "passed" if summary.passed else f"FAILED: {'; '.join(summary.failed)}",
+        partitions or text.NONE,
+    ]
+
+
+def accuracy_table(result: StudyResult) -> Table:
+    """Median and 90th percentile of the absolute relative error, beside the baseline's median."""
+    rows = [
+        [
+            item.family,
+            item.strategy,
+            text.integer(item.n),
+            text.percent(item.median_ape),
+            text.percent(item.p90_ape),
+            text.percent(item.held_out_p90_ape),
+            text.percent(item.baseline_median_ape),
+            item.likeness or text.NONE,
+        ]
+        for item in result.accuracy
+    ]
+    columns = (
+        "most like family", "strategy", "runs", "median error", "90th percentile", "the same, left out",
+        "baseline's median", "how it differs",
+    )  # fmt: skip
+    caption = (
+        "Absolute errors of the predicted step time on published runs. A few global constants were fitted to "
+        "these runs too; the column after the percentile is for constants fitted without them, and bands "
+        "use the worse of the two."
+    )
+    return Table(columns, rows, caption, frozenset({2, 3, 4, 5, 6}))

@@ -1,0 +1,1 @@
+"""Weight streaming: layers come from MemoryX, gradients go back to it."""

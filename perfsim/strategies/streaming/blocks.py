@@ -1,0 +1,241 @@
+"""What weight streaming streams at once, embedding, layers, head, and the work each of them asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
+
+from perfsim import transformer
+from perfsim.errors import InputError
+from perfsim.graph import Kind, RankGroup, TensorClass, Work
+from perfsim.hardware import DeviceKind, WaferClusterSpec
+from perfsim.strategies.plan import Plan
+from perfsim.strategies.streaming.memory import device_slice, spilled_unit_bytes
+from perfsim.strategies.streaming.memoryx import Store, kept_parameters, streamed_bytes, update_kernel
+from perfsim.transformer import Kernel, LayerSlice, parameters
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Blocks(NamedTuple, Generic[T]):
+    """Something of each kind of block; all layers are alike, so it is made of a layer once."""
+
+    embedding: T
+    layer: T
+    head: T
+
+    def of(self, made: Callable[[T], R]) -> Blocks[R]:
+        """What is made of each of them."""
+        return Blocks(made(self.embedding), made(self.layer), made(self.head))
+
+    def in_order(self, num_layers: int) -> list[T]:
+        """One entry a block, in the order in which the model is streamed forward."""
+        return [self.embedding, *[self.layer] * num_layers, self.head]
+
+
+@dataclass(frozen=True)
+class Block:
+    """What is streamed at once: the embedding, one layer, or the head."""
+
+    name: str
+    num_parameters: float
+    updated: float
+    """Parameters that its own update changes: a table that embedding and head share is the embedding's."""
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    layer: bool
+
+
+@lru_cache(maxsize=512)
+def blocks_of(part: LayerSlice, positions: int, kind: DeviceKind = "wafer") -> Blocks[Block]:
+    """The kinds of block of a model, as such a device computes them; `positions` reach the head."""
+    model = part.model
+    counts = parameters(model)
+    forward = (*transformer.attention_forward(part), *transformer.mlp_forward(part))
+    backward = (*transformer.mlp_backward(part), *transformer.attention_backward(part))
+    table = model.vocab_size * model.hidden_size
+    embedding = Block(
+        "embedding",
+        counts.embedding,
+        counts.embedding,
+        transformer.embedding_forward(part),
+        transformer.embedding_backward(part),
+        layer=False,
+    )
+    layer = Block(
+        "layer", counts.layer, counts.layer, _run_on(kind, forward), _run_on(kind, backward), layer=True
+    )
+    head = Block(
+        "head",
+        counts.final_norm + table,
+        counts.final_norm + (0.0 if model.tied_embeddings else table),
+        _run_on(kind, transformer.head_forward(part, positions)),
+        _run_on(kind, transformer.head_backward(part, positions)),
+        layer=False,
+    )
+    return Blocks(embedding, layer, head)
+
+
+def _run_on(kind: DeviceKind, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+    """Kernels with their weights streamed, row by row; a wafer does what is no product while they pass.
+
+    Products of activations with activations (scores, context) involve no weight.
+    """
+    return tuple(
+        kernel if kernel.op != "gemm" or kernel.partition == "none" else replace(kernel, partition="streamed")
+        for kernel in kernels
+        if kernel.op == "gemm" or kind == "gpu"
+    )
+
+
+@dataclass(frozen=True)
+class BlockWorks:
+    """The classes of work of one block; what streams is one chunk of it, the rest whole.
+
+    `stage`, `state_read` and `state_write` are there where that part of MemoryX lies in flash; `spill`
+    and `fetch` where the input (or everything kept) of a layer leaves the wafer.
+    """
+
+    load: Work
+    broadcast: Work
+    forward: Work
+    recompute: Work | None
+    backward: Work
+    reduce: Work
+    reduce_part: Work
+    """All chunks of a gradient but the last: its latency is hidden behind them."""
+    update: Work
+    stage: Work | None
+    state_read: Work | None
+    state_write: Work | None
+    spill: Work | None
+    fetch: Work | None
+
+    def each(self) -> list[Work]:
+        """The classes of work that there are."""
+        works = (getattr(self, name) for name in _FIELDS)
+        return [work for work in works if work is not None]
+
+    def changed(self, change: Callable[[Work], Work]) -> BlockWorks:
+        """The same with another class of work for each that there is."""
+        works = ((name, getattr(self, name)) for name in _FIELDS)
+        return BlockWorks(**{name: work and change(work) for name, work in works})
+
+    def in_tree(self) -> BlockWorks:
+        """The same where the gradient stays in SwarmX to be summed with the next."""
+        return replace(
+            self,
+            reduce=replace(self.reduce, op="reduce_in_tree"),
+            reduce_part=replace(self.reduce_part, op="reduce_in_tree_part"),
+        )
+
+
+_FIELDS = tuple(each.name for each in fields(BlockWorks))
+
+
+def outline(work: Work) -> Work:
+    """A class of work without its sizes: what it is called, does and writes."""
+    writes = tuple(TensorClass(each.name, 0.0) for each in work.writes)
+    return Work(work.name, work.kind, work.op, work.category, writes=writes)
+
+
+def block_works(plan: Plan, micro_batch_size: int | None = None, chunks: int = 1) -> Blocks[BlockWorks]:
+    """The work of each kind of block, cut in `chunks`."""
+    kind = plan.system.device.kind
+    part = device_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size, kind)
+    positions = plan.job.recipe.lm_head_positions or plan.job.seq_length
+    return blocks_of(part, positions, kind).of(lambda block: _Maker(block, plan, part, chunks).works())
+
+
+def samples_work(plan: Plan, micro_batch_size: int) -> Work:
+    """The samples of one micro-batch on their way from the activation servers."""
+    job = plan.job
+    n_bytes = micro_batch_size * job.seq_length * wafer_system(plan).activation_servers.bytes_per_token
+    samples = TensorClass("samples", n_bytes)
+    return Work("samples.load", Kind.MEM_LOAD, "samples", "input", comm_bytes=n_bytes, writes=(samples,))
+
+
+def wafer_system(plan: Plan) -> WaferClusterSpec:
+    """The system of a plan; InputError where it is no wafer cluster."""
+    if not isinstance(plan.system, WaferClusterSpec):
+        raise InputError(f"{plan.system.name} is not a wafer cluster")
+    return plan.system
+
+
+class _Maker:
+    """Makes the works of one block."""
+
+    def __init__(self, block: Block, plan: Plan, part: LayerSlice, chunks: int) -> None:
+        self.block, self.plan, self.part, self.chunks = block, plan, part, chunks
+        self.system = wafer_system(plan)
+        self.systems = RankGroup(0, 1, plan.topology.num_devices)
+
+    def works(self) -> BlockWorks:
+        block, job, chunks = self.block, self.plan.job, self.chunks
+        store = Store(job, self.system)
+        kept = kept_parameters(job, block.num_parameters, layer=block.layer)
+        whole = streamed_bytes(job, self.system, block.num_parameters, layer=block.layer)
+        gradient_bytes = kept * self.system.gradient_bytes / chunks
+        hidden = TensorClass("hidden", self.part.activation_bytes / chunks)
+        gradients = TensorClass("gradients", gradient_bytes)
+        again = self.plan.layout.recompute_layers and block.layer
+        updated = kept_parameters(job, block.updated, layer=block.layer)
+        state_bytes = updated * store.state_bytes if store.state_in_flash else 0.0
+        back_bytes = state_bytes
+        if store.weights_in_flash:
+            back_bytes += streamed_bytes(job, self.system, block.updated, layer=block.layer)
+        return BlockWorks(
+            load=self._move("load", "memoryx_read", "weight_stream", "weights", whole / chunks),
+            broadcast=self._move("broadcast", "broadcast", "weight_stream", "weights", whole / chunks),
+            forward=self._compute("forward", block.forward, hidden),
+            recompute=self._compute("recompute", block.forward, hidden) if again else None,
+            backward=self._compute("backward", block.backward, hidden, gradients),
+            reduce=self._move("reduce", "reduce", "gradient_stream", "gradients", gradient_bytes),
+            reduce_part=self._move("reduce", "reduce_part", "gradient_stream", "gradients", gradient_bytes),
+            update=self._update(updated),
+            stage=self._move("stage", "flash_read", "weight_stream", "weights", whole)
+            if store.weights_in_flash
+            else None,
+            state_read=self._move("state_read", "flash_read", "update", "state", state_bytes)
+            if store.state_in_flash
+            else None,
+            state_write=self._move("state_write", "flash_write", "update", "state", back_bytes)
+            if back_bytes
+            else None,
+            **self._spilled(),
+        )
+
+    def _compute(self, which: str, kernels: tuple[Kernel, ...], *writes: TensorClass) -> Work:
+        op = f"{self.block.name}.{which}"
+        return Work(op, Kind.COMP, op, which, kernels=kernels, writes=writes, share=1.0 / self.chunks)
+
+    def _move(self, which: str, op: str, category: str, tensor: str, n_bytes: float) -> Work:
+        kind = {"broadcast": Kind.COMM_COLL, "reduce": Kind.COMM_COLL}.get(which, Kind.MEM_LOAD)
+        if op in ("flash_write", "spill"):
+            kind = Kind.MEM_STORE
+        group = self.systems if kind is Kind.COMM_COLL else None
+        writes = (TensorClass(tensor, n_bytes),)
+        return Work(f"{self.block.name}.{which}", kind, op, category, (), n_bytes, group, writes)
+
+    def _update(self, updated: float) -> Work:
+        kernel = update_kernel(self.plan.job.recipe.optimizer, updated)
+        weights = TensorClass("weights", kernel.bytes_accessed)
+        return Work(
+            f"{self.block.name}.update",
+            Kind.MEM_STORE,
+            "memoryx_update",
+            "update",
+            kernels=(kernel,),
+            comm_bytes=kernel.bytes_accessed,
+            writes=(weights,),
+        )
+
+    def _spilled(self) -> dict[str, Work | None]:
+        layout = self.plan.layout
+        if not (layout.spill and self.block.layer):
+            return {"spill": None, "fetch": None}
+        n_bytes = spilled_unit_bytes(self.part, layout.recompute_layers, self.system.device.kind)
+        return {which: self._move(which, which, "spill", "hidden", n_bytes) for which in ("spill", "fetch")}

@@ -1,0 +1,131 @@
+"""The step of weight streaming in closed form: what planning screens memory policies with.
+
+Every block of every micro-batch takes the longest of what runs beside one another: compute, weights in,
+gradients out, activations out or back. In the last micro-batch a block is updated when its gradient is
+complete and the update before it is done; the first block is the last of them, and then its weights
+come down for the next step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfsim.graph import Work
+from perfsim.strategies.plan import Duration, Plan
+from perfsim.strategies.streaming.blocks import BlockWorks, block_works, samples_work, wafer_system
+from perfsim.strategies.streaming.graph import last_micro_batch
+
+
+def estimate_s(plan: Plan, duration: Duration) -> float:
+    """All micro-batches, each at its own size, and the bubble between two steps."""
+    estimate = _Estimate(plan, duration)
+    full = estimate.pass_s(plan.layout.micro_batch_size, last=False)
+    last = estimate.pass_s(last_micro_batch(plan), last=True)
+    return (plan.num_microbatches - 1) * full + last + estimate.bubble_s()
+
+
+@dataclass
+class _Estimate:
+    plan: Plan
+    duration: Duration
+
+    def seconds(self, work: Work | None) -> float:
+        return 0.0 if work is None else self.duration(work)
+
+    def pass_s(self, micro_batch_size: int, *, last: bool) -> float:
+        """One micro-batch forward and backward, or its samples where they come more slowly."""
+        works, layers = block_works(self.plan, micro_batch_size), self.plan.job.model.num_layers
+        streaming = wafer_system(self.plan).streaming
+        if not last and streaming.accumulate_at == "swarmx":
+            works = works.of(BlockWorks.in_tree)
+        passed = works.of(lambda work: self.forward_s(work) + self.backward_s(work, last=last))
+        computing, leaving = sum(passed.in_order(layers)), 0.0
+        if not last:
+            leaving = sum(works.of(lambda work: self.up_s(work, last=False)).in_order(layers))
+        return max(computing, leaving, self.duration(samples_work(self.plan, micro_batch_size)))
+
+    def forward_s(self, works: BlockWorks) -> float:
+        spill = self.seconds(works.spill) / self.group
+        return self.joined_s(works, self.duration(works.forward), spill)
+
+    def backward_s(self, works: BlockWorks, *, last: bool) -> float:
+        """Backward and what is made again for it; groups of several layers stream their weights for that."""
+        layout = self.plan.layout
+        again, first, behind = self.seconds(works.recompute), 0.0, 0.0
+        if again and layout.recompute_layers > 1:
+            first, again = self.joined_s(works, again), 0.0
+        up = self.up_s(works, last=last)
+        if last and works.stage is not None:
+            behind = self.seconds(works.state_read) + self.turns_s(works)
+        if not wafer_system(self.plan).swarmx.duplex:
+            behind, up = behind + up, 0.0
+        elif not last:
+            up = 0.0  # what is still on its way leaves beside the next forward
+        backward = again + self.duration(works.backward)
+        fetch = self.seconds(works.fetch) / self.group
+        return first + self.joined_s(works, backward, up, fetch, behind=behind)
+
+    def update_pace_s(self, works: BlockWorks) -> float:
+        """What one update keeps busy longest."""
+        read = self.seconds(works.state_read) if works.stage is None else 0.0
+        return max(self.duration(works.update), self.seconds(works.state_write), read + self.turns_s(works))
+
+    def turns_s(self, works: BlockWorks) -> float:
+        """What a block writes to flash, where that keeps it from reading."""
+        flash = wafer_system(self.plan).memoryx.server.flash
+        return self.seconds(works.state_write) if flash is not None and not flash.duplex else 0.0
+
+    def up_s(self, works: BlockWorks, *, last: bool) -> float:
+        """A block's gradient up to MemoryX, where it leaves the wafer in this micro-batch."""
+        if not last and wafer_system(self.plan).streaming.accumulate_at == "wafer":
+            return 0.0
+        return self.duration(works.reduce) / self.at_once
+
+    @property
+    def at_once(self) -> int:
+        """Weight servers that work on blocks of their own."""
+        memoryx = wafer_system(self.plan).memoryx
+        return memoryx.servers if memoryx.placement == "by_layer" else 1
+
+    @property
+    def group(self) -> int:
+        return max(1, self.plan.layout.recompute_layers)
+
+    def joined_s(self, works: BlockWorks, compute_s: float, *beside_s: float, behind: float = 0.0) -> float:
+        """A block's computation beside its weights, what comes `behind` them, and what else runs meanwhile.
+
+        Weights come at the pace of links and flash, and into one of 1 + prefetch_depth slots, which each
+        is taken from the sending of a block to the end of its computation; a block's chunks overlap.
+        """
+        load = self.duration(works.load)
+        pace = max(load, self.seconds(works.stage)) / self.at_once + behind
+        slots = 1 + wafer_system(self.plan).streaming.prefetch_depth
+        taken = (load + self.duration(works.broadcast) + compute_s) / slots
+        if slots == 1:  # all chunks but the first come beside the computation of those before
+            late = min(load, compute_s) * (1 - 1 / self.plan.layout.stream_chunks)
+            taken -= late
+        return max(compute_s, pace, taken, *beside_s, 0.0)
+
+    def bubble_s(self) -> float:
+        """From the end of a step's backward to the first block's new weights on the wafer.
+
+        Updates follow one another at the pace of their slowest part: reading states, arithmetic, writing
+        states. Servers that hold blocks of their own work side by side. The weights of the first block
+        come when all is done.
+        """
+        works, at_once = block_works(self.plan, last_micro_batch(self.plan)), self.at_once
+        seconds = works.of(
+            lambda work: (
+                self.backward_s(work, last=True),
+                self.duration(work.reduce),
+                self.update_pace_s(work),
+            )
+        )
+        computed = updated = 0.0
+        for backward, reduce, pace in reversed(seconds.in_order(self.plan.job.model.num_layers)):
+            computed += backward
+            updated = max(updated + pace / at_once, computed + reduce + pace)
+        first = works.embedding
+        both = min(self.duration(first.update), self.seconds(first.state_write)) if first.stage else 0.0
+        way = both + sum(self.seconds(work) for work in (first.load, first.broadcast, first.stage))
+        return updated - computed + way

@@ -1,0 +1,86 @@
+"""Writing the steps of weight streaming: passes over the model, one a micro-batch.
+
+What differs between passes is only what they find: weights of an update or the initial ones,
+gradients to add to, slots that a pass before frees; and the last one of a step updates each block as
+soon as its gradient is complete. Streams: `memoryx/out`, `swarmx/down`, `csK/compute`, `swarmx/up`,
+`memoryx/update`; where they are asked for `memoryx/flash-read`, `memoryx/flash-write`, `csK/spill`,
+`csK/fetch`, and `csK/samples` for the input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfsim.graph import GraphBuilder, Slots, Template
+from perfsim.strategies.plan import Plan
+from perfsim.strategies.streaming.blocks import BlockWorks, block_works, samples_work, wafer_system
+from perfsim.strategies.streaming.passes import PassKind, PassRules, PassWorks, recorded
+
+LEAST_STEPS = 2
+"""The second step shows the steady state: its first weights wait for the first step's updates."""
+
+
+def last_micro_batch(plan: Plan) -> int:
+    """Sequences of the last micro-batch of a system: what the others leave of its batch."""
+    per_system = -(-plan.job.global_batch_size // plan.layout.data)
+    return per_system - (plan.num_microbatches - 1) * plan.layout.micro_batch_size
+
+
+@dataclass
+class StreamingWriter:
+    """Writes the steps of a plan, two at least."""
+
+    plan: Plan
+    builder: GraphBuilder
+
+    @property
+    def steps(self) -> int:
+        return max(LEAST_STEPS, self.plan.least_steps)
+
+    def write(self) -> None:
+        passes = self.plan.num_microbatches
+        kinds = [self._kind(index) for index in range(self.steps * passes)]
+        distinct = list(dict.fromkeys(kinds))
+        works = {last: self._works(last=last) for last in (False, True)}
+        rules = PassRules.of(self.plan)
+        templates = [recorded(works[kind.last], rules, kind, self.builder) for kind in distinct]
+        slots = self._slots(np.array([distinct.index(kind) for kind in kinds]), templates)
+        stamped = self.builder.stamp(templates, slots)
+        for step in range(1, self.steps + 1):
+            slot = step * passes - 1
+            length = len(templates[int(stamped.template[slot])])
+            self.builder.end_step(int(stamped.first_task[slot]) + length)
+
+    def _kind(self, index: int) -> PassKind:
+        step, number = divmod(index, self.plan.num_microbatches)
+        return PassKind(
+            updated=step > 0,
+            adds=number > 0,
+            follows=index > 0,
+            refilled=index >= wafer_system(self.plan).activation_servers.prefetch,
+            last=number == self.plan.num_microbatches - 1,
+        )
+
+    def _works(self, *, last: bool) -> PassWorks:
+        size = last_micro_batch(self.plan) if last else self.plan.layout.micro_batch_size
+        blocks = block_works(self.plan, size, self.plan.layout.stream_chunks)
+        if not last and wafer_system(self.plan).streaming.accumulate_at == "swarmx":
+            blocks = blocks.of(BlockWorks.in_tree)
+        return PassWorks(blocks, samples_work(self.plan, size))
+
+    def _slots(self, template: np.ndarray, templates: list[Template]) -> Slots:
+        """Each slot's neighbours: the pass before it, the update before it, who used its samples' slot."""
+        passes = self.plan.num_microbatches
+        index = np.arange(len(template), dtype=np.int64)
+        updated = np.where(index >= passes, index // passes * passes - 1, -1)
+        refilled = index - wafer_system(self.plan).activation_servers.prefetch
+        sources = {}
+        for name in {name for each in templates for name in each.ports}:
+            if name.startswith(("weights", "state")):
+                source = updated
+            else:
+                source = refilled if name == "sampled" else index - 1
+            sources[name] = (np.maximum(source, -1).astype(np.int64), name)
+        return Slots(template.astype(np.int64), index % passes, sources)

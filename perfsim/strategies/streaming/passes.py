@@ -1,0 +1,313 @@
+"""One pass of weight streaming, recorded once: a micro-batch forward and backward over the model.
+
+Weights are asked for when the block `prefetch_depth` before the one ahead is done, whole or in chunks;
+a chunk is used when it has arrived, and a chunk of gradients leaves when it was made. A graph in chunks
+only weakens what a graph in layers waits for and does the same work, so it never takes longer. With
+prefetch it gains, a micro-batch, at most two loads and one reduction of each kind of block (embedding,
+layer, head) and the latency of each load. Without prefetch a layer's weights come before its computation
+in layers, and beside it in chunks: there the chunk level is the truer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from perfsim.errors import GraphError
+from perfsim.graph import EMBEDDING, HEAD, GraphBuilder, Template, Work
+from perfsim.strategies.plan import Plan
+from perfsim.strategies.streaming.blocks import Blocks, BlockWorks, outline, wafer_system
+
+DEVICE = "cs0"
+
+
+class PassKind(NamedTuple):
+    """What a pass finds and does."""
+
+    updated: bool
+    """Its weights come from an update; otherwise they are the initial ones."""
+    adds: bool
+    """Its gradients are added to those of a pass before."""
+    follows: bool
+    refilled: bool
+    """Its samples take the place of some that a pass before used."""
+    last: bool
+    """Of its step: the blocks are updated."""
+
+
+class PassWorks(NamedTuple):
+    """The work of a pass: of each kind of block, and its samples."""
+
+    blocks: Blocks[BlockWorks]
+    samples: Work
+
+    def each(self) -> list[Work]:
+        """All classes of work, in an order that depends only on which there are."""
+        return [work for block in self.blocks for work in block.each()] + [self.samples]
+
+    def outlines(self) -> PassWorks:
+        """The same without sizes: passes with equal outlines differ in nothing but their classes of work."""
+        return PassWorks(self.blocks.of(lambda block: block.changed(outline)), outline(self.samples))
+
+
+class PassRules(NamedTuple):
+    """What a layout and a system say about who waits for whom in a pass."""
+
+    num_layers: int
+    recompute_layers: int
+    chunks: int
+    prefetch_depth: int
+    staged_layers: int
+    gradients_on_wafer: bool
+    servers: int | None
+    """Weight servers with blocks of their own; None: each holds a part of every block."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> PassRules:
+        streaming, memoryx = wafer_system(plan).streaming, wafer_system(plan).memoryx
+        return cls(
+            num_layers=plan.job.model.num_layers,
+            recompute_layers=plan.layout.recompute_layers,
+            chunks=plan.layout.stream_chunks,
+            prefetch_depth=streaming.prefetch_depth,
+            staged_layers=streaming.staged_layers,
+            gradients_on_wafer=streaming.accumulate_at == "wafer",
+            servers=None if memoryx.placement == "sharded" else memoryx.servers,
+        )
+
+
+def recorded(works: PassWorks, rules: PassRules, kind: PassKind, builder: GraphBuilder) -> Template:
+    """A pass in a graph: recorded once for all batches and devices, and bound to this one's work."""
+    outlines = works.outlines()
+    bound = dict(zip(outlines.each(), works.each(), strict=True))
+    return _recording(outlines, rules, kind).rebound(builder, bound)
+
+
+@lru_cache(maxsize=256)
+def _recording(outlines: PassWorks, rules: PassRules, kind: PassKind) -> Template:
+    return Pass(GraphBuilder().template(), outlines, rules, kind).record()
+
+
+@dataclass
+class Pass:
+    """The recording of one pass."""
+
+    template: Template
+    works: PassWorks
+    rules: PassRules
+    kind: PassKind
+    computed: list[int] = field(default_factory=list)
+    """Last tensor of each block computed so far, in order: what frees the slots of prefetched weights."""
+    sent: list[int] = field(default_factory=list)
+    """Last tensor of each block sent: what frees the DRAM for the next ones read from flash."""
+    updates: list[int] = field(default_factory=list)
+    spilled: dict[int, int] = field(default_factory=dict)
+    """What left the wafer, by the first block of its group."""
+    started: list[int] = field(default_factory=list)
+    """The last tensor before each group's backward, in order."""
+
+    @cached_property
+    def blocks(self) -> list[BlockWorks]:
+        return self.works.blocks.in_order(self.rules.num_layers)
+
+    @property
+    def depth(self) -> int:
+        return min(self.rules.prefetch_depth, 2 * len(self.blocks) - 1)
+
+    @property
+    def group(self) -> int:
+        """Layers whose activations are made again together, from the input of the first."""
+        return max(1, self.rules.recompute_layers)
+
+    def _task(
+        self, number: int, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()
+    ) -> int:
+        """Record one task of a block; the first tensor that it writes."""
+        block = {0: EMBEDDING, len(self.blocks) - 1: HEAD}.get(number, number - 1)
+        return self.template.task(work, stream, reads, after, block).tensor
+
+    # ---------------------------------------------------------------------------------- the pass
+    def record(self) -> Template:
+        hidden = self._forward()
+        gradient = hidden[-1]
+        for group in reversed(self._groups()):
+            self.started.append(gradient)
+            inputs = self._again(group, hidden)
+            for number in reversed(group):
+                gradient = self._backward(number, gradient, inputs[number], made=len(group) > 1)
+                self.computed.append(gradient)
+        for distance in range(1, self.depth + 2):
+            self.template.output(f"computed-{distance}", self.computed[-distance])
+        return self.template
+
+    def _forward(self) -> list[int]:
+        """Last tensor of each block."""
+        used = [self.template.port("sampled")] if self.kind.refilled else []
+        samples = self.template.task(self.works.samples, f"{DEVICE}/samples", (), used)
+        hidden: list[int] = [samples.tensor]
+        firsts = {group[0] for group in self._groups()}
+        for number, works in enumerate(self.blocks):
+            if works.spill is not None and number in firsts and self.rules.recompute_layers:
+                self._spill(number, hidden[-1])
+            weights = self._stream(number)
+            hidden.append(self._compute(number, works.forward, weights, hidden[-1:], self._room()))
+            self.computed.append(hidden[-1])
+            if works.spill is not None and not self.rules.recompute_layers:
+                self._spill(number, hidden[-1])
+        self.template.output("sampled", hidden[1])
+        return hidden[1:]
+
+    def _groups(self) -> list[range]:
+        """Blocks in runs that are made again together; embedding and head stand alone."""
+        head = len(self.blocks) - 1
+        layers = [range(first, min(first + self.group, head)) for first in range(1, head, self.group)]
+        return [range(1), *layers, range(head, head + 1)]
+
+    def _again(self, group: range, hidden: list[int]) -> dict[int, int]:
+        """The input of each block of a group; made again from the group's own where it was not kept.
+
+        That takes the weights of the group once more. A group of one makes its activations again
+        from the weights that its backward gets anyway.
+        """
+        inputs = {group[0]: self._fetched(group[0], hidden)}
+        for number, following in pairwise(group):
+            inputs[following] = self._made_again(number, inputs[number])
+        if len(group) > 1:
+            self._made_again(group[-1], inputs[group[-1]])
+        return inputs
+
+    def _made_again(self, number: int, before: int) -> int:
+        again = self._compute(number, self._recompute(number), self._stream(number), [before])
+        self.computed.append(again)
+        return again
+
+    def _recompute(self, number: int) -> Work:
+        work = self.blocks[number].recompute
+        if work is None:
+            raise GraphError(f"block {number} is in a group that is made again, but has no work for it")
+        return work
+
+    def _backward(self, number: int, gradient: int, before: int, *, made: bool) -> int:
+        works = self.blocks[number]
+        weights = self._stream(number)
+        reads = [gradient, before]
+        if works.recompute is not None and not made:
+            reads.append(self._compute(number, works.recompute, weights, [before]))
+        if self.kind.adds and self.rules.gradients_on_wafer:
+            reads.append(self.template.port(f"gradient{number}"))
+        parts = self._tasks(number, works.backward, weights, reads)
+        self._egress(number, [part + 1 for part in parts])
+        return parts[-1]
+
+    # -------------------------------------------------------------------------------- weights in
+    def _stream(self, number: int) -> list[int]:
+        """Send a block's weights to every wafer, no further ahead than the prefetch depth."""
+        works = self.blocks[number]
+        reads: list[int] = [self.template.port(f"weights{number}")] if self.kind.updated else []
+        if works.stage is not None:
+            stream = self._server("memoryx/flash-read", number)
+            reads = [self._task(number, works.stage, stream, reads, self._behind(self.sent))]
+        freed, arrived = self._freed(), []
+        for chunk in range(self.rules.chunks):
+            load = self._task(number, works.load, self._server("memoryx/out", number), reads, freed)
+            lane = f"swarmx/down{chunk or ''}"  # hops are a delay, so chunks on their way overlap
+            arrived.append(self._task(number, works.broadcast, lane, [load]))
+        self.sent.append(load)
+        return arrived
+
+    def _freed(self) -> list[int]:
+        """The computation whose end frees the slot that the next weights take."""
+        index = len(self.computed) - 1 - self.depth
+        if index >= 0:
+            return [self.template.writer(self.computed[index])]
+        return [self.template.port(f"computed-{-index}")] if self.kind.follows else []
+
+    def _behind(self, done: Sequence[int]) -> list[int]:
+        """What must be over before one more layer is read from flash."""
+        staged = self.rules.staged_layers
+        return [self.template.writer(done[-staged])] if len(done) >= staged else []
+
+    def _server(self, stream: str, number: int) -> str:
+        """The stream of the weight server that holds a block; one for all where each holds a part."""
+        servers = self.rules.servers
+        return stream if servers is None else f"{stream}{number % servers}"
+
+    # ------------------------------------------------------------------------------ gradients out
+    def _egress(self, number: int, parts: list[int]) -> None:
+        """Gradients up the tree, added to those of passes before; the last pass updates the block."""
+        works, name = self.blocks[number], f"gradient{number}"
+        adds = [self.template.port(name)] if self.kind.adds and not self.rules.gradients_on_wafer else []
+        self.template.output(name, parts[-1])
+        if self.rules.gradients_on_wafer and not self.kind.last:
+            return
+        up = []
+        for part in parts:
+            work = works.reduce if part == parts[-1] else works.reduce_part
+            up.append(self._task(number, work, self._server("swarmx/up", number), [part, *adds]))
+        self.template.output(name, up[-1])
+        if self.kind.last:
+            self._update(number, up)
+
+    def _update(self, number: int, gradients: list[int]) -> None:
+        """The optimizer on MemoryX, as soon as a block's gradient is complete."""
+        works, reads = self.blocks[number], list(gradients)
+        if works.state_read is not None:
+            before = [self.template.port(f"state{number}")] if self.kind.updated else []
+            stream = self._server("memoryx/flash-read", number)
+            reads.append(self._task(number, works.state_read, stream, before, self._behind(self.updates)))
+        weights = self._task(number, works.update, self._server("memoryx/update", number), reads)
+        self.updates.append(weights)
+        if works.state_write is not None:
+            stream = self._server("memoryx/flash-write", number)
+            written = self._task(number, works.state_write, stream, [weights])
+            self.template.output(f"state{number}", written)
+            weights = written if works.stage is not None else weights
+        self.template.output(f"weights{number}", weights)
+
+    # -------------------------------------------------------------------------------- activations
+    def _spill(self, first: int, tensor: int) -> None:
+        """Have what the backward of a group needs leave the wafer."""
+        work = self.blocks[first].spill
+        if work is not None:
+            self.spilled[first] = self._task(first, work, f"{DEVICE}/spill", [tensor])
+
+    def _room(self) -> list[int]:
+        """The spill whose end leaves room for one more tensor: the one before the last."""
+        out = list(self.spilled.values())
+        return [self.template.writer(out[-2])] if len(out) > 1 else []
+
+    def _fetched(self, first: int, hidden: list[int]) -> int:
+        """The input of a group: on the wafer, or brought back while the group before it runs."""
+        work = self.blocks[first].fetch
+        kept = hidden[max(first - 1, 0)]
+        if work is None or first not in self.spilled:
+            return kept
+        begun = self.template.writer(self.started[-2])
+        return self._task(first, work, f"{DEVICE}/fetch", [self.spilled[first]], [begun])
+
+    # ------------------------------------------------------------------------------------ compute
+    def _compute(
+        self,
+        number: int,
+        work: Work,
+        weights: Sequence[int],
+        reads: Sequence[int],
+        after: Sequence[int] = (),
+    ) -> int:
+        """Last tensor of one computation."""
+        return self._tasks(number, work, weights, reads, after)[-1]
+
+    def _tasks(
+        self,
+        number: int,
+        work: Work,
+        weights: Sequence[int],
+        reads: Sequence[int],
+        after: Sequence[int] = (),
+    ) -> list[int]:
+        """One task for each chunk of the weights; the first tensor that each writes."""
+        stream = f"{DEVICE}/compute"
+        return [self._task(number, work, stream, [chunk, *reads], after) for chunk in weights]

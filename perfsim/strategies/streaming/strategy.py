@@ -1,0 +1,171 @@
+"""Weight streaming: weights live in MemoryX and pass over the wafer layer by layer, twice a step.
+
+Streams of one step: `memoryx/out` sends a layer's weights, `swarmx/down` broadcasts them,
+`csK/compute` uses them; backward streams the same weights again, `swarmx/up` sums the gradients on
+their way, and `memoryx/update` updates a layer as soon as its gradient is complete. The next step's
+weights of a layer wait for that update. Every system gets the same weights and its own slice of the
+batch, so one system is written and stands for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perfsim.calibration import WaferCalibration
+from perfsim.costs.memory import MemoryUse
+from perfsim.costs.wafer import nearest_release
+from perfsim.errors import InputError, LayoutError, MemoryCapacityError, Problem
+from perfsim.graph import GraphBuilder
+from perfsim.hardware import WaferClusterSpec
+from perfsim.sizes import passes_problem
+from perfsim.strategies.plan import Duration, Plan
+from perfsim.strategies.streaming.estimate import estimate_s
+from perfsim.strategies.streaming.graph import StreamingWriter
+from perfsim.strategies.streaming.memory import (
+    PLACES,
+    even_micro_batch,
+    largest_micro_batch,
+    policy_name,
+    wafer_memory,
+    with_policy,
+)
+from perfsim.strategies.streaming.memoryx import Store
+from perfsim.topology import Topology
+from perfsim.workload import Job, ParallelLayout
+
+RECOMPUTE_GROUPS = (0, 1, 2, 4)
+STREAM_CHUNKS = 16
+"""Pieces of a layer where it streams in chunks and nobody says in how many."""
+MOST_CHUNKS = 4096
+"""Pieces of a layer: past this a chunk of a published model is smaller than what a tree node forwards."""
+
+
+class WeightStreaming:
+    """The strategy `weight-streaming`."""
+
+    name = "weight-streaming"
+    system_kind = "wafer-cluster"
+    summary = "layers stream from MemoryX over wafers that hold only activations (data parallel)"
+
+    def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
+        """Of the recompute groups those that need the fewest micro-batches; spilled where it saves some.
+
+        The software splits a batch that exceeds the wafer, and only such a batch: its best published
+        micro-batches are some 90 sequences, where keeping all activations would leave room for a few.
+        """
+        system = topology.system
+        if not isinstance(system, WaferClusterSpec):
+            return
+        per_system = -(-job.global_batch_size // topology.num_devices)
+        base = ParallelLayout(data=topology.num_devices, stream_chunks=needed_chunks(system))
+        largest = {group: largest_micro_batch(job, system, per_system, group) for group in RECOMPUTE_GROUPS}
+        widest = even_micro_batch(per_system, max(largest.values())) if any(largest.values()) else 0
+        for group, size in largest.items():
+            if size >= widest > 0:
+                yield with_policy(base, widest, group)
+            spilling = largest_micro_batch(job, system, per_system, group, spill=True)
+            if spilling > size:
+                yield with_policy(base, even_micro_batch(per_system, spilling), group, spill=True)
+
+    def plan(
+        self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
+    ) -> Plan:
+        """Check one layout; `micro_batch_size` is per system and micro-batch."""
+        system = topology.system
+        if not isinstance(system, WaferClusterSpec):
+            raise InputError(f"strategy {self.name} runs on wafer clusters; {system.name} is a {system.kind}")
+        problems = self._problems(job, topology, layout)
+        if problems:
+            raise LayoutError([Problem(text) for text in problems])
+        per_system = -(-job.global_batch_size // layout.data)
+        microbatches = -(-per_system // layout.micro_batch_size)
+        memory = wafer_memory(job, layout, system, per_system)
+        if check_memory:
+            for use in memory:
+                if not use.fits:
+                    raise MemoryCapacityError(use.total_bytes / use.capacity_bytes, _overflow(use))
+        notes = tuple(self._notes(job, system, layout, microbatches))
+        return Plan(self.name, job, topology, layout, microbatches, memory, notes)
+
+    def _problems(self, job: Job, topology: Topology, layout: ParallelLayout) -> list[str]:
+        problems = []
+        if layout.tensor != 1 or layout.pipeline != 1:
+            problems.append("weight streaming is data parallel only: tensor and pipeline must be 1")
+        if layout.data != topology.num_devices:
+            problems.append(f"data {layout.data} must equal the {topology.num_devices} systems")
+        if job.global_batch_size < layout.data:
+            problems.append(
+                f"global_batch_size {job.global_batch_size} gives some of {layout.data} systems nothing"
+            )
+        if not 1 <= layout.stream_chunks <= MOST_CHUNKS:
+            problems.append(f"stream_chunks {layout.stream_chunks} must be 1 to {MOST_CHUNKS}")
+        per_system = -(-job.global_batch_size // layout.data)
+        if layout.micro_batch_size > per_system:
+            problems.append(
+                f"micro_batch_size {layout.micro_batch_size} is more than a system's {per_system} sequences"
+            )
+        elif problem := passes_problem(job.model.num_layers, -(-per_system // layout.micro_batch_size)):
+            problems.append(problem)
+        return problems
+
+    @staticmethod
+    def _notes(
+        job: Job, system: WaferClusterSpec, layout: ParallelLayout, microbatches: int
+    ) -> Iterator[str]:
+        yield f"{PLACES[system.device.kind]} memory policy: {policy_name(layout, microbatches)}"
+        calibration = system.device.calibration
+        if isinstance(calibration, WaferCalibration):
+            wanted = job.recipe.software_release or system.software_release
+            remark = nearest_release(wanted, calibration)[1]
+            if remark:
+                yield remark
+            if calibration.name != system.device.name:
+                yield f"no measurement of {system.device.name}: efficiencies of {calibration.name}"
+        yield Store(job, system).note
+        if layout.stream_chunks < needed_chunks(system):
+            yield (
+                "a layer's weights are waited for as a whole, though they are used as they arrive; without "
+                "prefetch that is too slow: stream_chunks or --detail chunk shows what overlaps"
+            )
+        elif needed_chunks(system) > 1:
+            yield f"no prefetch: layers are streamed and used in {layout.stream_chunks} chunks"
+        if job.recipe.weight_sparsity:
+            share = 100 * job.recipe.weight_sparsity
+            yield (
+                f"{share:.4g} % of the layers' weights are zero: MFU counts the FLOPs of those kept, HFU "
+                "what is executed; whether as many tokens reach the target as for the dense model is "
+                "assumed, and known for few models"
+            )
+
+    def emit(self, plan: Plan, builder: GraphBuilder) -> None:
+        """Write two steps; the second is the steady state."""
+        builder.fold(plan.layout.data)
+        StreamingWriter(plan, builder).write()
+
+    def estimate_s(self, plan: Plan, duration: Duration) -> float:
+        """Sum over blocks of the larger of compute and stream, and the bubble between two steps."""
+        return estimate_s(plan, duration)
+
+
+def needed_chunks(system: WaferClusterSpec) -> int:
+    """Pieces of a layer without which the step would be wrong: one where the next layer is prefetched.
+
+    Without prefetch only the chunks of a layer overlap with its own computation, if it is not held whole.
+    """
+    whole = system.streaming.prefetch_depth > 0 or system.streaming.weights_held == "layer"
+    return 1 if whole else STREAM_CHUNKS
+
+
+def _overflow(use: MemoryUse) -> str:
+    """What does not fit, and what would help there."""
+    helps = {
+        "wafer": "a smaller micro_batch_size or recompute_layers 1",
+        "GPU": "a smaller micro_batch_size or recompute_layers 1",
+        "activation servers": "a smaller micro_batch_size or spill=false",
+    }
+    advice = helps.get(
+        use.place, "more weight servers (memoryx.servers) or flash in them (memoryx.server.flash)"
+    )
+    unit, name = (1e12, "TB") if use.capacity_bytes >= 1e12 else (1e9, "GB")
+    needs, capacity = use.total_bytes / unit, use.capacity_bytes / unit
+    return f"does not fit: {use.place} needs {needs:.1f} {name} of {capacity:.1f} {name}; try {advice}"

@@ -1,0 +1,1 @@
+"""Tensor, pipeline and data parallelism composed, with ZeRO; and each of them alone."""

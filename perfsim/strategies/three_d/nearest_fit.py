@@ -1,0 +1,118 @@
+"""The nearest change with which a layout fits its devices: tried, not guessed.
+
+First what the largest part of the memory suggests, then every other single setting, all on the same
+devices; then a degree doubled until it fits, with replicas given up for it where there are any, with
+one of the settings where it must be, and last on more devices. Memory decides each attempt, and the
+rules of layouts whether it may be tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+from perfsim.errors import PerfsimError
+from perfsim.hardware import GpuClusterSpec
+from perfsim.sizes import MOST_DEVICES
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.strategies.three_d.rules import layout_problems
+from perfsim.strategies.three_d.stages import stage_memory
+from perfsim.strategies.three_d.zero import SHARDED
+from perfsim.topology import Topology, build_topology
+from perfsim.workload import Job, ParallelLayout
+
+_SETTINGS = {
+    "activations": ("recompute", "micro_batch_size"),
+    "working set": ("micro_batch_size", "recompute"),
+    "weight gradient inputs": ("schedule",),
+    "optimizer": ("zero_stage",),
+    "gradients": ("zero_stage",),
+}
+"""By the part of the memory that is largest, what makes it smaller."""
+_ALL = ("recompute", "micro_batch_size", "schedule", "zero_stage")
+
+
+def nearest_fit(
+    job: Job, topology: Topology, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], zero: bool
+) -> str:
+    """What to try, in words; `part` is the largest of the memory, `zero` says that ZeRO stages are free."""
+    for other in _changed(layout, part, free_degrees, zero=zero):
+        if _fits(job, topology, other, free_degrees):
+            return f"try {_difference(layout, other)}, which fits"
+    return "no change of one setting and one degree makes it fit, on more devices either"
+
+
+def _difference(layout: ParallelLayout, other: ParallelLayout) -> str:
+    pairs = [(each.name, getattr(layout, each.name), getattr(other, each.name)) for each in fields(layout)]
+    changes = [f"{name} {was} -> {now}" for name, was, now in pairs if was != now]
+    where = f" on {other.num_devices} devices" if other.num_devices != layout.num_devices else ""
+    return " and ".join(changes) + where
+
+
+def _changed(
+    layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], *, zero: bool
+) -> Iterator[ParallelLayout]:
+    """Layouts that need less memory: one setting, one degree, both at once; last on more devices."""
+    names = [
+        name for name in dict.fromkeys((*_SETTINGS.get(part, ()), *_ALL)) if zero or name != "zero_stage"
+    ]
+    one = [_with(layout, name, value) for name in names for value in _values(name, layout)]
+    yield from one
+    for base in (layout, *one):
+        yield from _doubled_for_replicas(base, free_degrees)
+    for factor in _powers(MOST_DEVICES // layout.num_devices):
+        for base in (layout, *one):
+            for name in (name for name in ("tensor", "pipeline", "data") if name in free_degrees):
+                yield _doubled(base, name, factor)
+
+
+def _values(name: str, layout: ParallelLayout) -> list[str | int]:
+    """Values that need less memory than the layout's, the nearest first."""
+    if name == "recompute":
+        modes = ["none", "selective", "full"]
+        return [*modes[modes.index(layout.recompute) + 1 :]]
+    if name == "micro_batch_size":
+        size = layout.micro_batch_size
+        return [size >> shift for shift in range(1, size.bit_length()) if size % (1 << shift) == 0]
+    if name == "schedule":
+        return ["1f1b"] if layout.schedule != "1f1b" else []
+    stages = (1, GRADIENTS_SHARDED, SHARDED) if layout.data > 1 else ()
+    return [stage for stage in stages if stage > layout.zero_stage]
+
+
+def _with(layout: ParallelLayout, name: str, value: str | int) -> ParallelLayout:
+    if name == "schedule":
+        return replace(layout, schedule=str(value), virtual_pipeline=1, layers_per_stage=None)
+    return replace(layout, **{name: value})  # type: ignore[arg-type]  # the field's own type, by name
+
+
+def _doubled_for_replicas(layout: ParallelLayout, free_degrees: tuple[str, ...]) -> Iterator[ParallelLayout]:
+    """Tensor or pipeline times powers of two, and as many replicas less: the same devices."""
+    for factor in _powers(layout.data):
+        if layout.data % factor == 0:
+            for name in (name for name in ("tensor", "pipeline") if name in free_degrees):
+                yield replace(_doubled(layout, name, factor), data=layout.data // factor)
+
+
+def _doubled(layout: ParallelLayout, name: str, factor: int) -> ParallelLayout:
+    if name == "pipeline":
+        return replace(layout, pipeline=layout.pipeline * factor, layers_per_stage=None)
+    return _with(layout, name, getattr(layout, name) * factor)
+
+
+def _powers(most: int) -> list[int]:
+    return [2**power for power in range(1, most.bit_length()) if 2**power <= most]
+
+
+def _fits(job: Job, topology: Topology, layout: ParallelLayout, free_degrees: tuple[str, ...]) -> bool:
+    system = topology.system
+    if not isinstance(system, GpuClusterSpec):
+        return False
+    try:
+        if layout.num_devices != topology.num_devices:
+            topology = build_topology(system, layout.num_devices)
+        if layout_problems(job, topology, layout, "", free_degrees):
+            return False
+        return all(use.fits for use in stage_memory(job, layout, system))
+    except PerfsimError:
+        return False

@@ -1,0 +1,147 @@
+"""Writing one optimizer step of a 3D plan: all slots of the schedule, then gradients and update."""
+
+from __future__ import annotations
+
+from perfsim.costs.memory import main_grad_bytes, stage_parameters
+from perfsim.graph import TABLES, WHOLE, GraphBuilder, Kind, RankGroup, Template, TensorClass, Work
+from perfsim.graph.builder import Stamped
+from perfsim.strategies.plan import Plan
+from perfsim.strategies.schedules import Pass, merged_order, schedule, schedule_called
+from perfsim.strategies.stamping import Index, Passes, pipeline_slots
+from perfsim.strategies.three_d.pipeline import (
+    Reduction,
+    backward_template,
+    dgrad_template,
+    emit_tied_embedding,
+    forward_template,
+    wgrad_template,
+)
+from perfsim.strategies.three_d.stages import placement_of, stages_of
+from perfsim.strategies.three_d.virtual_stage import VirtualStage
+from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
+
+SKEWED_STEPS = 2
+"""Steps written where later ranks run later: the second shows what the skew does not cost."""
+
+
+class StepWriter:
+    """One plan being written as a graph."""
+
+    def __init__(self, plan: Plan, builder: GraphBuilder) -> None:
+        self.plan = plan
+        self.builder = builder
+        self.schedule = schedule_called(plan.layout.schedule)
+        self.placement = placement_of(plan.layout)
+        self.stages = stages_of(plan.job, plan.layout)
+        self.sharded = plan.layout.zero_stage == SHARDED
+        self.scattered = self.stages.replicas[0].shards_gradients
+        overlaps = plan.job.recipe.overlap_grad_reduce and not self.sharded
+        self.overlap = overlaps and plan.layout.data > 1
+        self.last_pass: Pass = "W" if self.schedule.splits_backward else "B"
+
+    def write(self) -> None:
+        """All steps."""
+        layout, microbatches = self.plan.layout, self.plan.num_microbatches
+        orders = schedule(layout.schedule, layout.pipeline, layout.virtual_pipeline, microbatches)
+        merged = merged_order(orders, self.placement)
+        passes = self._passes()
+        slots, index = pipeline_slots(merged, self.placement, passes, microbatches)
+        self.builder.fold(layout.tensor * layout.data)
+        steps = max(self.plan.least_steps, SKEWED_STEPS if self.schedule.skewed else 1)
+        for step in range(steps):
+            stamped = self.builder.stamp(passes.templates, slots)
+            gradients = [self._reduce(rank, stamped, index) for rank in range(layout.pipeline)]
+            self._tie(gradients)
+            self._update(gradients, final=step == steps - 1)
+            self.builder.end_step()
+
+    def _passes(self) -> Passes:
+        """The templates of all passes; the last one reduces gradients where that overlaps."""
+        stages = self.stages.virtual
+        usual: dict[Pass, list[Template]] = {"F": [forward_template(self.builder, each) for each in stages]}
+        if self.schedule.splits_backward:
+            usual["B"] = [dgrad_template(self.builder, each) for each in stages]
+        usual[self.last_pass] = self._last_passes(reduces=self.scattered, follows=self.scattered)
+        if not self.overlap:
+            return Passes(usual)
+        return Passes(usual, {self.last_pass: self._last_passes(reduces=True)}, self.scattered)
+
+    def _last_passes(self, *, reduces: bool, follows: bool = False) -> list[Template]:
+        """The pass after which weight gradients are complete, of every virtual stage."""
+        write = wgrad_template if self.schedule.splits_backward else backward_template
+        return [
+            write(self.builder, each, self._reduction(each, follows and self.overlap) if reduces else None)
+            for each in self.stages.virtual
+        ]
+
+    def _reduction(self, stage: VirtualStage, follows: bool) -> Reduction:
+        replicas, part = self.stages.replicas[stage.rank], stage.group.part
+        body = stage_parameters(part, 1, first=False, last=False)
+
+        def of_layers(count: int) -> Work:
+            return replicas.reduce_work(count * body)
+
+        if not self.scattered:
+            return Reduction(of_layers, replicas.stream, per_bucket=replicas.layers_per_bucket(body))
+        tables = stage_parameters(part, 0, first=stage.first, last=stage.last)
+        stream = replicas.stream if self.overlap else stage.group.compute
+        of_tables = replicas.reduce_work(tables) if tables else None
+        return Reduction(of_layers, stream, of_tables, IN_FLIGHT, follows)
+
+    def _reduce(self, rank: int, stamped: Stamped, index: Index) -> list[int]:
+        """Reduce what is left of a rank's gradients once its last micro-batch is done."""
+        replicas = self.stages.replicas[rank]
+        final = self.plan.num_microbatches - 1
+        done, rest = [], replicas.num_parameters
+        for stage in self.stages.of_rank(rank):
+            if stage.empty:
+                continue
+            slot = index.slot(self.last_pass, stage.number, final)
+            done.append(stamped.tensor(slot, "weight_gradients"))
+            if self.overlap or self.sharded or self.scattered:
+                reduced = [stamped.tensor(slot, f"reduced{layer}") for layer in range(stage.num_layers)]
+                done += dict.fromkeys(reduced)
+                rest -= stage_parameters(stage.group.part, stage.num_layers, first=False, last=False)
+            if self.scattered and (stage.first or stage.last):
+                done.append(stamped.tensor(slot, "reduced_tables"))
+        complete = self.sharded or self.scattered or replicas.size == 1
+        if complete or rest < 1:  # less than a parameter is rounding
+            return done
+        block = TABLES if self.overlap else WHOLE
+        return [self.builder.task(replicas.reduce_work(rest), replicas.stream, done, block=block).tensor]
+
+    def _tie(self, gradients: list[list[int]]) -> None:
+        """Sum a tied embedding's gradient over the first and the last stage."""
+        layout, last = self.plan.layout, self.placement.last_rank
+        if last == 0 or not self.plan.job.model.tied_embeddings:
+            return
+        ends = RankGroup(0, last * layout.tensor * layout.data, 2)
+        group, replicas = self.stages.virtual[0].group, self.stages.replicas[0]
+        grad_bytes = main_grad_bytes(self.plan.job.recipe) / replicas.gradient_shards
+        reads = gradients[0] + gradients[last]
+        summed = emit_tied_embedding(self.builder, group, ends, grad_bytes, reads)
+        gradients[0], gradients[last] = [summed], [summed]
+
+    def _update(self, gradients: list[list[int]], *, final: bool) -> None:
+        """Every rank updates, and gathers under ZeRO.
+
+        It waits for the gradients of all ranks (their norm); under a skewed schedule for its own,
+        since the norm is checked after the update [2401.10241 section 4].
+        """
+        everything = sorted({tensor for tensors in gradients for tensor in tensors})
+        for replicas, own in zip(self.stages.replicas, gradients, strict=True):
+            compute = f"{replicas.device}/compute"
+            waits_for = own if self.schedule.skewed else everything
+            updated = self.builder.task(replicas.optimizer_work(), compute, waits_for).tensor
+            if replicas.zero_stage and replicas.size > 1 and not self.sharded:
+                gather = replicas.gather_work(replicas.num_parameters)
+                updated = self.builder.task(gather, replicas.stream, [updated]).tensor
+                if not final:  # the next step's kernels wait for the parameters
+                    self.builder.task(_wait_work(), compute, [updated])
+            if self.sharded and not final:  # so do the next step's gathers
+                self.builder.task(_wait_work(), replicas.stream, [updated])
+
+
+def _wait_work() -> Work:
+    """No work: the stream waits for what it reads."""
+    return Work("parameters.wait", Kind.COMP, "wait", "optimizer", writes=(TensorClass("parameters", 0.0),))

@@ -1,0 +1,103 @@
+"""3D parallelism: tensor, pipeline and data parallelism composed, as Megatron composes them.
+
+Ranks: tensor innermost, then data, then pipeline. One tensor peer of one replica is written for each
+pipeline rank; it stands for all its like (`graph.symmetry`). The plain strategies `data`, `tensor`,
+`pipeline` and `zero3` are this one with some degrees held at 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from perfsim.costs.memory import MemoryUse
+from perfsim.errors import InputError, LayoutError, MemoryCapacityError, Problem
+from perfsim.graph import GraphBuilder
+from perfsim.hardware import GpuClusterSpec
+from perfsim.strategies.plan import Duration, Plan
+from perfsim.strategies.three_d.estimate import estimate_step_s
+from perfsim.strategies.three_d.nearest_fit import nearest_fit
+from perfsim.strategies.three_d.rules import layout_problems, legal_layouts
+from perfsim.strategies.three_d.stages import stage_memory, stages_of
+from perfsim.strategies.three_d.step import StepWriter
+from perfsim.topology import Topology
+from perfsim.workload import Job, ParallelLayout
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class ThreeD:
+    """The strategy `3d`, or a plain one when degrees are held at 1."""
+
+    name: str = "3d"
+    free_degrees: tuple[str, ...] = ("tensor", "pipeline", "data")
+    summary: str = "tensor, pipeline and data parallelism composed (Megatron)"
+    system_kind: str = "gpu-cluster"
+    zero_stage: int | None = None
+    """The ZeRO stage of every layout; None: the layout's own."""
+
+    def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
+        """Every legal layout of this strategy on all devices of the topology."""
+        for layout in legal_layouts(job, topology, self.free_degrees):
+            yield layout if self.zero_stage is None else replace(layout, zero_stage=self.zero_stage)
+
+    def plan(
+        self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
+    ) -> Plan:
+        """Check one layout. Raises LayoutError or MemoryCapacityError with every reason."""
+        system = topology.system
+        if not isinstance(system, GpuClusterSpec):
+            raise InputError(f"strategy {self.name} runs on GPU clusters; {system.name} is a {system.kind}")
+        if self.zero_stage is not None:
+            if layout.zero_stage not in (0, self.zero_stage):
+                said = f"strategy {self.name} shards at ZeRO stage {self.zero_stage}, not {layout.zero_stage}"
+                raise LayoutError([Problem(said, help="strategy 3d takes any stage")])
+            layout = replace(layout, zero_stage=self.zero_stage)
+        problems = layout_problems(job, topology, layout, self.name, self.free_degrees)
+        if problems:
+            raise LayoutError([Problem(text) for text in problems])
+        memory = stage_memory(job, layout, system)
+        if check_memory:
+            self._refuse_overflow(job, topology, layout, memory)
+        microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
+        return Plan(self.name, job, topology, layout, microbatches, memory, _tight(memory))
+
+    def _refuse_overflow(
+        self, job: Job, topology: Topology, layout: ParallelLayout, memory: tuple[MemoryUse, ...]
+    ) -> None:
+        worst = max(memory, key=lambda use: use.total_bytes)
+        if worst.fits:
+            return
+        part = worst.largest_part
+        raise MemoryCapacityError(
+            worst.total_bytes / worst.capacity_bytes,
+            f"does not fit: {worst.place} needs {worst.total_bytes / GIB:.1f} GiB of "
+            f"{worst.capacity_bytes / GIB:.0f} GiB ({part} {worst.parts_bytes[part] / GIB:.1f} GiB)",
+            lambda: nearest_fit(job, topology, layout, part, self.free_degrees, self.zero_stage is None),
+        )
+
+    def emit(self, plan: Plan, builder: GraphBuilder) -> None:
+        """Write one optimizer step, or two where ranks run whole steps later than others."""
+        StepWriter(plan, builder).write()
+
+    def estimate_s(self, plan: Plan, duration: Duration) -> float:
+        """Closed form of the step time, for screening."""
+        stages = stages_of(plan.job, plan.layout)
+        return estimate_step_s(plan, stages.virtual, stages.replicas, duration)
+
+
+TIGHT = 0.95
+"""Share of memory from which on a plan says that fragmentation could break it."""
+
+
+def _tight(memory: tuple[MemoryUse, ...]) -> tuple[str, ...]:
+    """A warning where a stage nearly fills its devices; what is reserved there is an assumption."""
+    worst = max(memory, key=lambda use: use.total_bytes / use.capacity_bytes)
+    share = worst.total_bytes / worst.capacity_bytes
+    if not TIGHT < share <= 1.0:
+        return ()
+    reserved = worst.parts_bytes.get("reserved", 0.0) / GIB
+    return (
+        f"{worst.place} fills {100 * share:.0f} % of its memory, with {reserved:.0f} GiB assumed reserved",
+    )

@@ -1,0 +1,124 @@
+"""A virtual stage: one model chunk on one pipeline rank, and the work beside its layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfsim import transformer
+from perfsim.graph import Kind, RankGroup, TensorClass, Work
+from perfsim.strategies.three_d.tensor import TensorGroup, compute_work
+from perfsim.strategies.three_d.zero import Shards
+
+
+@dataclass(frozen=True)
+class VirtualStage:
+    """One model chunk on one pipeline rank."""
+
+    number: int
+    num_stages: int
+    rank: int
+    """The pipeline rank that it stands on."""
+    num_layers: int
+    first_layer: int
+    """Number of its first layer in the model."""
+    group: TensorGroup
+    next_ranks: RankGroup | None
+    previous_ranks: RankGroup | None
+    recompute: str
+    head_positions: int
+    shards: Shards | None = None
+    """Where parameters are sharded over replicas (ZeRO 3)."""
+
+    @property
+    def first(self) -> bool:
+        return self.number == 0
+
+    @property
+    def last(self) -> bool:
+        return self.number == self.num_stages - 1
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no weights at all: it only hands on."""
+        return not (self.num_layers or self.first or self.last)
+
+    @property
+    def hidden(self) -> TensorClass:
+        return TensorClass("hidden", self.group.part.activation_bytes)
+
+
+def embedding_work(stage: VirtualStage) -> Work:
+    """Lookup of the words of one micro-batch."""
+    kernels = transformer.embedding_forward(stage.group.part)
+    return compute_work("embedding.forward", "forward", kernels, (stage.hidden,))
+
+
+def embedding_backward_work(stage: VirtualStage) -> Work:
+    """Gradient of the word and position tables."""
+    kernels = transformer.embedding_backward(stage.group.part)
+    return compute_work("embedding.backward", "backward", kernels, (TensorClass("table_gradient", 0.0),))
+
+
+def head_work(stage: VirtualStage) -> Work:
+    """Language-model head and loss."""
+    kernels = transformer.head_forward(stage.group.part, stage.head_positions)
+    return compute_work("head.forward", "forward", kernels, (TensorClass("logits", 0.0),))
+
+
+def head_backward_work(stage: VirtualStage) -> Work:
+    """Backward of loss and head."""
+    kernels = transformer.head_backward(stage.group.part, stage.head_positions)
+    return compute_work("head.backward", "backward", kernels, (stage.hidden,))
+
+
+def head_dgrad_work(stage: VirtualStage) -> Work:
+    """Backward of loss and head without the head's weight gradient, and what that reads."""
+    part, positions = stage.group.part, stage.head_positions
+    kept = TensorClass("weight_inputs", transformer.head_weight_input_bytes(part, positions))
+    return compute_work(
+        "head.dgrad", "backward", transformer.head_dgrad(part, positions), (stage.hidden, kept)
+    )
+
+
+def head_wgrad_work(stage: VirtualStage) -> Work:
+    """Weight gradient of the head."""
+    kernels = transformer.head_wgrad(stage.group.part, stage.head_positions)
+    return compute_work("head.wgrad", "backward", kernels, (TensorClass("weight_gradient", 0.0),))
+
+
+def hand_on_work(stage: VirtualStage) -> Work:
+    """Nothing: a stage without layers hands on, on its own rank, what it was given."""
+    return compute_work("stage.hand_on", "forward", (), (stage.hidden,))
+
+
+def transfer_work(stage: VirtualStage, ranks: RankGroup) -> Work:
+    """Send a hidden activation to the next pipeline rank, each tensor peer its own share."""
+    return Work(
+        name="pipeline.send",
+        kind=Kind.COMM_SEND,
+        op="send_recv",
+        category="pipeline_communication",
+        comm_bytes=stage.group.part.activation_bytes / stage.group.ranks.size,
+        group=ranks,
+        writes=(stage.hidden,),
+    )
+
+
+def softmax_sum_bytes(stage: VirtualStage) -> float:
+    """Maximum, target and sum of exponentials a token, in fp32, over the vocabulary shards."""
+    return 3 * 4.0 * stage.group.part.micro_batch_size * stage.head_positions
+
+
+def tied_embedding_work(first: TensorGroup, ranks: RankGroup, grad_bytes: float) -> Work:
+    """Sum of the gradients of a tied embedding over the first and the last stage."""
+    rows = transformer.padded_vocab_size(first.part.model, first.part.tensor) / first.part.tensor
+    n_bytes = rows * first.part.model.hidden_size * grad_bytes
+    return Work(
+        name="pipeline.tied_embedding",
+        kind=Kind.COMM_COLL,
+        op="all_reduce",
+        category="pipeline_communication",
+        comm_bytes=n_bytes,
+        group=ranks,
+        writes=(TensorClass("table_gradient", n_bytes),),
+    )

@@ -1,0 +1,68 @@
+"""ZeRO 3, or fully sharded data parallelism: parameters are gathered layer by layer, and never kept.
+
+[1910.02054, 2304.11277] Every rank holds its shard of each layer. A layer is all-gathered before its
+forward and again before its backward, its gradients are reduce-scattered behind it, and at most two
+layers are whole at once. One communication stream carries both, in the order in which the host
+issues them: the next layer's gather before this layer's reduction (backward prefetch).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfsim.graph import TABLES, Template, Work
+from perfsim.strategies.three_d.data import Replicas
+
+SHARDED = 3
+"""The ZeRO stage that shards parameters."""
+IN_FLIGHT = 2
+"""Layers that are whole at once (`limit_all_gathers`)."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The sharded layers of one stage, and the embedding and head that wrap them."""
+
+    replicas: Replicas
+    layer_parameters: float
+    root_parameters: float
+    """Embedding, head and final norm: gathered once and kept from forward to backward."""
+
+    def gather_forward(self, template: Template, done: list[int], block: int) -> int:
+        """All-gather one layer; it waits until the layer `IN_FLIGHT` before it is done."""
+        after = [template.writer(done[-IN_FLIGHT])] if len(done) >= IN_FLIGHT else []
+        return self._gather(template, self.layer_parameters, after, block)
+
+    def gather_backward(self, template: Template, layer: int, num_layers: int, block: int) -> int:
+        """All-gather one layer while the one after it runs backward.
+
+        The first `IN_FLIGHT` gathers wait for the forward of the layers that were whole last; those
+        behind them stand after the scatter of the gradient of the layer whose room they take.
+        """
+        freed = 2 * num_layers - IN_FLIGHT - 1 - layer
+        after: list[int] = [template.port(f"saved{freed}")] if 0 <= freed < num_layers else []
+        return self._gather(template, self.layer_parameters, after, block)
+
+    def gather_root(self, template: Template) -> int:
+        """All-gather embedding and head."""
+        return self._gather(template, self.root_parameters, [], TABLES)
+
+    def scatter_layer(self, template: Template, gradient: int, block: int) -> int:
+        """Reduce-scatter one layer's gradient."""
+        return self._scatter(template, self.layer_parameters, gradient, block)
+
+    def scatter_root(self, template: Template, gradient: int) -> int:
+        """Reduce-scatter the gradient of embedding and head."""
+        return self._scatter(template, self.root_parameters, gradient, TABLES)
+
+    def gather_work(self, num_parameters: float) -> Work:
+        """An all-gather of some parameters."""
+        return self.replicas.gather_work(num_parameters)
+
+    def _gather(self, template: Template, num_parameters: float, after: list[int], block: int) -> int:
+        work = self.gather_work(num_parameters)
+        return template.task(work, self.replicas.stream, (), after, block).tensor
+
+    def _scatter(self, template: Template, num_parameters: float, gradient: int, block: int) -> int:
+        work = self.replicas.reduce_work(num_parameters)
+        return template.task(work, self.replicas.stream, [gradient], block=block).tensor

@@ -1,0 +1,88 @@
+"""From a run to the plain values of a result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from perfsim.prediction.cluster import cluster_note
+from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.metrics import layout_fields, metrics, why_of
+from perfsim.prediction.reached import above_all_published, fewer_than_published
+from perfsim.prediction.remarks import edge_remark
+from perfsim.prediction.result import TimelineBar
+from perfsim.study.batches import BatchChoice
+from perfsim.study.result import BatchPoint, CandidateResult, MemoryBar
+
+MOST_BARS = 4000
+"""Timeline bars of one candidate; a whole step of a large run has hundreds of thousands of tasks."""
+
+
+def candidate_result(
+    evaluation: Evaluation, choice: BatchChoice, curve: Sequence[BatchChoice], tried: Sequence[int] = ()
+) -> CandidateResult:
+    """A candidate at its best batch, the best of those `tried`."""
+    explained = why_of(evaluation)
+    few = fewer_than_published(evaluation.plan, explained.fixed_s)
+    edge = edge_remark(tried, evaluation.plan.job.global_batch_size)
+    return CandidateResult(
+        **{**metrics(evaluation, explained), "why": explained},
+        steps=choice.answer.steps,
+        time_to_accuracy_s=choice.answer.time_s,
+        time_to_accuracy_band_s=choice.answer.band_s,
+        memory=tuple(
+            MemoryBar(use.place, dict(use.parts_bytes), use.capacity_bytes)
+            for use in evaluation.plan.memory
+            if use.on_device
+        ),
+        batch_curve=tuple(_point(each) for each in curve),
+        timeline=timeline(evaluation),
+        notes=(
+            *evaluation.plan.notes,
+            choice.answer.regime_text,
+            *filter(None, [edge, few, above_all_published(evaluation.plan, evaluation.mfu)]),
+            *([cluster_note(evaluation.cluster)] if evaluation.cluster else []),
+        ),
+        batch_at_edge=edge,
+    )
+
+
+def _point(choice: BatchChoice) -> BatchPoint:
+    return BatchPoint(
+        global_batch_size=choice.plan.job.global_batch_size,
+        batch_tokens=choice.answer.batch_tokens,
+        step_time_s=choice.step_time_s,
+        steps=choice.answer.steps,
+        time_to_accuracy_s=choice.answer.time_s,
+        time_to_accuracy_band_s=choice.answer.band_s,
+        layout=layout_fields(choice.plan),
+    )
+
+
+def timeline(evaluation: Evaluation) -> tuple[TimelineBar, ...]:
+    """The tasks of the measured step as bars; neighbours of one kind on one stream become one bar.
+
+    Times count from the start of the measured step. Bars past `MOST_BARS` are left out from the end.
+    """
+    trace = evaluation.trace
+    graph = trace.graph
+    low, high = trace.step_window_s
+    chosen = np.flatnonzero((trace.end_s > low) & (trace.start_s < high) & (trace.end_s > trace.start_s))
+    chosen = chosen[np.lexsort((chosen, trace.start_s[chosen], graph.stream[chosen]))]
+    bars: list[TimelineBar] = []
+    for task in chosen.tolist():
+        span = trace.span(task)
+        start, end = max(span.start_s, low) - low, min(span.end_s, high) - low
+        last = bars[-1] if bars else None
+        joins = (
+            last is not None
+            and (last.lane, last.category, last.microbatch) == (span.stream, span.category, span.tag)
+            and start <= last.end_s
+        )
+        if last is not None and joins:
+            bars[-1] = TimelineBar(last.lane, last.name, last.category, last.start_s, end, last.microbatch)
+        else:
+            bars.append(TimelineBar(span.stream, span.name, span.category, start, end, span.tag))
+    bars.sort(key=lambda bar: bar.start_s)
+    return tuple(bars[:MOST_BARS])

@@ -1,0 +1,1 @@
+"""Second ways to the same figures, which tests hold the models against."""

@@ -1,0 +1,206 @@
+"""What each mechanism of the GPU model is worth: it is taken out, and published runs predicted again.
+
+A removal is a wrapper around the prices: graphs stay as they are written. Fitted constants stay too, and
+what they could make up for after a new fit is told apart by `leave_out.refitted`. Steps are taken by their
+longest path, which leaves out only the contention for links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.collectives import Group
+from perfsim.costs.gemm import GemmModel, Geometry
+from perfsim.costs.gpu import GpuCosts
+from perfsim.costs.price import price
+from perfsim.engine import critical_path
+from perfsim.graph import RankGroup, TaskGraph, Work
+from perfsim.published.case_graphs import WrittenCase
+from perfsim.strategies import Plan
+from perfsim.trace import Trace
+from perfsim.transformer import Kernel
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+NOTHING = "nothing"
+"""Key of the prediction with every mechanism in place."""
+ATTENTION_CORE = ("scores", "softmax", "attention_dropout", "context", "flash_attention")
+HEAD_AND_EMBEDDING = ("embedding.", "head.")
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A mechanism and what is done to the prices to take it out."""
+
+    key: str
+    instead: str
+    """What stands in its place."""
+    work: Callable[[Work], bool] = lambda _: False
+    """Classes of work that take no time."""
+    kernel: Callable[[Kernel], bool] = lambda _: False
+    """Kernels that take no time on the device; the host still launches them."""
+    tasks: Callable[[TaskGraph], Mask] | None = None
+    """Tasks that take no time, where their class does elsewhere."""
+    change: Callable[[GpuCosts], None] = lambda _: None
+    """What is set to another value."""
+    one_tier: bool = False
+    own: tuple[str, ...] = ()
+    """Fitted constants that go with the mechanism; a new fit has to do without them."""
+
+
+class WithoutMechanism(GpuCosts):
+    """The prices of a plan with one mechanism taken out."""
+
+    def __init__(self, plan: Plan, removal: Removal) -> None:
+        super().__init__(plan.topology, plan.job.recipe)
+        self.removal = removal
+        removal.change(self)
+
+    def duration_s(self, work: Work) -> float:
+        return 0.0 if self.removal.work(work) else super().duration_s(work)
+
+    def kernel_s(self, kernel: Kernel) -> float:
+        return 0.0 if self.removal.kernel(kernel) else super().kernel_s(kernel)
+
+    def group(self, ranks: RankGroup) -> Group:
+        return Group.inside_node(ranks.size) if self.removal.one_tier else super().group(ranks)
+
+
+class GemmWithoutWaves(GemmModel):
+    """A device that is never partly idle in its last wave: tiles over compute units, not rounded up."""
+
+    def geometry(self, m: Array, n: Array, k: Array, batch: Array) -> Geometry:
+        known = super().geometry(m, n, k, batch)
+        tile = self._candidates
+        tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns) * tile.split * batch
+        return replace(known, tile_wave_flop=2 * tiles / self.compute_units * tile.rows * tile.columns)
+
+
+def _no_waves(costs: GpuCosts) -> None:
+    known = {field.name: getattr(costs.gemm, field.name) for field in fields(GemmModel)}
+    costs.gemm = GemmWithoutWaves(**known)
+
+
+def _no_host(costs: GpuCosts) -> None:
+    nothing = {"host_s_per_kernel": 0.0, "host_blocking_s_per_kernel": 0.0}
+    costs.framework = costs.framework.model_copy(update=nothing)
+
+
+def _no_power_limit(costs: GpuCosts) -> None:
+    costs.gemm = replace(costs.gemm, sustained_fraction=1.0)
+
+
+def _any_length(costs: GpuCosts) -> None:
+    costs.gpu = costs.gpu.model_copy(update={"attention_half_length": 0.0})
+
+
+def _no_bridge(costs: GpuCosts) -> None:
+    known = costs.collectives.nic.calibration
+    if known is None or known.network is None:
+        return
+    network = known.network.model_copy(update={"partial_node_bytes_per_s": None})
+    nic = costs.collectives.nic.model_copy(
+        update={"calibration": known.model_copy(update={"network": network})}
+    )
+    costs.collectives = replace(costs.collectives, nic=nic)
+
+
+def _any_rows(costs: GpuCosts) -> None:
+    costs.vector_flop_per_s = None
+
+
+def _no_cache(costs: GpuCosts) -> None:
+    costs.cache_bytes = 0.0
+
+
+def _of_category(category: str) -> Callable[[Work], bool]:
+    return lambda work: work.category == category
+
+
+def recomputed_collectives(graph: TaskGraph) -> Mask:
+    """Tensor-parallel collectives behind a block that is run again before its backward."""
+    again = np.array([work.category == "recompute" for work in graph.works])[graph.work]
+    communicates = np.array([work.category == "tensor_communication" for work in graph.works])
+    tensor = np.flatnonzero(communicates[graph.work])
+    source = graph.writer[graph.reads.values[graph.reads.start[tensor]]]
+    found = np.zeros(len(graph), dtype=np.bool_)
+    for _ in range(2):  # with sequence parallelism an all-gather follows the reduce-scatter
+        found[tensor] = again[source] | found[source]
+    return found
+
+
+REMOVALS = (
+    Removal("tensor-parallel collectives", "free", work=_of_category("tensor_communication")),
+    Removal("collectives of recompute", "free", tasks=recomputed_collectives),
+    Removal("hierarchical collectives", "every group inside one node", one_tier=True),
+    Removal(
+        "data-parallel and FSDP traffic",
+        "free",
+        work=_of_category("data_communication"),
+        own=("partial_node_bytes_per_s",),
+    ),
+    Removal(
+        "bridge of partial nodes",
+        "every rank beside its NIC",
+        change=_no_bridge,
+        own=("partial_node_bytes_per_s",),
+    ),
+    Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
+    Removal(
+        "host-launch floor",
+        "the host takes no time",
+        change=_no_host,
+        own=("host_s_per_kernel", "host_blocking_s_per_kernel"),
+    ),
+    Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
+    Removal("gradient accumulation", "free", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
+    Removal("last-level cache", "none", change=_no_cache),
+    Removal(
+        "attention core",
+        "free",
+        kernel=lambda kernel: kernel.name.startswith(ATTENTION_CORE),
+        own=("attention_fraction", "attention_half_length"),
+    ),
+    Removal(
+        "fused attention by length",
+        "as in long sequences",
+        change=_any_length,
+        own=("attention_half_length",),
+    ),
+    Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(HEAD_AND_EMBEDDING)),
+    Removal("optimizer", "free", work=_of_category("optimizer")),
+    Removal("waves of tiles", "no idle units in the last wave", change=_no_waves),
+    Removal("matrix cores want rows of 16 bytes", "they take any", change=_any_rows),
+    Removal("sustained power ceiling", "1.0 of peak", change=_no_power_limit, own=("sustained_fraction",)),
+)
+"""In the order of the table: communication, host, memory, parts of the model, matrix products."""
+
+
+def ablate(written: WrittenCase, removals: Sequence[Removal] = REMOVALS) -> tuple[dict[str, float], Trace]:
+    """Step time by removed mechanism, `NOTHING` among them, and the trace with all in place.
+
+    Raises GraphError for a case that does not run on GPUs.
+    """
+    costs = GpuCosts(written.plan.topology, written.plan.job.recipe)
+    whole_s = price(written.graph, costs)
+    trace = critical_path(written.graph, whole_s)
+    steps = {NOTHING: trace.step_time_s}
+    for removal in removals:
+        duration_s = price(written.graph, WithoutMechanism(written.plan, removal))
+        if removal.tasks is not None:
+            duration_s = np.where(removal.tasks(written.graph), 0.0, duration_s)
+        # Many a mechanism plays no part in a run.
+        plays = not np.array_equal(duration_s, whole_s)
+        step_s = critical_path(written.graph, duration_s).step_time_s if plays else trace.step_time_s
+        steps[removal.key] = step_s
+    return steps, trace
+
+
+def shares(steps: Mapping[str, float]) -> dict[str, float]:
+    """The part of the step that goes with each mechanism; negative where the step gets longer."""
+    return {key: 1.0 - seconds / steps[NOTHING] for key, seconds in steps.items() if key != NOTHING}

@@ -1,0 +1,90 @@
+"""How well runs are predicted by constants that were fitted without them: what a band may claim.
+
+GPU families are left out whole (`leave_out`), wafer logs with all others of their software's release.
+Of the five wafer logs no percentile can be taken; the half-width of a 90 % band is Student's, from
+their root mean square error r: t_95(n) r sqrt(1 + 1/n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.errors import PerfsimError
+from perfsim.fitting.fit_tables import scipy_stats
+from perfsim.fitting.wafer_fit import leave_releases_out
+from perfsim.prediction.accuracy import FEWEST
+from perfsim.published.case_graphs import write_case
+from perfsim.published.cases import CaseFile, StepCase
+from perfsim.published.processes import mapped
+from perfsim.validation.leave_out import ALL, Tangent, leave_out, tangent
+from perfsim.validation.score import Scored, summary
+from perfsim.validation.validate import scored_case
+
+WAFER = "wse-2"
+"""The wafer whose constants the public logs decide."""
+
+HeldOut = dict[str, Mapping[str, Any]]
+"""Scores by family, and of all runs under `ALL`."""
+
+
+def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
+    """Scores of a file of step-time cases, each family or log left out of the fit; minutes, needs scipy."""
+    catalog = catalog or default_catalog()
+    cases = parse_file(path, CaseFile, catalog).cases
+    if any(case.strategy == "weight-streaming" for case in cases):
+        return _wafers(path, cases, catalog)
+    tangents = [each for each in mapped(partial(_tangent, catalog=catalog), cases) if each is not None]
+    return {row.family: row.outside for row in leave_out(tangents, cases, catalog)}
+
+
+def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any] | None:
+    """Each scored wafer log as predicted without the logs of its release; None for a file without wafers."""
+    catalog = catalog or default_catalog()
+    cases = parse_file(path, CaseFile, catalog).cases
+    if not any(case.strategy == "weight-streaming" and case.scored for case in cases):
+        return None
+    predicted = leave_releases_out(path, WAFER, catalog)
+    scored = [scored_case(case, predicted.get(case.id)) for case in cases if case.scored]
+    rows = [
+        {"id": each.id, "measured_s": each.measured_s, "predicted_s": each.predicted_s, "error": each.error}
+        for each in scored
+    ]
+    return {"summary": _band_of_few(scored), "cases": rows}
+
+
+def _tangent(case: StepCase, catalog: Catalog) -> Tangent | None:
+    if not case.scored:
+        return None
+    try:
+        return tangent(write_case(case, catalog), scored_case(case, None))
+    except PerfsimError:
+        return None
+
+
+def _wafers(path: Path, cases: tuple[StepCase, ...], catalog: Catalog) -> HeldOut:
+    predicted = leave_releases_out(path, WAFER, catalog)
+    scored = [scored_case(case, predicted.get(case.id)) for case in cases]
+    rows: HeldOut = {
+        family: summary([each for each in scored if each.family == family])
+        for family in dict.fromkeys(each.family for each in scored if each.counts)
+    }
+    return {**rows, ALL: _band_of_few(scored)}
+
+
+def _band_of_few(scored: Sequence[Scored]) -> dict[str, Any]:
+    """The summary; of few runs with a half-width that holds for them in place of the percentile."""
+    figures = summary(scored)
+    errors = np.array([each.error for each in scored if each.counts and each.error is not None])
+    count = len(errors)
+    if 0 < count < FEWEST:
+        stats: Any = scipy_stats()
+        rms = float(np.sqrt(np.mean(errors**2)))
+        width = float(stats.t.ppf(0.95, count)) * rms * float(np.sqrt(1 + 1 / count))
+        figures["p90_ape"] = max(figures["p90_ape"], width)
+    return figures

@@ -1,0 +1,100 @@
+"""Writes the record of errors that studies state (`perfsim validate --record`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from perfsim.prediction import accuracy
+from perfsim.prediction.accuracy import recorded
+from perfsim.validation.leave_out import ALL
+
+KINDS = {"gpu.yaml": ("gpu-cluster", "3d"), "weight_streaming.yaml": ("wafer-cluster", "weight-streaming")}
+"""Files of public cases: the kind of system and the strategy that their errors speak for."""
+
+
+HeldOutOfFiles = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""By file and family, the score when the family is left out of the fit (`held_out`)."""
+
+
+def record_of(
+    results: Iterable[Mapping[str, Any]], held_out: HeldOutOfFiles | None = None
+) -> list[dict[str, Any]]:
+    """The record that the results of `perfsim validate` give, over the cases that can be predicted.
+
+    Without `held_out` those figures stay as they are recorded: they take minutes.
+    """
+    entries: list[dict[str, Any]] = []
+    for result in results:
+        if result["file"] not in KINDS:
+            continue
+        kind, strategy = KINDS[result["file"]]
+        entries.append(
+            {
+                "system_kind": kind,
+                "strategy": strategy,
+                "family": f"studies/validation/{result['file']}",
+                **_figures(
+                    result["summary_predicted"], result["baseline"], _outside(result["file"], ALL, held_out)
+                ),
+                "families": [
+                    {
+                        "family": family,
+                        **_figures(
+                            figures,
+                            result["families_baseline"][family],
+                            _outside(result["file"], family, held_out),
+                        ),
+                        **result["families_traits"][family],
+                    }
+                    for family, figures in result["families"].items()
+                    if figures["n"] and family in result["families_traits"]
+                ],
+            }
+        )
+    return entries
+
+
+def _outside(file: str, family: str, held_out: HeldOutOfFiles | None) -> Mapping[str, Any]:
+    """A score of runs left out of the fit: the new one, the recorded one, or the worst there is."""
+    if held_out is not None and file in held_out:
+        return held_out[file][family]
+    known = [entry for entry in recorded() if str(entry["family"]).endswith(f"/{file}")]
+    rows = [row for entry in known for row in (entry, *entry["families"]) if row["family"] == family]
+    row: Mapping[str, Any] = rows[0] if rows else (known[0] if known else {})
+    return {name: row.get(f"held_out_{name}", 1.0) for name in ("median_ape", "p90_ape")}
+
+
+def _figures(
+    summary: Mapping[str, Any], baseline: Mapping[str, Any], outside: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "n": summary["n"],
+        "median_ape": round(summary["median_ape"], 4),
+        "p90_ape": round(summary["p90_ape"], 4),
+        "held_out_median_ape": round(outside["median_ape"], 4),
+        "held_out_p90_ape": round(outside["p90_ape"], 4),
+        "baseline_median_ape": round(baseline["median_ape"], 4),
+    }
+
+
+def record_text(results: Iterable[Mapping[str, Any]], held_out: HeldOutOfFiles | None = None) -> str:
+    """The record as it is kept."""
+    return _text(record_of(results, held_out))
+
+
+def _text(entries: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps(entries, indent=2) + "\n"
+
+
+def write_record(results: Iterable[Mapping[str, Any]], held_out: HeldOutOfFiles | None = None) -> Path:
+    """Put the record in the package; for a checkout, after a change that moves results.
+
+    A kind of system that the results do not speak of keeps what is recorded of it.
+    """
+    path = Path(accuracy.__file__).with_name(accuracy.RECORD)
+    entries = {entry["system_kind"]: entry for entry in (*recorded(), *record_of(results, held_out))}
+    path.write_text(_text(list(entries.values())), encoding="utf-8")
+    return path

@@ -1,0 +1,49 @@
+"""Writes the record of the utilisation that published runs reached (`perfsim validate --record`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.prediction import reached
+from perfsim.prediction.reached import Reached
+from perfsim.published.cases import CaseFile, StepCase, case_job, case_system
+from perfsim.published.plans import public_cases
+from perfsim.transformer import model_flop_per_step
+from perfsim.validation.record_accuracy import KINDS
+
+
+def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
+    """The scored runs of a file, best first."""
+    rows = []
+    for case in cases:
+        if not case.scored:
+            continue
+        job, device = case_job(case, catalog), case_system(case, catalog).device
+        peak = case.system.num_devices * device.peak[job.recipe.precision]
+        mfu = model_flop_per_step(job) / (case.measured.step_time_s * peak)
+        count = case.system.num_devices
+        sequences = round(job.global_batch_size / count, 2)
+        rows.append(Reached(case.id, device.name, case.training.attention, count, round(mfu, 4), sequences))
+    return sorted(rows, key=lambda row: (-row.mfu, row.id))
+
+
+def step_files() -> list[Path]:
+    """The public files of step times."""
+    return [path for path in public_cases() if path.name in KINDS]
+
+
+def record_text(paths: Iterable[Path]) -> str:
+    """The record as it is kept, of all files of step times."""
+    catalog = default_catalog()
+    rows = [row for path in paths for row in reached_of(parse_file(path, CaseFile, catalog).cases, catalog)]
+    return "[\n" + ",\n".join(json.dumps(list(row)) for row in rows) + "\n]\n"
+
+
+def write_reached() -> Path:
+    """Put the record of the public runs in the package; for a checkout, after a change of the cases."""
+    path = Path(reached.__file__).with_name(reached.RECORD)
+    path.write_text(record_text(step_files()), encoding="utf-8")
+    return path

@@ -1,0 +1,124 @@
+"""How predictions are scored against measured runs; definitions as in the README of the cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+FEWEST_LAYOUTS = 4
+"""Layouts that a sweep needs for a rank correlation."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One case with its prediction; `predicted_s` is None where it failed."""
+
+    id: str
+    family: str
+    evidence: str
+    sweep: str | None
+    layout: str
+    measured_s: float
+    predicted_s: float | None
+
+    @property
+    def error(self) -> float | None:
+        """Relative error: predicted over measured, less 1."""
+        return None if self.predicted_s is None else self.predicted_s / self.measured_s - 1.0
+
+    @property
+    def counts(self) -> bool:
+        """Evidence C is predicted and shown, not scored."""
+        return self.evidence in ("A", "B")
+
+
+def summary(cases: Iterable[Scored]) -> dict[str, Any]:
+    """Median, 90th percentile and mean of |error|, and its mean; a failed case counts as 1."""
+    counted = [case for case in cases if case.counts]
+    if not counted:
+        return {"n": 0, "median_ape": None, "p90_ape": None, "mape": None, "bias": None}
+    apes = np.array([1.0 if case.error is None else abs(case.error) for case in counted])
+    errors = [case.error for case in counted if case.error is not None]
+    return {
+        "n": len(counted),
+        "median_ape": float(np.median(apes)),
+        "p90_ape": float(np.percentile(apes, 90)),
+        "mape": float(apes.mean()),
+        "bias": float(np.mean(errors)) if errors else None,
+    }
+
+
+def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
+    """The summary of each family, with how well it ranks layouts."""
+    result = {}
+    for family in dict.fromkeys(case.family for case in cases):
+        mine = [case for case in cases if case.family == family]
+        ranked = rankings(mine)
+        result[family] = {
+            **summary(mine),
+            "kendall_tau": float(np.mean([each["kendall_tau"] for each in ranked])) if ranked else None,
+            "regret": max(each["regret"] for each in ranked) if ranked else None,
+        }
+    return result
+
+
+def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
+    """How well each sweep of at least four scored layouts is ranked: tau-a, regret, and the two choices.
+
+    `chosen` is the case that is predicted fastest, `best` the one that is.
+    """
+    found = []
+    for (family, sweep), runs in _sweeps(cases).items():
+        points = [_mean(layout) for layout in runs.values()]
+        if len(points) < FEWEST_LAYOUTS:
+            continue
+        pairs = list(combinations(points, 2))
+        agreement = sum(float(np.sign(a[0] - b[0]) * np.sign(a[1] - b[1])) for a, b in pairs)
+        layouts = list(runs)
+        chosen = min(range(len(points)), key=lambda index: points[index][1])
+        best = min(range(len(points)), key=lambda index: points[index][0])
+        found.append(
+            {
+                "family": family,
+                "sweep": sweep,
+                "layouts": len(points),
+                "kendall_tau": agreement / len(pairs),
+                "regret": points[chosen][0] / points[best][0] - 1.0,
+                "chosen": runs[layouts[chosen]][0].id,
+                "best": runs[layouts[best]][0].id,
+            }
+        )
+    return found
+
+
+def _sweeps(cases: Sequence[Scored]) -> dict[tuple[str, str], dict[str, list[Scored]]]:
+    """The runs of each layout of each sweep."""
+    sweeps: dict[tuple[str, str], dict[str, list[Scored]]] = {}
+    for case in cases:
+        if case.counts and case.sweep is not None and case.predicted_s is not None:
+            layouts = sweeps.setdefault((case.family, case.sweep), {})
+            layouts.setdefault(case.layout, []).append(case)
+    return sweeps
+
+
+def _mean(runs: Sequence[Scored]) -> tuple[float, float]:
+    """Measured and predicted seconds of one layout, its repeats averaged."""
+    measured = float(np.mean([run.measured_s for run in runs]))
+    return measured, float(np.mean([run.predicted_s for run in runs if run.predicted_s is not None]))
+
+
+def one_constant(ideal_s: Sequence[float], measured_s: Sequence[float]) -> float:
+    """The efficiency e that minimises the mean of |ideal / e / measured - 1|.
+
+    In 1/e this is a weighted median: the objective is piecewise linear with kinks at measured / ideal
+    and weights ideal / measured.
+    """
+    ratios = np.array(measured_s) / np.array(ideal_s)
+    order = np.argsort(ratios)
+    weights = 1.0 / ratios[order]
+    half = np.searchsorted(np.cumsum(weights), weights.sum() / 2)
+    return float(1.0 / ratios[order][min(int(half), len(ratios) - 1)])

@@ -1,0 +1,153 @@
+"""Predicting published runs, beside a baseline that any fool could use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perfsim.calibration import WaferCalibration
+from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
+from perfsim.costs.wafer import nearest_release
+from perfsim.errors import InputError, PerfsimError, Problem
+from perfsim.published.cases import CaseFile, StepCase, case_job, case_system, repeated
+from perfsim.published.contradictions import refuse_contradictions
+from perfsim.published.plans import predict_s
+from perfsim.published.processes import mapped
+from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
+from perfsim.validation.convergence_validation import validate_convergence
+from perfsim.validation.family_traits import family_traits
+from perfsim.validation.score import Scored, families, one_constant, rankings, summary
+
+
+def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
+    """Score one file of cases, step times or convergence; CatalogError lists what is malformed."""
+    catalog = catalog or default_catalog()
+    data = load_mapping(path, catalog).data
+    rows = data.get("cases") or []
+    if isinstance(rows, list) and rows and all(isinstance(row, dict) and "points" in row for row in rows):
+        problems = repeated(str(row.get("id")) for row in rows)
+        if problems:
+            raise InputError([Problem(text, file=str(path)) for text in problems])
+        return {"file": path.name, **validate_convergence(rows)}
+    return {"file": path.name, **validate_cases(parse_file(path, CaseFile, catalog).cases, catalog)}
+
+
+def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any]:
+    """Predict every case; those that cannot be predicted are listed with the reason."""
+    answers = _predict_all(cases, catalog)
+    failed = [
+        {"id": case.id, "error": answer}
+        for case, answer in zip(cases, answers, strict=True)
+        if isinstance(answer, str)
+    ]
+    scored = [
+        scored_case(case, None if isinstance(answer, str) else answer)
+        for case, answer in zip(cases, answers, strict=True)
+    ]
+    baseline, of_baseline = _baseline(cases, scored, catalog)
+    return {
+        "kind": "step_time",
+        "count": len(cases),
+        "failed": failed,
+        "summary": summary(scored),
+        "summary_predicted": summary([each for each in scored if each.predicted_s is not None]),
+        "baseline": baseline,
+        "families": families(scored),
+        "families_baseline": families(of_baseline),
+        "families_traits": family_traits(cases, catalog),
+        "sweeps": rankings(scored),
+        "without_release": _without_release(cases, scored, catalog),
+        "cases": [
+            {
+                "id": each.id,
+                "family": each.family,
+                "evidence": each.evidence,
+                "inferred": [] if each.counts else list(case.inferred),
+                "measured_s": each.measured_s,
+                "predicted_s": each.predicted_s,
+                "error": each.error,
+            }
+            for case, each in zip(cases, scored, strict=True)
+        ],
+    }
+
+
+def _predict_all(cases: Sequence[StepCase], catalog: Catalog) -> list[float | str]:
+    """Predictions in the order of the cases, or why there is none."""
+    return mapped(partial(_predict_or_say_why, catalog=catalog), cases)
+
+
+def _predict_or_say_why(case: StepCase, catalog: Catalog) -> float | str:
+    try:
+        return predict_s(case, catalog)
+    except PerfsimError as error:
+        return str(error)
+
+
+def scored_case(case: StepCase, predicted_s: float | None) -> Scored:
+    """A case with its prediction; None where there is none."""
+    layout = repr((case.parallel, case.training.micro_batch_size, case.training.recompute))
+    return Scored(
+        case.id, case.family, case.evidence, case.sweep, layout, case.measured.step_time_s, predicted_s
+    )
+
+
+def _baseline(
+    cases: Sequence[StepCase], scored: Sequence[Scored], catalog: Catalog
+) -> tuple[dict[str, Any], list[Scored]]:
+    """Hardware FLOPs over devices x peak x e, with the one e that minimises the mean error of the file.
+
+    Its summary, and the cases as it predicts them.
+    """
+    ideal: dict[str, float] = {}
+    for case in cases:
+        try:
+            ideal[case.id] = _ideal_s(case, catalog)
+        except PerfsimError:
+            continue
+    known = [each for each in scored if each.counts and each.id in ideal]
+    if not known:
+        return summary([]), []
+    efficiency = one_constant([ideal[each.id] for each in known], [each.measured_s for each in known])
+    predictions = [replace(each, predicted_s=ideal[each.id] / efficiency) for each in known]
+    return {**summary(predictions), "n": len(known), "efficiency": efficiency}, predictions
+
+
+def _without_release(
+    cases: Sequence[StepCase], scored: Sequence[Scored], catalog: Catalog
+) -> dict[str, dict[str, Any]]:
+    """The summary without each release of a wafer's software that one scored run decides, and without all.
+
+    One log has much to say about the efficiency of its own release, so its error tells less than another's.
+    """
+    release = {case.id: _measured_release(case, catalog) for case in cases}
+    counts = Counter(release[each.id] for each in scored if each.counts)
+    alone = sorted(name for name, count in counts.items() if name and count == 1)
+    groups = [(name,) for name in alone] + ([tuple(alone)] if len(alone) > 1 else [])
+    return {
+        ", ".join(group): summary([each for each in scored if release[each.id] not in group])
+        for group in groups
+    }
+
+
+def _measured_release(case: StepCase, catalog: Catalog) -> str:
+    """The software release whose efficiency a case uses; empty where none counts."""
+    try:
+        calibration = case_system(case, catalog).device.calibration
+        if case.system.software_release is None or not isinstance(calibration, WaferCalibration):
+            return ""
+        return nearest_release(case.system.software_release, calibration)[0]
+    except PerfsimError:
+        return ""
+
+
+def _ideal_s(case: StepCase, catalog: Catalog) -> float:
+    """The step at the full peak of every device, recompute included."""
+    job, system = case_job(case, catalog), case_system(case, catalog)
+    refuse_contradictions(case, system)
+    flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")
+    return flop / (case.system.num_devices * system.device.peak[job.recipe.precision])

@@ -1,0 +1,615 @@
+"""The command line: what each verb prints, and how each kind of mistake ends."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from perfsim import __version__
+from perfsim.catalog import data_root
+from perfsim.cli import main
+
+STUDY = """\
+name: small
+title: Ein größeres Modell
+question: Which is first?
+model: gpt3_xl
+recipe: gpt3_20b_chinchilla
+candidates:
+  - {strategy: 3d, system: dgx-a100-80gb, devices: [4]}
+  - {strategy: weight-streaming, system: cs-2, devices: [1]}
+batch_sizes: [16]
+sampling: {tasks: 1}
+"""
+SWEEP = """\
+title: A grid
+study: study.yaml
+grid:
+  candidates:
+    - {strategy: weight-streaming, system: cs-2, devices: [1, 2]}
+  recipe.global_batch_size: [2, 8]
+"""
+WAFERS = ("run", "--model", "gpt3_xl", "--system", "cs-2", "--strategy", "weight-streaming")
+GPUS = ("run", "--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--strategy", "3d")
+POINT = {
+    "strategy",
+    "system",
+    "num_devices",
+    "layout",
+    "global_batch_size",
+    "step_time_s",
+    "tokens_per_s",
+    "mfu",
+    "bubble_fraction",
+    "exposed_communication_fraction",
+    "peak_memory_bytes",
+}
+CANDIDATE = POINT | {"steps", "time_to_accuracy_s", "time_to_accuracy_band_s"}
+ERRORS = {"median_ape", "p90_ape", "mape", "bias"}
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def perfsim() -> Run:
+    """Runs the command line in this process: `perfsim("show", "models")`."""
+
+    def run(*arguments: str | Path) -> Result:
+        return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Tests run in an empty folder with a small study and a small sweep."""
+    (tmp_path / "study.yaml").write_text(STUDY, encoding="utf-8")
+    (tmp_path / "sweep.yaml").write_text(SWEEP, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(result: Result, code: int, *parts: str) -> None:
+    """Ends with this exit code, in words on stderr that hold these parts; stdout stays empty."""
+    assert result.exit_code == code, (result.stderr, result.exception)
+    assert isinstance(result.exception, SystemExit), "a refusal, not an error that escaped"
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    for part in parts:
+        assert part in result.stderr
+
+
+def document(result: Result) -> Any:
+    """The one JSON document that is all of stdout."""
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+# ---------------------------------------------------------------------------------------- limits
+@pytest.mark.parametrize("limit", [("--max-events", "3"), ("--max-seconds", "0")])
+@pytest.mark.parametrize(
+    "verb",
+    [(*WAFERS, "--devices", "2"), ("study", "study.yaml"), ("sweep", "sweep.yaml", "--jobs", "1")],
+    ids=["run", "study", "sweep"],
+)
+def test_a_limit_ends_a_run_with_its_own_exit_code(
+    perfsim: Run, verb: Sequence[str], limit: Sequence[str]
+) -> None:
+    refused(perfsim(*verb, *limit), 4, "stopped after", limit[0])
+
+
+def test_a_sweep_goes_on_where_a_limit_ended_it(perfsim: Run) -> None:
+    refused(
+        perfsim("sweep", "sweep.yaml", "--jobs", "2", "--max-events", "3"), 4, "0 of 4 points are finished"
+    )
+    assert perfsim("sweep", "sweep.yaml", "--jobs", "1").exit_code == 0
+
+
+# ------------------------------------------------------------------------------------------ help
+@pytest.mark.parametrize(
+    "verb",
+    [
+        (),
+        ("study",),
+        ("run",),
+        ("validate",),
+        ("show",),
+        ("sweep",),
+        ("calibrate",),
+        *(("calibrate", each) for each in ("gemm", "collective", "framework", "wafer")),
+    ],
+)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_every_verb_explains_itself(perfsim: Run, verb: Sequence[str], flag: str) -> None:
+    result = perfsim(*verb, flag)
+    assert result.exit_code == 0
+    assert "Usage: " in result.stdout
+    assert result.stderr == ""
+
+
+def test_the_first_help_says_where_to_start(perfsim: Run) -> None:
+    assert "perfsim study gpt3_20b --compare 3d,weight-streaming" in perfsim("--help").stdout
+
+
+def test_the_version_is_told(perfsim: Run) -> None:
+    assert perfsim("--version").stdout == f"perfsim, version {__version__}\n"
+
+
+def test_without_arguments_the_usage_is_told_and_nothing_done(perfsim: Run) -> None:
+    refused(perfsim(), 2, "Usage: ", "study", "validate")
+    refused(perfsim("calibrate"), 2, "Usage: ", "gemm")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["stduy"], "No such command 'stduy'"),
+        (["study"], "Missing argument 'STUDY'"),
+        (["show"], "Missing argument"),
+        (["show", "systms"], "'systms' is not one of 'systems', 'devices'"),
+        (["run", "--model", "gpt3_xl"], "Missing option '--system'"),
+        ([*GPUS], "Missing option '--devices'"),
+        ([*GPUS, "--devices", "eight"], "'eight' is not a valid integer"),
+        ([*GPUS, "--devices", "0"], "0 is not in the range"),
+        ([*GPUS, "--devices", "1000000000"], "is not in the range"),
+        ([*GPUS, "--devices", "8", "--batch", "-1"], "-1 is not in the range"),
+        ([*GPUS, "--devices", "8", "--batch", "100000000000"], "is not in the range"),
+        ([*GPUS, "--devices", "8", "--layuot", "tp=8"], "No such option"),
+        (["validate", "--worst", "-1"], "-1 is not in the range"),
+        (["sweep", "x.yaml", "--jobs", "0"], "0 is not in the range"),
+    ],
+)
+def test_a_slip_of_the_finger_is_bad_input(perfsim: Run, arguments: Sequence[str], part: str) -> None:
+    refused(perfsim(*arguments), 2, part)
+
+
+# ----------------------------------------------------------------------------------------- study
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """The small study answered once with --json, and the folder it wrote."""
+    folder = tmp_path_factory.mktemp("answered")
+    (folder / "study.yaml").write_text(STUDY, encoding="utf-8")
+    out = folder / "new" / "folder"
+    arguments = ["study", str(folder / "study.yaml"), "--compare", "weight-streaming, 3d", "--out", str(out)]
+    return CliRunner().invoke(main, [*arguments, "--json"]), out
+
+
+def test_a_point_executes_its_products_where_that_is_asked(perfsim: Run) -> None:
+    asked = (*WAFERS, "--devices", "1", "--batch", "4", "--json")
+    assert "sampling" not in json.loads(perfsim(*asked).stdout)
+    full = json.loads(perfsim(*asked, "--verify", "full").stdout)["sampling"]
+    assert full["passed"]
+    assert full["flop_share"] == pytest.approx(1.0)
+    assert (
+        full["tasks_sampled"]
+        > json.loads(perfsim(*asked, "--verify", "sample").stdout)["sampling"]["tasks_sampled"]
+    )
+    result = perfsim(*asked, "--verify", "all")
+    assert result.exit_code == 2
+    assert "'off', 'sample', 'full'" in result.stderr
+
+
+def test_a_study_as_json_has_the_keys_of_the_interface(answered: tuple[Result, Path]) -> None:
+    result, out = answered
+    answer = document(result)
+    assert {"study", "candidates", "report"} <= set(answer)
+    assert (answer["study"], answer["title"]) == ("small", "Ein größeres Modell")
+    assert [each["strategy"] for each in answer["candidates"]] == ["weight-streaming", "3d"]
+    for each in answer["candidates"]:
+        assert set(each) >= CANDIDATE
+        assert isinstance(each["layout"], dict)
+        low, high = each["time_to_accuracy_band_s"]
+        assert low < each["time_to_accuracy_s"] < high
+    assert Path(answer["report"]) == out / "index.html"
+    assert result.stderr == ""
+
+
+def test_a_study_leaves_page_summary_and_traces(answered: tuple[Result, Path]) -> None:
+    _, out = answered
+    assert {path.name for path in out.iterdir()} == {
+        "index.html",
+        "summary.json",
+        "trace_3d_4.json.gz",
+        "trace_weight-streaming_1.json.gz",
+    }
+    for path in out.glob("trace_*.json.gz"):
+        assert json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+
+
+def test_the_written_summary_is_what_json_printed_but_for_the_place(answered: tuple[Result, Path]) -> None:
+    result, out = answered
+    written = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert written | {"report": document(result)["report"]} == document(result)
+
+
+def test_a_study_prints_a_short_table_that_ends_in_the_verdict(perfsim: Run, elsewhere: Path) -> None:
+    result = perfsim("study", "study.yaml", "--compare", "weight-streaming")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 26, "25 lines and where the report is"
+    assert "weight-streaming reaches the target in" in result.stdout
+    assert lines[-1] == f"Report: {Path('reports') / 'small' / 'index.html'}"
+    assert (elsewhere / "reports" / "small" / "summary.json").is_file()
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("name: x\n  title: [\n", ["bad.yaml:2:", "malformed YAML"]),
+        ("", ["bad.yaml", "empty"]),
+        ("- 1\n- 2\n", ["bad.yaml"]),
+        (STUDY.replace("gpt3_xl", "gpt3_xxl"), ["bad.yaml:4:", "gpt3_xxl", "did you mean `gpt3_xl`"]),
+        (STUDY.replace("cs-2", "cs2"), ["bad.yaml:8:", "did you mean `cs-2`"]),
+        (STUDY.replace("[16]", "[16, -4, x]"), ["bad.yaml:9:", "batch_sizes"]),
+        (STUDY.replace("strategy: 3d", "strategy: 3dd"), ["unknown strategy '3dd'", "did you mean '3d'"]),
+        (STUDY.replace("strategy: 3d", "strategy: weight-streaming"), ["runs on wafer clusters"]),
+        (STUDY.replace("[1]", "[1000]"), ["cs-2", "at most 192 systems, not 1000"]),
+        (STUDY.replace("gpt3_20b_chinchilla", "gpt3_pretraining"), ["neither tokens nor target_loss"]),
+    ],
+)
+def test_a_study_that_makes_no_sense_is_bad_input(
+    perfsim: Run, elsewhere: Path, text: str, parts: Sequence[str]
+) -> None:
+    (elsewhere / "bad.yaml").write_text(text, encoding="utf-8")
+    refused(perfsim("study", "bad.yaml", "--json"), 2, *parts)
+    assert not (elsewhere / "reports").exists()
+
+
+def test_bytes_that_are_no_text_are_bad_input(perfsim: Run, elsewhere: Path) -> None:
+    (elsewhere / "bad.yaml").write_bytes(b"\xff\xfe\x00name")
+    refused(perfsim("study", "bad.yaml"), 2, "bad.yaml", "not UTF-8")
+    refused(perfsim("validate", "bad.yaml"), 2, "bad.yaml", "not UTF-8")
+
+
+def test_an_unknown_study_or_strategy_is_bad_input(perfsim: Run) -> None:
+    refused(perfsim("study", "gpt3_20"), 2, "unknown study `gpt3_20`", "did you mean `gpt3_20b`")
+    refused(perfsim("study", "absent.yaml"), 2, "there is no file", "absent.yaml")
+    refused(perfsim("study", "study.yaml", "--compare", "3d,weight"), 2, "unknown strategy 'weight'")
+
+
+def test_a_study_in_which_nothing_fits_has_no_plan(perfsim: Run, elsewhere: Path) -> None:
+    (elsewhere / "big.yaml").write_text(STUDY.replace("gpt3_xl", "gpt3_175b"), encoding="utf-8")
+    result = perfsim("study", "big.yaml", "--compare", "3d", "--json")
+    refused(result, 3, "no plan fits: strategy 3d, 4 x dgx-a100-80gb", "over memory", "closest: ")
+
+
+def test_an_unwritable_place_is_a_failed_run(perfsim: Run, elsewhere: Path) -> None:
+    (elsewhere / "taken").write_text("a file", encoding="utf-8")
+    arguments = ("study", "study.yaml", "--compare", "weight-streaming")
+    refused(perfsim(*arguments, "--out", "taken", "--json"), 1, "taken")
+    refused(perfsim(*WAFERS, "--devices", "1", "--trace", elsewhere, "--json"), 1, str(elsewhere))
+
+
+# ------------------------------------------------------------------------------------------- run
+def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run) -> None:
+    result = perfsim(*GPUS, "--devices", "8", "--layout", "tp=2,pp=2,dp=2,mbs=1", "--batch", "16", "--json")
+    answer = document(result)
+    assert set(answer) == POINT | {
+        "model",
+        "hfu",
+        "memory_capacity_bytes",
+        "step_breakdown_s",
+        "cluster_calibration",
+        "why",
+        "notes",
+        "perturbed",
+    }
+    layout = answer["layout"]
+    assert (layout["tensor"], layout["pipeline"], layout["data"], layout["micro_batch_size"]) == (2, 2, 2, 1)
+    assert (answer["num_devices"], answer["global_batch_size"]) == (8, 16)
+    assert answer["tokens_per_s"] * answer["step_time_s"] == pytest.approx(16 * 2048)
+    assert result.stderr == ""
+
+
+def test_a_point_without_json_is_told_in_words(perfsim: Run) -> None:
+    result = perfsim(*WAFERS, "--devices", "1", "--batch", "8")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("gpt3_xl on 1 x cs-2, weight-streaming\n")
+    assert "where the step goes:" in result.stdout
+
+
+def test_a_batch_that_nobody_gave_is_said(perfsim: Run) -> None:
+    silent = " ".join(perfsim(*WAFERS, "--devices", "2").stdout.split())
+    assert "batch 16 sequences" in silent
+    assert "no batch was given: 8 sequences a device were taken, 16 in all" in silent
+    assert "no batch was given" not in perfsim(*WAFERS, "--devices", "2", "--batch", "16").stdout
+    assert "else 8 a device" in " ".join(perfsim("run", "--help").stdout.split())
+
+
+def test_wafers_stream_in_chunks_where_that_is_asked(perfsim: Run) -> None:
+    layers, chunks = (
+        document(perfsim(*WAFERS, "--devices", "1", "--batch", "8", "--detail", detail, "--json"))
+        for detail in ("layer", "chunk")
+    )
+    assert chunks["layout"]["stream_chunks"] > 1
+    assert chunks["step_time_s"] <= layers["step_time_s"]
+
+
+def test_systems_may_be_counted_by_num_csx(perfsim: Run) -> None:
+    by_devices = document(perfsim(*WAFERS, "--devices", "2", "--batch", "16", "--json"))
+    assert document(perfsim(*WAFERS, "--num-csx", "2", "--batch", "16", "--json")) == by_devices
+    assert by_devices["num_devices"] == 2
+
+
+@pytest.mark.parametrize("name", ["trace.json", "deep/er/trace.json.gz"])
+def test_a_trace_is_written_as_loadable_json(perfsim: Run, elsewhere: Path, name: str) -> None:
+    answer = document(perfsim(*WAFERS, "--devices", "1", "--batch", "8", "--trace", name, "--json"))
+    data = (elsewhere / name).read_bytes()
+    events = json.loads(gzip.decompress(data) if name.endswith("gz") else data)["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert max(event["ts"] + event["dur"] for event in spans) >= answer["step_time_s"] * 1e6 * (1 - 1e-6)
+    said = perfsim(*WAFERS, "--devices", "1", "--batch", "8", "--trace", name).stdout
+    assert said.endswith(f"Trace: {Path(name)}\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (["--model", "gpt3_20bb"], ["unknown model `gpt3_20bb`", "did you mean `gpt3_20b`"]),
+        (["--model", "absent.yaml"], ["there is no file", "absent.yaml"]),
+        (["--system", "dgx-a100-80g"], ["unknown system", "did you mean `dgx-a100-80gb`"]),
+        (["--strategy", "pipelin"], ["unknown strategy 'pipelin'", "did you mean 'pipeline'"]),
+        (["--strategy", "weight-streaming"], ["runs on wafer clusters; dgx-a100-80gb is a gpu-cluster"]),
+        (["--recipe", "gpt3"], ["unknown recipe `gpt3`", "gpt3_pretraining"]),
+        (["--devices", "12"], ["12"]),
+    ],
+)
+def test_an_unknown_part_of_a_point_is_bad_input(
+    perfsim: Run, change: Sequence[str], parts: Sequence[str]
+) -> None:
+    refused(perfsim(*GPUS, "--devices", "8", "--json", *change), 2, *parts)
+
+
+def test_a_layout_that_does_not_divide_is_bad_input_for_every_reason(perfsim: Run) -> None:
+    result = perfsim(*GPUS, "--devices", "8", "--layout", "tp=3,pp=5,dp=7,mbs=3", "--batch", "10", "--json")
+    refused(
+        result,
+        2,
+        "tensor 3 x pipeline 5 x data 7 is 105 devices, the question has 8",
+        "num_attention_heads 16 is not a multiple of tensor 3; nearest: 2",
+        "ffn_hidden_size 8192 is not a multiple of tensor 3",
+        "24 layers do not divide over 5 stages; nearest: 4, or give layers_per_stage",
+        "global_batch_size 10 is not a multiple of data 7 x micro_batch_size 3; nearest: 21",
+    )
+
+
+def test_uneven_stages_are_taken_as_written(perfsim: Run) -> None:
+    layout = "pp=5,dp=1,layers_per_stage=4-5-5-5-5"
+    answer = document(perfsim(*GPUS, "--devices", "5", "--layout", layout, "--batch", "4", "--json"))
+    assert answer["layout"]["layers_per_stage"] == [4, 5, 5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("layout", "parts"),
+    [
+        ("tpp=8", ["--layout 'tpp=8': unknown name", "did you mean 'tp'"]),
+        ("tp=eight", ["'eight' is not a whole number"]),
+        ("tp=1.5", ["'1.5' is not a whole number"]),
+        ("tp", ["'' is not a whole number"]),
+        ("tp==8", ["'=8' is not a whole number"]),
+        ("=8", ["unknown name"]),
+        ("tp=8,tensor=8", ["names tensor twice"]),
+        ("tp=-8", ["-8 is less than 1"]),
+        ("tp:8", ["unknown name"]),
+        ("tp=8;dp=1", ["not a whole number"]),
+        ("tpp=8,mbs=x,dp=0", ["tpp", "'x'", "0 is less than 1"]),
+        ("pp=4,dp=2,layers_per_stage=11-11-11-11", ["adds up to 44, the model has 24 layers"]),
+        ("pp=4,dp=2,layers_per_stage=12-12", ["2 entries for 4 stages"]),
+        ("pp=4,dp=2,layers_per_stage=6--6-6-6", ["not a whole number"]),
+        ("tp=8,schedule=zigzag", ["'zigzag'", "1f1b"]),
+        ("dp=8,zero=4", ["zero_stage 4 is not available"]),
+    ],
+)
+def test_a_layout_written_wrongly_is_bad_input(perfsim: Run, layout: str, parts: Sequence[str]) -> None:
+    refused(perfsim(*GPUS, "--devices", "8", "--layout", layout), 2, *parts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (
+            ["--layout", "tp=8"],
+            [
+                "does not fit: stage 0 needs",
+                "of 80 GiB",
+                "optimizer",
+                "try pipeline 1 -> 8 and ",
+                "on 64 devices, which fits",
+            ],
+        ),
+        ([], ["no plan fits: strategy 3d, 8 x dgx-a100-80gb", "closest: ", "stage 0 needs", "try "]),
+    ],
+)
+def test_a_plan_that_does_not_fit_says_which_part_and_what_to_change(
+    perfsim: Run, arguments: Sequence[str], parts: Sequence[str]
+) -> None:
+    result = perfsim(*GPUS, "--devices", "8", "--model", "gpt3_175b", "--json", *arguments)
+    refused(result, 3, *parts)
+
+
+# -------------------------------------------------------------------------------------- validate
+@pytest.fixture(scope="module")
+def logs() -> Path:
+    return data_root() / "studies" / "validation" / "weight_streaming.yaml"
+
+
+def test_validation_as_json_has_the_keys_of_the_interface(perfsim: Run, logs: Path) -> None:
+    answer = document(perfsim("validate", logs, "--json"))
+    assert {"count", "failed", "summary", "baseline", "families", "cases"} <= set(answer)
+    assert (answer["count"], len(answer["cases"]), answer["failed"]) == (6, 6, [])
+    assert set(answer["summary"]) >= ERRORS
+    assert set(answer["baseline"]) >= ERRORS
+    for family in answer["families"].values():
+        assert set(family) >= ERRORS | {"n", "kendall_tau", "regret"}
+    for case in answer["cases"]:
+        assert set(case) == {"id", "family", "evidence", "measured_s", "predicted_s", "error", "inferred"}
+        assert case["error"] == pytest.approx(case["predicted_s"] / case["measured_s"] - 1)
+
+
+def test_several_files_give_a_list_in_their_order(perfsim: Run, logs: Path) -> None:
+    convergence = logs.with_name("convergence.yaml")
+    answers = document(perfsim("validate", convergence, logs, "--json"))
+    assert [answer["file"] for answer in answers] == ["convergence.yaml", "weight_streaming.yaml"]
+    assert all(
+        {"count", "failed", "summary", "baseline", "families", "cases"} <= set(each) for each in answers
+    )
+
+
+def test_validation_prints_a_table_with_the_worst_cases_asked_for(perfsim: Run, logs: Path) -> None:
+    result = perfsim("validate", logs, "--worst", "2")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("weight_streaming.yaml: 6 cases, 0 failed\n")
+    assert "baseline" in result.stdout
+    assert "worst 2:" in result.stdout
+
+
+def test_a_case_that_cannot_be_predicted_is_listed_with_its_reason(
+    perfsim: Run, logs: Path, elsewhere: Path
+) -> None:
+    text = logs.read_text(encoding="utf-8").replace(
+        '"device": "cs-2", "num_devices": 1', '"device": "cs-9", "num_devices": 1'
+    )
+    (elsewhere / "cases.yaml").write_text(text, encoding="utf-8")
+    answer = document(perfsim("validate", "cases.yaml", "--json"))
+    assert {case["id"] for case in answer["failed"]} >= {"gpt2small_1xcs2_r2.1", "seed_gpt3xl_1xcs2"}
+    assert all("no system with device 'cs-9'" in case["error"] for case in answer["failed"])
+    assert answer["count"] == 6
+    printed = perfsim("validate", "cases.yaml")
+    assert printed.exit_code == 0
+    assert f"failed: {len(answer['failed'])} x no system with device 'cs-9'" in printed.stdout
+
+
+def test_files_that_are_no_cases_are_bad_input(perfsim: Run, elsewhere: Path) -> None:
+    refused(perfsim("validate", "absent.yaml"), 2, "absent.yaml: there is no such file")
+    refused(perfsim("validate", elsewhere), 2, "is a directory; a file is expected")
+    refused(perfsim("validate", "study.yaml", "--json"), 2, "study.yaml:1:", "`cases` is missing")
+
+
+# ------------------------------------------------------------------------------------------ show
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("systems", "cs-2"),
+        ("devices", "a100-sxm4-80gb"),
+        ("models", "gpt3_20b"),
+        ("recipes", "gpt3_pretraining"),
+        ("studies", "gpt3_20b"),
+        ("strategies", "weight-streaming"),
+    ],
+)
+def test_each_kind_is_listed_and_each_entry_shown(perfsim: Run, kind: str, name: str) -> None:
+    listed = document(perfsim("show", kind, "--json"))
+    assert name in [row["name"] for row in listed]
+    assert all(row["description"] for row in listed)
+    assert any(line.split()[0] == name for line in perfsim("show", kind).stdout.splitlines())
+    entry = perfsim("show", kind, name)
+    assert entry.exit_code == 0
+    assert len(entry.stdout.splitlines()) > 1
+    assert document(perfsim("show", kind, name, "--json"))
+
+
+def test_an_unknown_entry_is_bad_input(perfsim: Run) -> None:
+    refused(perfsim("show", "models", "gpt3_20"), 2, "unknown model", "did you mean `gpt3_20b`")
+    refused(perfsim("show", "strategies", "4d", "--json"), 2, "unknown strategy '4d'")
+
+
+# ------------------------------------------------------------------------------ sweep, calibrate
+def test_a_sweep_as_json_tells_progress_on_stderr_only(perfsim: Run, elsewhere: Path) -> None:
+    plan = document(perfsim("sweep", "sweep.yaml", "--dry-run", "--json"))
+    assert not (elsewhere / "reports" / "sweep" / "index.html").exists()
+    assert "4" in [str(value) for value in plan.values()]
+    result = perfsim("sweep", "sweep.yaml", "--jobs", "1", "--json")
+    answer = document(result)
+    assert len(answer["points"]) == 4
+    assert result.stderr
+    assert Path(answer["report"]).is_file()
+    again = perfsim("sweep", "sweep.yaml", "--jobs", "1")
+    assert again.exit_code == 0
+    assert again.stdout.splitlines()[-1] == f"Report: {answer['report']}"
+
+
+def test_a_sweep_without_one_feasible_point_has_no_plan(perfsim: Run, elsewhere: Path) -> None:
+    text = SWEEP.replace("[1, 2]", "[8]").replace("[2, 8]", "[2]")
+    (elsewhere / "none.yaml").write_text(text, encoding="utf-8")
+    result = perfsim("sweep", "none.yaml", "--jobs", "1", "--json")
+    assert result.exit_code == 3
+    assert "no point of the grid has a feasible plan" in result.stderr
+    assert len(json.loads(result.stdout)["points"]) == 1, "the answer stands, with the reason"
+
+
+def test_a_sweep_that_makes_no_sense_is_bad_input(perfsim: Run, elsewhere: Path) -> None:
+    refused(perfsim("sweep", "absent.yaml"), 2, "absent.yaml")
+    (elsewhere / "bad.yaml").write_text("title: [\n", encoding="utf-8")
+    refused(perfsim("sweep", "bad.yaml"), 2, "bad.yaml:", "malformed YAML")
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["gemm", "absent.csv", "--device", "a100-sxm4-80gb"],
+        ["collective", "absent.csv", "--link", "nvlink3"],
+        ["framework", "absent.csv", "--device", "a100-sxm4-80gb"],
+        ["wafer", "absent.csv"],
+    ],
+)
+def test_a_missing_table_is_bad_input(perfsim: Run, verb: Sequence[str]) -> None:
+    refused(perfsim("calibrate", *verb), 2, "absent.csv: there is no such file")
+
+
+# --------------------------------------------------------------------- interrupts, pipes, defects
+def test_an_interrupted_run_ends_in_words(perfsim: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("perfsim.study.runner.run_study", interrupt)
+    monkeypatch.setattr("perfsim.prediction.question.answer_point", interrupt)
+    refused(perfsim("study", "study.yaml", "--json"), 130, "error: interrupted")
+    refused(perfsim(*WAFERS, "--devices", "1"), 130, "error: interrupted")
+
+
+def test_an_error_of_the_system_is_told_without_its_number(
+    perfsim: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("perfsim.prediction.question.answer_point", full)
+    result = perfsim(*WAFERS, "--devices", "1")
+    refused(result, 1)
+    assert result.stderr == "error: No space left on device\n"
+
+
+def test_usage_errors_carry_the_exit_code_of_bad_input() -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["nothing"])
+    assert end.value.code == 2
+    assert issubclass(click.UsageError, click.ClickException)
+
+
+def test_a_reader_that_leaves_early_is_no_error_to_tell() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "perfsim", "show", "models", "gpt3_20b"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_the_module_is_the_command(elsewhere: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "perfsim"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Usage: " in done.stderr

@@ -1,0 +1,243 @@
+"""A user's own scale of a cluster: made from measured steps, applied to answers, named wherever it counts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from perfsim.calibration import ClusterCalibration
+from perfsim.catalog import default_catalog
+from perfsim.cli import main
+from perfsim.errors import CatalogError, InputError
+from perfsim.fitting.cluster_fit import fit_cluster
+from perfsim.prediction.cluster import cluster_named, spread_warning, wide
+from perfsim.study.runner import load_study, run_study
+from perfsim.sweep.store import digest_of
+
+MODEL = {
+    "num_layers": 4,
+    "hidden_size": 1024,
+    "ffn_hidden_size": 4096,
+    "num_attention_heads": 16,
+    "vocab_size": 51200,
+    "seq_length": 1024,
+}
+FEW = ["run", "--model", "gpt3_xl", "--system", "cs-2", "--devices", "1", "--strategy", "weight-streaming"]
+FEW += ["--batch", "8"]
+
+
+def case(name: str, devices: int, measured_s: float, **changes: Any) -> dict[str, Any]:
+    return {
+        "id": name,
+        "system": {"device": "dgx-a100-80gb", "num_devices": devices},
+        "model": MODEL,
+        "strategy": "3d",
+        "parallel": {"data": devices},
+        "training": {"micro_batch_size": 1, "global_batch_size": 2 * devices, "recompute": "none"},
+        "measured": {"step_time_s": measured_s},
+    } | changes
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a file of measured steps."""
+
+    def write(*cases: dict[str, Any]) -> Path:
+        path = tmp_path / "measured.yaml"
+        path.write_text(json.dumps({"schema": 1, "cluster": "ours", "cases": cases}, indent=1), "utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Unscaled predictions of the cases on 1 and on 8 devices."""
+    path = tmp_path_factory.mktemp("predicted") / "p.yaml"
+    cases = [case("one", 1, 0.03), case("eight", 8, 0.03)]
+    path.write_text(json.dumps({"schema": 1, "cluster": "c", "cases": cases}), "utf-8")
+    return [step.predicted_s for step in fit_cluster(path).cases]
+
+
+def on_wafers(folder: Path, scale: float = 1.25, device: str = "wse-2") -> Path:
+    """A finished calibration of wafers, which answer in milliseconds."""
+    step = {"measured_s": "1.25 s", "predicted_s": "1 s", "residual": 0.0}
+    path = folder / "our-wafers.yaml"
+    content = {
+        "name": "our-wafers",
+        "kind": "cluster",
+        "device": device,
+        "scale": scale,
+        "cases": [{"id": "a", **step}, {"id": "b", **step}],
+    }
+    path.write_text(json.dumps(content), "utf-8")
+    return path
+
+
+def perfsim(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+# ---------------------------------------------------------------------------------- making a scale
+def test_steps_that_are_all_slower_by_one_factor_give_that_factor(
+    measured: Callable[..., Path], predicted: list[float]
+) -> None:
+    found = fit_cluster(measured(case("one", 1, 1.1 * predicted[0]), case("eight", 8, 1.1 * predicted[1])))
+    assert found.scale == pytest.approx(1.1, rel=1e-3)
+    assert (found.name, found.device) == ("ours", "a100-sxm4-80gb")
+    assert found.spread == pytest.approx(0.0, abs=1e-3)
+    assert not wide(found)
+    assert found.fit["scale"].command == "perfsim calibrate steps measured.yaml"
+    assert found.fit["scale"].points == 2
+
+
+def test_the_scale_is_the_geometric_mean_so_that_log_errors_cancel(
+    measured: Callable[..., Path], predicted: list[float]
+) -> None:
+    path = measured(case("one", 1, 1.2 * predicted[0]), case("eight", 8, 0.9 * predicted[1]))
+    found = fit_cluster(path)
+    assert found.scale == pytest.approx(math.sqrt(1.2 * 0.9), rel=1e-3)
+    assert sum(math.log1p(step.residual) for step in found.cases) == pytest.approx(0.0, abs=1e-3)
+    assert found.fit["scale"].standard_errors["scale"] == pytest.approx(math.log(1.2 / 0.9) / 2, rel=1e-3)
+
+
+def test_cases_far_apart_after_scaling_are_warned_of_in_the_file_and_on_the_terminal(
+    measured: Callable[..., Path], predicted: list[float], tmp_path: Path
+) -> None:
+    path = measured(case("one", 1, 1.2 * predicted[0]), case("eight", 8, predicted[1]))
+    answer = perfsim("calibrate", "steps", path, "--out", tmp_path / "ours.yaml")
+    assert answer.exit_code == 0
+    found = cluster_named(str(tmp_path / "ours.yaml"), default_catalog())
+    assert found.spread == pytest.approx(0.2, rel=1e-2)
+    assert f"warning: {spread_warning(found)}" in answer.stderr
+    assert "20.0 % apart" in found.fit["scale"].note
+
+
+def test_what_is_written_is_what_is_read(
+    measured: Callable[..., Path], predicted: list[float], tmp_path: Path
+) -> None:
+    path = measured(case("one", 1, predicted[0]), case("eight", 8, 1.02 * predicted[1]))
+    answer = perfsim("calibrate", "steps", path, "--out", tmp_path / "ours.yaml")
+    assert "warning" not in answer.stderr
+    assert cluster_named(str(tmp_path / "ours.yaml"), default_catalog()) == fit_cluster(path)
+
+
+def test_too_few_steps_are_refused_with_what_to_do(measured: Callable[..., Path]) -> None:
+    with pytest.raises(CatalogError, match="measured steps: 1; at least 2 are needed") as caught:
+        fit_cluster(measured(case("one", 1, 1.0)))
+    assert caught.value.problems[0].line > 0
+    assert "another model, batch or number of devices" in caught.value.problems[0].help
+
+
+def test_one_step_written_twice_does_not_count_as_two(measured: Callable[..., Path]) -> None:
+    with pytest.raises(CatalogError, match="2 cases are called one"):
+        fit_cluster(measured(case("one", 1, 1.0), case("one", 1, 1.0)))
+
+
+def test_steps_of_two_devices_are_refused(measured: Callable[..., Path]) -> None:
+    other = case("other", 8, 1.0, system={"device": "dgx-h100", "num_devices": 8})
+    with pytest.raises(CatalogError, match="a scale belongs to one device"):
+        fit_cluster(measured(case("one", 1, 1.0), other))
+
+
+def test_a_step_that_cannot_be_predicted_is_named(measured: Callable[..., Path]) -> None:
+    wrong = case("wrong", 8, 1.0, parallel={"data": 3})
+    with pytest.raises(CatalogError, match="case wrong cannot be predicted"):
+        fit_cluster(measured(case("one", 1, 1.0), wrong))
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "fast"])
+def test_a_measured_time_is_a_positive_number(measured: Callable[..., Path], seconds: Any) -> None:
+    with pytest.raises(CatalogError, match="step_time_s"):
+        fit_cluster(measured(case("one", 1, seconds), case("two", 1, 1.0)))
+
+
+# --------------------------------------------------------------------------------- using a scale
+def test_a_run_is_stretched_as_a_whole_and_says_by_what(tmp_path: Path) -> None:
+    path = on_wafers(tmp_path, 1.25)
+    plain = json.loads(perfsim(*FEW, "--json").output)
+    scaled = json.loads(perfsim(*FEW, "--json", "--cluster", path).output)
+    assert plain["cluster_calibration"] is None
+    assert scaled["cluster_calibration"]["name"] == "our-wafers"
+    assert scaled["cluster_calibration"]["scale"] == 1.25
+    assert scaled["step_time_s"] == pytest.approx(1.25 * plain["step_time_s"], rel=1e-12)
+    assert scaled["mfu"] == pytest.approx(plain["mfu"] / 1.25, rel=1e-12)
+    assert scaled["bubble_fraction"] == pytest.approx(plain["bubble_fraction"], abs=1e-9)
+    for part, seconds in plain["step_breakdown_s"].items():
+        assert scaled["step_breakdown_s"][part] == pytest.approx(1.25 * seconds, rel=1e-9, abs=1e-12)
+    assert "multiplied by 1.25: cluster calibration our-wafers" in perfsim(*FEW, "--cluster", path).output
+
+
+def test_a_scale_of_another_device_or_of_another_kind_is_refused(tmp_path: Path) -> None:
+    other = perfsim(*FEW, "--cluster", on_wafers(tmp_path, device="a100-sxm4-80gb"))
+    assert other.exit_code == 2
+    assert "was measured on a100-sxm4-80gb; cs-2 is built of wse-2" in other.stderr
+    with pytest.raises(InputError, match="calibration wse-2 is not of kind cluster"):
+        cluster_named("wse-2", default_catalog())
+
+
+@pytest.fixture
+def scaled_study(tmp_path: Path, write_sweep: Callable[[str], Path]) -> Path:
+    """The small study with its candidate's steps scaled; the sweep beside it uses it."""
+    on_wafers(tmp_path)
+    write_sweep("  devices: [1, 2]")
+    path = tmp_path / "study.yaml"
+    line = "devices: [1]}"
+    text = path.read_text("utf-8")
+    assert line in text
+    scaled = "devices: [1], cluster_calibration: ./our-wafers.yaml}"
+    path.write_text(text.replace(line, scaled), "utf-8")
+    return path
+
+
+def test_a_study_names_the_scale_in_every_form_of_its_answer(scaled_study: Path, tmp_path: Path) -> None:
+    spec = load_study(str(scaled_study))
+    candidate = spec.candidates[0]
+    assert isinstance(candidate.cluster_calibration, ClusterCalibration)
+    result = run_study(spec).result
+    plain = run_study(
+        spec.model_copy(update={"candidates": (candidate.model_copy(update={"cluster_calibration": None}),)})
+    ).result
+    ratio = result.candidates[0].step_time_s / plain.candidates[0].step_time_s
+    assert ratio == pytest.approx(1.25, rel=1e-12)
+    assert any("cluster calibration our-wafers" in note for note in result.candidates[0].notes)
+    assert [each.name for each in result.assumptions if each.topic == "calibration our-wafers"] == ["scale"]
+    out = tmp_path / "report"
+    answer = perfsim("study", scaled_study, "--out", out)
+    assert "cluster calibration our-wafers" in answer.output
+    assert "cluster calibration our-wafers" in (out / "index.html").read_text("utf-8")
+    summary = json.loads((out / "summary.json").read_text("utf-8"))
+    assert summary["candidates"][0]["cluster_calibration"]["name"] == "our-wafers"
+
+
+def test_a_sweep_keeps_the_scale_of_its_candidates_and_names_it(scaled_study: Path, tmp_path: Path) -> None:
+    out = tmp_path / "swept"
+    answer = perfsim("sweep", tmp_path / "tiny.yaml", "--out", out, "--jobs", "1")
+    assert answer.exit_code == 0, answer.output
+    assert "cluster calibration our-wafers" in " ".join(answer.output.split())
+    assert "our-wafers" in (out / "index.html").read_text("utf-8")
+    document = json.loads(perfsim("sweep", tmp_path / "tiny.yaml", "--out", out, "--json").stdout)
+    assert [point["cluster_calibration"]["scale"] for point in document["points"]] == [1.25, 1.25]
+
+
+def test_another_scale_is_another_question(scaled_study: Path) -> None:
+    spec = load_study(str(scaled_study))
+    candidate = spec.candidates[0]
+    assert candidate.cluster_calibration is not None
+    other = candidate.cluster_calibration.model_copy(update={"scale": 1.3})
+    candidates = (candidate.model_copy(update={"cluster_calibration": other}),)
+    assert digest_of(spec.model_copy(update={"candidates": candidates})) != digest_of(spec)
+
+
+def test_a_scale_beyond_what_a_factor_mends_is_refused(
+    measured: Callable[..., Path], predicted: list[float]
+) -> None:
+    cases = [case("a", 1, predicted[0] * 1e6), case("b", 2, predicted[1] * 1e6)]
+    with pytest.raises(CatalogError, match=r"times as long as predicted; .* is 0\.2 to 5"):
+        fit_cluster(measured(*cases))

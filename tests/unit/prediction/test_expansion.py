@@ -1,0 +1,133 @@
+"""Collectives as the steps of their algorithm."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from perfsim.collectives import ring, tree
+from perfsim.costs.price import price
+from perfsim.engine import simulate
+from perfsim.engine.grid import FINEST_EXPONENT
+from perfsim.errors import InputError
+from perfsim.graph import GraphBuilder, Kind, RankGroup, TensorClass, Work
+from perfsim.hardware import FatTreeSpec
+from perfsim.placement.shared_links import shared_links
+from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.expansion import expanded, in_steps, parse_expansion
+from perfsim.prediction.perturbation import perturbed
+from perfsim.prediction.perturbation_spec import parse_perturbations
+from perfsim.prediction.question import Point, answer_point
+
+POINT = Point("gpt3_xl", "dgx-a100-80gb", 32, "3d", "tp=8,pp=1,dp=4,mbs=1,zero=0", 32)
+
+
+@pytest.fixture(scope="module")
+def evaluation() -> Evaluation:
+    return answer_point(POINT)[1]
+
+
+def collective(evaluation: Evaluation, name: str) -> Work:
+    return next(work for work in evaluation.graph.works if work.name == name)
+
+
+def test_the_steps_of_a_ring_take_what_the_collective_is_priced_at(evaluation: Evaluation) -> None:
+    steps = expanded(evaluation, "data.all_reduce=ring")
+    added = len(steps.graph) - len(evaluation.graph)
+    reductions = np.sum(
+        [evaluation.graph.works[work].name == "data.all_reduce" for work in evaluation.graph.work]
+    )
+    assert added == reductions * (ring.num_steps("all_reduce", 4) - 1)
+    bound_s = len(steps.graph) * 2.0**FINEST_EXPONENT
+    assert steps.step_time_s == pytest.approx(evaluation.step_time_s, abs=bound_s)
+
+
+def test_the_rounds_of_a_tree_take_what_its_closed_form_says(evaluation: Evaluation) -> None:
+    """Groups of 4 nodes that are alike: 2 x 2 rounds of the whole message, one latency each."""
+    work = collective(evaluation, "data.all_reduce")
+    graph, costs = in_steps(evaluation.graph, evaluation.costs, {"data.all_reduce": "tree"})
+    rounds = [each for each in graph.works if each.op.startswith("tree.")]
+    mine = [each for each in rounds if each.comm_bytes == work.comm_bytes]
+    pair = evaluation.costs.group(RankGroup(0, 8, 2))
+    model = evaluation.costs.collectives
+    latency_s = model.time_s("send_recv", 1e-9, pair)
+    rate = 1e9 / (model.time_s("send_recv", 1e9, pair) - latency_s)
+    closed_s = float(tree.time_s("all_reduce", 4, work.comm_bytes, latency_s, rate))
+    assert len(mine) == tree.num_rounds("all_reduce", 4) == 4
+    assert sum(map(costs.duration_s, mine)) == pytest.approx(closed_s, rel=1e-6)
+
+
+def on_thin_uplinks(toys: ModuleType, evaluation: Evaluation, steps: str) -> tuple[list[float], float]:
+    """How many times as long a sum over four nodes takes, task by task, and how long it takes in all.
+
+    Leaves of two nodes: 16 NICs of 25 GB/s below, a fourth of that above, so 4 uplinks of 25 GB/s. All 8
+    GPUs of a node send at once.
+    """
+    fabric = FatTreeSpec(nodes_per_leaf=2, oversubscription=4.0, switch_latency=1e-7)
+    topology = toys.topology(32, toys.gpu_cluster().model_copy(update={"fabric": fabric}))
+    builder = GraphBuilder()
+    written = (TensorClass("gradients", 1e9),)
+    work = Work("sum", Kind.COMM_COLL, "all_reduce", "data", (), 1e9, RankGroup(0, 8, 4), written)
+    builder.task(work, "gpu0/nccl")
+    builder.fold(32)
+    graph, costs = in_steps(builder.build(), evaluation.costs, {"sum": steps} if steps else {})
+    durations = price(graph, costs)
+    links = shared_links(graph, topology)
+    assert links.flows
+    took = simulate(graph, durations, links.flows, links.capacities)
+    return ((took.end_s - took.start_s) / durations).tolist(), took.makespan_s
+
+
+def test_far_rounds_of_a_tree_wait_for_uplinks_and_near_ones_do_not(
+    evaluation: Evaluation, toys: ModuleType
+) -> None:
+    """In the two far rounds of four, 8 messages share 4 uplinks."""
+    longer, _ = on_thin_uplinks(toys, evaluation, "tree")
+    assert longer == pytest.approx([1.0, 2.0, 2.0, 1.0], rel=1e-9)
+
+
+def test_a_ring_in_steps_waits_for_uplinks_as_the_whole_does(
+    evaluation: Evaluation, toys: ModuleType
+) -> None:
+    """In each of 2 x 3 steps 8 messages leave each leaf on its 4 uplinks: twice as long."""
+    whole, whole_s = on_thin_uplinks(toys, evaluation, "")
+    steps, steps_s = on_thin_uplinks(toys, evaluation, "ring")
+    assert whole == pytest.approx([2.0], rel=1e-9)
+    assert steps == pytest.approx([2.0] * 6, rel=1e-9)
+    assert steps_s == pytest.approx(whole_s, rel=1e-9)
+
+
+def test_steps_can_be_perturbed(evaluation: Evaluation) -> None:
+    steps = expanded(evaluation, "data.all_reduce=tree")
+    slow = perturbed(steps, parse_perturbations("straggler=1.5@9"))
+    assert slow.step_time_s > steps.step_time_s
+
+
+def test_a_point_may_ask_for_steps(evaluation: Evaluation) -> None:
+    _, found = answer_point(POINT._replace(expand="data.all_reduce=tree"))
+    assert found.step_time_s > evaluation.step_time_s, "whole messages, unpipelined"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data.all_reduce=star", "must be one of ring, tree"),
+        ("data.all_reduc=ring", "did you mean 'data.all_reduce'"),
+        ("nothing=ring", "there are: "),
+    ],
+)
+def test_what_does_not_run_so_is_refused(evaluation: Evaluation, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        expanded(evaluation, text)
+
+
+def test_a_gather_does_not_run_as_a_tree() -> None:
+    gathers = answer_point(POINT._replace(layout="tp=8,pp=1,dp=4,mbs=1,zero=1"))[1]
+    with pytest.raises(InputError, match="does not run as a tree: all_reduce, broadcast do"):
+        expanded(gathers, "data.all_gather=tree")
+
+
+def test_several_collectives_may_be_named() -> None:
+    assert parse_expansion("a=ring, b=tree") == {"a": "ring", "b": "tree"}

@@ -1,0 +1,151 @@
+"""What limits a streamed step: the named remedy shortens the simulated step by as much as it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pytest
+
+from perfsim.catalog import default_catalog
+from perfsim.costs.factory import costs_for
+from perfsim.hardware import WaferClusterSpec
+from perfsim.prediction.evaluation import Evaluation, evaluate
+from perfsim.prediction.metrics import why_of
+from perfsim.prediction.planner import best_plan
+from perfsim.strategies import strategy
+from perfsim.topology import build_topology
+from perfsim.workload import Job, ParallelLayout
+
+STREAMING = strategy("weight-streaming")
+
+
+class Bound(NamedTuple):
+    """A question whose step one part of the machine limits, and that part twice as fast."""
+
+    model: str
+    sequences: int
+    changes: Mapping[str, Any]
+    cause: str
+    named: str
+    faster: Mapping[str, Any]
+
+
+CS_2 = default_catalog().system("cs-2")
+BOUND = {
+    "flash": Bound(
+        "gpt_1t", 9, {}, "flash", "MemoryX's flash", {"memoryx.server.flash.bandwidth": "25 GB/s"}
+    ),
+    "input": Bound(
+        "gpt3_20b",
+        4,
+        {"activation_servers.bandwidth": "0.0001 GB/s"},
+        "input",
+        "the activation servers",
+        {"activation_servers.bandwidth": "0.0002 GB/s"},
+    ),
+    "ports": Bound(
+        "gpt3_20b",
+        4,
+        {"io_ports": 6},
+        "exposed streaming",
+        "the I/O ports",
+        {"io_ports": 12},
+    ),
+    "all of the way": Bound(
+        "gpt3_20b",
+        4,
+        {},
+        "exposed streaming",
+        "the I/O ports, SwarmX and MemoryX's servers",
+        {"io_ports": 24, "swarmx.bandwidth": "300 GB/s", "memoryx.server.bandwidth": "25 GB/s"},
+    ),
+    "updates": Bound(
+        "gpt3_20b",
+        4,
+        {"memoryx.server.arithmetic": "0.03 TFLOP/s"},
+        "update bubble",
+        "the arithmetic of MemoryX's servers",
+        {"memoryx.server.arithmetic": "0.06 TFLOP/s"},
+    ),
+}
+bounds = pytest.mark.parametrize("bound", BOUND.values(), ids=BOUND)
+
+
+def run(
+    bound: Bound, changes: Mapping[str, Any], sequences: int = 0, layout: ParallelLayout | None = None
+) -> Evaluation:
+    """One system with those changes; in the layout given, or the planner's."""
+    catalog = default_catalog()
+    system = catalog.override(CS_2, {**bound.changes, **changes})
+    assert isinstance(system, WaferClusterSpec)
+    topology = build_topology(system, 1)
+    job = Job(catalog.model(bound.model), catalog.recipe("gpt3_pretraining"), sequences or bound.sequences)
+    costs = costs_for(topology, job.recipe)
+    if layout is None:
+        return best_plan(STREAMING, job, topology, costs)
+    return evaluate(STREAMING.plan(job, topology, layout), costs)
+
+
+@bounds
+def test_the_part_that_limits_is_the_cause_and_twice_as_fast_saves_what_the_remedy_says(bound: Bound) -> None:
+    before = run(bound, {})
+    why = why_of(before)
+    assert why.cause == bound.cause
+    said = re.match(rf"{bound.named} twice as fast \((\d+) % off the step\)", why.remedy)
+    assert said is not None, why.remedy
+    after = run(bound, bound.faster, layout=before.plan.layout)
+    saved = 100 * (1 - after.step_time_s / before.step_time_s)
+    assert saved >= 1
+    assert int(said[1]) == pytest.approx(saved, abs=1.0)
+
+
+@bounds
+def test_a_remedy_of_more_sequences_names_more_and_makes_each_cheaper(bound: Bound) -> None:
+    before = run(bound, {})
+    said = re.search(
+        r"([\d,]+) sequences a system and micro-batch instead of ([\d,]+)", why_of(before).remedy
+    )
+    if bound.cause == "input":
+        assert said is None, "samples grow with the batch"
+        return
+    assert said is not None
+    more, now = (int(each.replace(",", "")) for each in said.groups())
+    assert more > now == before.plan.layout.micro_batch_size
+    after = run(bound, {}, more)
+    assert after.step_time_s / more < 0.99 * before.step_time_s / now
+
+
+@bounds
+def test_above_the_tokens_that_hide_it_nothing_streamed_decides(bound: Bound) -> None:
+    """The threshold takes in the lane that limits: below it the step waits, well above it computes."""
+    if bound.cause == "input":
+        return
+    before = run(bound, {})
+    roof = why_of(before).streaming_roof
+    assert roof is not None
+    assert roof.tokens < roof.hidden_from_tokens
+    if bound.model == "gpt_1t":
+        return  # so many tokens are split on a wafer, and every micro-batch reads its weights again
+    enough = int(1.5 * roof.hidden_from_tokens / before.plan.job.seq_length) + 1
+    assert why_of(run(bound, {}, enough)).cause == "compute"
+
+
+def test_more_dram_is_a_remedy_for_flash() -> None:
+    bound = BOUND["flash"]
+    before = run(bound, {})
+    said = re.search(r"([\d.]+) TB more DRAM", why_of(before).remedy)
+    assert said is not None
+    each = (float(said[1]) / 12 + 0.128) * 1e12 * 1.01
+    after = run(bound, {"memoryx.server.dram.capacity": each}, layout=before.plan.layout)
+    assert after.step_time_s < 0.6 * before.step_time_s
+
+
+def test_a_part_that_does_not_limit_saves_nothing() -> None:
+    """Twice the way between MemoryX and the wafer leaves a step that waits for flash as it is."""
+    bound = BOUND["flash"]
+    before = run(bound, {})
+    faster = {"io_ports": 24, "swarmx.bandwidth": "300 GB/s", "memoryx.server.bandwidth": "25 GB/s"}
+    after = run(bound, faster, layout=before.plan.layout)
+    assert after.step_time_s == pytest.approx(before.step_time_s, rel=0.01)

@@ -1,0 +1,131 @@
+"""Steps under perturbations, of both machines."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsim.errors import InputError
+from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.perturbation import perturbed
+from perfsim.prediction.perturbation_spec import ResilienceSpec, parse_perturbations
+from perfsim.prediction.question import Point, answer_point
+from perfsim.prediction.resilience import resilience
+
+GPUS = Point("gpt3_xl", "dgx-a100-80gb", 32, "3d", "tp=2,pp=2,dp=8,mbs=1", 32)
+WAFERS = Point("gpt3_xl", "cs-2", 4, "weight-streaming", "", 64)
+
+
+@pytest.fixture(scope="module")
+def gpus() -> Evaluation:
+    return answer_point(GPUS)[1]
+
+
+@pytest.fixture(scope="module")
+def wafers() -> Evaluation:
+    return answer_point(WAFERS)[1]
+
+
+def step_s(evaluation: Evaluation, text: str) -> float:
+    return perturbed(evaluation, parse_perturbations(text)).step_time_s
+
+
+@pytest.mark.parametrize("text", ["straggler=1@rank5", "jitter=0", "seed=9", "step-straggler=2@0"])
+def test_what_disturbs_nothing_changes_no_bit(gpus: Evaluation, wafers: Evaluation, text: str) -> None:
+    for evaluation in (gpus, wafers):
+        found = perturbed(evaluation, parse_perturbations(text.replace("rank5", "rank3")))
+        assert found.trace.end_s.tobytes() == evaluation.trace.end_s.tobytes()
+        assert found.breakdown_s == evaluation.breakdown_s
+
+
+@pytest.mark.parametrize(
+    "text", ["jitter=0.05,seed=3", "step-straggler=1.5@0.2,seed=3", "straggler=1.4@2,jitter=0.02"]
+)
+def test_the_same_seed_gives_the_same_bytes(gpus: Evaluation, text: str) -> None:
+    first, again = (perturbed(gpus, parse_perturbations(text)) for _ in range(2))
+    assert first.trace.end_s.tobytes() == again.trace.end_s.tobytes()
+    assert first.perturbed == again.perturbed
+
+
+def test_another_seed_gives_another_step(gpus: Evaluation) -> None:
+    assert step_s(gpus, "jitter=0.05,seed=1") != step_s(gpus, "jitter=0.05,seed=2")
+
+
+def test_a_slow_wafer_slows_all_of_them_by_its_computation(wafers: Evaluation) -> None:
+    """Every reduction waits for it: the step follows, but for what the network takes."""
+    slowdown = step_s(wafers, "straggler=1.5@cs2") / wafers.step_time_s
+    computing = sum(wafers.breakdown_s.get(name, 0.0) for name in ("forward", "backward", "recompute"))
+    assert slowdown == pytest.approx(1 + 0.5 * computing / wafers.step_time_s, rel=0.02)
+
+
+def test_which_rank_is_slow_does_not_matter_among_peers_and_matters_between_stages(gpus: Evaluation) -> None:
+    peers = [step_s(gpus, f"straggler=1.5@{rank}") for rank in (0, 7, 15)]
+    assert peers == pytest.approx([peers[0]] * 3, rel=1e-9)
+    assert step_s(gpus, "straggler=1.5@16") != pytest.approx(peers[0], rel=1e-6)
+
+
+def test_a_straggler_that_is_ignored_is_wrong_by_several_per_cent(gpus: Evaluation) -> None:
+    assert step_s(gpus, "straggler=1.3@5") > 1.03 * gpus.step_time_s
+
+
+def test_jitter_costs_waiting(gpus: Evaluation) -> None:
+    calm, rough = step_s(gpus, "jitter=0.02"), step_s(gpus, "jitter=0.2")
+    assert gpus.step_time_s < calm < rough
+
+
+def test_a_dead_link_is_gone_around_and_a_slow_one_waited_for(gpus: Evaluation) -> None:
+    for text in ("dead=node0/nic0-leaf0", "slow=0.25@node0/nic0-leaf0"):
+        assert step_s(gpus, text) >= gpus.step_time_s
+    assert step_s(gpus, "slow=0.01@node0/nic0-leaf0") > 1.05 * gpus.step_time_s
+
+
+def test_a_wafer_that_is_cut_off_has_no_route(wafers: Evaluation) -> None:
+    with pytest.raises(InputError, match="a wafer that is cut off is a failure"):
+        step_s(wafers, "dead=cs1-swarmx/0/0")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("straggler=2@32", "the ranks are 0 to 31"),
+        ("dead=node0/gpu0-node0/nvswitch", "has no link 'node0/gpu0-node0/nvswitch'"),
+        ("dead=", "has no link ''"),
+    ],
+)
+def test_ranks_and_links_that_are_not_there_are_refused(gpus: Evaluation, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        step_s(gpus, text)
+
+
+def test_failures_leave_the_step_and_take_their_share_of_the_run(gpus: Evaluation) -> None:
+    found = perturbed(gpus, parse_perturbations("at=30s,checkpoint=20s,restart=5s,steps=1000"))
+    assert found.step_time_s == gpus.step_time_s
+    assert found.perturbed is not None
+    run = found.perturbed.run
+    assert run is not None
+    assert (run.failures, run.lost_s, run.restart_s) == (1, 10.0, 5.0)
+    assert run.wall_s == pytest.approx(1000 * gpus.step_time_s + 15.0)
+
+
+def test_a_point_says_what_disturbed_it(gpus: Evaluation) -> None:
+    answer, _ = answer_point(GPUS._replace(perturb="straggler=1.3@5,jitter=0.01"))
+    assert answer["perturbed"]["unperturbed_step_time_s"] == gpus.step_time_s
+    assert len(answer["perturbed"]["draws_s"]) == 3
+    assert answer["step_time_s"] == sorted(answer["perturbed"]["draws_s"])[1]
+
+
+# -------------------------------------------------------------------------------- resilience
+@pytest.mark.parametrize("machine", ["gpus", "wafers"])
+def test_a_curve_begins_at_the_step_and_never_falls(machine: str, request: pytest.FixtureRequest) -> None:
+    evaluation = request.getfixturevalue(machine)
+    curve = resilience(evaluation, machine, ResilienceSpec(rank=99, severities=(2.0, 1.2)))
+    assert curve.rank == evaluation.plan.topology.num_devices - 1, "the last one there is"
+    assert [point.severity for point in curve.points] == [1.0, 1.2, 2.0]
+    times = [point.step_time_s for point in curve.points]
+    assert times[0] == pytest.approx(evaluation.step_time_s, rel=1e-9)
+    assert times == sorted(times)
+    assert times[2] <= 2.0 * times[0]
+
+
+def test_a_curve_meets_the_perturbed_step(gpus: Evaluation) -> None:
+    curve = resilience(gpus, "gpus", ResilienceSpec(rank=5, severities=(1.3,)))
+    assert curve.points[1].step_time_s == step_s(gpus, "straggler=1.3@5")

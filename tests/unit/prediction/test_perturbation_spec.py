@@ -1,0 +1,61 @@
+"""Perturbations as the command line and a study write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsim.errors import InputError
+from perfsim.prediction.perturbation_spec import PerturbationSpec, parse_perturbations
+
+
+def test_a_line_says_what_yaml_says() -> None:
+    text = "straggler=1.3@rank5,straggler=2@7,jitter=0.02,seed=1,slow=0.5@leaf0-spine3,dead=node0/nic0-leaf0"
+    assert parse_perturbations(text) == PerturbationSpec.model_validate(
+        {
+            "stragglers": [{"rank": 5, "factor": 1.3}, {"rank": 7, "factor": 2.0}],
+            "jitter": 0.02,
+            "seed": 1,
+            "links": [{"link": "leaf0-spine3", "left": 0.5}, {"link": "node0/nic0-leaf0", "left": 0.0}],
+        }
+    )
+
+
+def test_failures_have_units() -> None:
+    failure = parse_perturbations("mttf=8h,checkpoint=30min,restart=10min,steps=500").failure
+    assert failure is not None
+    assert (failure.mttf, failure.checkpoint, failure.restart, failure.steps) == (28800.0, 1800.0, 600.0, 500)
+
+
+def test_ranks_may_be_called_by_their_device() -> None:
+    gpu, wafer = parse_perturbations("straggler=2@gpu3"), parse_perturbations("straggler=2@cs3")
+    assert gpu == wafer == parse_perturbations("straggler=2@3")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stragler=1.3@5", "did you mean 'straggler'"),
+        ("straggler=1.3", "write for example straggler=1.3@rank5"),
+        ("straggler=0.5@1", "greater than or equal to 1"),
+        ("jitter=lots", "could not convert"),
+        ("jitter=3", "less than or equal to 1"),
+        ("mttf=8,checkpoint=1h,restart=1h", "8 has no unit"),
+        ("mttf=8h", "failure.checkpoint: Field required"),
+        ("mttf=8h,at=2h,checkpoint=1h,restart=1h", "give one"),
+        ("mttf=0s,checkpoint=1h,restart=1h", "mttf must be above 0"),
+        ("seed=-1", "greater than or equal to 0"),
+        ("jitter=0.02,jitter=0.3", "jitter is given twice"),
+        ("step-straggler=2@0.1,seed=1,step-straggler=2@0.2", "step-straggler is given twice"),
+        ("mttf=8h,mttf=9h,checkpoint=1h,restart=1h", "mttf is given twice"),
+        ("slow=0.5@leaf0-spine3,dead=spine3-leaf0", "link spine3-leaf0 is given twice"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_perturbations(text)
+
+
+def test_all_that_is_wrong_comes_at_once() -> None:
+    with pytest.raises(InputError) as error:
+        parse_perturbations("foo=1,bar=2")
+    assert len(error.value.problems) == 2

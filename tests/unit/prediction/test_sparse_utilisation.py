@@ -1,0 +1,44 @@
+"""Utilisation of a sparse model: FLOPs that are needed or executed, never those of zeros that are skipped."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsim.catalog import default_catalog
+from perfsim.costs.factory import costs_for
+from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.planner import best_plan
+from perfsim.strategies import strategy
+from perfsim.topology import build_topology
+from perfsim.workload import Job
+
+
+def run(system: str, sparsity: float, harvest: float = 0.9) -> Evaluation:
+    catalog = default_catalog()
+    spec = catalog.system(system, **{"streaming.sparse_harvest": harvest})
+    recipe = catalog.override(catalog.recipe("gpt3_pretraining"), {"weight_sparsity": sparsity})
+    job, topology = Job(catalog.model("gpt3_20b"), recipe, 48), build_topology(spec, 1)
+    return best_plan(strategy("weight-streaming"), job, topology, costs_for(topology, recipe))
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.75, 0.95])
+@pytest.mark.parametrize("system", ["cs-2", "cs-2-peak"])
+def test_no_sparsity_makes_a_wafer_exceed_its_peak(system: str, sparsity: float) -> None:
+    run_ = run(system, sparsity)
+    assert 0 < run_.mfu <= run_.hfu <= 1
+
+
+def test_a_dense_model_counts_as_before() -> None:
+    run_ = run("cs-2", 0.0)
+    assert run_.mfu * 4 / 3 == pytest.approx(run_.hfu, rel=0.02)
+
+
+def test_zeros_that_nothing_skips_are_executed_and_not_needed() -> None:
+    dense, wasted = run("cs-2", 0.0), run("cs-2", 0.75, harvest=0.0)
+    assert wasted.hardware_flop == pytest.approx(dense.hardware_flop)
+    assert 0.25 < wasted.model_flop / dense.model_flop < 0.4, "attention and the head stay dense"
+
+
+def test_the_answer_says_that_equal_tokens_are_assumed() -> None:
+    (note,) = (note for note in run("cs-2", 0.75).plan.notes if "are zero" in note)
+    assert "as many tokens" in note

@@ -1,0 +1,115 @@
+"""Serial training, with which everything is compared: its gradients by differences, Adam by closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfsim.proof.execution.adam import BETA1, BETA2, EPSILON, LEARNING_RATE, Moments, adam
+from perfsim.proof.execution.layout import Share, cut
+from perfsim.proof.execution.serial import Lesson, gradients, train
+from perfsim.workload import TransformerConfig
+
+MAKES: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "llama": {
+        "gated_mlp": True,
+        "num_query_groups": 2,
+        "tied_embeddings": False,
+        "position_embedding": "rotary",
+        "bias": False,
+    },
+    "gpt-j": {
+        "norms_per_layer": 1,
+        "head_bias": True,
+        "tied_embeddings": False,
+        "attention_bias": False,
+        "position_embedding": "rotary",
+    },
+    "encoder": {"causal": False},
+    "alibi": {"position_embedding": "alibi"},
+}
+
+
+def model(**changes: Any) -> TransformerConfig:
+    fields: dict[str, Any] = {
+        "name": "tiny",
+        "num_layers": 2,
+        "hidden_size": 8,
+        "num_attention_heads": 4,
+        "ffn_hidden_size": 16,
+        "vocab_size": 11,
+        "max_position_embeddings": 5,
+    }
+    return TransformerConfig(**(fields | changes))
+
+
+def lesson(**changes: Any) -> Lesson:
+    return Lesson(model(**changes), seq_length=5, head_positions=4, batch=3)
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_every_gradient_is_the_difference_quotient_of_the_loss(make: str) -> None:
+    asked = lesson(**MAKES[make])
+    weights = {block: {k: v.copy() for k, v in parts.items()} for block, parts in asked.initial.items()}
+    if asked.model.tied_embeddings:
+        weights[-3]["words"] = weights[-2]["words"]
+    found = gradients(asked, weights, 0).weight_gradients
+    rng = np.random.default_rng(1)
+    for block, parts in weights.items():
+        for name, value in parts.items():
+            place = tuple(rng.integers(0, size) for size in value.shape)
+            losses = []
+            for shift in (1e-5, -2e-5, 1e-5):
+                value[place] += shift
+                losses.append(gradients(asked, weights, 0).loss)
+            quotient = (losses[0] - losses[1]) / 2e-5
+            assert found[block][name][place] == pytest.approx(quotient, rel=1e-5, abs=1e-8), (block, name)
+
+
+def test_adam_is_its_closed_form() -> None:
+    weights, rng = np.array([1.0, -2.0, 0.5]), np.random.default_rng(0)
+    drawn = rng.standard_normal((4, 3))
+    moments, expected = Moments.zero(3), weights
+    for count in range(1, 5):
+        weights, moments = adam(weights, drawn[count - 1], moments)
+        powers = np.arange(count)[::-1, None]
+        first = ((1 - BETA1) * BETA1**powers * drawn[:count]).sum(axis=0) / (1 - BETA1**count)
+        second = ((1 - BETA2) * BETA2**powers * drawn[:count] ** 2).sum(axis=0) / (1 - BETA2**count)
+        expected = expected - LEARNING_RATE * first / (np.sqrt(second) + EPSILON)
+        assert weights == pytest.approx(expected, rel=1e-13)
+
+
+def test_training_lowers_the_loss_on_what_was_taught() -> None:
+    asked = lesson()
+    records = train(asked)
+    assert gradients(asked, records[0].weights, 0).loss < records[0].loss
+
+
+@pytest.mark.parametrize("peers", [1, 2])
+def test_tensor_shares_cut_every_parameter_once(peers: int) -> None:
+    asked = lesson(num_query_groups=2, gated_mlp=True)
+    replicated = {"norm1.scale", "norm1.shift", "norm2.scale", "norm2.shift", "projection_bias", "fc2_bias"}
+    whole = asked.initial[0]
+    shares = [Share(asked.model, 5, peers, peer) for peer in range(peers)]
+    for name, value in whole.items():
+        parts = [cut(whole, share)[name] for share in shares]
+        assert all(
+            part.shape == share.layouts[0].shapes[name] for part, share in zip(parts, shares, strict=True)
+        )
+        expected = value.size * (peers if name in replicated else 1)
+        assert sum(part.size for part in parts) == expected
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5])
+def test_shards_put_together_are_what_was_cut(shards: int) -> None:
+    layout = lesson().share.layouts[0]
+    flat = np.arange(layout.size, dtype=float)
+    parts = [layout.shard(flat, shards, number) for number in range(shards)]
+    assert len({part.size for part in parts}) == 1
+    assert (layout.whole(parts) == flat).all()
+    assert (
+        parts[0][layout.shard_part("fc1", shards)] == flat[layout.parts["fc1"]][: -(-128 // shards)]
+    ).all()

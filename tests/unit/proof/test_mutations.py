@@ -1,0 +1,142 @@
+"""Faults that are put into right graphs are found, each with its task and its tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perfsim.catalog import default_catalog
+from perfsim.cli import main
+from perfsim.proof.catalogue import Case
+from perfsim.proof.caught import Caught, try_all, try_plans
+from perfsim.proof.execution.faults import FaultError
+from perfsim.proof.mutations import Mutation, mutations
+from perfsim.proof.proof import Subject, subject_of
+from perfsim.proof.prove import Request, plan_of_case, plans_of
+from perfsim.workload import ParallelLayout
+
+KINDS = {
+    "data dependency removed",
+    "buffer reused too early",
+    "wrong group",
+    "gradient skipped",
+    "update before reduction",
+    "bytes priced wrong",
+}
+FEW = {
+    "zero 2, overlapped": Case("3d", ParallelLayout(tensor=2, data=2, zero_stage=2), 2, overlap=True),
+    "zero 3": Case("zero3", ParallelLayout(data=2, zero_stage=3), 2),
+    "zero bubble": Case("pipeline", ParallelLayout(pipeline=2, schedule="zb2p"), 3),
+    "weight streaming": Case("weight-streaming", ParallelLayout(data=2, micro_batch_size=2), 2),
+}
+EVERY = 9
+"""One fault of so many is tried in the default suite."""
+FEW_OF_ALL = 43
+"""And so many in the slow one, of every case; `make mutations` tries more."""
+
+
+def subject(case: Case) -> Subject:
+    catalog = default_catalog()
+    return subject_of(plan_of_case(case, catalog.model("gpt3_20b"), catalog))
+
+
+def test_faults_of_every_kind_are_made() -> None:
+    made = {mutation.kind for name in FEW for mutation in mutations(subject(FEW[name]))}
+    assert made == KINDS
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_sample_of_all_faults_is_caught(name: str) -> None:
+    assert subject(FEW[name]).faults() == []
+    result = try_all(subject(FEW[name]), EVERY)
+    assert result.survivors == []
+    assert result.share == 1.0
+
+
+def test_a_missing_wait_is_named_with_both_tasks_and_the_buffer() -> None:
+    right = subject(FEW["zero 3"])
+    found = next(each for each in mutations(right) if each.kind == "buffer reused too early").found()
+    text = str(found[0])
+    assert "data.all_gather" in text
+    assert "slot of gathered weights" in text
+    assert "may overwrite it before" in text
+
+
+def test_a_removed_dependency_shows_in_random_orders_too() -> None:
+    right = subject(FEW["zero bubble"])
+    wrong = next(each for each in mutations(right) if each.kind == "data dependency removed").subject
+    machine, caught = wrong.machine(), Counter[str]()
+    for order in wrong.random_orders(30, seed=0):
+        try:
+            caught["right" if not machine.run(order).faults else "wrong"] += 1
+        except FaultError as error:
+            caught[error.fault.kind] += 1
+    assert caught["order"] > 0
+
+
+def test_the_head_that_reduces_nothing_is_named() -> None:
+    """The table that embedding and head share is updated with both gradients: case 59 of the catalogue."""
+    catalog = default_catalog()
+    case = Case("weight-streaming", ParallelLayout(data=4, recompute="full", recompute_layers=4), 1)
+    tied = subject_of(plan_of_case(case, catalog.model("gpt3_20b"), catalog))
+    skipped = [each for each in mutations(tied) if each.what.startswith("head.reduce")]
+    assert skipped
+    for mutation in skipped:
+        assert any(fault.task and fault.tensor for fault in mutation.found()), mutation.what
+
+
+def test_the_page_says_what_was_put_in_and_found(tmp_path: Path) -> None:
+    page = tmp_path / "mutations.md"
+    asked = ["prove", "gpt3_20b", "--layout", "dp=2,zero=1", "--mutations", str(page), "--every", "3"]
+    run = CliRunner().invoke(main, asked)
+    assert run.exit_code == 0, run.output
+    assert "caught (100.0%), each with task and tensor" in run.output
+    text = page.read_text()
+    assert "one fault in 3 was tried" in text
+    assert "| gradient skipped |" in text
+    assert "| 3d | tp1 pp1 dp2" in text
+
+
+def test_a_survivor_is_explained_or_ends_with_exit_code_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Mutation, "found", lambda self: [])
+    page = tmp_path / "mutations.md"
+    run = CliRunner().invoke(main, ["prove", "gpt3_20b", "--layout", "dp=2", "--mutations", str(page)])
+    assert run.exit_code == 1
+    assert "a fault was missed" in run.output
+    assert "- **missed**: " in page.read_text()
+
+
+def test_explained_survivors_are_told_by_class() -> None:
+    name = "buffer reused too early: layer.forward[0] of layer 3 does not wait for layer.spill[0]"
+    assert Caught(survivors=[name]).unexplained == []
+    assert [each["count"] for each in Caught(survivors=[name]).classes()] == [1]
+
+
+@pytest.mark.slow
+def test_every_fault_in_a_spread_of_the_catalogue_is_caught() -> None:
+    """A few of all faults in every case, each begun elsewhere; what is left has a reason."""
+    plans = plans_of(Request("gpt3_20b"))
+    found = try_plans("gpt3_20b", plans, FEW_OF_ALL)
+    assert found["injected"] > 500
+    assert found["unexplained"] == []
+
+
+@pytest.mark.slow
+def test_in_a_v_a_wait_for_the_own_table_is_found_missing_and_one_for_the_other_table_frees_nothing() -> None:
+    """What `EXPLAINED` says of tables, both ways: it must not hide a wait that protects a buffer."""
+    layout = ParallelLayout(
+        tensor=2, pipeline=2, data=2, virtual_pipeline=2, schedule="zbv", zero_stage=2, recompute="full"
+    )
+    found = {
+        mutation.what.partition(" of ")[0]: any(fault.task and fault.tensor for fault in mutation.found())
+        for mutation in mutations(subject(Case("3d", layout, 3, overlap=True)))
+        if mutation.kind == "buffer reused too early" and "of tables on gpu0" in mutation.what
+    }
+    own = {"head.wgrad[1]", "embedding.backward[2]"}
+    assert {name for name, caught in found.items() if caught} == own
+    assert set(found) - own == {"embedding.backward[0]", "head.wgrad[2]", "embedding.backward[1]"}

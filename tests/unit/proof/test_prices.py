@@ -1,0 +1,73 @@
+"""What a communication is priced for is what it moves, element by element."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfsim.catalog import default_catalog
+from perfsim.graph import Work
+from perfsim.proof.catalogue import Case
+from perfsim.proof.mutations import skipped_gradients, wrong_prices
+from perfsim.proof.proof import Subject, subject_of
+from perfsim.proof.prove import Request, plan_of_case, prove_all
+from perfsim.strategies.three_d.data import Replicas
+from perfsim.workload import ParallelLayout
+
+CASES = {
+    "zero 3": Case("zero3", ParallelLayout(tensor=2, data=2, zero_stage=3), 2),
+    "zero 1, tied over stages": Case("3d", ParallelLayout(tensor=2, pipeline=2, data=2, zero_stage=1), 2),
+    "sequence parallel": Case("3d", ParallelLayout(tensor=2, pipeline=2, sequence_parallel=True), 2),
+    "both tables on one rank": Case(
+        "3d", ParallelLayout(pipeline=2, data=2, virtual_pipeline=2, schedule="zbv", zero_stage=2), 3, True
+    ),
+    "weight streaming, spilled": Case(
+        "weight-streaming",
+        ParallelLayout(data=2, micro_batch_size=2, recompute="full", recompute_layers=2, spill=True),
+        2,
+    ),
+}
+
+
+def subject(case: Case, model: str = "gpt3_20b") -> Subject:
+    catalog = default_catalog()
+    return subject_of(plan_of_case(case, catalog.model(model), catalog))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("model", ["gpt3_20b", "gptj_6b"])
+def test_messages_move_what_they_are_priced_for(name: str, model: str) -> None:
+    assert subject(CASES[name], model).faults() == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_half_of_the_bytes_is_found_with_both_numbers(name: str) -> None:
+    """Every class of messages; tied tables, and all that a wafer streams, among them."""
+    made = list(wrong_prices(subject(CASES[name])))
+    assert made
+    for mutation in made:
+        assert any("is priced for" in str(fault) for fault in mutation.found()), mutation.what
+
+
+def test_a_bucket_priced_for_a_thousandth_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Replicas.reduce_work
+
+    def thousandth(self: Replicas, num_parameters: float) -> Work:
+        work = right(self, num_parameters)
+        return replace(work, comm_bytes=work.comm_bytes / 1000)
+
+    monkeypatch.setattr(Replicas, "reduce_work", thousandth)
+    result = prove_all(Request("gpt3_20b", layout="dp=2", orders=0))
+    assert not result.passed
+    assert "elements, is priced for" in str(result.proofs[0].faults[0])
+
+
+def test_a_reduction_of_tables_that_does_nothing_is_not_made_up_for_by_the_next() -> None:
+    """Under zbv one rank has both tables, so the next reduction takes the other's gradients as well."""
+    idle = [
+        each for each in skipped_gradients(subject(CASES["both tables on one rank"])) if "tables" in each.what
+    ]
+    assert idle
+    for mutation in idle:
+        assert mutation.found(), mutation.what

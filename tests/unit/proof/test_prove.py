@@ -1,0 +1,171 @@
+"""`perfsim prove`: what it covers, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from perfsim.catalog import default_catalog
+from perfsim.cli import main
+from perfsim.errors import InputError
+from perfsim.graph import Kind, Work
+from perfsim.proof.catalogue import catalogue_cases
+from perfsim.proof.execution.faults import Fault
+from perfsim.proof.mutations import _with_work
+from perfsim.proof.proof import Proof, finite, prove_plan, subject_of
+from perfsim.proof.prove import ProofResult, Request, plan_of_case, plans_of, prove_all
+from perfsim.report.proof import proof_lines
+from perfsim.strategies import STRATEGIES
+from perfsim.strategies.schedules import SCHEDULES
+
+CASES = catalogue_cases()
+MODEL = "gpt3_20b"
+
+
+# ------------------------------------------------------------------------------------- coverage
+def test_the_catalogue_covers_every_strategy_schedule_zero_stage_and_mode() -> None:
+    layouts = [case.layout for case in CASES if case.layout]
+    assert {case.strategy for case in CASES} >= set(STRATEGIES)
+    assert {layout.schedule for layout in layouts} == set(SCHEDULES)
+    assert {layout.zero_stage for layout in layouts} == {0, 1, 2, 3}
+    assert {layout.recompute for layout in layouts} == {"none", "selective", "full"}
+    assert {layout.sequence_parallel for layout in layouts} == {False, True}
+    streaming = [case for case in CASES if case.strategy == "weight-streaming" and case.layout]
+    assert {case.layout.recompute_layers for case in streaming if case.layout} == {0, 1, 2, 4}
+    assert max(case.devices for case in streaming) > 2
+    assert max(case.microbatches for case in streaming) > 1
+
+
+@pytest.mark.parametrize("number", range(0, len(CASES), 3))
+def test_a_part_of_the_catalogue_computes_what_serial_training_does(number: int) -> None:
+    plan = plan_of_case(CASES[number], default_catalog().model(MODEL), default_catalog())
+    proof = prove_plan(plan, orders=2, seed=number)
+    assert proof.faults == ()
+    assert proof.max_relative_error <= 1e-10
+    assert proof.compared > 0
+    assert proof.orders == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt3_20b", "llama2_70b", "gptj_6b", "bert_large"])
+def test_the_whole_catalogue_is_proven_in_ten_orders(model: str) -> None:
+    result = prove_all(Request(model))
+    assert [str(fault) for proof in result.proofs for fault in proof.faults] == []
+    assert result.as_dict()["max_relative_error"] <= 1e-10
+    assert all(proof.orders == 10 for proof in result.proofs)
+
+
+@pytest.mark.parametrize("model", ["llama2_70b", "gptj_6b", "bert_large"])
+def test_other_architectures_are_proven_as_well(model: str) -> None:
+    layout = "tp=2,pp=2,dp=2,zero=1,sp=true,schedule=zb1p,recompute=selective"
+    assert prove_all(Request(model, layout=layout, orders=1)).passed
+
+
+# --------------------------------------------------------------------------------------- plans
+def test_a_layout_keeps_its_ranks_stages_and_micro_batches() -> None:
+    asked = "tp=4,pp=3,dp=2,zero=2,mbs=8,schedule=1f1b"
+    (plan,) = plans_of(Request("gpt3_175b", layout=asked, batch=16 * 7))
+    assert plan.topology.num_devices == 24
+    assert plan.num_microbatches == 7
+    assert (plan.layout.tensor, plan.layout.pipeline, plan.layout.zero_stage) == (4, 3, 2)
+    assert plan.job.model.hidden_size < 100
+    assert plan.job.seq_length < 10
+
+
+def test_uneven_stages_stay_uneven() -> None:
+    (plan,) = plans_of(Request(MODEL, layout="pp=3,layers_per_stage=0-40-4"))
+    assert plan.layout.layers_per_stage == (0, 2, 2)
+    assert prove_plan(plan, 1, 0).passed
+
+
+def test_a_strategy_may_be_asked_for_alone() -> None:
+    assert {plan.strategy for plan in plans_of(Request(MODEL, strategy="zero3"))} == {"zero3"}
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    asked = Request(MODEL, layout="tp=2,dp=2", orders=2, seed=5)
+    assert prove_all(asked).as_dict() == prove_all(asked).as_dict()
+
+
+def test_too_many_tasks_are_refused_with_their_number() -> None:
+    with pytest.raises(InputError, match="tasks on all ranks are too many to execute"):
+        prove_all(Request(MODEL, layout="tp=8,pp=8,dp=8", batch=8 * 64))
+
+
+def test_an_operation_that_nobody_knows_is_named_with_those_that_are_known() -> None:
+    plan = plan_of_case(CASES[0], default_catalog().model(MODEL), default_catalog())
+    subject = subject_of(plan)
+    strange = Work(
+        "strange.forward", Kind.COMP, "strange.forward", "forward", writes=subject.graph.task(0).work.writes
+    )
+    (fault,) = replace(subject, graph=_with_work(subject.graph, 0, strange)).faults()
+    assert "knows no operation 'strange.forward'; known: embedding.forward" in str(fault)
+
+
+def test_an_error_is_a_number_only_where_something_was_compared() -> None:
+    assert finite(None) is None
+    assert finite(float("inf")) is None
+    assert finite(0.0) == 0.0
+    proofs = (Proof("3d", "dp2", 2, 1, 0, 0, 0, None, (Fault("refused", "a", "b", "c"),)),)
+    answer = ProofResult("m", 1, proofs).as_dict()
+    assert answer["max_relative_error"] is None
+    assert answer["strategies"]["3d"]["max_relative_error"] is None
+    assert "1 of 1 layout WRONG" in " ".join(proof_lines(answer))
+
+
+def test_counts_of_one_are_singular() -> None:
+    lines = proof_lines(prove_all(Request(MODEL, layout="dp=2", orders=1)).as_dict())
+    assert "in 1 random order and" in " ".join(lines)
+
+
+# ----------------------------------------------------------------------------------------- CLI
+def test_the_document_has_what_was_promised() -> None:
+    run = CliRunner().invoke(main, ["prove", MODEL, "--layout", "dp=2,zero=1", "--orders", "1", "--json"])
+    assert run.exit_code == 0, run.output
+    answer = json.loads(run.output)
+    assert answer["passed"] is True
+    assert answer["max_relative_error"] <= 1e-10
+    assert answer["orders"] == 1
+    assert answer["tasks"] > 0
+    (layout,) = answer["strategies"]["3d"]["layouts"]
+    assert layout["faults"] == []
+
+
+def test_the_table_ends_in_a_sentence() -> None:
+    run = CliRunner().invoke(main, ["prove", MODEL, "--layout", "pp=2", "--orders", "1"])
+    assert run.exit_code == 0, run.output
+    assert "1 layouts proven" not in run.output
+    assert "1 layout proven" in run.output
+    assert "no dependency is missing" in " ".join(run.output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["gpt3_20bb"], "did you mean"),
+        ([MODEL, "--strategy", "dta"], "did you mean 'data'"),
+        ([MODEL, "--layout", "tp=3,zero=3,pp=2"], "pipeline must be 1"),
+        ([MODEL, "--strategy", "weight-streaming", "--layout", "dp=2,tp=2"], "data parallel only"),
+        ([MODEL, "--devices", "3", "--batch", "7"], "--devices and --batch are for a --layout"),
+        (["studies/gpt3_20b.yaml", "--batch", "7"], "--batch is for a --layout"),
+        ([MODEL, "--every", "7"], "--every is of --mutations"),
+        ([MODEL, "--mutations", "x.md", "--seed", "7"], "--orders and --seed are of proofs"),
+        ([MODEL, "--mutations", "nowhere/x.md"], "there is no folder nowhere"),
+        (["csx_scaling"], "csx_scaling is a sweep, and sweeps are not supported"),
+        (["studies/csx_scaling.yaml"], "is a sweep, and sweeps are not supported"),
+    ],
+)
+def test_bad_questions_are_refused_in_words(arguments: list[str], said: str) -> None:
+    run = CliRunner().invoke(main, ["prove", *arguments])
+    assert run.exit_code == 2
+    assert said in run.output
+
+
+@pytest.mark.slow
+def test_a_study_is_proven_with_the_layouts_that_it_answers_with() -> None:
+    result = prove_all(Request("studies/gpt3_20b.yaml", orders=0))
+    assert result.passed
+    assert {proof.strategy for proof in result.proofs} == {"3d", "weight-streaming"}

@@ -1,0 +1,125 @@
+"""What MemoryX holds and moves, and where it lies."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from perfsim.catalog import default_catalog
+from perfsim.errors import InputError
+from perfsim.hardware import WaferClusterSpec
+from perfsim.strategies.streaming.memoryx import Store, kept_parameters, streamed_bytes, update_kernel
+from perfsim.transformer import parameters
+from perfsim.workload import ParallelLayout
+
+
+def system(toys: ModuleType, **changes: Any) -> WaferClusterSpec:
+    found = default_catalog().override(toys.wafer_cluster(), changes)
+    assert isinstance(found, WaferClusterSpec)
+    return found
+
+
+@pytest.mark.parametrize(("optimizer", "n_bytes"), [("adam", 28), ("adamw", 28), ("sgd", 12)])
+def test_an_update_reads_and_writes_the_state_and_reads_the_gradient(optimizer: str, n_bytes: int) -> None:
+    assert update_kernel(optimizer, 1e9).bytes_accessed == n_bytes * 1e9
+
+
+def test_dense_weights_travel_without_an_index(toys: ModuleType) -> None:
+    assert streamed_bytes(toys.job(), system(toys), 1e6, layer=True) == 2e6
+
+
+def test_zeros_of_matrices_do_not_travel_and_kept_weights_bring_an_index(toys: ModuleType) -> None:
+    job = toys.job(recipe_changes={"weight_sparsity": 0.75})
+    counts = parameters(job.model)
+    rest = counts.layer - counts.layer_matrices
+    kept = kept_parameters(job, counts.layer, layer=True)
+    assert kept == pytest.approx(rest + 0.25 * counts.layer_matrices)
+    n_bytes = streamed_bytes(job, system(toys), counts.layer, layer=True)
+    assert n_bytes == pytest.approx(2 * (rest + 0.25 * 1.5 * counts.layer_matrices))
+    assert kept_parameters(job, counts.embedding, layer=False) == counts.embedding
+
+
+def test_a_parameter_takes_eighteen_bytes_and_a_sparse_model_less(toys: ModuleType) -> None:
+    def total(**recipe: Any) -> float:
+        return sum(use.total_bytes for use in Store(toys.job(recipe_changes=recipe), system(toys)).uses())
+
+    assert total() == pytest.approx(18 * parameters(toys.job().model).total)
+    assert total(optimizer="sgd") == pytest.approx(10 * parameters(toys.job().model).total)
+    assert total(weight_sparsity=0.5) < total()
+
+
+@pytest.mark.parametrize(
+    ("dram", "weights_in_flash", "state_in_flash"),
+    [("1 GB", False, False), ("0.2 GB", False, True), ("0.01 GB", True, True)],
+)
+def test_dram_is_used_while_it_lasts_weights_first(
+    toys: ModuleType, dram: str, weights_in_flash: bool, state_in_flash: bool
+) -> None:
+    """The toy has 0.5 billion parameters: 1 GB of weights, 8 GB of state; ten servers."""
+    store = Store(toys.job(), system(toys, **{"memoryx.server.dram.capacity": dram}))
+    assert (store.weights_in_flash, store.state_in_flash) == (weights_in_flash, state_in_flash)
+    places = [use.place for use in store.uses()]
+    assert places == ["MemoryX DRAM", "MemoryX flash"][: 1 + state_in_flash]
+
+
+def test_a_system_may_say_where_things_lie(toys: ModuleType) -> None:
+    changes = {"memoryx.weights_in": "flash", "memoryx.optimizer_state_in": "dram"}
+    store = Store(toys.job(), system(toys, **changes))
+    assert (store.weights_in_flash, store.state_in_flash) == (True, False)
+    assert store.note.startswith("MemoryX holds 1.02 GB of weights in flash and 8.16 GB of optimizer state")
+
+
+# ------------------------------------------------------------------------ what passes flash a step
+def flash_bytes(toys: ModuleType, *, tied: bool = True, **places: str) -> dict[str, float]:
+    """Bytes of one step that the flash reads and writes."""
+    changes = {f"memoryx.{name}": place for name, place in places.items()}
+    job = toys.job(32, tied_embeddings=tied)
+    plan = toys.plan("weight-streaming", job, ParallelLayout(micro_batch_size=32), system(toys, **changes))
+    graph = toys.graph_of(plan)
+    works = [graph.works[work] for work in graph.work.tolist()]
+    return {
+        op: sum(work.comm_bytes for work in works if work.op == op) / len(graph.step_ends)
+        for op in ("flash_read", "flash_write")
+    }
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("weights", "state", "reads", "writes"),
+    [
+        ("dram", "dram", 0, 0),
+        ("flash", "dram", 2 * 2, 2),
+        ("dram", "flash", 12, 12),
+        ("flash", "flash", 16, 14),
+    ],
+)
+def test_only_what_lies_in_flash_is_read_from_it_and_written_back(
+    toys: ModuleType, tied: bool, weights: str, state: str, reads: float, writes: float
+) -> None:
+    """Bytes a parameter by hand: 2 of weights, forward and backward; 12 of Adam's state, there and back.
+
+    A shared table is one parameter, but the head streams it once more, forward and backward.
+    """
+    model = toys.job(tied_embeddings=tied).model
+    count = parameters(model).total
+    again = model.vocab_size * model.hidden_size if tied and weights == "flash" else 0
+    found = flash_bytes(toys, tied=tied, weights_in=weights, optimizer_state_in=state)
+    assert found["flash_read"] == pytest.approx(reads * count + 2 * 2 * again)
+    assert found["flash_write"] == pytest.approx(writes * count)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_parameter_is_updated_once_a_step(toys: ModuleType, tied: bool) -> None:
+    job = toys.job(32, tied_embeddings=tied)
+    plan = toys.plan("weight-streaming", job, ParallelLayout(micro_batch_size=32), system(toys))
+    graph = toys.graph_of(plan)
+    updates = [graph.works[work] for work in graph.work.tolist() if graph.works[work].op == "memoryx_update"]
+    moved = sum(work.comm_bytes for work in updates) / len(graph.step_ends)
+    assert moved == pytest.approx(28 * parameters(job.model).total)
+
+
+def test_a_tree_node_forwards_some_bytes_at_once(toys: ModuleType) -> None:
+    with pytest.raises(InputError, match=r"swarmx\.chunk"):
+        system(toys, **{"swarmx.chunk": 0})

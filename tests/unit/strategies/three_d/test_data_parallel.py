@@ -1,0 +1,52 @@
+"""The optimizer's bytes and the reductions of a data-parallel group."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from perfsim.graph import RankGroup
+from perfsim.strategies.three_d.data import Replicas, optimizer_bytes
+
+
+def replicas(toys: ModuleType, zero_stage: int = 0, **recipe: object) -> Replicas:
+    return Replicas(toys.recipe(**recipe), RankGroup(0, 2, 4), "gpu0", 1000.0, zero_stage)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        # update: gradient 4, states 12 read and written, half weights 2; unscale, norm, clip, zero: 6 x 4
+        ({"precision": "bf16"}, 4 + 24 + 2 + 24),
+        ({"precision": "bf16", "reduce_precision": "bf16"}, 2 + 8 + 2 + 12),
+    ],
+)
+def test_an_optimizer_step_moves_states_both_ways(
+    toys: ModuleType, recipe: dict[str, object], expected: float
+) -> None:
+    assert optimizer_bytes(toys.recipe(**recipe)) == expected
+
+
+def test_sgd_moves_less_than_adam(toys: ModuleType) -> None:
+    assert optimizer_bytes(toys.recipe(optimizer="sgd")) < optimizer_bytes(toys.recipe())
+
+
+def test_gradients_travel_in_their_own_precision(toys: ModuleType) -> None:
+    assert replicas(toys).reduce_work(10.0).comm_bytes == 40.0
+    assert replicas(toys, reduce_precision="bf16").reduce_work(10.0).comm_bytes == 20.0
+
+
+@pytest.mark.parametrize(("zero_stage", "op"), [(0, "all_reduce"), (1, "reduce_scatter")])
+def test_sharding_scatters_instead_of_reducing_to_all(toys: ModuleType, zero_stage: int, op: str) -> None:
+    work = replicas(toys, zero_stage).reduce_work(10.0)
+    assert (work.op, work.group) == (op, RankGroup(0, 2, 4))
+
+
+def test_parameters_are_gathered_in_half_precision(toys: ModuleType) -> None:
+    assert replicas(toys, 1).gather_work(1000.0).comm_bytes == 2 * 1000.0
+
+
+def test_a_shard_updates_its_share(toys: ModuleType) -> None:
+    whole, shard = (replicas(toys, stage).optimizer_work().bytes_accessed for stage in (0, 1))
+    assert whole == 4 * shard

@@ -1,0 +1,192 @@
+"""Which layouts are legal, and how a refusal reads."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from perfsim.errors import LayoutError
+from perfsim.strategies import strategy
+from perfsim.strategies.three_d.rules import layout_problems, layout_variants, legal_layouts
+from perfsim.workload import Job, ParallelLayout
+
+ALL = ("tensor", "pipeline", "data")
+
+
+def problems(toys: ModuleType, layout: ParallelLayout, job: Job | None = None, devices: int = 8) -> list[str]:
+    return layout_problems(job or toys.job(), toys.topology(devices), layout, "3d", ALL)
+
+
+def test_a_legal_layout_has_no_problem(toys: ModuleType) -> None:
+    assert problems(toys, ParallelLayout(tensor=2, pipeline=2, data=2)) == []
+
+
+def test_everything_wrong_is_listed_at_once_with_the_nearest_mend(toys: ModuleType) -> None:
+    layout = ParallelLayout(tensor=3, pipeline=5, data=3, micro_batch_size=4, zero_stage=4, order="pp-tp")
+    with pytest.raises(LayoutError) as caught:
+        strategy("3d").plan(toys.job(32), toys.topology(8), layout)
+    assert [problem.message for problem in caught.value.problems] == [
+        "tensor 3 x pipeline 5 x data 3 is 45 devices, the question has 8",
+        "zero_stage 4 is not available; allowed: 0, 1, 2, 3",
+        "rank order 'pp-tp' is not available; allowed: tp-dp-pp",
+        "num_attention_heads 16 is not a multiple of tensor 3; nearest: 2",
+        "num_query_groups 16 is not a multiple of tensor 3; nearest: 2",
+        "ffn_hidden_size 8192 is not a multiple of tensor 3; nearest: 2",
+        "8 layers do not divide over 5 stages; nearest: 4, or give layers_per_stage",
+        "global_batch_size 32 is not a multiple of data 3 x micro_batch_size 4; nearest: 36",
+    ]
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("layout", "problem"),
+    [
+        (
+            {"schedule": "dual"},
+            "schedule 'dual' is not available; allowed: 1f1b, gpipe, interleaved, zb1p, zb2p, zbv",
+        ),
+        ({"schedule": "zbv"}, "schedule zbv needs virtual_pipeline 2, not 1"),
+        (
+            {"schedule": "zb1p", "virtual_pipeline": 2},
+            "virtual_pipeline 2 needs schedule interleaved, not zb1p",
+        ),
+        ({"virtual_pipeline": 2}, "virtual_pipeline 2 needs schedule interleaved, not 1f1b"),
+        ({"layers_per_stage": (8,)}, "layers_per_stage has 1 entries for 2 stages"),
+        ({"layers_per_stage": (4, 5)}, "layers_per_stage adds up to 9, the model has 8 layers"),
+        ({"layers_per_stage": (9, -1)}, "layers_per_stage has a negative entry"),
+    ],
+)
+def test_a_stage_problem_is_named(toys: ModuleType, layout: dict[str, object], problem: str) -> None:
+    assert problems(toys, ParallelLayout(pipeline=2, data=4, **layout)) == [problem]  # type: ignore[arg-type]
+
+
+def test_an_empty_list_of_layers_is_refused_in_words(toys: ModuleType) -> None:
+    found = problems(toys, ParallelLayout(pipeline=2, data=4, layers_per_stage=()))
+    assert found[0] == "layers_per_stage has 0 entries for 2 stages"
+
+
+def test_interleaving_needs_whole_groups_of_micro_batches(toys: ModuleType) -> None:
+    layout = ParallelLayout(
+        tensor=2, pipeline=4, virtual_pipeline=2, schedule="interleaved", micro_batch_size=16
+    )
+    found = problems(toys, layout)
+    assert found == ["interleaved needs micro-batches (2) in multiples of pipeline 4"]
+
+
+def test_sharded_parameters_need_backwards_in_one_piece(toys: ModuleType) -> None:
+    found = problems(toys, ParallelLayout(data=8, zero_stage=3, schedule="zb1p"), toys.job(32))
+    assert found == ["zero_stage 3 runs whole backwards, schedule zb1p splits them; try 1f1b"]
+
+
+def test_sharded_parameters_take_one_micro_batch_at_a_time(toys: ModuleType) -> None:
+    found = problems(toys, ParallelLayout(data=8, zero_stage=3, schedule="gpipe"), toys.job(32))
+    text = "zero_stage 3 takes one micro-batch forward and back before the next, so schedule must be 1f1b"
+    assert found == [f"{text}, not gpipe"]
+
+
+def test_sequence_parallelism_needs_a_sequence_that_divides(toys: ModuleType) -> None:
+    job = toys.job(8, {"seq_length": 1022})
+    found = problems(toys, ParallelLayout(tensor=4, data=2, sequence_parallel=True), job)
+    assert found == ["seq_length 1022 is not a multiple of tensor 4"]
+
+
+@pytest.mark.parametrize("name", ["data", "tensor", "pipeline"])
+def test_a_plain_strategy_holds_the_other_degrees_at_1(toys: ModuleType, name: str) -> None:
+    found = layout_problems(
+        toys.job(), toys.topology(8), ParallelLayout(tensor=2, pipeline=2, data=2), name, (name,)
+    )
+    others = [degree for degree in ALL if degree != name]
+    assert found == [f"strategy {name} holds {degree} at 1, the layout has {degree} 2" for degree in others]
+
+
+# ---------------------------------------------------------------------------------- all layouts
+def degrees(toys: ModuleType, free: tuple[str, ...], devices: int = 16) -> set[tuple[int, int, int]]:
+    listed = legal_layouts(toys.job(64), toys.topology(devices), free)
+    return {(layout.tensor, layout.pipeline, layout.data) for layout in listed}
+
+
+def test_every_way_to_use_all_devices_is_listed(toys: ModuleType) -> None:
+    expected = {
+        (t, p, 16 // t // p)
+        for t in (1, 2, 4, 8)  # inside a node
+        for p in (1, 2, 4, 8)  # divides 8 layers
+        if 16 % (t * p) == 0
+    }
+    assert degrees(toys, ALL) == expected
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [
+        (("data",), {(1, 1, 16)}),
+        (("tensor",), {(16, 1, 1)}),
+        (("pipeline",), set()),  # 16 stages for 8 layers
+    ],
+)
+def test_plain_strategies_have_one_way_or_none(
+    toys: ModuleType, free: tuple[str, ...], expected: set[tuple[int, int, int]]
+) -> None:
+    assert degrees(toys, free) == expected
+
+
+def test_sharding_and_sequence_parallelism_go_with_their_groups(toys: ModuleType) -> None:
+    for layout in legal_layouts(toys.job(64), toys.topology(16), ALL):
+        assert layout.zero_stage == (1 if layout.data > 1 else 0)
+        assert layout.sequence_parallel == (layout.tensor > 1)
+
+
+def variants(toys: ModuleType, batch: int = 64, **layout: int) -> list[ParallelLayout]:
+    plain = ParallelLayout(zero_stage=1, **layout)
+    topology = toys.topology(plain.num_devices)
+    found = list(layout_variants(toys.job(batch), topology, plain))
+    assert plain not in found
+    for each in found:
+        assert not layout_problems(toys.job(batch), topology, each, "3d", ALL)
+    return found
+
+
+def test_a_pipeline_is_offered_every_schedule_with_all_numbers_of_chunks_that_divide_its_layers(
+    toys: ModuleType,
+) -> None:
+    def offered(pipeline: int) -> set[tuple[str, int]]:
+        found = variants(toys, pipeline=pipeline, data=2)
+        return {(each.schedule, each.virtual_pipeline) for each in found if each.zero_stage == 1}
+
+    one_chunk = {("gpipe", 1), ("zb1p", 1), ("zb2p", 1)}
+    two = one_chunk | {("zbv", 2), ("interleaved", 2)}
+    assert offered(1) == set()
+    assert offered(2) == two | {("interleaved", 4)}
+    assert offered(4) == two
+    assert offered(8) == one_chunk, "8 layers do not fill 16 chunks"
+
+
+def test_replicas_are_offered_every_stage_of_zero_and_stage_3_only_without_a_pipeline(
+    toys: ModuleType,
+) -> None:
+    def stages(**layout: int) -> set[int]:
+        return {each.zero_stage for each in variants(toys, **layout)} - {1}
+
+    assert stages(data=4) == {0, 2, 3}
+    assert stages(data=4, pipeline=2) == {0, 2}
+    assert stages(tensor=4) == set()
+
+
+def test_chunks_need_micro_batches_in_multiples_of_the_pipeline(toys: ModuleType) -> None:
+    found = variants(toys, batch=6, pipeline=4, data=2)
+    assert "interleaved" not in {each.schedule for each in found}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "modes"),
+    [
+        ({}, {"none", "selective", "full"}),
+        ({"attention": "flash"}, {"none", "full"}),
+        ({"recompute": "selective"}, {"selective"}),
+    ],
+)
+def test_recompute_modes_are_the_recipes_or_all_that_make_a_difference(
+    toys: ModuleType, recipe: dict[str, object], modes: set[str]
+) -> None:
+    listed = legal_layouts(toys.job(16, recipe), toys.topology(8), ALL)
+    assert {layout.recompute for layout in listed} == modes

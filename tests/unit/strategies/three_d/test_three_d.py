@@ -1,0 +1,289 @@
+"""3D parallelism as a graph: who computes what, in which order, and what it needs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+
+from perfsim.costs.price import price
+from perfsim.engine import critical_path
+from perfsim.errors import LayoutError, MemoryCapacityError
+from perfsim.graph import RankGroup, TaskGraph
+from perfsim.strategies import strategy
+from perfsim.strategies.three_d.stages import stage_memory, stages_of
+from perfsim.workload import Job, ParallelLayout
+
+
+def graph(toys: ModuleType, layout: ParallelLayout, job: Job | None = None, name: str = "3d") -> TaskGraph:
+    return toys.graph_of(toys.plan(name, job or toys.job(), layout))
+
+
+def counts(graph: TaskGraph) -> Counter[str]:
+    return Counter(graph.works[work].name for work in graph.work.tolist())
+
+
+# ------------------------------------------------------------------------------- plain and 3d
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("data", ParallelLayout(data=8, zero_stage=1)),
+        ("data", ParallelLayout(data=4, micro_batch_size=2)),
+        ("tensor", ParallelLayout(tensor=8, sequence_parallel=True)),
+        ("tensor", ParallelLayout(tensor=2, recompute="full")),
+        ("pipeline", ParallelLayout(pipeline=4)),
+        ("pipeline", ParallelLayout(pipeline=2, virtual_pipeline=2, schedule="interleaved")),
+        ("pipeline", ParallelLayout(pipeline=2, layers_per_stage=(3, 5), schedule="gpipe")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_3d_with_two_degrees_at_1_is_the_plain_strategy(
+    toys: ModuleType, name: str, layout: ParallelLayout, overlap: bool
+) -> None:
+    job = toys.job(32, {"overlap_grad_reduce": overlap})
+    assert graph(toys, layout, job, name).digest() == graph(toys, layout, job, "3d").digest()
+
+
+@pytest.mark.parametrize("change", [{"recompute": "full"}, {"micro_batch_size": 2}, {"schedule": "gpipe"}])
+def test_another_layout_is_another_graph(toys: ModuleType, change: dict[str, object]) -> None:
+    base = ParallelLayout(tensor=2, pipeline=2, data=2)
+    other = ParallelLayout(tensor=2, pipeline=2, data=2, **change)  # type: ignore[arg-type]
+    assert graph(toys, base).digest() != graph(toys, other).digest()
+
+
+# ------------------------------------------------------------------------------- who does what
+def test_ranks_are_tensor_then_data_then_pipeline(toys: ModuleType) -> None:
+    layout = ParallelLayout(tensor=2, pipeline=2, data=4)
+    stages = stages_of(toys.job(), layout)
+    assert [stage.group.ranks for stage in stages.virtual] == [RankGroup(0, 1, 2), RankGroup(8, 1, 2)]
+    assert [each.ranks for each in stages.replicas] == [RankGroup(0, 2, 4), RankGroup(8, 2, 4)]
+    assert stages.virtual[0].next_ranks == RankGroup(0, 8, 2)
+    assert stages.virtual[1].previous_ranks == RankGroup(8, -8, 2)
+
+
+def test_interleaved_chunks_go_round_the_ranks_and_wrap(toys: ModuleType) -> None:
+    layout = ParallelLayout(pipeline=2, virtual_pipeline=2, schedule="interleaved")
+    stages = stages_of(toys.job(), layout)
+    assert [stage.group.device for stage in stages.virtual] == ["gpu0", "gpu1", "gpu0", "gpu1"]
+    assert stages.virtual[1].next_ranks == RankGroup(1, -1, 2)
+    assert [stage.number for stage in stages.of_rank(1)] == [1, 3]
+
+
+def test_uneven_stages_have_the_layers_that_were_given(toys: ModuleType) -> None:
+    layout = ParallelLayout(pipeline=3, layers_per_stage=(1, 5, 2))
+    streams = graph(toys, layout, toys.job(4))
+    per_stream = Counter(
+        streams.streams[stream]
+        for work, stream in zip(streams.work.tolist(), streams.stream.tolist(), strict=True)
+        if streams.works[work].name == "mlp.forward"
+    )
+    assert per_stream == {"gpu0/compute": 4, "gpu1/compute": 20, "gpu2/compute": 8}
+
+
+def test_a_stage_may_hold_the_embedding_alone(toys: ModuleType) -> None:
+    found = counts(graph(toys, ParallelLayout(pipeline=3, layers_per_stage=(0, 8, 0)), toys.job(4)))
+    assert (found["embedding.forward"], found["mlp.forward"], found["head.forward"]) == (4, 32, 4)
+
+
+# ------------------------------------------------------------------------------------ how often
+def test_every_micro_batch_passes_every_layer_once_each_way(toys: ModuleType) -> None:
+    found = counts(graph(toys, ParallelLayout(pipeline=2, data=2), toys.job(32)))
+    microbatches, layers = 16, 8
+    for name in ("attention.forward", "mlp.forward", "attention.backward", "mlp.backward"):
+        assert found[name] == microbatches * layers
+    assert found["head.forward"] == found["embedding.backward"] == microbatches
+    assert found["pipeline.send"] == 2 * microbatches
+    assert found["optimizer"] == 2
+
+
+@pytest.mark.parametrize(("recompute", "passes"), [("none", 4), ("selective", 4), ("full", 6)])
+def test_tensor_parallelism_sums_twice_a_layer_and_pass(
+    toys: ModuleType, recompute: str, passes: int
+) -> None:
+    layout = ParallelLayout(tensor=2, recompute=recompute)  # type: ignore[arg-type]
+    found = counts(graph(toys, layout, toys.job(3)))
+    embedding_head_and_softmax = 3
+    assert found["tensor.all_reduce"] == 3 * (8 * passes + embedding_head_and_softmax)
+
+
+def test_with_sequence_parallelism_each_sum_is_a_scatter_and_a_gather_of_the_same_bytes(
+    toys: ModuleType,
+) -> None:
+    plain = graph(toys, ParallelLayout(tensor=2), toys.job(3))
+    shared = graph(toys, ParallelLayout(tensor=2, sequence_parallel=True), toys.job(3))
+    sums = counts(plain)["tensor.all_reduce"]
+    assert counts(shared)["tensor.reduce_scatter"] == counts(shared)["tensor.all_gather"] == sums
+
+
+@pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("selective", 1), ("full", 2)])
+def test_recompute_makes_the_core_or_both_blocks_again(toys: ModuleType, recompute: str, again: int) -> None:
+    layout = ParallelLayout(recompute=recompute)  # type: ignore[arg-type]
+    found = counts(graph(toys, layout, toys.job(2)))
+    assert found["attention.recompute"] + found["mlp.recompute"] == 2 * 8 * again
+
+
+def test_what_goes_to_the_next_stage_is_split_among_tensor_peers_and_gathered_there(
+    toys: ModuleType,
+) -> None:
+    split = graph(toys, ParallelLayout(tensor=4, pipeline=2), toys.job(4))
+    whole = graph(toys, ParallelLayout(pipeline=2), toys.job(4))
+    sent = {work.comm_bytes for work in split.works if work.name == "pipeline.send"}
+    assert sent == {work.comm_bytes / 4 for work in whole.works if work.name == "pipeline.send"}
+    assert counts(split)["tensor.all_gather"] == 2 * 4
+
+
+# ----------------------------------------------------------------------------------- gradients
+def reduced_bytes(graph: TaskGraph) -> float:
+    works = [graph.works[work] for work in graph.work.tolist()]
+    return sum(work.comm_bytes for work in works if work.op in ("all_reduce", "reduce_scatter"))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("layout", [{"data": 4}, {"data": 2, "pipeline": 2}, {"data": 2, "zero_stage": 1}])
+def test_all_gradients_are_reduced_once(toys: ModuleType, layout: dict[str, int], overlap: bool) -> None:
+    job = toys.job(8, {"overlap_grad_reduce": overlap}, tied_embeddings=False)
+    chosen = ParallelLayout(**layout)  # type: ignore[arg-type]
+    held = sum(each.num_parameters for each in stages_of(job, chosen).replicas)
+    assert reduced_bytes(graph(toys, chosen, job)) == pytest.approx(4 * held)
+
+
+def test_overlapped_reductions_start_while_earlier_layers_run_backward(toys: ModuleType) -> None:
+    seconds = dict.fromkeys(["mlp.backward", "attention.backward", "data.all_reduce"], 1.0)
+    times = {}
+    for overlap in (False, True):
+        job = toys.job(2, {"overlap_grad_reduce": overlap})
+        written = graph(toys, ParallelLayout(data=2), job)
+        times[overlap] = critical_path(written, price(written, toys.TableCosts(seconds))).makespan_s
+    layers = 8
+    assert times[False] == 2 * layers + 1
+    assert times[True] == 2 * layers + 2, "the last layer's reduction and that of the tables"
+
+
+@pytest.mark.parametrize(("bucket", "sizes"), [(1.0, [1] * 8), (5e8, [3, 3, 2]), (1e12, [8])])
+def test_gradients_are_reduced_by_buckets_of_whole_layers(
+    toys: ModuleType, bucket: float, sizes: list[int]
+) -> None:
+    job = toys.job(8, {"overlap_grad_reduce": True, "grad_bucket": bucket}, tied_embeddings=False)
+    written = graph(toys, ParallelLayout(data=4), job)
+    layer_bytes = 4.0 * (12 * 2048**2 + 13 * 2048)
+    reductions = [task for task in written.tasks() if task.work.op == "all_reduce" and task.block >= 0]
+    assert [len(task.reads) for task in reductions] == sizes
+    assert [task.work.comm_bytes / layer_bytes for task in reductions] == pytest.approx(sizes)
+    held = stages_of(job, ParallelLayout(data=4)).replicas[0].num_parameters
+    assert reduced_bytes(written) == pytest.approx(4 * held)
+
+
+def test_a_sharded_optimizer_scatters_updates_a_share_and_gathers(toys: ModuleType) -> None:
+    whole = graph(toys, ParallelLayout(data=4), toys.job(8))
+    shard = graph(toys, ParallelLayout(data=4, zero_stage=1), toys.job(8))
+    names = counts(shard)
+    assert (names["data.reduce_scatter"], names["data.all_gather"], names["data.all_reduce"]) == (1, 1, 0)
+    moved = {
+        kind: next(work.bytes_accessed for work in each.works if work.name == "optimizer")
+        for kind, each in (("whole", whole), ("shard", shard))
+    }
+    assert moved["whole"] == pytest.approx(4 * moved["shard"])
+
+
+def test_a_tied_table_is_summed_over_both_ends_and_an_untied_one_is_not(toys: ModuleType) -> None:
+    layout = ParallelLayout(tensor=2, pipeline=4)
+    tied = graph(toys, layout, toys.job(4))
+    work = next(work for work in tied.works if work.name == "pipeline.tied_embedding")
+    assert work.group == RankGroup(0, 6, 2)
+    assert work.comm_bytes == 4 * 51200 * 2048 / 2
+    assert "pipeline.tied_embedding" not in counts(graph(toys, layout, toys.job(4, tied_embeddings=False)))
+    assert "pipeline.tied_embedding" not in counts(graph(toys, ParallelLayout(tensor=2), toys.job(4)))
+
+
+def test_every_rank_updates_only_after_all_gradients_are_there(toys: ModuleType) -> None:
+    written = graph(toys, ParallelLayout(pipeline=4), toys.job(8))
+    seconds = {"mlp.backward": 1.0, "optimizer": 1.0}
+    trace = critical_path(written, price(written, toys.TableCosts(seconds)))
+    updates = [task.id for task in written.tasks() if task.work.name == "optimizer"]
+    assert {float(trace.start_s[task]) for task in updates} == {trace.makespan_s - 1.0}
+
+
+# -------------------------------------------------------------------------------------- memory
+def test_memory_is_itemised_by_stage_and_the_first_holds_most_micro_batches(toys: ModuleType) -> None:
+    job = toys.job(32)
+    layout = ParallelLayout(pipeline=4, data=2, zero_stage=1)
+    uses = stage_memory(job, layout, toys.gpu_cluster())
+    assert [use.place for use in uses] == [f"stage {number}" for number in range(4)]
+    activations = [use.parts_bytes["activations"] for use in uses]
+    assert [each / activations[-1] for each in activations] == pytest.approx([4, 3, 2, 1])
+    assert uses[0].parts_bytes["parameters"] > uses[1].parts_bytes["parameters"]
+    assert uses[-1].parts_bytes["working set"] > uses[0].parts_bytes["working set"], "logits"
+
+
+@pytest.mark.parametrize(
+    ("layout", "capacity_gib", "part", "change"),
+    [
+        (ParallelLayout(micro_batch_size=16), 16, "activations", "recompute none -> full, which fits"),
+        (
+            ParallelLayout(micro_batch_size=16, recompute="selective"),
+            13,
+            "activations",
+            "micro_batch_size 16 -> 2, which fits",
+        ),
+        (ParallelLayout(data=8), 10, "optimizer", "zero_stage 0 -> 1"),
+        (ParallelLayout(), 10, "optimizer", "tensor 1 -> 2 on 2 devices, which fits"),
+    ],
+    ids=["recompute", "micro-batch", "shard", "cut"],
+)
+def test_a_plan_that_does_not_fit_names_the_part_and_a_change(
+    toys: ModuleType, layout: ParallelLayout, capacity_gib: float, part: str, change: str
+) -> None:
+    topology = toys.topology(layout.num_devices, toys.gpu_cluster(capacity=capacity_gib * toys.GIB))
+    with pytest.raises(MemoryCapacityError) as caught:
+        strategy("3d").plan(toys.job(128), topology, layout)
+    text = str(caught.value)
+    assert text.startswith("does not fit: stage 0 needs ")
+    assert f"of {capacity_gib} GiB ({part} " in text
+    assert f"try {change}" in text
+    assert (caught.value.exit_code, caught.value.ratio > 1) == (3, True)
+
+
+@pytest.mark.parametrize("capacity_gib", [4.5, 6, 8, 11])
+@pytest.mark.parametrize("micro_batch_size", [1, 16])
+@pytest.mark.parametrize("degrees", [{}, {"data": 8}, {"tensor": 8}, {"pipeline": 2, "data": 2}])
+def test_the_change_that_is_advised_fits_when_it_is_made(
+    toys: ModuleType, degrees: dict[str, int], micro_batch_size: int, capacity_gib: float
+) -> None:
+    system = toys.gpu_cluster(capacity=capacity_gib * toys.GIB)
+    layout = ParallelLayout(**degrees, micro_batch_size=micro_batch_size)
+    try:
+        strategy("3d").plan(toys.job(128), toys.topology(layout.num_devices, system), layout)
+        return
+    except MemoryCapacityError as error:
+        said = str(error)
+    if said.endswith("no change of one setting and one degree makes it fit, on more devices either"):
+        return
+    assert said.endswith(", which fits")
+    for name, value in re.findall(r"(\w+) \w+ -> (\w+)", said):
+        layout = replace(layout, **{name: int(value) if value.isdecimal() else value})
+    strategy("3d").plan(toys.job(128), toys.topology(layout.num_devices, system), layout)
+
+
+def test_a_plan_may_be_made_without_looking_at_memory(toys: ModuleType) -> None:
+    topology = toys.topology(1, toys.gpu_cluster(capacity=toys.GIB))
+    plan = strategy("3d").plan(toys.job(), topology, ParallelLayout(), check_memory=False)
+    assert plan.peak_memory_bytes > toys.GIB
+
+
+@pytest.mark.parametrize(("filled", "said"), [(0.99, True), (0.96, True), (0.94, False), (0.5, False)])
+def test_a_plan_that_nearly_fills_its_devices_says_so(toys: ModuleType, filled: float, said: bool) -> None:
+    layout = ParallelLayout()
+    needs = strategy("3d").plan(toys.job(), toys.topology(1), layout).peak_memory_bytes
+    topology = toys.topology(1, toys.gpu_cluster(capacity=needs / filled))
+    notes = strategy("3d").plan(toys.job(), topology, layout).notes
+    expected = f"stage 0 fills {100 * filled:.0f} % of its memory, with 2 GiB assumed reserved"
+    assert notes == ((expected,) if said else ())
+
+
+def test_a_strategy_of_one_zero_stage_refuses_another(toys: ModuleType) -> None:
+    with pytest.raises(LayoutError, match="strategy zero3 shards at ZeRO stage 3, not 1"):
+        toys.plan("zero3", toys.job(8), ParallelLayout(data=4, zero_stage=1))

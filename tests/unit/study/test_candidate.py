@@ -1,0 +1,176 @@
+"""From a run to plain values: layouts by name, metrics that add up, timelines of bars."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from perfsim.errors import LayoutError
+from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.metrics import layout_fields, metrics
+from perfsim.prediction.question import Point, answer_point
+from perfsim.study import candidate as outcome
+from perfsim.study.candidate import timeline
+
+GPUS = Point("gpt3_xl", "dgx-a100-80gb", 8, "3d", "tp=2,pp=2,dp=2,mbs=1,sp=true,zero=1,recompute=full", 16)
+WAFERS = Point("gpt3_xl", "cs-2", 2, "weight-streaming", batch=64)
+
+
+@pytest.fixture(scope="module")
+def gpus() -> Evaluation:
+    return answer_point(GPUS)[1]
+
+
+@pytest.fixture(scope="module")
+def wafers() -> Evaluation:
+    return answer_point(WAFERS)[1]
+
+
+@pytest.fixture(params=["gpus", "wafers"])
+def run(request: pytest.FixtureRequest) -> Evaluation:
+    found: Evaluation = request.getfixturevalue(request.param)
+    return found
+
+
+# --------------------------------------------------------------------------------------- layouts
+def test_a_gpu_layout_has_the_names_of_the_yaml(gpus: Evaluation) -> None:
+    assert layout_fields(gpus.plan) == {
+        "tensor": 2,
+        "pipeline": 2,
+        "data": 2,
+        "micro_batch_size": 1,
+        "num_microbatches": 8,
+        "recompute": "full",
+        "virtual_pipeline": 1,
+        "sequence_parallel": True,
+        "zero_stage": 1,
+        "schedule": "1f1b",
+        "layers_per_stage": None,
+    }
+
+
+def test_uneven_stages_are_told(gpus: Evaluation) -> None:
+    uneven = replace(gpus.plan, layout=replace(gpus.plan.layout, layers_per_stage=(11, 13)))
+    assert layout_fields(uneven)["layers_per_stage"] == [11, 13]
+
+
+def test_a_wafer_layout_says_nothing_of_what_wafers_have_not(wafers: Evaluation) -> None:
+    fields = layout_fields(wafers.plan)
+    of_all = {"data", "micro_batch_size", "num_microbatches", "recompute"}
+    assert set(fields) == of_all | {"recompute_layers", "spill"}
+    assert fields["data"] * fields["micro_batch_size"] * fields["num_microbatches"] >= 64
+
+
+# --------------------------------------------------------------------------------------- metrics
+def test_metrics_agree_with_one_another(run: Evaluation) -> None:
+    answer = metrics(run)
+    tokens = run.plan.job.tokens_per_step
+    assert answer["tokens_per_s"] * answer["step_time_s"] == pytest.approx(tokens, rel=1e-12)
+    assert sum(answer["step_breakdown_s"].values()) == pytest.approx(answer["step_time_s"], rel=1e-9)
+    assert 0 < answer["mfu"] <= answer["hfu"] <= 1
+    assert answer["bubble_fraction"] + answer["exposed_communication_fraction"] < 1
+
+
+def test_mfu_is_model_flops_over_what_the_peak_could_do(run: Evaluation) -> None:
+    could = run.step_time_s * run.peak_flop_per_s
+    assert metrics(run)["mfu"] * could == pytest.approx(run.model_flop)
+
+
+def test_recompute_counts_in_hfu_only(gpus: Evaluation) -> None:
+    assert gpus.recompute_flop > 0
+    assert gpus.hfu > gpus.mfu
+
+
+def test_metrics_are_plain_json(run: Evaluation) -> None:
+    answer = metrics(run)
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+
+
+# -------------------------------------------------------------------------------------- timeline
+def test_bars_lie_in_the_step_in_order_of_start(run: Evaluation) -> None:
+    bars = timeline(run)
+    assert bars
+    assert [bar.start_s for bar in bars] == sorted(bar.start_s for bar in bars)
+    for bar in bars:
+        assert 0 <= bar.start_s < bar.end_s <= run.step_time_s * (1 + 1e-9)
+
+
+def test_bars_of_one_lane_do_not_overlap(gpus: Evaluation) -> None:
+    bars = timeline(gpus)
+    for lane in {bar.lane for bar in bars if bar.lane.endswith("/compute")}:
+        mine = [bar for bar in bars if bar.lane == lane]
+        for before, after in pairwise(mine):
+            assert before.end_s <= after.start_s + 1e-9
+
+
+def test_bars_keep_the_busy_time_of_a_lane(gpus: Evaluation) -> None:
+    """Joining neighbours neither loses nor invents work: busy time is what the breakdown has."""
+    bars = timeline(gpus)
+    lanes = {bar.lane for bar in bars if bar.lane.endswith("/compute")}
+    for lane in lanes:
+        busy = sum(bar.end_s - bar.start_s for bar in bars if bar.lane == lane)
+        seconds = gpus.trace.device_breakdowns()[lane.split("/", 1)[0]]
+        work = [
+            category for category in seconds if category in {bar.category for bar in bars if bar.lane == lane}
+        ]
+        assert busy == pytest.approx(sum(seconds[category] for category in work), rel=1e-6)
+
+
+def test_neighbours_of_one_kind_become_one_bar(gpus: Evaluation) -> None:
+    bars = timeline(gpus)
+    assert len(bars) < len(gpus.graph.work)
+    by_lane: dict[str, list[outcome.TimelineBar]] = {}
+    for bar in bars:
+        by_lane.setdefault(bar.lane, []).append(bar)
+    for lane in by_lane.values():
+        for before, after in pairwise(lane):
+            same = (before.category, before.microbatch) == (after.category, after.microbatch)
+            assert not same or after.start_s > before.end_s
+
+
+def test_a_timeline_is_bounded_from_its_end(gpus: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = timeline(gpus)
+    monkeypatch.setattr(outcome, "MOST_BARS", 5)
+    assert timeline(gpus) == whole[:5]
+
+
+# ------------------------------------------------------------------------------------------ peak
+@pytest.mark.parametrize("system", ["cs-2-peak", "cs-2"])
+def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(system: str) -> None:
+    answer, evaluation = answer_point(WAFERS._replace(system=system))
+    bound = system == "cs-2-peak"
+    assert answer["system"] == (f"{system} at peak (upper bound, never observed)" if bound else system)
+    assert any(note.startswith("upper bound, never observed") for note in evaluation.plan.notes) == bound
+
+
+def test_no_release_is_faster_than_peak() -> None:
+    times = {
+        system: answer_point(WAFERS._replace(system=system))[0]["step_time_s"]
+        for system in ("cs-2", "cs-2-peak")
+    }
+    assert times["cs-2-peak"] < times["cs-2"]
+
+
+# ---------------------------------------------------------------------------------------- detail
+def test_a_point_in_chunks_is_no_longer_and_nearly_as_long(wafers: Evaluation) -> None:
+    answer, _ = answer_point(WAFERS._replace(detail="chunk"))
+    assert answer["layout"]["stream_chunks"] == 16
+    assert "stream_chunks" not in layout_fields(wafers.plan)
+    assert 0.98 * wafers.step_time_s < answer["step_time_s"] <= wafers.step_time_s
+
+
+def test_a_layout_may_spill() -> None:
+    point = WAFERS._replace(layout="mbs=8,spill=true,recompute_layers=2")
+    answer, evaluation = answer_point(point)
+    assert answer["layout"]["spill"]
+    assert "inputs spilled" in evaluation.plan.notes[0]
+    assert "fetch" in {work.op for work in evaluation.graph.works}
+
+
+@pytest.mark.parametrize("asked", [{"detail": "chunk"}, {"layout": "tp=8,spill=true,stream_chunks=4"}])
+def test_what_only_wafers_have_is_refused_on_gpus(asked: dict[str, str]) -> None:
+    with pytest.raises(LayoutError, match=r"stream_chunks .* is for weight streaming"):
+        answer_point(GPUS._replace(**asked))  # type: ignore[arg-type]

@@ -1,0 +1,158 @@
+"""Activations counted twice: by the closed form of a plan, and by what is alive in its simulated step."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from perfsim.costs.price import price
+from perfsim.engine import simulate
+from perfsim.graph import GraphBuilder, RankGroup, peer_classes, unfold
+from perfsim.strategies import Plan
+from perfsim.testing.liveness import SAVED, peak_live_bytes
+from perfsim.trace import Trace
+from perfsim.workload import ParallelLayout
+
+SMALL = {"num_layers": 24, "hidden_size": 1024, "ffn_hidden_size": 4096}
+
+
+def planned(toys: ModuleType, layout: ParallelLayout, microbatches: int, layers: int = 24) -> Plan:
+    batch = microbatches * layout.micro_batch_size * layout.data
+    return toys.plan("3d", toys.job(batch, **(SMALL | {"num_layers": layers})), layout)
+
+
+def run(toys: ModuleType, plan: Plan) -> Trace:
+    graph = toys.graph_of(plan)
+    return simulate(graph, price(graph, toys.ToyCosts(plan.system)))
+
+
+def closed_form(plan: Plan) -> list[float]:
+    """Activations of each stage."""
+    return [use.parts_bytes["activations"] for use in plan.memory]
+
+
+LAYOUTS = [
+    ("1f1b", 1, 1, 4),
+    ("1f1b", 2, 1, 8),
+    ("1f1b", 4, 1, 8),
+    ("1f1b", 8, 1, 16),
+    ("1f1b", 8, 1, 3),
+    ("gpipe", 2, 1, 4),
+    ("gpipe", 4, 1, 8),
+    ("interleaved", 2, 2, 8),
+    ("interleaved", 4, 2, 8),
+    ("interleaved", 4, 3, 16),
+    ("interleaved", 4, 2, 4),
+]
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize(("name", "p", "v", "m"), LAYOUTS)
+def test_closed_form_and_liveness_agree_stage_by_stage(
+    toys: ModuleType, name: str, p: int, v: int, m: int, recompute: str
+) -> None:
+    layout = ParallelLayout(
+        tensor=2,
+        pipeline=p,
+        data=2,
+        virtual_pipeline=v,
+        schedule=name,
+        recompute=recompute,  # type: ignore[arg-type]
+    )
+    plan = planned(toys, layout, m)
+    alive = peak_live_bytes(run(toys, plan), {SAVED})
+    assert list(alive.values()) == pytest.approx(closed_form(plan), rel=1e-9)
+
+
+def test_uneven_stages_agree_too(toys: ModuleType) -> None:
+    layout = ParallelLayout(pipeline=4, layers_per_stage=(5, 7, 7, 5))
+    plan = planned(toys, layout, 8)
+    alive = peak_live_bytes(run(toys, plan), {SAVED})
+    assert list(alive.values()) == pytest.approx(closed_form(plan), rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "p", "v", "m"), LAYOUTS)
+def test_all_that_is_alive_is_little_more(toys: ModuleType, name: str, p: int, v: int, m: int) -> None:
+    """Three hidden activations of the layer at work, and what an interleaved neighbour sent early."""
+    plan = planned(toys, ParallelLayout(pipeline=p, virtual_pipeline=v, schedule=name), m)
+    trace = run(toys, plan)
+    hidden = 2.0 * plan.job.seq_length * plan.job.model.hidden_size
+    everything, saved = peak_live_bytes(trace), peak_live_bytes(trace, {SAVED})
+    for device, total in everything.items():
+        assert 0 < total - saved[device] <= (3 if v == 1 else 6) * hidden
+        assert total == pytest.approx(saved[device], rel=0.02)
+
+
+def test_a_tensor_lives_from_its_writers_start_to_its_last_readers_end(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    first = builder.task(toys.compute("first", writes=2, flop_like=10.0), "a/compute").tensor
+    second = builder.task(toys.compute("second", flop_like=100.0), "a/compute", [first]).tensor
+    builder.task(toys.compute("third", flop_like=1.0), "a/compute", [second])
+    graph = builder.build()
+    trace = simulate(graph, price(graph, toys.TableCosts({"first": 1.0, "second": 1.0, "third": 1.0})))
+    # first: 10 + 10; second: the read 10 and the written 100, the unread 10 gone; third: 100 + 1.
+    assert peak_live_bytes(trace) == {"a": 110.0}
+    assert peak_live_bytes(trace, {"t1"}) == {"a": 10.0}
+    assert peak_live_bytes(trace, {"unknown"}) == {}
+
+
+def test_what_is_sent_lies_where_it_is_read(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    made = builder.task(toys.compute("made"), "a/compute").tensor
+    sent = builder.task(toys.transfer("sent", RankGroup(0, 1, 2)), "a/send", [made]).tensor
+    builder.task(toys.compute("used"), "b/compute", [sent])
+    graph = builder.build()
+    assert peak_live_bytes(simulate(graph, price(graph, toys.TableCosts({"sent": 1.0})))) == {"b": 1e6}
+
+
+@pytest.mark.parametrize(("sequence_parallel", "zero"), [(False, 0), (True, 1), (True, 2)])
+@pytest.mark.parametrize("marks", [None, {3: "unlike"}])
+def test_every_rank_of_an_unfolded_step_holds_what_its_written_peer_holds(
+    toys: ModuleType, sequence_parallel: bool, zero: int, marks: dict[int, str] | None
+) -> None:
+    """Joined streams are no devices: what they write lies with their members, and what is sent arrives."""
+    layout = ParallelLayout(
+        tensor=2, pipeline=4, data=2, sequence_parallel=sequence_parallel, zero_stage=zero
+    )
+    plan = planned(toys, layout, 8)
+    graph = toys.graph_of(plan)
+    unfolded = unfold(graph, None if marks is None else peer_classes(graph, marks)).graph
+    every = simulate(unfolded, price(unfolded, toys.ToyCosts(plan.system)))
+    for names in (None, {SAVED}):
+        folded, found = peak_live_bytes(run(toys, plan), names), peak_live_bytes(every, names)
+        written = {name.split("/", 1)[0] for name in unfolded.streams if name.endswith("/compute")}
+        assert set(found) == {device for each in written for device in each.split("+")}
+        for device, n_bytes in found.items():
+            base = int(device.removeprefix("gpu")) // 4 * 4
+            assert n_bytes == folded[f"gpu{base}"]
+
+
+# ------------------------------------------------------- memory of a whole pipeline against its depth
+DEPTHS = (1, 2, 4, 8)
+
+
+def of_all_stages(toys: ModuleType, p: int, layers: int) -> tuple[float, float]:
+    """Activations summed over the stages of 1F1B, by the closed form and in the run."""
+    plan = planned(toys, ParallelLayout(pipeline=p), 8, layers)
+    return sum(closed_form(plan)), sum(peak_live_bytes(run(toys, plan), {SAVED}).values())
+
+
+def test_for_a_fixed_model_activations_of_all_stages_grow_linearly_with_their_number(
+    toys: ModuleType,
+) -> None:
+    """L T (p + 1) / 2: the micro-batches in flight grow with p while the layers of a stage shrink."""
+    sums = [of_all_stages(toys, p, layers=24) for p in DEPTHS]
+    one = sums[0][0]
+    for p, (told, alive) in zip(DEPTHS, sums, strict=True):
+        assert told == pytest.approx(one * (p + 1) / 2)
+        assert alive == pytest.approx(told)
+
+
+def test_with_fixed_layers_a_stage_they_grow_with_the_square_of_the_stages(toys: ModuleType) -> None:
+    """Layers T p (p + 1) / 2: the model grows with the pipeline. Only so is a quoted O(N^2) right."""
+    sums = [of_all_stages(toys, p, layers=3 * p) for p in DEPTHS]
+    one = sums[0][0]
+    for p, (told, alive) in zip(DEPTHS, sums, strict=True):
+        assert told == pytest.approx(one * p * (p + 1) / 2)
+        assert alive == pytest.approx(told)
