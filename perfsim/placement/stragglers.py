@@ -17,7 +17,7 @@ from perfsim.placement.place import Placed, place
 from perfsim.placement.rank_classes import places_of_peers
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import schedule_called
-from perfsim.topology import WHOLE, FatTree, LinkHealth
+from perfsim.topology import HEALTHY, FatTree, LinkHealth
 
 MANY_TASKS = 100_000
 """Folded tasks from which on a straggler's peers are written with it; below, their waiting is shown."""
@@ -41,7 +41,7 @@ def place_stragglers(
     folded: TaskGraph,
     plan: Plan,
     factors: Mapping[int, float],
-    health: LinkHealth = WHOLE,
+    health: LinkHealth = HEALTHY,
     *,
     step_only: bool = False,
 ) -> PlacedStragglers:
