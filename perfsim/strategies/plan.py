@@ -15,6 +15,9 @@ from perfsim.workload import Job, ParallelLayout
 Duration = Callable[[Work], float]
 """Seconds of a class of work on an idle system."""
 
+TIGHT = 0.95
+"""Share of memory above which a plan is at risk: fragmentation could make it fail."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -40,9 +43,17 @@ class Plan:
         """Most bytes that any computing device holds."""
         return max(use.total_bytes for use in self.memory if use.on_device)
 
+    @property
+    def memory_share(self) -> float:
+        """Memory of the fullest computing device over its capacity."""
+        return max(use.total_bytes / use.capacity_bytes for use in self.memory if use.on_device)
+
 
 class Strategy(Protocol):
-    """One way to train on many devices: one file, these functions, and one line in the registry."""
+    """One way to train on many devices: one file, these functions, and one line in the registry.
+
+    A class that inherits from it gets the defaults (`variants`); one that does not defines every member.
+    """
 
     @property
     def name(self) -> str:
@@ -58,6 +69,15 @@ class Strategy(Protocol):
 
     def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
         """Every legal layout, for the planner to screen."""
+
+    def variants(
+        self,
+        job: Job,  # noqa: ARG002 - the default lists none, whatever the question
+        topology: Topology,  # noqa: ARG002
+        layout: ParallelLayout,  # noqa: ARG002
+    ) -> Iterator[ParallelLayout]:
+        """Further legal layouts like one of `layouts`, tried only where that is promising or nearly fits."""
+        return iter(())
 
     def plan(
         self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True

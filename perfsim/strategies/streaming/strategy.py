@@ -18,7 +18,7 @@ from perfsim.errors import InputError, LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder
 from perfsim.hardware import WaferClusterSpec
 from perfsim.sizes import passes_problem
-from perfsim.strategies.plan import Duration, Plan
+from perfsim.strategies.plan import Duration, Plan, Strategy
 from perfsim.strategies.streaming.estimate import estimate_s
 from perfsim.strategies.streaming.graph import StreamingWriter
 from perfsim.strategies.streaming.memory import (
@@ -40,7 +40,7 @@ MOST_CHUNKS = 4096
 """Pieces of a layer: past this a chunk of a published model is smaller than what a tree node forwards."""
 
 
-class WeightStreaming:
+class WeightStreaming(Strategy):
     """The strategy `weight-streaming`."""
 
     name = "weight-streaming"
