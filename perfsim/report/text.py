@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from perfsim.study.result import CandidateResult
+from perfsim.study.result import CandidateResult, StudyResult
 
 MISSING = "n/a"
 NONE = "\u2013"
@@ -216,6 +216,25 @@ def labels(candidates: Iterable[CandidateResult]) -> list[str]:
         seen[label] = seen.get(label, 0) + 1
         out.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
     return out
+
+
+def scale_notes(calibrations: Iterable[Mapping[str, Any] | None]) -> list[str]:
+    """What the user's own measurements scaled, each note once."""
+    return list(dict.fromkeys(str(calibration["note"]) for calibration in calibrations if calibration))
+
+
+def perturbed_line(result: StudyResult) -> str:
+    """What perturbs the steps and how much longer they are; empty where nothing does."""
+    ratios = sorted(
+        candidate.step_time_s / float(candidate.perturbed["unperturbed_step_time_s"])
+        for candidate in result.candidates
+        if candidate.perturbed
+    )
+    if not result.perturbed or not ratios:
+        return ""
+    least, most = f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}"
+    spread = most if least == most else f"{least} to {most}"
+    return f"perturbed steps, {spread} times as long: {result.perturbed}"
 
 
 def encodable(text: str, encoding: str) -> str:

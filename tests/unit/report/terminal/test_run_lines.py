@@ -1,4 +1,4 @@
-"""One point on a terminal."""
+"""One predicted step on a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfsim.report.point import point_lines
+from perfsim.report.terminal.run import run_lines
 
 
 @pytest.fixture
@@ -36,13 +36,13 @@ def answer() -> dict[str, Any]:
     }
 
 
-def test_the_point_says_why_its_step_is_as_long_as_it_is(answer: dict[str, Any]) -> None:
-    text = " ".join(" ".join(point_lines(answer)).split())
-    assert "why: Bound by computing: compute 90.0 % of the step. Nearest remedy: more devices." in text
+def test_the_lines_say_why_its_step_is_as_long_as_it_is(answer: dict[str, Any]) -> None:
+    text = " ".join(" ".join(run_lines(answer)).split())
+    assert "why Bound by computing: compute 90.0 % of the step. Nearest remedy: more devices." in text
 
 
-def test_every_metric_of_the_point_is_told(answer: dict[str, Any]) -> None:
-    text = "\n".join(point_lines(answer))
+def test_every_metric_is_shown(answer: dict[str, Any]) -> None:
+    text = "\n".join(run_lines(answer))
     for part in (
         "gpt3_xl on 8 x dgx-a100-80gb, 3d",
         "64 sequences",
@@ -52,14 +52,14 @@ def test_every_metric_of_the_point_is_told(answer: dict[str, Any]) -> None:
         "47.1 % / 50.0 % of peak",
         "3.0 % of the step",
         "12.5 % of the step",
-        "40.0 GiB a device",
+        "40.0 GiB per device",
     ):
         assert part in text
 
 
-def test_the_step_is_told_part_by_part_the_longest_first(answer: dict[str, Any]) -> None:
-    lines = point_lines(answer)
-    parts = [line.split() for line in lines[lines.index("  where the step goes:") + 1 : -1]]
+def test_the_parts_of_the_step_are_listed_longest_first(answer: dict[str, Any]) -> None:
+    lines = run_lines(answer)
+    parts = [line.split() for line in lines[lines.index("") + 3 :]]
     assert parts == [
         ["backward", "300", "ms", "60.0", "%"],
         ["forward", "150", "ms", "30.0", "%"],
@@ -67,13 +67,13 @@ def test_the_step_is_told_part_by_part_the_longest_first(answer: dict[str, Any])
     ], "a part that takes no time is left out"
 
 
-def test_memory_of_a_wafer_is_told_in_the_unit_of_its_data_sheet(answer: dict[str, Any]) -> None:
-    text = "\n".join(point_lines({**answer, "peak_memory_bytes": 38.64e9, "memory_capacity_bytes": 40e9}))
-    assert "38.6 GB a device" in text
+def test_memory_of_a_wafer_is_in_the_unit_of_its_data_sheet(answer: dict[str, Any]) -> None:
+    text = "\n".join(run_lines({**answer, "peak_memory_bytes": 38.64e9, "memory_capacity_bytes": 40e9}))
+    assert "38.6 GB per device" in text
 
 
 def test_a_streamed_step_says_why_its_two_accounts_differ(answer: dict[str, Any]) -> None:
     answer["why"]["streaming_roof"] = {"tokens": 1.0}
-    (line,) = (line for line in point_lines(answer) if "where the step goes:" in line)
-    assert "why gives the wait between two steps to the update" in line
-    assert any(line.startswith("  idle ") for line in point_lines(answer))
+    lines = run_lines(answer)
+    assert "'why' counts the wait between two steps as the update" in lines[-1]
+    assert any(line.startswith("idle ") for line in lines)
