@@ -136,14 +136,14 @@ def backward_template(
     if stage.last:
         logits = [template.port("logits")]
         room = reduction.room_of_tables(template) if reduction else []
-        gradient = template.task(head_backward_work(stage), group.compute, logits, room, HEAD).tensor
+        gradient = template.task(head_backward_work(stage), group.compute, logits, room, block=HEAD).tensor
         gradient = group.all_reduce(template, gradient)
     else:
         gradient = _receive(template, stage, "gradient")
     gradient, reduced = _backward_layers(template, stage, gradient, reduction)
     if stage.first:
         table, room = embedding_backward_work(stage), reduction.room_of_tables(template) if reduction else []
-        gradient = template.task(table, group.compute, [gradient], room, EMBEDDING).tensor
+        gradient = template.task(table, group.compute, [gradient], room, block=EMBEDDING).tensor
     if not stage.empty:
         template.output("weight_gradients", gradient)
     if reduction is not None:
@@ -219,7 +219,9 @@ def wgrad_template(
         names = ["head_inputs", *(["head_sum"] if group.ranks.size > 1 else [])]
         inputs_of_head = [template.port(name) for name in names]
         room = reduction.room_of_tables(template) if reduction else []
-        gradient = template.task(head_wgrad_work(stage), group.compute, inputs_of_head, room, HEAD).tensor
+        gradient = template.task(
+            head_wgrad_work(stage), group.compute, inputs_of_head, room, block=HEAD
+        ).tensor
     made: list[int] = []
     reduced: list[int] = []
     for layer in reversed(range(stage.num_layers)):
@@ -233,7 +235,7 @@ def wgrad_template(
     if stage.first:
         inputs_of_table = [template.port("embedding_inputs")]
         table, room = embedding_backward_work(stage), reduction.room_of_tables(template) if reduction else []
-        gradient = template.task(table, group.compute, inputs_of_table, room, EMBEDDING).tensor
+        gradient = template.task(table, group.compute, inputs_of_table, room, block=EMBEDDING).tensor
     if not stage.empty:
         template.output("weight_gradients", gradient)
         if reduction is not None:
