@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from perfsim.calibration import ClusterCalibration
@@ -13,8 +13,8 @@ from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of, longes
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.three_d.rules import layout_variants
 from perfsim.strategies.three_d.strategy import TIGHT
-from perfsim.topology import Topology
-from perfsim.workload import Job, ParallelLayout
+from perfsim.topology import FatTree, Topology
+from perfsim.workload import Job, Layout, ParallelLayout
 
 CONFIRMED = 3
 """How many of the screened layouts are run."""
@@ -54,11 +54,11 @@ class _Search:
     def __init__(self, strategy: Strategy, job: Job, topology: Topology, costs: Costs) -> None:
         self.strategy, self.job, self.topology, self.costs = strategy, job, topology, costs
         self.feasible: list[Screened] = []
-        self.too_large: list[tuple[float, ParallelLayout, MemoryCapacityError]] = []
-        self.seen: set[ParallelLayout] = set()
+        self.too_large: list[tuple[float, Layout, MemoryCapacityError]] = []
+        self.seen: set[Layout] = set()
         self.limits = present_limits()
 
-    def attempt(self, layout: ParallelLayout, *, listed: bool = True) -> None:
+    def attempt(self, layout: Layout, *, listed: bool = True) -> None:
         """Plan a layout and estimate it. PlanError where one that is `listed` turns out illegal."""
         self.limits.in_time(self._so_far)
         try:
@@ -84,12 +84,16 @@ class _Search:
         promising = [each.plan.layout for each in sorted(self.feasible, key=_without_bubble)[:REFINED]]
         nearly = [layout for ratio, layout, _ in self.too_large if ratio <= NEARLY or not self.feasible]
         for layout in promising:
-            for other in layout_variants(self.job, self.topology, layout):
+            for other in self._variants(layout):
                 self.attempt(other, listed=False)
         for layout in nearly:
-            for other in layout_variants(self.job, self.topology, layout):
+            for other in self._variants(layout):
                 if other.zero_stage > layout.zero_stage:
                     self.attempt(other, listed=False)
+
+    def _variants(self, layout: Layout) -> Iterator[Layout]:
+        if isinstance(self.topology, FatTree) and isinstance(layout, ParallelLayout):
+            yield from layout_variants(self.job, self.topology, layout)
 
 
 def _without_bubble(each: Screened) -> float:
@@ -129,7 +133,7 @@ def _with_safer(chosen: Screened, screened: Sequence[Screened]) -> Plan:
         return replace(plan, notes=(*plan.notes, f"no plan leaves more than {1 - TIGHT:.0%} of memory free"))
     slower = 100 * (safer.estimate_s / chosen.estimate_s - 1)
     note = (
-        f"safer: {short_layout(safer.plan.layout)} fills {100 * memory_share(safer.plan):.0f} % and takes "
+        f"safer: {safer.plan.layout.short} fills {100 * memory_share(safer.plan):.0f} % and takes "
         f"about {max(0.0, slower):.1f} % longer"
     )
     return replace(plan, notes=(*plan.notes, note))
@@ -140,15 +144,6 @@ def memory_share(plan: Plan) -> float:
     return max(use.total_bytes / use.capacity_bytes for use in plan.memory if use.on_device)
 
 
-def short_layout(layout: ParallelLayout) -> str:
-    """`tp8 pp4 dp4 mbs1`: a layout as people say it, with its schedule where that is not 1F1B."""
-    degrees = f"tp{layout.tensor} pp{layout.pipeline} dp{layout.data} mbs{layout.micro_batch_size}"
-    how = "" if layout.schedule == "1f1b" else f" {layout.schedule}"
-    chunks = f" vpp{layout.virtual_pipeline}" if layout.schedule == "interleaved" else ""
-    sharded = f" zero{layout.zero_stage}" if layout.zero_stage > 1 else ""
-    return f"{degrees}{how}{chunks}{sharded} recompute {layout.recompute}"
-
-
 def _reasons(strategy: Strategy, job: Job, topology: Topology, search: _Search) -> list[str]:
     where = f"{topology.num_devices} x {topology.system.name}"
     head = f"no plan fits: strategy {strategy.name}, {where}, {job.global_batch_size} sequences a step"
@@ -157,5 +152,5 @@ def _reasons(strategy: Strategy, job: Job, topology: Topology, search: _Search) 
         why = f"batch {job.global_batch_size} and {job.model.num_layers} layers do not divide over them"
         return [f"{head}: no layout is legal ({why})"]
     _, layout, error = min(search.too_large, key=lambda each: each[0])
-    closest = f"closest: {short_layout(layout)}: {error}"
+    closest = f"closest: {layout.short}: {error}"
     return [f"{head}: {tried} layouts tried, {tried} over memory", closest]

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Generic, Protocol
+
+from typing_extensions import TypeVar
 
 from perfsim.costs.memory import MemoryUse
+from perfsim.errors import InputError
 from perfsim.graph import GraphBuilder, Work
 from perfsim.hardware import SystemSpec
 from perfsim.topology import Topology
-from perfsim.workload import Job, ParallelLayout
+from perfsim.workload import Job, Layout
 
 Duration = Callable[[Work], float]
 """Seconds of a class of work on an idle system."""
 
+LayoutT_co = TypeVar("LayoutT_co", bound=Layout, covariant=True, default=Layout)
+TopologyT_co = TypeVar("TopologyT_co", bound=Topology, covariant=True, default=Topology)
+OwnLayout = TypeVar("OwnLayout", bound=Layout, default=Any)
+OwnTopology = TypeVar("OwnTopology", bound=Topology, default=Any)
+
 
 @dataclass(frozen=True)
-class Plan:
-    """A layout that was checked against the job and the system: ready to be written as a graph."""
+class Plan(Generic[LayoutT_co, TopologyT_co]):
+    """A layout that was checked against the job and the system: ready to be written as a graph.
+
+    A strategy's own functions name its types of layout and topology; to all others a plan is a plan.
+    """
 
     strategy: str
     job: Job
-    topology: Topology
-    layout: ParallelLayout
+    topology: TopologyT_co
+    layout: LayoutT_co
     num_microbatches: int
     memory: tuple[MemoryUse, ...]
     """One entry a pipeline stage, or one for a wafer and one for MemoryX."""
@@ -41,7 +52,7 @@ class Plan:
         return max(use.total_bytes for use in self.memory if use.on_device)
 
 
-class Strategy(Protocol):
+class Strategy(Protocol[OwnLayout, OwnTopology]):
     """One way to train on many devices: one file, these functions, and one line in the registry."""
 
     @property
@@ -50,22 +61,31 @@ class Strategy(Protocol):
 
     @property
     def system_kind(self) -> str:
-        """The kind of system it runs on: `gpu-cluster` or `wafer-cluster`."""
+        """The kind of system that it runs on, such as `gpu-cluster`."""
 
     @property
     def summary(self) -> str:
         """One line for `perfsim show strategies`."""
 
-    def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
+    def layouts(self, job: Job, topology: OwnTopology) -> Iterator[OwnLayout]:
         """Every legal layout, for the planner to screen."""
 
     def plan(
-        self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
-    ) -> Plan:
+        self, job: Job, topology: OwnTopology, layout: OwnLayout, *, check_memory: bool = True
+    ) -> Plan[OwnLayout, OwnTopology]:
         """Check one layout; LayoutError or MemoryCapacityError list every reason at once."""
 
-    def emit(self, plan: Plan, builder: GraphBuilder) -> None:
+    def emit(self, plan: Plan[OwnLayout, OwnTopology], builder: GraphBuilder) -> None:
         """Write as many optimizer steps as show the steady state, and the plan's least number."""
 
-    def estimate_s(self, plan: Plan, duration: Duration) -> float:
+    def estimate_s(self, plan: Plan[OwnLayout, OwnTopology], duration: Duration) -> float:
         """A closed form for the step time, on the same work classes, for screening."""
+
+
+def check_runs_on(strategy: Strategy, system: SystemSpec) -> None:
+    """Raises InputError where a strategy is for another kind of system."""
+    if strategy.system_kind != system.kind:
+        raise InputError(
+            f"strategy {strategy.name} runs on systems of kind {strategy.system_kind}; "
+            f"{system.name} is a {system.kind}"
+        )

@@ -56,7 +56,7 @@ def _point(choice: BatchChoice) -> BatchPoint:
         steps=choice.answer.steps,
         time_to_accuracy_s=choice.answer.time_s,
         time_to_accuracy_band_s=choice.answer.band_s,
-        layout=layout_fields(choice.plan),
+        layout=choice.plan.layout.as_dict(choice.plan.num_microbatches),
     )
 
 

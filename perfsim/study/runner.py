@@ -16,7 +16,7 @@ from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.cluster import check_device
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation import text_of
-from perfsim.prediction.question import strategy_for
+from perfsim.machines import strategy_for
 from perfsim.prediction.resilience import resilience
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
 from perfsim.prediction.verification import sample_step

@@ -144,6 +144,14 @@ class Compiler:
         """Add the action of one task."""
         raise NotImplementedError
 
+    def rows(self, rank: int, microbatch: int) -> NDArray[np.int64]:
+        """The samples of the batch that a rank has in a micro-batch."""
+        raise NotImplementedError
+
+    def initial(self, cell: Cell, rank: int) -> Any:
+        """What a buffer holds before the first task; KeyError where nothing is there."""
+        raise NotImplementedError
+
     @property
     def place(self) -> int:
         """The device of the present task."""

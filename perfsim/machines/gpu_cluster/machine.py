@@ -1,0 +1,28 @@
+"""The kind `gpu-cluster`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfsim.machines.layout_text import parsed_settings
+from perfsim.strategies.schedules import least_chunks
+from perfsim.workload import ParallelLayout
+
+
+class GpuCluster:
+    """Nodes of GPUs under a fat tree."""
+
+    kind = "gpu-cluster"
+    default_strategy = "3d"
+
+    def parse_layout(self, text: str, devices: int) -> ParallelLayout:
+        """A missing `dp` is what the devices leave, a schedule what `vpp` asks for."""
+        given = parsed_settings(text, ParallelLayout)
+        layout = ParallelLayout(**given)
+        if layout.virtual_pipeline > 1 and "schedule" not in given:
+            layout = replace(layout, schedule="interleaved")
+        if "virtual_pipeline" not in given:
+            layout = replace(layout, virtual_pipeline=least_chunks(layout.schedule))
+        if "data" not in given:
+            layout = replace(layout, data=max(1, devices // (layout.tensor * layout.pipeline)))
+        return layout

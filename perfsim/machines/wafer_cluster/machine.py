@@ -1,0 +1,20 @@
+"""The kind `wafer-cluster`."""
+
+from __future__ import annotations
+
+from perfsim.machines.layout_text import parsed_settings
+from perfsim.workload import StreamingLayout
+
+
+class WaferCluster:
+    """Systems that weights are streamed to, under a tree of SwarmX nodes."""
+
+    kind = "wafer-cluster"
+    default_strategy = "weight-streaming"
+
+    def parse_layout(self, text: str, devices: int) -> StreamingLayout:
+        """A missing `dp` is all systems; whoever names `recompute_layers` means full recompute."""
+        given = parsed_settings(text, StreamingLayout)
+        if given.get("recompute_layers"):
+            given.setdefault("recompute", "full")
+        return StreamingLayout(**({"data": devices} | given))
