@@ -25,9 +25,10 @@ from perfsim.engine import critical_path
 from perfsim.errors import InputError
 from perfsim.fitting.fit_tables import need_more_than, rounded, scipy_optimize, source_of
 from perfsim.hardware import GpuClusterSpec
+from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.published.case_graphs import WrittenCase, write_cases
 from perfsim.published.cases import CaseFile
-from perfsim.topology import build_topology
+from perfsim.topology import FatTree
 
 OF_FRAMEWORK = ("host_s_per_kernel", "host_blocking_s_per_kernel")
 OF_NETWORK = ("partial_node_bytes_per_s",)
@@ -142,7 +143,7 @@ def durations_with(each: WrittenCase, constants: Floats) -> Floats:
         }
     )
     costs = GpuCosts(
-        build_topology(system, each.plan.topology.num_devices),
+        FatTree(system, each.plan.topology.num_devices),
         recipe.model_copy(update={"framework": framework}),
     )
     return price(each.graph, costs)
@@ -188,9 +189,7 @@ def _calibrations(each: WrittenCase) -> tuple[FrameworkCalibration, CollectiveCa
 
 
 def _cluster(each: WrittenCase) -> GpuClusterSpec:
-    if not isinstance(each.plan.system, GpuClusterSpec):
-        raise InputError(f"{each.plan.system.name} is no GPU cluster")
-    return each.plan.system
+    return gpu_plan(each.plan).topology.system
 
 
 def _record(found: Any, weight: Floats, path: Path, options: str) -> FitRecord:

@@ -4,13 +4,23 @@ from perfsim.graph.builder import GraphBuilder, Port, Slots, Template
 from perfsim.graph.symmetry import peer_classes
 from perfsim.graph.task_graph import Task, TaskGraph
 from perfsim.graph.unfold import Unfolded, unfold
-from perfsim.graph.work import EMBEDDING, HEAD, TABLES, WHOLE, Kind, RankGroup, TensorClass, Work, block_name
+from perfsim.graph.work import (
+    EMBEDDING,
+    EMBEDDING_AND_HEAD,
+    HEAD,
+    WHOLE_DEVICE,
+    Kind,
+    RankGroup,
+    TensorClass,
+    Work,
+    block_name,
+)
 
 __all__ = [
     "EMBEDDING",
+    "EMBEDDING_AND_HEAD",
     "HEAD",
-    "TABLES",
-    "WHOLE",
+    "WHOLE_DEVICE",
     "GraphBuilder",
     "Kind",
     "Port",

@@ -20,7 +20,7 @@ from perfsim.errors import GraphError
 from perfsim.graph.ragged import Ragged, Wide, offsets
 from perfsim.graph.symmetry import rank_of
 from perfsim.graph.task_graph import TaskGraph
-from perfsim.graph.work import WHOLE, Work
+from perfsim.graph.work import WHOLE_DEVICE, Work
 
 
 class Port(int):
@@ -96,7 +96,7 @@ class Template:
         stream: str,
         reads: Sequence[int] = (),
         after: Sequence[int] = (),
-        block: int = WHOLE,
+        block: int = WHOLE_DEVICE,
     ) -> Handles:
         """Record one task; `reads` are ports or tensors of this template.
 
@@ -204,7 +204,7 @@ class GraphBuilder:
         reads: Sequence[int] = (),
         after: Sequence[int] = (),
         tag: int = -1,
-        block: int = WHOLE,
+        block: int = WHOLE_DEVICE,
     ) -> Handles:
         """Append one task; returns its id and the handle of the first tensor it writes."""
         local = self._columns.append(

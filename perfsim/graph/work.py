@@ -12,18 +12,25 @@ from typing import NamedTuple
 
 from perfsim.transformer import Kernel
 
-WHOLE, EMBEDDING, HEAD, TABLES = -1, -2, -3, -4
-"""What a task concerns where that is no single layer, which has its number in the model.
+WHOLE_DEVICE, EMBEDDING, HEAD, EMBEDDING_AND_HEAD = -1, -2, -3, -4
+"""Markers of `TaskGraph.block` where a task does not belong to a single layer.
 
-All of what is on its device, as far as no other task does it; the embedding; the head; or such of
-those two as stand on the stage.
+All weights of the device that no other task covers; the embedding; the LM head; whichever of these two
+the pipeline stage holds.
 """
 
 
+_MARKERS = {
+    WHOLE_DEVICE: "the device's weights",
+    EMBEDDING: "embedding",
+    HEAD: "LM head",
+    EMBEDDING_AND_HEAD: "embedding and LM head",
+}
+
+
 def block_name(block: int) -> str:
-    """A block in words."""
-    special = {WHOLE: "the device's weights", EMBEDDING: "embedding", HEAD: "head", TABLES: "tables"}
-    return special.get(block, f"layer {block}")
+    """The block as messages print it."""
+    return _MARKERS.get(block, f"layer {block}")
 
 
 class Kind(IntEnum):

@@ -43,7 +43,10 @@ def machine_of(system: SystemSpec) -> Machine:
 
 
 def strategy_for(name: str, system: SystemSpec) -> Strategy:
-    """The strategy of that name, or the machine's own where it is empty; InputError where it runs elsewhere."""
+    """The strategy of that name, the machine's own where it is empty.
+
+    InputError where it runs on another kind of machine.
+    """
     chosen = strategy(name or machine_of(system).default_strategy)
     check_runs_on(chosen, system)
     return chosen

@@ -58,11 +58,12 @@ class _Wrong(Exception):
 
 def _parsed(name: str, value: str, layout_type: type) -> Any:
     """A field's value."""
-    defaults = {field.name: field.default for field in fields(layout_type)}
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(layout_type)}
     if name not in defaults:
         known = [*(short for short, long in SHORT_NAMES.items() if long in defaults), *defaults]
         nearest = difflib.get_close_matches(name, known, 1)
-        raise _Wrong("unknown name", f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}")
+        help_text = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
+        raise _Wrong("unknown name", help_text)
     kind = get_type_hints(layout_type)[name]
     if kind is str:
         return value

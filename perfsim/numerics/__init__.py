@@ -1,6 +1,6 @@
 """NumPy doing what the simulated machines would do, to see that the partitions are right."""
 
-from perfsim.numerics.kernels import GemmShape, Partition, Pass, layer_gemms, layer_of, partition_of
+from perfsim.numerics.kernels import GemmPass, GemmShape, Partition, layer_gemms, layer_of, partition_of
 from perfsim.numerics.partitions import Cut, execute_partitioned
 from perfsim.numerics.sampling import (
     GemmSample,
@@ -12,11 +12,11 @@ from perfsim.numerics.sampling import (
 
 __all__ = [
     "Cut",
+    "GemmPass",
     "GemmSample",
     "GemmShape",
     "Partition",
     "PartitionCoverage",
-    "Pass",
     "SampleResult",
     "SamplingReport",
     "execute_partitioned",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Pass = Literal["forward", "dgrad", "wgrad"]
+GemmPass = Literal["forward", "dgrad", "wgrad"]
 Partition = Literal["none", "column", "row", "sequence", "heads", "streamed"]
 """How the layer y = x w is shared out.
 
@@ -18,7 +18,7 @@ of products, as attention has one a head, each whole on one rank. streamed: one 
 arrives and is multiplied by its column of x into y, as a wafer does.
 """
 
-AXES: dict[Pass, tuple[str, str, str]] = {
+AXES: dict[GemmPass, tuple[str, str, str]] = {
     "forward": ("mk", "kn", "mn"),
     "dgrad": ("mn", "kn", "mk"),
     "wgrad": ("mk", "mn", "kn"),
@@ -40,19 +40,19 @@ class GemmShape(NamedTuple):
         return 2.0 * self.m * self.n * self.k
 
 
-def layer_gemms(forward: GemmShape) -> dict[Pass, GemmShape]:
+def layer_gemms(forward: GemmShape) -> dict[GemmPass, GemmShape]:
     """Shapes of the forward GEMM, of the gradient of its input and of the gradient of its weight."""
     m, n, k = forward
     return {"forward": forward, "dgrad": GemmShape(m, k, n), "wgrad": GemmShape(k, n, m)}
 
 
-def layer_of(product: GemmShape, which: Pass) -> GemmShape:
+def layer_of(product: GemmShape, which: GemmPass) -> GemmShape:
     """The layer one of whose GEMMs has the shape `product`: the inverse of `layer_gemms`."""
     m, n, k = product
     return {"forward": product, "dgrad": GemmShape(m, k, n), "wgrad": GemmShape(k, n, m)}[which]
 
 
-def partition_of(layer: Partition, which: Pass) -> Partition:
+def partition_of(layer: Partition, which: GemmPass) -> Partition:
     """How one of a layer's GEMMs is split when the layer is split as `layer`.
 
     Columns of w are what dgrad sums over, so a column split of the layer is a row split of dgrad;

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.errors import InputError
-from perfsim.numerics.kernels import AXES, SPLIT, Partition, Pass
+from perfsim.numerics.kernels import AXES, SPLIT, GemmPass, Partition
 
 Matrix = NDArray[np.floating[Any]]
 
@@ -24,13 +24,13 @@ class Cut(NamedTuple):
 
     partition: Partition
     parts: int = 1
-    which: Pass = "forward"
+    which: GemmPass = "forward"
 
 
 Execute = Callable[[Matrix, Matrix, Cut], Matrix]
 
 
-def product(left: Matrix, right: Matrix, which: Pass) -> Matrix:
+def product(left: Matrix, right: Matrix, which: GemmPass) -> Matrix:
     """A layer's GEMM from its stored operands: x w, dy wT or xT dy, for each entry of a batch."""
     if which == "dgrad":
         right = np.swapaxes(right, -1, -2)
@@ -77,7 +77,7 @@ def _shards(operand: Matrix, axes: str, axis: str, parts: int) -> list[Matrix]:
     return np.array_split(operand, parts, axis=axes.index(axis))
 
 
-def _axes(left: Matrix, which: Pass) -> tuple[str, ...]:
+def _axes(left: Matrix, which: GemmPass) -> tuple[str, ...]:
     """Axes of both operands and of the result, with the batch in front where there is one."""
     return tuple("b" + axes if left.ndim == 3 else axes for axes in AXES[which])
 
@@ -118,7 +118,7 @@ def _stream_wgrad(x: Matrix, dy: Matrix) -> Matrix:
     return np.stack([x[:, i] @ dy for i in range(x.shape[1])])
 
 
-_STREAMED: dict[Pass, Callable[[Matrix, Matrix], Matrix]] = {
+_STREAMED: dict[GemmPass, Callable[[Matrix, Matrix], Matrix]] = {
     "forward": _stream_forward,
     "dgrad": _stream_dgrad,
     "wgrad": _stream_wgrad,

@@ -22,9 +22,9 @@ from numpy.typing import DTypeLike
 from perfsim.errors import InputError, Problem
 from perfsim.numerics.bounds import error_bound, relative_error
 from perfsim.numerics.kernels import (
+    GemmPass,
     GemmShape,
     Partition,
-    Pass,
     layer_gemms,
     layer_of,
     partition_of,
@@ -69,7 +69,7 @@ class GemmSample:
     parts: int
     flop: float
     weight: float = 1.0
-    which: Pass = "forward"
+    which: GemmPass = "forward"
     batch: int = 1
 
     @property
@@ -100,7 +100,7 @@ class SampleResult:
     """
 
     name: str
-    which: Pass
+    which: GemmPass
     partition: Partition
     parts: int
     m: int

@@ -17,7 +17,7 @@ from perfsim.graph import TaskGraph, unfold
 from perfsim.graph.symmetry import rank_of
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import SharedLinks, shared_links
-from perfsim.topology import WHOLE, FatTree, LinkHealth, Topology
+from perfsim.topology import HEALTHY, FatTree, LinkHealth, Topology
 
 MOST_TASKS = 3_000_000
 """Past this peers stay folded, and run as the slowest of them."""
@@ -39,7 +39,7 @@ def written_out(
     topology: Topology,
     *,
     marks: Mapping[int, Hashable] | None = None,
-    health: LinkHealth = WHOLE,
+    health: LinkHealth = HEALTHY,
     contention: bool = True,
 ) -> Written:
     """A folded graph with the ranks written out that marks, their places or the network tell apart.

@@ -21,7 +21,7 @@ from perfsim.graph import Kind, RankGroup, TaskGraph, Work
 from perfsim.graph.symmetry import width_of
 from perfsim.placement.binding_links import flows_on
 from perfsim.placement.traffic import PeerClasses, Traffic, gpu_traffic, wafer_bytes_per_s, wafer_traffic
-from perfsim.topology import WHOLE, FatTree, LinkHealth, Topology, WaferTree
+from perfsim.topology import HEALTHY, FatTree, LinkHealth, Topology, WaferTree
 
 
 class SharedLinks(NamedTuple):
@@ -32,7 +32,7 @@ class SharedLinks(NamedTuple):
 
 
 def shared_links(
-    graph: TaskGraph, topology: Topology, *, peers: ArrayLike | None = None, health: LinkHealth = WHOLE
+    graph: TaskGraph, topology: Topology, *, peers: ArrayLike | None = None, health: LinkHealth = HEALTHY
 ) -> SharedLinks:
     """The communications of `graph` that others can slow, or that the network is too thin for.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfsim.calibration import ClusterCalibration
@@ -10,16 +10,14 @@ from perfsim.costs.price import Costs
 from perfsim.engine.limits import present_limits
 from perfsim.errors import LayoutError, MemoryCapacityError, PlanError
 from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of, longest_path_s
-from perfsim.strategies import Plan, Strategy
-from perfsim.strategies.three_d.rules import layout_variants
-from perfsim.strategies.three_d.strategy import TIGHT
-from perfsim.topology import FatTree, Topology
-from perfsim.workload import Job, Layout, ParallelLayout
+from perfsim.strategies import TIGHT, Plan, Strategy
+from perfsim.topology import Topology
+from perfsim.workload import Job, Layout
 
 CONFIRMED = 3
 """How many of the screened layouts are run."""
 REFINED = 8
-"""How many of the screened layouts are tried with other schedules and ZeRO stages."""
+"""Of how many of the screened layouts the strategy's variants are tried."""
 NEARLY = 1.5
 """A layout that needs at most so many times its memory is tried with more of its state sharded."""
 
@@ -35,9 +33,9 @@ class Screened:
 def screen(strategy: Strategy, job: Job, topology: Topology, costs: Costs) -> list[Screened]:
     """Every feasible plan, best estimate first, of ties the one with least memory.
 
-    All layouts of the strategy are tried; other schedules and ZeRO stages only where they could lead:
-    for the best of them without their bubble, and for what misses memory by little. PlanError says why
-    there is none.
+    All layouts of the strategy are tried; their variants only where they could lead: for the best
+    layouts without their bubble, and, at a higher ZeRO stage, for layouts that miss memory by little.
+    PlanError says why there is no plan.
     """
     search = _Search(strategy, job, topology, costs)
     for layout in strategy.layouts(job, topology):
@@ -58,15 +56,13 @@ class _Search:
         self.seen: set[Layout] = set()
         self.limits = present_limits()
 
-    def attempt(self, layout: Layout, *, listed: bool = True) -> None:
-        """Plan a layout and estimate it. PlanError where one that is `listed` turns out illegal."""
+    def attempt(self, layout: Layout) -> None:
+        """Plan a layout and estimate it. PlanError where what the strategy lists turns out illegal."""
         self.limits.in_time(self._so_far)
         try:
             plan = self.strategy.plan(self.job, self.topology, layout)
         except LayoutError as error:
-            if listed:
-                raise PlanError([problem.message for problem in error.problems]) from None
-            return
+            raise PlanError([problem.message for problem in error.problems]) from None
         except MemoryCapacityError as error:
             self.too_large.append((error.ratio, layout, error))
             return
@@ -80,20 +76,16 @@ class _Search:
         return f"{tried:,} layouts screened for {self.job.global_batch_size:,} sequences on {where}"
 
     def refine(self) -> None:
-        """Other schedules and ZeRO stages of what is promising or nearly fits."""
+        """Try the variants of layouts that are promising or nearly fit."""
         promising = [each.plan.layout for each in sorted(self.feasible, key=_without_bubble)[:REFINED]]
         nearly = [layout for ratio, layout, _ in self.too_large if ratio <= NEARLY or not self.feasible]
         for layout in promising:
-            for other in self._variants(layout):
-                self.attempt(other, listed=False)
+            for variant in self.strategy.variants(self.job, self.topology, layout):
+                self.attempt(variant)
         for layout in nearly:
-            for other in self._variants(layout):
-                if other.zero_stage > layout.zero_stage:
-                    self.attempt(other, listed=False)
-
-    def _variants(self, layout: Layout) -> Iterator[Layout]:
-        if isinstance(self.topology, FatTree) and isinstance(layout, ParallelLayout):
-            yield from layout_variants(self.job, self.topology, layout)
+            for variant in self.strategy.variants(self.job, self.topology, layout):
+                if variant.zero_stage > layout.zero_stage:
+                    self.attempt(variant)
 
 
 def _without_bubble(each: Screened) -> float:
@@ -126,14 +118,14 @@ def best_plan(
 def _with_safer(chosen: Screened, screened: Sequence[Screened]) -> Plan:
     """The plan; where it nearly fills its memory with a note on the fastest one that does not."""
     plan = chosen.plan
-    if memory_share(plan) <= TIGHT:
+    if plan.memory_share <= TIGHT:
         return plan
-    safer = next((each for each in screened if memory_share(each.plan) <= TIGHT), None)
+    safer = next((choice for choice in screened if choice.plan.memory_share <= TIGHT), None)
     if safer is None:
         return replace(plan, notes=(*plan.notes, f"no plan leaves more than {1 - TIGHT:.0%} of memory free"))
     slower = 100 * (safer.estimate_s / chosen.estimate_s - 1)
     note = (
-        f"safer: {safer.plan.layout.short} fills {100 * memory_share(safer.plan):.0f} % and takes "
+        f"safer: {safer.plan.layout.short} fills {100 * safer.plan.memory_share:.0f} % and takes "
         f"about {max(0.0, slower):.1f} % longer"
     )
     return replace(plan, notes=(*plan.notes, note))

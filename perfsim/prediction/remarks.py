@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies import Plan
 from perfsim.workload import ParallelLayout
 

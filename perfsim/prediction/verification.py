@@ -8,7 +8,7 @@ import numpy as np
 
 from perfsim.errors import VerificationError
 from perfsim.graph import TaskGraph
-from perfsim.numerics import GemmSample, GemmShape, Pass, SampleResult, layer_of, sample_gemms
+from perfsim.numerics import GemmPass, GemmSample, GemmShape, SampleResult, layer_of, sample_gemms
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.result import SamplingSummary
 from perfsim.prediction.verification_spec import SamplingSpec
@@ -19,7 +19,7 @@ SAMPLE_FLOP = 2e7
 FULL_FLOP = 2e9
 """Of all samples together where every class is executed: about a second of one core."""
 
-_PASSES: dict[str, Pass] = {
+_PASSES: dict[str, GemmPass] = {
     "dgrad": "dgrad",
     "wgrad": "wgrad",
     "dgrad_probabilities": "dgrad",
@@ -30,7 +30,7 @@ _PASSES: dict[str, Pass] = {
 """By the end of a kernel's name: which product of its layer it is, attention's products included."""
 _ATTENTION = ("scores", "context")
 """Products of a head, one of them at least a rank."""
-_FLASH: dict[str, tuple[tuple[str, Pass], ...]] = {
+_FLASH: dict[str, tuple[tuple[str, GemmPass], ...]] = {
     "flash_attention": (("scores", "forward"), ("context", "forward")),
     "flash_attention.backward": (
         ("scores", "forward"),

@@ -19,9 +19,9 @@ EXPLAINED = {
     r"buffer reused too early: layer\.forward.* does not wait for layer\.spill": (
         "The last layer's output waits for room like the others', though it never leaves the wafer."
     ),
-    r"buffer reused too early: (embedding\.backward|head\.).* does not wait for data\..* of tables": (
-        "In a V one rank keeps both tables. The strategy gives them one room, so each waits for the "
-        "other's reduction; the executor has a buffer for each."
+    r"buffer reused too early: (embedding\.backward|head\.).* does not wait for data\..* of embedding and": (
+        "Under zbv one rank keeps embedding and LM head. The strategy gives both one buffer, so each waits "
+        "for the reduction of the other; the executor has a buffer for each."
     ),
 }
 """Faults that change nothing that is computed, by what they are called, and why that is so."""

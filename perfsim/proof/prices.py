@@ -38,7 +38,7 @@ class Prices(Protocol):
     def bytes_each(self, message: Message) -> float:
         """Bytes of an element."""
 
-    def counted(self, message: Message, elements: int, work: Work) -> float:
+    def counted(self, message: Message, elements: int, work: Work, /) -> float:
         """Executed elements as the graph counts them."""
 
 
@@ -71,7 +71,7 @@ class StreamingPrices:
             return self.plan.topology.system.gradient_bytes
         return HALF
 
-    def counted(self, message: Message, elements: int, work: Work) -> float:
+    def counted(self, message: Message, elements: int, _work: Work, /) -> float:
         """Executed elements as the graph counts them."""
         head = Share(self.plan.job.model, self.plan.job.seq_length).layouts[HEAD]
         return elements - (head.sizes.get("head_bias", 0) if HEAD in message.blocks else 0)

@@ -98,9 +98,7 @@ class StreamingProver:
 
     def small_layout(self, layout: StreamingLayout) -> StreamingLayout:
         """Weights in one piece, which the executor needs whole."""
-        return replace(
-            layout, micro_batch_size=min(MOST_SEQUENCES, layout.micro_batch_size), stream_chunks=1
-        )
+        return replace(layout, micro_batch_size=min(MOST_SEQUENCES, layout.micro_batch_size), stream_chunks=1)
 
     def small_layers(self, layout: StreamingLayout) -> int:
         """More than one group of recomputed layers."""

@@ -49,9 +49,7 @@ def small_recipe(recipe: TrainingRecipe, tensor: int) -> TrainingRecipe:
     )
 
 
-def small_plan(
-    strategy: Strategy, job: Job, topology: Topology, layout: Layout, microbatches: int
-) -> Plan:
+def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout, microbatches: int) -> Plan:
     """A plan of the small model with as many micro-batches, to be written for two steps."""
     own = prover(topology.system.kind)
     small = own.small_layout(layout)

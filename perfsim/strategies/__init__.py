@@ -6,11 +6,11 @@ import difflib
 from importlib.metadata import entry_points
 
 from perfsim.errors import InputError, Problem
-from perfsim.strategies.plan import Duration, Plan, Strategy
+from perfsim.strategies.plan import TIGHT, Duration, Plan, Strategy
 from perfsim.strategies.streaming.strategy import WeightStreaming
 from perfsim.strategies.three_d.strategy import ThreeD
 
-__all__ = ["STRATEGIES", "Duration", "Plan", "Strategy", "strategy", "strategy_names"]
+__all__ = ["STRATEGIES", "TIGHT", "Duration", "Plan", "Strategy", "strategy", "strategy_names"]
 
 STRATEGIES: dict[str, Strategy] = {
     each.name: each
@@ -30,6 +30,8 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 ENTRY_POINTS = "perfsim.strategies"
+PROMISED = [member for member in vars(Strategy) if not member.startswith("_")]
+"""Every member of the protocol."""
 
 
 def strategy_names() -> list[str]:
@@ -42,8 +44,11 @@ def strategy(name: str) -> Strategy:
     if name in STRATEGIES:
         return STRATEGIES[name]
     for point in entry_points(group=ENTRY_POINTS, name=name):
-        found: Strategy = point.load()()
-        return found
+        plug_in: Strategy = point.load()()
+        if missing := [member for member in PROMISED if not hasattr(plug_in, member)]:
+            lacks = f"the plug-in strategy {name!r} has no {', '.join(missing)}"
+            raise InputError([Problem(lacks, help="inherit from perfsim.strategies.Strategy")])
+        return plug_in
     nearest = difflib.get_close_matches(name, strategy_names(), 1)
     raise InputError(
         [

@@ -23,6 +23,9 @@ TopologyT_co = TypeVar("TopologyT_co", bound=Topology, covariant=True, default=T
 OwnLayout = TypeVar("OwnLayout", bound=Layout, default=Any)
 OwnTopology = TypeVar("OwnTopology", bound=Topology, default=Any)
 
+TIGHT = 0.95
+"""Share of memory above which a plan is at risk: fragmentation could make it fail."""
+
 
 @dataclass(frozen=True)
 class Plan(Generic[LayoutT_co, TopologyT_co]):
@@ -51,9 +54,17 @@ class Plan(Generic[LayoutT_co, TopologyT_co]):
         """Most bytes that any computing device holds."""
         return max(use.total_bytes for use in self.memory if use.on_device)
 
+    @property
+    def memory_share(self) -> float:
+        """Memory of the fullest computing device over its capacity."""
+        return max(use.total_bytes / use.capacity_bytes for use in self.memory if use.on_device)
+
 
 class Strategy(Protocol[OwnLayout, OwnTopology]):
-    """One way to train on many devices: one file, these functions, and one line in the registry."""
+    """One way to train on many devices: one file, these functions, and one line in the registry.
+
+    A class that inherits from it gets the defaults (`variants`); one that does not defines every member.
+    """
 
     @property
     def name(self) -> str:
@@ -69,6 +80,15 @@ class Strategy(Protocol[OwnLayout, OwnTopology]):
 
     def layouts(self, job: Job, topology: OwnTopology) -> Iterator[OwnLayout]:
         """Every legal layout, for the planner to screen."""
+
+    def variants(
+        self,
+        job: Job,  # noqa: ARG002 - the default lists none, whatever the question
+        topology: OwnTopology,  # noqa: ARG002
+        layout: OwnLayout,  # noqa: ARG002
+    ) -> Iterator[OwnLayout]:
+        """Further legal layouts like one of `layouts`, tried only where that is promising or nearly fits."""
+        return iter(())
 
     def plan(
         self, job: Job, topology: OwnTopology, layout: OwnLayout, *, check_memory: bool = True

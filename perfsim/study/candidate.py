@@ -8,7 +8,7 @@ import numpy as np
 
 from perfsim.prediction.cluster import cluster_note
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.metrics import layout_fields, metrics, why_of
+from perfsim.prediction.metrics import metrics, why_of
 from perfsim.prediction.reached import above_all_published, fewer_than_published
 from perfsim.prediction.remarks import edge_remark
 from perfsim.prediction.result import TimelineBar

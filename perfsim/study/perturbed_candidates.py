@@ -21,7 +21,7 @@ def perturbed_candidate(evaluation: Evaluation, spec: PerturbationSpec, label: s
     Raises InputError, naming the candidate, where dead links leave no route.
     """
     plan = evaluation.plan
-    fitting, remarks = fitted(spec, plan.topology)
+    fitting, remarks = restricted(spec, plan.topology)
     try:
         found = perturbed(evaluation, fitting)
     except InputError as error:
@@ -34,10 +34,10 @@ def perturbed_candidate(evaluation: Evaluation, spec: PerturbationSpec, label: s
     return replace(found, plan=replace(plan, notes=(*plan.notes, *remarks)))
 
 
-def fitted(spec: PerturbationSpec, topology: Topology) -> tuple[PerturbationSpec, list[str]]:
-    """What of the perturbations falls on one system, and remarks on what falls elsewhere or not at all.
+def restricted(spec: PerturbationSpec, topology: Topology) -> tuple[PerturbationSpec, list[str]]:
+    """The perturbations that apply to one system, and remarks on those that do not.
 
-    A straggler beyond the last rank falls on it; of several that do, and of it, the slowest counts.
+    A straggler beyond the last rank is moved to it; the slowest of those moved counts.
     """
     last = topology.num_devices - 1
     inside = [each for each in spec.stragglers if each.rank <= last]

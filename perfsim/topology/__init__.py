@@ -13,7 +13,7 @@ from perfsim.hardware import SystemSpec, WaferClusterSpec
 from perfsim.topology.base import Cable, Edge, GroupShape, LinkKind, Route, Topology
 from perfsim.topology.fat_tree import FatTree
 from perfsim.topology.health import (
-    WHOLE,
+    HEALTHY,
     LinkHealth,
     ends_of,
     link_health,
@@ -24,7 +24,7 @@ from perfsim.topology.health import (
 from perfsim.topology.wafer_tree import WaferTree
 
 __all__ = [
-    "WHOLE",
+    "HEALTHY",
     "Cable",
     "Edge",
     "FatTree",

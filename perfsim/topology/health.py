@@ -30,7 +30,7 @@ class LinkHealth:
         return edge.bytes_per_s * self.left.get(edge.link, 1.0)
 
 
-WHOLE = LinkHealth()
+HEALTHY = LinkHealth()
 
 
 def link_health(topology: Topology, left: Mapping[str, float]) -> LinkHealth:
@@ -40,7 +40,7 @@ def link_health(topology: Topology, left: Mapping[str, float]) -> LinkHealth:
     a link that is not there, with the nearest that is, and for a share that is not between 0 and 1.
     """
     if not left:
-        return WHOLE
+        return HEALTHY
     ends = links_with_state(topology)
     found: dict[int, float] = {}
     for name, share in left.items():

@@ -19,6 +19,7 @@ from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.graph import RankGroup, TaskGraph, Work
+from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.published.case_graphs import WrittenCase
 from perfsim.strategies import Plan
 from perfsim.trace import Trace
@@ -57,7 +58,7 @@ class WithoutMechanism(GpuCosts):
     """The prices of a plan with one mechanism taken out."""
 
     def __init__(self, plan: Plan, removal: Removal) -> None:
-        super().__init__(plan.topology, plan.job.recipe)
+        super().__init__(gpu_plan(plan).topology, plan.job.recipe)
         self.removal = removal
         removal.change(self)
 
@@ -184,9 +185,9 @@ REMOVALS = (
 def ablate(written: WrittenCase, removals: Sequence[Removal] = REMOVALS) -> tuple[dict[str, float], Trace]:
     """Step time by removed mechanism, `NOTHING` among them, and the trace with all in place.
 
-    Raises GraphError for a case that does not run on GPUs.
+    Raises InputError for a case that does not run on GPUs.
     """
-    costs = GpuCosts(written.plan.topology, written.plan.job.recipe)
+    costs = GpuCosts(gpu_plan(written.plan).topology, written.plan.job.recipe)
     whole_s = price(written.graph, costs)
     trace = critical_path(written.graph, whole_s)
     steps = {NOTHING: trace.step_time_s}

@@ -16,6 +16,7 @@ from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
 from perfsim.errors import PerfsimError
 from perfsim.hardware import GpuClusterSpec
+from perfsim.machines.wafer_cluster import wafer_plan
 from perfsim.published.case_graphs import WrittenCase, write_case
 from perfsim.published.cases import CaseFile, StepCase
 from perfsim.published.processes import mapped
@@ -142,7 +143,7 @@ def examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Examined |
 
 
 def _examine_wafer(written: WrittenCase) -> Examined:
-    costs = WaferCosts(written.plan.topology, written.plan.job.recipe)
+    costs = WaferCosts(wafer_plan(written.plan).topology, written.plan.job.recipe)
     trace = critical_path(written.graph, price(written.graph, costs))
     parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
     costs.mesh = replace(costs.mesh, link_s_per_element=0.0)

@@ -17,9 +17,10 @@ import pytest
 from perfsim.costs.price import Costs, price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
-from perfsim.errors import InputError, MemoryCapacityError
+from perfsim.errors import InputError, MemoryCapacityError, PlanError
 from perfsim.graph import GraphBuilder, TaskGraph
 from perfsim.placement.shared_links import shared_links
+from perfsim.prediction.planner import screen
 from perfsim.strategies import Plan, Strategy, strategy, strategy_names
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import Topology
@@ -135,6 +136,28 @@ def test_every_listed_layout_fits_or_is_refused_for_memory_alone(question: Quest
         else:  # a refusal names what is too large, and a change
             with pytest.raises(MemoryCapacityError, match=r"needs .* try "):
                 question.strategy.plan(question.job, question.topology, layout)
+
+
+def test_every_variant_is_legal_and_no_copy(question: Question) -> None:
+    chosen, job, topology = question.strategy, question.job, question.topology
+    for layout in chosen.layouts(job, topology):
+        variants = list(chosen.variants(job, topology, layout))
+        assert layout not in variants
+        assert len(set(variants)) == len(variants)
+        for variant in variants:
+            chosen.plan(job, topology, variant, check_memory=False)
+
+
+def test_the_planner_plans_only_what_is_listed(question: Question) -> None:
+    chosen, job, topology = question.strategy, question.job, question.topology
+    layouts = list(chosen.layouts(job, topology))
+    variants = [variant for layout in layouts for variant in chosen.variants(job, topology, layout)]
+    try:
+        screened = screen(chosen, job, topology, question.costs)
+    except PlanError:
+        assert not feasible(question)
+        return
+    assert {choice.plan.layout for choice in screened} <= {*layouts, *variants}
 
 
 def test_memory_is_itemised_and_positive(question: Question) -> None:

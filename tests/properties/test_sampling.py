@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.numerics.bounds import error_bound
-from perfsim.numerics.kernels import GemmShape, Partition, Pass, layer_gemms, layer_of
+from perfsim.numerics.kernels import GemmPass, GemmShape, Partition, layer_gemms, layer_of
 from perfsim.numerics.partitions import execute_partitioned, product
 from perfsim.numerics.sampling import GemmSample, block_of, operands, sample_gemms
 
@@ -60,7 +60,7 @@ def test_zero_weights_that_are_not_sent_change_nothing(gemm: GemmSample, seed: i
 
 
 @given(st.tuples(*[st.integers(1, 99)] * 3), passes)
-def test_a_product_and_its_layer_tell_one_another(sizes: tuple[int, int, int], which: Pass) -> None:
+def test_a_product_and_its_layer_tell_one_another(sizes: tuple[int, int, int], which: GemmPass) -> None:
     layer = GemmShape(*sizes)
     assert layer_of(layer_gemms(layer)[which], which) == layer
 

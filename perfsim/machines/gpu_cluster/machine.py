@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
+from perfsim.errors import InputError
 from perfsim.machines.layout_text import parsed_settings
+from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks
+from perfsim.strategies.three_d.stages import ThreeDPlan
+from perfsim.topology import FatTree
 from perfsim.workload import ParallelLayout
 
 
@@ -26,3 +31,10 @@ class GpuCluster:
         if "data" not in given:
             layout = replace(layout, data=max(1, devices // (layout.tensor * layout.pipeline)))
         return layout
+
+
+def gpu_plan(plan: Plan) -> ThreeDPlan:
+    """A plan on this kind of machine, as one; InputError where it runs on another."""
+    if not isinstance(plan.topology, FatTree):
+        raise InputError(f"{plan.system.name} is no GPU cluster")
+    return cast(ThreeDPlan, plan)

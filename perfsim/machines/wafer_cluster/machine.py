@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+from perfsim.errors import InputError
 from perfsim.machines.layout_text import parsed_settings
+from perfsim.strategies import Plan
+from perfsim.strategies.streaming.blocks import StreamingPlan
+from perfsim.topology import WaferTree
 from perfsim.workload import StreamingLayout
 
 
@@ -18,3 +24,10 @@ class WaferCluster:
         if given.get("recompute_layers"):
             given.setdefault("recompute", "full")
         return StreamingLayout(**({"data": devices} | given))
+
+
+def wafer_plan(plan: Plan) -> StreamingPlan:
+    """A plan on this kind of machine, as one; InputError where it runs on another."""
+    if not isinstance(plan.topology, WaferTree):
+        raise InputError(f"{plan.system.name} is no wafer cluster")
+    return cast(StreamingPlan, plan)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from perfsim.graph import EMBEDDING, HEAD, TABLES, WHOLE, Kind, Task
+from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, WHOLE_DEVICE, Kind, Task
 from perfsim.proof.execution.adam import Moments, adam
 from perfsim.proof.execution.gpu_compute import SHARDED_PARAMETERS, GpuCompute, Partial
 from perfsim.proof.execution.layout import Array, cut
@@ -197,9 +197,9 @@ class GpuCompiler(GpuCompute):
         A reduction that reads the gradients of several layers is of so many, from `block` on.
         """
         waiting = self.pending.setdefault(self.place, {})
-        if block == WHOLE:
+        if block == WHOLE_DEVICE:
             found = list(waiting)
-        elif block == TABLES:
+        elif block == EMBEDDING_AND_HEAD:
             found = [each for each in waiting if each in (EMBEDDING, HEAD)]
         else:
             found = list(range(block, block + buckets))
@@ -262,10 +262,10 @@ class GpuCompiler(GpuCompute):
     def data_gather(self, task: Task) -> None:
         """Fetch the shards of parameters that the other replicas hold."""
         home = self.homes[self.place]
-        if task.block == WHOLE:
+        if task.block == WHOLE_DEVICE:
             blocks = list(home)
         else:
-            blocks = [EMBEDDING, HEAD] if task.block == TABLES else [task.block]
+            blocks = [EMBEDDING, HEAD] if task.block == EMBEDDING_AND_HEAD else [task.block]
         if self.layout.zero_stage == SHARDED_PARAMETERS and task.block >= 0:
             number = self.gathers.get(self.place, 0)
             self.gathers[self.place] = number + 1

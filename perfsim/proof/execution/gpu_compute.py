@@ -29,7 +29,7 @@ from perfsim.proof.execution.layers import (
 from perfsim.proof.execution.layout import Array, Share, Weights
 from perfsim.proof.execution.program import Cell, Claim, Compiler, each
 from perfsim.proof.execution.serial import Lesson
-from perfsim.proof.execution.tables import (
+from perfsim.proof.execution.vocabulary import (
     HeadInputs,
     Tokens,
     embedding_backward,

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from perfsim.proof.execution.layout import Array
-from perfsim.proof.execution.tables import merged_statistics
+from perfsim.proof.execution.vocabulary import merged_statistics
 
 
 def summed(parts: list[Array]) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from perfsim.proof.execution.layout import Array, Share, Weights, cut
 from perfsim.proof.execution.program import Claim
 from perfsim.proof.execution.serial import Lesson, Record, train
-from perfsim.proof.execution.tables import Tokens
+from perfsim.proof.execution.vocabulary import Tokens
 
 TOLERANCE = 1e-10
 """Largest relative error of float64 sums in another order; a wrong schedule is wrong in the first digits."""

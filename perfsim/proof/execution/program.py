@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from perfsim.graph import Task, TaskGraph, block_name
 from perfsim.graph.symmetry import rank_of, width_of
 from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure

@@ -20,7 +20,7 @@ from perfsim.proof.execution.layers import (
     mlp_wgrad,
 )
 from perfsim.proof.execution.layout import Array, Share, Weights, blocks
-from perfsim.proof.execution.tables import (
+from perfsim.proof.execution.vocabulary import (
     Tokens,
     embedding_backward,
     embedding_forward,

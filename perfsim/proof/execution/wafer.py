@@ -35,7 +35,7 @@ from perfsim.proof.execution.program import (
     first_read,
 )
 from perfsim.proof.execution.serial import Lesson
-from perfsim.proof.execution.tables import (
+from perfsim.proof.execution.vocabulary import (
     Tokens,
     embedding_backward,
     embedding_forward,

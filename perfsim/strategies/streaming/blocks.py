@@ -146,7 +146,9 @@ def outline(work: Work) -> Work:
     return Work(work.name, work.kind, work.op, work.category, writes=writes)
 
 
-def block_works(plan: StreamingPlan, micro_batch_size: int | None = None, chunks: int = 1) -> Blocks[BlockWorks]:
+def block_works(
+    plan: StreamingPlan, micro_batch_size: int | None = None, chunks: int = 1
+) -> Blocks[BlockWorks]:
     """The work of each kind of block, cut in `chunks`."""
     kind = plan.system.device.kind
     part = device_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size, kind)

@@ -87,12 +87,12 @@ def recorded(works: PassWorks, rules: PassRules, kind: PassKind, builder: GraphB
 
 @lru_cache(maxsize=256)
 def _recording(outlines: PassWorks, rules: PassRules, kind: PassKind) -> Template:
-    return Pass(GraphBuilder().template(), outlines, rules, kind).record()
+    return PassRecorder(GraphBuilder().template(), outlines, rules, kind).record()
 
 
 @dataclass
-class Pass:
-    """The recording of one pass."""
+class PassRecorder:
+    """Records one pass in a template."""
 
     template: Template
     works: PassWorks

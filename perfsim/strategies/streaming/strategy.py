@@ -18,7 +18,7 @@ from perfsim.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder
 from perfsim.hardware import WaferClusterSpec
 from perfsim.sizes import passes_problem
-from perfsim.strategies.plan import Duration, check_runs_on
+from perfsim.strategies.plan import Duration, Strategy, check_runs_on
 from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.streaming.estimate import estimate_s
 from perfsim.strategies.streaming.graph import StreamingWriter
@@ -41,7 +41,7 @@ MOST_CHUNKS = 4096
 """Pieces of a layer: past this a chunk of a published model is smaller than what a tree node forwards."""
 
 
-class WeightStreaming:
+class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
     """The strategy `weight-streaming`."""
 
     name = "weight-streaming"

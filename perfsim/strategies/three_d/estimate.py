@@ -66,12 +66,12 @@ def _rank_times(
 def _scatter_s(stage: VirtualStage, replicas: Replicas, duration: Duration) -> float:
     """Reduction of all gradients of a virtual stage, layer by layer."""
     part = stage.group.part
-    layer, tables = (
+    layer, embedding_and_head = (
         stage_parameters(part, 1, first=False, last=False),
         stage_parameters(part, 0, first=stage.first, last=stage.last),
     )
     seconds = stage.num_layers * duration(replicas.reduce_work(layer))
-    return seconds + (duration(replicas.reduce_work(tables)) if tables else 0.0)
+    return seconds + (duration(replicas.reduce_work(embedding_and_head)) if embedding_and_head else 0.0)
 
 
 def _pass_times(stages: Sequence[VirtualStage], duration: Duration, *, split: bool) -> list[PassTimes]:
@@ -139,8 +139,8 @@ def _reduction_s(
 ) -> float:
     """Gradient reduction that nothing hides: all of it, or what outlasts the last backward.
 
-    With overlap a layer's gradients are reduced while earlier layers run backward; the tables of
-    the first and last stage are complete at the very end, so theirs is exposed.
+    With overlap a layer's gradients are reduced while earlier layers run backward; embedding and LM head of
+    the first and last stage are complete at the very end, so their reduction is exposed.
     """
     largest = max(replicas, key=lambda each: each.num_parameters)
     if largest.size == 1 or stages[0].shards is not None:
@@ -149,8 +149,8 @@ def _reduction_s(
         return 0.0 if largest.shards_gradients else duration(largest.reduce_work(largest.num_parameters))
     part, mine = stages[0].group.part, [stage for stage in stages if stage.rank == replicas.index(largest)]
     body = stage_parameters(part, sum(stage.num_layers for stage in mine), first=False, last=False)
-    tables = largest.num_parameters - body
-    seconds = duration(largest.reduce_work(tables)) if tables >= 1 else 0.0
+    embedding_and_head = largest.num_parameters - body
+    seconds = duration(largest.reduce_work(embedding_and_head)) if embedding_and_head >= 1 else 0.0
     layers, layer = (
         max(stage.num_layers for stage in mine),
         stage_parameters(part, 1, first=False, last=False),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perfsim.graph import EMBEDDING, HEAD, TABLES, GraphBuilder, RankGroup, Template, Work
+from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, GraphBuilder, RankGroup, Template, Work
 from perfsim.graph.builder import Port
 from perfsim.strategies.three_d.tensor import (
     TensorGroup,
@@ -69,7 +69,7 @@ class Reduction:
     of_layers: Callable[[int], Work]
     """The reduction of so many layers at once."""
     stream: str
-    tables: Work | None = None
+    embedding_and_head: Work | None = None
     """Of embedding and head, where they are reduced in every micro-batch (ZeRO 2)."""
     in_flight: int | None = None
     """Layers whose gradients may be whole at once; None: all."""
@@ -93,10 +93,12 @@ class Reduction:
             template.output(f"reduced{each}", reduced)
         return [reduced]
 
-    def emit_tables(self, template: Template, gradient: int) -> None:
-        if self.tables is not None:
-            reduced = template.task(self.tables, self.stream, [gradient], block=TABLES).tensor
-            template.output("reduced_tables", reduced)
+    def emit_embedding_and_head(self, template: Template, gradient: int) -> None:
+        if self.embedding_and_head is not None:
+            reduced = template.task(
+                self.embedding_and_head, self.stream, [gradient], block=EMBEDDING_AND_HEAD
+            ).tensor
+            template.output("reduced_embedding_and_head", reduced)
 
     def room(self, template: Template, reduced: list[int]) -> list[int]:
         """The reduction that frees the buffer of the next layer's gradient: here, or in the pass before."""
@@ -107,9 +109,9 @@ class Reduction:
             return [template.port(f"freed{earlier}")] if self.follows else []
         return [template.writer(reduced[-self.in_flight])]
 
-    def room_of_tables(self, template: Template) -> list[int]:
-        """The reduction that frees the buffers of the tables' gradients: the last of the pass before."""
-        return [template.port("freed0")] if self.follows and self.tables is not None else []
+    def room_of_embedding_and_head(self, template: Template) -> list[int]:
+        """Frees the gradient buffers of embedding and LM head: the last reduction of the pass before."""
+        return [template.port("freed0")] if self.follows and self.embedding_and_head is not None else []
 
     def leave(self, template: Template, reduced: list[int]) -> None:
         """Name for the next pass what frees buffers: the last reduction of all, and those of the last layers.
@@ -118,8 +120,8 @@ class Reduction:
         """
         if self.in_flight is None:
             return
-        tables = template.outputs.get("reduced_tables")
-        last = [*reduced, *([] if tables is None else [tables])]
+        ends = template.outputs.get("reduced_embedding_and_head")
+        last = [*reduced, *([] if ends is None else [ends])]
         if not last:
             return
         template.output("freed0", last[-1])
@@ -135,19 +137,22 @@ def backward_template(
     template, group = builder.template(), stage.group
     if stage.last:
         logits = [template.port("logits")]
-        room = reduction.room_of_tables(template) if reduction else []
+        room = reduction.room_of_embedding_and_head(template) if reduction else []
         gradient = template.task(head_backward_work(stage), group.compute, logits, room, HEAD).tensor
         gradient = group.all_reduce(template, gradient)
     else:
         gradient = _receive(template, stage, "gradient")
     gradient, reduced = _backward_layers(template, stage, gradient, reduction)
     if stage.first:
-        table, room = embedding_backward_work(stage), reduction.room_of_tables(template) if reduction else []
+        table, room = (
+            embedding_backward_work(stage),
+            reduction.room_of_embedding_and_head(template) if reduction else [],
+        )
         gradient = template.task(table, group.compute, [gradient], room, EMBEDDING).tensor
     if not stage.empty:
         template.output("weight_gradients", gradient)
     if reduction is not None:
-        reduction.emit_tables(template, gradient)
+        reduction.emit_embedding_and_head(template, gradient)
         reduction.leave(template, reduced)
     if stage.shards:
         template.output("weight_gradients", stage.shards.scatter_root(template, gradient))
@@ -218,7 +223,7 @@ def wgrad_template(
     if stage.last:
         names = ["head_inputs", *(["head_sum"] if group.ranks.size > 1 else [])]
         inputs_of_head = [template.port(name) for name in names]
-        room = reduction.room_of_tables(template) if reduction else []
+        room = reduction.room_of_embedding_and_head(template) if reduction else []
         gradient = template.task(head_wgrad_work(stage), group.compute, inputs_of_head, room, HEAD).tensor
     made: list[int] = []
     reduced: list[int] = []
@@ -232,12 +237,15 @@ def wgrad_template(
             reduced += reduction.emit_bucket(template, stage, made)
     if stage.first:
         inputs_of_table = [template.port("embedding_inputs")]
-        table, room = embedding_backward_work(stage), reduction.room_of_tables(template) if reduction else []
+        table, room = (
+            embedding_backward_work(stage),
+            reduction.room_of_embedding_and_head(template) if reduction else [],
+        )
         gradient = template.task(table, group.compute, inputs_of_table, room, EMBEDDING).tensor
     if not stage.empty:
         template.output("weight_gradients", gradient)
         if reduction is not None:
-            reduction.emit_tables(template, gradient)
+            reduction.emit_embedding_and_head(template, gradient)
             reduction.leave(template, reduced)
     return template
 
@@ -273,4 +281,4 @@ def emit_tied_embedding(
 ) -> int:
     """Sum the gradients of a tied embedding; both stages wait for it."""
     work = tied_embedding_work(first, ranks, grad_bytes)
-    return builder.task(work, f"{first.device}/send-previous", reads, block=TABLES).tensor
+    return builder.task(work, f"{first.device}/send-previous", reads, block=EMBEDDING_AND_HEAD).tensor

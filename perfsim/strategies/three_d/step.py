@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from perfsim.costs.memory import main_grad_bytes, stage_parameters
-from perfsim.graph import TABLES, WHOLE, GraphBuilder, Kind, RankGroup, Template, TensorClass, Work
+from perfsim.graph import (
+    EMBEDDING_AND_HEAD,
+    WHOLE_DEVICE,
+    GraphBuilder,
+    Kind,
+    RankGroup,
+    Template,
+    TensorClass,
+    Work,
+)
 from perfsim.graph.builder import Stamped
 from perfsim.strategies.schedules import Pass, merged_order, schedule, schedule_called
 from perfsim.strategies.stamping import Index, Passes, pipeline_slots
@@ -82,10 +91,10 @@ class StepWriter:
 
         if not self.scattered:
             return Reduction(of_layers, replicas.stream, per_bucket=replicas.layers_per_bucket(body))
-        tables = stage_parameters(part, 0, first=stage.first, last=stage.last)
+        embedding_and_head = stage_parameters(part, 0, first=stage.first, last=stage.last)
         stream = replicas.stream if self.overlap else stage.group.compute
-        of_tables = replicas.reduce_work(tables) if tables else None
-        return Reduction(of_layers, stream, of_tables, IN_FLIGHT, follows)
+        of_embedding_and_head = replicas.reduce_work(embedding_and_head) if embedding_and_head else None
+        return Reduction(of_layers, stream, of_embedding_and_head, IN_FLIGHT, follows)
 
     def _reduce(self, rank: int, stamped: Stamped, index: Index) -> list[int]:
         """Reduce what is left of a rank's gradients once its last micro-batch is done."""
@@ -102,11 +111,11 @@ class StepWriter:
                 done += dict.fromkeys(reduced)
                 rest -= stage_parameters(stage.group.part, stage.num_layers, first=False, last=False)
             if self.scattered and (stage.first or stage.last):
-                done.append(stamped.tensor(slot, "reduced_tables"))
+                done.append(stamped.tensor(slot, "reduced_embedding_and_head"))
         complete = self.sharded or self.scattered or replicas.size == 1
         if complete or rest < 1:  # less than a parameter is rounding
             return done
-        block = TABLES if self.overlap else WHOLE
+        block = EMBEDDING_AND_HEAD if self.overlap else WHOLE_DEVICE
         return [self.builder.task(replicas.reduce_work(rest), replicas.stream, done, block=block).tensor]
 
     def _tie(self, gradients: list[list[int]]) -> None:

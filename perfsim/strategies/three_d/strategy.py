@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from perfsim.costs.memory import MemoryUse
 from perfsim.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder
-from perfsim.strategies.plan import Duration, check_runs_on
+from perfsim.strategies.plan import TIGHT, Duration, check_runs_on
 from perfsim.strategies.three_d.estimate import estimate_step_s
 from perfsim.strategies.three_d.nearest_fit import nearest_fit
-from perfsim.strategies.three_d.rules import layout_problems, legal_layouts
+from perfsim.strategies.three_d.rules import layout_problems, layout_variants, legal_layouts
 from perfsim.strategies.three_d.stages import ThreeDPlan, stage_memory, stages_of
 from perfsim.strategies.three_d.step import StepWriter
 from perfsim.topology import FatTree
@@ -40,6 +40,12 @@ class ThreeD:
         """Every legal layout of this strategy on all devices of the topology."""
         for layout in legal_layouts(job, topology, self.free_degrees):
             yield layout if self.zero_stage is None else replace(layout, zero_stage=self.zero_stage)
+
+    def variants(self, job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[ParallelLayout]:
+        """The same degrees under other schedules, and at other ZeRO stages unless this strategy fixes one."""
+        for variant in layout_variants(job, topology, layout):
+            if self.zero_stage in (None, variant.zero_stage):
+                yield variant
 
     def plan(
         self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True
@@ -82,10 +88,6 @@ class ThreeD:
         """Closed form of the step time, for screening."""
         stages = stages_of(plan.job, plan.layout)
         return estimate_step_s(plan, stages.virtual, stages.replicas, duration)
-
-
-TIGHT = 0.95
-"""Share of memory from which on a plan says that fragmentation could break it."""
 
 
 def _tight(memory: tuple[MemoryUse, ...]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from perfsim import transformer
-from perfsim.graph import WHOLE, Kind, RankGroup, Template, TensorClass, Work
+from perfsim.graph import WHOLE_DEVICE, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.transformer import Kernel, LayerSlice
 
 COMPUTE = "compute"
@@ -149,7 +149,7 @@ def emit_layer_forward(
     hidden: int,
     weights: Sequence[int] = (),
     *,
-    block: int = WHOLE,
+    block: int = WHOLE_DEVICE,
 ) -> tuple[int, int]:
     """One layer forward; returns its output and what it keeps for the backward.
 
@@ -171,7 +171,7 @@ def emit_layer_backward(
     weights: Sequence[int] = (),
     after: Sequence[int] = (),
     *,
-    block: int = WHOLE,
+    block: int = WHOLE_DEVICE,
 ) -> int:
     """One layer backward, made again first where the recompute mode says so; returns its input's gradient.
 
@@ -198,7 +198,13 @@ class WeightInputs(NamedTuple):
 
 
 def emit_layer_dgrad(
-    template: Template, group: TensorGroup, recompute: str, gradient: int, saved: int, *, block: int = WHOLE
+    template: Template,
+    group: TensorGroup,
+    recompute: str,
+    gradient: int,
+    saved: int,
+    *,
+    block: int = WHOLE_DEVICE,
 ) -> tuple[int, WeightInputs]:
     """Input gradients of one layer, made again first; returns its input's gradient, and what W reads."""
     works = split_works(group.part)
@@ -218,7 +224,7 @@ def emit_layer_wgrad(
     inputs: WeightInputs,
     after: Sequence[int] = (),
     *,
-    block: int = WHOLE,
+    block: int = WHOLE_DEVICE,
 ) -> int:
     """Weight gradients of one layer, from what its input gradients left."""
     works = split_works(group.part)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfsim.graph import TABLES, Template, Work
+from perfsim.graph import EMBEDDING_AND_HEAD, Template, Work
 from perfsim.strategies.three_d.data import Replicas
 
 SHARDED = 3
@@ -45,7 +45,7 @@ class Shards:
 
     def gather_root(self, template: Template) -> int:
         """All-gather embedding and head."""
-        return self._gather(template, self.root_parameters, [], TABLES)
+        return self._gather(template, self.root_parameters, [], EMBEDDING_AND_HEAD)
 
     def scatter_layer(self, template: Template, gradient: int, block: int) -> int:
         """Reduce-scatter one layer's gradient."""
@@ -53,7 +53,7 @@ class Shards:
 
     def scatter_root(self, template: Template, gradient: int) -> int:
         """Reduce-scatter the gradient of embedding and head."""
-        return self._scatter(template, self.root_parameters, gradient, TABLES)
+        return self._scatter(template, self.root_parameters, gradient, EMBEDDING_AND_HEAD)
 
     def gather_work(self, num_parameters: float) -> Work:
         """An all-gather of some parameters."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfsim.numerics.kernels import GemmShape, Pass, layer_gemms, partition_of
+from perfsim.numerics.kernels import GemmPass, GemmShape, layer_gemms, partition_of
 
 
 def test_the_three_gemms_of_a_layer_have_the_shapes_of_its_matrix_products() -> None:
@@ -27,7 +27,7 @@ def test_the_three_gemms_of_a_layer_have_the_shapes_of_its_matrix_products() -> 
     ],
 )
 def test_a_split_dimension_is_split_in_all_three_gemms(
-    which: Pass, column: str, row: str, sequence: str
+    which: GemmPass, column: str, row: str, sequence: str
 ) -> None:
     """Column splits n, row splits k and sequence splits m of the forward GEMM."""
     dimension = {"column": "n", "row": "k", "sequence": "m"}

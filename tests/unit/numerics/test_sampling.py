@@ -10,12 +10,12 @@ import pytest
 
 from perfsim.errors import InputError
 from perfsim.numerics.bounds import error_bound, gamma
-from perfsim.numerics.kernels import Partition, Pass
+from perfsim.numerics.kernels import GemmPass, Partition
 from perfsim.numerics.partitions import Cut, Execute, Matrix, execute_partitioned, streamed_rows
 from perfsim.numerics.sampling import GemmSample, block_of, operands, sample_gemms
 
 PARTITIONS: tuple[Partition, ...] = ("none", "column", "row", "sequence", "heads", "streamed")
-PASSES: tuple[Pass, ...] = ("forward", "dgrad", "wgrad")
+PASSES: tuple[GemmPass, ...] = ("forward", "dgrad", "wgrad")
 
 
 def gemm(
@@ -24,7 +24,7 @@ def gemm(
     n: int = 768,
     k: int = 1024,
     weight: float = 1.0,
-    which: Pass = "forward",
+    which: GemmPass = "forward",
 ) -> GemmSample:
     parts = 1 if partition == "none" else 4
     batch = 12 if partition == "heads" else 1
@@ -64,7 +64,7 @@ def test_right_partitions_pass_far_inside_the_bound() -> None:
 
 
 def broken(
-    partition: Partition, which: Pass, change: Callable[[Matrix, Matrix, Matrix, int], Matrix]
+    partition: Partition, which: GemmPass, change: Callable[[Matrix, Matrix, Matrix, int], Matrix]
 ) -> Execute:
     """An execution that is wrong for one partition of one pass."""
 
@@ -125,7 +125,7 @@ def return_no_number(y: Matrix, *_: object) -> Matrix:
     return np.where(np.arange(y.size).reshape(y.shape) == 0, np.nan, y)
 
 
-FAULTS: list[tuple[Partition, Pass, Callable[..., Matrix]]] = [
+FAULTS: list[tuple[Partition, GemmPass, Callable[..., Matrix]]] = [
     ("row", "forward", drop_last_part),
     ("row", "forward", add_first_part_twice),
     ("row", "dgrad", swap_columns),
@@ -150,7 +150,7 @@ FAULTS: list[tuple[Partition, Pass, Callable[..., Matrix]]] = [
 
 @pytest.mark.parametrize(("partition", "which", "change"), FAULTS)
 def test_a_wrong_partition_is_caught_and_named(
-    partition: Partition, which: Pass, change: Callable[..., Matrix]
+    partition: Partition, which: GemmPass, change: Callable[..., Matrix]
 ) -> None:
     wrong = broken(partition, which, change)
     report = sample_gemms(STEP, count=len(STEP), seed=1, max_flop_each=1e6, execute=wrong)

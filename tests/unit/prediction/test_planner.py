@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 
 from perfsim.errors import PlanError
 from perfsim.prediction.evaluation import evaluate, graph_of, longest_path_s
-from perfsim.prediction.planner import Screened, best_plan, memory_share, screen, short_layout
-from perfsim.strategies import strategy
-from perfsim.strategies.three_d.rules import layout_variants
+from perfsim.prediction.planner import Screened, best_plan, screen, short_layout
+from perfsim.strategies import Plan, strategy
+from perfsim.strategies.three_d.strategy import ThreeD
 from perfsim.topology import Topology
-from perfsim.workload import ParallelLayout
+from perfsim.workload import Job, ParallelLayout
 
 
 @pytest.fixture
@@ -79,6 +81,34 @@ def test_what_does_not_fit_is_tried_with_more_of_its_state_sharded(toys: ModuleT
     assert all(each.plan.peak_memory_bytes <= between * toys.GIB for each in found)
 
 
+class Unsharded(ThreeD):
+    """A strategy that lists ZeRO 0 only, and records which layouts it is asked to plan."""
+
+    planned: ClassVar[list[ParallelLayout]] = []
+
+    def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
+        yield from (replace(layout, zero_stage=0) for layout in super().layouts(job, topology))
+
+    def variants(self, job: Job, topology: Topology, layout: ParallelLayout) -> Iterator[ParallelLayout]:
+        return iter(())
+
+    def plan(
+        self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
+    ) -> Plan:
+        self.planned.append(layout)
+        return super().plan(job, topology, layout, check_memory=check_memory)
+
+
+@pytest.mark.parametrize("capacity_gib", [80, 9])  # everything fits; most layouts miss memory by little
+def test_only_layouts_that_a_strategy_lists_are_planned(toys: ModuleType, capacity_gib: float) -> None:
+    topology = toys.topology(16, toys.gpu_cluster(capacity=capacity_gib * toys.GIB))
+    unsharded, job = Unsharded("unsharded", ("tensor", "data")), toys.job(64)
+    unsharded.planned.clear()
+    screened = screen(unsharded, job, topology, toys.ToyCosts(topology.system))
+    assert set(unsharded.planned) == set(unsharded.layouts(job, topology))
+    assert {choice.plan.layout.zero_stage for choice in screened} == {0}
+
+
 def is_plain(layout: ParallelLayout) -> bool:
     return (layout.zero_stage, layout.recompute, layout.micro_batch_size) == (1, "full", 1)
 
@@ -98,9 +128,9 @@ def test_a_plan_that_nearly_fills_its_memory_names_the_fastest_that_does_not(toy
     assert chosen.layout == best.layout
     (note,) = (note for note in chosen.notes if note.startswith("safer: "))
     screened = screen(strategy("tensor"), job, tight, toys.ToyCosts(tight.system))
-    safer = next(each for each in screened if memory_share(each.plan) <= 0.95)
+    safer = next(each for each in screened if each.plan.memory_share <= 0.95)
     assert short_layout(safer.plan.layout) in note
-    assert f"fills {100 * memory_share(safer.plan):.0f} %" in note
+    assert f"fills {100 * safer.plan.memory_share:.0f} %" in note
 
 
 def test_of_equal_estimates_the_plan_with_less_memory_comes_first(
@@ -143,7 +173,7 @@ def test_without_a_plan_that_fits_the_closest_is_shown_with_its_way_out(toys: Mo
     sharded = {
         other
         for layout in listed
-        for other in layout_variants(job, tiny, layout)
+        for other in strategy("3d").variants(job, tiny, layout)
         if other.zero_stage > layout.zero_stage
     }
     tried = len(listed) + len(sharded)

@@ -128,14 +128,14 @@ def test_every_fault_in_a_spread_of_the_catalogue_is_caught() -> None:
 
 @pytest.mark.slow
 def test_in_a_v_a_wait_for_the_own_table_is_found_missing_and_one_for_the_other_table_frees_nothing() -> None:
-    """What `EXPLAINED` says of tables, both ways: it must not hide a wait that protects a buffer."""
+    """The exception for embedding and LM head must not hide a wait that protects a buffer."""
     layout = ParallelLayout(
         tensor=2, pipeline=2, data=2, virtual_pipeline=2, schedule="zbv", zero_stage=2, recompute="full"
     )
     found = {
         mutation.what.partition(" of ")[0]: any(fault.task and fault.tensor for fault in mutation.found())
         for mutation in mutations(subject(Case("3d", layout, 3, overlap=True)))
-        if mutation.kind == "buffer reused too early" and "of tables on gpu0" in mutation.what
+        if mutation.kind == "buffer reused too early" and "of embedding and LM head on gpu0" in mutation.what
     }
     own = {"head.wgrad[1]", "embedding.backward[2]"}
     assert {name for name, caught in found.items() if caught} == own

@@ -19,7 +19,7 @@ CASES = {
     "zero 3": Case("zero3", ParallelLayout(tensor=2, data=2, zero_stage=3), 2),
     "zero 1, tied over stages": Case("3d", ParallelLayout(tensor=2, pipeline=2, data=2, zero_stage=1), 2),
     "sequence parallel": Case("3d", ParallelLayout(tensor=2, pipeline=2, sequence_parallel=True), 2),
-    "both tables on one rank": Case(
+    "embedding and LM head on one rank": Case(
         "3d", ParallelLayout(pipeline=2, data=2, virtual_pipeline=2, schedule="zbv", zero_stage=2), 3, True
     ),
     "weight streaming, spilled": Case(
@@ -63,10 +63,12 @@ def test_a_bucket_priced_for_a_thousandth_is_no_proof(monkeypatch: pytest.Monkey
     assert "elements, is priced for" in str(result.proofs[0].faults[0])
 
 
-def test_a_reduction_of_tables_that_does_nothing_is_not_made_up_for_by_the_next() -> None:
-    """Under zbv one rank has both tables, so the next reduction takes the other's gradients as well."""
+def test_a_reduction_of_embedding_and_head_that_does_nothing_is_not_made_up_for_by_the_next() -> None:
+    """Under zbv one rank has both, so the next reduction takes the other's gradients as well."""
     idle = [
-        each for each in skipped_gradients(subject(CASES["both tables on one rank"])) if "tables" in each.what
+        mutation
+        for mutation in skipped_gradients(subject(CASES["embedding and LM head on one rank"]))
+        if "embedding and LM head" in mutation.what
     ]
     assert idle
     for mutation in idle:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 
 from perfsim.errors import InputError
-from perfsim.strategies import STRATEGIES, strategy, strategy_names
+from perfsim.strategies import STRATEGIES, Strategy, strategy, strategy_names
+from perfsim.strategies.three_d.strategy import ThreeD
+from perfsim.workload import ParallelLayout
 
 
 def test_the_built_in_strategies_are_there_under_their_own_names() -> None:
@@ -20,21 +24,44 @@ def test_an_unknown_name_gets_the_nearest_and_the_list() -> None:
     assert "3d, data" in str(caught.value)
 
 
-def test_a_plug_in_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mine:
-        name = "mine"
+def install(monkeypatch: pytest.MonkeyPatch, plug_in: type) -> None:
+    """Make the class look like an installed plug-in called `mine`."""
 
     class Point:
         name = "mine"
 
         @staticmethod
-        def load() -> type[Mine]:
-            return Mine
+        def load() -> type:
+            return plug_in
 
     def entry_points(*, group: str, name: str | None = None) -> list[type[Point]]:
         assert group == "perfsim.strategies"
         return [Point] if name in (None, "mine") else []
 
     monkeypatch.setattr("perfsim.strategies.entry_points", entry_points)
+
+
+def test_a_plug_in_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(ThreeD):
+        pass
+
+    install(monkeypatch, Mine)
     assert "mine" in strategy_names()
     assert isinstance(strategy("mine"), Mine)
+
+
+def test_a_plug_in_without_part_of_the_protocol_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Partial:
+        name, system_kind, summary = "mine", "gpu-cluster", "a strategy that cannot write its graph"
+        layouts, plan, estimate_s = ThreeD.layouts, ThreeD.plan, ThreeD.estimate_s
+
+    install(monkeypatch, Partial)
+    with pytest.raises(InputError, match="'mine' has no variants, emit"):
+        strategy("mine")
+
+
+def test_a_strategy_that_inherits_from_the_protocol_has_no_variants(toys: ModuleType) -> None:
+    class Plain(Strategy):
+        pass
+
+    assert list(Plain().variants(toys.job(), toys.topology(1), ParallelLayout())) == []

@@ -9,7 +9,7 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.errors import CatalogError, InputError
 from perfsim.prediction.perturbation_spec import LinkSpecLeft, PerturbationSpec, StragglerSpec
-from perfsim.study.perturbed_candidates import fitted
+from perfsim.study.perturbed_candidates import restricted
 from perfsim.study.result import CandidateResult
 from perfsim.study.runner import load_study, run_study
 from perfsim.topology import Topology, build_topology
@@ -59,7 +59,7 @@ def test_gpus_and_a_wafer_answer_one_study_with_a_slow_rank_and_slow_links(tmp_p
 
 def test_of_several_stragglers_beyond_the_last_rank_the_slowest_counts(wafer: Topology) -> None:
     slow = [StragglerSpec(rank=rank, factor=factor) for rank, factor in ((0, 1.5), (3, 1.2), (9, 2.0))]
-    found, remarks = fitted(PerturbationSpec(stragglers=tuple(slow)), wafer)
+    found, remarks = restricted(PerturbationSpec(stragglers=tuple(slow)), wafer)
     assert found.stragglers == (StragglerSpec(rank=0, factor=2.0),)
     assert len(remarks) == 2
 
@@ -67,7 +67,7 @@ def test_of_several_stragglers_beyond_the_last_rank_the_slowest_counts(wafer: To
 def test_what_fits_is_left_as_it_is(wafer: Topology) -> None:
     link = LinkSpecLeft(link="swarmx/0/0-memoryx", left=0.5, system="cs-2")
     spec = PerturbationSpec(stragglers=(StragglerSpec(rank=0, factor=2.0),), links=(link,), jitter=0.1)
-    assert fitted(spec, wafer) == (spec, [])
+    assert restricted(spec, wafer) == (spec, [])
 
 
 def test_a_link_that_no_candidate_has_is_an_error_at_its_line(tmp_path: Path) -> None:

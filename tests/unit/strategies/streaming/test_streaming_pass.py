@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.graph import GraphBuilder
 from perfsim.strategies.streaming.blocks import block_works, samples_work
-from perfsim.strategies.streaming.passes import Pass, PassKind, PassRules, PassWorks, recorded
+from perfsim.strategies.streaming.passes import PassKind, PassRecorder, PassRules, PassWorks, recorded
 from perfsim.workload import ParallelLayout
 
 FIRST = PassKind(updated=False, adds=False, follows=False, refilled=False, last=False)
@@ -28,7 +28,7 @@ def test_a_bound_recording_is_the_recording_of_its_own_work(
     plan = toys.plan("weight-streaming", toys.job(16), layout, toys.wafer_cluster())
     works = PassWorks(block_works(plan, chunks=chunks), samples_work(plan, micro_batch_size))
     rules, own, other = PassRules.of(plan), GraphBuilder(), GraphBuilder()
-    expected = Pass(own.template(), works, rules, kind).record()
+    expected = PassRecorder(own.template(), works, rules, kind).record()
     bound = recorded(works, rules, kind, other)
     assert (other.works, other.streams) == (own.works, own.streams)
     assert vars(bound.columns) == vars(expected.columns)
