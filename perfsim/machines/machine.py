@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from perfsim.workload import Layout
 
@@ -23,3 +23,6 @@ class Machine(Protocol):
 
         What the text leaves out follows from the rest and the number of devices.
         """
+
+    def in_chunks(self, layout: Any, /) -> Layout:
+        """A layout that streams layers in chunks; InputError where nothing streams."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from perfsim.catalog import Catalog, default_catalog
@@ -18,9 +17,8 @@ from perfsim.prediction.perturbation_spec import parse_perturbations
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.reached import above_all_published, fewer_than_published
 from perfsim.prediction.remarks import defaults_remark
-from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
 from perfsim.topology import build_topology
-from perfsim.workload import Job, Layout, StreamingLayout
+from perfsim.workload import Job, Layout
 
 Detail = Literal["layer", "chunk"]
 DEFAULT_BATCH_PER_DEVICE = 8
@@ -67,11 +65,10 @@ def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str
         unnamed = defaults_remark((name for _, name, _ in settings(point.layout)), evaluation.plan)
     else:
         evaluation, unnamed = best_plan(chosen, job, topology, costs, cluster=cluster), ""
-    layout = evaluation.plan.layout
-    if point.detail == "chunk" and isinstance(layout, StreamingLayout) and layout.stream_chunks == 1:
-        finer = replace(layout, stream_chunks=STREAM_CHUNKS)
-        evaluation = evaluate(chosen.plan(job, topology, finer), costs, cluster=cluster)
-        unnamed = ""
+    if point.detail == "chunk":
+        finer = machine_of(system).in_chunks(evaluation.plan.layout)
+        if finer != evaluation.plan.layout:
+            evaluation, unnamed = evaluate(chosen.plan(job, topology, finer), costs, cluster=cluster), ""
     if point.expand:
         evaluation = expanded(evaluation, point.expand)
     if disturbed is not None:

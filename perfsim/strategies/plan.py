@@ -106,6 +106,5 @@ def check_runs_on(strategy: Strategy, system: SystemSpec) -> None:
     """Raises InputError where a strategy is for another kind of system."""
     if strategy.system_kind != system.kind:
         raise InputError(
-            f"strategy {strategy.name} runs on systems of kind {strategy.system_kind}; "
-            f"{system.name} is a {system.kind}"
+            f"strategy {strategy.name} runs on a {strategy.system_kind}; {system.name} is a {system.kind}"
         )

@@ -32,6 +32,10 @@ class GpuCluster:
             layout = replace(layout, data=max(1, devices // (layout.tensor * layout.pipeline)))
         return layout
 
+    def in_chunks(self, _layout: ParallelLayout, /) -> ParallelLayout:
+        """Layers are never streamed."""
+        raise InputError(f"detail chunk: no weights are streamed on a {self.kind}")
+
 
 def gpu_plan(plan: Plan) -> ThreeDPlan:
     """A plan on this kind of machine, as one; InputError where it runs on another."""

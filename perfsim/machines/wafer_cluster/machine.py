@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from perfsim.errors import InputError
 from perfsim.machines.layout_text import parsed_settings
 from perfsim.strategies import Plan
 from perfsim.strategies.streaming.blocks import StreamingPlan
+from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
 from perfsim.topology import WaferTree
 from perfsim.workload import StreamingLayout
 
@@ -24,6 +26,10 @@ class WaferCluster:
         if given.get("recompute_layers"):
             given.setdefault("recompute", "full")
         return StreamingLayout(**({"data": devices} | given))
+
+    def in_chunks(self, layout: StreamingLayout, /) -> StreamingLayout:
+        """The same where it streams in chunks already."""
+        return layout if layout.stream_chunks > 1 else replace(layout, stream_chunks=STREAM_CHUNKS)
 
 
 def wafer_plan(plan: Plan) -> StreamingPlan:
