@@ -13,12 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.costs.price import Costs, price
 from perfsim.costs.streams import StreamCosts
-from perfsim.engine import critical_path, simulate
 from perfsim.graph import TaskGraph
 from perfsim.hardware import WaferClusterSpec
-from perfsim.placement.shared_links import shared_links
+from perfsim.prediction.run import Step
 from perfsim.strategies import Plan
 from perfsim.topology import WaferTree
 
@@ -54,23 +52,19 @@ class Lane:
     """Share of the step that it would save if it were twice as fast."""
 
 
-def limiting_lane(plan: Plan, graph: TaskGraph, costs: Costs) -> Lane | None:
+def limiting_lane(plan: Plan, step: Step) -> Lane | None:
     """The lane that shortens the step most where it is twice as fast; None where none does."""
     if not isinstance(plan.system, WaferClusterSpec):
         return None
-    durations = price(graph, costs)
-    links = shared_links(graph, plan.topology)
-
-    def step_s(took: Floats) -> float:
-        trace = simulate(graph, took, *links) if links.flows else critical_path(graph, took)
-        return trace.step_time_s
-
-    before_s = step_s(durations)
+    graph, durations = step.placed.graph, step.duration_s
+    contention = bool(step.placed.links.flows)
+    before_s = step.run(contention=contention).step_time_s / step.scale
     found = []
     for name, works in _works(graph).items():
         busy_s = busy_seconds(plan, graph, durations, name)
         if busy_s >= LEAST_BUSY * before_s:
-            after_s = step_s(np.where(works[graph.work], durations / SPEED_UP, durations))
+            faster = np.where(works[graph.work], durations / SPEED_UP, durations)
+            after_s = step.run(faster, contention=contention).step_time_s / step.scale
             found.append(Lane(name, busy_s, 1.0 - after_s / before_s))
     best = max(found, key=lambda lane: lane.saved, default=None)
     return best if best is not None and best.saved >= LEAST_SAVED else None

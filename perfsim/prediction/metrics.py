@@ -64,7 +64,7 @@ def at_peak(system: SystemSpec, recipe: TrainingRecipe) -> bool:
 
 def why_of(evaluation: Evaluation) -> Why:
     """Why the step takes as long as it does."""
-    return why(evaluation.plan, evaluation.graph, evaluation.trace, evaluation.costs)
+    return why(evaluation.plan, evaluation.step, evaluation.trace)
 
 
 def _scale(cluster: ClusterCalibration | None) -> dict[str, Any] | None:
