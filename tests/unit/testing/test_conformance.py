@@ -11,7 +11,7 @@ from perfsim.errors import InputError
 from perfsim.graph import GraphBuilder, Kind, Work
 from perfsim.strategies import Duration, Plan, strategy
 from perfsim.strategies.three_d.strategy import ThreeD
-from perfsim.testing import BrokenPromise, cases_for, check_promise, check_strategy, conformance
+from perfsim.testing import BrokenPromise, cases_for, check_promise, check_strategy, conformance, toys
 from perfsim.testing.conformance import Promise
 from perfsim.topology import Topology
 from perfsim.workload import Job, ParallelLayout
@@ -62,8 +62,14 @@ class ForgetsMemory(Data):
 
 
 class RunsAnywhere(Data):
-    def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
-        yield ParallelLayout(data=topology.num_devices)
+    def plan(
+        self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
+    ) -> Plan:
+        return super().plan(job, topology_of_gpus(topology), layout, check_memory=check_memory)
+
+
+def topology_of_gpus(topology: Topology) -> Topology:
+    return toys.topology(topology.num_devices if topology.system.kind == "gpu-cluster" else 8)
 
 
 class SkipsWork(Data):
