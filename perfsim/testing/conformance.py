@@ -21,7 +21,7 @@ from perfsim.placement.shared_links import shared_links
 from perfsim.prediction.planner import screen
 from perfsim.strategies import Plan, Strategy
 from perfsim.testing import toys
-from perfsim.topology import Topology
+from perfsim.topology import Topology, WaferTree
 from perfsim.trace import Trace
 from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
 from perfsim.workload import Job, Layout
@@ -127,7 +127,7 @@ def _case(strategy: Strategy, name: str, fields: dict[str, Any]) -> Case:
         cluster = toys.gpu_cluster(**memory)
         return Case(name, strategy, job, toys.topology(devices, cluster), toys.ToyCosts(cluster))
     if strategy.system_kind == "wafer-cluster":
-        topology = toys.topology(devices, toys.wafer_cluster(**memory))
+        topology = WaferTree(toys.wafer_cluster(**memory), devices)
         costs = WaferCosts(topology, job.recipe)
         return Case(name, strategy, job, topology, costs, skips_masked=False)
     raise InputError(f"no toy machine of the kind {strategy.system_kind!r}: pass `cases` of your own")
