@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from perfsim.calibration import CollectiveCalibration, FitRecord, FrameworkCalibration, GpuCalibration
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.costs.gpu import GpuCosts
-from perfsim.costs.price import price
-from perfsim.engine import critical_path
 from perfsim.errors import InputError
 from perfsim.fitting.fit_tables import need_more_than, rounded, scipy_optimize, source_of
 from perfsim.hardware import GpuClusterSpec
-from perfsim.published.case_graphs import WrittenCase, write_cases
+from perfsim.machines.gpu_cluster import gpu_plan
+from perfsim.prediction.run import Step
 from perfsim.published.cases import CaseFile
-from perfsim.topology import build_topology
+from perfsim.published.placed_cases import PlacedCase, place_cases
+from perfsim.topology import FatTree
 
 OF_FRAMEWORK = ("host_s_per_kernel", "host_blocking_s_per_kernel")
 OF_NETWORK = ("partial_node_bytes_per_s",)
@@ -64,7 +64,7 @@ def fit_steps(
     calibration = catalog.device(device).calibration
     if not isinstance(calibration, GpuCalibration):
         raise InputError(f"{device} has no GPU calibration")
-    cases = write_cases(parse_file(path, CaseFile, catalog).cases, calibration.name, catalog)
+    cases = place_cases(parse_file(path, CaseFile, catalog).cases, calibration.name, catalog)
     if not cases:
         raise InputError(f"no scored case runs on a device with calibration {calibration.name}")
     measured = np.array([each.case.measured.step_time_s for each in cases])
@@ -98,7 +98,7 @@ def fit_steps(
     return StepFit(_recorded(cases[0], constants, record, moved, device_only=device_only), record)
 
 
-def _distinct(cases: Sequence[WrittenCase]) -> int:
+def _distinct(cases: Sequence[PlacedCase]) -> int:
     """How many runs differ in more than their names."""
     runs = (each.case for each in cases)
     return len({repr((run.system, run.model, run.strategy, run.parallel, run.training)) for run in runs})
@@ -111,7 +111,7 @@ def _moved(found: Any, pinned: int) -> list[str]:
 
 
 def _recorded(
-    each: WrittenCase, constants: Floats, record: FitRecord, moved: Sequence[str], *, device_only: bool
+    each: PlacedCase, constants: Floats, record: FitRecord, moved: Sequence[str], *, device_only: bool
 ) -> tuple[FrameworkCalibration | CollectiveCalibration | GpuCalibration, ...]:
     """The calibrations of a case with new constants and the record of how they came to be."""
     framework, network, device = _with_constants(each, constants)
@@ -125,13 +125,13 @@ def _recorded(
     return framework, network.model_copy(update={"fit": fits}), device
 
 
-def predict_with(each: WrittenCase, constants: Floats) -> float:
+def predict_with(each: PlacedCase, constants: Floats) -> float:
     """Step time of a written case, by its longest path, with these values of `CONSTANTS`."""
-    return critical_path(each.graph, durations_with(each, constants)).step_time_s
+    return step_with(each, constants).run(contention=False).step_time_s
 
 
-def durations_with(each: WrittenCase, constants: Floats) -> Floats:
-    """Seconds of every task of a written case with these values of `CONSTANTS`."""
+def step_with(each: PlacedCase, constants: Floats) -> Step:
+    """The step of a placed case with these values of `CONSTANTS`."""
     framework, network, calibration = _with_constants(each, constants)
     recipe, system = each.plan.job.recipe, _cluster(each)
     nic = system.node.nic.model_copy(update={"calibration": network})
@@ -142,14 +142,14 @@ def durations_with(each: WrittenCase, constants: Floats) -> Floats:
         }
     )
     costs = GpuCosts(
-        build_topology(system, each.plan.topology.num_devices),
+        FatTree(system, each.plan.topology.num_devices),
         recipe.model_copy(update={"framework": framework}),
     )
-    return price(each.graph, costs)
+    return each.step(costs)
 
 
 def _with_constants(
-    each: WrittenCase, constants: Floats
+    each: PlacedCase, constants: Floats
 ) -> tuple[FrameworkCalibration, CollectiveCalibration, GpuCalibration]:
     """Framework, network and device of a case with these values of `CONSTANTS`."""
     framework, network, calibration = _calibrations(each)
@@ -166,7 +166,7 @@ def _with_constants(
     )
 
 
-def recorded_constants(each: WrittenCase) -> Floats:
+def recorded_constants(each: PlacedCase) -> Floats:
     """The values of `CONSTANTS` that the catalogue has for a case. Raises InputError off GPUs."""
     framework, network, calibration = _calibrations(each)
     homes: dict[str, object] = dict.fromkeys(CONSTANTS, calibration)
@@ -178,7 +178,7 @@ def recorded_constants(each: WrittenCase) -> Floats:
     return np.array(values)
 
 
-def _calibrations(each: WrittenCase) -> tuple[FrameworkCalibration, CollectiveCalibration, GpuCalibration]:
+def _calibrations(each: PlacedCase) -> tuple[FrameworkCalibration, CollectiveCalibration, GpuCalibration]:
     system = _cluster(each)
     framework, calibration = each.plan.job.recipe.framework, system.device.calibration
     network = system.node.nic.calibration
@@ -187,10 +187,8 @@ def _calibrations(each: WrittenCase) -> tuple[FrameworkCalibration, CollectiveCa
     return framework, network, calibration
 
 
-def _cluster(each: WrittenCase) -> GpuClusterSpec:
-    if not isinstance(each.plan.system, GpuClusterSpec):
-        raise InputError(f"{each.plan.system.name} is no GPU cluster")
-    return each.plan.system
+def _cluster(each: PlacedCase) -> GpuClusterSpec:
+    return gpu_plan(each.plan).topology.system
 
 
 def _record(found: Any, weight: Floats, path: Path, options: str) -> FitRecord:

@@ -23,7 +23,7 @@ MOST_TASKS = 3_000_000
 """Past this peers stay folded, and run as the slowest of them."""
 
 
-class Written(NamedTuple):
+class Placed(NamedTuple):
     """A graph in which every rank that differs is written."""
 
     graph: TaskGraph
@@ -34,14 +34,14 @@ class Written(NamedTuple):
     """What is written where peers do not all stand alike."""
 
 
-def written_out(
+def place(
     folded: TaskGraph,
     topology: Topology,
     *,
     marks: Mapping[int, Hashable] | None = None,
     health: LinkHealth = HEALTHY,
     contention: bool = True,
-) -> Written:
+) -> Placed:
     """A folded graph with the ranks written out that marks, their places or the network tell apart.
 
     Without `contention` no links are shared, and only what places cost tells ranks apart.
@@ -58,11 +58,11 @@ def written_out(
     note = _note(count, too_many=too_many) if count > 1 and not told else ""
     if count == 1 or too_many:
         ranks = np.array([-1 if (rank := rank_of(name)) is None else rank for name in folded.streams])
-        return Written(folded, ranks[folded.stream].astype(np.int32), links, note)
+        return Placed(folded, ranks[folded.stream].astype(np.int32), links, note)
     found = unfold(folded, classes)
     if contention:
         links = shared_links(found.graph, topology, peers=classes, health=health)
-    return Written(found.graph, found.rank, links, note)
+    return Placed(found.graph, found.rank, links, note)
 
 
 def _note(kinds: int, *, too_many: bool) -> str:

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from perfsim.graph import TaskGraph
 from perfsim.graph.symmetry import as_slowest_peers
-from perfsim.placement.place import Written, written_out
+from perfsim.placement.place import Placed, place
 from perfsim.placement.rank_classes import places_of_peers
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import schedule_called
 from perfsim.topology import HEALTHY, FatTree, LinkHealth
+from perfsim.workload import ParallelLayout
 
 MANY_TASKS = 100_000
 """Folded tasks from which on a straggler's peers are written with it; below, their waiting is shown."""
@@ -27,24 +28,24 @@ TOGETHER = (
 )
 
 
-class Straggling(NamedTuple):
+class PlacedStragglers(NamedTuple):
     """A graph with slow ranks written out."""
 
-    written: Written
+    placed: Placed
     factors: Mapping[int, float]
     """How many times as long every slow rank computes, as it is written."""
     note: str = ""
     """Where peers are written slow that are not."""
 
 
-def straggling(
+def place_stragglers(
     folded: TaskGraph,
     plan: Plan,
     factors: Mapping[int, float],
     health: LinkHealth = HEALTHY,
     *,
     step_only: bool = False,
-) -> Straggling:
+) -> PlacedStragglers:
     """A folded graph with the ranks of `factors` apart; one straggler with its tensor peers if it may be.
 
     Unless only the time of the step is asked for (`step_only`), that is done where it is worth it.
@@ -54,10 +55,10 @@ def straggling(
     if one and (step_only or len(folded) > MANY_TASKS):
         alike = as_slowest_peers(folded, factors)
         if places_of_peers(folded, topology, shares_links=False) is None:
-            written = written_out(folded, topology, marks=alike)
-            if not written.links.flows or _in_step(plan):
-                return Straggling(written, alike, TOGETHER)
-    return Straggling(written_out(folded, topology, marks=factors, health=health), factors)
+            placed = place(folded, topology, marks=alike)
+            if not placed.links.flows or _in_step(plan):
+                return PlacedStragglers(placed, alike, TOGETHER)
+    return PlacedStragglers(place(folded, topology, marks=factors, health=health), factors)
 
 
 def _in_step(plan: Plan) -> bool:
@@ -69,4 +70,6 @@ def _in_step(plan: Plan) -> bool:
     topology = plan.topology
     inside = topology.devices_per_node % plan.layout.tensor == 0
     thin = isinstance(topology, FatTree) and topology.is_thin({})
-    return inside and not thin and not schedule_called(plan.layout.schedule).splits_backward
+    layout = plan.layout
+    whole = isinstance(layout, ParallelLayout) and not schedule_called(layout.schedule).splits_backward
+    return inside and not thin and whole

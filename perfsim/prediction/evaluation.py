@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from perfsim.calibration import ClusterCalibration
-from perfsim.costs.price import Costs, price
+from perfsim.costs.price import Costs
 from perfsim.costs.wafer import WaferCosts
-from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import FailedRun
 from perfsim.graph import GraphBuilder, Kind, TaskGraph, Work
-from perfsim.placement.place import written_out
+from perfsim.placement.place import place
+from perfsim.prediction.run import Step
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import Topology
@@ -56,12 +56,17 @@ class Evaluation:
     """What HFU counts: `transformer.hardware_flop_per_step`."""
     peak_flop_per_s: float
     """All devices together."""
-    costs: Costs = field(repr=False, compare=False)
-    """What priced it."""
+    step: Step = field(repr=False, compare=False)
+    """The graph placed and priced, before any perturbation."""
     cluster: ClusterCalibration | None = None
     """What every second of the trace was multiplied by, where the user measured steps."""
     perturbed: Perturbed | None = None
     """What disturbed the run; None: nothing."""
+
+    @property
+    def costs(self) -> Costs:
+        """What priced the step."""
+        return self.step.costs
 
     @property
     def step_time_s(self) -> float:
@@ -108,9 +113,13 @@ def longest_path_s(
     folded: TaskGraph, topology: Topology, costs: Costs, cluster: ClusterCalibration | None = None
 ) -> float:
     """Step time of a graph without contention."""
-    graph = written_out(folded, topology, contention=False).graph
-    trace = critical_path(graph, price(graph, costs))
-    return (trace if cluster is None else trace.scaled(cluster.scale)).step_time_s
+    step = Step(place(folded, topology, contention=False), costs, scale_of(cluster))
+    return step.run(contention=False).step_time_s
+
+
+def scale_of(cluster: ClusterCalibration | None) -> float:
+    """What a user's measurements multiply step times by; 1 without any."""
+    return 1.0 if cluster is None else cluster.scale
 
 
 def evaluate(
@@ -122,16 +131,14 @@ def evaluate(
 ) -> Evaluation:
     """Price a plan's graph and run it; it is written unless it is there.
 
-    Ranks are written once where that is right (`written_out`), and apart where they differ.
+    Ranks are written once where that is right (`place`), and apart where they differ.
     The scale of a `cluster` stretches the whole run, so that its parts keep their shares.
     """
     graph = graph_of(plan) if graph is None else graph
-    written = written_out(graph, plan.topology)
-    trace = simulate(written.graph, price(written.graph, costs), *written.links)
-    if written.note:
-        plan = replace(plan, notes=(*plan.notes, written.note))
-    if cluster is not None:
-        trace = trace.scaled(cluster.scale)
+    step = Step(place(graph, plan.topology), costs, scale_of(cluster))
+    trace = step.run()
+    if step.placed.note:
+        plan = replace(plan, notes=(*plan.notes, step.placed.note))
     job = plan.job
     return Evaluation(
         plan=plan,
@@ -142,7 +149,7 @@ def evaluate(
         recompute_flop=_recompute_flop(plan),
         hardware_flop=kept_share(graph, costs, job) * hardware_flop_per_step(job, plan.layout.recompute),
         peak_flop_per_s=plan.topology.num_devices * plan.system.device.peak[job.recipe.precision],
-        costs=costs,
+        step=step,
         cluster=cluster,
     )
 

@@ -18,12 +18,11 @@ from typing import cast
 from perfsim.calibration import CollectiveOp
 from perfsim.collectives import ring, tree
 from perfsim.costs.gpu import GpuCosts
-from perfsim.costs.price import Costs, price
-from perfsim.engine import simulate
+from perfsim.costs.price import Costs
 from perfsim.errors import InputError, Problem
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
 from perfsim.graph.expand import expand
-from perfsim.placement.place import written_out
+from perfsim.placement.place import place
 from perfsim.prediction.evaluation import Evaluation
 
 ALGORITHMS: Mapping[str, tuple[str, ...]] = {
@@ -54,11 +53,9 @@ def expanded(evaluation: Evaluation, text: str) -> Evaluation:
     """
     plan = evaluation.plan
     graph, costs = in_steps(evaluation.graph, evaluation.costs, parse_expansion(text))
-    written = written_out(graph, plan.topology)
-    trace = simulate(written.graph, price(written.graph, costs), *written.links)
-    if evaluation.cluster is not None:
-        trace = trace.scaled(evaluation.cluster.scale)
-    return replace(evaluation, graph=graph, costs=costs, trace=trace, breakdown_s=trace.mean_breakdown())
+    step = replace(evaluation.step, placed=place(graph, plan.topology), costs=costs)
+    trace = step.run()
+    return replace(evaluation, graph=graph, step=step, trace=trace, breakdown_s=trace.mean_breakdown())
 
 
 def parse_expansion(text: str) -> dict[str, str]:

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.costs.price import Costs, price
 from perfsim.costs.streams import StreamCosts
-from perfsim.engine import critical_path, simulate
 from perfsim.graph import TaskGraph
 from perfsim.hardware import WaferClusterSpec
-from perfsim.placement.shared_links import shared_links
+from perfsim.prediction.run import Step
 from perfsim.strategies import Plan
+from perfsim.topology import WaferTree
 
 LANES = {
     "memoryx_read": "link",
@@ -53,23 +52,19 @@ class Lane:
     """Share of the step that it would save if it were twice as fast."""
 
 
-def limiting_lane(plan: Plan, graph: TaskGraph, costs: Costs) -> Lane | None:
+def limiting_lane(plan: Plan, step: Step) -> Lane | None:
     """The lane that shortens the step most where it is twice as fast; None where none does."""
     if not isinstance(plan.system, WaferClusterSpec):
         return None
-    durations = price(graph, costs)
-    links = shared_links(graph, plan.topology)
-
-    def step_s(took: Floats) -> float:
-        trace = simulate(graph, took, *links) if links.flows else critical_path(graph, took)
-        return trace.step_time_s
-
-    before_s = step_s(durations)
+    graph, durations = step.placed.graph, step.duration_s
+    contention = bool(step.placed.links.flows)
+    before_s = step.run(contention=contention).step_time_s / step.scale
     found = []
     for name, works in _works(graph).items():
         busy_s = busy_seconds(plan, graph, durations, name)
         if busy_s >= LEAST_BUSY * before_s:
-            after_s = step_s(np.where(works[graph.work], durations / SPEED_UP, durations))
+            faster = np.where(works[graph.work], durations / SPEED_UP, durations)
+            after_s = step.run(faster, contention=contention).step_time_s / step.scale
             found.append(Lane(name, busy_s, 1.0 - after_s / before_s))
     best = max(found, key=lambda lane: lane.saved, default=None)
     return best if best is not None and best.saved >= LEAST_SAVED else None
@@ -105,9 +100,10 @@ def _together(plan: Plan, lane: str) -> Callable[[Floats], float]:
 # ----------------------------------------------------------------------------------------- in words
 def part_of(lane: str, plan: Plan) -> str:
     """The part of the machine that a lane is made of: what would have to be faster."""
-    system = plan.system
-    if not isinstance(system, WaferClusterSpec):
+    topology = plan.topology
+    if not isinstance(topology, WaferTree):
         return lane
+    system = topology.system
     if lane == "flash":
         return "MemoryX's flash"
     if lane == "update":
@@ -117,7 +113,7 @@ def part_of(lane: str, plan: Plan) -> str:
         return "the activation servers"
     if lane in ("input", "spilling"):
         return "the I/O ports"
-    return _slowest_of_link(system, StreamCosts(system, plan.topology).shares)
+    return _slowest_of_link(system, StreamCosts(topology).shares)
 
 
 def _slower_of_update(system: WaferClusterSpec) -> str:

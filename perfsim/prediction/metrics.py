@@ -16,30 +16,6 @@ from perfsim.strategies import Plan
 from perfsim.workload import TrainingRecipe
 
 
-def layout_fields(plan: Plan) -> dict[str, Any]:
-    """A layout by the names it has in YAML; only what its kind of system uses."""
-    layout = plan.layout
-    common: dict[str, Any] = {
-        "data": layout.data,
-        "micro_batch_size": layout.micro_batch_size,
-        "num_microbatches": plan.num_microbatches,
-        "recompute": layout.recompute,
-    }
-    if isinstance(plan.system, WaferClusterSpec):
-        chunks = {"stream_chunks": layout.stream_chunks} if layout.stream_chunks > 1 else {}
-        return {**common, "recompute_layers": layout.recompute_layers, "spill": layout.spill, **chunks}
-    return {
-        "tensor": layout.tensor,
-        "pipeline": layout.pipeline,
-        **common,
-        "virtual_pipeline": layout.virtual_pipeline,
-        "sequence_parallel": layout.sequence_parallel,
-        "zero_stage": layout.zero_stage,
-        "schedule": layout.schedule,
-        "layers_per_stage": None if layout.layers_per_stage is None else list(layout.layers_per_stage),
-    }
-
-
 def metrics(evaluation: Evaluation, explained: Why | None = None) -> dict[str, Any]:
     """What one point answers with, by the names of the JSON interface."""
     plan = evaluation.plan
@@ -47,7 +23,7 @@ def metrics(evaluation: Evaluation, explained: Why | None = None) -> dict[str, A
         "strategy": plan.strategy,
         "system": system_label(plan),
         "num_devices": plan.topology.num_devices,
-        "layout": layout_fields(plan),
+        "layout": plan.layout.as_dict(plan.num_microbatches),
         "global_batch_size": plan.job.global_batch_size,
         "step_time_s": evaluation.step_time_s,
         "tokens_per_s": evaluation.tokens_per_s,
@@ -88,7 +64,7 @@ def at_peak(system: SystemSpec, recipe: TrainingRecipe) -> bool:
 
 def why_of(evaluation: Evaluation) -> Why:
     """Why the step takes as long as it does."""
-    return why(evaluation.plan, evaluation.graph, evaluation.trace, evaluation.costs)
+    return why(evaluation.plan, evaluation.step, evaluation.trace)
 
 
 def _scale(cluster: ClusterCalibration | None) -> dict[str, Any] | None:

@@ -7,14 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfsim.costs.price import price
-from perfsim.engine import simulate
 from perfsim.engine.failures import Checkpoints, FailedRun, exponential_failures, run_with_failures
 from perfsim.engine.perturb import with_jitter, with_stragglers
 from perfsim.errors import InputError
 from perfsim.graph.symmetry import width_of
-from perfsim.placement.place import MOST_TASKS, written_out
-from perfsim.placement.stragglers import Straggling, straggling
+from perfsim.placement.place import MOST_TASKS, place
+from perfsim.placement.stragglers import PlacedStragglers, place_stragglers
 from perfsim.prediction.evaluation import Evaluation, Perturbed
 from perfsim.prediction.perturbation_spec import FailureSpec, PerturbationSpec
 from perfsim.topology import LinkHealth, Topology, link_health
@@ -32,12 +30,8 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
         raise InputError("a step that is perturbed already cannot be perturbed again")
     health = link_health(plan.topology, {each.link: each.left for each in spec.links})
     drawn = [_draw(evaluation, spec, health, number) for number in range(spec.draws if spec.is_random else 1)]
-    draws = [trace for trace, _ in drawn]
-    draws.sort(key=lambda trace: trace.step_time_s)
+    draws = sorted((trace for trace, _ in drawn), key=lambda trace: trace.step_time_s)
     trace = draws[(len(draws) - 1) // 2]
-    if evaluation.cluster is not None:
-        draws = [each.scaled(evaluation.cluster.scale) for each in draws]
-        trace = draws[(len(draws) - 1) // 2]
     summary = Perturbed(
         text=text_of(spec),
         unperturbed_step_time_s=evaluation.step_time_s,
@@ -63,14 +57,14 @@ def _draw(
         replica = {rank: rank % width // plan.layout.tensor for rank in range(plan.topology.num_devices)}
         marks = {rank: (factors.get(rank), which) for rank, which in replica.items()}
     if spec.jitter:
-        slow = Straggling(written_out(folded, plan.topology, marks=marks, health=health), factors)
+        slow = PlacedStragglers(place(folded, plan.topology, marks=marks, health=health), factors)
     else:
-        slow = straggling(folded, plan, factors, health)
-    graph, rank, links, _ = slow.written
-    duration_s = with_stragglers(graph, price(graph, evaluation.costs), rank, slow.factors)
+        slow = place_stragglers(folded, plan, factors, health)
+    graph, step = slow.placed.graph, replace(evaluation.step, placed=slow.placed)
+    duration_s = with_stragglers(graph, step.duration_s, slow.placed.rank, slow.factors)
     peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)
     duration_s = with_jitter(graph, duration_s, spec.jitter, peers, rng)
-    return simulate(graph, duration_s, *links), slow.note
+    return step.run(duration_s), slow.note
 
 
 def _factors(spec: PerturbationSpec, devices: int, rng: np.random.Generator) -> dict[int, float]:

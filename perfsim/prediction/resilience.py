@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from perfsim.costs.price import price
-from perfsim.engine import simulate
+from dataclasses import replace
+
 from perfsim.engine.perturb import with_stragglers
-from perfsim.placement.stragglers import straggling
+from perfsim.placement.stragglers import place_stragglers
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation_spec import ResilienceSpec
 from perfsim.prediction.result import Resilience, ResiliencePoint
@@ -19,14 +19,10 @@ def resilience(evaluation: Evaluation, label: str, spec: ResilienceSpec) -> Resi
     plan = evaluation.plan
     rank = min(spec.rank, plan.topology.num_devices - 1)
     severities = sorted({1.0, *spec.severities})
-    (graph, ranks, links, _), slow, _ = straggling(
-        evaluation.graph, plan, {rank: severities[-1]}, step_only=True
-    )
-    duration_s = price(graph, evaluation.costs)
-    scale = evaluation.cluster.scale if evaluation.cluster is not None else 1.0
+    placed, slow, _ = place_stragglers(evaluation.graph, plan, {rank: severities[-1]}, step_only=True)
+    step = replace(evaluation.step, placed=placed)
     points = []
     for severity in severities:
-        slow_s = with_stragglers(graph, duration_s, ranks, dict.fromkeys(slow, severity))
-        step_s = simulate(graph, slow_s, *links).step_time_s * scale
-        points.append(ResiliencePoint(severity, step_s))
+        slow_s = with_stragglers(placed.graph, step.duration_s, placed.rank, dict.fromkeys(slow, severity))
+        points.append(ResiliencePoint(severity, step.run(slow_s).step_time_s))
     return Resilience(label, rank, tuple(points))

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfsim.costs.price import Costs, price
+from perfsim.costs.price import Costs
 from perfsim.costs.streaming_roof import hidden_from_tokens, roof_tokens
 from perfsim.costs.wafer import WaferCosts
 from perfsim.graph import Kind, TaskGraph, Work
 from perfsim.prediction.limiting_lane import Lane, busy_seconds, part_of
 from perfsim.prediction.result import StreamingRoof
+from perfsim.prediction.run import Step
 from perfsim.strategies import Plan
 
 HIDES = {"link": "a layer's weights", "flash": "what flash moves", "update": "the updates"}
 """What tokens hide, by the lane that does it."""
 
 
-def streaming_roof(plan: Plan, graph: TaskGraph, costs: Costs) -> StreamingRoof | None:
+def streaming_roof(plan: Plan, step: Step) -> StreamingRoof | None:
     """Tokens of a micro-batch on one system, and those under which its weights arrive too late."""
+    graph, costs = step.placed.graph, step.costs
     load, use = _named(graph, "layer.load"), _named(graph, "layer.forward")
     if load is None or use is None:
         return None
@@ -29,7 +31,7 @@ def streaming_roof(plan: Plan, graph: TaskGraph, costs: Costs) -> StreamingRoof 
     flop_per_s = use.flop / use_s
     if isinstance(costs, WaferCosts):
         fixed_s, flop_per_s = use.share * costs.mesh.weights_s(use.kernels), costs.flop_per_s
-    hidden = {"link": hidden_from_tokens(tokens, use_s, fixed_s, load_s)} | _step_wide(plan, graph, costs)
+    hidden = {"link": hidden_from_tokens(tokens, use_s, fixed_s, load_s)} | _step_wide(plan, step)
     lane = max(hidden, key=lambda name: hidden[name])
     return StreamingRoof(
         tokens=tokens,
@@ -39,9 +41,9 @@ def streaming_roof(plan: Plan, graph: TaskGraph, costs: Costs) -> StreamingRoof 
     )
 
 
-def _step_wide(plan: Plan, graph: TaskGraph, costs: Costs) -> dict[str, float]:
+def _step_wide(plan: Plan, step: Step) -> dict[str, float]:
     """Tokens whose computation takes as long as flash and updates do, which tokens do not lengthen."""
-    durations = price(graph, costs)
+    graph, costs, durations = step.placed.graph, step.costs, step.duration_s
     computing = np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
     compute_s = float(durations[computing].sum()) / len(graph.step_ends)
     tokens, fixed = float(plan.layout.micro_batch_size * plan.job.seq_length), fixed_s(graph, costs)

@@ -11,6 +11,7 @@ from perfsim.costs.wafer import WaferCosts
 from perfsim.graph import TaskGraph
 from perfsim.prediction.limiting_lane import Lane, limiting_lane
 from perfsim.prediction.result import Why
+from perfsim.prediction.run import Step
 from perfsim.prediction.streaming_why import about_roof, fixed_s, streaming_remedy, streaming_roof
 from perfsim.strategies import Plan
 from perfsim.trace import Trace
@@ -42,14 +43,15 @@ LANE_CAUSES = {
 """What limits, as a cause; a faster link helps whatever of `LINK_WAITS` is waited for most."""
 
 
-def why(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs) -> Why:
+def why(plan: Plan, step: Step, trace: Trace) -> Why:
     """The causes of a step's seconds. They add up to the step; the sentence names the one that decides."""
     parts = causes_s(trace)
-    roof = streaming_roof(plan, graph, costs)
+    graph, costs = step.placed.graph, step.costs
+    roof = streaming_roof(plan, step)
     computing = sum(parts.values()) - sum(_waits(parts).values())
     waits = sorted(_waits(parts).items(), key=lambda item: -item[1])
     decides = bool(waits) and waits[0][1] >= DECIDES * trace.step_time_s
-    lane = limiting_lane(plan, graph, costs) if decides else None
+    lane = limiting_lane(plan, step) if decides else None
     cause = _named_after(lane, waits[0][0]) if decides else "compute"
     if decides and roof is not None:
         remedy = streaming_remedy(lane, plan, roof)

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfsim.prediction.cluster import cluster_note
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.metrics import layout_fields, metrics, why_of
+from perfsim.prediction.metrics import metrics, why_of
 from perfsim.prediction.reached import above_all_published, fewer_than_published
 from perfsim.prediction.remarks import edge_remark
 from perfsim.prediction.result import TimelineBar
@@ -56,7 +56,7 @@ def _point(choice: BatchChoice) -> BatchPoint:
         steps=choice.answer.steps,
         time_to_accuracy_s=choice.answer.time_s,
         time_to_accuracy_band_s=choice.answer.band_s,
-        layout=layout_fields(choice.plan),
+        layout=choice.plan.layout.as_dict(choice.plan.num_microbatches),
     )
 
 

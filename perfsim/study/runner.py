@@ -12,11 +12,11 @@ from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
 from perfsim.costs.factory import costs_for
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LimitError, PlanError, Problem
+from perfsim.machines import strategy_for
 from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.cluster import check_device
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation import text_of
-from perfsim.prediction.question import strategy_for
 from perfsim.prediction.resilience import resilience
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
 from perfsim.prediction.verification import sample_step

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
-from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
+from perfsim.convergence.time_to_accuracy import time_to_accuracy
 from perfsim.engine.limits import hold, present_limits
 from perfsim.errors import InputError, LayoutError, LimitError, PerfsimError, PlanError
 from perfsim.prediction.metrics import metrics
@@ -27,6 +27,8 @@ from perfsim.study.runner import answer_candidate, target_of
 from perfsim.study.spec import StudySpec
 from perfsim.study.whole_run import whole_run_of
 from perfsim.sweep.grid import SweepPoint, expand
+from perfsim.sweep.points import PointResult
+from perfsim.sweep.result import SweepResult
 from perfsim.sweep.spec import StudyCatalog, SweepSpec
 from perfsim.sweep.store import Store, Stored, digest_of
 
@@ -57,59 +59,6 @@ class Sweep:
     @property
     def name(self) -> str:
         return self.spec.name
-
-
-@dataclass(frozen=True)
-class PointResult:
-    """A point with its answer, or with the reasons why it has none."""
-
-    point: SweepPoint
-    answer: Mapping[str, Any]
-    reasons: tuple[str, ...] = ()
-    time: TimeToAccuracy | None = field(default=None, compare=False)
-    """What comparisons between points are made with."""
-
-    @property
-    def feasible(self) -> bool:
-        return self.time is not None
-
-    def as_dict(self) -> dict[str, Any]:
-        """By the names of the JSON interface; `reasons` instead of metrics where no plan is feasible."""
-        candidate = self.point.candidate
-        return {
-            "strategy": candidate.strategy,
-            "system": candidate.system.name,
-            "num_devices": self.point.num_devices,
-            "settings": dict(self.point.settings),
-            "feasible": self.feasible,
-            **(self.answer if self.feasible else {"reasons": list(self.reasons)}),
-        }
-
-
-@dataclass(frozen=True)
-class SweepResult:
-    """Every point of a grid, in the grid's order."""
-
-    name: str
-    title: str
-    question: str
-    study: str
-    points: tuple[PointResult, ...]
-    assumptions: tuple[Assumption, ...] = ()
-
-    @property
-    def feasible(self) -> tuple[PointResult, ...]:
-        return tuple(point for point in self.points if point.feasible)
-
-    def as_dict(self) -> dict[str, Any]:
-        """One document; the same grid gives the same, whatever was stored before."""
-        return {
-            "sweep": self.name,
-            "title": self.title,
-            "question": self.question,
-            "study": self.study,
-            "points": [point.as_dict() for point in self.points],
-        }
 
 
 @dataclass(frozen=True)

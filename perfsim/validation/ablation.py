@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from perfsim.collectives import Group
 from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import GpuCosts
-from perfsim.costs.price import price
-from perfsim.engine import critical_path
 from perfsim.graph import RankGroup, TaskGraph, Work
-from perfsim.published.case_graphs import WrittenCase
+from perfsim.machines.gpu_cluster import gpu_plan
+from perfsim.published.placed_cases import PlacedCase
 from perfsim.strategies import Plan
 from perfsim.trace import Trace
 from perfsim.transformer import Kernel
@@ -57,7 +56,7 @@ class WithoutMechanism(GpuCosts):
     """The prices of a plan with one mechanism taken out."""
 
     def __init__(self, plan: Plan, removal: Removal) -> None:
-        super().__init__(plan.topology, plan.job.recipe)
+        super().__init__(gpu_plan(plan).topology, plan.job.recipe)
         self.removal = removal
         removal.change(self)
 
@@ -181,23 +180,22 @@ REMOVALS = (
 """In the order of the table: communication, host, memory, parts of the model, matrix products."""
 
 
-def ablate(written: WrittenCase, removals: Sequence[Removal] = REMOVALS) -> tuple[dict[str, float], Trace]:
+def ablate(placed: PlacedCase, removals: Sequence[Removal] = REMOVALS) -> tuple[dict[str, float], Trace]:
     """Step time by removed mechanism, `NOTHING` among them, and the trace with all in place.
 
-    Raises GraphError for a case that does not run on GPUs.
+    Raises InputError for a case that does not run on GPUs.
     """
-    costs = GpuCosts(written.plan.topology, written.plan.job.recipe)
-    whole_s = price(written.graph, costs)
-    trace = critical_path(written.graph, whole_s)
+    step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
+    trace = step.run(contention=False)
     steps = {NOTHING: trace.step_time_s}
     for removal in removals:
-        duration_s = price(written.graph, WithoutMechanism(written.plan, removal))
+        duration_s = placed.step(WithoutMechanism(placed.plan, removal)).duration_s
         if removal.tasks is not None:
-            duration_s = np.where(removal.tasks(written.graph), 0.0, duration_s)
-        # Many a mechanism plays no part in a run.
-        plays = not np.array_equal(duration_s, whole_s)
-        step_s = critical_path(written.graph, duration_s).step_time_s if plays else trace.step_time_s
-        steps[removal.key] = step_s
+            duration_s = np.where(removal.tasks(placed.placed.graph), 0.0, duration_s)
+        # Many mechanisms play no part in a run: then nothing needs to be run again.
+        plays = not np.array_equal(duration_s, step.duration_s)
+        changed = step.run(duration_s, contention=False) if plays else trace
+        steps[removal.key] = changed.step_time_s
     return steps, trace
 
 

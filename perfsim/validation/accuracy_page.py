@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from perfsim.catalog import Catalog, default_catalog, parse_file
-from perfsim.costs.price import price
 from perfsim.costs.wafer import WaferCosts
-from perfsim.engine import critical_path
 from perfsim.errors import PerfsimError
 from perfsim.hardware import GpuClusterSpec
-from perfsim.published.case_graphs import WrittenCase, write_case
+from perfsim.machines.wafer_cluster import wafer_plan
 from perfsim.published.cases import CaseFile, StepCase
+from perfsim.published.placed_cases import PlacedCase, place_case
 from perfsim.published.processes import mapped
 from perfsim.validation.ablation import NOTHING, REMOVALS, ablate, shares
 from perfsim.validation.causes import Facts, likely_cause
@@ -125,7 +124,7 @@ def step_accuracy(
 def examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Examined | None:
     """Take one case apart; None where it cannot be predicted."""
     try:
-        written = write_case(case, catalog)
+        written = place_case(case, catalog)
         if not isinstance(written.plan.system, GpuClusterSpec):
             return _examine_wafer(written)
         steps, trace = ablate(written)
@@ -141,17 +140,17 @@ def examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Examined |
         return None
 
 
-def _examine_wafer(written: WrittenCase) -> Examined:
-    costs = WaferCosts(written.plan.topology, written.plan.job.recipe)
-    trace = critical_path(written.graph, price(written.graph, costs))
+def _examine_wafer(written: PlacedCase) -> Examined:
+    costs = WaferCosts(wafer_plan(written.plan).topology, written.plan.job.recipe)
+    trace = written.step(costs).run(contention=False)
     parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
     costs.mesh = replace(costs.mesh, link_s_per_element=0.0)
-    without_s = critical_path(written.graph, price(written.graph, costs)).step_time_s
+    without_s = written.step(costs).run(contention=False).step_time_s
     parts["movement over the mesh"] = 1.0 - without_s / trace.step_time_s
     return Examined(written.case.id, {}, parts, False, None)
 
 
-def _tensor_across_nodes(written: WrittenCase) -> bool:
+def _tensor_across_nodes(written: PlacedCase) -> bool:
     """Whether the ranks of a tensor-parallel group stand on several nodes."""
     system = written.plan.system
     return isinstance(system, GpuClusterSpec) and written.plan.layout.tensor > system.node.devices

@@ -19,8 +19,8 @@ from perfsim.errors import PerfsimError
 from perfsim.fitting.fit_tables import scipy_stats
 from perfsim.fitting.wafer_fit import leave_releases_out
 from perfsim.prediction.accuracy import FEWEST
-from perfsim.published.case_graphs import write_case
 from perfsim.published.cases import CaseFile, StepCase
+from perfsim.published.placed_cases import place_case
 from perfsim.published.processes import mapped
 from perfsim.validation.leave_out import ALL, Tangent, leave_out, tangent
 from perfsim.validation.score import Scored, summary
@@ -62,7 +62,7 @@ def _tangent(case: StepCase, catalog: Catalog) -> Tangent | None:
     if not case.scored:
         return None
     try:
-        return tangent(write_case(case, catalog), scored_case(case, None))
+        return tangent(place_case(case, catalog), scored_case(case, None))
     except PerfsimError:
         return None
 

@@ -18,11 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.catalog import Catalog
-from perfsim.engine import critical_path
 from perfsim.fitting.fit_tables import rounded, scipy_optimize
-from perfsim.fitting.step_fit import CONSTANTS, OUTLIER, SHARED, durations_with, recorded_constants
-from perfsim.published.case_graphs import WrittenCase, write_case
+from perfsim.fitting.step_fit import CONSTANTS, OUTLIER, SHARED, predict_with, recorded_constants, step_with
 from perfsim.published.cases import StepCase
+from perfsim.published.placed_cases import PlacedCase, place_case
 from perfsim.published.processes import mapped
 from perfsim.validation.score import Scored, summary
 
@@ -67,16 +66,16 @@ class LeftOut:
     """The device whose constants stand in, where no other run was made on this one."""
 
 
-def tangent(written: WrittenCase, scored: Scored) -> Tangent:
+def tangent(placed: PlacedCase, scored: Scored) -> Tangent:
     """The slopes of one case. Raises InputError off GPUs."""
-    at = recorded_constants(written)
-    here = durations_with(written, at)
-    step_s = critical_path(written.graph, here).step_time_s
+    at = recorded_constants(placed)
+    here = step_with(placed, at)
+    step_s = here.run(contention=False).step_time_s
 
     def log_step(constants: Floats) -> float:
-        duration_s = durations_with(written, constants)
-        moved = not np.array_equal(duration_s, here)
-        return float(np.log(critical_path(written.graph, duration_s).step_time_s if moved else step_s))
+        step = step_with(placed, constants)
+        moved = not np.array_equal(step.duration_s, here.duration_s)
+        return float(np.log(step.run(contention=False).step_time_s if moved else step_s))
 
     slopes = []
     for index in range(len(CONSTANTS)):
@@ -84,9 +83,7 @@ def tangent(written: WrittenCase, scored: Scored) -> Tangent:
         factor[index] = 1 + STEP
         rise = log_step(at * factor) - log_step(at / factor)
         slopes.append(rise / (2 * np.log1p(STEP)))
-    return Tangent(
-        replace(scored, predicted_s=step_s), written.calibration, tuple(at.tolist()), tuple(slopes)
-    )
+    return Tangent(replace(scored, predicted_s=step_s), placed.calibration, tuple(at.tolist()), tuple(slopes))
 
 
 def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: Catalog) -> list[LeftOut]:
@@ -137,8 +134,7 @@ def _free(decides_all: bool) -> NDArray[np.bool_]:
 
 def _predict(asked: tuple[StepCase, tuple[float, ...]], catalog: Catalog) -> float:
     case, constants = asked
-    written = write_case(case, catalog)
-    return critical_path(written.graph, durations_with(written, np.array(constants))).step_time_s
+    return predict_with(place_case(case, catalog), np.array(constants))
 
 
 def _summary(family: str, tangents: Sequence[Tangent], predicted: dict[str, float]) -> dict[str, Any]:

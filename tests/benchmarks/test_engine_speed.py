@@ -19,7 +19,7 @@ from perfsim.engine.perturb import with_stragglers
 from perfsim.graph import GraphBuilder, TaskGraph, unfold
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import shared_links
-from perfsim.placement.stragglers import straggling
+from perfsim.placement.stragglers import place_stragglers
 from perfsim.strategies import Plan, strategy
 from perfsim.topology import build_topology
 from perfsim.trace import Trace
@@ -70,8 +70,8 @@ def straggling_run(each: Case) -> Trace:
 
     Its tensor peers act with it, which leaves the time of the step as it is; as every verb does it.
     """
-    found = straggling(written(each.plan), each.plan, {STRAGGLER: SLOWER})
-    graph, ranks, links, _ = found.written
+    found = place_stragglers(written(each.plan), each.plan, {STRAGGLER: SLOWER})
+    graph, ranks, links, _ = found.placed
     return simulate(graph, with_stragglers(graph, price(graph, each.costs), ranks, found.factors), *links)
 
 

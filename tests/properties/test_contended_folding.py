@@ -15,7 +15,7 @@ from perfsim.engine import critical_path, simulate
 from perfsim.graph import unfold
 from perfsim.graph.symmetry import width_of
 from perfsim.hardware import FatTreeSpec
-from perfsim.placement.place import written_out
+from perfsim.placement.place import place
 from perfsim.placement.shared_links import shared_links
 from perfsim.prediction.evaluation import evaluate, longest_path_s
 from perfsim.topology import Topology
@@ -58,7 +58,7 @@ def steps(toys: ModuleType, layout: ParallelLayout, topology: Topology) -> Steps
     graph = toys.graph_of(toys.plan("3d", job, layout, topology.system))
     costs = toys.ToyCosts(topology.system)
     durations = price(graph, costs)
-    every, apart = unfold(graph), written_out(graph, topology)
+    every, apart = unfold(graph), place(graph, topology)
     links = shared_links(every.graph, topology, peers=np.arange(width_of(graph)))
     return Steps(
         critical_path(graph, durations).step_time_s,

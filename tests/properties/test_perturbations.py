@@ -12,8 +12,8 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.perturb import with_jitter, with_stragglers
 from perfsim.graph import TaskGraph
-from perfsim.placement.place import written_out
-from perfsim.placement.stragglers import straggling
+from perfsim.placement.place import place
+from perfsim.placement.stragglers import place_stragglers
 from perfsim.workload import ParallelLayout
 
 layouts = st.builds(
@@ -41,7 +41,7 @@ def test_a_straggler_never_makes_a_step_faster_and_a_worse_one_never_less_slow(
     graph, durations = step(toys, layout)
     rank = data.draw(st.integers(0, layout.num_devices - 1))
     folded_s = critical_path(graph, durations).step_time_s
-    found = written_out(graph, toys.topology(layout.num_devices), marks={rank: "slow"})
+    found = place(graph, toys.topology(layout.num_devices), marks={rank: "slow"})
     each = price(found.graph, toys.ToyCosts(toys.gpu_cluster()))
     each = np.ldexp(np.rint(np.ldexp(each, 36)), -36)
     times = [
@@ -95,10 +95,10 @@ def test_one_straggler_takes_a_step_as_long_if_its_tensor_peers_are_written_with
     }
     found = []
     for written in (
-        straggling(graph, plan, factors, step_only=True),
-        straggling(graph, plan, factors),
+        place_stragglers(graph, plan, factors, step_only=True),
+        place_stragglers(graph, plan, factors),
     ):
-        each, ranks, links, _ = written.written
+        each, ranks, links, _ = written.placed
         durations = with_stragglers(each, price(each, costs), ranks, written.factors)
         found.append(simulate(each, durations, *links).step_end_s)
     assert found[0] == found[1]

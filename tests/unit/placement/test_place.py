@@ -6,7 +6,7 @@ from types import ModuleType
 
 from perfsim.graph import TaskGraph
 from perfsim.hardware import FatTreeSpec
-from perfsim.placement.place import written_out
+from perfsim.placement.place import place
 from perfsim.topology import Topology, link_health
 from perfsim.workload import ParallelLayout
 
@@ -24,14 +24,14 @@ def question(toys: ModuleType, nodes_per_leaf: int, oversubscription: float) -> 
 
 def test_on_a_whole_non_blocking_fabric_a_graph_stays_folded(toys: ModuleType) -> None:
     graph, topology = question(toys, nodes_per_leaf=2, oversubscription=1.0)
-    found = written_out(graph, topology)
+    found = place(graph, topology)
     assert found.graph is graph
     assert set(found.rank.tolist()) == {0, 32}
 
 
 def test_peers_under_unlike_leaves_are_written_apart_where_uplinks_are_thin(toys: ModuleType) -> None:
     graph, topology = question(toys, nodes_per_leaf=3, oversubscription=4.0)
-    found = written_out(graph, topology)
+    found = place(graph, topology)
     computing = [name for name in found.graph.streams if name.endswith("/compute")]
     assert len(computing) > 2
     assert (
@@ -46,7 +46,7 @@ def test_peers_under_unlike_leaves_are_written_apart_where_uplinks_are_thin(toys
 
 def test_a_node_with_a_sick_nic_is_written_out_and_the_others_are_not(toys: ModuleType) -> None:
     graph, topology = question(toys, nodes_per_leaf=20, oversubscription=1.0)
-    found = written_out(graph, topology, health=link_health(topology, {"node1/nic3-leaf0": 0.5}))
+    found = place(graph, topology, health=link_health(topology, {"node1/nic3-leaf0": 0.5}))
     written = {name for name in found.graph.streams if name.endswith("/compute")}
     assert {f"gpu{rank}/compute" for rank in range(8, 16)} <= written
     assert len(written) < 64
@@ -54,5 +54,5 @@ def test_a_node_with_a_sick_nic_is_written_out_and_the_others_are_not(toys: Modu
 
 def test_a_mark_parts_its_rank_from_its_peers(toys: ModuleType) -> None:
     graph, topology = question(toys, nodes_per_leaf=20, oversubscription=1.0)
-    found = written_out(graph, topology, marks={5: "slow"})
+    found = place(graph, topology, marks={5: "slow"})
     assert 5 in found.rank.tolist()

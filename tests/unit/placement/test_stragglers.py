@@ -13,7 +13,7 @@ from perfsim.engine import simulate
 from perfsim.engine.perturb import with_stragglers
 from perfsim.graph import TaskGraph
 from perfsim.placement import stragglers as module
-from perfsim.placement.stragglers import Straggling, straggling
+from perfsim.placement.stragglers import PlacedStragglers, place_stragglers
 from perfsim.strategies import Plan
 from perfsim.topology import link_health
 from perfsim.workload import ParallelLayout
@@ -26,8 +26,8 @@ def planned(toys: ModuleType, overlap: bool = True, nic: float = 25e9, gpus: int
     return plan
 
 
-def step_s(toys: ModuleType, plan: Plan, found: Straggling) -> tuple[float, ...]:
-    graph, ranks, links, _ = found.written
+def step_s(toys: ModuleType, plan: Plan, found: PlacedStragglers) -> tuple[float, ...]:
+    graph, ranks, links, _ = found.placed
     costs = toys.ToyCosts(plan.system)
     duration_s = with_stragglers(graph, price(graph, costs), ranks, found.factors)
     return simulate(graph, duration_s, *links).step_end_s
@@ -35,9 +35,13 @@ def step_s(toys: ModuleType, plan: Plan, found: Straggling) -> tuple[float, ...]
 
 def both(
     toys: ModuleType, plan: Plan, factors: Mapping[int, float]
-) -> tuple[TaskGraph, Straggling, Straggling]:
+) -> tuple[TaskGraph, PlacedStragglers, PlacedStragglers]:
     graph = toys.graph_of(plan)
-    return graph, straggling(graph, plan, factors, step_only=True), straggling(graph, plan, factors)
+    return (
+        graph,
+        place_stragglers(graph, plan, factors, step_only=True),
+        place_stragglers(graph, plan, factors),
+    )
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
@@ -50,7 +54,7 @@ def test_with_its_tensor_peers_the_step_ends_at_the_same_instant(
     plan = planned(toys, nic=nic, tensor=4, pipeline=2, data=4, schedule=schedule, virtual_pipeline=chunks)
     _, together, apart = both(toys, plan, {rank: 1.5})
     assert len(together.factors) == 4
-    assert len(together.written.graph) < len(apart.written.graph)
+    assert len(together.placed.graph) < len(apart.placed.graph)
     assert together.note
     assert not apart.note
     assert step_s(toys, plan, together) == step_s(toys, plan, apart)
@@ -59,7 +63,7 @@ def test_with_its_tensor_peers_the_step_ends_at_the_same_instant(
 def test_large_graphs_are_written_so_and_say_it(toys: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(toys, tensor=4, pipeline=2, data=4)
     monkeypatch.setattr(module, "MANY_TASKS", 10)
-    found = straggling(toys.graph_of(plan), plan, {5: 1.5})
+    found = place_stragglers(toys.graph_of(plan), plan, {5: 1.5})
     assert "tensor peers" in found.note
     assert sorted(found.factors) == [4, 5, 6, 7]
 
@@ -85,5 +89,5 @@ def test_it_stays_alone_where_that_could_be_told(
 def test_it_stays_alone_where_a_link_is_sick(toys: ModuleType) -> None:
     plan = planned(toys, tensor=4, pipeline=2, data=4)
     health = link_health(plan.topology, {"node1/nic3-leaf0": 0.5})
-    found = straggling(toys.graph_of(plan), plan, {5: 1.5}, health, step_only=True)
+    found = place_stragglers(toys.graph_of(plan), plan, {5: 1.5}, health, step_only=True)
     assert found.factors == {5: 1.5}

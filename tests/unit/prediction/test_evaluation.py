@@ -12,7 +12,7 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.graph import Kind, Work, unfold
 from perfsim.graph.symmetry import width_of
-from perfsim.placement.place import written_out
+from perfsim.placement.place import place
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import shared_links
 from perfsim.prediction.evaluation import evaluate, longest_path_s
@@ -72,7 +72,7 @@ def test_a_tensor_group_across_nodes_is_not_priced_as_one_inside(toys: ModuleTyp
     assert reductions == 2 * (4 * 4 + 3), "4 a layer and micro-batch, and what embedding and loss add"
     right_s = longest_path_s(graph, plan.topology, costs)
     assert right_s == folded_s(toys, plan, costs) + reductions * (ACROSS_S - INSIDE_S)
-    note = written_out(graph, plan.topology, contention=False).note
+    note = place(graph, plan.topology, contention=False).note
     assert note == "ranks of 2 kinds written: groups lie unevenly over nodes or leaves"
 
 
@@ -101,7 +101,7 @@ def test_seconds_are_means_over_ranks_not_over_what_is_written(toys: ModuleType)
     plan = planned(toys, 4, tensor=3, data=4)
     costs = CountingNodes(4, "tensor_communication")
     graph = toys.graph_of(plan)
-    partly, every = written_out(graph, plan.topology, contention=False).graph, unfold(graph).graph
+    partly, every = place(graph, plan.topology, contention=False).graph, unfold(graph).graph
     few, whole = (critical_path(each, price(each, costs)) for each in (partly, every))
     assert len(partly) < len(every)
     assert few.mean_breakdown() == pytest.approx(whole.mean_breakdown(), rel=1e-12)

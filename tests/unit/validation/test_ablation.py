@@ -10,8 +10,8 @@ import pytest
 from perfsim.catalog import Catalog
 from perfsim.costs.gemm import GemmModel
 from perfsim.costs.gpu import GpuCosts
-from perfsim.published.case_graphs import WrittenCase, write_case
 from perfsim.published.cases import StepCase
+from perfsim.published.placed_cases import PlacedCase, place_case
 from perfsim.validation.ablation import (
     NOTHING,
     REMOVALS,
@@ -35,7 +35,7 @@ MODEL = {
 
 def written(
     parallel: dict[str, Any], recompute: str = "none", evidence: str = "A", family: str = "f"
-) -> WrittenCase:
+) -> PlacedCase:
     devices = parallel.get("tensor", 1) * parallel.get("pipeline", 1) * parallel.get("data", 1)
     fields = {
         "id": "a",
@@ -48,10 +48,10 @@ def written(
         "training": {"global_batch_size": 32, "micro_batch_size": 2, "recompute": recompute},
         "measured": {"step_time_s": 1.0},
     }
-    return write_case(StepCase.model_validate(fields), Catalog())
+    return place_case(StepCase.model_validate(fields), Catalog())
 
 
-def lost(case: WrittenCase) -> dict[str, float]:
+def lost(case: PlacedCase) -> dict[str, float]:
     return shares(ablate(case)[0])
 
 
@@ -105,8 +105,8 @@ def test_collectives_of_recompute_are_two_blocks_a_layer_and_microbatch(sequence
     parallel = {"tensor": 2, "sequence_parallel": sequence_parallel}
     full = written(parallel, recompute="full")
     blocks = 2 * MODEL["num_layers"] * full.plan.num_microbatches  # type: ignore[operator]
-    assert recomputed_collectives(full.graph).sum() == blocks * (2 if sequence_parallel else 1)
-    assert not recomputed_collectives(written(parallel).graph).any()
+    assert recomputed_collectives(full.placed.graph).sum() == blocks * (2 if sequence_parallel else 1)
+    assert not recomputed_collectives(written(parallel).placed.graph).any()
 
 
 def test_every_mechanism_is_back_after_its_removal() -> None:

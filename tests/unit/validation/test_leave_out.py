@@ -9,8 +9,8 @@ import pytest
 
 from perfsim.catalog import Catalog
 from perfsim.fitting.step_fit import CONSTANTS, predict_with, recorded_constants
-from perfsim.published.case_graphs import write_case
 from perfsim.published.cases import StepCase
+from perfsim.published.placed_cases import place_case
 from perfsim.validation import leave_out as module
 from perfsim.validation.leave_out import ALL, LeftOut, Tangent, leave_out, tangent
 from perfsim.validation.score import Scored
@@ -95,7 +95,7 @@ def test_slopes_are_those_of_the_priced_step() -> None:
         "measured": {"step_time_s": 1.0},
     }
     case = StepCase.model_validate(fields)
-    written = write_case(case, Catalog())
+    written = place_case(case, Catalog())
     found = tangent(written, scored_case(case, None))
     slopes = dict(zip(CONSTANTS, found.slopes, strict=True))
     assert slopes["host_s_per_kernel"] == pytest.approx(1.0, abs=0.05), "so small a model waits for the host"

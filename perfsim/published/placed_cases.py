@@ -1,4 +1,4 @@
-"""Published runs with their graphs written, to be priced again and again."""
+"""Published runs with their graphs placed, to be priced again and again."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfsim.catalog import Catalog
+from perfsim.costs.price import Costs
 from perfsim.errors import PerfsimError
-from perfsim.graph import GraphBuilder, TaskGraph
-from perfsim.placement.place import written_out
+from perfsim.placement.place import Placed, place
+from perfsim.prediction.evaluation import graph_of
+from perfsim.prediction.run import Step
 from perfsim.published.cases import StepCase
 from perfsim.published.plans import case_plan
-from perfsim.strategies import Plan, strategy
+from perfsim.strategies import Plan
 
 
 @dataclass(frozen=True)
-class WrittenCase:
-    """A case, its plan, and the graph of its step."""
+class PlacedCase:
+    """A case, its plan, and its graph placed without contention."""
 
     case: StepCase
     plan: Plan
-    graph: TaskGraph
+    placed: Placed
+
+    def step(self, costs: Costs) -> Step:
+        """The step of the case at the prices of `costs`."""
+        return Step(self.placed, costs)
 
     @property
     def calibration(self) -> str:
@@ -29,18 +35,15 @@ class WrittenCase:
         return "" if known is None else known.name
 
 
-def write_case(case: StepCase, catalog: Catalog) -> WrittenCase:
-    """Plan a case and write its graph, unlike ranks apart. Raises PerfsimError where it cannot be planned."""
+def place_case(case: StepCase, catalog: Catalog) -> PlacedCase:
+    """Plan a case and place its graph. Raises PerfsimError where it cannot be planned."""
     plan = case_plan(case, catalog)
-    builder = GraphBuilder()
-    strategy(plan.strategy).emit(plan, builder)
-    graph = written_out(builder.build(), plan.topology, contention=False).graph
-    return WrittenCase(case, plan, graph)
+    return PlacedCase(case, plan, place(graph_of(plan), plan.topology, contention=False))
 
 
-def write_cases(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -> list[WrittenCase]:
+def place_cases(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -> list[PlacedCase]:
     """The scored cases that can be planned and whose device has the constants called `calibration`."""
-    written = []
+    placed = []
     for case in cases:
         if not case.scored:
             continue
@@ -50,5 +53,5 @@ def write_cases(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -
             continue
         known = plan.system.device.calibration
         if known is not None and known.name == calibration:
-            written.append(write_case(case, catalog))
-    return written
+            placed.append(place_case(case, catalog))
+    return placed
