@@ -131,7 +131,7 @@ def _write_traces(run: Any, folder: Path) -> list[str]:
 
     names = []
     for each in run.answered:
-        devices = each.machine.topology.num_devices
+        devices = each.question.devices
         name = f"trace_{each.evaluation.plan.strategy}_{devices}.json.gz"
         write_chrome_trace(each.evaluation.trace, folder / name)
         names.append(name)

@@ -20,7 +20,10 @@ from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
 from perfsim.engine.limits import hold, present_limits
 from perfsim.errors import InputError, LayoutError, LimitError, PerfsimError, PlanError
-from perfsim.prediction.metrics import metrics
+from perfsim.convergence.wall_clock import RunPart
+from perfsim.prediction.documents import Document, document_of, prediction_from
+from perfsim.prediction.predict import prediction_of
+from perfsim.prediction.prediction import Prediction
 from perfsim.study.assumptions import assumptions_of
 from perfsim.study.result import Assumption
 from perfsim.study.runner import answer_candidate, target_of
@@ -60,18 +63,42 @@ class Sweep:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What a point is answered with: the step at its best batch, and the time to the target."""
+
+    prediction: Prediction
+    time: TimeToAccuracy
+    """What comparisons between points are made with."""
+    whole_run: tuple[RunPart, ...] = ()
+
+
+@dataclass(frozen=True)
 class PointResult:
     """A point with its answer, or with the reasons why it has none."""
 
     point: SweepPoint
-    answer: Mapping[str, Any]
+    answer: Answer | None
     reasons: tuple[str, ...] = ()
-    time: TimeToAccuracy | None = field(default=None, compare=False)
-    """What comparisons between points are made with."""
+    """Why there is no answer."""
 
     @property
     def feasible(self) -> bool:
-        return self.time is not None
+        return self.answer is not None
+
+    @property
+    def prediction(self) -> Prediction:
+        """The step at the best batch. Raises ValueError where no plan is feasible."""
+        return self._given().prediction
+
+    @property
+    def time(self) -> TimeToAccuracy:
+        """The time to the target. Raises ValueError where no plan is feasible."""
+        return self._given().time
+
+    def _given(self) -> Answer:
+        if self.answer is None:
+            raise ValueError(f"{self.point.label} has no feasible plan")
+        return self.answer
 
     def as_dict(self) -> dict[str, Any]:
         """By the names of the JSON interface; `reasons` instead of metrics where no plan is feasible."""
@@ -82,7 +109,7 @@ class PointResult:
             "num_devices": self.point.num_devices,
             "settings": dict(self.point.settings),
             "feasible": self.feasible,
-            **(self.answer if self.feasible else {"reasons": list(self.reasons)}),
+            **({"reasons": list(self.reasons)} if self.answer is None else answer_document(self.answer)),
         }
 
 
@@ -331,7 +358,7 @@ def answer_text(study: StudySpec) -> Stored:
     return Stored(text, time.perf_counter() - started)
 
 
-def _answer(study: StudySpec) -> dict[str, Any]:
+def _answer(study: StudySpec) -> Document:
     candidate = study.candidates[0]
     try:
         answered = answer_candidate(study, candidate, candidate.devices[0], target_of(study))
@@ -339,31 +366,39 @@ def _answer(study: StudySpec) -> dict[str, Any]:
         return {"reasons": list(error.reasons)}
     except LayoutError as error:
         return {"reasons": [problem.message for problem in error.problems]}
-    time_s = answered.choice.answer
+    prediction = prediction_of(answered.evaluation)
+    parts = whole_run_of(answered.question, answered.choice)
+    return answer_document(Answer(prediction, answered.choice.answer, parts))
+
+
+def answer_document(answer: Answer) -> Document:
+    """An answer as it is stored, and as it stands in the JSON of a sweep."""
     return {
-        **metrics(answered.evaluation),
-        "batch_tokens": time_s.batch_tokens,
-        "steps": time_s.steps,
-        "step_time_error": time_s.step_time_error,
-        "time_to_accuracy_s": time_s.time_s,
-        "time_to_accuracy_band_s": list(time_s.band_s),
-        "whole_run": [asdict(part) for part in whole_run_of(answered.machine, answered.choice)],
+        **document_of(answer.prediction),
+        "batch_tokens": answer.time.batch_tokens,
+        "steps": answer.time.steps,
+        "step_time_error": answer.time.step_time_error,
+        "time_to_accuracy_s": answer.time.time_s,
+        "time_to_accuracy_band_s": list(answer.time.band_s),
+        "whole_run": [asdict(part) for part in answer.whole_run],
     }
 
 
 def _result(point: SweepPoint, stored: Stored) -> PointResult:
-    answer = json.loads(stored.text)
-    if "reasons" in answer:
-        return PointResult(point, {}, tuple(answer["reasons"]))
+    document = json.loads(stored.text)
+    if "reasons" in document:
+        return PointResult(point, None, tuple(document["reasons"]))
     target = target_of(point.study)
-    again = time_to_accuracy(
-        answer["batch_tokens"],
-        answer["step_time_s"],
+    time_s = time_to_accuracy(
+        document["batch_tokens"],
+        document["step_time_s"],
         target.d_min_tokens,
         target.critical,
-        answer["step_time_error"],
+        document["step_time_error"],
     )
-    return PointResult(point, answer, (), again)
+    prediction = prediction_from(document, point.study.model.name)
+    whole_run = tuple(RunPart(**part) for part in document["whole_run"])
+    return PointResult(point, Answer(prediction, time_s, whole_run))
 
 
 class _Progress:
