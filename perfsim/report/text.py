@@ -185,6 +185,11 @@ def _plain_value(value: Any) -> str:
     return str(value)
 
 
+def arrows(changes: str) -> str:
+    """`4 -> 2` with an arrow."""
+    return changes.replace("->", "\u2192")
+
+
 def human(name: str) -> str:
     """`tensor_communication` -> `tensor communication`; a unit suffix is dropped."""
     return name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")

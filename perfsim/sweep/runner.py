@@ -11,25 +11,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
-from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
+from perfsim.convergence.time_to_accuracy import time_to_accuracy
 from perfsim.engine.limits import hold, present_limits
 from perfsim.errors import InputError, LayoutError, LimitError, PerfsimError, PlanError
 from perfsim.convergence.wall_clock import RunPart
-from perfsim.prediction.documents import Document, document_of, prediction_from
+from perfsim.prediction.documents import Document, prediction_from
 from perfsim.prediction.predict import prediction_of
-from perfsim.prediction.prediction import Prediction
 from perfsim.study.assumptions import assumptions_of
 from perfsim.study.result import Assumption
 from perfsim.study.runner import answer_candidate, target_of
 from perfsim.study.spec import StudySpec
 from perfsim.study.whole_run import whole_run_of
 from perfsim.sweep.grid import SweepPoint, expand
+from perfsim.sweep.points import Answer, PointResult
+from perfsim.sweep.result import SweepResult
 from perfsim.sweep.spec import StudyCatalog, SweepSpec
 from perfsim.sweep.store import Store, Stored, digest_of
 
@@ -60,83 +61,6 @@ class Sweep:
     @property
     def name(self) -> str:
         return self.spec.name
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a point is answered with: the step at its best batch, and the time to the target."""
-
-    prediction: Prediction
-    time: TimeToAccuracy
-    """What comparisons between points are made with."""
-    whole_run: tuple[RunPart, ...] = ()
-
-
-@dataclass(frozen=True)
-class PointResult:
-    """A point with its answer, or with the reasons why it has none."""
-
-    point: SweepPoint
-    answer: Answer | None
-    reasons: tuple[str, ...] = ()
-    """Why there is no answer."""
-
-    @property
-    def feasible(self) -> bool:
-        return self.answer is not None
-
-    @property
-    def prediction(self) -> Prediction:
-        """The step at the best batch. Raises ValueError where no plan is feasible."""
-        return self._given().prediction
-
-    @property
-    def time(self) -> TimeToAccuracy:
-        """The time to the target. Raises ValueError where no plan is feasible."""
-        return self._given().time
-
-    def _given(self) -> Answer:
-        if self.answer is None:
-            raise ValueError(f"{self.point.label} has no feasible plan")
-        return self.answer
-
-    def as_dict(self) -> dict[str, Any]:
-        """By the names of the JSON interface; `reasons` instead of metrics where no plan is feasible."""
-        candidate = self.point.candidate
-        return {
-            "strategy": candidate.strategy,
-            "system": candidate.system.name,
-            "num_devices": self.point.num_devices,
-            "settings": dict(self.point.settings),
-            "feasible": self.feasible,
-            **({"reasons": list(self.reasons)} if self.answer is None else answer_document(self.answer)),
-        }
-
-
-@dataclass(frozen=True)
-class SweepResult:
-    """Every point of a grid, in the grid's order."""
-
-    name: str
-    title: str
-    question: str
-    study: str
-    points: tuple[PointResult, ...]
-    assumptions: tuple[Assumption, ...] = ()
-
-    @property
-    def feasible(self) -> tuple[PointResult, ...]:
-        return tuple(point for point in self.points if point.feasible)
-
-    def as_dict(self) -> dict[str, Any]:
-        """One document; the same grid gives the same, whatever was stored before."""
-        return {
-            "sweep": self.name,
-            "title": self.title,
-            "question": self.question,
-            "study": self.study,
-            "points": [point.as_dict() for point in self.points],
-        }
 
 
 @dataclass(frozen=True)
@@ -368,20 +292,7 @@ def _answer(study: StudySpec) -> Document:
         return {"reasons": [problem.message for problem in error.problems]}
     prediction = prediction_of(answered.evaluation)
     parts = whole_run_of(answered.question, answered.choice)
-    return answer_document(Answer(prediction, answered.choice.answer, parts))
-
-
-def answer_document(answer: Answer) -> Document:
-    """An answer as it is stored, and as it stands in the JSON of a sweep."""
-    return {
-        **document_of(answer.prediction),
-        "batch_tokens": answer.time.batch_tokens,
-        "steps": answer.time.steps,
-        "step_time_error": answer.time.step_time_error,
-        "time_to_accuracy_s": answer.time.time_s,
-        "time_to_accuracy_band_s": list(answer.time.band_s),
-        "whole_run": [asdict(part) for part in answer.whole_run],
-    }
+    return Answer(prediction, answered.choice.answer, parts).document()
 
 
 def _result(point: SweepPoint, stored: Stored) -> PointResult:

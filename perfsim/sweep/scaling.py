@@ -1,4 +1,4 @@
-"""What a sweep says together: machines over device counts, each at its best batch, and who matches whom."""
+"""Machines over numbers of devices, each at its best batch, and how many of one match another."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
-from perfsim.sweep.axes import BATCH_PATHS, VARIANT
-from perfsim.sweep.runner import PointResult, SweepResult
-
-Circumstances = tuple[tuple[str, str], ...]
-"""Settings other than the batch, each value as text."""
+from perfsim.convergence.time_to_accuracy import RatioBand, ratio_band
+from perfsim.sweep.points import Circumstances, PointResult, settings_text
 
 
 @dataclass(frozen=True)
@@ -35,29 +31,34 @@ class Series:
 
     @property
     def circumstance(self) -> str:
-        """Its variant by name, and what else the grid varies."""
-        return ", ".join(worded(self.circumstances))
+        """The name of its variant, and what else the grid varies."""
+        return settings_text(self.circumstances)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        return tuple(each.point.num_devices for each in self.points)
+        return tuple(point.num_devices for point in self.points)
 
-    def efficiency(self, each: PointResult) -> float:
-        """Of one device of the smallest machine, the share that a device of this one achieves."""
+    @property
+    def fastest(self) -> PointResult:
+        """The point that reaches the target first."""
+        return min(self.points, key=lambda point: point.target_time.time_s)
+
+    def efficiency(self, point: PointResult) -> float:
+        """Scaling efficiency in time to the target, relative to the smallest machine."""
         first = self.points[0]
-        speedup = time_of(first).time_s / time_of(each).time_s
-        return speedup * first.point.num_devices / each.point.num_devices
+        speedup = first.target_time.time_s / point.target_time.time_s
+        return speedup * first.num_devices / point.num_devices
 
 
 @dataclass(frozen=True)
 class Match:
     """The fewest devices of a series that are as fast as a point of another machine.
 
-    `fewest` by the central estimate; `possibly` where the low end of the ratio's 90 % band is as
-    fast, `surely` where its high end is. None: more than the series has.
+    `fewest` is the central estimate, `possibly` and `surely` are where the low and the high end of the
+    ratio's 90 % band are as fast. None: more than the series has.
     """
 
-    wanted: PointResult
+    rival: PointResult
     series: Series
     fewest: PointResult | None
     possibly: int | None
@@ -65,95 +66,68 @@ class Match:
 
     @property
     def between(self) -> tuple[PointResult, float] | None:
-        """The largest count that is too slow, and about how many devices would do: log-log between the two.
+        """The largest count that is too slow, and the interpolated number of devices (log-log).
 
         None where the smallest count of the series is fast enough already, or none is.
         """
         if self.fewest is None or self.series.points.index(self.fewest) == 0:
             return None
         slower = self.series.points[self.series.points.index(self.fewest) - 1]
-        few, many = (math.log(each.point.num_devices) for each in (slower, self.fewest))
+        few, many = math.log(slower.num_devices), math.log(self.fewest.num_devices)
         slow_s, fast_s, goal_s = (
-            math.log(time_of(each).time_s) for each in (slower, self.fewest, self.wanted)
+            math.log(point.target_time.time_s) for point in (slower, self.fewest, self.rival)
         )
         share = (slow_s - goal_s) / (slow_s - fast_s) if slow_s > fast_s else 1.0
         return slower, math.exp(few + share * (many - few))
 
 
-def time_of(each: PointResult) -> TimeToAccuracy:
-    """The time to the target of a feasible point."""
-    if each.time is None:
-        raise ValueError(f"{each.point.label} has no feasible plan")
-    return each.time
-
-
-def circumstances(each: PointResult) -> Circumstances:
-    """The settings of a point that are no choice of who trains."""
-    return tuple(
-        (path, shown(value)) for path, value in each.point.settings.items() if path not in BATCH_PATHS
-    )
-
-
-def worded(settings: Circumstances) -> list[str]:
-    """`software_release r1.7`: each setting by the last part of its path, a variant by its name alone."""
-    return [value if path == VARIANT else f"{path.rpartition('.')[2]} {value}" for path, value in settings]
-
-
-def shown(value: Any) -> str:
-    """A value of a grid as text."""
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def series_of(result: SweepResult) -> list[Series]:
-    """Every machine under every circumstance, in the order of the grid; only what is feasible."""
+def series_of(feasible: Sequence[PointResult]) -> list[Series]:
+    """Every machine under every circumstance, in the order of the grid."""
     groups: dict[tuple[str, str, Circumstances], list[PointResult]] = {}
-    for each in result.feasible:
-        candidate = each.point.candidate
-        key = (candidate.strategy, candidate.system.name, circumstances(each))
-        groups.setdefault(key, []).append(each)
+    for point in feasible:
+        groups.setdefault((point.strategy, point.system, point.circumstances), []).append(point)
     return [Series(*key, tuple(_best(points))) for key, points in groups.items()]
 
 
 def _best(points: Iterable[PointResult]) -> list[PointResult]:
-    """The soonest at each number of devices; of ties the smaller batch."""
+    """The fastest at each number of devices; of ties the smaller batch."""
     best: dict[int, PointResult] = {}
-    for each in points:
-        known = best.get(each.point.num_devices)
-        if known is None or _rank(each) < _rank(known):
-            best[each.point.num_devices] = each
+    for point in points:
+        known = best.get(point.num_devices)
+        if known is None or _rank(point) < _rank(known):
+            best[point.num_devices] = point
     return [best[count] for count in sorted(best)]
 
 
-def _rank(each: PointResult) -> tuple[float, float]:
-    time = time_of(each)
-    return time.time_s, time.batch_tokens
+def _rank(point: PointResult) -> tuple[float, float]:
+    return point.target_time.time_s, point.target_time.batch_tokens
 
 
-def matches(result: SweepResult) -> list[Match]:
-    """For every point of the later machines: the fewest devices of the first one that are as fast.
+def matches(series: Sequence[Series]) -> list[Match]:
+    """For every point of the later machines, the fewest devices of the first machine that are as fast.
 
-    The first circumstance of the grid that both machines know counts. Empty where there is one machine.
+    A machine counts under the first circumstance of the grid that it shares with the first machine.
+    Empty where there is one machine.
     """
-    series = series_of(result)
     if not series:
         return []
     first = series[0]
-    others = [each for each in series if each.machine != first.machine and _comparable(each, first)]
-    chosen = {each.machine: each for each in reversed(others)}
-    return [
-        match(wanted, first) for other in others if chosen[other.machine] is other for wanted in other.points
-    ]
+    rivals: dict[tuple[str, str], Series] = {}
+    for rival in series[1:]:
+        if rival.machine != first.machine and _comparable(rival, first):
+            rivals.setdefault(rival.machine, rival)
+    return [match(point, first) for rival in rivals.values() for point in rival.points]
 
 
-def targets_of(series: Sequence[Series]) -> list[list[Series]]:
-    """Series by what they train: of one list all have the same model and pursue the same target."""
+def same_target(series: Iterable[Series]) -> list[list[Series]]:
+    """Series grouped by what they train: one model and one target in each group."""
     groups: list[list[Series]] = []
-    for each in series:
-        known = next((group for group in groups if _same_target(group[0], each)), None)
+    for member in series:
+        known = next((group for group in groups if _same_target(group[0], member)), None)
         if known is None:
-            groups.append([each])
+            groups.append([member])
         else:
-            known.append(each)
+            known.append(member)
     return groups
 
 
@@ -162,22 +136,22 @@ def _same_target(a: Series, b: Series) -> bool:
 
 
 def _comparable(a: Series, b: Series) -> bool:
-    """Whether two machines pursue the same target."""
-    one, other = time_of(a.points[0]), time_of(b.points[0])
-    return one.critical == other.critical and one.d_min_tokens == other.d_min_tokens
+    """Whether two machines train to the same target."""
+    time_a, time_b = a.points[0].target_time, b.points[0].target_time
+    return time_a.critical == time_b.critical and time_a.d_min_tokens == time_b.d_min_tokens
 
 
-def match(wanted: PointResult, series: Series) -> Match:
-    """The fewest devices of `series` that reach the target no later than `wanted`."""
-    ratios = [(each, ratio_band(time_of(each), time_of(wanted))) for each in series.points]
+def match(rival: PointResult, series: Series) -> Match:
+    """The fewest devices of `series` that reach the target no later than `rival`."""
+    ratios = [(point, ratio_band(point.target_time, rival.target_time)) for point in series.points]
     return Match(
-        wanted,
+        rival,
         series,
-        fewest=next((each for each, ratio in ratios if ratio.ratio <= 1), None),
+        fewest=next((point for point, ratio in ratios if ratio.ratio <= 1), None),
         possibly=_first(ratios, lambda ratio: ratio.low),
         surely=_first(ratios, lambda ratio: ratio.high),
     )
 
 
 def _first(ratios: Sequence[tuple[PointResult, RatioBand]], end: Any) -> int | None:
-    return next((each.point.num_devices for each, ratio in ratios if end(ratio) <= 1), None)
+    return next((point.num_devices for point, ratio in ratios if end(ratio) <= 1), None)

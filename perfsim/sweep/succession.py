@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from perfsim.sweep.points import PointResult
 from perfsim.sweep.policy import policy_changes
-from perfsim.sweep.runner import PointResult, SweepResult
-from perfsim.sweep.variants import variants_of
 
 
 @dataclass(frozen=True)
@@ -19,44 +19,43 @@ class Succession:
 
     @property
     def machine(self) -> str:
-        return f"{self.after.point.num_devices:,} x {self.after.point.candidate.system.name}"
+        return f"{self.after.num_devices:,} x {self.after.system}"
 
     @property
     def changes(self) -> str:
         return policy_changes(self.before, self.after)
 
 
-def successions(result: SweepResult) -> dict[str, list[Succession]]:
+def successions(points: Sequence[PointResult]) -> dict[str, list[Succession]]:
     """By machine, each variant beside the one before; empty where all variants train one model.
 
     Only of machines that have one point in each variant.
     """
-    first = result.points[0].point.study.model
-    if not variants_of(result) or all(each.point.study.model == first for each in result.points):
+    if not points or not points[0].variant:
+        return {}
+    if all(point.point.study.model == points[0].point.study.model for point in points):
         return {}
     machines: dict[tuple[str, str, int], list[PointResult]] = {}
-    for each in result.feasible:
-        candidate = each.point.candidate
-        key = (candidate.system.name, candidate.strategy, each.point.num_devices)
-        machines.setdefault(key, []).append(each)
-    found: dict[str, list[Succession]] = {}
-    for points in machines.values():
-        names = [each.point.variant for each in points]
-        if len(points) > 1 and len(set(names)) == len(names):
-            steps = [Succession(one, other) for one, other in pairwise(points)]
-            found.setdefault(steps[0].machine, steps)
-    return found
+    for point in points:
+        if point.feasible:
+            machines.setdefault((point.system, point.strategy, point.num_devices), []).append(point)
+    steps_of: dict[str, list[Succession]] = {}
+    for own in machines.values():
+        names = [point.variant for point in own]
+        if len(own) > 1 and len(set(names)) == len(names):
+            steps = [Succession(before, after) for before, after in pairwise(own)]
+            steps_of.setdefault(steps[0].machine, steps)
+    return steps_of
 
 
-def policy_sentence(result: SweepResult) -> str:
-    """What each machine changed from the first variant to the last; empty where that says nothing."""
-    found = successions(result)
-    if not found:
+def policy_sentence(steps_of: Mapping[str, Sequence[Succession]]) -> str:
+    """What the planner changed on each machine from the first variant to the last; empty without any."""
+    if not steps_of:
         return ""
-    first = next(iter(found.values()))
-    ends = f"{first[0].before.point.variant} to {first[-1].after.point.variant}"
+    first = next(iter(steps_of.values()))
+    ends = f"{first[0].before.variant} to {first[-1].after.variant}"
     words = [
         f"{machine}: {policy_changes(steps[0].before, steps[-1].after) or 'nothing'}"
-        for machine, steps in found.items()
+        for machine, steps in steps_of.items()
     ]
     return f"What the planner changed from {ends}: {'; '.join(words)}."

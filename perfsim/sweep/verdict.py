@@ -1,4 +1,4 @@
-"""The sentence that a sweep ends in: how many of one machine are as fast as so many of another."""
+"""The verdict of a sweep: how many of one machine match another, or how well a machine scales."""
 
 from __future__ import annotations
 
@@ -6,80 +6,67 @@ from collections.abc import Sequence
 
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.prediction.metrics import at_peak
-from perfsim.sweep.knee import knee_sentence, scalings
-from perfsim.sweep.runner import PointResult, SweepResult
-from perfsim.sweep.scaling import (
-    Circumstances,
-    Match,
-    Series,
-    circumstances,
-    matches,
-    series_of,
-    targets_of,
-    time_of,
-    worded,
-)
+from perfsim.sweep.analysis import Analysis
+from perfsim.sweep.points import Circumstances, PointResult, settings_text
+from perfsim.sweep.scaling import Match, Series
 from perfsim.sweep.succession import policy_sentence
-from perfsim.sweep.variants import variant_sentences, variants_of
+from perfsim.sweep.variants import variant_sentences
 
 DAY_S = 86_400.0
-MOST_SENTENCES = 3
-"""Of a verdict on variants; the page says the rest."""
+MAX_SENTENCES = 3
+"""Of a verdict on variants; the page has the rest."""
 
 
-def sweep_verdict(result: SweepResult) -> str:
-    """Who is soonest, and what helps to decide: equally fast machines, or how well one scales."""
-    if not result.feasible:
-        reasons = result.points[0].reasons if result.points else ("the grid is empty",)
+def sweep_verdict(analysis: Analysis) -> str:
+    """Which machine is first at the target, and what helps to decide between machines."""
+    if not analysis.feasible:
+        reasons = analysis.points[0].reasons if analysis.points else ("the grid is empty",)
         return f"No point of the grid has a feasible plan: {'; '.join(reasons)}."
-    return " ".join(filter(None, [_compared(result), _bounds(result)]))
+    return " ".join(filter(None, [_compared(analysis), _bounds(analysis.feasible)]))
 
 
-def _bounds(result: SweepResult) -> str:
-    """Which machines no release can be, because they lose nothing; empty where there are none."""
-    points = [each.point for each in result.feasible]
+def _bounds(feasible: Sequence[PointResult]) -> str:
+    """The systems that lose nothing, which no release of their software reaches; empty without any."""
     peak = {
-        each.candidate.system.name for each in points if at_peak(each.candidate.system, each.study.recipe)
+        point.system for point in feasible if at_peak(point.point.candidate.system, point.point.study.recipe)
     }
-    return f"At peak, an upper bound that was never observed: {', '.join(sorted(peak))}." if peak else ""
+    return f"Upper bounds at peak efficiency, never observed: {', '.join(sorted(peak))}." if peak else ""
 
 
-def _compared(result: SweepResult) -> str:
-    soonest = min(result.feasible, key=lambda each: time_of(each).time_s)
-    if variants_of(result):
-        return " ".join(_of_variants(result))
-    series = series_of(result)
-    if len(targets_of(series)) > 1:
-        return " ".join(_scales(each) for each in series[:MOST_SENTENCES])
-    head = f"Soonest at the target: {_machine(soonest)}, {_days(soonest)} ({_band(soonest)})."
-    found = matches(result)
-    return f"{head} {_equals(found) if found else _scales(series[0])}"
+def _compared(analysis: Analysis) -> str:
+    if analysis.variants:
+        return " ".join(_of_variants(analysis))
+    series = analysis.series
+    if len(analysis.targets) > 1:
+        return " ".join(_scales(member) for member in series[:MAX_SENTENCES])
+    first = min(analysis.feasible, key=lambda point: point.target_time.time_s)
+    head = f"{_machine(first)} reaches the target first, in {_days(first)} ({_band(first)})."
+    return f"{head} {_matched(analysis.matches) if analysis.matches else _scales(series[0])}"
 
 
-def _of_variants(result: SweepResult) -> list[str]:
+def _of_variants(analysis: Analysis) -> list[str]:
     """How each variant scales; where none has several device counts, what each changes."""
-    scaled = scalings(series_of(result))
-    sentences = [knee_sentence(each) for each in scaled] if scaled else variant_sentences(result)
-    return [*sentences[:MOST_SENTENCES], *filter(None, [policy_sentence(result)])]
+    sentences = [scaling.sentence for scaling in analysis.scalings]
+    if not sentences:
+        sentences = variant_sentences(analysis.feasible, analysis.changes)
+    return [*sentences[:MAX_SENTENCES], *filter(None, [policy_sentence(analysis.successions)])]
 
 
-def _machine(each: PointResult) -> str:
+def _machine(point: PointResult) -> str:
     """`16 x cs-2`, and under which settings of the grid's further axes."""
-    return _with_settings(
-        f"{each.point.num_devices:,} x {each.point.candidate.system.name}", circumstances(each)
-    )
+    return _with_settings(f"{point.num_devices:,} x {point.system}", point.circumstances)
 
 
 def _with_settings(machine: str, settings: Circumstances) -> str:
-    return " with ".join([machine, *filter(None, [", ".join(worded(settings))])])
+    return " with ".join(filter(None, [machine, settings_text(settings)]))
 
 
-def _days(each: PointResult) -> str:
-    return f"{_number(time_of(each).time_s / DAY_S)} days"
+def _days(point: PointResult) -> str:
+    return f"{_number(point.target_time.time_s / DAY_S)} days"
 
 
-def _band(each: PointResult) -> str:
-    low, high = (_number(end / DAY_S) for end in time_of(each).band_s)
+def _band(point: PointResult) -> str:
+    low, high = (_number(end / DAY_S) for end in point.target_time.band_s)
     return f"{low} to {high}"
 
 
@@ -87,64 +74,63 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _equals(found: Sequence[Match]) -> str:
-    """The largest machine that is matched and one a quarter of its size, or that none is."""
-    wanted = found[0].wanted.point.candidate.system.name
-    own = [each for each in found if each.wanted.point.candidate.system.name == wanted]
-    matched = [each for each in own if each.fewest is not None]
-    series = own[0].series
+def _matched(matches: Sequence[Match]) -> str:
+    """The largest rival that is matched and one a quarter of its size, or that none is."""
+    own = [match for match in matches if match.rival.system == matches[0].rival.system]
+    matched = [match for match in own if match.fewest is not None]
     if not matched:
-        least = own[0].wanted
+        series, rival = own[0].series, own[0].rival
         system = _with_settings(series.system, series.circumstances)
-        return (
-            f"No number of {system} up to {series.counts[-1]:,} is as fast as "
-            f"{_machine(least)} ({_days(least)})."
-        )
+        most = f"{series.counts[-1]:,}"
+        return f"No number of {system} up to {most} matches {_machine(rival)} ({_days(rival)})."
     largest = matched[-1]
-    quarter = [
-        each for each in matched if 4 * each.wanted.point.num_devices <= largest.wanted.point.num_devices
-    ]
-    return " ".join(_equal(each) for each in [*quarter[-1:], largest])
+    quarter = [match for match in matched if 4 * match.rival.num_devices <= largest.rival.num_devices]
+    return " ".join(_match_sentence(match) for match in [*quarter[-1:], largest])
 
 
-def _equal(each: Match) -> str:
-    fewest = each.fewest
+def _match_sentence(match: Match) -> str:
+    fewest, rival = match.fewest, f"{_machine(match.rival)} ({_days(match.rival)})"
     if fewest is None:
-        return f"{_machine(each.wanted)} are matched by none."
-    count = fewest.point.num_devices
-    if each.between is not None:
-        slower, about = each.between
-        system = _with_settings(each.series.system, each.series.circumstances)
+        return f"Nothing matches {rival}."
+    count = fewest.num_devices
+    if match.between is not None:
+        slower, about = match.between
+        system = _with_settings(match.series.system, match.series.circumstances)
         return (
-            f"As fast as {_machine(each.wanted)} ({_days(each.wanted)}) are about {_number(about)} x "
-            f"{system}: {slower.point.num_devices:,} take {_days(slower)}, {count:,} take "
-            f"{_days(fewest)} ({_certainty(each, count)})."
+            f"About {_number(about)} x {system} match {rival}: {_takes(slower)}, {_takes(fewest)} "
+            f"({_certainty(match, count)})."
         )
-    smallest = " or fewer" if 1 < count == each.series.counts[0] else ""
-    return (
-        f"To be as fast as {_machine(each.wanted)} ({_days(each.wanted)}) takes {_machine(fewest)}{smallest} "
-        f"({_days(fewest)}; {_certainty(each, count)})."
-    )
+    smallest = " or fewer" if 1 < count == match.series.counts[0] else ""
+    verb = "matches" if count == 1 else "match"
+    return f"{_machine(fewest)}{smallest} {verb} {rival}: {_days(fewest)} ({_certainty(match, count)})."
 
 
-def _certainty(each: Match, count: int) -> str:
-    if each.possibly == each.surely == count:
-        return "so in the whole 90 % band"
-    sure = f"{each.surely:,}" if each.surely else f"more than {each.series.counts[-1]:,}"
-    return f"within the 90 % band possibly {each.possibly or count:,}, surely {sure}"
+def _takes(point: PointResult) -> str:
+    return f"{point.num_devices:,} {'takes' if point.num_devices == 1 else 'take'} {_days(point)}"
+
+
+def _certainty(match: Match, count: int) -> str:
+    low = match.possibly or count
+    if low == match.surely:
+        return f"{count:,} throughout the 90 % band"
+    high = f"{match.surely:,}" if match.surely else f"more than {match.series.counts[-1]:,}"
+    return f"90 % band {low:,} to {high}"
 
 
 def _scales(series: Series) -> str:
     first, last = series.points[0], series.points[-1]
     if first is last:
         return f"{_machine(first)} takes {_days(first)} at its best batch."
-    small, large = time_of(first), time_of(last)
-    ratio = last.point.num_devices / first.point.num_devices
+    small, large = first.target_time, last.target_time
+    ratio = last.num_devices / first.num_devices
     split = split_speedup(small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens)
-    share = 100 * series.efficiency(last)
     return (
-        f"From {first.point.num_devices:,} to {_machine(last)} the time falls from {_days(first)} to "
-        f"{_days(last)}, and a device does {share:.0f} % of what it does in the smallest machine: "
-        f"{100 * split.hardware:.0f} % of its tokens a second, and {100 * split.statistical:.0f} % for the "
-        "tokens that a larger batch costs."
+        f"From {first.num_devices:,} to {_machine(last)} the time falls from {_days(first)} to "
+        f"{_days(last)}: a scaling efficiency of {_percent(series.efficiency(last))} relative to the "
+        f"smallest machine ({_percent(split.hardware)} in throughput, {_percent(split.statistical)} in "
+        "tokens to the target)."
     )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -20,6 +20,8 @@ class ScalingPoint:
     series: str
     num_devices: int
     value: float
+    efficiency: float
+    """Scaling efficiency relative to the smallest machine of the series."""
     note: str = ""
     """Shown on hover, for example the layout."""
 
@@ -40,7 +42,7 @@ def scaling_curve(
     traces: list[Any] = []
     for index, (name, own) in enumerate(_by_series(points).items()):
         line, dotted = _series(name, own, index, unit, better)
-        if linear:  # lines that keep to the ideal would hide it
+        if linear:  # a thin ideal would vanish behind lines that follow it
             dotted.line.update(width=6, dash="solid", color=base.translucent(dotted.line.color, 0.3))
         traces += [dotted, line] if linear else [line, dotted]
     across: dict[str, Any] = {"type": "log", "exponentformat": "none", "dtick": "D2"}
@@ -64,11 +66,9 @@ def _by_series(points: Sequence[ScalingPoint]) -> dict[str, list[ScalingPoint]]:
     return {name: series[name] for name in first}
 
 
-def ideal(own: Sequence[ScalingPoint], better: Literal["lower", "higher"]) -> list[float]:
-    """What perfect scaling from the first point would give at each number of devices."""
-    first = own[0]
-    power = -1.0 if better == "lower" else 1.0
-    return [first.value * (point.num_devices / first.num_devices) ** power for point in own]
+def _ideal(point: ScalingPoint, better: Literal["lower", "higher"]) -> float:
+    """What perfect scaling from the smallest machine would give."""
+    return point.value * point.efficiency if better == "lower" else point.value / point.efficiency
 
 
 def _series(
@@ -76,9 +76,6 @@ def _series(
 ) -> list[Any]:
     look = base.series_style(index)
     devices = [point.num_devices for point in own]
-    hover = [
-        base.esc(_hover(point, share)) for point, share in zip(own, efficiency(own, better), strict=True)
-    ]
     line = go.Scatter(
         x=devices,
         y=[point.value for point in own],
@@ -87,13 +84,13 @@ def _series(
         mode="lines+markers",
         line={"color": look["color"], "width": 2},
         marker={"symbol": look["symbol"], "size": 8},
-        customdata=hover,
+        customdata=[base.esc(_hover(point)) for point in own],
         hovertemplate=f"<b>%{{fullData.name}}</b><br>%{{x}} devices: %{{y:.4g}} {unit}"
         "<br>%{customdata}<extra></extra>",
     )
     dotted = go.Scatter(
         x=devices,
-        y=ideal(own, better),
+        y=[_ideal(point, better) for point in own],
         name=f"{base.esc(name)}, ideal",
         legendgroup=base.esc(name),
         mode="lines",
@@ -103,29 +100,23 @@ def _series(
     return [line, dotted]
 
 
-def efficiency(own: Sequence[ScalingPoint], better: Literal["lower", "higher"]) -> list[float]:
-    """Scaling efficiency of each point as a fraction of the ideal."""
-    pairs = zip(own, ideal(own, better), strict=True)
-    return [best / point.value if better == "lower" else point.value / best for point, best in pairs]
+def _hover(point: ScalingPoint) -> str:
+    return f"scaling efficiency {text.percent(point.efficiency)}" + (f", {point.note}" if point.note else "")
 
 
-def _hover(point: ScalingPoint, share: float) -> str:
-    return f"{text.percent(share)} of ideal" + (f", {point.note}" if point.note else "")
-
-
-def scaling_table(
-    points: Sequence[ScalingPoint], *, unit: str = "days", better: Literal["lower", "higher"] = "lower"
-) -> Table:
+def scaling_table(points: Sequence[ScalingPoint], *, unit: str = "days") -> Table:
     """Every point with its scaling efficiency."""
-    rows = []
-    for name, own in _by_series(points).items():
-        for point, share in zip(own, efficiency(own, better), strict=True):
-            cells = [
-                text.integer(point.num_devices),
-                text.number(point.value),
-                text.percent(share),
-                point.note,
-            ]
-            rows.append([name, *cells])
-    columns = ("series", "devices", unit, "of ideal", "note")
-    return Table(columns, rows, "Each point beside perfect scaling from the first.", frozenset({1, 2, 3}))
+    rows = [
+        [
+            name,
+            text.integer(point.num_devices),
+            text.number(point.value),
+            text.percent(point.efficiency),
+            point.note,
+        ]
+        for name, own in _by_series(points).items()
+        for point in own
+    ]
+    columns = ("series", "devices", unit, "scaling efficiency", "note")
+    caption = "Scaling efficiency is relative to the smallest machine of the series."
+    return Table(columns, rows, caption, frozenset({1, 2, 3}))

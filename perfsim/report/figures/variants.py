@@ -10,8 +10,7 @@ import plotly.graph_objects as go
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.tables import Table
-from perfsim.sweep.policy import ARROW
-from perfsim.sweep.scaling import Series, time_of
+from perfsim.sweep.scaling import Series
 from perfsim.sweep.variants import Change
 
 Changes = Mapping[str, Sequence[Change]]
@@ -19,22 +18,22 @@ Changes = Mapping[str, Sequence[Change]]
 
 def change_bars(changes: Changes) -> go.Figure:
     """Horizontal bars of the change in per cent, one colour a group; seconds on hover."""
-    names = list(dict.fromkeys(one.each.point.variant for own in changes.values() for one in own[1:]))
+    names = list(dict.fromkeys(change.point.variant for own in changes.values() for change in own[1:]))
     traces = []
     for index, (group, own) in enumerate(changes.items()):
-        found = {one.each.point.variant: one for one in own[1:]}
-        shown = [found[name] for name in names if name in found]
+        by_name = {change.point.variant: change for change in own[1:]}
+        drawn = [by_name[name] for name in names if name in by_name]
         traces.append(
             go.Bar(
                 orientation="h",
                 name=base.esc(group),
-                y=[_wrapped(one.each.point.variant) for one in shown],
-                x=[round(100.0 * (one.ratio - 1.0), 4) for one in shown],
+                y=[_wrapped(change.point.variant) for change in drawn],
+                x=[round(100.0 * (change.ratio - 1.0), 4) for change in drawn],
                 marker={"color": base.series_style(index)["color"]},
-                text=[_percent(one) + (" *" if one.policy else "") for one in shown],
+                text=[_percent(change) + (" *" if change.policy else "") for change in drawn],
                 textposition="outside",
                 cliponaxis=False,
-                customdata=[_seconds(one) for one in shown],
+                customdata=[_seconds(change) for change in drawn],
                 hovertemplate="<b>%{y}</b><br>%{customdata}<extra>%{fullData.name}</extra>",
             )
         )
@@ -51,7 +50,7 @@ def change_bars(changes: Changes) -> go.Figure:
 
 def time_dots(series: Sequence[Series]) -> go.Figure:
     """One dot with its 90 % band for every series, on a logarithmic axis of time."""
-    points = [(one.label, time_of(each)) for one in series for each in one.points]
+    points = [(member.label, point.target_time) for member in series for point in member.points]
     unit, scale = text.time_unit(time.time_s for _, time in points)
     dots = go.Scatter(
         x=[float(f"{time.time_s / scale:.6g}") for _, time in points],
@@ -86,16 +85,16 @@ def time_table(series: Sequence[Series]) -> Table:
     """Every series: steps, step time, time and band."""
     rows = [
         [
-            one.label,
-            text.integer(each.answer["global_batch_size"]),
-            text.integer(time_of(each).steps),
-            text.duration(time_of(each).step_time_s),
-            text.duration(time_of(each).time_s),
-            text.duration_band(time_of(each).band_s),
-            text.layout_long(each.answer["layout"]),
+            member.label,
+            text.integer(point.prediction.global_batch_size),
+            text.integer(point.target_time.steps),
+            text.duration(point.target_time.step_time_s),
+            text.duration(point.target_time.time_s),
+            text.duration_band(point.target_time.band_s),
+            text.layout_long(point.prediction.layout),
         ]
-        for one in series
-        for each in one.points
+        for member in series
+        for point in member.points
     ]
     columns = ("", "batch", "steps", "step", "time", "90 % band", "layout")
     return Table(columns, rows, "", frozenset(range(1, 6)))
@@ -108,51 +107,40 @@ def _wrapped(name: str) -> str:
 
 def _reach(changes: Changes) -> list[float]:
     """The axis with room for what is written beside the bars."""
-    values = [100.0 * (one.ratio - 1.0) for own in changes.values() for one in own[1:]]
+    values = [100.0 * (change.ratio - 1.0) for own in changes.values() for change in own[1:]]
     low, high = min([0.0, *values]), max([0.0, *values])
     room = 0.32 * max(high - low, 1.0)
     return [low - (room if low < 0 else 0.0), high + 1.7 * room]
 
 
-def _percent(one: Change) -> str:
-    return f"{100.0 * (one.ratio - 1.0):+.1f} %"
+def _percent(change: Change) -> str:
+    return f"{100.0 * (change.ratio - 1.0):+.1f} %"
 
 
-def _seconds(one: Change) -> str:
-    before, after = one.base.answer["step_time_s"], one.each.answer["step_time_s"]
-    policy = f"<br>policy changed: {base.esc(one.policy)}" if one.policy else ""
-    return f"{text.duration(before)} to {text.duration(after)} ({_percent(one)}){policy}"
+def _seconds(change: Change) -> str:
+    before, after = change.base.prediction.step_time_s, change.point.prediction.step_time_s
+    policy = f"<br>policy changed: {base.esc(change.policy)}" if change.policy else ""
+    return f"{text.duration(before)} to {text.duration(after)} ({_percent(change)}){policy}"
 
 
 def change_table(changes: Changes) -> Table:
-    """Every variant in every group: its step, the change, and what decides its step."""
+    """Every variant in every group: its step, the change, and what limits its step."""
     rows = [
         [
             group,
-            one.each.point.variant,
-            f"{one.each.point.num_devices:,} {text.TIMES} {one.each.point.candidate.system.name}",
-            text.duration(one.each.answer["step_time_s"]),
-            text.NONE if one.each is one.base else _percent(one),
-            one.policy.replace(ARROW, "\u2192") or text.NONE,
-            one.each.answer["why"]["cause"],
-            one.each.answer["why"]["remedy"],
+            change.point.variant,
+            f"{change.point.num_devices:,} {text.TIMES} {change.point.system}",
+            text.duration(change.point.prediction.step_time_s),
+            text.NONE if change.point is change.base else _percent(change),
+            text.arrows(change.policy) or text.NONE,
+            change.point.prediction.why.cause,
+            change.point.prediction.why.remedy,
         ]
         for group, own in changes.items()
-        for one in own
+        for change in own
     ]
     columns = (
-        "in common",
-        "variant",
-        "machine",
-        "step",
-        "change",
-        "policy changed",
-        "decides",
-        "nearest remedy",
-    )
-    return Table(
-        columns,
-        rows,
-        "The first variant of each group is what the others are compared with.",
-        frozenset({3, 4}),
-    )
+        "in common", "variant", "machine", "step", "change", "policy changed", "limited by", "nearest remedy",
+    )  # fmt: skip
+    caption = "The first variant of each group is what the others are compared with."
+    return Table(columns, rows, caption, frozenset({3, 4}))

@@ -13,8 +13,8 @@ from perfsim.report.page import write_page
 from perfsim.report.sections import Head, Section
 from perfsim.report.study.summary import plain, summary_text
 from perfsim.report.sweep.cards import cards_of
-from perfsim.report.sweep.maps import heat_maps
-from perfsim.report.sweep.tables import equals_table, inputs_table, points_table
+from perfsim.report.sweep.maps import map_sections
+from perfsim.report.sweep.tables import inputs_table, matches_table, points_table
 from perfsim.report.sweep.variants import (
     changed_steps,
     differences,
@@ -25,10 +25,11 @@ from perfsim.report.sweep.variants import (
     where_steps_go,
 )
 from perfsim.report.tables import scale_notes
-from perfsim.sweep.runner import PointResult, SweepResult
-from perfsim.sweep.scaling import Series, matches, series_of, time_of
-from perfsim.sweep.variants import Change, changes_of, variants_of
-from perfsim.sweep.verdict import sweep_verdict
+from perfsim.sweep.analysis import Analysis
+from perfsim.sweep.points import PointResult
+from perfsim.sweep.result import SweepResult
+from perfsim.sweep.scaling import Series
+from perfsim.sweep.variants import Change
 
 MAX_LINES = 24
 """One less than a terminal shows: the caller adds where the report is."""
@@ -45,49 +46,45 @@ def sweep_lines(result: SweepResult, *, width: int = 100, encoding: str = "ascii
     note = f"{len(result.points):,} points" + (
         f", {infeasible:,} without a feasible plan" if infeasible else ""
     )
-    scales = scale_notes(each.answer.get("cluster_calibration") for each in result.feasible)
-    sentences = [sweep_verdict(result), *(f"Scaled: {note}." for note in scales)]
+    scales = scale_notes(point.prediction.cluster_calibration for point in result.feasible)
+    sentences = [result.verdict, *(f"Scaled: {note}." for note in scales)]
     verdict = textwrap.wrap(" ".join(sentences), width)
-    changes = [one for own in changes_of(result).values() for one in own]
-    rows = [_changed_cells(one) for one in changes] or [
-        _cells(series, each) for series in series_of(result) for each in series.points
+    changes = [change for own in result.analysis.changes.values() for change in own]
+    rows = [_changed_cells(change) for change in changes] or [
+        _cells(series, point) for series in result.analysis.series for point in series.points
     ]
     room = MAX_LINES - len(verdict) - 5  # title, blank, head, rule, blank
     lines = [f"{result.title} ({note})"[:width], ""]
     if rows:
         shown = _thinned(rows, room)
         left_out = f"... {len(rows) - len(shown)} more rows in the report" if len(rows) > len(shown) else ""
-        marked = (
-            f"{MARK.strip()} the planner's policy changed too" if any(one.policy for one in changes) else ""
-        )
+        replanned = any(change.policy for change in changes)
+        marked = f"{MARK.strip()} the planner's policy changed too" if replanned else ""
         foot = "; ".join(filter(None, [left_out, marked]))
         lines += [*_grid(_HEAD_OF_CHANGES if changes else _HEAD, shown), foot]
     lines += verdict
     return [text.encodable(line, encoding)[:width].rstrip() for line in lines[:MAX_LINES]]
 
 
-def _cells(series: Series, each: PointResult) -> list[str]:
-    return _row(series.label, each, text.percent(series.efficiency(each), 0))
+def _cells(series: Series, point: PointResult) -> list[str]:
+    return _row(series.label, point, text.percent(series.efficiency(point), 0))
 
 
-def _changed_cells(one: Change) -> list[str]:
-    change = text.NONE if one.each is one.base else f"{100 * (one.ratio - 1):+.1f} %"
-    if one.policy:
-        change += MARK
-    return _row(one.each.point.variant, one.each, change)
+def _changed_cells(change: Change) -> list[str]:
+    share = text.NONE if change.point is change.base else f"{100 * (change.ratio - 1):+.1f} %"
+    return _row(change.point.variant, change.point, share + (MARK if change.policy else ""))
 
 
-def _row(name: str, each: PointResult, share: str) -> list[str]:
-    answer = each.answer
+def _row(name: str, point: PointResult, share: str) -> list[str]:
     return [
         name,
-        text.integer(each.point.num_devices),
-        text.integer(answer["global_batch_size"]),
-        text.duration(answer["step_time_s"]),
-        text.percent(answer["mfu"], 0),
+        text.integer(point.num_devices),
+        text.integer(point.prediction.global_batch_size),
+        text.duration(point.prediction.step_time_s),
+        text.percent(point.prediction.mfu, 0),
         share,
-        text.duration(time_of(each).time_s),
-        text.duration_band(time_of(each).band_s),
+        text.duration(point.target_time.time_s),
+        text.duration_band(point.target_time.band_s),
     ]
 
 
@@ -113,21 +110,18 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[str, Any]:
-    """What `perfsim sweep --json` prints: all points, who matches whom, and the verdict."""
+    """What `perfsim sweep --json` prints: all points, which machines match, and the verdict."""
     equals = [
         {
-            "as_fast_as": {
-                "system": each.wanted.point.candidate.system.name,
-                "num_devices": each.wanted.point.num_devices,
-            },
-            "system": each.series.system,
-            "num_devices": None if each.fewest is None else each.fewest.point.num_devices,
-            "possibly": each.possibly,
-            "surely": each.surely,
+            "as_fast_as": {"system": match.rival.system, "num_devices": match.rival.num_devices},
+            "system": match.series.system,
+            "num_devices": None if match.fewest is None else match.fewest.num_devices,
+            "possibly": match.possibly,
+            "surely": match.surely,
         }
-        for each in matches(result)
+        for match in result.analysis.matches
     ]
-    document = {**result.as_dict(), "equals": equals, "verdict": sweep_verdict(result), "report": report}
+    document = {**result.as_dict(), "equals": equals, "verdict": result.verdict, "report": report}
     return {name: plain(value) for name, value in document.items()}
 
 
@@ -139,90 +133,92 @@ def write_sweep_report(result: SweepResult, folder: Path) -> Path:
 
 
 def sweep_sections(result: SweepResult) -> list[Section]:
-    """The page: curve, equals, maps, every point, inputs."""
-    series = series_of(result)
-    sections = _drawn(result, series) if series else []
+    """The page: curve, matches, maps, every point, inputs."""
+    sections = _drawn(result.analysis) if result.feasible else []
     sections.append(
         Section(
             "All points",
-            "Every point of the grid in its order. One without a feasible plan is an answer too: the reason "
-            "says what would have to change.",
+            "Every point of the grid in its order. For a point without a feasible plan the reason says what "
+            "would have to change.",
             table=points_table(result),
             slug="points",
         )
     )
-    inputs = "What every answer above rests on. Another value is another sweep: change it and run again."
+    inputs = "What every answer above rests on. To change an input, change the sweep's file and run it again."
     return [*sections, Section("Inputs", inputs, table=inputs_table(result), slug="inputs")]
 
 
-def _drawn(result: SweepResult, series: Sequence[Series]) -> list[Section]:
+def _drawn(analysis: Analysis) -> list[Section]:
     """Everything with a figure; what variants are comes first where there are any."""
-    named = named_points(result, series)
-    if not variants_of(result):
+    series = analysis.series
+    parts = where_steps_go(named_points(analysis))
+    if not analysis.variants:
         return [
             _scaling(series),
-            *speedup(series),
-            *where_steps_go(named),
-            *_equals(result),
-            *heat_maps(result),
+            *speedup(analysis),
+            *parts,
+            *_matches(analysis),
+            *map_sections(analysis.maps),
         ]
-    scaled = [*speedup(series), _scaling(series)] if any(len(one.points) > 1 for one in series) else []
-    changed = changed_steps(result)
+    scaled = [*speedup(analysis), _scaling(series)] if analysis.scalings else []
+    changed = changed_steps(analysis)
     return [
         *changed,
-        *policies(result),
-        *differences(result),
+        *policies(analysis),
+        *differences(analysis),
         *(scaled or ([] if changed else times(series))),
-        *where_steps_go(named),
+        *parts,
     ]
 
 
 def _head(result: SweepResult) -> Head:
-    cards, note = ([], "") if changes_of(result) else cards_of(series_of(result))
-    return Head(result.question, sweep_verdict(result), cards, note)
+    cards, note = ([], "") if result.analysis.changes else cards_of(result.analysis)
+    return Head(result.question, result.verdict, cards, note)
 
 
 def _scaling(series: Sequence[Series]) -> Section:
-    unit, scale = text.time_unit(time_of(each).time_s for one in series for each in one.points)
+    unit, scale = text.time_unit(point.target_time.time_s for member in series for point in member.points)
     points = [
-        ScalingPoint(one.label, each.point.num_devices, time_of(each).time_s / scale, _note(each))
-        for one in series[:MAX_SERIES]
-        for each in one.points
+        ScalingPoint(
+            member.label,
+            point.num_devices,
+            point.target_time.time_s / scale,
+            member.efficiency(point),
+            _note(point),
+        )
+        for member in series[:MAX_SERIES]
+        for point in member.points
     ]
-    left_out = (
-        f" {len(series) - MAX_SERIES} more lines stand in the tables." if len(series) > MAX_SERIES else ""
-    )
+    left_out = f" The tables have {len(series) - MAX_SERIES} more lines." if len(series) > MAX_SERIES else ""
     return Section(
         "Scaling",
-        "Helps to decide how many devices are worth having: where a line leaves its dotted ideal, another "
-        f"device buys less than the first one did. Each point runs at its best batch of the grid.{left_out}",
+        "Helps to choose the number of devices: the further a line leaves its dotted ideal, the less each "
+        f"further device saves. Each point runs at its best batch of the grid.{left_out}",
         figure=scaling_curve(points, unit=unit),
         table=scaling_table(points, unit=unit),
-        alt="; ".join(_alt(one) for one in series[:MAX_SERIES]),
+        alt="; ".join(_alt(member) for member in series[:MAX_SERIES]),
         slug="scaling",
     )
 
 
-def _note(each: PointResult) -> str:
-    return (
-        f"batch {text.integer(each.answer['global_batch_size'])}, {text.layout_short(each.answer['layout'])}"
-    )
+def _note(point: PointResult) -> str:
+    return f"batch {text.integer(point.prediction.global_batch_size)}, {text.layout_short(point.prediction.layout)}"
 
 
 def _alt(series: Series) -> str:
     first, last = series.points[0], series.points[-1]
     return (
-        f"{series.label}: {text.duration(time_of(first).time_s)} with {first.point.num_devices:,} devices, "
-        f"{text.duration(time_of(last).time_s)} with {last.point.num_devices:,}"
+        f"{series.label}: {text.duration(first.target_time.time_s)} with {first.num_devices:,} devices, "
+        f"{text.duration(last.target_time.time_s)} with {last.num_devices:,}"
     )
 
 
-def _equals(result: SweepResult) -> list[Section]:
-    found = matches(result)
-    if not found:
+def _matches(analysis: Analysis) -> list[Section]:
+    if not analysis.matches:
         return []
     lead = (
-        f"Helps to decide how many {found[0].series.system} replace another machine. Possibly and surely are "
-        "the ends of the 90 % band of the ratio of the two times, which share one critical batch."
+        f"How many {analysis.matches[0].series.system} replace another machine. At least and at most are the "
+        "ends of the 90 % band of the ratio of the two times; both times share one critical batch."
     )
-    return [Section("Equally fast machines", lead, table=equals_table(found), slug="equals")]
+    table = matches_table(analysis.matches)
+    return [Section("Equally fast machines", lead, table=table, slug="equals")]

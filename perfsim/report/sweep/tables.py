@@ -6,37 +6,39 @@ from collections.abc import Sequence
 
 from perfsim.report import text
 from perfsim.report.tables import Table
-from perfsim.sweep.axes import BATCH_PATHS
-from perfsim.sweep.runner import PointResult, SweepResult
-from perfsim.sweep.scaling import Match, shown, time_of
+from perfsim.sweep.points import PointResult
+from perfsim.sweep.result import SweepResult
+from perfsim.sweep.scaling import Match
 
 
-def equals_table(found: Sequence[Match]) -> Table:
+def matches_table(matches: Sequence[Match]) -> Table:
     """For each machine, the fewest devices of the first one that are as fast."""
     rows = [
         [
-            _machine(each.wanted),
-            text.duration(time_of(each.wanted).time_s),
-            _count(None if each.fewest is None else each.fewest.point.num_devices, each),
-            text.NONE if each.fewest is None else text.duration(time_of(each.fewest).time_s),
-            _count(each.possibly, each),
-            _count(each.surely, each),
+            _machine(match.rival),
+            text.duration(match.rival.target_time.time_s),
+            _count(None if match.fewest is None else match.fewest.num_devices, match),
+            text.NONE if match.fewest is None else text.duration(match.fewest.target_time.time_s),
+            _count(match.possibly, match),
+            _count(match.surely, match),
         ]
-        for each in found
+        for match in matches
     ]
-    columns = ("machine", "its time", f"fewest {found[0].series.system}", "their time", "possibly", "surely")
+    system = matches[0].series.system
+    columns = ("machine", "its time", f"fewest {system}", "their time", "at least", "at most")
     caption = (
-        "Only the counts of the grid are tried; the true number lies between one and the count before it."
+        "Only the counts of the grid are tried: the exact number lies between a count and the next smaller "
+        "one."
     )
     return Table(columns, rows, caption, frozenset(range(1, len(columns))))
 
 
-def _machine(each: PointResult) -> str:
-    return f"{text.integer(each.point.num_devices)} {text.TIMES} {each.point.candidate.system.name}"
+def _machine(point: PointResult) -> str:
+    return f"{text.integer(point.num_devices)} {text.TIMES} {point.system}"
 
 
-def _count(count: int | None, each: Match) -> str:
-    counts = each.series.counts
+def _count(count: int | None, match: Match) -> str:
+    counts = match.series.counts
     if count is None:
         return f"> {text.integer(counts[-1])}"
     return f"\u2264 {text.integer(count)}" if count == counts[0] else text.integer(count)
@@ -44,41 +46,34 @@ def _count(count: int | None, each: Match) -> str:
 
 def points_table(result: SweepResult) -> Table:
     """Every point with its answer or the reason why it has none."""
-    paths = list(dict.fromkeys(path for each in result.points for path in each.point.settings))
-    paths = [path for path in paths if path not in BATCH_PATHS]
+    paths = list(dict.fromkeys(path for point in result.points for path, _ in point.circumstances))
     columns = ("system", "strategy", "devices", "batch", *(text.human(path) for path in paths))
     metrics = ("time to the target", "90 % band", "step", "MFU", "layout", "reason")
-    rows = [[*_asked(each, paths), *_answered(each)] for each in result.points]
+    rows = [[*_question(point, paths), *_answer(point)] for point in result.points]
     numeric = frozenset({2, 3, *range(len(columns), len(columns) + 4)})
     return Table((*columns, *metrics), rows, "In the order of the grid.", numeric)
 
 
-def _asked(each: PointResult, paths: Sequence[str]) -> list[str]:
-    point = each.point
-    settings = point.settings
-    given = [settings[path] for path in BATCH_PATHS if path in settings]
-    batch = each.answer["global_batch_size"] if each.feasible else given[0] if given else text.NONE
-    values = [shown(settings[path]) if path in settings else text.NONE for path in paths]
-    candidate = point.candidate
+def _question(point: PointResult, paths: Sequence[str]) -> list[str]:
+    values = dict(point.circumstances)
     return [
-        candidate.system.name,
-        candidate.strategy,
+        point.system,
+        point.strategy,
         text.integer(point.num_devices),
-        shown(batch),
-        *values,
+        point.batch_text or text.NONE,
+        *(values.get(path, text.NONE) for path in paths),
     ]
 
 
-def _answered(each: PointResult) -> list[str]:
-    if not each.feasible:
-        return [*[text.NONE] * 5, "; ".join(each.reasons)]
-    answer = each.answer
+def _answer(point: PointResult) -> list[str]:
+    if not point.feasible:
+        return [*[text.NONE] * 5, "; ".join(point.reasons)]
     return [
-        text.duration(time_of(each).time_s),
-        text.duration_band(time_of(each).band_s),
-        text.duration(answer["step_time_s"]),
-        text.percent(answer["mfu"]),
-        text.layout_short(answer["layout"]),
+        text.duration(point.target_time.time_s),
+        text.duration_band(point.target_time.band_s),
+        text.duration(point.prediction.step_time_s),
+        text.percent(point.prediction.mfu),
+        text.layout_short(point.prediction.layout),
         "",
     ]
 

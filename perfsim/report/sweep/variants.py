@@ -10,71 +10,73 @@ from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_
 from perfsim.report.figures.variants import Changes, change_bars, change_table, time_dots, time_table
 from perfsim.report.sections import Section
 from perfsim.report.tables import Table
-from perfsim.sweep.knee import Scaling, knee_sentence, parts_of, scalings
-from perfsim.sweep.policy import ARROW
-from perfsim.sweep.runner import PointResult, SweepResult
-from perfsim.sweep.scaling import Series, time_of
-from perfsim.sweep.succession import successions
-from perfsim.sweep.variants import changes_of, differing, variants_of
+from perfsim.sweep.analysis import Analysis
+from perfsim.sweep.points import PointResult
+from perfsim.sweep.scaling import Series
 
 MAX_LINES = 12
 MAX_ROWS = 40
+MAX_SENTENCES = 4
 MAX_DIFFERENCES = 12
 MAX_COLUMNS = 8
 """Variants that stand side by side in one table."""
 
 
-def speedup(series: Sequence[Series]) -> list[Section]:
-    """Tokens a second over devices beside the ideal, and why a line leaves it; only where devices vary."""
-    scaled = scalings(list(series))[:MAX_LINES]
-    if not scaled:
+def speedup(analysis: Analysis) -> list[Section]:
+    """Throughput over devices beside the ideal, and why a line leaves it; only where devices vary."""
+    scalings = analysis.scalings[:MAX_LINES]
+    if not scalings:
         return []
     points = [
-        ScalingPoint(one.series.label, each.point.num_devices, one.speedup(each), _note(each))
-        for one in scaled
-        for each in one.series.points
+        ScalingPoint(
+            scaling.series.label,
+            point.num_devices,
+            scaling.speedup(point),
+            scaling.efficiency(point),
+            _note(point),
+        )
+        for scaling in scalings
+        for point in scaling.series.points
     ]
-    alt = "; ".join(f"{one.series.label}: {one.speedup(one.last):.3g} times" for one in scaled)
+    alt = "; ".join(
+        f"{scaling.series.label}: {scaling.speedup(scaling.last):.3g} times" for scaling in scalings
+    )
+    sentences = [scaling.sentence for scaling in scalings[:MAX_SENTENCES]]
     return [
         Section(
             "Speed-up",
-            "Helps to see how many devices still do the work of as many. Tokens a second over those of the "
-            "smallest machine; the broad pale line is the ideal. " + " ".join(_explained(scaled)),
+            "Shows how much work each further device adds. Throughput relative to the smallest machine; the "
+            "broad pale line is the ideal. " + " ".join(sentences),
             figure=scaling_curve(points, quantity="speed-up", unit="times", better="higher", linear=True),
-            table=scaling_table(points, unit="times", better="higher"),
+            table=scaling_table(points, unit="times"),
             alt=f"Speed-up against devices, beside the ideal. {alt}.",
             slug="speed-up",
         )
     ]
 
 
-def _explained(scaled: Sequence[Scaling]) -> list[str]:
-    return [knee_sentence(one) for one in scaled[:4]]
+def _note(point: PointResult) -> str:
+    batch = text.integer(point.prediction.global_batch_size)
+    return f"batch {batch}, {text.layout_short(point.prediction.layout)}, {point.prediction.why.cause}"
 
 
-def _note(each: PointResult) -> str:
-    batch = text.integer(each.answer["global_batch_size"])
-    return f"batch {batch}, {text.layout_short(each.answer['layout'])}, {each.answer['why']['cause']}"
-
-
-def changed_steps(result: SweepResult) -> list[Section]:
+def changed_steps(analysis: Analysis) -> list[Section]:
     """How much longer or shorter a step is under each variant; only where variants do the same work."""
-    changes = changes_of(result)
+    changes = analysis.changes
     if not changes:
         return []
-    base = variants_of(result)[0]
-    anew = any(one.policy for own in changes.values() for one in own)
+    replanned = any(change.policy for own in changes.values() for change in own)
     equal = (
-        "all else equal but for bars with a star: there the planner chose another policy as well, which the "
-        "table names, and the change is that of both together."
-        if anew
+        "all else equal. At a bar with a star the planner also chose another policy (see the table): the "
+        "change is that of both together."
+        if replanned
         else "all else equal."
     )
     return [
         Section(
             "Step time by variant",
-            f"Helps to see which part of the machine a step depends on. Each bar is the change against "
-            f"\u201c{base}\u201d, {equal}",
+            f"Shows which part of the machine a step depends on. Each bar is the change relative to "
+            f"\u201c{analysis.variants[0]}\u201d, {equal}",
             figure=change_bars(changes),
             table=change_table(changes),
             alt=_change_alt(changes),
@@ -85,31 +87,31 @@ def changed_steps(result: SweepResult) -> list[Section]:
 
 def _change_alt(changes: Changes) -> str:
     words = [
-        f"{name}: " + ", ".join(f"{one.each.point.variant} {text.percent(one.ratio - 1)}" for one in own[1:])
+        f"{name}, {change.point.variant} {text.percent(change.ratio - 1)}"
         for name, own in changes.items()
+        for change in own[1:]
     ]
     return f"Bars of the change of the step time. {'; '.join(words)}."
 
 
-def policies(result: SweepResult) -> list[Section]:
+def policies(analysis: Analysis) -> list[Section]:
     """What the planner changed from each variant to the next, machine by machine, where models differ."""
-    found = successions(result)
-    if not found:
+    if not analysis.successions:
         return []
     rows = [
         [
-            f"{machine}, {each.before.point.variant} \u2192 {each.after.point.variant}",
-            each.changes.replace(ARROW, "\u2192") or "nothing",
-            text.layout_long(each.after.answer["layout"]),
+            f"{machine}, {step.before.variant} \u2192 {step.after.variant}",
+            text.arrows(step.changes) or "nothing",
+            text.layout_long(step.after.prediction.layout),
         ]
-        for machine, steps in found.items()
-        for each in steps
+        for machine, steps in analysis.successions.items()
+        for step in steps
     ]
     lead = (
-        "Helps to see the work of growing: the fields of the layout or of the memory policy that the planner "
-        "chose anew. Degrees (tp, pp, dp) say how the model is cut and by whom; the rest is a setting."
+        "Shows what has to be retuned when the model grows: the fields of the layout or of the memory policy "
+        "that the planner chose differently."
     )
-    table = Table(("machine, from and to", "changed", "then"), rows)
+    table = Table(("machine, from and to", "changed", "new layout"), rows)
     return [Section("What changes from one to the next", lead, table=table, slug="policies")]
 
 
@@ -118,25 +120,26 @@ def times(series: Sequence[Series]) -> list[Section]:
     return [
         Section(
             "Time by variant",
-            "Helps to plan: how long each takes to its target, with the 90 % band.",
+            "Helps to plan: the time to the target of each variant, with its 90 % band.",
             figure=time_dots(series),
             table=time_table(series),
             alt="; ".join(
-                f"{one.label}: {text.duration(time_of(each).time_s)}" for one in series for each in one.points
+                f"{member.label}: {text.duration(point.target_time.time_s)}"
+                for member in series
+                for point in member.points
             ),
             slug="times",
         )
     ]
 
 
-def differences(result: SweepResult) -> list[Section]:
+def differences(analysis: Analysis) -> list[Section]:
     """What is written differently in the variants, value by value; of many variants, what each changes."""
-    rows = differing(result)
+    names, rows = analysis.variants, analysis.differences
     if not rows:
         return []
-    names = variants_of(result)
-    lead = "Everything that differs between them; all else is the same. Values in SI units."
-    table = _side_by_side(names, rows) if len(names) <= MAX_COLUMNS else _one_by_one(names, rows)
+    lead = "All values that differ between the variants, in SI units."
+    table = _side_by_side(names, rows) if len(names) <= MAX_COLUMNS else _row_by_row(names, rows)
     return [Section("What the variants change", lead, table=table, slug="differences")]
 
 
@@ -145,7 +148,7 @@ def _side_by_side(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Ta
     return Table(["", *names], cells)
 
 
-def _one_by_one(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
+def _row_by_row(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
     """A row for each variant with its values beside those of the first."""
     cells = []
     for index, name in enumerate(names[1:], start=1):
@@ -157,19 +160,19 @@ def _one_by_one(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Tabl
         left = len(own) - MAX_DIFFERENCES
         more = [f"{left} more"] if left > 0 else []
         cells.append([name, "; ".join([*own[:MAX_DIFFERENCES], *more]) or text.NONE])
-    return Table(["variant", f"beside \u201c{names[0]}\u201d"], cells)
+    return Table(["variant", f"relative to \u201c{names[0]}\u201d"], cells)
 
 
 def where_steps_go(points: Sequence[tuple[str, PointResult]]) -> list[Section]:
     """Every second of a step by cause, of points under their names."""
     rows = [
-        PartsRow(name, each.answer["step_time_s"], parts_of(each), each.answer["why"]["sentence"])
-        for name, each in points[:MAX_ROWS]
+        PartsRow(name, point.prediction.step_time_s, point.parts_s, point.prediction.why.sentence)
+        for name, point in points[:MAX_ROWS]
     ]
     return [
         Section(
             "Where a step goes",
-            "Helps to see what to change: computing, or what is waited for because nothing hides it.",
+            "Shows what to improve: computing, or a wait that nothing hides.",
             figure=parts_figure(rows),
             table=parts_table(rows),
             alt=parts_alt(rows),
@@ -178,15 +181,16 @@ def where_steps_go(points: Sequence[tuple[str, PointResult]]) -> list[Section]:
     ]
 
 
-def named_points(result: SweepResult, series: Sequence[Series]) -> list[tuple[str, PointResult]]:
+def named_points(analysis: Analysis) -> list[tuple[str, PointResult]]:
     """Each series at its best batches; where variants are compared, every point under what it shares."""
-    changes = changes_of(result)
-    if changes:
+    if analysis.changes:
         return [
-            (f"{group}, {one.each.point.variant}", one.each) for group, own in changes.items() for one in own
+            (f"{group}, {change.point.variant}", change.point)
+            for group, own in analysis.changes.items()
+            for change in own
         ]
     return [
-        (f"{text.integer(each.point.num_devices)} {text.TIMES} {one.label}", each)
-        for one in series
-        for each in one.points
+        (f"{text.integer(point.num_devices)} {text.TIMES} {series.label}", point)
+        for series in analysis.series
+        for point in series.points
     ]

@@ -15,10 +15,10 @@ from perfsim.report.figures.validation import (
 )
 
 POINTS = [
-    ScalingPoint("gpu", 128, 10.0, "tp8"),
-    ScalingPoint("gpu", 64, 16.0),
-    ScalingPoint("wafer", 1, 90.0),
-    ScalingPoint("wafer", 4, 30.0),
+    ScalingPoint("gpu", 128, 10.0, 0.8, "tp8"),
+    ScalingPoint("gpu", 64, 16.0, 1.0),
+    ScalingPoint("wafer", 1, 90.0, 1.0),
+    ScalingPoint("wafer", 4, 30.0, 0.75),
 ]
 CASES = [
     ValidationPoint("a", "megatron", 10.0, 11.0),
@@ -34,12 +34,13 @@ def test_the_ideal_time_halves_with_twice_the_devices() -> None:
 
 
 def test_the_ideal_rate_doubles_with_twice_the_devices() -> None:
-    figure = scaling_curve(POINTS, quantity="throughput", unit="tokens/s", better="higher")
+    rates = [ScalingPoint("gpu", 64, 16.0, 1.0), ScalingPoint("gpu", 128, 24.0, 0.75)]
+    figure = scaling_curve(rates, quantity="throughput", unit="tokens/s", better="higher")
     assert list(figure.data[1].y) == [16.0, 32.0]
     assert figure.layout.title.text == "Throughput (tokens/s) by number of devices"
 
 
-def test_the_scaling_table_says_what_share_of_the_ideal_is_reached() -> None:
+def test_the_scaling_table_has_the_scaling_efficiency_of_every_point() -> None:
     rows = scaling_table(POINTS).rows
     assert [row[3] for row in rows] == ["100.0 %", "80.0 %", "100.0 %", "75.0 %"]
     assert rows[1] == ["gpu", "128", "10.0", "80.0 %", "tp8"]

@@ -118,7 +118,7 @@ def test_a_sparse_result_still_makes_a_page(sparse: StudyResult, tmp_path: Path)
 def test_any_sections_make_a_page(tmp_path: Path) -> None:
     sections = [
         Section(
-            "Scaling & more", "Lead.", figure=scaling_curve([ScalingPoint("gpu", 8, 1.0)]), alt="A line."
+            "Scaling & more", "Lead.", figure=scaling_curve([ScalingPoint("gpu", 8, 1.0, 1.0)]), alt="A line."
         ),
         Section("Words", html=Markup("<p class='own'>ready</p>")),
         Section("Numbers", table=Table(("a", "b"), [["1", "<2>"]], numeric=frozenset({1}))),

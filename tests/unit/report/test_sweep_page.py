@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from perfsim.report.sweep.cards import cards_of
-from perfsim.report.sweep.maps import heat_maps
+from perfsim.report.sweep.maps import map_sections
 from perfsim.report.sweep.page import sweep_document, sweep_lines, sweep_sections, write_sweep_report
-from perfsim.report.sweep.tables import equals_table, points_table
-from perfsim.sweep.runner import PointResult, SweepResult, load_sweep, run_sweep
-from perfsim.sweep.scaling import matches, series_of, time_of
+from perfsim.report.sweep.tables import matches_table, points_table
+from perfsim.sweep.analysis import Analysis
+from perfsim.sweep.points import PointResult
+from perfsim.sweep.result import SweepResult
+from perfsim.sweep.runner import load_sweep, run_sweep
 
 SWEEP = """\
 title: A <b>grid</b>
@@ -52,9 +54,9 @@ def test_the_terminal_shows_each_machine_at_its_best_batch_and_ends_in_the_verdi
 
 def test_the_terminal_never_shows_more_than_24_lines_of_100_characters(result: SweepResult) -> None:
     many = [
-        replace(each, point=replace(each.point, settings={**each.point.settings, "system.x": number}))
+        replace(point, point=replace(point.point, settings={**point.point.settings, "system.x": number}))
         for number in range(20)
-        for each in result.points
+        for point in result.points
     ]
     lines = sweep_lines(replace(result, points=tuple(many), title="T" * 200))
     assert len(lines) <= 24
@@ -68,16 +70,16 @@ def test_a_terminal_without_utf_8_is_given_ascii(result: SweepResult) -> None:
 
 def test_the_document_is_strict_json_and_says_who_matches_whom(result: SweepResult) -> None:
     document = json.loads(json.dumps(sweep_document(result), allow_nan=False))
-    assert [each["feasible"] for each in document["points"]].count(False) == 2
-    assert {each["as_fast_as"]["system"] for each in document["equals"]} == {"slow"}
+    assert [point["feasible"] for point in document["points"]].count(False) == 2
+    assert {match["as_fast_as"]["system"] for match in document["equals"]} == {"slow"}
     assert document["equals"][0]["system"] == "cs-2"
 
 
 def test_the_report_is_the_same_bytes_each_time(result: SweepResult, tmp_path: Path) -> None:
     pages = [write_sweep_report(result, tmp_path / name) for name in ("one", "two")]
     for name in ("index.html", "summary.json"):
-        one, two = (page.with_name(name).read_bytes() for page in pages)
-        assert one == two
+        first, second = (page.with_name(name).read_bytes() for page in pages)
+        assert first == second
     assert b"<b>grid</b>" not in pages[0].read_bytes()
 
 
@@ -94,12 +96,12 @@ def test_the_curve_has_a_line_and_an_ideal_for_each_machine(result: SweepResult)
     names = [trace.name for trace in figure.data]
     machines = ["cs-2, weight-streaming", "slow, weight-streaming"]
     assert names == [name for machine in machines for name in (machine, f"{machine}, ideal")]
-    days = [each.time.time_s / 86400 for each in result.points if each.time is not None]
+    days = [point.time.time_s / 86400 for point in result.points if point.time is not None]
     assert min(days) == pytest.approx(min(figure.data[0].y))
 
 
 def test_the_map_leaves_a_cell_without_a_plan_empty(result: SweepResult) -> None:
-    (trace,) = heat_maps(result)[0].figure.data
+    (trace,) = map_sections(result.analysis.maps)[0].figure.data
     assert (list(trace.x), list(trace.y)) == (["1", "2", "4"], ["2", "96"])
     assert [value is None for value in trace.z[0]] == [False, False, True]
     assert None not in trace.z[1]
@@ -107,12 +109,12 @@ def test_the_map_leaves_a_cell_without_a_plan_empty(result: SweepResult) -> None
 
 def test_another_field_goes_down_where_the_batch_does_not_vary(tmp_path: Path) -> None:
     result = answer(tmp_path, "  system.memoryx.server.bandwidth: [4 GB/s, 1 TB/s]\n  batch_sizes: [[8]]\n")
-    (trace,) = heat_maps(result)[0].figure.data
+    (trace,) = map_sections(result.analysis.maps)[0].figure.data
     assert list(trace.y) == ["4 GB/s", "1 TB/s"]
 
 
 def test_machines_go_down_where_nothing_else_varies(tmp_path: Path) -> None:
-    (section,) = heat_maps(answer(tmp_path, "  batch_sizes: [[8]]\n"))
+    (section,) = map_sections(answer(tmp_path, "  batch_sizes: [[8]]\n").analysis.maps)
     (trace,) = section.figure.data
     assert list(trace.y) == ["cs-2", "slow"]
     assert trace.z[1][1] is None
@@ -128,23 +130,23 @@ def test_a_point_without_a_plan_stands_in_the_table_with_its_reason(result: Swee
 
 
 def test_the_table_of_equals_bounds_what_the_grid_cannot_tell(result: SweepResult) -> None:
-    table = equals_table(matches(result))
+    table = matches_table(result.analysis.matches)
     assert table.columns[2] == "fewest cs-2"
     assert table.rows[0][2] == "\u2264 1"
     assert table.rows[-1][0] == "4 \u00d7 slow"
 
 
 def test_a_grid_without_any_plan_has_a_page_of_reasons(result: SweepResult) -> None:
-    without = tuple(each for each in result.points if not each.feasible)
+    without = tuple(point for point in result.points if not point.feasible)
     alone = replace(result, points=without)
     assert [section.anchor for section in sweep_sections(alone)] == ["points", "inputs"]
     assert "No point of the grid has a feasible plan" in " ".join(sweep_lines(alone))
 
 
 def test_hostile_names_are_escaped(result: SweepResult, tmp_path: Path) -> None:
-    def hostile(each: PointResult) -> PointResult:
-        settings = {**each.point.settings, "model": "<img src=x onerror=steal()>"}
-        return replace(each, point=replace(each.point, settings=settings))
+    def hostile(point: PointResult) -> PointResult:
+        settings = {**point.point.settings, "model": "<img src=x onerror=steal()>"}
+        return replace(point, point=replace(point.point, settings=settings))
 
     page = write_sweep_report(replace(result, points=tuple(map(hostile, result.points))), tmp_path)
     assert "<img src=x" not in page.read_text("utf-8")
@@ -181,7 +183,7 @@ def test_variants_of_one_work_are_drawn_as_changes_and_listed_with_what_they_cha
 
 
 def test_every_step_of_a_sweep_is_told_by_cause(result: SweepResult) -> None:
-    (section,) = [each for each in sweep_sections(result) if each.anchor == "step-time"]
+    (section,) = [section for section in sweep_sections(result) if section.anchor == "step-time"]
     assert section.figure is not None
     shares = [
         sum(trace.x[row] for trace in section.figure.data) for row in range(len(section.figure.data[0].y))
@@ -189,22 +191,28 @@ def test_every_step_of_a_sweep_is_told_by_cause(result: SweepResult) -> None:
     assert shares == pytest.approx([100.0] * len(shares), abs=0.01)
 
 
-def test_the_soonest_of_all_is_marked_and_a_subset_says_so(result: SweepResult) -> None:
-    series = series_of(result)
-    cards, note = cards_of(series)
+def test_the_fastest_is_marked_and_a_subset_says_so(result: SweepResult) -> None:
+    series = result.analysis.series
+    cards, note = cards_of(result.analysis)
     times = {
-        card.name: min(time_of(each).time_s for each in one.points)
-        for card, one in zip(cards, series, strict=True)
+        card.name: min(point.target_time.time_s for point in member.points)
+        for card, member in zip(cards, series, strict=True)
     }
     (marked,) = (card.name for card in cards if card.marked)
     assert marked == min(times, key=times.__getitem__)
-    assert "Marked: the soonest of all" in note
-    many, note = cards_of(
-        [replace(each, circumstances=(("x", str(n)),)) for n in range(6) for each in series]
+    assert "Marked: the fastest." in note
+    cards, note = cards_of(
+        Analysis(
+            tuple(
+                replace(point, point=replace(point.point, settings={**point.settings, "x": number}))
+                for number in range(6)
+                for point in result.points
+            )
+        )
     )
-    assert len(many) == 8
-    assert "8 of 12 are shown" in note
-    assert sum(card.marked for card in many) == 1
+    assert len(cards) == 8
+    assert "the fastest 8 of 12" in note
+    assert sum(card.marked for card in cards) == 1
 
 
 def test_no_card_wins_across_models_and_the_page_tells_what_the_planner_changed(tmp_path: Path) -> None:
@@ -212,12 +220,12 @@ def test_no_card_wins_across_models_and_the_page_tells_what_the_planner_changed(
     path = tmp_path / "tiny.yaml"
     path.write_text(SWEEP.replace(", 2, 4]", "]").replace("[1, 4]", "[1]") + text, encoding="utf-8")
     swept = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
-    cards, note = cards_of(series_of(swept))
+    cards, note = cards_of(swept.analysis)
     assert [card.marked for card in cards] == [True, False, True, False]
-    assert "Not all have the same target" in note
-    alone, note = cards_of([each for each in series_of(swept) if each.system == "cs-2"])
+    assert "Targets differ" in note
+    alone, note = cards_of(Analysis(tuple(point for point in swept.points if point.system == "cs-2")))
     assert not any(card.marked for card in alone)
-    assert "soonest" not in note
+    assert "Marked" not in note
     sections = {section.anchor: section for section in sweep_sections(swept)}
     assert sections["policies"].table is not None
     assert len(sections["policies"].table.rows) == 2

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
-from perfsim.sweep.runner import PointResult, SweepResult, load_sweep, run_sweep
-from perfsim.sweep.scaling import match, matches, series_of, time_of
-from perfsim.sweep.verdict import sweep_verdict
+from perfsim.sweep.points import PointResult
+from perfsim.sweep.result import SweepResult
+from perfsim.sweep.runner import load_sweep, run_sweep
+from perfsim.sweep.scaling import match
 
 Write = Callable[[str], Path]
 
@@ -23,9 +24,9 @@ def result(write_sweep: Write, tmp_path: Path) -> SweepResult:
     return run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
 
 
-def at_speed(each: PointResult, factor: float) -> PointResult:
+def at_speed(point: PointResult, factor: float) -> PointResult:
     """The same point with steps so many times as long."""
-    time = time_of(each)
+    time = point.target_time
     slower = time_to_accuracy(
         time.batch_tokens,
         time.step_time_s * factor,
@@ -33,88 +34,89 @@ def at_speed(each: PointResult, factor: float) -> PointResult:
         time.critical,
         time.step_time_error,
     )
-    return replace(each, time=slower)
+    return replace(point, time=slower)
 
 
 def test_each_device_count_runs_at_the_batch_of_least_time(result: SweepResult) -> None:
-    (series,) = series_of(result)
+    (series,) = result.analysis.series
     assert series.counts == (1, 2, 4)
     for best in series.points:
-        rivals = [each for each in result.feasible if each.point.num_devices == best.point.num_devices]
-        assert time_of(best).time_s == min(time_of(each).time_s for each in rivals)
+        rivals = [point for point in result.feasible if point.point.num_devices == best.point.num_devices]
+        assert best.target_time.time_s == min(point.target_time.time_s for point in rivals)
 
 
 def test_efficiency_is_one_for_the_smallest_and_the_speedup_over_the_devices_for_others(
     result: SweepResult,
 ) -> None:
-    (series,) = series_of(result)
+    (series,) = result.analysis.series
     first, second = series.points[:2]
     assert series.efficiency(first) == 1.0
-    assert series.efficiency(second) == pytest.approx(time_of(first).time_s / time_of(second).time_s / 2)
+    assert series.efficiency(second) == pytest.approx(
+        first.target_time.time_s / second.target_time.time_s / 2
+    )
 
 
 def test_circumstances_make_series_and_batches_do_not(write_sweep: Write, tmp_path: Path) -> None:
     grid = "  system.memoryx.server.bandwidth: [5 GB/s, 1 TB/s]\n  recipe.global_batch_size: [2, 8]"
     result = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "points.sqlite", jobs=1)
-    assert [series.label for series in series_of(result)] == [
+    assert [series.label for series in result.analysis.series] == [
         "cs-2, weight-streaming, bandwidth 5 GB/s",
         "cs-2, weight-streaming, bandwidth 1 TB/s",
     ]
 
 
 def test_the_fewest_devices_that_match_are_the_first_as_fast(result: SweepResult) -> None:
-    (series,) = series_of(result)
+    (series,) = result.analysis.series
     for wanted in series.points:
-        found = match(wanted, series)
-        assert found.fewest is wanted
-        assert found.possibly is not None
-        assert found.possibly <= wanted.point.num_devices
+        matched = match(wanted, series)
+        assert matched.fewest is wanted
+        assert matched.possibly is not None
+        assert matched.possibly <= wanted.point.num_devices
     assert match(series.points[0], series).surely == 2
 
 
 def test_what_is_faster_than_the_largest_machine_is_matched_by_none(result: SweepResult) -> None:
-    (series,) = series_of(result)
-    found = match(at_speed(series.points[-1], 0.01), series)
-    assert (found.fewest, found.possibly, found.surely) == (None, None, None)
+    (series,) = result.analysis.series
+    matched = match(at_speed(series.points[-1], 0.01), series)
+    assert (matched.fewest, matched.possibly, matched.surely) == (None, None, None)
 
 
 def test_one_machine_alone_is_matched_with_nobody_and_its_scaling_is_told(result: SweepResult) -> None:
-    assert matches(result) == []
-    verdict = sweep_verdict(result)
-    assert verdict.startswith("Soonest at the target: 4 x cs-2")
+    assert result.analysis.matches == []
+    verdict = result.verdict
+    assert verdict.startswith("4 x cs-2 reaches the target first, in ")
     assert "From 1 to 4 x cs-2 the time falls" in verdict
 
 
-def renamed(each: PointResult, name: str, factor: float) -> PointResult:
+def renamed(point: PointResult, name: str, factor: float) -> PointResult:
     """The point on a system of another name, with steps so many times as long."""
-    candidate = each.point.candidate
+    candidate = point.point.candidate
     system = candidate.system.model_copy(update={"name": name})
     other = candidate.model_copy(update={"system": system})
-    study = each.point.study.model_copy(update={"candidates": (other,)})
-    return replace(at_speed(each, factor), point=replace(each.point, study=study))
+    study = point.point.study.model_copy(update={"candidates": (other,)})
+    return replace(at_speed(point, factor), point=replace(point.point, study=study))
 
 
-def in_days(each: PointResult, days: float) -> PointResult:
+def in_days(point: PointResult, days: float) -> PointResult:
     """The same point with a step that makes it take so many days."""
-    return at_speed(each, days * 86400 / time_of(each).time_s)
+    return at_speed(point, days * 86400 / point.target_time.time_s)
 
 
 def test_the_verdict_says_how_many_match_and_how_surely(result: SweepResult) -> None:
-    (series,) = series_of(result)
-    own = [in_days(each, days) for each, days in zip(series.points, (100, 50, 25), strict=True)]
+    (series,) = result.analysis.series
+    own = [in_days(point, days) for point, days in zip(series.points, (100, 50, 25), strict=True)]
     rival = in_days(renamed(series.points[-1], "rival", 1.0), 50.5)
-    verdict = sweep_verdict(replace(result, points=(*own, rival)))
-    assert verdict.startswith("Soonest at the target: 4 x cs-2, 25 days (")
+    verdict = replace(result, points=(*own, rival)).verdict
+    assert verdict.startswith("4 x cs-2 reaches the target first, in 25 days (")
     assert verdict.endswith(
-        "As fast as 4 x rival (50.5 days) are about 1.98 x cs-2: 1 take 100 days, 2 take 50 days "
-        "(within the 90 % band possibly 2, surely 4)."
+        "About 1.98 x cs-2 match 4 x rival (50.5 days): 1 takes 100 days, 2 take 50 days (90 % band 2 to 4)."
     )
 
 
 def test_the_verdict_says_where_nothing_matches(result: SweepResult) -> None:
-    rival = [renamed(each, "rival", 0.001) for each in result.feasible]
-    verdict = sweep_verdict(replace(result, points=(*result.feasible, *rival)))
-    assert "No number of cs-2 up to 4 is as fast as 1 x rival" in verdict
+    rival = [renamed(point, "rival", 0.001) for point in result.feasible]
+    verdict = replace(result, points=(*result.feasible, *rival)).verdict
+    assert "No number of cs-2 up to 4 matches 1 x rival" in verdict
 
 
 def test_a_machine_of_the_verdict_is_named_with_its_setting(write_sweep: Write, tmp_path: Path) -> None:
@@ -123,33 +125,31 @@ def test_a_machine_of_the_verdict_is_named_with_its_setting(write_sweep: Write, 
         "  recipe.global_batch_size: [8]"
     )
     result = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "points.sqlite", jobs=1)
-    slow, fast = series_of(result)
-    verdict = sweep_verdict(result)
-    assert verdict.startswith("Soonest at the target: 2 x cs-2 with bandwidth ")
+    slow, fast = result.analysis.series
+    verdict = result.verdict
+    assert verdict.startswith("2 x cs-2 with bandwidth ")
     assert "From 1 to 2 x cs-2 with bandwidth 5 GB/s the time falls" in verdict
-    own = [in_days(each, days) for each, days in zip(slow.points, (100, 50), strict=True)]
-    other = [in_days(each, days) for each, days in zip(fast.points, (90, 40), strict=True)]
-    rivals = [in_days(renamed(each, "rival", 1.0), days) for each, days in zip(own, (60, 30), strict=True)]
-    verdict = sweep_verdict(replace(result, points=(*own, *other, *rivals)))
-    assert "Soonest at the target: 2 x rival with bandwidth 5 GB/s" in verdict
-    assert "As fast as 1 x rival with bandwidth 5 GB/s (60 days) are about" in verdict
-    assert "x cs-2 with bandwidth 5 GB/s: 1 take 100 days" in verdict
+    own = [in_days(point, days) for point, days in zip(slow.points, (100, 50), strict=True)]
+    other = [in_days(point, days) for point, days in zip(fast.points, (90, 40), strict=True)]
+    rivals = [in_days(renamed(point, "rival", 1.0), days) for point, days in zip(own, (60, 30), strict=True)]
+    verdict = replace(result, points=(*own, *other, *rivals)).verdict
+    assert "2 x rival with bandwidth 5 GB/s reaches the target first" in verdict
+    assert "match 1 x rival with bandwidth 5 GB/s (60 days): 1 takes 100 days" in verdict
+    assert "x cs-2 with bandwidth 5 GB/s match" in verdict
 
 
 def test_what_a_larger_machine_loses_is_split_into_throughput_and_tokens(result: SweepResult) -> None:
-    (series,) = series_of(result)
-    said = re.search(
-        r"does (\d+) %.*: (\d+) % of its tokens a second, and (\d+) % for", sweep_verdict(result)
-    )
+    (series,) = result.analysis.series
+    said = re.search(r"efficiency of (\d+) %.*\((\d+) % in throughput, (\d+) % in tokens", result.verdict)
     assert said is not None
-    whole, hardware, statistical = (int(each) / 100 for each in said.groups())
+    whole, hardware, statistical = (int(point) / 100 for point in said.groups())
     assert whole == pytest.approx(series.efficiency(series.points[-1]), abs=0.005)
     assert hardware * statistical == pytest.approx(whole, abs=0.011)
-    tokens = [time_of(series.points[i]).examples_tokens for i in (0, -1)]
+    tokens = [series.points[i].target_time.examples_tokens for i in (0, -1)]
     assert statistical == pytest.approx(tokens[0] / tokens[1], abs=0.005)
 
 
 def test_a_machine_at_peak_is_called_a_bound_in_the_verdict(write_sweep: Write, tmp_path: Path) -> None:
     grid = "  recipe.global_batch_size: [8]\n  system: [cs-2, cs-2-peak]"
-    verdict = sweep_verdict(run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "p.sqlite", jobs=1))
-    assert verdict.endswith(" At peak, an upper bound that was never observed: cs-2-peak.")
+    verdict = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "p.sqlite", jobs=1).verdict
+    assert verdict.endswith(" Upper bounds at peak efficiency, never observed: cs-2-peak.")

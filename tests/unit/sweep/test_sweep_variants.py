@@ -9,13 +9,13 @@ import pytest
 
 from perfsim.errors import CatalogError, InputError
 from perfsim.hardware import WaferClusterSpec
-from perfsim.sweep.knee import Scaling, cost_of_token, knee_sentence, scalings
+from perfsim.sweep.knee import Scaling, cost_of_token
+from perfsim.sweep.points import PointResult
 from perfsim.sweep.policy import policy_changes
-from perfsim.sweep.runner import PointResult, SweepResult, is_sweep, load_sweep, only_strategies, run_sweep
-from perfsim.sweep.scaling import series_of
-from perfsim.sweep.succession import policy_sentence, successions
-from perfsim.sweep.variants import changes_of, differing, variant_sentences, variants_of
-from perfsim.sweep.verdict import sweep_verdict
+from perfsim.sweep.result import SweepResult
+from perfsim.sweep.runner import is_sweep, load_sweep, only_strategies, run_sweep
+from perfsim.sweep.succession import policy_sentence
+from perfsim.sweep.variants import variant_sentences
 
 HEAD = """\
 title: Variants
@@ -59,9 +59,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
 
 
 def test_every_variant_has_every_point_of_the_grid(steps: SweepResult) -> None:
-    asked = [(each.point.variant, each.point.num_devices) for each in steps.points]
+    asked = [(point.point.variant, point.point.num_devices) for point in steps.points]
     names = ["as it is", "twice the I/O", "a quarter of MemoryX"]
-    assert variants_of(steps) == names
+    assert steps.analysis.variants == names
     assert asked == [(name, count) for name in names for count in (1, 32)]
 
 
@@ -69,27 +69,30 @@ def test_all_values_of_a_variant_change_together(steps: SweepResult) -> None:
     system = steps.points[2].point.candidate.system
     assert isinstance(system, WaferClusterSpec)
     assert (system.io_ports, system.swarmx.bandwidth, system.memoryx.bandwidth) == (24, 3e11, 3e11)
-    assert differing(steps)["system.memoryx.servers"] == ["12", "24", "3"]
-    assert all(path.startswith("system.") for path in differing(steps))
+    assert steps.analysis.differences["system.memoryx.servers"] == ["12", "24", "3"]
+    assert all(path.startswith("system.") for path in steps.analysis.differences)
 
 
 def test_variants_of_one_work_are_compared_with_the_first(steps: SweepResult) -> None:
-    changes = changes_of(steps)
+    changes = steps.analysis.changes
     assert [len(own) for own in changes.values()] == [3, 3]
-    one, many = changes.values()
-    assert one[0].ratio == many[0].ratio == 1.0
-    assert one[1].ratio == pytest.approx(1.0, abs=0.01), "a full wafer does not notice its link"
+    single, many = changes.values()
+    assert single[0].ratio == many[0].ratio == 1.0
+    assert single[1].ratio == pytest.approx(1.0, abs=0.01), "a full wafer does not notice its link"
     assert many[1].ratio < 0.99
     assert many[2].ratio > 1.3
-    text = variant_sentences(steps)[1]
+    text = variant_sentences(steps.feasible, steps.analysis.changes)[1]
     assert text.startswith("32 devices, global_batch_size 32")
     assert "a quarter of MemoryX" in text
 
 
 def test_variants_of_different_models_are_told_by_their_time(models: SweepResult) -> None:
-    assert changes_of(models) == {}
-    assert {"model.hidden_size", "model.num_layers"} <= set(differing(models))
-    assert all("small" in text and "large" in text for text in variant_sentences(models))
+    assert models.analysis.changes == {}
+    assert {"model.hidden_size", "model.num_layers"} <= set(models.analysis.differences)
+    assert all(
+        "small" in text and "large" in text
+        for text in variant_sentences(models.feasible, models.analysis.changes)
+    )
 
 
 def test_a_fixed_global_batch_has_a_knee_and_a_fixed_batch_a_system_has_none(tmp_path: Path) -> None:
@@ -99,28 +102,28 @@ variants:
   same batch over all: {recipe.global_batch_size: 32}
 """
     result = answered(tmp_path, text)
-    weak, strong = scalings(series_of(result))
+    weak, strong = result.analysis.scalings
     assert weak.knee is None
     assert weak.efficiency(weak.last) == pytest.approx(1.0, abs=0.05)
     assert strong.knee is strong.last
     losses = strong.losses(strong.last)
     assert sum(losses.values()) >= 1.0
     assert list(losses.values()) == sorted(losses.values(), reverse=True)
-    assert "the knee is at 32" in knee_sentence(strong)
-    assert knee_sentence(weak).endswith("no knee.")
-    assert sweep_verdict(result) == " ".join(map(knee_sentence, (weak, strong)))
+    assert "efficiency falls below 90 % at 32" in strong.sentence
+    assert weak.sentence.endswith("efficiency stays at 90 % or more.")
+    assert result.verdict == f"{weak.sentence} {strong.sentence}"
 
 
 def test_the_cost_of_a_token_is_the_device_seconds_of_a_step_over_its_tokens(steps: SweepResult) -> None:
-    for one in scalings(series_of(steps)):
-        for each in one.series.points:
-            answer = each.answer
-            whole = each.point.num_devices * answer["step_time_s"] / answer["batch_tokens"]
-            assert sum(cost_of_token(each).values()) == pytest.approx(whole, rel=1e-9)
+    for scaling in steps.analysis.scalings:
+        for point in scaling.series.points:
+            answer = point.answer
+            whole = point.point.num_devices * answer["step_time_s"] / answer["batch_tokens"]
+            assert sum(cost_of_token(point).values()) == pytest.approx(whole, rel=1e-9)
 
 
 def test_speed_up_of_the_smallest_machine_is_one(steps: SweepResult) -> None:
-    scaling = Scaling(series_of(steps)[0])
+    scaling = Scaling(steps.analysis.series[0])
     assert (scaling.speedup(scaling.first), scaling.efficiency(scaling.first)) == (1.0, 1.0)
 
 
@@ -152,7 +155,7 @@ variants:
   half: {recipe.global_batch_size: 32, system.memoryx.servers: 6}
 """
     points = load_sweep(written(tmp_path, text)).points
-    names = [(each.variant, each.candidate.system.name) for each in points]
+    names = [(point.variant, point.candidate.system.name) for point in points]
     assert names.count(("as it is", "dgx-a100-80gb")) == 1
     assert ("half", "dgx-a100-80gb") not in names
 
@@ -187,33 +190,35 @@ def test_a_policy_that_changed_beside_the_mechanism_is_named_with_it(tmp_path: P
     path = tmp_path / "ablated.yaml"
     path.write_text(ABLATED, encoding="utf-8")
     result = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
-    (changes,) = changes_of(result).values()
-    policies = {change.each.point.variant: change.policy for change in changes}
+    (changes,) = result.analysis.changes.values()
+    policies = {change.point.point.variant: change.policy for change in changes}
     assert policies["as it is"] == policies["SwarmX fan-out 2"] == ""
     assert policies["a small wafer"].startswith("micro-batch ")
-    assert f"(policy changed: {policies['a small wafer']})" in sweep_verdict(result)
+    assert f"(policy changed: {policies['a small wafer']})" in result.verdict
 
 
 def test_what_the_planner_changed_from_model_to_model_is_told_machine_by_machine(models: SweepResult) -> None:
-    found = successions(models)
-    assert set(found) == {"1 x cs-2", "32 x cs-2"}
-    (step,) = found["1 x cs-2"]
+    steps_of = models.analysis.successions
+    assert set(steps_of) == {"1 x cs-2", "32 x cs-2"}
+    (step,) = steps_of["1 x cs-2"]
     assert (step.before.point.variant, step.after.point.variant) == ("small", "large")
     assert step.changes == policy_changes(step.before, step.after)
-    assert policy_sentence(models).startswith("What the planner changed from small to large: 1 x cs-2: ")
-    assert policy_sentence(models) in sweep_verdict(models)
+    assert policy_sentence(models.analysis.successions).startswith(
+        "What the planner changed from small to large: 1 x cs-2: "
+    )
+    assert policy_sentence(models.analysis.successions) in models.verdict
 
 
 def test_variants_of_one_model_have_no_succession(steps: SweepResult) -> None:
-    assert successions(steps) == {}
-    assert policy_sentence(steps) == ""
+    assert steps.analysis.successions == {}
+    assert policy_sentence(steps.analysis.successions) == ""
 
 
 def layout_of(result: SweepResult, devices: int = 8, **layout: object) -> PointResult:
-    each = result.points[0]
-    candidate = each.point.candidate.model_copy(update={"devices": (devices,)})
-    study = each.point.study.model_copy(update={"candidates": (candidate,)})
-    return replace(each, point=replace(each.point, study=study), answer={"layout": layout})
+    point = result.points[0]
+    candidate = point.point.candidate.model_copy(update={"devices": (devices,)})
+    study = point.point.study.model_copy(update={"candidates": (candidate,)})
+    return replace(point, point=replace(point.point, study=study), answer={"layout": layout})
 
 
 def test_degrees_of_a_layout_are_told_together_and_other_fields_by_name(steps: SweepResult) -> None:
@@ -224,4 +229,4 @@ def test_degrees_of_a_layout_are_told_together_and_other_fields_by_name(steps: S
     assert policy_changes(before, many) == ""
     full = layout_of(steps, recompute="full", recompute_layers=2, spill=True)
     none = layout_of(steps, recompute="none", recompute_layers=0, spill=False)
-    assert policy_changes(none, full) == "recompute none -> full by 2 layers, spill no -> yes"
+    assert policy_changes(none, full) == "recompute none -> full, every 2 layers, spill no -> yes"
