@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -91,13 +92,18 @@ class Prediction:
 
     @property
     def memory_capacity_bytes(self) -> float:
-        """Capacity of the place that holds most; 0 where memory was not kept."""
+        """Capacity of the place that holds most; NaN where memory was not kept."""
         fullest = max(self.memory, key=lambda bar: bar.total_bytes, default=None)
-        return fullest.capacity_bytes if fullest is not None else 0.0
+        return fullest.capacity_bytes if fullest is not None else math.nan
+
+    @property
+    def run(self) -> Evaluation:
+        """The run behind the values. Raises ValueError for a stored prediction."""
+        if self.evaluation is None:
+            raise ValueError(f"{self.label}: the run of a stored prediction is not kept; predict it again")
+        return self.evaluation
 
     @property
     def trace(self) -> Trace:
         """Start and end of every task of the step. Raises ValueError for a stored prediction."""
-        if self.evaluation is None:
-            raise ValueError(f"{self.label}: the trace of a stored prediction is not kept; predict it again")
-        return self.evaluation.trace
+        return self.run.trace

@@ -10,7 +10,8 @@ from typing import Any
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, Problem
 from perfsim.hardware import SystemSpec
-from perfsim.prediction.question import parse_layout, strategy_for
+from perfsim.prediction.layout_text import parse_layout
+from perfsim.prediction.question import strategy_for
 from perfsim.proof.catalogue import Case, catalogue_cases, system_kind
 from perfsim.proof.proof import Proof, finite, prove_plan
 from perfsim.proof.small import STEPS, small_plan

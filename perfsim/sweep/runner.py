@@ -18,9 +18,9 @@ from typing import Any
 
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
+from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import hold, present_limits
 from perfsim.errors import InputError, LayoutError, LimitError, PerfsimError, PlanError
-from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.documents import Document, prediction_from
 from perfsim.prediction.predict import prediction_of
 from perfsim.study.assumptions import assumptions_of

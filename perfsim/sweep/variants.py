@@ -106,8 +106,9 @@ def _changed(name: str, changes: Sequence[Change]) -> str:
         words.append(f"{len(moved) - MAX_NAMED} more")
     if still:
         words.append(f"less than {100 * SAME:.0f} %: {', '.join(still)}")
+    step = base.prediction
     return (
-        f"{name}: a step of '{base.variant}' takes {base.prediction.step_time_s:.3g} s, limited by {base.prediction.why.cause}; "
+        f"{name}: a step of '{base.variant}' takes {step.step_time_s:.3g} s, limited by {step.why.cause}; "
         f"changes: {'; '.join(words)}."
     )
 

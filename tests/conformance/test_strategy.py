@@ -153,7 +153,7 @@ def test_the_planner_plans_only_what_is_listed(question: Question) -> None:
     layouts = list(chosen.layouts(job, topology))
     variants = [variant for layout in layouts for variant in chosen.variants(job, topology, layout)]
     try:
-        screened = screen(chosen, job, topology, question.costs)
+        screened = screen(toys.question(chosen, job, topology, question.costs))
     except PlanError:
         assert not feasible(question)
         return

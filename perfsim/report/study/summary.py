@@ -52,7 +52,8 @@ def write_summary(result: StudyResult, path: Path, *, report: str = "index.html"
 
 
 def _candidate(candidate: CandidateResult) -> dict[str, Any]:
-    document = plain(document_of(candidate)) | {name: plain(getattr(candidate, name)) for name in _OF_CANDIDATE}
+    document: dict[str, Any] = plain(document_of(candidate))
+    document |= {name: plain(getattr(candidate, name)) for name in _OF_CANDIDATE}
     document["label"] = candidate.label
     document["tokens_per_s_per_device"] = plain(candidate.tokens_per_s / max(candidate.num_devices, 1))
     document["memory_capacity_bytes"] = plain(candidate.memory_capacity_bytes)

@@ -202,7 +202,8 @@ def _scaling(series: Sequence[Series]) -> Section:
 
 
 def _note(point: PointResult) -> str:
-    return f"batch {text.integer(point.prediction.global_batch_size)}, {text.layout_short(point.prediction.layout)}"
+    step = point.prediction
+    return f"batch {text.integer(step.global_batch_size)}, {text.layout_short(step.layout)}"
 
 
 def _alt(series: Series) -> str:
