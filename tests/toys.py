@@ -29,7 +29,7 @@ from perfsim.hardware import (
 )
 from perfsim.strategies import Plan, strategy
 from perfsim.topology import Topology, build_topology
-from perfsim.workload import Job, ParallelLayout, TrainingRecipe, TransformerConfig
+from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
 
 GIB = 2.0**30
 
@@ -144,7 +144,7 @@ def topology(devices: int, system: GpuClusterSpec | WaferClusterSpec | None = No
 
 
 def plan(
-    name: str, asked: Job, layout: ParallelLayout, system: GpuClusterSpec | WaferClusterSpec | None = None
+    name: str, asked: Job, layout: Layout, system: GpuClusterSpec | WaferClusterSpec | None = None
 ) -> Plan:
     """A layout planned on as many devices as it needs, memory not checked."""
     return strategy(name).plan(asked, topology(layout.num_devices, system), layout, check_memory=False)

@@ -18,6 +18,7 @@ from perfsim.placement.rank_classes import places_of_peers
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import schedule_called
 from perfsim.topology import HEALTHY, FatTree, LinkHealth
+from perfsim.workload import ParallelLayout
 
 MANY_TASKS = 100_000
 """Folded tasks from which on a straggler's peers are written with it; below, their waiting is shown."""
@@ -69,4 +70,6 @@ def _in_step(plan: Plan) -> bool:
     topology = plan.topology
     inside = topology.devices_per_node % plan.layout.tensor == 0
     thin = isinstance(topology, FatTree) and topology.is_thin({})
-    return inside and not thin and not schedule_called(plan.layout.schedule).splits_backward
+    layout = plan.layout
+    whole = isinstance(layout, ParallelLayout) and not schedule_called(layout.schedule).splits_backward
+    return inside and not thin and whole

@@ -153,7 +153,7 @@ def wafer_traffic(work: Work, network: WaferTree, health: LinkHealth) -> Traffic
     lower id of the two. Samples are left out: a few megabytes beside gigabytes of weights.
     A tree has one way to each system: InputError where it is cut.
     """
-    costs, memoryx = StreamCosts(network.system, network), network.system.memoryx
+    costs, memoryx = StreamCosts(network), network.system.memoryx
     if work.op in FLASH_OPS and memoryx.server.flash is not None and not memoryx.server.flash.duplex:
         return Traffic(np.array([FLASH]), np.ones(1, dtype=np.int64), costs.flash_bytes_per_s())
     if work.op not in WAFER_DIRECTIONS:

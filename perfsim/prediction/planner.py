@@ -10,7 +10,7 @@ from perfsim.errors import LayoutError, MemoryCapacityError, PlanError
 from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of, longest_path_s
 from perfsim.prediction.question import Question
 from perfsim.strategies import TIGHT, Plan
-from perfsim.workload import ParallelLayout
+from perfsim.workload import Layout
 
 CONFIRMED = 3
 """How many of the screened layouts are run."""
@@ -51,12 +51,12 @@ class _Search:
         self.strategy, self.job = question.chosen, question.job
         self.topology, self.costs = question.topology, question.costs
         self.feasible: list[Screened] = []
-        self.too_large: list[tuple[float, ParallelLayout, MemoryCapacityError]] = []
-        self.seen: set[ParallelLayout] = set()
+        self.too_large: list[tuple[float, Layout, MemoryCapacityError]] = []
+        self.seen: set[Layout] = set()
         self.where = question.label
         self.limits = present_limits()
 
-    def attempt(self, layout: ParallelLayout) -> None:
+    def attempt(self, layout: Layout) -> None:
         """Plan a layout and estimate it. PlanError where what the strategy lists turns out illegal."""
         self.limits.in_time(self._so_far)
         try:
@@ -124,19 +124,15 @@ def _with_safer(chosen: Screened, screened: Sequence[Screened]) -> Plan:
         return replace(plan, notes=(*plan.notes, f"no plan leaves more than {1 - TIGHT:.0%} of memory free"))
     slower = 100 * (safer.estimate_s / chosen.estimate_s - 1)
     note = (
-        f"safer: {short_layout(safer.plan.layout)} fills {100 * safer.plan.memory_share:.0f} % and takes "
+        f"safer: {safer.plan.layout.short} fills {100 * safer.plan.memory_share:.0f} % and takes "
         f"about {max(0.0, slower):.1f} % longer"
     )
     return replace(plan, notes=(*plan.notes, note))
 
 
-def short_layout(layout: ParallelLayout) -> str:
-    """`tp8 pp4 dp4 mbs1`: a layout as people say it, with its schedule where that is not 1F1B."""
-    degrees = f"tp{layout.tensor} pp{layout.pipeline} dp{layout.data} mbs{layout.micro_batch_size}"
-    how = "" if layout.schedule == "1f1b" else f" {layout.schedule}"
-    chunks = f" vpp{layout.virtual_pipeline}" if layout.schedule == "interleaved" else ""
-    sharded = f" zero{layout.zero_stage}" if layout.zero_stage > 1 else ""
-    return f"{degrees}{how}{chunks}{sharded} recompute {layout.recompute}"
+def memory_share(plan: Plan) -> float:
+    """The fullest device's memory over its capacity."""
+    return max(use.total_bytes / use.capacity_bytes for use in plan.memory if use.on_device)
 
 
 def _reasons(search: _Search) -> list[str]:
@@ -150,5 +146,5 @@ def _reasons(search: _Search) -> list[str]:
     _, layout, error = min(search.too_large, key=lambda refused: refused[0])
     return [
         f"{head}: {tried} layouts tried, {tried} over memory",
-        f"closest: {short_layout(layout)}: {error}",
+        f"closest: {layout.short}: {error}",
     ]

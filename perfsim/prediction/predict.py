@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.wafer import PEAK
 from perfsim.hardware import SystemSpec, WaferClusterSpec
+from perfsim.machines import machine_of
 from perfsim.prediction.cluster import cluster_note
 from perfsim.prediction.evaluation import Evaluation, evaluate
 from perfsim.prediction.expansion import expanded
@@ -19,17 +18,17 @@ from perfsim.prediction.reached import above_all_published, fewer_than_published
 from perfsim.prediction.remarks import defaults_remark
 from perfsim.prediction.why import why
 from perfsim.strategies import Plan
-from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
 from perfsim.workload import TrainingRecipe
 
 
 def predict(question: Question) -> Prediction:
     """Predict one step. Raises InputError, LayoutError or PlanError where the question has no answer."""
     evaluation, remark = _planned(question)
-    if question.detail == "chunk" and evaluation.plan.layout.stream_chunks == 1:
-        finer = replace(evaluation.plan.layout, stream_chunks=STREAM_CHUNKS)
-        plan = question.chosen.plan(question.job, question.topology, finer)
-        evaluation, remark = _evaluated(question, plan), ""
+    if question.detail == "chunk":
+        finer = machine_of(question.system).in_chunks(evaluation.plan.layout)
+        if finer != evaluation.plan.layout:
+            plan = question.chosen.plan(question.job, question.topology, finer)
+            evaluation, remark = _evaluated(question, plan), ""
     if question.expand:
         evaluation = expanded(evaluation, question.expand)
     if question.perturbations is not None:
@@ -73,7 +72,7 @@ def prediction_of(evaluation: Evaluation) -> Prediction:
         strategy=plan.strategy,
         system=system_label(plan),
         num_devices=plan.topology.num_devices,
-        layout=layout_fields(plan),
+        layout=plan.layout.as_dict(plan.num_microbatches),
         global_batch_size=plan.job.global_batch_size,
         step_time_s=evaluation.step_time_s,
         tokens_per_s=evaluation.tokens_per_s,
@@ -102,30 +101,6 @@ def published_remarks(prediction: Prediction) -> tuple[str, str]:
         return "", ""
     plan = prediction.evaluation.plan
     return fewer_than_published(plan, prediction.why.fixed_s), above_all_published(plan, prediction.mfu)
-
-
-def layout_fields(plan: Plan) -> dict[str, Any]:
-    """A layout by the names it has in YAML; only what its kind of system uses."""
-    layout = plan.layout
-    common: dict[str, Any] = {
-        "data": layout.data,
-        "micro_batch_size": layout.micro_batch_size,
-        "num_microbatches": plan.num_microbatches,
-        "recompute": layout.recompute,
-    }
-    if isinstance(plan.system, WaferClusterSpec):
-        chunks = {"stream_chunks": layout.stream_chunks} if layout.stream_chunks > 1 else {}
-        return {**common, "recompute_layers": layout.recompute_layers, "spill": layout.spill, **chunks}
-    return {
-        "tensor": layout.tensor,
-        "pipeline": layout.pipeline,
-        **common,
-        "virtual_pipeline": layout.virtual_pipeline,
-        "sequence_parallel": layout.sequence_parallel,
-        "zero_stage": layout.zero_stage,
-        "schedule": layout.schedule,
-        "layers_per_stage": None if layout.layers_per_stage is None else list(layout.layers_per_stage),
-    }
 
 
 def system_label(plan: Plan) -> str:

@@ -10,15 +10,15 @@ from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.factory import costs_for
 from perfsim.costs.price import Costs
-from perfsim.errors import InputError
 from perfsim.hardware import SystemSpec
 from perfsim.prediction.cluster import check_device, cluster_named
-from perfsim.prediction.layout_text import names_in, parse_layout
+from perfsim.machines import machine_of, strategy_for
+from perfsim.machines.layout_text import settings
 from perfsim.prediction.perturbation_spec import PerturbationSpec, parse_perturbations
-from perfsim.strategies import Strategy, strategy
+from perfsim.strategies import Strategy
 from perfsim.topology import Topology, build_topology
 from perfsim.wall_clock import WallClockSpec
-from perfsim.workload import Job, ParallelLayout, TrainingRecipe, TransformerConfig
+from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
 
 Detail = Literal["layer", "chunk"]
 DEFAULT_BATCH_PER_DEVICE = 8
@@ -40,7 +40,7 @@ class Question:
     strategy: str | Strategy
     batch: int | None = None
     """Sequences a step over all devices; None: the recipe's, else `DEFAULT_BATCH_PER_DEVICE` a device."""
-    layout: ParallelLayout | str | None = None
+    layout: Layout | str | None = None
     """A layout, or its text (`tp=8,pp=4`); None: the planner chooses."""
     must_fit: bool = True
     """Whether a given layout that needs too much memory is refused."""
@@ -91,14 +91,16 @@ class Question:
         return 1.0 if self.cluster is None else self.cluster.scale
 
     @property
-    def given_layout(self) -> ParallelLayout | None:
+    def given_layout(self) -> Layout | None:
         """The layout that is asked for; LayoutError lists what is wrong with its text."""
-        return parse_layout(self.layout, self.devices) if isinstance(self.layout, str) else self.layout
+        if isinstance(self.layout, str):
+            return machine_of(self.system).parse_layout(self.layout, self.devices)
+        return self.layout
 
     @property
     def named_settings(self) -> list[str] | None:
         """The settings that a layout's text names; None where the layout is no text."""
-        return names_in(self.layout) if isinstance(self.layout, str) else None
+        return [name for _, name, _ in settings(self.layout)] if isinstance(self.layout, str) else None
 
     def at(self, batch: int) -> Question:
         """The same question at another global batch, on the same topology and prices."""
@@ -148,13 +150,3 @@ def question_named(
         expand=expand,
         perturbations=parse_perturbations(perturb) if perturb else None,
     ).check()
-
-
-def strategy_for(name: str, system: SystemSpec) -> Strategy:
-    """The strategy called `name`; InputError where it is unknown or runs on another kind of system."""
-    chosen = strategy(name)
-    if chosen.system_kind != system.kind:
-        kinds = {"gpu-cluster": "GPU clusters", "wafer-cluster": "wafer clusters"}
-        where = kinds.get(chosen.system_kind, chosen.system_kind)
-        raise InputError(f"strategy {name} runs on {where}; {system.name} is a {system.kind}")
-    return chosen

@@ -8,7 +8,7 @@ from dataclasses import fields
 import numpy as np
 
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.predict import layout_fields, prediction_of, published_remarks
+from perfsim.prediction.predict import prediction_of, published_remarks
 from perfsim.prediction.remarks import edge_remark
 from perfsim.prediction.result import TimelineBar
 from perfsim.study.batches import BatchChoice
@@ -47,7 +47,7 @@ def _point(choice: BatchChoice) -> BatchPoint:
         steps=choice.answer.steps,
         time_to_accuracy_s=choice.answer.time_s,
         time_to_accuracy_band_s=choice.answer.band_s,
-        layout=layout_fields(choice.plan),
+        layout=choice.plan.layout.as_dict(choice.plan.num_microbatches),
     )
 
 

@@ -171,7 +171,6 @@ def test_memory_is_itemised_and_positive(question: Question) -> None:
 def test_the_other_kind_of_system_is_refused_by_name(toys: ModuleType, chosen: Strategy) -> None:
     other = toys.wafer_cluster() if chosen.system_kind == "gpu-cluster" else toys.gpu_cluster()
     topology, job = toys.topology(4, other), toys.job()
-    assert list(chosen.layouts(job, topology)) == []
     own = toys.gpu_cluster() if chosen.system_kind == "gpu-cluster" else toys.wafer_cluster()
     layout = next(iter(chosen.layouts(job, toys.topology(4, own))))
     with pytest.raises(InputError, match=other.name):

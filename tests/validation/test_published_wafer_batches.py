@@ -19,7 +19,7 @@ from perfsim.strategies import Plan, strategy
 from perfsim.strategies.streaming.memory import activation_parts_bytes
 from perfsim.topology import build_topology
 from perfsim.transformer import parameters
-from perfsim.workload import Job, ParallelLayout
+from perfsim.workload import Job, StreamingLayout
 
 CATALOG = Catalog([data_root()])
 STREAMING = strategy("weight-streaming")
@@ -61,7 +61,7 @@ def answered(batch: Batch) -> Evaluation:
 
 
 def resident_bytes(batch: Batch) -> float:
-    layout = ParallelLayout(data=batch.systems, micro_batch_size=batch.per_system)
+    layout = StreamingLayout(data=batch.systems, micro_batch_size=batch.per_system)
     return sum(activation_parts_bytes(asked(batch), layout).values())
 
 
@@ -84,7 +84,7 @@ def test_no_published_batch_is_resident_where_that_needs_more_than_the_wafer_has
     assert resident_bytes(batch) > system.device.memory.capacity
     plans = [each.plan for each in screen(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))]
     assert not any(at_once(plan) for plan in plans)
-    layout = ParallelLayout(data=batch.systems, micro_batch_size=batch.per_system)
+    layout = StreamingLayout(data=batch.systems, micro_batch_size=batch.per_system)
     with pytest.raises(MemoryCapacityError, match="does not fit: wafer needs"):
         STREAMING.plan(job, topology, layout)
 
@@ -149,4 +149,4 @@ def test_memoryx_without_flash_holds_what_its_dram_holds() -> None:
     bare = system.model_copy(update={"memoryx": system.memoryx.model_copy(update={"server": server})})
     job = Job(CATALOG.model("gpt3_175b"), CATALOG.recipe("gpt3_pretraining"), 16)
     with pytest.raises(MemoryCapacityError, match=r"MemoryX DRAM needs 3\.1 TB of 1\.5 TB"):
-        STREAMING.plan(job, build_topology(bare, 1), ParallelLayout(recompute_layers=1, recompute="full"))
+        STREAMING.plan(job, build_topology(bare, 1), StreamingLayout(recompute_layers=1, recompute="full"))

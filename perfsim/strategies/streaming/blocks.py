@@ -8,13 +8,17 @@ from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
 from perfsim import transformer
-from perfsim.errors import InputError
 from perfsim.graph import Kind, RankGroup, TensorClass, Work
-from perfsim.hardware import DeviceKind, WaferClusterSpec
+from perfsim.hardware import DeviceKind
 from perfsim.strategies.plan import Plan
 from perfsim.strategies.streaming.memory import device_slice, spilled_unit_bytes
 from perfsim.strategies.streaming.memoryx import Store, kept_parameters, streamed_bytes, update_kernel
+from perfsim.topology import WaferTree
 from perfsim.transformer import Kernel, LayerSlice, parameters
+from perfsim.workload import StreamingLayout
+
+StreamingPlan = Plan[StreamingLayout, WaferTree]
+"""A plan of weight streaming."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -142,7 +146,9 @@ def outline(work: Work) -> Work:
     return Work(work.name, work.kind, work.op, work.category, writes=writes)
 
 
-def block_works(plan: Plan, micro_batch_size: int | None = None, chunks: int = 1) -> Blocks[BlockWorks]:
+def block_works(
+    plan: StreamingPlan, micro_batch_size: int | None = None, chunks: int = 1
+) -> Blocks[BlockWorks]:
     """The work of each kind of block, cut in `chunks`."""
     kind = plan.system.device.kind
     part = device_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size, kind)
@@ -150,27 +156,20 @@ def block_works(plan: Plan, micro_batch_size: int | None = None, chunks: int = 1
     return blocks_of(part, positions, kind).of(lambda block: _Maker(block, plan, part, chunks).works())
 
 
-def samples_work(plan: Plan, micro_batch_size: int) -> Work:
+def samples_work(plan: StreamingPlan, micro_batch_size: int) -> Work:
     """The samples of one micro-batch on their way from the activation servers."""
     job = plan.job
-    n_bytes = micro_batch_size * job.seq_length * wafer_system(plan).activation_servers.bytes_per_token
+    n_bytes = micro_batch_size * job.seq_length * plan.topology.system.activation_servers.bytes_per_token
     samples = TensorClass("samples", n_bytes)
     return Work("samples.load", Kind.MEM_LOAD, "samples", "input", comm_bytes=n_bytes, writes=(samples,))
-
-
-def wafer_system(plan: Plan) -> WaferClusterSpec:
-    """The system of a plan; InputError where it is no wafer cluster."""
-    if not isinstance(plan.system, WaferClusterSpec):
-        raise InputError(f"{plan.system.name} is not a wafer cluster")
-    return plan.system
 
 
 class _Maker:
     """Makes the works of one block."""
 
-    def __init__(self, block: Block, plan: Plan, part: LayerSlice, chunks: int) -> None:
+    def __init__(self, block: Block, plan: StreamingPlan, part: LayerSlice, chunks: int) -> None:
         self.block, self.plan, self.part, self.chunks = block, plan, part, chunks
-        self.system = wafer_system(plan)
+        self.system = plan.topology.system
         self.systems = RankGroup(0, 1, plan.topology.num_devices)
 
     def works(self) -> BlockWorks:

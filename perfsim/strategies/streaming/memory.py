@@ -16,7 +16,7 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.hardware import DeviceKind, WaferClusterSpec
 from perfsim.strategies.streaming.memoryx import GRADIENT_SUM_BYTES, Store, streamed_bytes
 from perfsim.transformer import HALF, LayerSlice, layer_activation_bytes, parameters
-from perfsim.workload import Job, ParallelLayout
+from perfsim.workload import Job, StreamingLayout
 
 PLACES: dict[DeviceKind, str] = {"wafer": "wafer", "gpu": "GPU"}
 """What computes, as the name of its memory."""
@@ -44,7 +44,7 @@ def spilled_unit_bytes(part: LayerSlice, group: int, kind: DeviceKind = "wafer")
     return kept_bytes(part, kind) if group == 0 else part.activation_bytes
 
 
-def activation_parts_bytes(job: Job, layout: ParallelLayout, kind: DeviceKind = "wafer") -> dict[str, float]:
+def activation_parts_bytes(job: Job, layout: StreamingLayout, kind: DeviceKind = "wafer") -> dict[str, float]:
     """Activations of one micro-batch on one device: what is kept, and what one group needs to run."""
     part = device_slice(job, layout.micro_batch_size, kind)
     layers = job.model.num_layers
@@ -57,7 +57,7 @@ def activation_parts_bytes(job: Job, layout: ParallelLayout, kind: DeviceKind = 
     return {"activations": kept, "working set": working}
 
 
-def spilled_bytes(job: Job, layout: ParallelLayout, kind: DeviceKind = "wafer") -> float:
+def spilled_bytes(job: Job, layout: StreamingLayout, kind: DeviceKind = "wafer") -> float:
     """Activations of one micro-batch that lie on the activation servers of one system."""
     if not layout.spill:
         return 0.0
@@ -83,7 +83,7 @@ def stream_buffer_bytes(job: Job, system: WaferClusterSpec) -> float:
     return (1 + streaming.prefetch_depth) * held
 
 
-def gradient_sum_bytes(job: Job, layout: ParallelLayout, system: WaferClusterSpec, per_system: int) -> float:
+def gradient_sum_bytes(job: Job, layout: StreamingLayout, system: WaferClusterSpec, per_system: int) -> float:
     """Gradients that a wafer sums over its micro-batches, where it does so at all."""
     if system.streaming.accumulate_at != "wafer" or layout.micro_batch_size >= per_system:
         return 0.0
@@ -91,7 +91,7 @@ def gradient_sum_bytes(job: Job, layout: ParallelLayout, system: WaferClusterSpe
 
 
 def wafer_memory(
-    job: Job, layout: ParallelLayout, system: WaferClusterSpec, per_system: int
+    job: Job, layout: StreamingLayout, system: WaferClusterSpec, per_system: int
 ) -> tuple[MemoryUse, ...]:
     """What a wafer, MemoryX and the activation servers hold at their peak."""
     own, kind = system.device.memory, system.device.kind
@@ -117,7 +117,7 @@ def largest_micro_batch(
 
     Activations are linear in the micro-batch, so this is a division.
     """
-    one = ParallelLayout(micro_batch_size=1, recompute_layers=group, spill=spill)
+    one = StreamingLayout(micro_batch_size=1, recompute_layers=group, spill=spill)
     free = system.device.memory.usable_bytes - stream_buffer_bytes(job, system)
     kind = system.device.kind
     each = sum(activation_parts_bytes(job, one, kind).values())
@@ -136,7 +136,7 @@ def even_micro_batch(per_system: int, largest: int) -> int:
     return -(-per_system // count)
 
 
-def policy_name(layout: ParallelLayout, num_microbatches: int) -> str:
+def policy_name(layout: StreamingLayout, num_microbatches: int) -> str:
     """The policy in words, for reports."""
     group = layout.recompute_layers
     kept = "resident" if group == 0 else f"recompute every {group} layers"
@@ -148,8 +148,8 @@ def policy_name(layout: ParallelLayout, num_microbatches: int) -> str:
 
 
 def with_policy(
-    layout: ParallelLayout, micro_batch_size: int, group: int, *, spill: bool = False
-) -> ParallelLayout:
+    layout: StreamingLayout, micro_batch_size: int, group: int, *, spill: bool = False
+) -> StreamingLayout:
     """A layout under another policy."""
     return replace(
         layout,

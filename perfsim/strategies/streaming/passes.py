@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from perfsim.errors import GraphError
 from perfsim.graph import EMBEDDING, HEAD, GraphBuilder, Template, Work
-from perfsim.strategies.plan import Plan
-from perfsim.strategies.streaming.blocks import Blocks, BlockWorks, outline, wafer_system
+from perfsim.strategies.streaming.blocks import Blocks, BlockWorks, StreamingPlan, outline
 
 DEVICE = "cs0"
 
@@ -66,8 +65,8 @@ class PassRules(NamedTuple):
     """Weight servers with blocks of their own; None: each holds a part of every block."""
 
     @classmethod
-    def of(cls, plan: Plan) -> PassRules:
-        streaming, memoryx = wafer_system(plan).streaming, wafer_system(plan).memoryx
+    def of(cls, plan: StreamingPlan) -> PassRules:
+        streaming, memoryx = plan.topology.system.streaming, plan.topology.system.memoryx
         return cls(
             num_layers=plan.job.model.num_layers,
             recompute_layers=plan.layout.recompute_layers,

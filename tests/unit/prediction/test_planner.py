@@ -11,7 +11,7 @@ import pytest
 
 from perfsim.errors import PlanError
 from perfsim.prediction.evaluation import evaluate, graph_of, longest_path_s
-from perfsim.prediction.planner import Screened, best_plan, screen, short_layout
+from perfsim.prediction.planner import Screened, best_plan, screen
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.strategy import ThreeD
 from perfsim.topology import Topology
@@ -129,7 +129,7 @@ def test_a_plan_that_nearly_fills_its_memory_names_the_fastest_that_does_not(toy
     (note,) = (note for note in chosen.notes if note.startswith("safer: "))
     screened = screen(toys.question(strategy("tensor"), job, tight, toys.ToyCosts(tight.system)))
     safer = next(each for each in screened if each.plan.memory_share <= 0.95)
-    assert short_layout(safer.plan.layout) in note
+    assert safer.plan.layout.short in note
     assert f"fills {100 * safer.plan.memory_share:.0f} %" in note
 
 
@@ -186,4 +186,4 @@ def test_without_a_plan_that_fits_the_closest_is_shown_with_its_way_out(toys: Mo
 
 def test_a_layout_is_written_as_people_say_it() -> None:
     layout = ParallelLayout(tensor=8, pipeline=4, data=4, micro_batch_size=2, recompute="full")
-    assert short_layout(layout).startswith("tp8 pp4 dp4 mbs2")
+    assert layout.short.startswith("tp8 pp4 dp4 mbs2")

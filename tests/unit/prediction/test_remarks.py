@@ -32,7 +32,7 @@ def notes(layout: str, devices: int = 8, system: str = "dgx-a100-80gb", strategy
 def test_settings_that_nobody_named_are_listed_with_what_is_usual() -> None:
     assert notes("tp=2,pp=2") == [
         (
-            "left at defaults by --layout: micro_batch_size 1, sequence_parallel false, zero_stage 0, "
+            "left at defaults by the layout: micro_batch_size 1, sequence_parallel false, zero_stage 0, "
             "recompute none, schedule 1f1b; Megatron users usually set sp=true, zero=1, recompute=selective"
         )
     ]
@@ -51,7 +51,7 @@ def test_the_defaults_stay_as_they_are() -> None:
 def test_only_settings_that_matter_for_the_degrees_are_listed() -> None:
     assert notes("dp=8,mbs=2") == [
         (
-            "left at defaults by --layout: zero_stage 0, recompute none; "
+            "left at defaults by the layout: zero_stage 0, recompute none; "
             "Megatron users usually set zero=1, recompute=selective"
         )
     ]
@@ -81,7 +81,7 @@ def test_a_terminal_shows_the_notes() -> None:
         )
     )
     lines = point_lines(answer)
-    assert any(line.startswith("  note          left at defaults by --layout") for line in lines)
+    assert any(line.startswith("  note          left at defaults by the layout") for line in lines)
     assert max(map(len, lines)) <= 100
 
 

@@ -17,7 +17,7 @@ from perfsim.prediction.question import question_named, strategy_for
 from perfsim.prediction.why import causes_s
 from perfsim.topology import build_topology
 from perfsim.transformer import parameters
-from perfsim.workload import Job, ParallelLayout
+from perfsim.workload import Job, StreamingLayout
 
 WAFERS = [
     {"model": "gpt3_20b", "system": "cs-2", "devices": 16, "strategy": "weight-streaming", "batch": batch}
@@ -87,7 +87,7 @@ def run_at(system: WaferClusterSpec, sequences: int, length: int) -> Evaluation:
     recipe = catalog.override(catalog.recipe("gpt3_pretraining"), {"seq_length": length})
     job = Job(catalog.model("gpt3_6p7b"), recipe, sequences)
     topology = build_topology(system, 1)
-    layout = ParallelLayout(data=1, micro_batch_size=sequences)
+    layout = StreamingLayout(data=1, micro_batch_size=sequences)
     chosen = strategy_for("weight-streaming", system)
     plan = chosen.plan(job, topology, layout, check_memory=False)
     return evaluate(plan, costs_for(topology, recipe))

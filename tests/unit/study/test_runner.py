@@ -201,7 +201,7 @@ def test_an_unknown_strategy_is_refused_with_the_nearest(quick: StudySpec) -> No
 def test_a_strategy_on_the_wrong_kind_of_system_is_bad_input_not_a_lack_of_plans(quick: StudySpec) -> None:
     gpus, wafer = quick.candidates
     crossed = with_candidates(quick, gpus.model_copy(update={"system": wafer.system}))
-    with pytest.raises(InputError, match="strategy 3d runs on GPU clusters; cs-2 is a wafer-cluster"):
+    with pytest.raises(InputError, match="strategy 3d runs on a gpu-cluster; cs-2 is a wafer-cluster"):
         run_study(crossed)
 
 
