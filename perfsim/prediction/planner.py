@@ -130,11 +130,6 @@ def _with_safer(chosen: Screened, screened: Sequence[Screened]) -> Plan:
     return replace(plan, notes=(*plan.notes, note))
 
 
-def memory_share(plan: Plan) -> float:
-    """The fullest device's memory over its capacity."""
-    return max(use.total_bytes / use.capacity_bytes for use in plan.memory if use.on_device)
-
-
 def _reasons(search: _Search) -> list[str]:
     job = search.job
     asked = f"strategy {search.strategy.name}, {search.where}, {job.global_batch_size} sequences a step"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.wafer import PEAK
 from perfsim.hardware import SystemSpec, WaferClusterSpec

@@ -11,7 +11,6 @@ from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critica
 from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LimitError, PlanError, Problem
-from perfsim.machines import strategy_for
 from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation import text_of

@@ -17,6 +17,7 @@ from perfsim.engine import simulate
 from perfsim.graph import GraphBuilder, unfold
 from perfsim.prediction.planner import best_plan
 from perfsim.strategies import strategy
+from perfsim.testing import toys
 from perfsim.topology import build_topology
 from perfsim.trace import Trace
 from perfsim.workload import Job

@@ -17,6 +17,7 @@ from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan, screen
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.streaming.memory import activation_parts_bytes
+from perfsim.testing import toys
 from perfsim.topology import build_topology
 from perfsim.transformer import parameters
 from perfsim.workload import Job, StreamingLayout
@@ -82,7 +83,9 @@ def test_no_published_batch_is_resident_where_that_needs_more_than_the_wafer_has
     job, system = asked(batch), CATALOG.system("cs-2")
     topology = build_topology(system, batch.systems)
     assert resident_bytes(batch) > system.device.memory.capacity
-    plans = [each.plan for each in screen(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))]
+    plans = [
+        each.plan for each in screen(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))
+    ]
     assert not any(at_once(plan) for plan in plans)
     layout = StreamingLayout(data=batch.systems, micro_batch_size=batch.per_system)
     with pytest.raises(MemoryCapacityError, match="does not fit: wafer needs"):

@@ -15,6 +15,7 @@ from perfsim.prediction.evaluation import Evaluation, evaluate
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.predict import prediction_of
 from perfsim.strategies import strategy
+from perfsim.testing import toys
 from perfsim.topology import build_topology
 from perfsim.workload import Job, ParallelLayout
 

@@ -9,6 +9,7 @@ from perfsim.costs.factory import costs_for
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan
 from perfsim.strategies import strategy
+from perfsim.testing import toys
 from perfsim.topology import build_topology
 from perfsim.workload import Job
 
