@@ -62,7 +62,7 @@ def test_the_same_point_gives_the_same_numbers_again() -> None:
     ],
 )
 def test_a_question_that_makes_no_sense_ends_in_words(change: dict[str, object], message: str) -> None:
-    point = WAFERS._replace(**({"layout": "dp=2,mbs=8"} | change))  # type: ignore[arg-type]
+    point = {**WAFERS, "layout": "dp=2,mbs=8", **change}
     with pytest.raises(InputError, match=message):
         predict(question_named(**point))
 

@@ -11,7 +11,7 @@ from perfsim.graph import GraphBuilder, Kind, TensorClass, Work
 from perfsim.numerics import Cut, execute_partitioned, sample_gemms
 from perfsim.numerics.partitions import Matrix
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.predict import predict
+from perfsim.prediction.predict import predict, prediction_of
 from perfsim.prediction.question import question_named
 from perfsim.prediction.result import SamplingSummary
 from perfsim.prediction.verification import gemm_samples, must_be_right, sample_step, verified
@@ -132,7 +132,7 @@ def test_every_partition_of_the_catalogue_is_right_for_every_class_of_gemm() -> 
         },
     ]
     for point in questions:
-        summary = verified(predict(question_named(**point)).run, "full")
+        summary = verified(predict(question_named(**point)), "full")
         assert summary is not None
         assert (summary.passed, summary.failed) == (True, ())
         assert summary.flop_share == pytest.approx(1.0)
@@ -189,4 +189,4 @@ def test_the_same_seed_draws_the_same_tasks(step: Evaluation) -> None:
 def test_nothing_is_sampled_where_nothing_is_wanted(step: Evaluation) -> None:
     assert sample_step(step, SamplingSpec(tasks=0)) is None
     assert sample_step(step, SamplingSpec(mode="off")) is None
-    assert verified(step, "off") is None
+    assert verified(prediction_of(step), "off") is None

@@ -36,7 +36,9 @@ GPUS = [
 ]
 
 
-@pytest.mark.parametrize("point", [*WAFERS, *GPUS], ids=lambda point: f"{point.layout}{point.batch}")
+@pytest.mark.parametrize(
+    "point", [*WAFERS, *GPUS], ids=lambda point: f"{point.get('layout', '')}{point['batch']}"
+)
 def test_causes_add_up_to_the_step(point: dict[str, Any]) -> None:
     run = predict(question_named(**point)).run
     parts = causes_s(run.trace)

@@ -172,7 +172,7 @@ def test_a_point_in_chunks_is_no_longer_and_nearly_as_long(wafers: Evaluation) -
 
 
 def test_a_layout_may_spill() -> None:
-    point = WAFERS._replace(layout="mbs=8,spill=true,recompute_layers=2")
+    point = {**WAFERS, "layout": "mbs=8,spill=true,recompute_layers=2"}
     prediction = predict(question_named(**point))
     answer, evaluation = run_document(prediction), prediction.run
     assert answer["layout"]["spill"]
