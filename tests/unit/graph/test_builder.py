@@ -166,4 +166,4 @@ def test_block_and_tag_are_said_by_name(toys: ModuleType) -> None:
     """The two kinds of `task` once took different things in the fifth place."""
     for target in (GraphBuilder(), GraphBuilder().template()):
         with pytest.raises(TypeError, match="positional"):
-            target.task(toys.compute("forward"), "gpu/compute", (), (), tag=3)
+            target.task(toys.compute("forward"), "gpu/compute", (), (), 3)
