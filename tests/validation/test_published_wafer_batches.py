@@ -10,14 +10,13 @@ from typing import NamedTuple
 import pytest
 
 from perfsim.catalog import Catalog, data_root
-from perfsim.costs.factory import costs_for
 from perfsim.errors import MemoryCapacityError, PlanError
 from perfsim.hardware import WaferClusterSpec
+from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan, screen
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.streaming.memory import activation_parts_bytes
-from perfsim.topology import build_topology
 from perfsim.transformer import parameters
 from perfsim.workload import Job, StreamingLayout
 
