@@ -65,7 +65,7 @@ class FatTreeNetwork(Network):
         return self.tree.crossed_bytes_per_s(links, self.health.left)
 
     def places(self) -> dict[int, Hashable]:
-        """The leaf of each rank where uplinks are thin, the rank itself where a NIC of its node is not whole."""
+        """The leaf of each rank where uplinks are thin, the rank itself where a NIC of its node is ill."""
         parted = self.tree.is_thin(self.health.left)
         sick = {self.tree.node_of_nic(link) for link in self.health.left}
         places: dict[int, Hashable] = {}
