@@ -1,7 +1,7 @@
-"""Goodput: the share of wall time that becomes training, given failures, checkpoints and stragglers.
+"""Goodput: the fraction of wall time that is useful training, given failures, checkpoints, stragglers.
 
-Rates were measured on clusters of 8-GPU nodes. No such data is known for wafer-scale systems: give a system
-the rate of a node, or use none on either side, so that no machine is favoured silently.
+Rates were measured on clusters of 8-GPU nodes. No such data is known for wafer-scale systems: use the rate
+of a node for a system, or none on either side, so that the comparison favours no machine.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ STRAGGLER_RANGE = (1.0, 1.34)
 
 LEAST_GOODPUT = 0.05
 FIRST_ORDER_LOSS = 0.3
-"""A first-order loss above this is outside what the linear form was checked for."""
+"""The linear form was checked up to this first-order loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Productive share of wall time and, where the formula is strained, why not to trust it."""
+    """Productive fraction of wall time; `warning` says why the formula is unreliable, if it is."""
 
     share: float
     form: str
@@ -61,7 +61,7 @@ def mean_time_to_failure_s(
 
 
 def young_interval_s(write_s: float, mttf_s: float) -> float:
-    """Checkpoint interval that loses least, to first order: sqrt(2 delta M) (Young 1974)."""
+    """Checkpoint interval of least loss, to first order: sqrt(2 delta M) (Young 1974)."""
     _require_positive(write_s=write_s, mttf_s=mttf_s)
     return math.sqrt(2 * write_s * mttf_s)
 
@@ -69,8 +69,8 @@ def young_interval_s(write_s: float, mttf_s: float) -> float:
 def linear_goodput(mttf_s: float, restart_s: float, interval_s: float, write_s: float = 0.0) -> Goodput:
     """G = 1 - (restart + interval / 2) / M - write / interval: first order in the failure rate.
 
-    `write_s` is the time training stands still for one checkpoint, 0 for asynchronous ones (then the form of
-    Kokolis et al. 2024). Held at 0.05 from below, with a warning; warns too where the loss exceeds 0.3.
+    `write_s` is the time that training stops for one checkpoint, 0 for asynchronous ones (the form of
+    Kokolis et al. 2024). At least 0.05, with a warning; also warns if the loss exceeds 0.3.
     """
     _check_checkpointing(mttf_s, restart_s, interval_s, write_s)
     loss = (restart_s + interval_s / 2) / mttf_s + write_s / interval_s

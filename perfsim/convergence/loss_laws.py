@@ -1,4 +1,4 @@
-"""Loss against parameters and tokens, and back: which number of tokens reaches a loss.
+"""Loss from parameters and tokens, and its inverse: the tokens that reach a loss.
 
 Losses are nats per token and belong to the corpus and tokenizer of their law; do not mix scales.
 """
@@ -45,7 +45,7 @@ class ChinchillaLaw:
         return self.smallest_loss(params) + self.b / math.pow(tokens, self.beta)
 
     def smallest_loss(self, params: float) -> float:
-        """What a model of this size approaches with unlimited data."""
+        """The loss that a model of this size approaches with unlimited data."""
         _positive(params=params)
         return self.irreducible + self.a / math.pow(params, self.alpha)
 
@@ -65,9 +65,9 @@ class ChinchillaLaw:
         return math.pow(self.b / (loss - floor), 1 / self.beta)
 
     def log_tokens_per_nat(self, tokens: float) -> float:
-        """Slope d ln D / d L = -D^beta / (beta b): by what fraction the tokens move with the loss.
+        """Slope d ln D / d L = -D^beta / (beta b): relative change of the tokens per nat.
 
-        At 4e11 tokens 0.01 nat is 20 % of them: compare machines at one D_min.
+        At 4e11 tokens 0.01 nat changes them by 20 %, so compare machines at the same D_min.
         """
         _positive(tokens=tokens)
         return -math.pow(tokens, self.beta) / (self.beta * self.b)
