@@ -8,15 +8,14 @@ from typing import Literal
 
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.costs.factory import costs_for
 from perfsim.costs.price import Costs
 from perfsim.hardware import SystemSpec
-from perfsim.machines import machine_of, strategy_for
+from perfsim.machines import build_topology, costs_for, machine_of, strategy_for
 from perfsim.machines.layout_text import settings
 from perfsim.prediction.cluster import check_device, cluster_named
 from perfsim.prediction.perturbation_spec import PerturbationSpec, parse_perturbations
 from perfsim.strategies import Strategy
-from perfsim.topology import Topology, build_topology
+from perfsim.topology import Topology
 from perfsim.wall_clock import WallClockSpec
 from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
 

@@ -26,9 +26,10 @@ from perfsim.hardware import (
     WaferClusterSpec,
     WeightServerSpec,
 )
+from perfsim.machines import build_topology
 from perfsim.prediction.question import Question
 from perfsim.strategies import Plan, Strategy, strategy
-from perfsim.topology import Topology, build_topology
+from perfsim.topology import Topology
 from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
 
 GIB = 2.0**30
