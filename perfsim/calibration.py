@@ -1,8 +1,8 @@
-"""Constants that were fitted, kept apart from the datasheet: one file, one fit, one record.
+"""Fitted constants, kept apart from datasheet values: one file per fit, with its record.
 
-Every class carries a `fit` record: the command that made it, the table it was made from, how many
-points, and the residual. `perfsim.costs` and `perfsim.collectives` read these numbers and nothing
-else that is empirical. Seconds and bytes a second are strings with a unit in YAML, SI floats here.
+Every class has a `fit` record: the command, the table of measurements, the number of points and the
+residual. These numbers are the only empirical input of `perfsim.costs` and `perfsim.collectives`.
+Seconds and bytes a second are strings with a unit in YAML, SI floats here.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 MOST_STANDARD_ERROR = 1 / 3
-"""The largest relative standard error with which measurements are said to determine a constant."""
+"""A constant counts as determined by measurements below this relative standard error."""
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]
 
 
 class FitRecord(BaseModel):
-    """How a set of constants came to be."""
+    """How a group of constants was fitted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     command: str
@@ -33,7 +33,7 @@ class FitRecord(BaseModel):
     median_ape: float
     p90_ape: float
     standard_errors: dict[str, float] = Field(default_factory=dict)
-    """Relative standard error by constant, where the fit gives one."""
+    """Relative standard error by constant, if the fit gives one."""
     note: str = ""
 
 
@@ -44,12 +44,12 @@ class Constants(BaseModel):
 
     @property
     def label(self) -> str:
-        """What tells it from the others of a list, as a part of its constants' paths."""
+        """Its name within a list, used in the paths of its constants."""
         return str(getattr(self, "name", ""))
 
 
 class Calibration(BaseModel):
-    """What every calibration file carries."""
+    """Fields of every calibration file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     name: str
@@ -60,16 +60,16 @@ class Calibration(BaseModel):
     """One record per group of constants."""
 
     def constants(self) -> dict[str, float | tuple[float, ...]]:
-        """Every number by its dotted path; parts of a list go by their label, as in `gemm.tiles.256x128`."""
-        described = {"name", "description", "kind", "sources", "assumed", "fit"}
-        held = {name: getattr(self, name) for name in type(self).model_fields if name not in described}
-        return dict(_numbers(held, ""))
+        """Every number by its dotted path; list entries go by label, as in `gemm.tiles.256x128`."""
+        metadata = {"name", "description", "kind", "sources", "assumed", "fit"}
+        groups = {name: getattr(self, name) for name in type(self).model_fields if name not in metadata}
+        return dict(_numbers(groups, ""))
 
     def unaccounted(self) -> list[str]:
-        """Paths of the constants that rest on nothing.
+        """Paths of the constants without evidence.
 
-        A fitted one rests on a relative standard error below `MOST_STANDARD_ERROR`, or on a source or a
-        reason of its own, not of the whole group that was fitted; any other one on a source or a reason.
+        A fitted constant needs a relative standard error below `MOST_STANDARD_ERROR`, or a source or reason
+        of its own (one for the whole fitted group is not enough); any other constant a source or reason.
         """
         return [path for path in self.constants() if not self._is_accounted(path)]
 
@@ -102,17 +102,17 @@ def _numbers(value: object, path: str) -> Iterator[tuple[str, float | tuple[floa
 class TileConstants(Constants):
     """One thread-block tile of the GEMM library, in both orientations.
 
-    The library's own ranking of tiles differs from what they deliver, so there are two
-    efficiencies: `choice_efficiency` decides which tile runs, `efficiency` how long it takes.
+    The library's ranking of tiles differs from their measured speed, so there are two efficiencies:
+    `choice_efficiency` decides which tile runs, `efficiency` how long it takes.
     """
 
     shape: tuple[PositiveInt, PositiveInt]
     efficiency: Fraction
-    """Of one compute unit's peak, for an endless k."""
+    """Fraction of one compute unit's peak for very large k."""
     choice_efficiency: Positive
-    """What the library seems to believe; only ratios between tiles matter."""
+    """Efficiency implied by the library's choices; only ratios between tiles matter."""
     overhead_k: NonNegative
-    """Prologue and epilogue of a tile, as so many extra columns of k."""
+    """Prologue and epilogue of a tile, as a number of extra columns of k."""
 
     @property
     def label(self) -> str:
@@ -125,32 +125,32 @@ class GemmConstants(Constants):
 
     tiles: Annotated[tuple[TileConstants, ...], Field(min_length=1)]
     split_k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-    """Numbers of slices along k that the library may run side by side."""
+    """Numbers of parallel slices along k that the library may choose."""
     k_step: PositiveInt
-    """k is walked in steps of this size, the last one padded."""
+    """Step along k; the last step is padded."""
     split_traffic: NonNegative
-    """Seconds of summing the slices, as a multiple of partial-sum bytes over peak bandwidth."""
+    """Time to sum the slices, as a multiple of partial-sum bytes over peak bandwidth."""
     choice_split_traffic: NonNegative
-    """The same, as the library seems to believe."""
+    """The same factor implied by the library's choices."""
     split_latency_s: Seconds
     launch_s: Seconds
     memory_fraction: Fraction
-    """Of the datasheet bandwidth, for a GEMM that is bound by reading its operands."""
+    """Fraction of the datasheet bandwidth for a GEMM bound by reading its operands."""
     overlap_sharpness: Annotated[float, Field(ge=1)]
-    """p of the p-norm that joins compute and memory time; large: perfect overlap."""
+    """p of the p-norm that combines compute and memory time; large p means full overlap."""
     burst_fraction: Fraction
     """Ceiling of the fraction of peak in a kernel much longer than `burst_s`."""
     burst_s: Annotated[Seconds, Field(gt=0)]
-    """How long a kernel runs before the benchmark's clocks come down to the ceiling."""
+    """Time until the clocks drop to that ceiling in the benchmark."""
     power_sharpness: Annotated[float, Field(ge=1)]
-    """How abruptly efficiency meets a power ceiling; large: abruptly."""
+    """Sharpness of the bend where efficiency reaches a power ceiling."""
 
 
 class MemoryConstants(Constants):
     """Memory-bound kernels: element-wise, normalisation, softmax, optimizer."""
 
     fraction: Fraction
-    """Of the datasheet bandwidth, at full occupancy and sizes past the ramp."""
+    """Fraction of the datasheet bandwidth for large kernels at full occupancy."""
 
 
 class GpuCalibration(Calibration):
@@ -160,13 +160,13 @@ class GpuCalibration(Calibration):
     gemm: GemmConstants
     memory: MemoryConstants
     kernel_latency_s: Seconds
-    """Fixed time of any kernel on the GPU, host not counted."""
+    """Fixed time of any kernel on the GPU, without the host."""
     sustained_fraction: Fraction
-    """Ceiling of the fraction of peak in training, where the power limit holds for hours."""
+    """Ceiling of the fraction of peak in training, under a sustained power limit."""
     wgrad_factor: Positive = 1.0
     """Time of a weight-gradient GEMM over that of a forward GEMM of the same shape."""
     attention_fraction: Fraction = 0.4
-    """Of peak, reached by fused attention on the FLOPs it computes in long sequences."""
+    """Fraction of peak that fused attention reaches on its own FLOPs in long sequences."""
     attention_half_length: NonNegative = 0.0
     """Sequence length at which fused attention reaches half of that."""
 
@@ -182,9 +182,9 @@ class ProtocolSegment(Constants):
     latency_base_s: Seconds
     latency_per_step_s: Seconds
     bandwidth_bytes_per_s: BytesPerSecond
-    """Of the bus, one direction of one device."""
+    """Bus bandwidth of one device, one direction."""
     local_bytes_per_s: BytesPerSecond | None = None
-    """Reading and writing the whole message on each device; None: hidden behind the bus."""
+    """Reading and writing the message on each device; None if the bus transfer hides it."""
 
 
 class NetworkProtocol(Constants):
@@ -214,70 +214,70 @@ class NetworkConstants(Constants):
     """Bus bandwidth over the line rate of the NICs that the group may use."""
     protocols: Annotated[tuple[NetworkProtocol, ...], Field(min_length=1)]
     send_recv_latency_s: Seconds
-    """Point to point between two nodes, before the first byte."""
+    """Latency of a point-to-point message between nodes."""
     partial_node_bytes_per_s: BytesPerSecond | None = None
-    """Where devices share NICs: most that the bus of a group carries with more than one place of each node,
-    but not all."""
+    """Where devices share NICs: bound on the bus bandwidth of a group with several ranks of each node, but
+    not all."""
 
 
 class CollectiveCalibration(Calibration):
-    """How collectives behave on a link: inside a node (`collectives`), across nodes (`network`)."""
+    """Collectives over one link: inside a node (`collectives`) or across nodes (`network`)."""
 
     kind: Literal["collective"] = "collective"
     collectives: dict[CollectiveOp, tuple[ProtocolSegment, ...]] = Field(default_factory=dict)
-    """Protocols by operation; the fastest one is used at each size."""
+    """Protocols by operation; the fastest at each size is used."""
     network: NetworkConstants | None = None
 
 
 class WaferCalibration(Calibration):
-    """How fast a wafer computes, by release of its software."""
+    """Compute speed of a wafer, by software release."""
 
     kind: Literal["wafer"] = "wafer"
     efficiency: dict[str, Fraction]
-    """Fraction of peak that the arithmetic of matrix products reaches, by software release."""
+    """Fraction of peak reached by the arithmetic of matrix products, by software release."""
     link_s_per_element: Seconds
-    """Time in which an element passes a link of the mesh; `perfsim.costs.mesh` has the equation."""
+    """Time of one element on a link of the mesh; `perfsim.costs.mesh` has the equation."""
     peak_profile: str = ""
     """Which peak the efficiency is a fraction of."""
 
 
 class FrameworkCalibration(Calibration):
-    """What the training framework's host side costs, whatever the model."""
+    """Host-side costs of the training framework, the same for every model."""
 
     kind: Literal["framework"] = "framework"
     host_s_per_kernel: Seconds
-    """The host cannot launch kernels faster than this."""
+    """Shortest time between two kernel launches."""
     host_blocking_s_per_kernel: Seconds
-    """Beside that, the wait for every kernel to end, where the host waits (CUDA_LAUNCH_BLOCKING)."""
+    """Extra time per kernel if the host waits for each one to end (CUDA_LAUNCH_BLOCKING)."""
     overlap_sharpness: Annotated[float, Field(ge=1)] = 4.0
-    """p of the p-norm that joins device and host time of a block of kernels."""
+    """p of the p-norm that combines device and host time of a block of kernels."""
 
 
 class MeasuredStep(Constants):
-    """A step that the owner of a cluster measured, beside what the model said of it before scaling."""
+    """A step time that a cluster's owner measured, and the unscaled prediction of it."""
 
     id: str
     measured_s: Annotated[Seconds, Field(gt=0)]
     predicted_s: Annotated[Seconds, Field(gt=0)]
     residual: Annotated[float, Field(gt=-1)]
-    """Measured over scaled prediction, less 1."""
+    """Measured over scaled prediction, minus 1."""
 
 
 class ClusterCalibration(Calibration):
-    """One factor on every step time of one cluster, from steps that its owner measured.
+    """One factor on all step times of one cluster, from steps that its owner measured.
 
-    It belongs to a place (its cooling, its network, its software), so it stands apart from the device.
+    It covers one site (cooling, network, software), so it is kept apart from the device.
     """
 
     kind: Literal["cluster"] = "cluster"
     device: str
-    """The device that the steps were measured on; the scale says nothing of another one."""
+    """The device of the measured steps; the scale does not apply to others."""
     scale: Positive
     """Measured over predicted step time: the geometric mean of the cases."""
     cases: Annotated[tuple[MeasuredStep, ...], Field(min_length=2)]
 
     @property
     def spread(self) -> float:
-        """How far the cases lie apart once scaled: the largest over the smallest, less 1."""
+        """Spread of the scaled cases: the largest ratio over the smallest, minus 1."""
         ratios = [1.0 + case.residual for case in self.cases]
         return max(ratios) / min(ratios) - 1.0

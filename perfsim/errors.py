@@ -1,4 +1,4 @@
-"""Everything perfsim refuses, with the exit code a command line ends in.
+"""Errors of perfsim, each with the exit code of the command line.
 
 Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan,
 4 stopped by --max-events or --max-seconds.
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 
 class PerfsimError(Exception):
-    """A refusal that is explained in full to the person who asked; never shown as a traceback."""
+    """Base of all errors meant for the user: shown as a message, never as a traceback."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong in an input: where it stands, what it is, and the nearest mend.
+    """One problem in an input: its place, what is wrong and how to fix it.
 
     `file` is the path as the user gave it; `line` and `column` count from 1, 0 where unknown.
     """
@@ -41,7 +41,7 @@ class Problem:
 
 
 class InputError(PerfsimError):
-    """What the user wrote cannot be used; lists every problem found, not only the first."""
+    """An invalid input; lists every problem, not only the first."""
 
     exit_code = 2
 
@@ -57,7 +57,7 @@ class UnitError(InputError):
 
 
 class CatalogError(InputError):
-    """A description in YAML that is malformed, incomplete or names something unknown."""
+    """A YAML description that is malformed, incomplete or names something unknown."""
 
 
 class LayoutError(InputError):
@@ -75,14 +75,15 @@ class PlanError(PerfsimError):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why there is none."""
+        """Why there is no plan."""
         return self._reasons
 
 
 class MemoryCapacityError(PlanError):
-    """A layout that is legal but does not fit; `ratio` is what it needs over what there is.
+    """A legal layout that does not fit in memory; `ratio` is bytes needed over bytes available.
 
-    `advise` searches what would fit, when somebody reads the error: a planner meets thousands of them.
+    `advise` searches for a layout that fits. It runs when the message is read, since a planner raises
+    thousands of these errors and shows few.
     """
 
     def __init__(self, ratio: float, reason: str, advise: Callable[[], str] | None = None) -> None:
@@ -91,7 +92,7 @@ class MemoryCapacityError(PlanError):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What does not fit, and the nearest change that does."""
+        """What does not fit, and the nearest change that fits."""
         return (str(self),)
 
     def __str__(self) -> str:
@@ -102,18 +103,18 @@ class MemoryCapacityError(PlanError):
 
 
 class GraphError(PerfsimError):
-    """A task graph that breaks its own rules; a defect of the strategy that wrote it."""
+    """An invalid task graph; a defect of the strategy that wrote it."""
 
 
 class DeadlockError(PerfsimError):
-    """A simulation or a schedule that cannot proceed; the message says who waits for what."""
+    """A simulation or a schedule that cannot proceed; the message names the waiting tasks."""
 
 
 class LimitError(PerfsimError):
-    """A limit that the user set on events or seconds; the message says how far the run had come."""
+    """The user's limit on events or seconds was reached; the message says how far the run had come."""
 
     exit_code = 4
 
 
 class VerificationError(PerfsimError):
-    """Sampled arithmetic that differs from the unpartitioned product; a defect of a strategy."""
+    """A sampled GEMM differs from the unpartitioned product; a defect of a strategy."""

@@ -1,14 +1,14 @@
-"""How large a question may be: past these bounds a slip of the finger is likelier than a wish.
+"""Upper bounds on the size of a question; a larger value is most likely a typing error.
 
-Each lies at least ten times above the largest published run; what is refused is refused when a
-file is read, with its place, and not after minutes of work.
+Each bound is at least ten times the largest published run. Bounds are checked when a file is read, so
+the error names the line and comes before minutes of work.
 """
 
 from __future__ import annotations
 
 MOST_DEVICES = 2**17
 MOST_SEQUENCES = 2**17
-"""Of one step, all devices together."""
+"""In one step, over all devices."""
 MOST_LAYERS = 2**12
 MOST_WIDTH = 2**20
 """Hidden size, and every other width of a layer."""
@@ -19,13 +19,13 @@ MOST_POSITIONS = 2**24
 MOST_CHOICES = 256
 """Entries of a list that each cost a plan: batches, device counts, candidates."""
 MOST_CASES = 10_000
-"""Of one file of runs."""
+"""In one file of runs."""
 MOST_LAYER_PASSES = 2**20
-"""Layers times micro-batches of one replica: each is a handful of tasks of the graph."""
+"""Layers times micro-batches of one replica: each pass is a few tasks of the graph."""
 
 
 def passes_problem(num_layers: int, num_microbatches: int) -> str:
-    """What is wrong with a step of so many layers and micro-batches; empty where nothing is."""
+    """The error message for too many layer passes in a step; empty within the bound."""
     passes = num_layers * num_microbatches
     if passes <= MOST_LAYER_PASSES:
         return ""

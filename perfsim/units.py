@@ -20,10 +20,10 @@ from quantiphy import InvalidNumber, Quantity
 
 from perfsim.errors import Problem, UnitError
 
-Dimension = Literal["bytes", "bytes_per_s", "flop_per_s", "seconds", "watts", "hertz"]
+Dimension = Literal["bytes", "bytes_per_s", "flop_per_s", "seconds", "watts"]
 
 YAML_CONTEXT = {"yaml": True}
-"""Validation context of values that a person wrote: bare numbers are refused."""
+"""Validation context of values read from YAML: bare numbers are refused."""
 
 _PREFIXES = {18: "E", 15: "P", 12: "T", 9: "G", 6: "M", 3: "k", 0: "", -3: "m", -6: "u", -9: "n", -12: "p"}
 _BINARY_PREFIXES = {10: "Ki", 20: "Mi", 30: "Gi", 40: "Ti", 50: "Pi"}
@@ -33,20 +33,20 @@ _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(.*?)\s*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """How one dimension is written."""
+    """The units of one dimension."""
 
     meaning: str
     symbols: Mapping[str, float]
-    """Unit without a prefix to its size in SI; the first is the one that perfsim writes."""
+    """Size in SI of each unit without prefix; perfsim writes the first one."""
     usual: str
-    """What a bare number was most likely meant in."""
+    """The unit that a bare number most likely lacks."""
     exponents: tuple[int, int]
     """Smallest and largest power of ten written as a prefix."""
     unprefixed: Mapping[str, float] = field(default_factory=dict)
     """Units that take no prefix."""
     binary: bool = False
     positive: bool = False
-    """Zero makes no sense: something would take forever."""
+    """Zero is refused: something would take forever."""
 
     @property
     def symbol(self) -> str:
@@ -84,14 +84,11 @@ _UNITS: dict[Dimension, _Units] = {
         unprefixed={"min": 60.0, "h": 3600.0, "d": 86400.0},
     ),
     "watts": _Units(meaning="a power", symbols={"W": 1.0}, usual="W", exponents=(-3, 9)),
-    "hertz": _Units(
-        meaning="a frequency", symbols={"Hz": 1.0}, usual="GHz", exponents=(0, 12), positive=True
-    ),
 }
 
 
 def accepted_units(dimension: Dimension) -> list[str]:
-    """Every unit that `parse_quantity` takes for `dimension`, in the order of their size."""
+    """Every unit that `parse_quantity` accepts for `dimension`, by size."""
     units = _UNITS[dimension]
     low, high = units.exponents
     prefixes = [_PREFIXES[exponent] for exponent in sorted(_PREFIXES) if low <= exponent <= high]
@@ -101,29 +98,29 @@ def accepted_units(dimension: Dimension) -> list[str]:
 
 
 def quantity_pattern(dimension: Dimension) -> str:
-    """A regular expression of JSON Schema for what `parse_quantity` takes: never a bare number.
+    """JSON Schema's regular expression for what `parse_quantity` accepts: never a bare number.
 
-    A number with an exponent goes with a unit without a prefix: `1e9 B`, not `1e3 MB`.
+    A number with an exponent takes a unit without prefix: `1e9 B`, not `1e3 MB`.
     """
     units = _UNITS[dimension]
     plain, exponent = r"(?:\d+\.?\d*|\.\d+)", r"[eE][-+]?\d+"
-    every = "|".join(_spellings(name) for name in accepted_units(dimension))
+    units_with_prefix = "|".join(_spellings(name) for name in accepted_units(dimension))
     without_prefix = "|".join(re.escape(name) for name in (*units.symbols, *units.unprefixed))
-    return rf"^\s*\+?{plain}(?:\s*(?:{every})|{exponent}\s*(?:{without_prefix}))\s*$"
+    return rf"^\s*\+?{plain}(?:\s*(?:{units_with_prefix})|{exponent}\s*(?:{without_prefix}))\s*$"
 
 
 def _spellings(unit: str) -> str:
-    """A unit with the prefixes that may be written in another way."""
+    """A unit with every spelling of its prefix."""
     if unit == "us":
         return "[uµμ]s"
     return f"[kK]{unit[1:]}" if unit[0] == "k" else unit
 
 
 def parse_quantity(text: str, dimension: Dimension) -> float:
-    """Turn "1.2 Tb/s" into 1.5e11: the value in SI (bytes, bytes/s, FLOP/s, s, W, Hz).
+    """Turn "1.2 Tb/s" into 1.5e11: the value in SI (bytes, bytes/s, FLOP/s, s, W).
 
     Raises UnitError where the unit is missing, unknown or of another dimension, and where the
-    value is negative, not finite, or zero for a rate; the error names the nearest mend.
+    value is negative, not finite, or zero for a rate; the error suggests the nearest valid text.
     """
     match = _QUANTITY.fullmatch(text)
     if match is None:
@@ -138,7 +135,7 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
 
 
 def bare_number(number: float, dimension: Dimension) -> UnitError:
-    """The refusal of a number without a unit, with what it was most likely meant to be."""
+    """The error for a number without a unit; it suggests the most likely quantity."""
     meant = f"{number:g} {_UNITS[dimension].usual}"
     if math.isfinite(number) and (abs(number) >= 1e6 or (dimension == "seconds" and 0 < number < 1)):
         meant = format_quantity(abs(number), dimension)
@@ -146,10 +143,10 @@ def bare_number(number: float, dimension: Dimension) -> UnitError:
 
 
 def format_quantity(value: float, dimension: Dimension, precision: int | None = 6) -> str:
-    """Write an SI value for people: 2.039e12 bytes/s becomes "2.039 TB/s".
+    """Format an SI value for people: 2.039e12 bytes/s becomes "2.039 TB/s".
 
     `precision` counts significant digits; None writes every digit, so that `parse_quantity` gives
-    the same float back. Bytes that are round in KiB, MiB, GiB, ... and not in kB are written so.
+    the same float back. Bytes that are round in KiB, MiB, GiB, ... but not in kB use those units.
     """
     units = _UNITS[dimension]
     if not math.isfinite(value) or value == 0:
@@ -189,8 +186,8 @@ def _checked(value: float, text: str, dimension: Dimension) -> float:
 
 def _wrong_unit(text: str, number: str, unit: str, dimension: Dimension) -> UnitError:
     expected = _UNITS[dimension].meaning
-    for other, units in _UNITS.items():
-        if other != dimension and _value_in(number, unit, other) is not None:
+    for candidate, units in _UNITS.items():
+        if candidate != dimension and _value_in(number, unit, candidate) is not None:
             message = f"{text!r} is {units.meaning}; {expected} is expected"
             return _refusal(message, dimension, f"{number} {_nearest_unit(unit, dimension)}")
     message = f"{text!r} has an unknown unit {unit!r}; {expected} is expected"
@@ -198,12 +195,13 @@ def _wrong_unit(text: str, number: str, unit: str, dimension: Dimension) -> Unit
 
 
 def _nearest_unit(unit: str, dimension: Dimension) -> str:
-    """The accepted unit most like `unit`; letters of the wrong case count as right."""
+    """The accepted unit most like `unit`, ignoring case first."""
     accepted = accepted_units(dimension)
     folded = [name for name in accepted if name.casefold() == unit.casefold()]
     if folded:
         return folded[0]
     base, _, _ = unit.partition("/")
+    # GB for a rate most likely means GB/s; then any unit with the same beginning.
     for same in (lambda name: name.partition("/")[0] == base, lambda name: name.startswith(base)):
         if rate := next(filter(same, accepted), None):
             return rate
@@ -218,7 +216,7 @@ def _refusal(message: str, dimension: Dimension, meant: str = "") -> UnitError:
 
 
 def _short_list(dimension: Dimension) -> list[str]:
-    """The accepted units, with one prefix standing for all where there are many."""
+    """The accepted units; where there are many, the usual prefixes only."""
     units = _UNITS[dimension]
     if not units.binary:
         return [
@@ -230,7 +228,7 @@ def _short_list(dimension: Dimension) -> list[str]:
 
 
 def _binary_text(value: float) -> str:
-    """Write 80 * 2**30 as "80 GiB"; nothing for a number that is round in decimal units."""
+    """Format 80 * 2**30 as "80 GiB"; empty for a number that is round in decimal units."""
     exponent = max((power for power in _BINARY_PREFIXES if value % 2**power == 0), default=0)
     if not exponent or value % 1000 == 0 or abs(value) >= 10000 * 2**exponent:
         return ""
@@ -252,13 +250,13 @@ def _digits(number: Decimal, precision: int | None) -> str:
 
 
 def _validate(value: Any, info: ValidationInfo, dimension: Dimension) -> float:
-    """Read a field: a quantity string always, a float only where Python code built the model."""
-    written = bool(info.context and info.context.get("yaml"))
+    """Validate a field: a quantity string always, a bare number only from Python code."""
+    from_yaml = bool(info.context and info.context.get("yaml"))
     try:
         if isinstance(value, str):
             return parse_quantity(value, dimension)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            if written:
+            if from_yaml:
                 raise bare_number(value, dimension)
             return _checked(float(value), repr(value), dimension)
         raise _refusal(f"{value!r} is not a quantity", dimension)
@@ -269,7 +267,7 @@ def _validate(value: Any, info: ValidationInfo, dimension: Dimension) -> float:
 
 
 def _field(dimension: Dimension) -> tuple[BeforeValidator, WithJsonSchema]:
-    """What makes a float field of a pydantic model accept quantities of `dimension`."""
+    """Annotations that let a pydantic float field accept quantities of `dimension`."""
 
     def read(value: Any, info: ValidationInfo) -> float:
         return _validate(value, info, dimension)
@@ -289,4 +287,3 @@ BytesPerSecond = Annotated[float, *_field("bytes_per_s")]
 FlopPerSecond = Annotated[float, *_field("flop_per_s")]
 Seconds = Annotated[float, *_field("seconds")]
 Watts = Annotated[float, *_field("watts")]
-Hertz = Annotated[float, *_field("hertz")]

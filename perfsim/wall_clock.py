@@ -17,7 +17,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class SecondsRange(Spec):
-    """A duration that was seen to vary."""
+    """A duration that varies between runs."""
 
     low: Seconds
     typical: Seconds
@@ -30,7 +30,7 @@ class SecondsRange(Spec):
 
 
 class RateRange(Spec):
-    """Bytes a second that were seen to vary."""
+    """A rate in bytes a second that varies between runs."""
 
     low: Annotated[BytesPerSecond, Field(gt=0)]
     typical: Annotated[BytesPerSecond, Field(gt=0)]
@@ -43,7 +43,7 @@ class RateRange(Spec):
 
 
 class NumberRange(Spec):
-    """A plain number that was seen to vary."""
+    """A plain number that varies between runs."""
 
     low: Annotated[float, Field(ge=0)]
     typical: Annotated[float, Field(ge=0)]
@@ -61,28 +61,28 @@ def _ordered(low: float, typical: float, high: float) -> None:
 
 
 class WallClockSpec(CatalogSpec):
-    """What a run on one kind of machine waits for besides its steps; a part that is left out is none."""
+    """Waiting times of a run on one kind of machine besides its steps; an absent part is zero."""
 
     queue: SecondsRange | None = None
     """Until the machine is free."""
     compile: SecondsRange | None = None
-    """Of the model; the low end where it was compiled before."""
+    """Compiling the model; the low end if it was compiled before."""
     load: SecondsRange | None = None
-    """Programme on the machine and first step, weights apart; paid again at each restart."""
+    """Loading the program up to the first step, without weights; repeated at each restart."""
     weight_rate: RateRange | None = None
-    """At which the first weights reach the machine, and those of a checkpoint at each restart."""
+    """Rate of sending the first weights, and those of a checkpoint at each restart."""
     weight_bytes: Positive = 4.0
     """Bytes a parameter of the weights that are sent."""
     checkpoint_rate: RateRange | None = None
-    """At which training stands still while a checkpoint is written."""
+    """Rate of writing a checkpoint, during which training stops."""
     checkpoint_bytes: Positive = 12.0
     """Bytes a parameter of a checkpoint: fp32 weights and two moments."""
     checkpoint_every: PositiveInt | Literal["young"] = "young"
-    """Steps between two checkpoints; young: the interval that loses least, sqrt(2 write MTTF)."""
+    """Steps between two checkpoints; young: the interval of least loss, sqrt(2 write MTTF)."""
     failures_per_node_day: NumberRange | None = None
-    """Of one node of GPUs, or of one wafer-scale system."""
+    """Per GPU node, or per wafer-scale system."""
     restart: SecondsRange | None = None
-    """From a failure until training goes on, loading apart."""
+    """From a failure until training resumes, without loading."""
     stragglers: NumberRange | None = None
     """Step time with stragglers over without, one factor a run."""
     teardown: SecondsRange | None = None

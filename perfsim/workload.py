@@ -6,7 +6,7 @@ Field names are Megatron's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -161,15 +161,49 @@ class Job:
         return self.global_batch_size * self.recipe.seq_length
 
 
+class Layout(Protocol):
+    """How a job is divided over devices: what all kinds of layout have in common.
+
+    `tensor` ranks compute each layer together, a batch passes `pipeline` ranks one after another, and
+    `data` replicas train on their own share of the batch.
+    """
+
+    @property
+    def tensor(self) -> int: ...
+
+    @property
+    def pipeline(self) -> int: ...
+
+    @property
+    def data(self) -> int: ...
+
+    @property
+    def zero_stage(self) -> int:
+        """How much of the training state the replicas share between them [1910.02054]; 0: nothing."""
+
+    @property
+    def micro_batch_size(self) -> int: ...
+
+    @property
+    def recompute(self) -> Recompute: ...
+
+    @property
+    def num_devices(self) -> int: ...
+
+    @property
+    def short(self) -> str:
+        """One line, as people say it: `tp8 pp4 dp4 mbs1 recompute full`."""
+
+    def as_dict(self, num_microbatches: int) -> dict[str, Any]:
+        """Its fields by the names of the JSON interface."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelLayout:
-    """How a job is cut: degrees, schedule, micro-batch and memory mode, all named as in YAML.
+    """A layout on GPUs: degrees, schedule, micro-batch and memory mode, all named as in YAML.
 
     Ranks: tensor innermost, then data, then pipeline; consecutive ranks fill a node.
     `layers_per_stage` has one entry per virtual stage in the order of the data; None: even.
-    On a wafer cluster `data` counts systems, `recompute_layers` is the group of layers whose activations
-    are made again (0: all kept), `spill` keeps what is kept on activation servers instead of the wafer,
-    and `stream_chunks` is the number of pieces in which a layer streams (1: as a whole).
     """
 
     tensor: int = 1
@@ -182,10 +216,6 @@ class ParallelLayout:
     micro_batch_size: int = 1
     recompute: Recompute = "none"
     layers_per_stage: tuple[int, ...] | None = None
-    recompute_layers: int = 0
-    spill: bool = False
-    stream_chunks: int = 1
-    order: str = "tp-dp-pp"
 
     @property
     def num_devices(self) -> int:
@@ -194,3 +224,80 @@ class ParallelLayout:
     @property
     def num_stages(self) -> int:
         return self.pipeline * self.virtual_pipeline
+
+    @property
+    def short(self) -> str:
+        """`tp8 pp4 dp4 mbs1`, with the schedule where that is not 1F1B."""
+        degrees = f"tp{self.tensor} pp{self.pipeline} dp{self.data} mbs{self.micro_batch_size}"
+        how = "" if self.schedule == "1f1b" else f" {self.schedule}"
+        chunks = f" vpp{self.virtual_pipeline}" if self.schedule == "interleaved" else ""
+        sharded = f" zero{self.zero_stage}" if self.zero_stage > 1 else ""
+        return f"{degrees}{how}{chunks}{sharded} recompute {self.recompute}"
+
+    def as_dict(self, num_microbatches: int) -> dict[str, Any]:
+        """Its fields by the names of the JSON interface."""
+        return {
+            "tensor": self.tensor,
+            "pipeline": self.pipeline,
+            "data": self.data,
+            "micro_batch_size": self.micro_batch_size,
+            "num_microbatches": num_microbatches,
+            "recompute": self.recompute,
+            "virtual_pipeline": self.virtual_pipeline,
+            "sequence_parallel": self.sequence_parallel,
+            "zero_stage": self.zero_stage,
+            "schedule": self.schedule,
+            "layers_per_stage": None if self.layers_per_stage is None else list(self.layers_per_stage),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingLayout:
+    """A layout of weight streaming: every system computes whole layers on its share of the batch.
+
+    `data` counts systems. `recompute_layers` is the number of layers whose activations are recomputed
+    together (0: all are kept), `spill` keeps activations on activation servers instead of the device, and
+    `stream_chunks` is the number of pieces in which a layer streams (1: as a whole).
+    """
+
+    data: int = 1
+    micro_batch_size: int = 1
+    recompute: Recompute = "none"
+    recompute_layers: int = 0
+    spill: bool = False
+    stream_chunks: int = 1
+
+    @property
+    def tensor(self) -> int:
+        return 1
+
+    @property
+    def pipeline(self) -> int:
+        return 1
+
+    @property
+    def zero_stage(self) -> int:
+        """0: the systems hold no state that they could share."""
+        return 0
+
+    @property
+    def num_devices(self) -> int:
+        return self.data
+
+    @property
+    def short(self) -> str:
+        """`dp4 mbs90 recompute full`."""
+        return f"dp{self.data} mbs{self.micro_batch_size} recompute {self.recompute}"
+
+    def as_dict(self, num_microbatches: int) -> dict[str, Any]:
+        """Its fields by the names of the JSON interface."""
+        chunks = {"stream_chunks": self.stream_chunks} if self.stream_chunks > 1 else {}
+        return {
+            "data": self.data,
+            "micro_batch_size": self.micro_batch_size,
+            "num_microbatches": num_microbatches,
+            "recompute": self.recompute,
+            "recompute_layers": self.recompute_layers,
+            "spill": self.spill,
+            **chunks,
+        }

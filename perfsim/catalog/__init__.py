@@ -1,7 +1,7 @@
-"""YAML to descriptions, with every error at its line.
+"""YAML files read into descriptions, with every error at its line.
 
-A description stands in a file of its own and is found by its name; `extends` says only what
-differs; every value has a source or a reason why it is assumed.
+A description (of a device, system, model, ...) has its own file and is found by name; `extends` lists
+only the differences; every value has a source or a reason why it is assumed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a field of a model may hold, read from its annotation."""
+"""The types that a pydantic field accepts, read from its annotation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAPPINGS = (dict, collections.abc.Mapping)
 
 
 def members(annotation: Any) -> list[Any]:
-    """The alternatives of a union, each without `Annotated`; `None` among them as NoneType."""
+    """The members of a union, without `Annotated`; `None` appears as NoneType."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return members(get_args(annotation)[0])
@@ -34,14 +34,14 @@ def is_record(annotation: Any) -> bool:
 
 
 def is_named(annotation: Any) -> bool:
-    """Whether values of this type stand in files of their own and may be written as a name."""
+    """Whether values of this type have their own file and may be given by name."""
     return isinstance(annotation, type) and issubclass(annotation, CatalogSpec | Calibration)
 
 
 def known_fields(record: type) -> dict[str, Any]:
-    """The keys of a record as they are written in YAML, with their annotations."""
+    """Annotations of a record's fields, by their key in YAML."""
     if issubclass(record, BaseModel):
-        return {_written(name, info): info.annotation for name, info in record.model_fields.items()}
+        return {_yaml_key(name, info): info.annotation for name, info in record.model_fields.items()}
     if not dataclasses.is_dataclass(record):
         return {}
     hints = get_type_hints(record, include_extras=True)
@@ -56,27 +56,27 @@ def literal_values(annotation: Any) -> list[Any]:
 
 
 def kinds_of(record: type) -> list[Any]:
-    """What the key `kind` may say in a record; nothing where it has no such key."""
+    """Values that the key `kind` may have in a record; empty without such a key."""
     return literal_values(known_fields(record).get("kind", Any))
 
 
 def element(annotation: Any, part: object) -> list[Any]:
-    """The alternatives of what stands under a key or an index of a value of this type."""
-    found: list[Any] = []
+    """The types accepted under a key or an index of a value of this type."""
+    accepted: list[Any] = []
     for member in members(annotation):
         origin, arguments = get_origin(member), get_args(member)
         if is_record(member):
             field = known_fields(member).get(str(part))
-            found += [] if field is None else members(field)
+            accepted += [] if field is None else members(field)
         elif origin in _MAPPINGS and len(arguments) == 2:
-            found += members(arguments[1])
+            accepted += members(arguments[1])
         elif origin in _SEQUENCES and arguments:
-            found += members(_item(arguments, part))
-    return found
+            accepted += members(_item(arguments, part))
+    return accepted
 
 
 def takes_boolean(alternatives: list[Any]) -> bool:
-    """Whether true and false are meant, and not numbers in disguise."""
+    """Whether true and false keep their meaning; a number field would coerce them to 1 and 0."""
     free = {bool, Any, object, type(None)}
     if any(member in free and member is not type(None) for member in alternatives):
         return True
@@ -84,12 +84,12 @@ def takes_boolean(alternatives: list[Any]) -> bool:
 
 
 def _item(arguments: tuple[Any, ...], part: object) -> Any:
-    """The type of one element; a tuple of fixed length has one for each place."""
+    """The type of one element; a tuple of fixed length has one per position."""
     if len(arguments) == 1 or Ellipsis in arguments or not isinstance(part, int):
         return arguments[0]
     return arguments[min(part, len(arguments) - 1)]
 
 
-def _written(name: str, info: Any) -> str:
+def _yaml_key(name: str, info: Any) -> str:
     alias = info.validation_alias or info.alias
     return alias if isinstance(alias, str) else name

@@ -30,10 +30,10 @@ SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
 class Catalog:
-    """Descriptions by name, read once each.
+    """Descriptions by name; each file is read once.
 
-    `roots` are directories that hold hardware/, workloads/ and studies/; an earlier one hides what
-    has the same name in a later one. Without `roots`: those of PERFSIM_PATH, then perfsim's own.
+    `roots` are directories that hold hardware/, workloads/ and studies/; an earlier root shadows files
+    of the same name in later ones. Default: those of PERFSIM_PATH, then perfsim's own.
     """
 
     def __init__(self, roots: Sequence[Path] | None = None) -> None:
@@ -75,10 +75,10 @@ class Catalog:
         return sorted({path.stem for root in self.roots for path in (root / folder).glob("*.yaml")})
 
     def find(self, kind: str, name_or_path: str, beside: Path | None = None) -> Path:
-        """The file that a name means; a path (with a separator or ending in .yaml) means itself.
+        """The file of a name; a path (with a separator or ending in .yaml) is taken as it is.
 
-        A relative path is taken from `beside` where a file is there. Raises CatalogError with the
-        nearest name for an unknown one.
+        A relative path is looked up in the folder `beside` first. Raises CatalogError with the nearest
+        name for an unknown one.
         """
         folder = folder_of(kind)
         if _is_path(name_or_path):
@@ -91,7 +91,7 @@ class Catalog:
         raise CatalogError([Problem(f"unknown {kind} `{name_or_path}`", help=help_text)])
 
     def load(self, kind: str, name_or_path: str, beside: Path | None = None) -> Any:
-        """The description of a kind; raises CatalogError with everything that is wrong in its file."""
+        """The description of that name or path; CatalogError lists every problem of its file."""
         path = self.find(kind, name_or_path, beside)
         key = (kind, path.resolve())
         if key not in self._specs:
@@ -117,11 +117,11 @@ class Catalog:
 
     def source(self, source_id: str) -> Source:
         """A registered source; CatalogError with the nearest id for an unknown one."""
-        known = self.sources()
-        if source_id not in known:
-            help_text = did_you_mean(source_id, known)
+        sources = self.sources()
+        if source_id not in sources:
+            help_text = did_you_mean(source_id, sources)
             raise CatalogError([Problem(f"unknown source `{source_id}`", help=help_text)])
-        return known[source_id]
+        return sources[source_id]
 
     def sources(self) -> dict[str, Source]:
         """Every registered source by its id."""
@@ -131,22 +131,22 @@ class Catalog:
 
 
 def data_root() -> Path:
-    """Where perfsim's own YAML lies: beside the package in a checkout, inside it in a wheel."""
+    """The folder of perfsim's own YAML: beside the package in a checkout, inside it in a wheel."""
     package = Path(__file__).resolve().parents[1]
     shipped = package / "_data"
     return shipped if shipped.is_dir() else package.parent
 
 
 def default_catalog() -> Catalog:
-    """The catalogue of PERFSIM_PATH and of perfsim itself, shared by all who ask."""
+    """The catalogue of PERFSIM_PATH and of perfsim itself, shared by all callers."""
     return _catalog_for(os.environ.get(PATH_VARIABLE, ""))
 
 
 def load_mapping(path: Path, catalog: Catalog | None = None, kind: str = "study") -> LocatedMapping:
     """The raw data of a file with the place of each value; raises CatalogError if it is malformed.
 
-    For readers that know the shape themselves: `mapping.error(validation_error, Model)` says what
-    pydantic found wrong at the file's own lines.
+    For callers that validate the data themselves: `mapping.error(validation_error, Model)` turns
+    pydantic's errors into problems at the file's own lines.
     """
     return read_mapping(path, kind, catalog or default_catalog())
 
@@ -159,7 +159,7 @@ def parse_file(path: Path, model: type[SpecT], catalog: Catalog | None = None, k
 
 @lru_cache(maxsize=4)
 def _catalog_for(_path_variable: str) -> Catalog:
-    return Catalog()
+    return Catalog()  # reads the variable itself; the argument only keys the cache
 
 
 def _extra_roots() -> list[Path]:
@@ -182,9 +182,9 @@ def _existing(text: str, beside: Path | None) -> Path:
 
 
 def _check_name(mapping: LocatedMapping, name: str) -> None:
-    """A file of the catalogue is found by its own name, so the name inside must be the same."""
-    written = mapping.node.mapping.get("name")
-    if written is not None and written.text != name:
-        message = f"name: `{written.text}` stands in the file of `{name}`"
-        mapping.problems.append(written.mark.problem(message, f"write name: {name}, or rename the file"))
+    """Report a `name` that differs from the file's name, by which the catalogue finds it."""
+    name_node = mapping.node.mapping.get("name")
+    if name_node is not None and name_node.text != name:
+        message = f"name: `{name_node.text}` stands in the file of `{name}`"
+        mapping.problems.append(name_node.mark.problem(message, f"write name: {name}, or rename the file"))
         mapping.problems = in_order(mapping.problems)

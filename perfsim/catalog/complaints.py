@@ -1,4 +1,4 @@
-"""What pydantic found wrong, said in the words of the file and at the place in the file."""
+"""Pydantic's validation errors as problems, with the file's own keys and places."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _NOT_A_MAPPING = {"model_type", "dataclass_type", "dict_type", "model_attributes
 def complaints(
     error: ValidationError, model: type[BaseModel], node: Node, reported: Sequence[Loc] = ()
 ) -> list[Problem]:
-    """One problem for each thing that pydantic found, without those that stand under `reported`."""
+    """One problem for each validation error, except those at or below a path in `reported`."""
     problems: list[Problem] = []
     for details in error.errors(include_url=False):
         path = _path(details, node)
-        if any(path[: len(known)] == known for known in reported):
+        if any(path[: len(prefix)] == prefix for prefix in reported):
             continue
         if node.broken and details["type"] in _MISSING:
-            continue  # what is missing may stand in the base that could not be read
+            continue  # the base that could not be read may set the missing key
         problem = _problem(details, model, node, path)
         if problem not in problems:
             problems.append(problem)
@@ -38,7 +38,7 @@ def complaints(
 
 
 def place(node: Node, path: Loc, *, of_key: bool = False) -> Mark:
-    """Where the value (or the key) at a path stands; the nearest mapping around what is absent."""
+    """Position of the value (or key) at a path; of the innermost mapping around it where it is absent."""
     mark = node.mark
     for part in path:
         child = _child(node, part)
@@ -60,7 +60,7 @@ def _child(node: Node, part: object) -> Node | None:
 
 
 def _path(details: ErrorDetails, node: Node) -> Loc:
-    """The error's location without what pydantic puts between: names of union members, `[key]`."""
+    """The error's location without pydantic's own parts: names of union members, `[key]`."""
     parts: list[object] = []
     location = details["loc"]
     for index, part in enumerate(location):
@@ -111,9 +111,9 @@ def _shown(value: Any) -> str:
 
 
 def _known_keys(model: type[BaseModel], path: Loc) -> list[str]:
-    """The keys that a mapping at `path` may have."""
+    """The keys that a mapping at `path` accepts."""
     alternatives: list[Any] = [model]
     for part in path:
-        alternatives = [found for member in alternatives for found in element(member, part)]
-    records = [member for one in alternatives for member in members(one) if is_record(member)]
+        alternatives = [inner for outer in alternatives for inner in element(outer, part)]
+    records = [member for annotation in alternatives for member in members(annotation) if is_record(member)]
     return list(dict.fromkeys(key for record in records for key in known_fields(record)))

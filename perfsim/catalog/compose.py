@@ -1,7 +1,7 @@
-"""`extends`: one description that says only how it differs from another.
+"""`extends`: a description written as its differences from another.
 
-Keys of the child override deeply. Provenance follows the value: what the child writes itself is
-covered by the child's own `sources` and `assumed`, what it leaves alone by its parent's.
+Nested keys of the child override those of the parent. Provenance follows the value: the child's
+`sources` and `assumed` cover what it sets, the parent's cover what it inherits.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ def values(node: Node) -> Node:
 
 
 def extend(child: Node, parent: Node) -> Node:
-    """Lay `child` over `parent`: the mapping that the child stands for, with its marks."""
+    """Merge `child` over `parent`; values and their provenance keep their marks."""
     merged = _overlay(values(child), values(parent))
     for name in NOT_INHERITED:
         if name in child.mapping:
             _put(merged, name, child)
-    written = [path for path, _ in values(child).leaves()]
-    kept = [path for path, _ in values(parent).leaves() if not any(_meet(path, other) for other in written)]
+    own_paths = [path for path, _ in values(child).leaves()]
+    inherited_paths = [
+        path for path, _ in values(parent).leaves() if not any(_overlap(path, own) for own in own_paths)
+    ]
     for name in PROVENANCE:
-        table = _inherited(parent.mapping.get(name), kept)
+        table = _inherited(parent.mapping.get(name), inherited_paths)
         own = child.mapping.get(name)
         if own is not None and not own.is_mapping:
             _put(merged, name, child)
@@ -51,7 +53,7 @@ def extend(child: Node, parent: Node) -> Node:
 
 
 def covering(path: str, table: Node | None) -> str:
-    """The longest key of a provenance table that covers a dotted path; "" where none does."""
+    """The longest key of a provenance table that covers a dotted path; "" if none does."""
     keys = [str(key) for key in table.mapping] if table else []
     return max((key for key in keys if path == key or path.startswith(f"{key}.")), key=len, default="")
 
@@ -70,18 +72,18 @@ def _put(merged: Node, name: str, origin: Node) -> None:
     merged.keys[name] = origin.keys[name]
 
 
-def _meet(path: str, other: str) -> bool:
-    """Whether one path is the other or lies under it: writing either replaces both."""
-    return path == other or path.startswith(f"{other}.") or other.startswith(f"{path}.")
+def _overlap(a: str, b: str) -> bool:
+    """Whether the paths are equal or one lies under the other: setting either replaces both."""
+    return a == b or a.startswith(f"{b}.") or b.startswith(f"{a}.")
 
 
-def _inherited(table: Node | None, kept: list[str]) -> Node:
-    """The parent's provenance, cut down to the leaves that the child did not replace."""
+def _inherited(table: Node | None, paths: list[str]) -> Node:
+    """The parent's provenance for these paths, one entry each."""
     if table is None:
         return Node(Mark(""), {})
     entries: dict[Scalar, Node] = {}
     keys: dict[Scalar, Mark] = {}
-    for path in kept:
+    for path in paths:
         if key := covering(path, table):
             entries[path], keys[path] = table.mapping[key], table.keys[key]
     return Node(table.mark, entries, keys=keys)

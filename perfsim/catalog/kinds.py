@@ -1,4 +1,4 @@
-"""The kinds of description: the folder where each stands and the classes that it may be."""
+"""The kinds of description: their folders and their classes."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def folder_of(kind: str) -> str:
 
 
 def classes_of(kind: str) -> tuple[type[BaseModel], ...]:
-    """The classes that a file of this kind may describe; none for a study, whose reader knows."""
+    """The classes that a file of this kind may describe; none for a study, which its caller validates."""
     if kind == "calibration":
-        return tuple(cls for cls in _subclasses(Calibration) if kinds_of(cls))
+        return tuple(cls for cls in _subclasses(Calibration) if kinds_of(cls))  # a base has no `kind`
     return _CLASSES.get(kind, ())
 
 
 def kind_of(cls: type) -> str:
-    """The kind of a class of descriptions; what has no folder is a study's."""
+    """The kind of a class of descriptions; `study` for a class without a folder."""
     if issubclass(cls, Calibration):
         return "calibration"
     return next((kind for kind, classes in _CLASSES.items() if issubclass(cls, classes)), "study")

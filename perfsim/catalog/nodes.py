@@ -1,4 +1,4 @@
-"""A YAML file as a tree of nodes that know where they stand, read without YAML 1.1's traps."""
+"""A YAML file as a tree of nodes with their positions, read without YAML 1.1's traps."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Node:
     mark: Mark
     value: dict[Scalar, Node] | list[Node] | Scalar
     text: str = ""
-    """A scalar as it is written."""
+    """A scalar as the file spells it."""
     keys: dict[Scalar, Mark] = field(default_factory=dict)
-    """Where each key of a mapping stands."""
+    """Position of each key of a mapping."""
     broken: bool = False
     """A problem was already reported: for a scalar, or for a mapping whose base could not be read."""
 
@@ -55,12 +55,12 @@ class Node:
 
     @property
     def mapping(self) -> dict[Scalar, Node]:
-        """The children by key; empty for what is not a mapping."""
+        """The children by key; empty unless the node is a mapping."""
         return self.value if isinstance(self.value, dict) else {}
 
     @property
     def sequence(self) -> list[Node]:
-        """The elements; empty for what is not a sequence."""
+        """The elements; empty unless the node is a sequence."""
         return self.value if isinstance(self.value, list) else []
 
     def plain(self) -> Any:
@@ -80,7 +80,7 @@ class Node:
 
 
 def shown_path(path: Path) -> str:
-    """The path as messages print it: short where it lies under the working directory."""
+    """The path as messages print it: relative to the working directory where possible."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -88,7 +88,7 @@ def shown_path(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> tuple[Node, list[Problem]]:
-    """Read a file whose top level is a mapping; the problems are those that let reading go on.
+    """Read a file whose top level is a mapping; also returns the problems that did not stop the reading.
 
     Raises CatalogError where nothing can be read: no such file, not UTF-8, malformed YAML.
     """
@@ -104,9 +104,9 @@ def read_yaml(path: Path) -> tuple[Node, list[Problem]]:
 
 
 def parse_yaml(text: str, file: str = "<text>") -> tuple[Node, list[Problem]]:
-    """Read YAML text whose top level is a mapping; `file` stands in the messages.
+    """Read YAML text whose top level is a mapping; messages name it `file`.
 
-    Raises CatalogError for malformed YAML and for a top level that is no mapping.
+    Raises CatalogError for malformed YAML and for any other top level.
     """
     builder = _Builder(file, text.splitlines(), yaml.parse(text, Loader=_Loader))
     try:
@@ -144,10 +144,10 @@ def _forbidden(error: yaml.reader.ReaderError, text: str, builder: _Builder) -> 
 
 @dataclass(slots=True)
 class _Builder:
-    """Turns PyYAML's events into nodes and collects what is wrong with them.
+    """Turns PyYAML's events into nodes and collects their problems.
 
-    Events and not PyYAML's own nodes, because libyaml composes those by recursion in C: a file
-    that is nested absurdly deep would end the process.
+    It reads events, not PyYAML's own nodes, because libyaml composes nodes by recursion in C: a very
+    deeply nested file would crash the process.
     """
 
     file: str
@@ -198,7 +198,7 @@ class _Builder:
         return self.reject(mark, "this cannot be understood")
 
     def until(self, end: type[yaml.Event]) -> Iterator[yaml.Event]:
-        """The events up to an end of this kind; whoever takes one builds all that it opens."""
+        """The events up to the matching end; the caller consumes the children of every event it takes."""
         for event in self.events:
             if isinstance(event, end):
                 return
@@ -226,7 +226,7 @@ class _Builder:
         return node
 
     def enter(self, node: Node, key: Node, value: Node) -> None:
-        """Put a pair into a mapping, unless the key is a trap."""
+        """Add a pair to a mapping; report a merge key, a repeated key or a key that is no scalar."""
         if key.broken:
             return
         if isinstance(key.value, dict | list):

@@ -1,4 +1,4 @@
-"""A description with some values changed, as sweeps and command lines ask for."""
+"""A description with some values changed, as sweeps and the command line request."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from perfsim.errors import CatalogError, Problem
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
 REASON = "set by the question"
-"""What a changed value rests on."""
+"""The assumption recorded for a changed value."""
 
 
 def overridden(spec: SpecT, changes: Mapping[str, Any], shelf: Shelf) -> SpecT:
     """A copy of `spec` with the value at each dotted path replaced.
 
     A value is written as in YAML (a quantity string, a name) or is a float in SI. Raises
-    CatalogError for a path that leads nowhere and for what the description refuses.
+    CatalogError for an unknown path and for a value that the description refuses.
     """
     model = type(spec)
     data = spec.model_dump()
@@ -43,15 +43,16 @@ def overridden(spec: SpecT, changes: Mapping[str, Any], shelf: Shelf) -> SpecT:
 
 
 def _set(data: dict[str, Any], path: str, value: Any, model: type[BaseModel], shelf: Shelf) -> list[Problem]:
-    """Put a value at a dotted path of `data`; returns what forbids it."""
+    """Set the value at a dotted path of `data`; returns the problems that prevent it."""
     *parents, last = path.split(".")
+    # First along the types, which know every field; then along the data, where an optional part is None.
     alternatives: list[Any] = [model]
     for part in (*parents, last):
-        records = [member for one in alternatives for member in members(one) if is_record(member)]
-        known = list(dict.fromkeys(key for record in records for key in known_fields(record)))
-        if known and part not in known:
-            return [Problem(f"{path}: `{part}` is not a field", help=did_you_mean(part, known))]
-        alternatives = [found for one in alternatives for found in element(one, part)]
+        records = [member for outer in alternatives for member in members(outer) if is_record(member)]
+        fields = list(dict.fromkeys(key for record in records for key in known_fields(record)))
+        if fields and part not in fields:
+            return [Problem(f"{path}: `{part}` is not a field", help=did_you_mean(part, fields))]
+        alternatives = [inner for outer in alternatives for inner in element(outer, part)]
         if not alternatives:
             return [Problem(f"{path}: `{part}` is not a field")]
     for part in parents:
@@ -68,7 +69,7 @@ def _set(data: dict[str, Any], path: str, value: Any, model: type[BaseModel], sh
 
 
 def _unplaced(data: Any) -> Node:
-    """Python data as a tree without places, so that complaints can name paths in it."""
+    """Python data as nodes without positions, so that problems can name their paths."""
     if isinstance(data, dict):
         return Node(Mark(""), {key: _unplaced(value) for key, value in data.items()})
     if isinstance(data, list | tuple):

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from perfsim.catalog.compose import covering, values
 from perfsim.catalog.nodes import Node
 
-STRUCTURE = ("kind", "calibration", "framework")
-"""Keys that say what a description is and which fit it uses: no facts that need a source."""
-
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -26,7 +23,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One value of a description, as written, with what it rests on.
+    """One value of a description, as written, with its source or assumption.
 
     `source_or_assumption` is the source's title and address, or "assumed: " and the reason; it is
     empty for structure and for a value that has neither. `source_id` is empty for assumptions.
@@ -48,6 +45,7 @@ def _row(path: str, leaf: Node, root: Node) -> Row:
     text = leaf.text if not isinstance(leaf.value, list) else ", ".join(str(v) for v in leaf.plain())
     sources, assumed = root.mapping.get("sources"), root.mapping.get("assumed")
     source_key, assumed_key = covering(path, sources), covering(path, assumed)
+    # The longer key is the more specific one; at equal length the assumption is the safer claim.
     if assumed and assumed_key and len(assumed_key) >= len(source_key):
         return Row(path, text, f"assumed: {assumed.mapping[assumed_key].text}", assumed=True)
     if sources and source_key:

@@ -1,4 +1,4 @@
-"""A file becomes a description: `extends` laid over its base, names resolved, all errors at once."""
+"""Reads a file into a description: applies `extends`, resolves names, reports all errors at once."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
 class Shelf(Protocol):
-    """Where files are found, and descriptions that were read before."""
+    """Finds files and loads descriptions; `Catalog` implements it."""
 
     def find(self, kind: str, name_or_path: str, beside: Path | None = None) -> Path:
-        """The file that a name or a path means; CatalogError where there is none."""
+        """The file of a name or a path; CatalogError if there is none."""
 
     def load(self, kind: str, name_or_path: str, beside: Path | None = None) -> Any:
         """The description in that file."""
@@ -37,7 +37,7 @@ class LocatedMapping:
     path: Path
     node: Node
     problems: list[Problem]
-    """What was wrong but let reading go on: repeated keys, numbers with a leading zero, ..."""
+    """Problems that did not stop the reading: repeated keys, numbers with a leading zero, ..."""
 
     @property
     def data(self) -> dict[Any, Any]:
@@ -46,7 +46,7 @@ class LocatedMapping:
         return data
 
     def mark(self, path: Loc = ()) -> Mark:
-        """Where the value at a path of keys and indices stands, or the mapping that lacks it."""
+        """Position of the value at a path of keys and indices, or of the mapping that lacks it."""
         return place(self.node, path)
 
     def problem(self, path: Loc, message: str, help_text: str = "") -> Problem:
@@ -54,12 +54,12 @@ class LocatedMapping:
         return self.mark(path).problem(message, help_text)
 
     def error(self, error: ValidationError, model: type[BaseModel]) -> CatalogError:
-        """All that is wrong with the file, once pydantic has refused it as a `model`."""
+        """All problems of the file, after pydantic refused it as a `model`."""
         return CatalogError([*self.problems, *complaints(error, model, self.node)])
 
 
 def read_mapping(path: Path, kind: str, shelf: Shelf, children: tuple[Path, ...] = ()) -> LocatedMapping:
-    """Read a file and lay it over what it extends; raises CatalogError for what cannot be read."""
+    """Read a file and merge it over what it extends; raises CatalogError if it cannot be read."""
     node, problems = read_yaml(path)
     base = node.mapping.get("extends")
     if base is None:
@@ -69,9 +69,9 @@ def read_mapping(path: Path, kind: str, shelf: Shelf, children: tuple[Path, ...]
 
 
 def _extended(node: Node, kind: str, shelf: Shelf, files: tuple[Path, ...]) -> tuple[Node, list[Problem]]:
-    """Lay `node`, written in the last of `files`, over what it extends."""
+    """Merge `node`, from the last of `files`, over what it extends; `files` guard against a cycle."""
     base = node.mapping["extends"]
-    child = replace(without(node, "extends"), broken=True)
+    child = replace(without(node, "extends"), broken=True)  # its missing keys may be the base's
     if not isinstance(base.value, str):
         return child, [base.mark.problem("extends: the name of one other description is expected")]
     try:
@@ -89,7 +89,7 @@ def _extended(node: Node, kind: str, shelf: Shelf, files: tuple[Path, ...]) -> t
 
 @dataclass(slots=True)
 class Neighbourhood:
-    """What the names in one file mean: paths are relative to that file."""
+    """Resolves the names that one file mentions; paths are relative to that file."""
 
     shelf: Shelf
     file: Path
@@ -99,7 +99,7 @@ class Neighbourhood:
         return self.shelf.load(kind_of(classes[0]), name, self.file.parent)
 
     def inline(self, node: Node, classes: Sequence[type]) -> Any:
-        """The description that a mapping inside the file spells out, alone or over a base."""
+        """The description written inline in the file, with or without `extends`."""
         problems: list[Problem] = []
         default_name = "inline"
         if "extends" in node.mapping:
@@ -109,9 +109,9 @@ class Neighbourhood:
 
 
 def build(mapping: LocatedMapping, classes: Sequence[type[SpecT]], shelf: Shelf, default_name: str) -> SpecT:
-    """The description of one of `classes` that a mapping spells out; `kind` chooses among them.
+    """Build a description from a mapping; its `kind` chooses among `classes`.
 
-    A description without a name takes `default_name`. Raises CatalogError with every problem found.
+    A description without a name takes `default_name`. Raises CatalogError with every problem.
     """
     try:
         model = matching(mapping.node, classes)
@@ -133,7 +133,7 @@ def build(mapping: LocatedMapping, classes: Sequence[type[SpecT]], shelf: Shelf,
 
 
 def in_order(problems: list[Problem]) -> list[Problem]:
-    """The problems as a reader meets them, file by file, each once."""
+    """The problems without repeats, by file, line and column."""
     files = list(dict.fromkeys(problem.file for problem in problems))
     unique = dict.fromkeys(problems)
     return sorted(unique, key=lambda problem: (files.index(problem.file), problem.line, problem.column))

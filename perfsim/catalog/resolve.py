@@ -1,6 +1,6 @@
-"""Names become descriptions: the tree of a file turned into what pydantic validates.
+"""Resolves the names in a file's tree to descriptions, giving the data that pydantic validates.
 
-A field whose annotation is a description with a file of its own (DeviceSpec, LinkSpec, a
+A field whose annotation is a description with its own file (DeviceSpec, LinkSpec, a
 calibration, a model, a recipe) is written as that file's name, as a path, or as a mapping.
 """
 
@@ -32,33 +32,34 @@ RecordT = TypeVar("RecordT")
 
 
 class Library(Protocol):
-    """Where named descriptions come from."""
+    """Supplies named and inline descriptions."""
 
     def named(self, name: str, classes: Sequence[type]) -> Any:
         """The description of that name or path; CatalogError where there is none."""
 
     def inline(self, node: Node, classes: Sequence[type]) -> Any:
-        """The description that a mapping inside another file spells out."""
+        """The description that another file writes inline."""
 
 
 @dataclass(slots=True)
 class Resolver:
-    """Walks a tree along an annotation; collects what is wrong and where."""
+    """Walks a tree along an annotation and collects its problems."""
 
     library: Library
     problems: list[Problem] = field(default_factory=list)
     failed: list[Loc] = field(default_factory=list)
-    """Paths that already have a problem: pydantic need not complain about them again."""
+    """Paths with a reported problem: pydantic's errors on them are dropped."""
     references: list[tuple[Loc, Any]] = field(default_factory=list)
-    """Every named description met, with the path of the field that names it."""
+    """Every named description, with the path of the field that names it."""
 
     def data(self, node: Node, annotation: Any, path: Loc = ()) -> Any:
-        """What pydantic shall validate for `node`; None where a problem was reported."""
+        """The data to validate for `node`; None where a problem was reported."""
         alternatives = members(annotation) if annotation is not None else []
         named = [member for member in alternatives if is_named(member)]
         if node.broken and not node.is_mapping:
             self.failed.append(path)
             return None
+        # An empty path is the file itself, which is never a reference.
         if path and named and isinstance(node.value, str):
             return self._load(node, path, named, lambda: self.library.named(node.text, named))
         if path and named and node.is_mapping:
@@ -95,9 +96,9 @@ class Resolver:
             ]
             return None
         if not isinstance(loaded, tuple(named)):
-            expected = " or ".join(kind for cls in named for kind in kinds_of(cls)) or named[0].__name__
-            found = getattr(loaded, "kind", type(loaded).__name__)
-            self._fail(node, path, f"`{node.text}` is of kind {found}; {expected} is expected here")
+            expected = " or ".join(name for cls in named for name in kinds_of(cls)) or named[0].__name__
+            kind = getattr(loaded, "kind", type(loaded).__name__)
+            self._fail(node, path, f"`{node.text}` is of kind {kind}; {expected} is expected here")
             return None
         self.references.append((path, loaded))
         return loaded
@@ -108,7 +109,7 @@ class Resolver:
 
 
 def dotted(path: Loc) -> str:
-    """A path as people write it: `memory.capacity`, `candidates[2].system`."""
+    """A path as messages print it: `memory.capacity`, `candidates[2].system`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
@@ -116,24 +117,24 @@ def dotted(path: Loc) -> str:
 
 
 def matching(node: Node, classes: Sequence[type[RecordT]]) -> type[RecordT]:
-    """The class that the mapping's key `kind` chooses; the only class needs no such key.
+    """The class that the mapping's key `kind` chooses; a single class needs no such key.
 
-    Raises CatalogError where `kind` is missing or names none of them.
+    Raises CatalogError if `kind` is missing or names none of them.
     """
     if len(classes) == 1:
         return classes[0]
     kinds = {str(kind): cls for cls in classes for kind in kinds_of(cls)}
-    found = node.mapping.get("kind")
-    if found is None:
+    kind_node = node.mapping.get("kind")
+    if kind_node is None:
         raise CatalogError([node.mark.problem("`kind` is missing", f"one of {', '.join(kinds)}")])
-    if found.text not in kinds:
-        message = f"kind: `{found.text}` is not one of {', '.join(kinds)}"
-        raise CatalogError([found.mark.problem(message, did_you_mean(found.text, kinds))])
-    return kinds[found.text]
+    if kind_node.text not in kinds:
+        message = f"kind: `{kind_node.text}` is not one of {', '.join(kinds)}"
+        raise CatalogError([kind_node.mark.problem(message, did_you_mean(kind_node.text, kinds))])
+    return kinds[kind_node.text]
 
 
 def _best(node: Node, records: Sequence[type]) -> type:
-    """The record that a mapping means: by its `kind`, else by the keys that it shares."""
+    """The record that fits a mapping: by its `kind`, else by the most shared keys."""
     kind = node.mapping.get("kind")
     of_kind = [record for record in records if kind and kind.value in kinds_of(record)]
     shared = [len(known_fields(record).keys() & node.mapping.keys()) for record in records]
@@ -141,8 +142,8 @@ def _best(node: Node, records: Sequence[type]) -> type:
 
 
 def _joined(alternatives: list[Any], part: object) -> Any:
-    """The annotation under a key or index as one union; None where nothing is known of it."""
-    found: list[Any] = []
+    """The annotation under a key or index as one union; None if it is unknown."""
+    accepted: list[Any] = []
     for member in alternatives:
-        found += element(member, part)
-    return reduce(or_, found) if found else None
+        accepted += element(member, part)
+    return reduce(or_, accepted) if accepted else None

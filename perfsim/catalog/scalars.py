@@ -1,7 +1,7 @@
-"""What a plain scalar of YAML means here: the core schema of YAML 1.2, without its traps.
+"""Unquoted YAML scalars, read by the core schema of YAML 1.2 without its traps.
 
 PyYAML follows YAML 1.1, where `3e8` is a string, `on` is True, `12:30:00` is 45000, `010` is 8 and
-a date becomes an object. Here a scalar is a number where people read a number, and else a string.
+a date becomes an object. Here a scalar that looks like a number is one, and any other is a string.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_DIGITS = 400
 
 
 class ScalarError(ValueError):
-    """A scalar that would be read in two ways, or that is no usable number; `help` mends it."""
+    """A scalar that YAML versions read differently, or an unusable number; `help` says what to write."""
 
     def __init__(self, message: str, help_text: str = "") -> None:
         super().__init__(message)

@@ -2,8 +2,8 @@
 
 Draft 2020-12. They differ from pydantic's own: a quantity is a string with a unit, a description with a
 file of its own may be written as its name, `name` may be absent, and what `extends` another need not be
-complete. An editor thus refuses nothing that perfsim takes, but perfsim checks more: that names exist,
-that values agree with one another, that each has a source.
+complete. An editor accepts everything that perfsim accepts; perfsim also checks that names exist, that
+values agree with one another and that each has a source.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _QUANTITIES = {quantity_pattern(dimension): f"quantity.{dimension}" for dimensio
 
 
 def yaml_schema(kind: str, classes: Sequence[type[BaseModel]]) -> Schema:
-    """The schema of files of one kind, which describe one of `classes`; the key `kind` chooses."""
+    """The schema of files of one kind; the key `kind` chooses among `classes`."""
     _, raw = models_json_schema([(cls, "validation") for cls in classes], ref_template=f"{_REF}{{model}}")
     writer = _Writer({cls.__name__: cls for cls in _reachable(classes)})
     top = {
@@ -55,15 +55,15 @@ def yaml_schema(kind: str, classes: Sequence[type[BaseModel]]) -> Schema:
 
 
 def _reachable(classes: Sequence[type[BaseModel]]) -> list[type[BaseModel]]:
-    """The classes and all records that stand somewhere in them."""
-    found: list[type[BaseModel]] = []
+    """The classes and all records nested in them."""
+    reached: list[type[BaseModel]] = []
     waiting = list(classes)
     while waiting:
         cls = waiting.pop()
-        if cls not in found:
-            found.append(cls)
-            waiting += [each for field in known_fields(cls).values() for each in _records_in(field)]
-    return found
+        if cls not in reached:
+            reached.append(cls)
+            waiting += [record for field in known_fields(cls).values() for record in _records_in(field)]
+    return reached
 
 
 def _records_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -76,7 +76,7 @@ def _records_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _chosen_by_kind(classes: Sequence[type[BaseModel]]) -> Schema:
-    """A complete description; one condition a class gives messages about that class only."""
+    """A complete description; with one condition per class, messages concern that class only."""
     if len(classes) == 1:
         return {"$ref": _REF + classes[0].__name__}
     by_kind = {str(kind): cls.__name__ for cls in classes for kind in kinds_of(cls)}
@@ -92,26 +92,26 @@ def _chosen_by_kind(classes: Sequence[type[BaseModel]]) -> Schema:
 
 @dataclass
 class _Writer:
-    """Turns pydantic's definitions into those of YAML; collects the quantities that it meets."""
+    """Turns pydantic's definitions into those of YAML and collects the quantities they use."""
 
     records: Mapping[str, type[BaseModel]]
     quantities: Schema = field(default_factory=dict)
 
     def definitions(self, top: Schema, raw: Schema) -> Schema:
         """Every definition that `top` needs, directly or not."""
-        found: Schema = {}
+        definitions: Schema = {}
         waiting = sorted(_references(top), reverse=True)
         while waiting:
             name = waiting.pop()
-            if name in found or name in self.quantities:
+            if name in definitions or name in self.quantities:
                 continue
             plain = name.removesuffix(_CHANGES)
-            found[name] = self._record(raw[plain], plain, partial=plain != name)
-            waiting += sorted(_references(found[name]), reverse=True)
-        return {**found, **self.quantities}
+            definitions[name] = self._record(raw[plain], plain, partial=plain != name)
+            waiting += sorted(_references(definitions[name]), reverse=True)
+        return {**definitions, **self.quantities}
 
     def _record(self, body: Schema, name: str, *, partial: bool) -> Schema:
-        """A mapping with known keys; `partial` where it only says what differs from another one."""
+        """A mapping with known keys; `partial` if it only lists differences from another one."""
         cls = self.records[name]
         notes = _field_notes(cls)
         record = {key: value for key, value in body.items() if key not in ("properties", "required", "title")}
@@ -127,7 +127,7 @@ class _Writer:
         return record
 
     def _value(self, schema: Schema, *, partial: bool) -> Schema:
-        """One value, with everything in it. A list replaces another one whole, so its items are whole."""
+        """One value and its children. A list replaces the inherited one, so its items are complete."""
         if "$ref" in schema:
             return self._reference(schema["$ref"].removeprefix(_REF), partial=partial)
         if schema.get("pattern") in _QUANTITIES:
@@ -148,7 +148,7 @@ class _Writer:
         return {"$ref": _REF + name}
 
     def _reference(self, name: str, *, partial: bool) -> Schema:
-        """Another record; a description may be a name, a path, or stand here itself."""
+        """Another record; a description may be a name, a path, or written inline."""
         changes = {"$ref": _REF + name + _CHANGES}
         whole = changes if partial else {"$ref": _REF + name}
         if not _stands_alone(self.records[name]):
@@ -174,7 +174,7 @@ def _stands_alone(cls: type[BaseModel]) -> bool:
 
 
 def _described(value: Schema, note: str) -> Schema:
-    """What an editor shows beside a key: the class's own words, then what the value looks like."""
+    """What an editor shows beside a key: the field's note, then the form of the value."""
     if not note:
         return value
     return {**value, "description": " ".join(filter(None, [note, value.get("description", "")]))}
@@ -184,17 +184,17 @@ def _described(value: Schema, note: str) -> Schema:
 def _field_notes(cls: type[BaseModel]) -> Mapping[str, str]:
     """The string under each field of a class and its parents, on one line; none without source text."""
     notes: dict[str, str] = {}
-    for each in reversed(cls.__mro__):
-        if not issubclass(each, BaseModel) or each is BaseModel:
+    for base in reversed(cls.__mro__):
+        if not issubclass(base, BaseModel) or base is BaseModel:
             continue
         try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(each)))
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
         except (OSError, TypeError):
             continue
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for written, after in pairwise(body):
-            if isinstance(written, ast.AnnAssign) and isinstance(written.target, ast.Name):
-                notes |= _note(written.target.id, after)
+        for statement, after in pairwise(body):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                notes |= _note(statement.target.id, after)
     return notes
 
 

@@ -1,4 +1,4 @@
-"""What `perfsim show` prints: each value of a description with what it rests on."""
+"""What `perfsim show` prints: each value of a description with its source or assumption."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from perfsim.catalog.resolve import Resolver, dotted, matching
 
 @dataclass(frozen=True, slots=True)
 class Describer:
-    """Reads descriptions for people."""
+    """Lists the values of descriptions."""
 
     shelf: Shelf
     sources: Mapping[str, Source]
 
     def rows(self, name_or_path: str, kind: str, *, deep: bool, beside: Path | None = None) -> list[Row]:
-        """One row for each value; `deep` puts those of a named description under its name."""
+        """One row per value; `deep` adds those of named descriptions under their key."""
         mapping = read_mapping(self.shelf.find(kind, name_or_path, beside), kind, self.shelf)
         named = self._named(mapping, kind) if deep else {}
-        found: list[Row] = []
+        listed: list[Row] = []
         for row in rows(mapping.node):
-            found.append(self._with_source(row))
+            listed.append(self._with_source(row))
             if row.path in named:
                 inner = self.rows(row.value_text, named[row.path], deep=True, beside=mapping.path.parent)
-                found += [replace(part, path=f"{row.path}.{part.path}") for part in inner]
-        return found
+                listed += [replace(part, path=f"{row.path}.{part.path}") for part in inner]
+        return listed
 
     def _named(self, mapping: LocatedMapping, kind: str) -> dict[str, str]:
         """The dotted paths of the values that name another description, with its kind."""

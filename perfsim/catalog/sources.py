@@ -17,7 +17,7 @@ SECTIONS = ("hardware", "workloads", "studies")
 
 
 class _Entry(BaseModel):
-    """A source as it stands in the register under its id."""
+    """A source as the register lists it under its id."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     title: str
@@ -26,22 +26,22 @@ class _Entry(BaseModel):
 
 
 def read_sources(roots: Sequence[Path]) -> dict[str, Source]:
-    """All registers as one; where an id stands twice the earlier root wins.
+    """All registers merged; for a repeated id the earlier root wins.
 
-    Raises CatalogError with everything that is wrong in any of them.
+    Raises CatalogError with the problems of all registers.
     """
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     problems: list[Problem] = []
     for root in roots:
         for section in SECTIONS:
             path = root / section / "sources.yaml"
             if path.is_file():
                 register, wrong = _read(path)
-                found = {**register, **found}
+                sources = {**register, **sources}
                 problems += wrong
     if problems:
         raise CatalogError(problems)
-    return found
+    return sources
 
 
 def _read(path: Path) -> tuple[dict[str, Source], list[Problem]]:

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """The name most like `word`, letters of either case; "" where none is like it."""
+    """The name most like `word`, ignoring case; "" if none is similar."""
     folded = {name.casefold(): name for name in names}
     near = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
     return folded[near[0]] if near else ""
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """A line of help: the nearest name where there is one, and all names."""
-    known = list(names)
-    near = nearest(word, known)
+    """A line of help: the nearest name if there is one, and all names."""
+    choices = list(names)
+    near = nearest(word, choices)
     guess = f"did you mean `{near}`? " if near else ""
-    return f"{guess}known: {', '.join(known)}" if known else guess.strip()
+    return f"{guess}known: {', '.join(choices)}" if choices else guess.strip()

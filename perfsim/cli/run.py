@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,9 @@ def run(
 ) -> None:
     """Predict one step of one model on one system."""
     from perfsim.interop.chrome import write_chrome_trace
-    from perfsim.prediction.question import Point, answer_point
+    from perfsim.prediction.documents import run_document
+    from perfsim.prediction.predict import predict
+    from perfsim.prediction.question import question_named
     from perfsim.prediction.verification import must_be_right, verified
     from perfsim.report.terminal.run import run_lines
 
@@ -96,15 +97,15 @@ def run(
         if batch is not None:
             raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
         batch = batch_per_device * devices
-    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster, detail, perturb, expand)
-    answer, evaluation = answer_point(point)
-    sampled = verified(evaluation, verify)
-    if sampled is not None:
-        answer["sampling"] = asdict(sampled)
+    question = question_named(
+        model, system, devices, strategy, layout, batch, recipe, cluster, detail, perturb, expand
+    )
+    prediction = predict(question)
+    sampled = verified(prediction, verify)
     if trace is not None:
-        write_chrome_trace(evaluation.trace, trace)
+        write_chrome_trace(prediction.trace, trace)
     if as_json:
-        print_json(answer)
+        print_json(run_document(prediction) | ({} if sampled is None else {"sampling": sampled}))
     else:
-        print_lines([*run_lines(answer), *([f"Trace: {trace}"] if trace else [])])
+        print_lines([*run_lines(prediction, sampled), *([f"Trace: {trace}"] if trace else [])])
     must_be_right([sampled] if sampled else [])

@@ -48,8 +48,9 @@ __all__ = [
 
 DEFAULT_LAW = "data_law"
 DEFAULT_BAND_FACTOR = 2.5
-"""90 % band of a law that was not fitted to the run at hand. It does not reach every published law: at
-20 billion parameters and 20 tokens each, Kaplan's at a Chinchilla loss lies 3.6 times below `data_law`."""
+"""90 % band of a law that was not fitted to the run itself. It does not cover every published law: at 20
+billion parameters and 20 tokens per parameter, Kaplan's law at a Chinchilla loss is 3.6 times below
+`data_law`."""
 GIVEN_LENGTH_TOKENS = 1e30
 """A critical batch so large that 1 + B / B_crit is 1: every batch needs the same tokens."""
 FLOOR_TOKENS = 2e5
@@ -69,7 +70,7 @@ _BERGSMA_SOURCE = "Bergsma et al. 2025, arXiv 2505.13738: exponent read, coeffic
 
 @dataclass(frozen=True, slots=True)
 class CriticalBatch:
-    """B_crit and how far it may be off: the 90 % band is `tokens` divided and multiplied by `band_factor`."""
+    """B_crit with its 90 % band: `tokens` divided and multiplied by `band_factor`."""
 
     tokens: float
     band_factor: float
@@ -78,7 +79,7 @@ class CriticalBatch:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """InputError on a batch or a band no run could have."""
+        """Raise InputError for an impossible batch or band."""
         if not (math.isfinite(self.tokens) and self.tokens > 0):
             raise InputError(f"the critical batch must be positive and finite, got {self.tokens:g} tokens")
         if not (math.isfinite(self.band_factor) and self.band_factor >= 1):
@@ -88,17 +89,17 @@ class CriticalBatch:
 
     @property
     def given_length(self) -> bool:
-        """Whether the run has a given number of tokens, whatever its batch."""
+        """Whether the run has the same number of tokens at every batch."""
         return self.tokens >= GIVEN_LENGTH_TOKENS
 
     @property
     def shown_tokens(self) -> float:
-        """The critical batch for a person; NaN where there is none."""
+        """The critical batch for reports; NaN if there is none."""
         return math.nan if self.given_length else self.tokens
 
     @property
     def shown_band_tokens(self) -> tuple[float, float]:
-        """Its band for a person."""
+        """The band for reports; NaN if there is none."""
         return (math.nan, math.nan) if self.given_length else self.band_tokens
 
     @property
@@ -109,11 +110,11 @@ class CriticalBatch:
 
 @dataclass(frozen=True, slots=True)
 class LawInputs:
-    """What a law may be asked with; each law takes what it needs and says what is missing.
+    """Inputs of the laws; each law uses some of them and names a missing one.
 
-    `loss` is in nats per token, `loss_scale` names the corpus it is measured on. `tokens` and `source` are
-    the user's own (law `constant`), `band_factor` replaces the law's band. `fit` is for law `fitted`: its
-    batches count units of `tokens_per_example` tokens.
+    `loss` is in nats per token, `loss_scale` names its corpus. `tokens` and `source` are for law
+    `constant`, `band_factor` replaces any law's band. `fit` is for law `fitted`: its batches count units
+    of `tokens_per_example` tokens.
     """
 
     d_min_tokens: float | None = None

@@ -27,10 +27,10 @@ RUN_KINDS = ("pre-training", "fine-tuning", "warm-start")
 
 MIN_BATCH_SIZES = 3
 MIN_RANGE = 1.25
-"""Below this spread of batches the law can show at most 0.22 in log E, and half of it at B = B_crit:
-two standard errors of `NOISE_FLOOR_LOG`."""
+"""Least ratio of largest to smallest batch. Below it log E varies by at most 0.22, at B = B_crit by half of
+that: two standard errors of `NOISE_FLOOR_LOG`."""
 NOISE_FLOOR_LOG = 0.05
-"""Seeds scatter MLPerf reference runs by 4 %, the law misfits by about 5 %: no mean is trusted further."""
+"""Least standard error of log E: seeds scatter MLPerf reference runs by 4 %, the law misfits by about 5 %."""
 OUTLIER_FACTOR = 3.0
 Z_90 = 1.645
 """Half-width of a 90 % band in standard errors."""
@@ -46,11 +46,11 @@ _WARM_START = (
 
 
 class NotIdentifiableError(PerfsimError):
-    """The runs at hand do not determine E_min and B_crit; the message says what is missing."""
+    """The given runs do not determine E_min and B_crit; the message says what is missing."""
 
 
 class OutlierError(InputError):
-    """A measured point so far from the others that a digit too many is likelier than a finding."""
+    """A measured point so far from the others that a typing error is the likely cause."""
 
 
 def _require_positive(**values: float | FloatArray) -> None:
@@ -60,7 +60,7 @@ def _require_positive(**values: float | FloatArray) -> None:
 
 
 def overhead(batch: Batch, b_crit: float) -> Batch:
-    """E / E_min = 1 + B / B_crit: examples used over the fewest that could do."""
+    """E / E_min = 1 + B / B_crit: examples used over the minimum."""
     _require_positive(batch=batch, b_crit=b_crit)
     return 1.0 + batch / b_crit
 
@@ -97,13 +97,8 @@ class HyperbolaFit:
     notes: tuple[str, ...] = ()
 
     @property
-    def s_min(self) -> float:
-        """Fewest optimizer steps, reached as the batch grows without bound."""
-        return self.e_min / self.b_crit
-
-    @property
     def band_factor(self) -> float:
-        """B_crit multiplied or divided by this is its 90 % band (1.645 standard errors in log B_crit)."""
+        """Half-width of B_crit's 90 % band as a factor (1.645 standard errors in log B_crit)."""
         low, high = self.b_crit_interval
         return math.exp(Z_90 * max(math.log(high / self.b_crit), math.log(self.b_crit / low)))
 
@@ -114,8 +109,9 @@ class HyperbolaFit:
     def relative_error(self, batch: float) -> float:
         """Half-width of the 90 % band on `examples(batch)`, as a fraction, by distance from the fitted range.
 
-        Inside 10 % (1.645 x 6 %), up to twice the largest fitted batch (or below the smallest) 18 %, up to
-        four times 31 %: what fits to MLPerf reference runs got. Raises NotIdentifiableError beyond.
+        Inside it 10 % (1.645 x 6 %); below it, or above up to twice the largest fitted batch, 18 %; up to
+        four times 31 %. These are the errors of fits to MLPerf reference runs. Raises
+        NotIdentifiableError beyond.
         """
         _require_positive(batch=batch)
         beyond = batch / max(self.batches)
@@ -132,12 +128,11 @@ class HyperbolaFit:
 def fit_hyperbola(
     batches: Sequence[float], measured: Sequence[float], run_kind: str = "pre-training"
 ) -> HyperbolaFit:
-    """The hyperbola through measured examples-to-target, least squares in log E, equal weight a batch size.
+    """Fit the hyperbola to measured examples-to-target: least squares in log E, one weight per batch size.
 
-    Repeats of one batch size are averaged first. `run_kind` (one of RUN_KINDS) is what the caller knows of
-    the runs. Raises OutlierError where one point is three times off what the others say,
-    NotIdentifiableError for fine-tuning, fewer than three batch sizes, too small a range, or where even one
-    standard error leaves B_crit without a bound.
+    Repeats of one batch size are averaged first; `run_kind` is one of RUN_KINDS. Raises OutlierError for a
+    point three times off the fit to the others, NotIdentifiableError for fine-tuning, fewer than three
+    batch sizes, too small a range, or a standard error that leaves B_crit unbounded.
     """
     if run_kind not in RUN_KINDS:
         raise InputError(f"unknown kind of run '{run_kind}'; known: {', '.join(RUN_KINDS)}")
@@ -194,7 +189,7 @@ def _check_design(batch: FloatArray) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Profile:
-    """Least squares over E_min at each B_crit; the best of them."""
+    """The least-squares fit: a search over B_crit, with E_min in closed form at each."""
 
     log_b_crit: float
     e_min: float
@@ -203,7 +198,7 @@ class _Profile:
     @classmethod
     def of(cls, batch: FloatArray, log_e: FloatArray) -> _Profile:
         low, high = _search_range(batch)
-        for _ in range(4):
+        for _ in range(4):  # each pass zooms in on the best grid point
             x = np.linspace(low, high, 257)
             sse = _sse(x, batch, log_e)
             best = int(sse.argmin())
@@ -214,26 +209,27 @@ class _Profile:
 
 
 def _search_range(batch: FloatArray) -> tuple[float, float]:
-    """Range of ln B_crit: from E in proportion to B to E constant, to a part in a thousand."""
+    """Range of ln B_crit, from E proportional to B to E constant, each to a part in a thousand."""
     return math.log(batch[0] / 1e3), math.log(batch[-1] * 1e3)
 
 
 def _sse(log_b_crit: FloatArray, batch: FloatArray, log_e: FloatArray) -> FloatArray:
-    """Squared error in ln E at each ln B_crit (shape [k]), with E_min at its best there."""
+    """Squared error in ln E at each ln B_crit (shape [k]), with the best E_min for it."""
     shape = log_e - np.log1p(batch / np.exp(log_b_crit)[:, None])
     squared: FloatArray = ((shape - shape.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
     return squared
 
 
-def _check_outlier(batch: FloatArray, log_e: FloatArray, fitted: _Profile) -> None:
-    """Refuse the one point that the fit through all the others misses by more than OUTLIER_FACTOR."""
-    residual = log_e - math.log(fitted.e_min) - np.log1p(batch / math.exp(fitted.log_b_crit))
+def _check_outlier(batch: FloatArray, log_e: FloatArray, fit: _Profile) -> None:
+    """Raise OutlierError for a point that the fit to all others misses by more than OUTLIER_FACTOR."""
+    residual = log_e - math.log(fit.e_min) - np.log1p(batch / math.exp(fit.log_b_crit))
+    # Of three points any two fit exactly, so none of them is the outlier; a close fit has none at all.
     if batch.size <= MIN_BATCH_SIZES or np.abs(residual).max() < 0.25:
         return
     without = [_Profile.of(np.delete(batch, i), np.delete(log_e, i)) for i in range(batch.size)]
     worst = int(np.argmin([profile.sse for profile in without]))
-    others = without[worst]
-    expected = others.e_min * (1 + batch[worst] / math.exp(others.log_b_crit))
+    rest = without[worst]
+    expected = rest.e_min * (1 + batch[worst] / math.exp(rest.log_b_crit))
     ratio = math.exp(abs(log_e[worst] - math.log(expected)))
     if ratio > OUTLIER_FACTOR:
         raise OutlierError(
@@ -243,7 +239,10 @@ def _check_outlier(batch: FloatArray, log_e: FloatArray, fitted: _Profile) -> No
 
 
 def _interval(batch: FloatArray, log_e: FloatArray, best: _Profile, run_kind: str) -> tuple[float, float]:
-    """Where the squared error exceeds its least by one variance; refuses where it never does."""
+    """The B_crit at which the squared error exceeds its minimum by one variance, on either side.
+
+    Raises NotIdentifiableError if it never does on one side.
+    """
     variance = max(NOISE_FLOOR_LOG**2, best.sse / (batch.size - 2))
     x = np.linspace(*_search_range(batch), 4097)
     inside = np.flatnonzero(_sse(x, batch, log_e) <= best.sse + variance)

@@ -2,9 +2,10 @@
 
     TTA(B) = S(B) t_step(B) / G,   S(B) = D_min (1/B + 1/B_crit),   G goodput
 
-Three widths combine in log time, in quadrature, downwards and upwards apart (a band of B_crit is lopsided
-in time): B_crit divided or multiplied by its band factor, ln(1 + step_time_error) and ln(1 + d_min_error).
-All are 90 % bands of independent errors; `ratio_band` is for two machines, which share B_crit.
+Three errors combine in quadrature in log time: B_crit divided or multiplied by its band factor,
+ln(1 + step_time_error) and ln(1 + d_min_error). Low and high ends are computed separately, because the
+band of B_crit is not symmetric in time. All are 90 % bands of independent errors; `ratio_band` is for two
+machines, which share B_crit.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from perfsim.errors import InputError
 WEAK_BELOW = 0.2
 STRONG_ABOVE = 0.5
 LEAST_EXAMPLES_ERROR = 0.05
-"""Seeds alone scatter examples-to-target by 4 % (median of MLPerf reference runs): no band is narrower."""
+"""Least error of the examples: seeds alone scatter them by 4 % (median of MLPerf reference runs)."""
 
 REGIME_TEXT = {
     "weak": "the batch costs few extra samples, whatever the critical batch is within its band",
@@ -30,7 +31,7 @@ REGIME_TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class TimeToAccuracy:
-    """How long one machine takes to the target at one batch."""
+    """Time of one machine to the target at one batch."""
 
     batch_tokens: float
     step_time_s: float
@@ -75,7 +76,7 @@ class RatioBand:
 
     @property
     def decided(self) -> bool:
-        """True where the band lies wholly on one side of 1."""
+        """True if the whole band is on one side of 1."""
         return self.low > 1 or self.high < 1
 
 
@@ -98,7 +99,7 @@ def time_to_accuracy(
     goodput: float = 1.0,
     d_min_error: float = 0.0,
 ) -> TimeToAccuracy:
-    """Steps, examples and seconds to the target, with the 90 % band (module text says how it is made).
+    """Steps, examples and seconds to the target, with the 90 % band that the module describes.
 
     `step_time_error` and `d_min_error` are relative half-widths of 90 % bands (0.12 for 12 %). With the
     default `d_min_error` the band is for a *given* D_min; a D_min from a target loss is far less certain.
@@ -150,17 +151,17 @@ def _band(
     least = 0.0 if critical.given_length else math.log1p(LEAST_EXAMPLES_ERROR)
     down = max(centre - math.log(overhead(batch, high_crit)), least)
     up = max(math.log(overhead(batch, low_crit)) - centre, least)
-    others = [math.log1p(error) for error in errors]
-    return time_s * math.exp(-math.hypot(down, *others)), time_s * math.exp(math.hypot(up, *others))
+    symmetric = [math.log1p(error) for error in errors]
+    return time_s * math.exp(-math.hypot(down, *symmetric)), time_s * math.exp(math.hypot(up, *symmetric))
 
 
 def ratio_band(a: TimeToAccuracy, b: TimeToAccuracy) -> RatioBand:
-    """TTA_a / TTA_b and its 90 % band, the number a comparison should lead with.
+    """TTA_a / TTA_b and its 90 % band: the headline number of a comparison.
 
-    D_min cancels. B_crit is one unknown shared by both, so what counts is how (1 + B_a/B_crit) /
-    (1 + B_b/B_crit) changes over its band: not at all at equal batch. The two step-time errors are
-    independent; widths combine in log, in quadrature. Seed noise is left out: expected times are compared.
-    InputError where target or law differ.
+    D_min cancels. Both share the same unknown B_crit, so its error is the change of (1 + B_a/B_crit) /
+    (1 + B_b/B_crit) over its band: zero at equal batch. The two step-time errors are independent; errors
+    combine in quadrature in log time. Seed noise is left out, since expected times are compared.
+    InputError if targets or laws differ.
     """
     if a.critical != b.critical or a.d_min_tokens != b.d_min_tokens:
         raise InputError("two times to accuracy compare only at one target and one critical batch")
@@ -179,23 +180,6 @@ def _log_overhead_ratio(a: TimeToAccuracy, b: TimeToAccuracy, b_crit: float) -> 
     return math.log(overhead(a.batch_tokens, b_crit) / overhead(b.batch_tokens, b_crit))
 
 
-def best_batch(fixed_s: float, per_example_s: float, num_devices: float, b_crit: float) -> float:
-    """The batch of least TTA where t_step = fixed_s + per_example_s B / num_devices.
-
-    B = sqrt(a n B_crit / b), in the unit of `b_crit`; `per_example_s` is for one device.
-    """
-    _positive_all(fixed_s, per_example_s, num_devices, b_crit)
-    return math.sqrt(fixed_s * num_devices * b_crit / per_example_s)
-
-
-def least_time_s(
-    fixed_s: float, per_example_s: float, num_devices: float, b_crit: float, s_min: float
-) -> float:
-    """TTA at `best_batch`: S_min (sqrt(a) + sqrt(b B_crit / n))^2 seconds."""
-    _positive_all(fixed_s, per_example_s, num_devices, b_crit, s_min)
-    return s_min * (math.sqrt(fixed_s) + math.sqrt(per_example_s * b_crit / num_devices)) ** 2
-
-
 def _positive_all(*values: float) -> None:
     if not all(math.isfinite(value) and value > 0 for value in values):
         raise InputError(f"times, devices, steps and the critical batch must be positive, got {values}")
@@ -204,7 +188,7 @@ def _positive_all(*values: float) -> None:
 def split_speedup(
     speedup: float, device_ratio: float, examples_small: float, examples_large: float
 ) -> SpeedupSplit:
-    """How much of a larger machine's shortfall is extra samples and how much is slower devices."""
+    """Split a larger machine's loss of speedup into extra samples and slower devices."""
     _positive_all(speedup, device_ratio, examples_small, examples_large)
     statistical = examples_small / examples_large
     return SpeedupSplit(statistical, speedup / (device_ratio * statistical))

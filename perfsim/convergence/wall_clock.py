@@ -1,10 +1,10 @@
-"""The wall clock of a whole run: its steps, and each thing that it waits for besides, as a range.
+"""Wall-clock time of a whole run: its steps and everything else it waits for, as ranges.
 
     wall = queue + compile + load + weights + steps x (1 + stragglers) + checkpoints + failures + teardown
 
-A checkpoint stops training for its bytes over the rate at which it is written. Failures cost the restart
-and half an interval of work, at first order (`goodput.linear_goodput`). Low and high take every part at
-that end at once: an envelope, wider than a 90 % band, and beside the band of the steps, not in it.
+A checkpoint stops training for its bytes over the write rate. A failure costs the restart and half an
+interval of work, to first order (`goodput.linear_goodput`). Low and high add every part at that end: an
+envelope that is wider than a 90 % band and separate from the band of the steps.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class Training:
     step_time_s: float
     num_parameters: float
     num_nodes: int
-    """Nodes of GPUs, or wafer-scale systems: what fails alone."""
+    """GPU nodes or wafer-scale systems: the units that fail independently."""
 
     @property
     def time_s(self) -> float:
+        """Time of all steps."""
         return self.steps * self.step_time_s
 
 
@@ -44,11 +45,11 @@ class RunPart:
     typical_s: float
     high_s: float
     how: str = ""
-    """What it was reckoned from, in words."""
+    """What it was computed from, in words."""
 
 
 def whole_run(spec: WallClockSpec, training: Training) -> tuple[RunPart, ...]:
-    """Every part of the wall clock, the steps first and the sum last; what takes no time is left out."""
+    """The parts of the wall clock that take time: steps first, their sum last."""
     parts = [part for part in _parts(spec, training) if part.high_s > 0]
     sums = [sum(getattr(part, end) for part in parts) for end in ("low_s", "typical_s", "high_s")]
     return (*parts, RunPart("whole run", *sums))
@@ -61,21 +62,23 @@ def _parts(spec: WallClockSpec, run: Training) -> Iterator[RunPart]:
     yield _plain("queue", spec.queue)
     yield _plain("compilation", spec.compile)
     yield _plain("loading", spec.load)
-    sent = _bytes_s(run.num_parameters * spec.weight_bytes, spec.weight_rate)
+    weights_s = _bytes_s(run.num_parameters * spec.weight_bytes, spec.weight_rate)
     gigabytes = run.num_parameters * spec.weight_bytes / 1e9
-    yield RunPart("first weights", *sent, f"{gigabytes:,.0f} GB")
+    yield RunPart("first weights", *weights_s, f"{gigabytes:,.0f} GB")
     writes = _bytes_s(run.num_parameters * spec.checkpoint_bytes, spec.checkpoint_rate)
     intervals = _intervals_s(spec, run, writes, slower)
     checkpoints = _part("checkpoints", lambda end: run.time_s * slower[end] * writes[end] / intervals[end])
     gigabytes = run.num_parameters * spec.checkpoint_bytes / 1e9
     how = f"{gigabytes:,.0f} GB every {intervals[1] / 3600:.2g} h"
     yield RunPart("checkpoints", checkpoints.low_s, checkpoints.typical_s, checkpoints.high_s, how)
-    yield _failures(spec, run, intervals, sent, slower)
+    yield _failures(spec, run, intervals, weights_s, slower)
     yield _plain("teardown", spec.teardown)
 
 
-def _failures(spec: WallClockSpec, run: Training, intervals: Three, sent: Three, slower: Three) -> RunPart:
-    """What restarts and lost work add to the steps: 1 / G - 1 of them, G the goodput."""
+def _failures(
+    spec: WallClockSpec, run: Training, intervals: Three, weights_s: Three, slower: Three
+) -> RunPart:
+    """Restarts and lost work: (1 / G - 1) of the step time, with G the goodput."""
     if spec.failures_per_node_day is None:
         return RunPart("failures", *NONE)
     rates, restarts = _numbers(spec.failures_per_node_day, 0.0), _seconds(spec.restart)
@@ -86,7 +89,7 @@ def _failures(spec: WallClockSpec, run: Training, intervals: Three, sent: Three,
         if rates[end] == 0.0:
             return 0.0
         mttf_s = mean_time_to_failure_s(run.num_nodes, rates[end])
-        goodput = linear_goodput(mttf_s, restarts[end] + loads[end] + sent[end], intervals[end])
+        goodput = linear_goodput(mttf_s, restarts[end] + loads[end] + weights_s[end], intervals[end])
         warnings.extend(filter(None, [goodput.warning]))
         return run.time_s * slower[end] * (1.0 / goodput.share - 1.0)
 
@@ -97,7 +100,7 @@ def _failures(spec: WallClockSpec, run: Training, intervals: Three, sent: Three,
 
 
 def _intervals_s(spec: WallClockSpec, run: Training, writes: Three, slower: Three) -> Three:
-    """Seconds of training between two checkpoints; the whole run where none is written."""
+    """Seconds of training between two checkpoints; the whole run if none is written."""
     if spec.checkpoint_rate is None or not run.time_s:
         return run.time_s, run.time_s, run.time_s
     if spec.checkpoint_every != "young":
@@ -125,5 +128,5 @@ def _numbers(spread: NumberRange | None, without: float) -> Three:
 
 
 def _bytes_s(n_bytes: float, rate: RateRange | None) -> Three:
-    """Seconds for so many bytes: the highest rate takes the least time."""
+    """Seconds to move the bytes; the highest rate gives the low end."""
     return NONE if rate is None else (n_bytes / rate.high, n_bytes / rate.typical, n_bytes / rate.low)

@@ -14,8 +14,8 @@ from perfsim.collectives import CollectiveModel, Group
 from perfsim.costs.gemm import GemmModel
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import RankGroup, Work
-from perfsim.hardware import GpuClusterSpec, SystemSpec
-from perfsim.topology import Topology
+from perfsim.hardware import SystemSpec
+from perfsim.topology import FatTree
 from perfsim.transformer import Kernel
 from perfsim.workload import TrainingRecipe
 
@@ -97,13 +97,10 @@ class GpuKernels:
 class GpuCosts(GpuKernels):
     """Prices classes of work for one recipe on one GPU cluster; prices are remembered."""
 
-    def __init__(self, topology: Topology, recipe: TrainingRecipe) -> None:
-        system = topology.system
-        if not isinstance(system, GpuClusterSpec):
-            raise GraphError(f"{system.name} is not a GPU cluster")
-        super().__init__(system, recipe)
+    def __init__(self, topology: FatTree, recipe: TrainingRecipe) -> None:
+        super().__init__(topology.system, recipe)
         self.topology = topology
-        self.collectives = CollectiveModel.of_node(system.node, system.fabric)
+        self.collectives = CollectiveModel.of_node(topology.system.node, topology.system.fabric)
         self._works: dict[Work, float] = {}
 
     def duration_s(self, work: Work) -> float:

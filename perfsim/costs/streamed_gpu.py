@@ -8,23 +8,18 @@ from __future__ import annotations
 
 from perfsim.costs.gpu import GpuKernels
 from perfsim.costs.streams import StreamCosts
-from perfsim.errors import GraphError
 from perfsim.graph import Work
-from perfsim.hardware import WaferClusterSpec
-from perfsim.topology import Topology
+from perfsim.topology import WaferTree
 from perfsim.workload import TrainingRecipe
 
 
 class StreamedGpuCosts:
     """Prices classes of work for one recipe on GPUs under a SwarmX tree."""
 
-    def __init__(self, topology: Topology, recipe: TrainingRecipe) -> None:
-        system = topology.system
-        if not isinstance(system, WaferClusterSpec):
-            raise GraphError(f"{system.name} has no store that streams weights")
+    def __init__(self, topology: WaferTree, recipe: TrainingRecipe) -> None:
         self.topology = topology
-        self.kernels = GpuKernels(system, recipe)
-        self.streams = StreamCosts(system, topology)
+        self.kernels = GpuKernels(topology.system, recipe)
+        self.streams = StreamCosts(topology)
 
     def duration_s(self, work: Work) -> float:
         """Seconds of one task of this class. Zeros in weights save movement and no arithmetic."""

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 from perfsim.errors import CatalogError
 from perfsim.graph import Work
-from perfsim.hardware import WaferClusterSpec
-from perfsim.topology import Topology
+from perfsim.topology import WaferTree
 
 
 class StreamCosts:
     """Prices movement on one wafer-scale cluster."""
 
-    def __init__(self, system: WaferClusterSpec, topology: Topology) -> None:
-        self.system = system
+    def __init__(self, topology: WaferTree) -> None:
+        system = self.system = topology.system
         store = system.memoryx
         self.shares = store.servers if store.placement == "sharded" else 1
         """Servers that work on one layer."""

@@ -10,10 +10,9 @@ from perfsim.calibration import WaferCalibration
 from perfsim.costs.gpu import peak_flop_per_s
 from perfsim.costs.mesh import MeshCosts
 from perfsim.costs.streams import StreamCosts
-from perfsim.errors import CatalogError, GraphError
+from perfsim.errors import CatalogError
 from perfsim.graph import Work
-from perfsim.hardware import WaferClusterSpec
-from perfsim.topology import Topology
+from perfsim.topology import WaferTree
 from perfsim.workload import TrainingRecipe
 
 PEAK = "peak"
@@ -24,10 +23,8 @@ PEAK_NOTE = "upper bound, never observed: the wafer at its peak, its mesh withou
 class WaferCosts:
     """Prices classes of work for one recipe on one wafer-scale cluster."""
 
-    def __init__(self, topology: Topology, recipe: TrainingRecipe) -> None:
+    def __init__(self, topology: WaferTree, recipe: TrainingRecipe) -> None:
         system = topology.system
-        if not isinstance(system, WaferClusterSpec):
-            raise GraphError(f"{system.name} is not a wafer cluster")
         calibration = system.device.calibration
         if not isinstance(calibration, WaferCalibration):
             raise CatalogError(f"device {system.device.name} names no wafer calibration")
@@ -46,7 +43,7 @@ class WaferCosts:
             sram_bytes_per_s=system.device.memory.bandwidth,
         )
         self.zeros_saved = system.streaming.sparse_harvest * recipe.weight_sparsity
-        self.streams = StreamCosts(system, topology)
+        self.streams = StreamCosts(topology)
         self.stream_bytes_per_s = self.streams.stream_bytes_per_s
 
     def duration_s(self, work: Work) -> float:

@@ -23,10 +23,11 @@ from perfsim.costs.gpu import GpuCosts
 from perfsim.errors import InputError
 from perfsim.fitting.fit_tables import need_more_than, rounded, scipy_optimize, source_of
 from perfsim.hardware import GpuClusterSpec
+from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.prediction.run import Step
 from perfsim.published.cases import CaseFile
 from perfsim.published.placed_cases import PlacedCase, place_cases
-from perfsim.topology import build_topology
+from perfsim.topology import FatTree
 
 OF_FRAMEWORK = ("host_s_per_kernel", "host_blocking_s_per_kernel")
 OF_NETWORK = ("partial_node_bytes_per_s",)
@@ -141,7 +142,7 @@ def step_with(each: PlacedCase, constants: Floats) -> Step:
         }
     )
     costs = GpuCosts(
-        build_topology(system, each.plan.topology.num_devices),
+        FatTree(system, each.plan.topology.num_devices),
         recipe.model_copy(update={"framework": framework}),
     )
     return each.step(costs)
@@ -187,9 +188,7 @@ def _calibrations(each: PlacedCase) -> tuple[FrameworkCalibration, CollectiveCal
 
 
 def _cluster(each: PlacedCase) -> GpuClusterSpec:
-    if not isinstance(each.plan.system, GpuClusterSpec):
-        raise InputError(f"{each.plan.system.name} is no GPU cluster")
-    return each.plan.system
+    return gpu_plan(each.plan).topology.system
 
 
 def _record(found: Any, weight: Floats, path: Path, options: str) -> FitRecord:

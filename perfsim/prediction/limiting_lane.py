@@ -18,6 +18,7 @@ from perfsim.graph import TaskGraph
 from perfsim.hardware import WaferClusterSpec
 from perfsim.prediction.run import Step
 from perfsim.strategies import Plan
+from perfsim.topology import WaferTree
 
 LANES = {
     "memoryx_read": "link",
@@ -99,9 +100,10 @@ def _together(plan: Plan, lane: str) -> Callable[[Floats], float]:
 # ----------------------------------------------------------------------------------------- in words
 def part_of(lane: str, plan: Plan) -> str:
     """The part of the machine that a lane is made of: what would have to be faster."""
-    system = plan.system
-    if not isinstance(system, WaferClusterSpec):
+    topology = plan.topology
+    if not isinstance(topology, WaferTree):
         return lane
+    system = topology.system
     if lane == "flash":
         return "MemoryX's flash"
     if lane == "update":
@@ -111,7 +113,7 @@ def part_of(lane: str, plan: Plan) -> str:
         return "the activation servers"
     if lane in ("input", "spilling"):
         return "the I/O ports"
-    return _slowest_of_link(system, StreamCosts(system, plan.topology).shares)
+    return _slowest_of_link(system, StreamCosts(topology).shares)
 
 
 def _slower_of_update(system: WaferClusterSpec) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies import Plan
 from perfsim.workload import ParallelLayout
 
@@ -16,9 +15,9 @@ def defaults_remark(named: Iterable[str], plan: Plan) -> str:
     parallelism with tensor parallelism, the distributed optimizer (ZeRO 1) with data parallelism, and
     selective recompute where attention keeps its scores.
     """
-    if not isinstance(plan.system, GpuClusterSpec):
-        return ""
     layout, given = plan.layout, set(named)
+    if not isinstance(layout, ParallelLayout):
+        return ""
     left, usual = [], []
     for name, value, usually in _settings(layout, plan.job.recipe.attention):
         if name not in given:
@@ -28,7 +27,7 @@ def defaults_remark(named: Iterable[str], plan: Plan) -> str:
     if not left:
         return ""
     tail = f"; Megatron users usually set {', '.join(usual)}" if usual else ""
-    return f"left at defaults by --layout: {', '.join(left)}{tail}"
+    return f"left at defaults by the layout: {', '.join(left)}{tail}"
 
 
 def _settings(layout: ParallelLayout, attention: str) -> list[tuple[str, str, str]]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import cycle
 from typing import NamedTuple
 
-from perfsim.strategies import STRATEGIES, strategy, strategy_names
+from perfsim.strategies import STRATEGIES, strategy_names
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
-from perfsim.workload import ParallelLayout, Recompute
+from perfsim.workload import Layout, ParallelLayout, Recompute, StreamingLayout
 
 MODES: tuple[Recompute, ...] = ("none", "selective", "full")
 INTERLEAVED = 2
@@ -19,7 +19,7 @@ class Case(NamedTuple):
     """One layout to prove; `microbatches` of each replica."""
 
     strategy: str
-    layout: ParallelLayout | None
+    layout: Layout | None
     """None: the first that the strategy lists."""
     microbatches: int = 2
     overlap: bool = False
@@ -33,11 +33,6 @@ def catalogue_cases() -> list[Case]:
     """Every case; strategies of other packages with the first layout that they list."""
     own = [*_data(), *_zero3(), *_tensor(), *_pipeline(), *_three_d(), *_weight_streaming()]
     return own + [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
-
-
-def system_kind(case: Case) -> str:
-    """The kind of system that a case runs on."""
-    return strategy(case.strategy).system_kind
 
 
 def _data() -> Iterator[Case]:
@@ -92,7 +87,7 @@ def _chunks(schedule: str) -> int:
 def _weight_streaming() -> Iterator[Case]:
     for group, systems, microbatches in ((0, 1, 1), (0, 3, 2), (1, 2, 3), (2, 2, 2), (4, 4, 1)):
         mode: Recompute = "full" if group else "none"
-        layout = ParallelLayout(data=systems, micro_batch_size=2, recompute=mode, recompute_layers=group)
+        layout = StreamingLayout(data=systems, micro_batch_size=2, recompute=mode, recompute_layers=group)
         yield Case("weight-streaming", layout, microbatches)
         if systems == INTERLEAVED:
             yield Case("weight-streaming", replace(layout, spill=True), microbatches)

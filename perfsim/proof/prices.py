@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from perfsim.costs.memory import main_grad_bytes
 from perfsim.graph import EMBEDDING, HEAD, Kind, Work
-from perfsim.hardware import WaferClusterSpec
 from perfsim.proof.execution.faults import Fault
 from perfsim.proof.execution.layout import Share
 from perfsim.proof.execution.program import Message, Program
 from perfsim.strategies import Plan
+from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.transformer import HALF, padded_vocab_size
 
 STATISTIC_BYTES = 4.0
@@ -30,46 +32,68 @@ ROUNDING = 1.0
 """Elements: of each shard of what does not divide."""
 
 
-def mispriced(plan: Plan, program: Program, moved: Mapping[int, int]) -> Iterator[Fault]:
+class Prices(Protocol):
+    """How a plan's graph counts bytes and elements."""
+
+    def bytes_each(self, message: Message) -> float:
+        """Bytes of an element."""
+
+    def counted(self, message: Message, elements: int, work: Work, /) -> float:
+        """Executed elements as the graph counts them."""
+
+
+def mispriced(plan: Plan, prices: Prices, program: Program, moved: Mapping[int, int]) -> Iterator[Fault]:
     """Each message that moves other than what it is priced for."""
-    prices = _Prices(plan)
     for task, elements in moved.items():
         message, work = program.actions[task].message, program.graph.task(task).work
         if message is None:
             continue
-        found, priced = prices.counted(message, elements, work), work.comm_bytes / prices.bytes_each(message)
-        if abs(found - priced) > ROUNDING * (plan.layout.data if message.what == "table" else 1):
-            detail = f"moves {found:,.0f} elements, is priced for {priced:,.0f}"
+        executed = prices.counted(message, elements, work)
+        priced = work.comm_bytes / prices.bytes_each(message)
+        if abs(executed - priced) > ROUNDING * (plan.layout.data if message.what == "table" else 1):
+            detail = f"moves {executed:,.0f} elements, is priced for {priced:,.0f}"
             yield Fault("value", program.name(task), f"its message ({message.what})", detail)
 
 
 @dataclass(frozen=True)
-class _Prices:
-    """How a plan's graph counts bytes and elements."""
+class StreamingPrices:
+    """How graphs of weight streaming count."""
 
-    plan: Plan
-
-    @property
-    def wafer(self) -> WaferClusterSpec | None:
-        system = self.plan.system
-        return system if isinstance(system, WaferClusterSpec) else None
+    plan: StreamingPlan
 
     def bytes_each(self, message: Message) -> float:
         """Bytes of an element."""
         if message.what == "statistics":
             return STATISTIC_BYTES
-        if self.wafer and message.what == "parameters":
-            return self.wafer.weight_bytes
+        if message.what == "parameters":
+            return self.plan.topology.system.weight_bytes
         if message.what in ("gradients", "table"):
-            return self.wafer.gradient_bytes if self.wafer else main_grad_bytes(self.plan.job.recipe)
+            return self.plan.topology.system.gradient_bytes
+        return HALF
+
+    def counted(self, message: Message, elements: int, _work: Work, /) -> float:
+        """Executed elements as the graph counts them."""
+        head = Share(self.plan.job.model, self.plan.job.seq_length).layouts[HEAD]
+        return elements - (head.sizes.get("head_bias", 0) if HEAD in message.blocks else 0)
+
+
+@dataclass(frozen=True)
+class GpuPrices:
+    """How graphs of GPU strategies count."""
+
+    plan: ThreeDPlan
+
+    def bytes_each(self, message: Message) -> float:
+        """Bytes of an element."""
+        if message.what == "statistics":
+            return STATISTIC_BYTES
+        if message.what in ("gradients", "table"):
+            return main_grad_bytes(self.plan.job.recipe)
         return HALF
 
     def counted(self, message: Message, elements: int, work: Work) -> float:
         """Executed elements as the graph counts them."""
         layout = self.plan.layout
-        if self.wafer:
-            head = Share(self.plan.job.model, self.plan.job.seq_length).layouts[HEAD]
-            return elements - (head.sizes.get("head_bias", 0) if HEAD in message.blocks else 0)
         if work.kind is Kind.COMM_SEND:
             return elements / (layout.tensor if layout.sequence_parallel else 1)
         if message.what == "table":

@@ -12,23 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from perfsim.costs.factory import costs_for
 from perfsim.errors import DeadlockError, GraphError, InputError
 from perfsim.graph import TaskGraph
 from perfsim.graph.unfold import Unfolded, unfold
-from perfsim.hardware import WaferClusterSpec
+from perfsim.machines import costs_for
 from perfsim.prediction.evaluation import Evaluation, evaluate
-from perfsim.prediction.planner import short_layout
 from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure, origin
-from perfsim.proof.execution.gpu import GpuCompiler
 from perfsim.proof.execution.hazards import hazards
 from perfsim.proof.execution.oracle import Oracle
 from perfsim.proof.execution.order import Edge, Precedence, dependencies, order_in_time, random_order
-from perfsim.proof.execution.program import Program
+from perfsim.proof.execution.program import Compiler, Program
 from perfsim.proof.execution.run import Machine, Outcome
 from perfsim.proof.execution.serial import Lesson
-from perfsim.proof.execution.wafer import WaferCompiler
 from perfsim.proof.prices import mispriced
+from perfsim.proof.provers import prover
 from perfsim.proof.small import lesson_of
 from perfsim.strategies import Plan
 
@@ -90,17 +87,9 @@ class Subject:
     without: Collection[Edge] = ()
 
     @cached_property
-    def compiled(self) -> tuple[Program, GpuCompiler | WaferCompiler]:
+    def compiled(self) -> tuple[Program, Compiler]:
         """The graph as a program; FaultError where it cannot be executed."""
-        layout, system = self.plan.layout, self.plan.system
-        compiler: GpuCompiler | WaferCompiler
-        if isinstance(system, WaferClusterSpec):
-            blocks = self.plan.job.model.num_layers + 2
-            slots = 1 + min(system.streaming.prefetch_depth, 2 * blocks - 1)
-            prefetch = system.activation_servers.prefetch
-            compiler = WaferCompiler(self.graph, self.lesson, layout, slots, prefetch)
-        else:
-            compiler = GpuCompiler(self.graph, self.lesson, layout)
+        compiler = prover(self.plan.system.kind).compiler(self.graph, self.lesson, self.plan)
         return compiler.compile(), compiler
 
     def lacking(self, edges: Collection[Edge]) -> Subject:
@@ -131,7 +120,8 @@ class Subject:
 
     def mispriced(self, outcome: Outcome) -> Iterator[Fault]:
         """Every message that moved other than what it is priced for."""
-        return mispriced(self.plan, self.compiled[0], outcome.moved)
+        prices = prover(self.plan.system.kind).prices(self.plan)
+        return mispriced(self.plan, prices, self.compiled[0], outcome.moved)
 
     def machine(self) -> Machine:
         """All ranks, ready to run."""
@@ -192,7 +182,7 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
         return _proof(plan, tally, 0)
     if tasks > MOST_TASKS:
         raise InputError(
-            f"{plan.strategy} {short_layout(plan.layout)}: {tasks:,} tasks on all ranks are too many to "
+            f"{plan.strategy} {plan.layout.short}: {tasks:,} tasks on all ranks are too many to "
             f"execute (at most {MOST_TASKS:,}); try fewer replicas or a smaller batch"
         )
     with tally.collecting():
@@ -258,11 +248,4 @@ def _proof(plan: Plan, tally: _Tally, tasks: int) -> Proof:
 
 def described(plan: Plan) -> str:
     """A layout in words that name what a proof of it exercises."""
-    layout, recipe = plan.layout, plan.job.recipe
-    words, gpus = [short_layout(layout)], not isinstance(plan.system, WaferClusterSpec)
-    words += ["sequence parallel"] if layout.sequence_parallel else []
-    words += [f"zero {layout.zero_stage}"] if layout.zero_stage else []
-    words += [f"groups of {layout.recompute_layers}"] if layout.recompute_layers else []
-    words += ["spilled"] if layout.spill else []
-    words += ["reduction overlapped"] if recipe.overlap_grad_reduce and gpus and layout.data > 1 else []
-    return ", ".join(words)
+    return ", ".join([plan.layout.short, *prover(plan.system.kind).features(plan)])

@@ -10,18 +10,16 @@ from typing import Any
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, Problem
 from perfsim.hardware import SystemSpec
-from perfsim.prediction.question import parse_layout, strategy_for
-from perfsim.proof.catalogue import Case, catalogue_cases, system_kind
+from perfsim.machines import build_topology, machine
+from perfsim.proof.catalogue import Case, catalogue_cases
 from perfsim.proof.proof import Proof, finite, prove_plan
+from perfsim.proof.provers import prover
 from perfsim.proof.small import STEPS, small_plan
 from perfsim.strategies import Plan, strategy
 from perfsim.study.runner import load_study, run_study
 from perfsim.sweep.runner import is_sweep
-from perfsim.topology import build_topology
-from perfsim.workload import Job, ParallelLayout, TransformerConfig
+from perfsim.workload import Job, Layout, TransformerConfig
 
-SYSTEMS = {"gpu-cluster": "dgx-a100-80gb", "wafer-cluster": "cs-2"}
-"""What catalogue proofs run on; numbers do not depend on it, the simulated order does."""
 RECIPE = "gpt3_pretraining"
 DEFAULT_ORDERS = 10
 
@@ -168,14 +166,14 @@ def _of_study(request: Request, catalog: Catalog) -> Iterator[Plan]:
 
 def _of_layout(request: Request, model: TransformerConfig, catalog: Catalog) -> Plan:
     name = request.strategy or "3d"
-    kind = strategy(name).system_kind
-    system = catalog.system(SYSTEMS[kind])
-    layout = parse_layout(request.layout, request.devices or 1)
-    chosen = strategy_for(name, system)
+    chosen = strategy(name)
+    own = prover(chosen.system_kind)
+    system = catalog.system(own.system)
+    layout = machine(chosen.system_kind).parse_layout(request.layout, request.devices or 1)
     recipe = catalog.recipe(RECIPE)
     each = layout.data * layout.micro_batch_size
     batch = request.batch or each * 2 * layout.pipeline
-    if batch % each and kind == "gpu-cluster":
+    if batch % each and own.even_batches:
         raise InputError(f"--batch {batch} is not a multiple of data x micro_batch_size, {each}")
     topology = build_topology(system, request.devices or layout.num_devices)
     return small_plan(chosen, Job(model, recipe, batch), topology, layout, max(1, -(-batch // each)))
@@ -183,9 +181,9 @@ def _of_layout(request: Request, model: TransformerConfig, catalog: Catalog) -> 
 
 def plan_of_case(case: Case, model: TransformerConfig, catalog: Catalog) -> Plan:
     """The small plan of a case of the catalogue."""
-    system: SystemSpec = catalog.system(SYSTEMS[system_kind(case)])
+    system: SystemSpec = catalog.system(prover(strategy(case.strategy).system_kind).system)
     recipe = catalog.recipe(RECIPE).model_copy(update={"overlap_grad_reduce": case.overlap})
     chosen, topology = strategy(case.strategy), build_topology(system, case.devices)
     job = Job(model, recipe, 8 * case.devices)
-    layout: ParallelLayout = case.layout or next(iter(chosen.layouts(job, topology)))
+    layout: Layout = case.layout or next(iter(chosen.layouts(job, topology)))
     return small_plan(chosen, job, topology, layout, case.microbatches)

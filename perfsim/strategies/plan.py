@@ -4,29 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Generic, Protocol
+
+from typing_extensions import TypeVar
 
 from perfsim.costs.memory import MemoryUse
+from perfsim.errors import InputError
 from perfsim.graph import GraphBuilder, Work
 from perfsim.hardware import SystemSpec
 from perfsim.topology import Topology
-from perfsim.workload import Job, ParallelLayout
+from perfsim.workload import Job, Layout
 
 Duration = Callable[[Work], float]
 """Seconds of a class of work on an idle system."""
+
+LayoutT_co = TypeVar("LayoutT_co", bound=Layout, covariant=True, default=Layout)
+TopologyT_co = TypeVar("TopologyT_co", bound=Topology, covariant=True, default=Topology)
+OwnLayout = TypeVar("OwnLayout", bound=Layout, default=Any)
+OwnTopology = TypeVar("OwnTopology", bound=Topology, default=Any)
 
 TIGHT = 0.95
 """Share of memory above which a plan is at risk: fragmentation could make it fail."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A layout that was checked against the job and the system: ready to be written as a graph."""
+class Plan(Generic[LayoutT_co, TopologyT_co]):
+    """A layout that was checked against the job and the system: ready to be written as a graph.
+
+    A strategy's own functions name its types of layout and topology; to all others a plan is a plan.
+    """
 
     strategy: str
     job: Job
-    topology: Topology
-    layout: ParallelLayout
+    topology: TopologyT_co
+    layout: LayoutT_co
     num_microbatches: int
     memory: tuple[MemoryUse, ...]
     """One entry a pipeline stage, or one for a wafer and one for MemoryX."""
@@ -49,7 +60,7 @@ class Plan:
         return max(use.total_bytes / use.capacity_bytes for use in self.memory if use.on_device)
 
 
-class Strategy(Protocol):
+class Strategy(Protocol[OwnLayout, OwnTopology]):
     """One way to train on many devices: one file, these functions, and one line in the registry.
 
     A class that inherits from it gets the defaults (`variants`); one that does not defines every member.
@@ -61,31 +72,39 @@ class Strategy(Protocol):
 
     @property
     def system_kind(self) -> str:
-        """The kind of system it runs on: `gpu-cluster` or `wafer-cluster`."""
+        """The kind of system that it runs on, such as `gpu-cluster`."""
 
     @property
     def summary(self) -> str:
         """One line for `perfsim show strategies`."""
 
-    def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
+    def layouts(self, job: Job, topology: OwnTopology) -> Iterator[OwnLayout]:
         """Every legal layout, for the planner to screen."""
 
     def variants(
         self,
         job: Job,  # noqa: ARG002 - the default lists none, whatever the question
-        topology: Topology,  # noqa: ARG002
-        layout: ParallelLayout,  # noqa: ARG002
-    ) -> Iterator[ParallelLayout]:
+        topology: OwnTopology,  # noqa: ARG002
+        layout: OwnLayout,  # noqa: ARG002
+    ) -> Iterator[OwnLayout]:
         """Further legal layouts like one of `layouts`, tried only where that is promising or nearly fits."""
         return iter(())
 
     def plan(
-        self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
-    ) -> Plan:
+        self, job: Job, topology: OwnTopology, layout: OwnLayout, *, check_memory: bool = True
+    ) -> Plan[OwnLayout, OwnTopology]:
         """Check one layout; LayoutError or MemoryCapacityError list every reason at once."""
 
-    def emit(self, plan: Plan, builder: GraphBuilder) -> None:
+    def emit(self, plan: Plan[OwnLayout, OwnTopology], builder: GraphBuilder) -> None:
         """Write as many optimizer steps as show the steady state, and the plan's least number."""
 
-    def estimate_s(self, plan: Plan, duration: Duration) -> float:
+    def estimate_s(self, plan: Plan[OwnLayout, OwnTopology], duration: Duration) -> float:
         """A closed form for the step time, on the same work classes, for screening."""
+
+
+def check_runs_on(strategy: Strategy, system: SystemSpec) -> None:
+    """Raises InputError where a strategy is for another kind of system."""
+    if strategy.system_kind != system.kind:
+        raise InputError(
+            f"strategy {strategy.name} runs on a {strategy.system_kind}; {system.name} is a {system.kind}"
+        )

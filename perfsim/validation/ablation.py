@@ -17,6 +17,7 @@ from perfsim.collectives import Group
 from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import GpuCosts
 from perfsim.graph import RankGroup, TaskGraph, Work
+from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.published.placed_cases import PlacedCase
 from perfsim.strategies import Plan
 from perfsim.trace import Trace
@@ -55,7 +56,7 @@ class WithoutMechanism(GpuCosts):
     """The prices of a plan with one mechanism taken out."""
 
     def __init__(self, plan: Plan, removal: Removal) -> None:
-        super().__init__(plan.topology, plan.job.recipe)
+        super().__init__(gpu_plan(plan).topology, plan.job.recipe)
         self.removal = removal
         removal.change(self)
 
@@ -182,9 +183,9 @@ REMOVALS = (
 def ablate(placed: PlacedCase, removals: Sequence[Removal] = REMOVALS) -> tuple[dict[str, float], Trace]:
     """Step time by removed mechanism, `NOTHING` among them, and the trace with all in place.
 
-    Raises GraphError for a case that does not run on GPUs.
+    Raises InputError for a case that does not run on GPUs.
     """
-    step = placed.step(GpuCosts(placed.plan.topology, placed.plan.job.recipe))
+    step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
     trace = step.run(contention=False)
     steps = {NOTHING: trace.step_time_s}
     for removal in removals:

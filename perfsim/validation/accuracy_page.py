@@ -14,6 +14,7 @@ from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.costs.wafer import WaferCosts
 from perfsim.errors import PerfsimError
 from perfsim.hardware import GpuClusterSpec
+from perfsim.machines.wafer_cluster import wafer_plan
 from perfsim.published.cases import CaseFile, StepCase
 from perfsim.published.placed_cases import PlacedCase, place_case
 from perfsim.published.processes import mapped
@@ -140,7 +141,7 @@ def examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Examined |
 
 
 def _examine_wafer(written: PlacedCase) -> Examined:
-    costs = WaferCosts(written.plan.topology, written.plan.job.recipe)
+    costs = WaferCosts(wafer_plan(written.plan).topology, written.plan.job.recipe)
     trace = written.step(costs).run(contention=False)
     parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
     costs.mesh = replace(costs.mesh, link_s_per_element=0.0)

@@ -11,13 +11,13 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from perfsim.catalog import Catalog, data_root
-from perfsim.costs.factory import costs_for
 from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.graph import GraphBuilder, unfold
+from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.planner import best_plan
 from perfsim.strategies import strategy
-from perfsim.topology import build_topology
+from perfsim.testing import toys
 from perfsim.trace import Trace
 from perfsim.workload import Job
 
@@ -37,7 +37,7 @@ def step(*, every_wafer: bool) -> Trace:
     topology = build_topology(Catalog([data_root()]).system("cs-2"), SYSTEMS)
     costs = costs_for(topology, asked.recipe)
     chosen = strategy("weight-streaming")
-    plan = best_plan(chosen, asked, topology, costs).plan
+    plan = best_plan(toys.question(chosen, asked, topology, costs)).plan
     builder = GraphBuilder()
     chosen.emit(plan, builder)
     graph = builder.build()

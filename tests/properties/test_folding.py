@@ -18,7 +18,7 @@ from perfsim.graph.symmetry import as_slowest_peers, meeting_of, rank_of, width_
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import shared_links
 from perfsim.strategies import Plan
-from perfsim.workload import ParallelLayout
+from perfsim.workload import ParallelLayout, StreamingLayout
 
 SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb1p": 1, "zb2p": 1, "zbv": 2}
 
@@ -185,7 +185,7 @@ def test_a_step_with_one_straggler_is_as_long_if_its_tensor_peers_act_with_it(
 def test_wafers_wait_for_the_slowest_of_them(
     toys: ModuleType, systems: int, recompute: int, data: st.DataObject
 ) -> None:
-    layout = ParallelLayout(data=systems, micro_batch_size=2, recompute_layers=recompute)
+    layout = StreamingLayout(data=systems, micro_batch_size=2, recompute_layers=recompute)
     plan = toys.plan("weight-streaming", toys.job(4 * systems), layout, toys.wafer_cluster())
     graph = toys.graph_of(plan)
     factors = data.draw(st.dictionaries(st.integers(0, systems - 1), st.sampled_from([1.5, 2.0]), max_size=2))

@@ -22,7 +22,7 @@ from perfsim.placement.shared_links import shared_links
 from perfsim.strategies import Plan, strategy
 from perfsim.trace import Trace
 from perfsim.transformer import model_flop_per_step
-from perfsim.workload import ParallelLayout
+from perfsim.workload import StreamingLayout
 
 STREAMING = strategy("weight-streaming")
 PEAK, LINK, WEIGHT_BYTES = 7.48e15, 150e9, 2.0
@@ -49,7 +49,7 @@ def planned(
     fields = {"data": systems, "micro_batch_size": batch // systems, **LAYOUT, **(layout or {})}
     job = toys.job(batch, recipe_changes=recipe, **model)
     topology = toys.topology(systems, spec)
-    plan = STREAMING.plan(job, topology, ParallelLayout(**fields), check_memory=False)
+    plan = STREAMING.plan(job, topology, StreamingLayout(**fields), check_memory=False)
     return plan, WaferCosts(topology, job.recipe)
 
 

@@ -27,7 +27,7 @@ from perfsim.transformer import (
     parameters,
     recompute_flop_per_step,
 )
-from perfsim.workload import Job, ParallelLayout, TrainingRecipe, TransformerConfig
+from perfsim.workload import Job, ParallelLayout, StreamingLayout, TrainingRecipe, TransformerConfig
 
 GIB = 2.0**30
 
@@ -229,7 +229,7 @@ def streamed(
     """A step on wafers like a CS-2; the whole batch of a system at once unless told otherwise."""
     job = toys.job(batch, {"seq_length": 2048}, **(model or WIDE))
     cluster = toys.wafer_cluster(**system)
-    layout = ParallelLayout(data=systems, micro_batch_size=micro_batch or batch // systems)
+    layout = StreamingLayout(data=systems, micro_batch_size=micro_batch or batch // systems)
     topology = toys.topology(systems, cluster)
     plan = strategy("weight-streaming").plan(job, topology, layout, check_memory=False)
     graph = toys.graph_of(plan)

@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from perfsim.graph import Task, TaskGraph, block_name
 from perfsim.graph.symmetry import rank_of, width_of
 from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure
@@ -142,6 +145,14 @@ class Compiler:
 
     def translate(self, task: Task) -> None:
         """Add the action of one task."""
+        raise NotImplementedError
+
+    def rows(self, rank: int, microbatch: int) -> NDArray[np.int64]:
+        """The samples of the batch that a rank has in a micro-batch."""
+        raise NotImplementedError
+
+    def initial(self, cell: Cell, rank: int) -> Any:
+        """What a buffer holds before the first task; KeyError where nothing is there."""
         raise NotImplementedError
 
     @property

@@ -44,7 +44,7 @@ from perfsim.proof.execution.vocabulary import (
     head_wgrad,
     losses_of,
 )
-from perfsim.workload import ParallelLayout
+from perfsim.workload import StreamingLayout
 
 ROOM = 2
 """Tensors on their way from or to a wafer for which it has room."""
@@ -57,7 +57,7 @@ class WaferCompiler(Compiler):
     """
 
     def __init__(
-        self, graph: TaskGraph, lesson: Lesson, layout: ParallelLayout, slots: int, prefetch: int
+        self, graph: TaskGraph, lesson: Lesson, layout: StreamingLayout, slots: int, prefetch: int
     ) -> None:
         super().__init__(graph)
         self.lesson, self.layout, self.slots, self.prefetch = lesson, layout, slots, prefetch

@@ -5,9 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from perfsim.report import text
+from perfsim.prediction.documents import document_of
 from perfsim.report.document import plain
 from perfsim.study.result import CandidateResult, StudyResult
+
+_OF_CANDIDATE = (
+    "steps",
+    "time_to_accuracy_s",
+    "time_to_accuracy_band_s",
+    "memory",
+    "batch_curve",
+    "notes",
+    "batch_at_edge",
+    "whole_run",
+)
+"""What a candidate adds to a prediction; its timeline is in the trace file."""
 
 
 def study_document(result: StudyResult, *, report: str = "index.html") -> dict[str, Any]:
@@ -23,9 +35,9 @@ def study_document(result: StudyResult, *, report: str = "index.html") -> dict[s
 
 
 def _candidate(candidate: CandidateResult) -> dict[str, Any]:
-    document: dict[str, Any] = plain(replace(candidate, timeline=()))
-    del document["timeline"]  # the trace file has it; the summary would be a thousand times longer
+    document = document_of(candidate)
+    document |= {name: getattr(candidate, name) for name in _OF_CANDIDATE}
     document["label"] = candidate.label
-    document["tokens_per_s_per_device"] = plain(candidate.tokens_per_s / max(candidate.num_devices, 1))
-    document["memory_capacity_bytes"] = plain(text.capacity_bytes(candidate))
-    return document
+    document["tokens_per_s_per_device"] = candidate.tokens_per_s / max(candidate.num_devices, 1)
+    document["memory_capacity_bytes"] = candidate.memory_capacity_bytes
+    return {name: plain(value) for name, value in document.items()}

@@ -31,7 +31,7 @@ def _write_traces(run: StudyRun, folder: Path) -> list[str]:
     """A trace for each candidate, named by strategy and devices."""
     names = []
     for answered in run.answered:
-        devices = answered.machine.topology.num_devices
+        devices = answered.question.devices
         name = f"trace_{answered.evaluation.plan.strategy}_{devices}.json.gz"
         write_chrome_trace(answered.evaluation.trace, folder / name)
         names.append(name)

@@ -109,7 +109,8 @@ def _scaling(series: Sequence[Series]) -> Section:
 
 
 def _note(point: PointResult) -> str:
-    return f"batch {text.integer(point.global_batch_size)}, {text.layout_short(point.layout)}"
+    step = point.prediction
+    return f"batch {text.integer(step.global_batch_size)}, {text.layout_short(step.layout)}"
 
 
 def _alt(series: Series) -> str:

@@ -22,7 +22,7 @@ def sweep_lines(result: SweepResult) -> list[str]:
     count = f"{len(result.points):,} points"
     if infeasible:
         count += f", {infeasible:,} without a feasible plan"
-    scales = text.scale_notes(point.cluster_calibration for point in result.feasible)
+    scales = text.scale_notes(point.prediction.cluster_calibration for point in result.feasible)
     notes = [f"Scaled: {note}." for note in scales]
     verdict = paragraph(" ".join([result.verdict, *notes]), width, MAX_VERDICT_LINES)
     lines = [cut(f"{result.title} ({count})", width), ""]
@@ -61,12 +61,13 @@ def _change(change: Change) -> str:
 
 
 def _row(name: str, point: PointResult, share: str) -> list[str]:
+    step = point.prediction
     return [
         name,
         text.integer(point.num_devices),
-        text.integer(point.global_batch_size),
-        text.duration(point.step_time_s),
-        text.percent(point.mfu, 0),
+        text.integer(step.global_batch_size),
+        text.duration(step.step_time_s),
+        text.percent(step.mfu, 0),
         share,
         text.duration(point.target_time.time_s),
         text.duration_band(point.target_time.band_s),

@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfsim.graph import Work
-from perfsim.strategies.plan import Duration, Plan
-from perfsim.strategies.streaming.blocks import BlockWorks, block_works, samples_work, wafer_system
+from perfsim.strategies.plan import Duration
+from perfsim.strategies.streaming.blocks import BlockWorks, StreamingPlan, block_works, samples_work
 from perfsim.strategies.streaming.graph import last_micro_batch
 
 
-def estimate_s(plan: Plan, duration: Duration) -> float:
+def estimate_s(plan: StreamingPlan, duration: Duration) -> float:
     """All micro-batches, each at its own size, and the bubble between two steps."""
     estimate = _Estimate(plan, duration)
     full = estimate.pass_s(plan.layout.micro_batch_size, last=False)
@@ -26,7 +26,7 @@ def estimate_s(plan: Plan, duration: Duration) -> float:
 
 @dataclass
 class _Estimate:
-    plan: Plan
+    plan: StreamingPlan
     duration: Duration
 
     def seconds(self, work: Work | None) -> float:
@@ -35,7 +35,7 @@ class _Estimate:
     def pass_s(self, micro_batch_size: int, *, last: bool) -> float:
         """One micro-batch forward and backward, or its samples where they come more slowly."""
         works, layers = block_works(self.plan, micro_batch_size), self.plan.job.model.num_layers
-        streaming = wafer_system(self.plan).streaming
+        streaming = self.plan.topology.system.streaming
         if not last and streaming.accumulate_at == "swarmx":
             works = works.of(BlockWorks.in_tree)
         passed = works.of(lambda work: self.forward_s(work) + self.backward_s(work, last=last))
@@ -57,7 +57,7 @@ class _Estimate:
         up = self.up_s(works, last=last)
         if last and works.stage is not None:
             behind = self.seconds(works.state_read) + self.turns_s(works)
-        if not wafer_system(self.plan).swarmx.duplex:
+        if not self.plan.topology.system.swarmx.duplex:
             behind, up = behind + up, 0.0
         elif not last:
             up = 0.0  # what is still on its way leaves beside the next forward
@@ -72,19 +72,19 @@ class _Estimate:
 
     def turns_s(self, works: BlockWorks) -> float:
         """What a block writes to flash, where that keeps it from reading."""
-        flash = wafer_system(self.plan).memoryx.server.flash
+        flash = self.plan.topology.system.memoryx.server.flash
         return self.seconds(works.state_write) if flash is not None and not flash.duplex else 0.0
 
     def up_s(self, works: BlockWorks, *, last: bool) -> float:
         """A block's gradient up to MemoryX, where it leaves the wafer in this micro-batch."""
-        if not last and wafer_system(self.plan).streaming.accumulate_at == "wafer":
+        if not last and self.plan.topology.system.streaming.accumulate_at == "wafer":
             return 0.0
         return self.duration(works.reduce) / self.at_once
 
     @property
     def at_once(self) -> int:
         """Weight servers that work on blocks of their own."""
-        memoryx = wafer_system(self.plan).memoryx
+        memoryx = self.plan.topology.system.memoryx
         return memoryx.servers if memoryx.placement == "by_layer" else 1
 
     @property
@@ -99,7 +99,7 @@ class _Estimate:
         """
         load = self.duration(works.load)
         pace = max(load, self.seconds(works.stage)) / self.at_once + behind
-        slots = 1 + wafer_system(self.plan).streaming.prefetch_depth
+        slots = 1 + self.plan.topology.system.streaming.prefetch_depth
         taken = (load + self.duration(works.broadcast) + compute_s) / slots
         if slots == 1:  # all chunks but the first come beside the computation of those before
             late = min(load, compute_s) * (1 - 1 / self.plan.layout.stream_chunks)

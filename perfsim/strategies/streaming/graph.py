@@ -14,15 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfsim.graph import GraphBuilder, Slots, Template
-from perfsim.strategies.plan import Plan
-from perfsim.strategies.streaming.blocks import BlockWorks, block_works, samples_work, wafer_system
+from perfsim.strategies.streaming.blocks import BlockWorks, StreamingPlan, block_works, samples_work
 from perfsim.strategies.streaming.passes import PassKind, PassRules, PassWorks, recorded
 
 LEAST_STEPS = 2
 """The second step shows the steady state: its first weights wait for the first step's updates."""
 
 
-def last_micro_batch(plan: Plan) -> int:
+def last_micro_batch(plan: StreamingPlan) -> int:
     """Sequences of the last micro-batch of a system: what the others leave of its batch."""
     per_system = -(-plan.job.global_batch_size // plan.layout.data)
     return per_system - (plan.num_microbatches - 1) * plan.layout.micro_batch_size
@@ -32,7 +31,7 @@ def last_micro_batch(plan: Plan) -> int:
 class StreamingWriter:
     """Writes the steps of a plan, two at least."""
 
-    plan: Plan
+    plan: StreamingPlan
     builder: GraphBuilder
 
     @property
@@ -59,14 +58,14 @@ class StreamingWriter:
             updated=step > 0,
             adds=number > 0,
             follows=index > 0,
-            refilled=index >= wafer_system(self.plan).activation_servers.prefetch,
+            refilled=index >= self.plan.topology.system.activation_servers.prefetch,
             last=number == self.plan.num_microbatches - 1,
         )
 
     def _works(self, *, last: bool) -> PassWorks:
         size = last_micro_batch(self.plan) if last else self.plan.layout.micro_batch_size
         blocks = block_works(self.plan, size, self.plan.layout.stream_chunks)
-        if not last and wafer_system(self.plan).streaming.accumulate_at == "swarmx":
+        if not last and self.plan.topology.system.streaming.accumulate_at == "swarmx":
             blocks = blocks.of(BlockWorks.in_tree)
         return PassWorks(blocks, samples_work(self.plan, size))
 
@@ -75,7 +74,7 @@ class StreamingWriter:
         passes = self.plan.num_microbatches
         index = np.arange(len(template), dtype=np.int64)
         updated = np.where(index >= passes, index // passes * passes - 1, -1)
-        refilled = index - wafer_system(self.plan).activation_servers.prefetch
+        refilled = index - self.plan.topology.system.activation_servers.prefetch
         sources = {}
         for name in {name for each in templates for name in each.ports}:
             if name.startswith(("weights", "state")):

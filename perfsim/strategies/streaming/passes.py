@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from perfsim.errors import GraphError
 from perfsim.graph import EMBEDDING, HEAD, GraphBuilder, Template, Work
-from perfsim.strategies.plan import Plan
-from perfsim.strategies.streaming.blocks import Blocks, BlockWorks, outline, wafer_system
+from perfsim.strategies.streaming.blocks import Blocks, BlockWorks, StreamingPlan, outline
 
 DEVICE = "cs0"
 
@@ -66,8 +65,8 @@ class PassRules(NamedTuple):
     """Weight servers with blocks of their own; None: each holds a part of every block."""
 
     @classmethod
-    def of(cls, plan: Plan) -> PassRules:
-        streaming, memoryx = wafer_system(plan).streaming, wafer_system(plan).memoryx
+    def of(cls, plan: StreamingPlan) -> PassRules:
+        streaming, memoryx = plan.topology.system.streaming, plan.topology.system.memoryx
         return cls(
             num_layers=plan.job.model.num_layers,
             recompute_layers=plan.layout.recompute_layers,
@@ -127,7 +126,7 @@ class PassRecorder:
     ) -> int:
         """Record one task of a block; the first tensor that it writes."""
         block = {0: EMBEDDING, len(self.blocks) - 1: HEAD}.get(number, number - 1)
-        return self.template.task(work, stream, reads, after, block).tensor
+        return self.template.task(work, stream, reads, after, block=block).tensor
 
     # ---------------------------------------------------------------------------------- the pass
     def record(self) -> Template:

@@ -14,15 +14,16 @@ from collections.abc import Iterator
 from perfsim.calibration import WaferCalibration
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.wafer import nearest_release
-from perfsim.errors import InputError, LayoutError, MemoryCapacityError, Problem
+from perfsim.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder
 from perfsim.hardware import WaferClusterSpec
 from perfsim.sizes import passes_problem
-from perfsim.strategies.plan import Duration, Plan, Strategy
+from perfsim.strategies.plan import Duration, Strategy, check_runs_on
+from perfsim.strategies.streaming.blocks import StreamingPlan
+from perfsim.strategies.streaming.device import device_of
 from perfsim.strategies.streaming.estimate import estimate_s
 from perfsim.strategies.streaming.graph import StreamingWriter
 from perfsim.strategies.streaming.memory import (
-    PLACES,
     even_micro_batch,
     largest_micro_batch,
     policy_name,
@@ -30,8 +31,8 @@ from perfsim.strategies.streaming.memory import (
     with_policy,
 )
 from perfsim.strategies.streaming.memoryx import Store
-from perfsim.topology import Topology
-from perfsim.workload import Job, ParallelLayout
+from perfsim.topology import WaferTree
+from perfsim.workload import Job, StreamingLayout
 
 RECOMPUTE_GROUPS = (0, 1, 2, 4)
 STREAM_CHUNKS = 16
@@ -40,24 +41,22 @@ MOST_CHUNKS = 4096
 """Pieces of a layer: past this a chunk of a published model is smaller than what a tree node forwards."""
 
 
-class WeightStreaming(Strategy):
+class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
     """The strategy `weight-streaming`."""
 
     name = "weight-streaming"
     system_kind = "wafer-cluster"
     summary = "layers stream from MemoryX over wafers that hold only activations (data parallel)"
 
-    def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
+    def layouts(self, job: Job, topology: WaferTree) -> Iterator[StreamingLayout]:
         """Of the recompute groups those that need the fewest micro-batches; spilled where it saves some.
 
         The software splits a batch that exceeds the wafer, and only such a batch: its best published
         micro-batches are some 90 sequences, where keeping all activations would leave room for a few.
         """
         system = topology.system
-        if not isinstance(system, WaferClusterSpec):
-            return
         per_system = -(-job.global_batch_size // topology.num_devices)
-        base = ParallelLayout(data=topology.num_devices, stream_chunks=needed_chunks(system))
+        base = StreamingLayout(data=topology.num_devices, stream_chunks=needed_chunks(system))
         largest = {group: largest_micro_batch(job, system, per_system, group) for group in RECOMPUTE_GROUPS}
         widest = even_micro_batch(per_system, max(largest.values())) if any(largest.values()) else 0
         for group, size in largest.items():
@@ -68,12 +67,11 @@ class WeightStreaming(Strategy):
                 yield with_policy(base, even_micro_batch(per_system, spilling), group, spill=True)
 
     def plan(
-        self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
-    ) -> Plan:
+        self, job: Job, topology: WaferTree, layout: StreamingLayout, *, check_memory: bool = True
+    ) -> StreamingPlan:
         """Check one layout; `micro_batch_size` is per system and micro-batch."""
+        check_runs_on(self, topology.system)
         system = topology.system
-        if not isinstance(system, WaferClusterSpec):
-            raise InputError(f"strategy {self.name} runs on wafer clusters; {system.name} is a {system.kind}")
         problems = self._problems(job, topology, layout)
         if problems:
             raise LayoutError([Problem(text) for text in problems])
@@ -85,12 +83,10 @@ class WeightStreaming(Strategy):
                 if not use.fits:
                     raise MemoryCapacityError(use.total_bytes / use.capacity_bytes, _overflow(use))
         notes = tuple(self._notes(job, system, layout, microbatches))
-        return Plan(self.name, job, topology, layout, microbatches, memory, notes)
+        return StreamingPlan(self.name, job, topology, layout, microbatches, memory, notes)
 
-    def _problems(self, job: Job, topology: Topology, layout: ParallelLayout) -> list[str]:
+    def _problems(self, job: Job, topology: WaferTree, layout: StreamingLayout) -> list[str]:
         problems = []
-        if layout.tensor != 1 or layout.pipeline != 1:
-            problems.append("weight streaming is data parallel only: tensor and pipeline must be 1")
         if layout.data != topology.num_devices:
             problems.append(f"data {layout.data} must equal the {topology.num_devices} systems")
         if job.global_batch_size < layout.data:
@@ -110,9 +106,9 @@ class WeightStreaming(Strategy):
 
     @staticmethod
     def _notes(
-        job: Job, system: WaferClusterSpec, layout: ParallelLayout, microbatches: int
+        job: Job, system: WaferClusterSpec, layout: StreamingLayout, microbatches: int
     ) -> Iterator[str]:
-        yield f"{PLACES[system.device.kind]} memory policy: {policy_name(layout, microbatches)}"
+        yield f"{device_of(system).place} memory policy: {policy_name(layout, microbatches)}"
         calibration = system.device.calibration
         if isinstance(calibration, WaferCalibration):
             wanted = job.recipe.software_release or system.software_release
@@ -137,12 +133,12 @@ class WeightStreaming(Strategy):
                 "assumed, and known for few models"
             )
 
-    def emit(self, plan: Plan, builder: GraphBuilder) -> None:
+    def emit(self, plan: StreamingPlan, builder: GraphBuilder) -> None:
         """Write two steps; the second is the steady state."""
         builder.fold(plan.layout.data)
         StreamingWriter(plan, builder).write()
 
-    def estimate_s(self, plan: Plan, duration: Duration) -> float:
+    def estimate_s(self, plan: StreamingPlan, duration: Duration) -> float:
         """Sum over blocks of the larger of compute and stream, and the bubble between two steps."""
         return estimate_s(plan, duration)
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from perfsim.costs.memory import main_grad_bytes, stage_parameters
 from perfsim.graph import GraphBuilder, RankGroup, Template, Work
-from perfsim.strategies.plan import Duration, Plan
+from perfsim.strategies.plan import Duration
 from perfsim.strategies.schedules import PassTimes, bubble_s, schedule_called
 from perfsim.strategies.three_d.data import Replicas
 from perfsim.strategies.three_d.pipeline import (
@@ -25,6 +25,7 @@ from perfsim.strategies.three_d.pipeline import (
     forward_template,
     wgrad_template,
 )
+from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.strategies.three_d.tensor import layer_works, split_works
 from perfsim.strategies.three_d.virtual_stage import VirtualStage, tied_embedding_work
 from perfsim.strategies.three_d.zero import SHARDED, Shards
@@ -33,7 +34,7 @@ Writer = Callable[[GraphBuilder, VirtualStage], Template]
 
 
 def estimate_step_s(
-    plan: Plan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
+    plan: ThreeDPlan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
 ) -> float:
     """Step time of a plan, as the formula above."""
     layout, microbatches = plan.layout, plan.num_microbatches
@@ -46,7 +47,7 @@ def estimate_step_s(
 
 
 def _rank_times(
-    plan: Plan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
+    plan: ThreeDPlan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
 ) -> list[PassTimes]:
     """All chunks of each rank, with the reductions that go on in every micro-batch."""
     passes = _pass_times(stages, duration, split=schedule_called(plan.layout.schedule).splits_backward)
@@ -134,7 +135,7 @@ def _works(stage: VirtualStage, writers: tuple[Writer, ...]) -> tuple[tuple[Work
 
 
 def _reduction_s(
-    plan: Plan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
+    plan: ThreeDPlan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
 ) -> float:
     """Gradient reduction that nothing hides: all of it, or what outlasts the last backward.
 
@@ -165,7 +166,7 @@ def _reduction_s(
     return seconds + reduced - made
 
 
-def _layer_pass_s(plan: Plan, stage: VirtualStage, duration: Duration) -> float:
+def _layer_pass_s(plan: ThreeDPlan, stage: VirtualStage, duration: Duration) -> float:
     """Compute of one layer in the pass that completes its gradients, with what it makes again."""
     part = stage.group.part
     if schedule_called(plan.layout.schedule).splits_backward:
@@ -176,13 +177,13 @@ def _layer_pass_s(plan: Plan, stage: VirtualStage, duration: Duration) -> float:
     return sum(duration(work) for work in each if work is not None)
 
 
-def _tied_apart(plan: Plan, stages: Sequence[VirtualStage]) -> bool:
+def _tied_apart(plan: ThreeDPlan, stages: Sequence[VirtualStage]) -> bool:
     """Whether a tied embedding's two uses stand on different ranks."""
     return plan.job.model.tied_embeddings and stages[0].rank != stages[-1].rank
 
 
 def _tie_s(
-    plan: Plan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
+    plan: ThreeDPlan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
 ) -> float:
     """Sum of a tied embedding's gradient over the first and the last stage."""
     if not _tied_apart(plan, stages):

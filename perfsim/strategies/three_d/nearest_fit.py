@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from perfsim.errors import PerfsimError
-from perfsim.hardware import GpuClusterSpec
 from perfsim.sizes import MOST_DEVICES
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.rules import layout_problems
 from perfsim.strategies.three_d.stages import stage_memory
 from perfsim.strategies.three_d.zero import SHARDED
-from perfsim.topology import Topology, build_topology
+from perfsim.topology import FatTree
 from perfsim.workload import Job, ParallelLayout
 
 _SETTINGS = {
@@ -33,7 +32,7 @@ _ALL = ("recompute", "micro_batch_size", "schedule", "zero_stage")
 
 
 def nearest_fit(
-    job: Job, topology: Topology, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], zero: bool
+    job: Job, topology: FatTree, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], zero: bool
 ) -> str:
     """What to try, in words; `part` is the largest of the memory, `zero` says that ZeRO stages are free."""
     for other in _changed(layout, part, free_degrees, zero=zero):
@@ -104,15 +103,12 @@ def _powers(most: int) -> list[int]:
     return [2**power for power in range(1, most.bit_length()) if 2**power <= most]
 
 
-def _fits(job: Job, topology: Topology, layout: ParallelLayout, free_degrees: tuple[str, ...]) -> bool:
-    system = topology.system
-    if not isinstance(system, GpuClusterSpec):
-        return False
+def _fits(job: Job, topology: FatTree, layout: ParallelLayout, free_degrees: tuple[str, ...]) -> bool:
     try:
         if layout.num_devices != topology.num_devices:
-            topology = build_topology(system, layout.num_devices)
+            topology = FatTree(topology.system, layout.num_devices)
         if layout_problems(job, topology, layout, "", free_degrees):
             return False
-        return all(use.fits for use in stage_memory(job, layout, system))
+        return all(use.fits for use in stage_memory(job, layout, topology.system))
     except PerfsimError:
         return False

@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from perfsim.hardware import GpuClusterSpec
 from perfsim.sizes import passes_problem
 from perfsim.strategies.schedules import SCHEDULES, chunks_problem
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.zero import SHARDED
-from perfsim.topology import Topology
+from perfsim.topology import FatTree
 from perfsim.workload import Job, ParallelLayout, Recompute
 
 ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
 MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)
 DEGREES = ("tensor", "pipeline", "data")
-OF_WAFERS = ("recompute_layers", "spill", "stream_chunks")
-"""What only weight streaming has."""
-PLAIN = ParallelLayout()
 
 
 def layout_problems(
-    job: Job, topology: Topology, layout: ParallelLayout, strategy: str, free_degrees: tuple[str, ...]
+    job: Job, topology: FatTree, layout: ParallelLayout, strategy: str, free_degrees: tuple[str, ...]
 ) -> list[str]:
     """Everything that is wrong with a layout, in words; empty when it is legal."""
     return [
@@ -34,14 +30,11 @@ def layout_problems(
 
 
 def _device_problems(
-    topology: Topology, layout: ParallelLayout, strategy: str, free_degrees: tuple[str, ...]
+    topology: FatTree, layout: ParallelLayout, strategy: str, free_degrees: tuple[str, ...]
 ) -> Iterator[str]:
     held = [name for name in DEGREES if name not in free_degrees and getattr(layout, name) != 1]
     for name in held:
         yield f"strategy {strategy} holds {name} at 1, the layout has {name} {getattr(layout, name)}"
-    for name in OF_WAFERS:
-        if getattr(layout, name) != getattr(PLAIN, name):
-            yield f"{name} {getattr(layout, name)} is for weight streaming, not for strategy {strategy}"
     if layout.num_devices != topology.num_devices:
         yield (
             f"tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data} is "
@@ -59,8 +52,6 @@ def _device_problems(
             "zero_stage 3 takes one micro-batch forward and back before the next, so schedule must be 1f1b, "
             f"not {layout.schedule}"
         )
-    if layout.order != "tp-dp-pp":
-        yield f"rank order {layout.order!r} is not available; allowed: tp-dp-pp"
 
 
 def _tensor_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
@@ -122,19 +113,16 @@ def _nearest(count: int, wanted: int) -> int:
     return min(divisors, key=lambda number: (abs(number - wanted), number))
 
 
-def legal_layouts(job: Job, topology: Topology, free_degrees: tuple[str, ...]) -> Iterator[ParallelLayout]:
+def legal_layouts(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) -> Iterator[ParallelLayout]:
     """Every legal layout on all devices under 1F1B: degrees, micro-batch size, recompute mode.
 
     The planner's choice is kept to what practice settled: the tensor group stays inside a node
     (unless the strategy has no other degree), sequence parallelism goes with it, and the optimizer
     is sharded over replicas. Other schedules and ZeRO stages are `layout_variants` of these.
     """
-    system = topology.system
-    if not isinstance(system, GpuClusterSpec):
-        return
     total = topology.num_devices
     for tensor in _divisors(total, "tensor" in free_degrees):
-        inside = tensor <= system.node.devices or free_degrees == ("tensor",)
+        inside = tensor <= topology.devices_per_node or free_degrees == ("tensor",)
         if not inside or any(_tensor_problems(job, ParallelLayout(tensor=tensor))):
             continue
         for pipeline in _divisors(total // tensor, "pipeline" in free_degrees):
@@ -166,10 +154,8 @@ def _with_micro_batches(job: Job, tensor: int, pipeline: int, data: int) -> Iter
             )
 
 
-def layout_variants(job: Job, topology: Topology, layout: ParallelLayout) -> Iterator[ParallelLayout]:
+def layout_variants(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[ParallelLayout]:
     """The same degrees under every other schedule and ZeRO stage of the catalogue that is legal."""
-    if not isinstance(topology.system, GpuClusterSpec):
-        return
     for other in _variants(job, layout):
         if other != layout and not any(_variant_problems(job, topology, other)):
             yield other
@@ -186,7 +172,7 @@ def _variants(job: Job, layout: ParallelLayout) -> Iterator[ParallelLayout]:
             yield replace(layout, zero_stage=stage)
 
 
-def _variant_problems(job: Job, topology: Topology, layout: ParallelLayout) -> Iterator[str]:
+def _variant_problems(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[str]:
     """What can be wrong with a variant of a legal layout."""
     yield from _device_problems(topology, layout, "", DEGREES)
     yield from _stage_problems(job, layout)

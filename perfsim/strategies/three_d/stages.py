@@ -17,13 +17,18 @@ from perfsim.costs.memory import (
 )
 from perfsim.graph import RankGroup
 from perfsim.hardware import GpuClusterSpec
+from perfsim.strategies.plan import Plan
 from perfsim.strategies.schedules import Placement, in_flight, placement, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, Replicas
 from perfsim.strategies.three_d.tensor import TensorGroup
 from perfsim.strategies.three_d.virtual_stage import VirtualStage
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED, Shards
+from perfsim.topology import FatTree
 from perfsim.transformer import LayerSlice
 from perfsim.workload import Job, ParallelLayout
+
+ThreeDPlan = Plan[ParallelLayout, FatTree]
+"""A plan of a strategy of this room."""
 
 
 def layer_slice(job: Job, layout: ParallelLayout) -> LayerSlice:

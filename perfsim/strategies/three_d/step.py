@@ -14,7 +14,6 @@ from perfsim.graph import (
     Work,
 )
 from perfsim.graph.builder import Stamped
-from perfsim.strategies.plan import Plan
 from perfsim.strategies.schedules import Pass, merged_order, schedule, schedule_called
 from perfsim.strategies.stamping import Index, Passes, pipeline_slots
 from perfsim.strategies.three_d.pipeline import (
@@ -25,7 +24,7 @@ from perfsim.strategies.three_d.pipeline import (
     forward_template,
     wgrad_template,
 )
-from perfsim.strategies.three_d.stages import placement_of, stages_of
+from perfsim.strategies.three_d.stages import ThreeDPlan, placement_of, stages_of
 from perfsim.strategies.three_d.virtual_stage import VirtualStage
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
 
@@ -36,7 +35,7 @@ SKEWED_STEPS = 2
 class StepWriter:
     """One plan being written as a graph."""
 
-    def __init__(self, plan: Plan, builder: GraphBuilder) -> None:
+    def __init__(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
         self.plan = plan
         self.builder = builder
         self.schedule = schedule_called(plan.layout.schedule)

@@ -11,16 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from perfsim.costs.memory import MemoryUse
-from perfsim.errors import InputError, LayoutError, MemoryCapacityError, Problem
+from perfsim.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder
-from perfsim.hardware import GpuClusterSpec
-from perfsim.strategies.plan import TIGHT, Duration, Plan
+from perfsim.strategies.plan import TIGHT, Duration, check_runs_on
 from perfsim.strategies.three_d.estimate import estimate_step_s
 from perfsim.strategies.three_d.nearest_fit import nearest_fit
 from perfsim.strategies.three_d.rules import layout_problems, layout_variants, legal_layouts
-from perfsim.strategies.three_d.stages import stage_memory, stages_of
+from perfsim.strategies.three_d.stages import ThreeDPlan, stage_memory, stages_of
 from perfsim.strategies.three_d.step import StepWriter
-from perfsim.topology import Topology
+from perfsim.topology import FatTree
 from perfsim.workload import Job, ParallelLayout
 
 GIB = 2.0**30
@@ -37,24 +36,22 @@ class ThreeD:
     zero_stage: int | None = None
     """The ZeRO stage of every layout; None: the layout's own."""
 
-    def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
+    def layouts(self, job: Job, topology: FatTree) -> Iterator[ParallelLayout]:
         """Every legal layout of this strategy on all devices of the topology."""
         for layout in legal_layouts(job, topology, self.free_degrees):
             yield layout if self.zero_stage is None else replace(layout, zero_stage=self.zero_stage)
 
-    def variants(self, job: Job, topology: Topology, layout: ParallelLayout) -> Iterator[ParallelLayout]:
+    def variants(self, job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[ParallelLayout]:
         """The same degrees under other schedules, and at other ZeRO stages unless this strategy fixes one."""
         for variant in layout_variants(job, topology, layout):
             if self.zero_stage in (None, variant.zero_stage):
                 yield variant
 
     def plan(
-        self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
-    ) -> Plan:
+        self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True
+    ) -> ThreeDPlan:
         """Check one layout. Raises LayoutError or MemoryCapacityError with every reason."""
-        system = topology.system
-        if not isinstance(system, GpuClusterSpec):
-            raise InputError(f"strategy {self.name} runs on GPU clusters; {system.name} is a {system.kind}")
+        check_runs_on(self, topology.system)
         if self.zero_stage is not None:
             if layout.zero_stage not in (0, self.zero_stage):
                 said = f"strategy {self.name} shards at ZeRO stage {self.zero_stage}, not {layout.zero_stage}"
@@ -63,14 +60,14 @@ class ThreeD:
         problems = layout_problems(job, topology, layout, self.name, self.free_degrees)
         if problems:
             raise LayoutError([Problem(text) for text in problems])
-        memory = stage_memory(job, layout, system)
+        memory = stage_memory(job, layout, topology.system)
         if check_memory:
             self._refuse_overflow(job, topology, layout, memory)
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
-        return Plan(self.name, job, topology, layout, microbatches, memory, _tight(memory))
+        return ThreeDPlan(self.name, job, topology, layout, microbatches, memory, _tight(memory))
 
     def _refuse_overflow(
-        self, job: Job, topology: Topology, layout: ParallelLayout, memory: tuple[MemoryUse, ...]
+        self, job: Job, topology: FatTree, layout: ParallelLayout, memory: tuple[MemoryUse, ...]
     ) -> None:
         worst = max(memory, key=lambda use: use.total_bytes)
         if worst.fits:
@@ -83,11 +80,11 @@ class ThreeD:
             lambda: nearest_fit(job, topology, layout, part, self.free_degrees, self.zero_stage is None),
         )
 
-    def emit(self, plan: Plan, builder: GraphBuilder) -> None:
+    def emit(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
         """Write one optimizer step, or two where ranks run whole steps later than others."""
         StepWriter(plan, builder).write()
 
-    def estimate_s(self, plan: Plan, duration: Duration) -> float:
+    def estimate_s(self, plan: ThreeDPlan, duration: Duration) -> float:
         """Closed form of the step time, for screening."""
         stages = stages_of(plan.job, plan.layout)
         return estimate_step_s(plan, stages.virtual, stages.replicas, duration)

@@ -252,7 +252,10 @@ def test_a_study_prints_a_short_table_that_ends_in_the_verdict(perfsim: Run, els
         (STUDY.replace("cs-2", "cs2"), ["bad.yaml:8:", "did you mean `cs-2`"]),
         (STUDY.replace("[16]", "[16, -4, x]"), ["bad.yaml:9:", "batch_sizes"]),
         (STUDY.replace("strategy: 3d", "strategy: 3dd"), ["unknown strategy '3dd'", "did you mean '3d'"]),
-        (STUDY.replace("strategy: 3d", "strategy: weight-streaming"), ["runs on wafer clusters"]),
+        (
+            STUDY.replace("strategy: 3d", "strategy: weight-streaming"),
+            ["runs on a wafer-cluster"],
+        ),
         (STUDY.replace("[1]", "[1000]"), ["cs-2", "at most 192 systems, not 1000"]),
         (STUDY.replace("gpt3_20b_chinchilla", "gpt3_pretraining"), ["neither tokens nor target_loss"]),
     ],
@@ -359,7 +362,10 @@ def test_a_trace_is_written_as_loadable_json(perfsim: Run, elsewhere: Path, name
         (["--model", "absent.yaml"], ["there is no file", "absent.yaml"]),
         (["--system", "dgx-a100-80g"], ["unknown system", "did you mean `dgx-a100-80gb`"]),
         (["--strategy", "pipelin"], ["unknown strategy 'pipelin'", "did you mean 'pipeline'"]),
-        (["--strategy", "weight-streaming"], ["runs on wafer clusters; dgx-a100-80gb is a gpu-cluster"]),
+        (
+            ["--strategy", "weight-streaming"],
+            ["runs on a wafer-cluster; dgx-a100-80gb is a gpu-cluster"],
+        ),
         (["--recipe", "gpt3"], ["unknown recipe `gpt3`", "gpt3_pretraining"]),
         (["--devices", "12"], ["12"]),
     ],
@@ -392,7 +398,7 @@ def test_uneven_stages_are_taken_as_written(perfsim: Run) -> None:
 @pytest.mark.parametrize(
     ("layout", "parts"),
     [
-        ("tpp=8", ["--layout 'tpp=8': unknown name", "did you mean 'tp'"]),
+        ("tpp=8", ["layout 'tpp=8': unknown name", "did you mean 'tp'"]),
         ("tp=eight", ["'eight' is not a whole number"]),
         ("tp=1.5", ["'1.5' is not a whole number"]),
         ("tp", ["'' is not a whole number"]),
@@ -572,7 +578,7 @@ def test_an_interrupted_run_ends_in_words(perfsim: Run, monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr("perfsim.study.runner.run_study", interrupt)
-    monkeypatch.setattr("perfsim.prediction.question.answer_point", interrupt)
+    monkeypatch.setattr("perfsim.prediction.predict.predict", interrupt)
     refused(perfsim("study", "study.yaml", "--json"), 130, "error: interrupted")
     refused(perfsim(*WAFERS, "--devices", "1"), 130, "error: interrupted")
 
@@ -583,7 +589,7 @@ def test_an_error_of_the_system_is_told_without_its_number(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("perfsim.prediction.question.answer_point", full)
+    monkeypatch.setattr("perfsim.prediction.predict.predict", full)
     result = perfsim(*WAFERS, "--devices", "1")
     refused(result, 1)
     assert result.stderr == "error: No space left on device\n"

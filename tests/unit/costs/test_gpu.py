@@ -188,8 +188,3 @@ def test_a_recipe_without_framework_is_refused_by_name(toys: ModuleType) -> None
 def test_a_precision_that_the_device_does_not_have_is_refused(toys: ModuleType) -> None:
     with pytest.raises(CatalogError, match="toy-gpu has no peak for fp8; it has bf16, fp16, fp32"):
         costs(toys, precision="fp8")
-
-
-def test_a_wafer_is_no_gpu(toys: ModuleType) -> None:
-    with pytest.raises(GraphError, match="toy-wafers is not a GPU cluster"):
-        GpuCosts(toys.topology(1, toys.wafer_cluster()), toys.recipe())

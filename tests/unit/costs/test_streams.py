@@ -18,7 +18,7 @@ HOPS_S = 1e-6 + 1e-5 + 2**18 / 150e9
 
 def costs(toys: ModuleType, **changes: Any) -> StreamCosts:
     system = default_catalog().override(toys.wafer_cluster(), changes)
-    return StreamCosts(system, toys.topology(1, system))
+    return StreamCosts(toys.topology(1, system))
 
 
 def move(op: str, n_bytes: float, flop: float = 0.0) -> Work:

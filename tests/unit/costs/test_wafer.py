@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.calibration import WaferCalibration
 from perfsim.costs.wafer import WaferCosts, nearest_release
-from perfsim.errors import CatalogError, GraphError
+from perfsim.errors import CatalogError
 from perfsim.graph import Kind, Work
 from perfsim.transformer import elementwise, gemm
 
@@ -99,8 +99,3 @@ def test_a_release_that_is_no_number_is_refused(toys: ModuleType) -> None:
 def test_a_precision_that_the_wafer_does_not_have_is_refused(toys: ModuleType) -> None:
     with pytest.raises(CatalogError, match="toy-wafer has no peak for fp32; it has bf16, fp16"):
         WaferCosts(toys.topology(1, toys.wafer_cluster()), toys.recipe(precision="fp32"))
-
-
-def test_a_gpu_cluster_is_no_wafer(toys: ModuleType) -> None:
-    with pytest.raises(GraphError, match="toy-gpus is not a wafer cluster"):
-        WaferCosts(toys.topology(8), toys.recipe())

@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TaskGraph, peer_classes, unfold
-from perfsim.workload import ParallelLayout
+from perfsim.workload import ParallelLayout, StreamingLayout
 
 
 def ring(toys: ModuleType) -> TaskGraph:
@@ -79,7 +79,7 @@ def test_the_receiver_reads_what_its_own_peer_sent(toys: ModuleType) -> None:
 
 
 def test_wafers_share_memoryx_and_swarmx(toys: ModuleType) -> None:
-    layout = ParallelLayout(data=3, micro_batch_size=2)
+    layout = StreamingLayout(data=3, micro_batch_size=2)
     folded = toys.graph_of(toys.plan("weight-streaming", toys.job(12), layout, toys.wafer_cluster()))
     unfolded = unfold(folded)
     graph = unfolded.graph

@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 
 from perfsim.placement.rank_classes import rank_classes
-from perfsim.workload import ParallelLayout
+from perfsim.workload import ParallelLayout, StreamingLayout
 
 
 def classes(toys: ModuleType, gpus: int, marks: dict[int, float] | None = None, **layout: int) -> list[int]:
@@ -32,7 +32,7 @@ def test_a_mark_parts_ranks_beside_where_they_stand(toys: ModuleType) -> None:
 
 
 def test_wafers_are_alike(toys: ModuleType) -> None:
-    layout = ParallelLayout(data=3, micro_batch_size=2)
+    layout = StreamingLayout(data=3, micro_batch_size=2)
     plan = toys.plan("weight-streaming", toys.job(12), layout, toys.wafer_cluster())
     graph = toys.graph_of(plan)
     assert not rank_classes(graph, plan.topology).any()

@@ -13,7 +13,7 @@ from perfsim.graph import GraphBuilder, Kind, RankGroup, TaskGraph, Work
 from perfsim.hardware import FatTreeSpec
 from perfsim.placement.shared_links import SharedLinks, shared_links
 from perfsim.topology import Topology, link_health
-from perfsim.workload import ParallelLayout
+from perfsim.workload import ParallelLayout, StreamingLayout
 
 SECONDS = 4.0
 
@@ -118,7 +118,7 @@ def test_inside_a_node_and_alone_nothing_is_put_on_the_network(toys: ModuleType,
 
 
 def test_a_wafer_tree_carries_one_stream_each_way_so_nothing_is_shared(toys: ModuleType) -> None:
-    layout = ParallelLayout(data=4, micro_batch_size=8)
+    layout = StreamingLayout(data=4, micro_batch_size=8)
     plan = toys.plan("weight-streaming", toys.job(32), layout, toys.wafer_cluster())
     assert shared_links(toys.graph_of(plan), plan.topology) == SharedLinks()
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.prediction.question import Point, answer_point
+from perfsim.prediction.documents import run_document
+from perfsim.prediction.predict import predict
+from perfsim.prediction.question import question_named
 from perfsim.prediction.remarks import edge_remark
 from perfsim.report.study.document import study_document
 from perfsim.report.study.write import write_study_page
@@ -17,21 +19,31 @@ from perfsim.study.runner import load_study, run_study
 
 
 def notes(layout: str, devices: int = 8, system: str = "dgx-a100-80gb", strategy: str = "3d") -> list[str]:
-    answer, _ = answer_point(Point("gpt3_xl", system, devices, strategy, layout, 16))
+    answer = run_document(
+        predict(
+            question_named(
+                model="gpt3_xl", system=system, devices=devices, strategy=strategy, layout=layout, batch=16
+            )
+        )
+    )
     return [note for note in answer["notes"] if note.startswith("left at defaults")]
 
 
 def test_settings_that_nobody_named_are_listed_with_what_is_usual() -> None:
     assert notes("tp=2,pp=2") == [
         (
-            "left at defaults by --layout: micro_batch_size 1, sequence_parallel false, zero_stage 0, "
+            "left at defaults by the layout: micro_batch_size 1, sequence_parallel false, zero_stage 0, "
             "recompute none, schedule 1f1b; Megatron users usually set sp=true, zero=1, recompute=selective"
         )
     ]
 
 
 def test_the_defaults_stay_as_they_are() -> None:
-    _, evaluation = answer_point(Point("gpt3_xl", "dgx-a100-80gb", 8, "3d", "tp=2,pp=2", 16))
+    evaluation = predict(
+        question_named(
+            model="gpt3_xl", system="dgx-a100-80gb", devices=8, strategy="3d", layout="tp=2,pp=2", batch=16
+        )
+    ).run
     layout = evaluation.plan.layout
     assert (layout.sequence_parallel, layout.zero_stage, layout.recompute) == (False, 0, "none")
 
@@ -39,7 +51,7 @@ def test_the_defaults_stay_as_they_are() -> None:
 def test_only_settings_that_matter_for_the_degrees_are_listed() -> None:
     assert notes("dp=8,mbs=2") == [
         (
-            "left at defaults by --layout: zero_stage 0, recompute none; "
+            "left at defaults by the layout: zero_stage 0, recompute none; "
             "Megatron users usually set zero=1, recompute=selective"
         )
     ]
@@ -56,8 +68,17 @@ def test_the_planners_own_choice_and_wafers_leave_nothing_unsaid() -> None:
 
 
 def test_a_terminal_shows_the_notes() -> None:
-    answer, _ = answer_point(Point("gpt3_xl", "dgx-a100-80gb", 8, "3d", "tp=2,pp=2", 16))
-    lines = run_lines(answer)
+    prediction = predict(
+        question_named(
+            model="gpt3_xl",
+            system="dgx-a100-80gb",
+            devices=8,
+            strategy="3d",
+            layout="tp=2,pp=2",
+            batch=16,
+        )
+    )
+    lines = run_lines(prediction)
     assert any(line.split()[:3] == ["note", "left", "at"] for line in lines)
     assert max(map(len, lines)) <= 100
 

@@ -16,7 +16,7 @@ from perfsim.proof.execution.faults import FaultError
 from perfsim.proof.mutations import Mutation, mutations
 from perfsim.proof.proof import Subject, subject_of
 from perfsim.proof.prove import Request, plan_of_case, plans_of
-from perfsim.workload import ParallelLayout
+from perfsim.workload import ParallelLayout, StreamingLayout
 
 KINDS = {
     "data dependency removed",
@@ -30,7 +30,7 @@ FEW = {
     "zero 2, overlapped": Case("3d", ParallelLayout(tensor=2, data=2, zero_stage=2), 2, overlap=True),
     "zero 3": Case("zero3", ParallelLayout(data=2, zero_stage=3), 2),
     "zero bubble": Case("pipeline", ParallelLayout(pipeline=2, schedule="zb2p"), 3),
-    "weight streaming": Case("weight-streaming", ParallelLayout(data=2, micro_batch_size=2), 2),
+    "weight streaming": Case("weight-streaming", StreamingLayout(data=2, micro_batch_size=2), 2),
 }
 EVERY = 9
 """One fault of so many is tried in the default suite."""
@@ -80,7 +80,7 @@ def test_a_removed_dependency_shows_in_random_orders_too() -> None:
 def test_the_head_that_reduces_nothing_is_named() -> None:
     """The table that embedding and head share is updated with both gradients: case 59 of the catalogue."""
     catalog = default_catalog()
-    case = Case("weight-streaming", ParallelLayout(data=4, recompute="full", recompute_layers=4), 1)
+    case = Case("weight-streaming", StreamingLayout(data=4, recompute="full", recompute_layers=4), 1)
     tied = subject_of(plan_of_case(case, catalog.model("gpt3_20b"), catalog))
     skipped = [each for each in mutations(tied) if each.what.startswith("head.reduce")]
     assert skipped

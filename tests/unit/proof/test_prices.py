@@ -13,7 +13,7 @@ from perfsim.proof.mutations import skipped_gradients, wrong_prices
 from perfsim.proof.proof import Subject, subject_of
 from perfsim.proof.prove import Request, plan_of_case, prove_all
 from perfsim.strategies.three_d.data import Replicas
-from perfsim.workload import ParallelLayout
+from perfsim.workload import ParallelLayout, StreamingLayout
 
 CASES = {
     "zero 3": Case("zero3", ParallelLayout(tensor=2, data=2, zero_stage=3), 2),
@@ -24,7 +24,7 @@ CASES = {
     ),
     "weight streaming, spilled": Case(
         "weight-streaming",
-        ParallelLayout(data=2, micro_batch_size=2, recompute="full", recompute_layers=2, spill=True),
+        StreamingLayout(data=2, micro_batch_size=2, recompute="full", recompute_layers=2, spill=True),
         2,
     ),
 }

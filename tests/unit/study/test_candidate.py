@@ -8,25 +8,33 @@ from itertools import pairwise
 
 import pytest
 
-from perfsim.errors import LayoutError
+from perfsim.errors import InputError
+from perfsim.prediction.documents import document_of, run_document
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.metrics import layout_fields, metrics
-from perfsim.prediction.question import Point, answer_point
+from perfsim.prediction.predict import predict, prediction_of
+from perfsim.prediction.question import question_named
 from perfsim.study import candidate as outcome
 from perfsim.study.candidate import timeline
 
-GPUS = Point("gpt3_xl", "dgx-a100-80gb", 8, "3d", "tp=2,pp=2,dp=2,mbs=1,sp=true,zero=1,recompute=full", 16)
-WAFERS = Point("gpt3_xl", "cs-2", 2, "weight-streaming", batch=64)
+GPUS = {
+    "model": "gpt3_xl",
+    "system": "dgx-a100-80gb",
+    "devices": 8,
+    "strategy": "3d",
+    "layout": "tp=2,pp=2,dp=2,mbs=1,sp=true,zero=1,recompute=full",
+    "batch": 16,
+}
+WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
 
 
 @pytest.fixture(scope="module")
 def gpus() -> Evaluation:
-    return answer_point(GPUS)[1]
+    return predict(question_named(**GPUS)).run
 
 
 @pytest.fixture(scope="module")
 def wafers() -> Evaluation:
-    return answer_point(WAFERS)[1]
+    return predict(question_named(**WAFERS)).run
 
 
 @pytest.fixture(params=["gpus", "wafers"])
@@ -37,7 +45,7 @@ def run(request: pytest.FixtureRequest) -> Evaluation:
 
 # --------------------------------------------------------------------------------------- layouts
 def test_a_gpu_layout_has_the_names_of_the_yaml(gpus: Evaluation) -> None:
-    assert layout_fields(gpus.plan) == {
+    assert gpus.plan.layout.as_dict(8) == {
         "tensor": 2,
         "pipeline": 2,
         "data": 2,
@@ -54,11 +62,11 @@ def test_a_gpu_layout_has_the_names_of_the_yaml(gpus: Evaluation) -> None:
 
 def test_uneven_stages_are_told(gpus: Evaluation) -> None:
     uneven = replace(gpus.plan, layout=replace(gpus.plan.layout, layers_per_stage=(11, 13)))
-    assert layout_fields(uneven)["layers_per_stage"] == [11, 13]
+    assert uneven.layout.as_dict(8)["layers_per_stage"] == [11, 13]
 
 
 def test_a_wafer_layout_says_nothing_of_what_wafers_have_not(wafers: Evaluation) -> None:
-    fields = layout_fields(wafers.plan)
+    fields = wafers.plan.layout.as_dict(wafers.plan.num_microbatches)
     of_all = {"data", "micro_batch_size", "num_microbatches", "recompute"}
     assert set(fields) == of_all | {"recompute_layers", "spill"}
     assert fields["data"] * fields["micro_batch_size"] * fields["num_microbatches"] >= 64
@@ -66,7 +74,7 @@ def test_a_wafer_layout_says_nothing_of_what_wafers_have_not(wafers: Evaluation)
 
 # --------------------------------------------------------------------------------------- metrics
 def test_metrics_agree_with_one_another(run: Evaluation) -> None:
-    answer = metrics(run)
+    answer = document_of(prediction_of(run))
     tokens = run.plan.job.tokens_per_step
     assert answer["tokens_per_s"] * answer["step_time_s"] == pytest.approx(tokens, rel=1e-12)
     assert sum(answer["step_breakdown_s"].values()) == pytest.approx(answer["step_time_s"], rel=1e-9)
@@ -76,7 +84,7 @@ def test_metrics_agree_with_one_another(run: Evaluation) -> None:
 
 def test_mfu_is_model_flops_over_what_the_peak_could_do(run: Evaluation) -> None:
     could = run.step_time_s * run.peak_flop_per_s
-    assert metrics(run)["mfu"] * could == pytest.approx(run.model_flop)
+    assert document_of(prediction_of(run))["mfu"] * could == pytest.approx(run.model_flop)
 
 
 def test_recompute_counts_in_hfu_only(gpus: Evaluation) -> None:
@@ -85,7 +93,7 @@ def test_recompute_counts_in_hfu_only(gpus: Evaluation) -> None:
 
 
 def test_metrics_are_plain_json(run: Evaluation) -> None:
-    answer = metrics(run)
+    answer = document_of(prediction_of(run))
     assert json.loads(json.dumps(answer, allow_nan=False)) == answer
 
 
@@ -140,7 +148,8 @@ def test_a_timeline_is_bounded_from_its_end(gpus: Evaluation, monkeypatch: pytes
 # ------------------------------------------------------------------------------------------ peak
 @pytest.mark.parametrize("system", ["cs-2-peak", "cs-2"])
 def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(system: str) -> None:
-    answer, evaluation = answer_point(WAFERS._replace(system=system))
+    prediction = predict(question_named(**{**WAFERS, "system": system}))
+    answer, evaluation = run_document(prediction), prediction.run
     bound = system == "cs-2-peak"
     assert answer["system"] == (f"{system} at peak (upper bound, never observed)" if bound else system)
     assert any(note.startswith("upper bound, never observed") for note in evaluation.plan.notes) == bound
@@ -148,7 +157,7 @@ def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(syst
 
 def test_no_release_is_faster_than_peak() -> None:
     times = {
-        system: answer_point(WAFERS._replace(system=system))[0]["step_time_s"]
+        system: run_document(predict(question_named(**{**WAFERS, "system": system})))["step_time_s"]
         for system in ("cs-2", "cs-2-peak")
     }
     assert times["cs-2-peak"] < times["cs-2"]
@@ -156,21 +165,28 @@ def test_no_release_is_faster_than_peak() -> None:
 
 # ---------------------------------------------------------------------------------------- detail
 def test_a_point_in_chunks_is_no_longer_and_nearly_as_long(wafers: Evaluation) -> None:
-    answer, _ = answer_point(WAFERS._replace(detail="chunk"))
+    answer = run_document(predict(question_named(**{**WAFERS, "detail": "chunk"})))
     assert answer["layout"]["stream_chunks"] == 16
-    assert "stream_chunks" not in layout_fields(wafers.plan)
+    assert "stream_chunks" not in wafers.plan.layout.as_dict(wafers.plan.num_microbatches)
     assert 0.98 * wafers.step_time_s < answer["step_time_s"] <= wafers.step_time_s
 
 
 def test_a_layout_may_spill() -> None:
-    point = WAFERS._replace(layout="mbs=8,spill=true,recompute_layers=2")
-    answer, evaluation = answer_point(point)
+    point = {**WAFERS, "layout": "mbs=8,spill=true,recompute_layers=2"}
+    prediction = predict(question_named(**point))
+    answer, evaluation = run_document(prediction), prediction.run
     assert answer["layout"]["spill"]
     assert "inputs spilled" in evaluation.plan.notes[0]
     assert "fetch" in {work.op for work in evaluation.graph.works}
 
 
-@pytest.mark.parametrize("asked", [{"detail": "chunk"}, {"layout": "tp=8,spill=true,stream_chunks=4"}])
-def test_what_only_wafers_have_is_refused_on_gpus(asked: dict[str, str]) -> None:
-    with pytest.raises(LayoutError, match=r"stream_chunks .* is for weight streaming"):
-        answer_point(GPUS._replace(**asked))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"detail": "chunk"}, "no weights are streamed on a gpu-cluster"),
+        ({"layout": "tp=8,spill=true,stream_chunks=4"}, "'stream_chunks=4': unknown name"),
+    ],
+)
+def test_what_only_wafers_have_is_refused_on_gpus(asked: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        predict(question_named(**{**GPUS, **asked}))  # type: ignore[arg-type]

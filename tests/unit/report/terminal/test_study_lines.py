@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 
+from perfsim.prediction.prediction import Perturbed
 from perfsim.report.study.page import study_page
 from perfsim.report.terminal.study import MAX_LINES, study_lines
 from perfsim.report.text import encodable
@@ -87,7 +88,8 @@ def test_a_study_without_candidates_still_says_its_verdict(factory: ModuleType) 
 
 def test_a_perturbed_study_says_so_with_what_perturbs_it(result: StudyResult) -> None:
     first, *others = result.candidates
-    slower = replace(first, perturbed={"unperturbed_step_time_s": first.step_time_s / 1.25})
+    before_s = first.step_time_s / 1.25
+    slower = replace(first, perturbed=Perturbed("jitter", before_s, (first.step_time_s,), 1))
     perturbed = replace(result, candidates=(slower, *others), perturbed="jitter with sigma 0.02, seed 3")
     sentence = "perturbed steps, 1.25 times as long: jitter with sigma 0.02, seed 3"
     assert sentence in study_lines(perturbed)

@@ -12,7 +12,7 @@ from perfsim.errors import InputError
 from perfsim.hardware import WaferClusterSpec
 from perfsim.strategies.streaming.memoryx import Store, kept_parameters, streamed_bytes, update_kernel
 from perfsim.transformer import parameters
-from perfsim.workload import ParallelLayout
+from perfsim.workload import StreamingLayout
 
 
 def system(toys: ModuleType, **changes: Any) -> WaferClusterSpec:
@@ -76,7 +76,7 @@ def flash_bytes(toys: ModuleType, *, tied: bool = True, **places: str) -> dict[s
     """Bytes of one step that the flash reads and writes."""
     changes = {f"memoryx.{name}": place for name, place in places.items()}
     job = toys.job(32, tied_embeddings=tied)
-    plan = toys.plan("weight-streaming", job, ParallelLayout(micro_batch_size=32), system(toys, **changes))
+    plan = toys.plan("weight-streaming", job, StreamingLayout(micro_batch_size=32), system(toys, **changes))
     graph = toys.graph_of(plan)
     works = [graph.works[work] for work in graph.work.tolist()]
     return {
@@ -113,7 +113,7 @@ def test_only_what_lies_in_flash_is_read_from_it_and_written_back(
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_parameter_is_updated_once_a_step(toys: ModuleType, tied: bool) -> None:
     job = toys.job(32, tied_embeddings=tied)
-    plan = toys.plan("weight-streaming", job, ParallelLayout(micro_batch_size=32), system(toys))
+    plan = toys.plan("weight-streaming", job, StreamingLayout(micro_batch_size=32), system(toys))
     graph = toys.graph_of(plan)
     updates = [graph.works[work] for work in graph.work.tolist() if graph.works[work].op == "memoryx_update"]
     moved = sum(work.comm_bytes for work in updates) / len(graph.step_ends)

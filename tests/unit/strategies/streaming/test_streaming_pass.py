@@ -9,7 +9,7 @@ import pytest
 from perfsim.graph import GraphBuilder
 from perfsim.strategies.streaming.blocks import block_works, samples_work
 from perfsim.strategies.streaming.passes import PassKind, PassRecorder, PassRules, PassWorks, recorded
-from perfsim.workload import ParallelLayout
+from perfsim.workload import StreamingLayout
 
 FIRST = PassKind(updated=False, adds=False, follows=False, refilled=False, last=False)
 LATER = PassKind(updated=True, adds=True, follows=True, refilled=True, last=True)
@@ -22,7 +22,7 @@ LATER = PassKind(updated=True, adds=True, follows=True, refilled=True, last=True
 def test_a_bound_recording_is_the_recording_of_its_own_work(
     toys: ModuleType, kind: PassKind, chunks: int, micro_batch_size: int, recompute_layers: int
 ) -> None:
-    layout = ParallelLayout(
+    layout = StreamingLayout(
         micro_batch_size=micro_batch_size, stream_chunks=chunks, recompute_layers=recompute_layers
     )
     plan = toys.plan("weight-streaming", toys.job(16), layout, toys.wafer_cluster())

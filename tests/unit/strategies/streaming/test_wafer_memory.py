@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from perfsim.strategies.streaming.device import WAFER
 from perfsim.strategies.streaming.memory import (
     activation_parts_bytes,
     even_micro_batch,
@@ -17,7 +18,7 @@ from perfsim.strategies.streaming.memory import (
     with_policy,
 )
 from perfsim.transformer import parameters
-from perfsim.workload import ParallelLayout
+from perfsim.workload import StreamingLayout
 
 SBH = 1024 * 2048
 KEPT = 32 * SBH
@@ -25,7 +26,7 @@ KEPT = 32 * SBH
 
 
 def test_resident_keeps_every_layer(toys: ModuleType) -> None:
-    parts = activation_parts_bytes(toys.job(), ParallelLayout(micro_batch_size=3))
+    parts = activation_parts_bytes(toys.job(), StreamingLayout(micro_batch_size=3), WAFER)
     assert parts["activations"] == 8 * 3 * KEPT
 
 
@@ -33,7 +34,7 @@ def test_resident_keeps_every_layer(toys: ModuleType) -> None:
 def test_recompute_keeps_one_input_a_group_and_runs_one_group_again(
     toys: ModuleType, group: int, inputs: int
 ) -> None:
-    parts = activation_parts_bytes(toys.job(), ParallelLayout(recompute_layers=group))
+    parts = activation_parts_bytes(toys.job(), StreamingLayout(recompute_layers=group), WAFER)
     assert parts == {"activations": inputs * 2 * SBH, "working set": group * KEPT}
 
 
@@ -43,7 +44,7 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not(toys: ModuleType) ->
         largest = largest_micro_batch(job, system, 4096, group)
         assert 0 < largest < 4096
         for size, fits in ((largest, True), (largest + 1, False)):
-            layout = with_policy(ParallelLayout(), size, group)
+            layout = with_policy(StreamingLayout(), size, group)
             assert wafer_memory(job, layout, system, 4096)[0].fits == fits
 
 
@@ -68,7 +69,7 @@ def test_a_batch_is_split_evenly_in_the_fewest_parts(batch: int, largest: int, s
 
 
 def test_parameters_and_states_are_on_memoryx_not_on_the_wafer(toys: ModuleType) -> None:
-    wafer, store = wafer_memory(toys.job(), ParallelLayout(), toys.wafer_cluster(), 1)
+    wafer, store = wafer_memory(toys.job(), StreamingLayout(), toys.wafer_cluster(), 1)
     assert set(wafer.parts_bytes) == {"activations", "working set", "stream buffers", "reserved"}
     assert set(store.parts_bytes) == {"streamed weights", "parameters", "gradients", "optimizer"}
     assert (wafer.on_device, store.on_device) == (True, False)
@@ -84,7 +85,7 @@ def test_parameters_and_states_are_on_memoryx_not_on_the_wafer(toys: ModuleType)
     ],
 )
 def test_the_policy_has_a_name(group: int, microbatches: int, name: str) -> None:
-    assert policy_name(ParallelLayout(recompute_layers=group), microbatches) == name
+    assert policy_name(StreamingLayout(recompute_layers=group), microbatches) == name
 
 
 # --------------------------------------------------------------------------------- spill, buffers
@@ -92,9 +93,9 @@ def test_the_policy_has_a_name(group: int, microbatches: int, name: str) -> None
 def test_what_spills_leaves_two_on_the_wafer_and_the_rest_beside_it(
     toys: ModuleType, group: int, unit: int
 ) -> None:
-    layout = with_policy(ParallelLayout(), 3, group, spill=True)
-    assert activation_parts_bytes(toys.job(), layout)["activations"] == 2 * 3 * unit
-    assert spilled_bytes(toys.job(), layout) == 8 / max(1, group) * 3 * unit
+    layout = with_policy(StreamingLayout(), 3, group, spill=True)
+    assert activation_parts_bytes(toys.job(), layout, WAFER)["activations"] == 2 * 3 * unit
+    assert spilled_bytes(toys.job(), layout, WAFER) == 8 / max(1, group) * 3 * unit
     beside = wafer_memory(toys.job(), layout, toys.wafer_cluster(), 3)[-1]
     assert (beside.place, beside.on_device) == ("activation servers", False)
 
@@ -121,7 +122,7 @@ def test_gradients_summed_on_the_wafer_take_four_bytes_a_parameter(toys: ModuleT
     job, system = toys.job(), toys.wafer_cluster()
     summing = system.streaming.model_copy(update={"accumulate_at": "wafer"})
     there = system.model_copy(update={"streaming": summing})
-    layout = ParallelLayout(micro_batch_size=4)
+    layout = StreamingLayout(micro_batch_size=4)
     assert wafer_memory(job, layout, there, 8)[0].parts_bytes["gradients"] == 4 * parameters(job.model).total
     assert "gradients" not in wafer_memory(job, layout, there, 4)[0].parts_bytes
     assert "gradients" not in wafer_memory(job, layout, system, 8)[0].parts_bytes
@@ -129,4 +130,4 @@ def test_gradients_summed_on_the_wafer_take_four_bytes_a_parameter(toys: ModuleT
 
 @pytest.mark.parametrize(("group", "name"), [(0, "spill"), (2, "recompute every 2 layers, inputs spilled")])
 def test_spilling_is_part_of_the_name(group: int, name: str) -> None:
-    assert policy_name(ParallelLayout(recompute_layers=group, spill=True), 1) == name
+    assert policy_name(StreamingLayout(recompute_layers=group, spill=True), 1) == name

@@ -15,14 +15,14 @@ from perfsim.errors import LayoutError, MemoryCapacityError
 from perfsim.graph import TaskGraph
 from perfsim.strategies import Plan, strategy
 from perfsim.trace import Trace
-from perfsim.workload import ParallelLayout
+from perfsim.workload import StreamingLayout
 
 BLOCKS = 8 + 2
 
 
 def planned(toys: ModuleType, *, systems: int = 1, batch: int = 32, **layout: object) -> Plan:
     fields = {"micro_batch_size": batch // systems, "data": systems} | layout
-    chosen = ParallelLayout(**fields)  # type: ignore[arg-type]
+    chosen = StreamingLayout(**fields)  # type: ignore[arg-type]
     return toys.plan("weight-streaming", toys.job(batch), chosen, toys.wafer_cluster())
 
 
@@ -144,9 +144,8 @@ def test_a_batch_is_split_no_further_than_some_policy_needs(
 def test_everything_wrong_with_a_layout_is_listed(toys: ModuleType) -> None:
     topology = toys.topology(4, toys.wafer_cluster())
     with pytest.raises(LayoutError) as caught:
-        strategy("weight-streaming").plan(toys.job(2), topology, ParallelLayout(tensor=2, data=3))
+        strategy("weight-streaming").plan(toys.job(2), topology, StreamingLayout(data=3))
     assert [problem.message for problem in caught.value.problems] == [
-        "weight streaming is data parallel only: tensor and pipeline must be 1",
         "data 3 must equal the 4 systems",
         "global_batch_size 2 gives some of 3 systems nothing",
     ]
@@ -154,7 +153,7 @@ def test_everything_wrong_with_a_layout_is_listed(toys: ModuleType) -> None:
 
 def test_all_resident_is_refused_where_it_does_not_fit_with_a_way_out(toys: ModuleType) -> None:
     topology = toys.topology(1, toys.wafer_cluster())
-    layout = ParallelLayout(micro_batch_size=512)
+    layout = StreamingLayout(micro_batch_size=512)
     with pytest.raises(MemoryCapacityError, match=r"wafer needs .* GB of 40.0 GB; try a smaller"):
         strategy("weight-streaming").plan(toys.job(512), topology, layout)
 
@@ -177,7 +176,7 @@ def test_without_prefetch_weights_that_are_used_as_they_arrive_are_planned_in_ch
     system = default_catalog().override(toys.wafer_cluster(), changes)
     listed = strategy("weight-streaming").layouts(toys.job(8), toys.topology(1, system))
     assert {layout.stream_chunks for layout in listed} == {chunks}
-    plan = toys.plan("weight-streaming", toys.job(8), ParallelLayout(stream_chunks=chunks), system)
+    plan = toys.plan("weight-streaming", toys.job(8), StreamingLayout(stream_chunks=chunks), system)
     assert any("chunks" in note for note in plan.notes) is (chunks > 1)
-    whole = toys.plan("weight-streaming", toys.job(8), ParallelLayout(), system)
+    whole = toys.plan("weight-streaming", toys.job(8), StreamingLayout(), system)
     assert any("--detail chunk" in note for note in whole.notes) is (chunks > 1)

@@ -23,13 +23,12 @@ def test_a_legal_layout_has_no_problem(toys: ModuleType) -> None:
 
 
 def test_everything_wrong_is_listed_at_once_with_the_nearest_mend(toys: ModuleType) -> None:
-    layout = ParallelLayout(tensor=3, pipeline=5, data=3, micro_batch_size=4, zero_stage=4, order="pp-tp")
+    layout = ParallelLayout(tensor=3, pipeline=5, data=3, micro_batch_size=4, zero_stage=4)
     with pytest.raises(LayoutError) as caught:
         strategy("3d").plan(toys.job(32), toys.topology(8), layout)
     assert [problem.message for problem in caught.value.problems] == [
         "tensor 3 x pipeline 5 x data 3 is 45 devices, the question has 8",
         "zero_stage 4 is not available; allowed: 0, 1, 2, 3",
-        "rank order 'pp-tp' is not available; allowed: tp-dp-pp",
         "num_attention_heads 16 is not a multiple of tensor 3; nearest: 2",
         "num_query_groups 16 is not a multiple of tensor 3; nearest: 2",
         "ffn_hidden_size 8192 is not a multiple of tensor 3; nearest: 2",

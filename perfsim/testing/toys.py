@@ -1,7 +1,4 @@
-"""Small systems, models and prices for tests: nothing here is read from the catalogue.
-
-Loaded by path from the root conftest (fixture `toys`), because tests are not a package.
-"""
+"""Small systems, models and prices for tests: nothing here is read from the catalogue."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfsim.calibration import WaferCalibration
+from perfsim.costs.price import Costs
+from perfsim.errors import GraphError
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TaskGraph, TensorClass, Work
 from perfsim.hardware import (
     ActivationServersSpec,
@@ -27,14 +26,17 @@ from perfsim.hardware import (
     WaferClusterSpec,
     WeightServerSpec,
 )
-from perfsim.strategies import Plan, strategy
-from perfsim.topology import Topology, build_topology
-from perfsim.workload import Job, ParallelLayout, TrainingRecipe, TransformerConfig
+from perfsim.machines import build_topology
+from perfsim.prediction.question import Question
+from perfsim.strategies import Plan, Strategy, strategy
+from perfsim.topology import Topology
+from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
 
 GIB = 2.0**30
 
 
 def link(bytes_per_s: float, latency_s: float) -> LinkSpec:
+    """A link without a calibration."""
     return LinkSpec(name="link", bandwidth=bytes_per_s, latency=latency_s)
 
 
@@ -85,18 +87,7 @@ def wafer_cluster(
         ),
         io_ports=12,
         io_link=link(stream_bytes_per_s / 12, 1e-6),
-        memoryx=MemoryXSpec(
-            servers=10,
-            server=WeightServerSpec(
-                bandwidth=stream_bytes_per_s / 10,
-                dram=TierSpec(capacity=1e12, bandwidth=update_bytes_per_s / 10),
-                flash=FlashSpec(capacity=1e14, bandwidth=stream_bytes_per_s / 10),
-                arithmetic=1e12,
-            ),
-            placement="sharded",
-            weights_in="auto",
-            optimizer_state_in="auto",
-        ),
+        memoryx=_memoryx(stream_bytes_per_s, update_bytes_per_s),
         swarmx=SwarmXSpec(fan_out=4, bandwidth=stream_bytes_per_s, hop_latency=1e-5, chunk=2**18),
         activation_servers=ActivationServersSpec(
             per_system=1, bandwidth=stream_bytes_per_s / 10, capacity=1e12, bytes_per_token=12.0, prefetch=1
@@ -113,6 +104,22 @@ def wafer_cluster(
         software_release="r2.0",
         weight_bytes=weight_bytes,
         gradient_bytes=weight_bytes,
+    )
+
+
+def _memoryx(stream_bytes_per_s: float, update_bytes_per_s: float) -> MemoryXSpec:
+    """Ten weight servers that stream and update at these rates together."""
+    return MemoryXSpec(
+        servers=10,
+        server=WeightServerSpec(
+            bandwidth=stream_bytes_per_s / 10,
+            dram=TierSpec(capacity=1e12, bandwidth=update_bytes_per_s / 10),
+            flash=FlashSpec(capacity=1e14, bandwidth=stream_bytes_per_s / 10),
+            arithmetic=1e12,
+        ),
+        placement="sharded",
+        weights_in="auto",
+        optimizer_state_in="auto",
     )
 
 
@@ -136,21 +143,39 @@ def recipe(**changes: Any) -> TrainingRecipe:
 
 
 def job(batch: int = 32, recipe_changes: Mapping[str, Any] | None = None, **model_changes: Any) -> Job:
+    """The toy model trained by the toy recipe, with changes to either."""
     return Job(model(**model_changes), recipe(**(recipe_changes or {})), batch)
 
 
 def topology(devices: int, system: GpuClusterSpec | WaferClusterSpec | None = None) -> Topology:
+    """So many devices of a system; of toy GPUs unless told."""
     return build_topology(system or gpu_cluster(), devices)
 
 
 def plan(
-    name: str, asked: Job, layout: ParallelLayout, system: GpuClusterSpec | WaferClusterSpec | None = None
+    name: str, asked: Job, layout: Layout, system: GpuClusterSpec | WaferClusterSpec | None = None
 ) -> Plan:
     """A layout planned on as many devices as it needs, memory not checked."""
     return strategy(name).plan(asked, topology(layout.num_devices, system), layout, check_memory=False)
 
 
+def question(
+    chosen: str | Strategy[Any, Any], asked: Job, on: Topology, prices: Costs | None = None
+) -> Question:
+    """What is asked of a strategy for a job on a topology, at these prices."""
+    return Question(
+        model=asked.model,
+        recipe=asked.recipe,
+        system=on.system,
+        devices=on.num_devices,
+        strategy=chosen,
+        batch=asked.global_batch_size,
+        prices=prices,
+    )
+
+
 def graph_of(chosen: Plan) -> TaskGraph:
+    """The graph that the plan's strategy writes."""
     builder = GraphBuilder()
     strategy(chosen.strategy).emit(chosen, builder)
     return builder.build()
@@ -175,7 +200,8 @@ class ToyCosts:
         return seconds
 
     def _communication_s(self, work: Work) -> float:
-        assert work.group is not None
+        if work.group is None:
+            raise GraphError(f"{work.name} is communication without a group")
         ranks = work.group.ranks
         one_node = len({rank // self.system.node.devices for rank in ranks}) == 1
         rate = self.system.node.scale_up.bandwidth if one_node else self.system.node.nic.bandwidth

@@ -1,0 +1,90 @@
+"""A layout as text, `tp=8,pp=4,dp=4,mbs=1`: its settings by the names of a layout type's fields."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from perfsim.errors import LayoutError, Problem
+
+SHORT_NAMES = {
+    "tp": "tensor",
+    "pp": "pipeline",
+    "dp": "data",
+    "vpp": "virtual_pipeline",
+    "mbs": "micro_batch_size",
+    "sp": "sequence_parallel",
+    "zero": "zero_stage",
+}
+
+
+def settings(text: str) -> Iterator[tuple[str, str, str]]:
+    """Of each setting the text as it stands, its long name, and its value."""
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, _, value = item.partition("=")
+        yield item, SHORT_NAMES.get(key.strip(), key.strip()), value.strip()
+
+
+def parsed_settings(text: str, layout_type: type) -> dict[str, Any]:
+    """The fields of a layout that a text names; LayoutError lists all that is wrong.
+
+    `layers_per_stage` is written 11-11-11-11.
+    """
+    problems: list[Problem] = []
+    given: dict[str, Any] = {}
+    for item, name, value in settings(text):
+        try:
+            parsed = _parsed(name, value, layout_type)
+        except _Wrong as wrong:
+            problems.append(Problem(f"layout {item!r}: {wrong.message}", help=wrong.help))
+            continue
+        if name in given:
+            problems.append(Problem(f"layout names {name} twice"))
+        given.setdefault(name, parsed)
+    if problems:
+        raise LayoutError(problems)
+    return given
+
+
+class _Wrong(Exception):
+    """What is wrong with a setting, and the nearest mend."""
+
+    def __init__(self, message: str, help_text: str) -> None:
+        super().__init__(message)
+        self.message, self.help = message, help_text
+
+
+def _parsed(name: str, value: str, layout_type: type) -> Any:
+    """A field's value."""
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(layout_type)}
+    if name not in defaults:
+        known = [*(short for short, long in SHORT_NAMES.items() if long in defaults), *defaults]
+        nearest = difflib.get_close_matches(name, known, 1)
+        help_text = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
+        raise _Wrong("unknown name", help_text)
+    kind = get_type_hints(layout_type)[name]
+    if kind is str:
+        return value
+    if kind is bool:
+        if value.lower() not in ("true", "false", "1", "0"):
+            raise _Wrong(f"{value!r} is not a truth value", "write true or false")
+        return value.lower() in ("true", "1")
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise _Wrong(f"{value!r}", f"allowed: {', '.join(get_args(kind))}")
+        return value
+    if kind is int:
+        return _whole_number(value, least=min(1, defaults[name]))
+    return tuple(_whole_number(part, least=0) for part in value.split("-"))
+
+
+def _whole_number(value: str, least: int) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        raise _Wrong(f"{value!r} is not a whole number", "write for example tp=8") from None
+    if number < least:
+        raise _Wrong(f"{number} is less than {least}", f"write {least} or more")
+    return number

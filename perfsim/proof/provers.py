@@ -1,0 +1,132 @@
+"""What proofs need to know of a kind of machine: a small layout, an executor of its graphs, their prices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from perfsim.errors import InputError
+from perfsim.graph import TaskGraph
+from perfsim.proof.execution.gpu import GpuCompiler
+from perfsim.proof.execution.program import Compiler
+from perfsim.proof.execution.serial import Lesson
+from perfsim.proof.execution.wafer import WaferCompiler
+from perfsim.proof.prices import GpuPrices, Prices, StreamingPrices
+from perfsim.strategies.streaming.blocks import StreamingPlan
+from perfsim.strategies.three_d.stages import ThreeDPlan
+from perfsim.workload import Layout, ParallelLayout, StreamingLayout
+
+MOST_SEQUENCES = 2
+"""Of a micro-batch."""
+FEW_LAYERS = 3
+"""Of a model without pipeline: more than the buffers that come round."""
+FEW_STAGES = 4
+"""Stages up to which each has two layers."""
+
+
+class Prover(Protocol):
+    """What differs between kinds of machine in a proof."""
+
+    @property
+    def system(self) -> str:
+        """What catalogue proofs run on; numbers do not depend on it, the simulated order does."""
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether a batch has to be a multiple of the replicas' micro-batches."""
+
+    def small_layout(self, layout: Any) -> Layout:
+        """The layout with small micro-batches and few layers."""
+
+    def small_layers(self, layout: Any) -> int:
+        """Layers of the small model."""
+
+    def compiler(self, graph: TaskGraph, lesson: Lesson, plan: Any) -> Compiler:
+        """What turns a graph into a program."""
+
+    def prices(self, plan: Any) -> Prices:
+        """How a plan's graph counts bytes and elements."""
+
+    def features(self, plan: Any) -> list[str]:
+        """What a proof of a plan exercises, in words."""
+
+
+class GpuProver:
+    """Proofs of the strategies of GPU clusters."""
+
+    system = "dgx-a100-80gb"
+    even_batches = True
+
+    def small_layout(self, layout: ParallelLayout) -> ParallelLayout:
+        """Uneven stages stay uneven: none, one or two layers where there were none, one or more."""
+        given = layout.layers_per_stage
+        layers = None if given is None else tuple(min(2, count) for count in given)
+        size = min(MOST_SEQUENCES, layout.micro_batch_size)
+        return replace(layout, micro_batch_size=size, layers_per_stage=layers)
+
+    def small_layers(self, layout: ParallelLayout) -> int:
+        """Two a stage where there are few stages."""
+        if layout.layers_per_stage is not None:
+            return sum(layout.layers_per_stage)
+        if layout.num_stages == 1:
+            return FEW_LAYERS
+        return layout.num_stages * (2 if layout.num_stages <= FEW_STAGES else 1)
+
+    def compiler(self, graph: TaskGraph, lesson: Lesson, plan: ThreeDPlan) -> Compiler:
+        """The executor of GPU graphs."""
+        return GpuCompiler(graph, lesson, plan.layout)
+
+    def prices(self, plan: ThreeDPlan) -> Prices:
+        """How GPU graphs count."""
+        return GpuPrices(plan)
+
+    def features(self, plan: ThreeDPlan) -> list[str]:
+        """Sequence parallelism, ZeRO, overlap."""
+        layout, words = plan.layout, []
+        words += ["sequence parallel"] if layout.sequence_parallel else []
+        words += [f"zero {layout.zero_stage}"] if layout.zero_stage else []
+        overlaps = plan.job.recipe.overlap_grad_reduce and layout.data > 1
+        return [*words, "reduction overlapped"] if overlaps else words
+
+
+class StreamingProver:
+    """Proofs of weight streaming."""
+
+    system = "cs-2"
+    even_batches = False
+
+    def small_layout(self, layout: StreamingLayout) -> StreamingLayout:
+        """Weights in one piece, which the executor needs whole."""
+        return replace(layout, micro_batch_size=min(MOST_SEQUENCES, layout.micro_batch_size), stream_chunks=1)
+
+    def small_layers(self, layout: StreamingLayout) -> int:
+        """More than one group of recomputed layers."""
+        return max(FEW_LAYERS, layout.recompute_layers + 1)
+
+    def compiler(self, graph: TaskGraph, lesson: Lesson, plan: StreamingPlan) -> Compiler:
+        """The executor of streamed graphs; a device holds as many layers as are prefetched."""
+        system, blocks = plan.topology.system, plan.job.model.num_layers + 2
+        slots = 1 + min(system.streaming.prefetch_depth, 2 * blocks - 1)
+        return WaferCompiler(graph, lesson, plan.layout, slots, system.activation_servers.prefetch)
+
+    def prices(self, plan: StreamingPlan) -> Prices:
+        """How streamed graphs count."""
+        return StreamingPrices(plan)
+
+    def features(self, plan: StreamingPlan) -> list[str]:
+        """The memory policy."""
+        layout, words = plan.layout, []
+        words += [f"groups of {layout.recompute_layers}"] if layout.recompute_layers else []
+        return [*words, "spilled"] if layout.spill else words
+
+
+PROVERS: Mapping[str, Prover] = {"gpu-cluster": GpuProver(), "wafer-cluster": StreamingProver()}
+"""By kind of machine."""
+
+
+def prover(kind: str) -> Prover:
+    """What proves plans on a kind of machine; InputError where nothing executes its graphs."""
+    if kind not in PROVERS:
+        raise InputError(f"graphs on a {kind} cannot be executed; proofs know {', '.join(sorted(PROVERS))}")
+    return PROVERS[kind]
