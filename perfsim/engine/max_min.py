@@ -1,7 +1,7 @@
-"""Max-min fair rates: nobody gets more without taking from somebody who has no more.
+"""Max-min fair rates: no rate can grow without lowering one that is no larger.
 
-Progressive filling raises all rates together and settles a flow when it reaches its cap or when a
-link on its route is full. D. Bertsekas and R. Gallager, Data Networks, 2nd edition (1992), section
+Progressive filling raises all rates together and fixes the rate of a flow when it reaches its cap or
+when a link on its route is full. D. Bertsekas and R. Gallager, Data Networks, 2nd edition (1992), section
 6.5.2.
 """
 
@@ -16,12 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Loads = Sequence[Sequence[tuple[int, int]]]
-"""For each class: (link, what one unit of the class's rate puts on it), on links that may bind."""
+"""For each class: (link, load per unit of the class's rate), for links that may bind."""
 
 TOLERANCE = 1e-9
 """A link is contended when its demand exceeds its capacity by more than this fraction."""
 VECTOR_CLASSES = 64
-"""From this many classes on NumPy fills faster than a Python loop; both give the same bits."""
+"""From this many classes on NumPy is faster than a Python loop; both give bitwise equal rates."""
 
 
 def max_min_rates(
@@ -33,19 +33,18 @@ def max_min_rates(
     """Max-min fair rates of flows, in the unit of `caps` and `capacities`.
 
     Flow i crosses the links `routes[i]` (a link named twice is loaded twice) and never exceeds
-    `caps[i]`; `weights[i]` identical flows count as one entry. No rate can grow without lowering
-    one that is no larger. Links that cannot bind, within a relative 1e-9, are left out, so a flow
-    that nobody slows gets its cap exactly.
+    `caps[i]`; `weights[i]` identical flows count as one entry. Links that cannot bind, within a
+    relative 1e-9, are left out, so a flow that is not slowed gets its cap exactly.
     """
     weights = [1] * len(routes) if weights is None else weights
     classes: dict[tuple[tuple[int, ...], float], int] = {}
-    member = [
+    class_of_flow = [
         classes.setdefault((tuple(sorted(route)), float(cap)), len(classes))
         for route, cap in zip(routes, caps, strict=True)
     ]
     total = [0] * len(classes)
-    for of, weight in zip(member, weights, strict=True):
-        total[of] += weight
+    for index, weight in zip(class_of_flow, weights, strict=True):
+        total[index] += weight
     capacity = np.asarray(capacities, dtype=np.float64)
     demand = np.zeros(len(capacity))
     for (route, cap), weight in zip(classes, total, strict=True):
@@ -56,7 +55,7 @@ def max_min_rates(
         for (route, _), weight in zip(classes, total, strict=True)
     ]
     rates = fill(loads, [cap for _, cap in classes], capacity.tolist())
-    return np.array(rates, dtype=np.float64)[member]
+    return np.array(rates, dtype=np.float64)[class_of_flow]
 
 
 def fill(loads: Loads, caps: list[float], capacity: Sequence[float]) -> list[float]:
@@ -69,7 +68,7 @@ def fill(loads: Loads, caps: list[float], capacity: Sequence[float]) -> list[flo
 
 
 def fill_one_link(units: list[int], caps: list[float], capacity: float) -> list[float]:
-    """What `fill_by_loop` gives where one link binds: who wants less than an equal share gets it."""
+    """`fill_by_loop` for one link: a class whose cap is below the equal share gets its cap."""
     rates = list(caps)
     live = list(range(len(caps)))
     while live:
@@ -91,8 +90,8 @@ def fill_one_link(units: list[int], caps: list[float], capacity: float) -> list[
 def fill_by_loop(loads: Loads, caps: list[float], capacity: Sequence[float]) -> list[float]:
     """Progressive filling, class by class.
 
-    A round settles every class at its cap, if no link allows it less, or at the share of a link
-    that is the tightest limit of all classes on it; this shrinks no share that is left.
+    A round fixes a class at its cap, if no link allows it less, or at a link's equal share, if that is
+    the tightest limit of every class on the link; so the shares of later rounds never shrink.
     """
     left = {link: capacity[link] for row in loads for link, _ in row}
     rates = list(caps)
@@ -123,7 +122,7 @@ def fill_by_loop(loads: Loads, caps: list[float], capacity: Sequence[float]) -> 
 
 
 def fill_by_numpy(loads: Loads, caps: list[float], capacity: Sequence[float]) -> list[float]:
-    """What `fill_by_loop` does, in the same order of additions, for many classes."""
+    """`fill_by_loop` vectorised for many classes, with the same order of additions."""
     names = sorted({link for row in loads for link, _ in row})
     index = {link: i for i, link in enumerate(names)}
     left = np.array([capacity[link] for link in names], dtype=np.float64)
