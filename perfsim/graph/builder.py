@@ -96,6 +96,7 @@ class Template:
         stream: str,
         reads: Sequence[int] = (),
         after: Sequence[int] = (),
+        *,
         block: int = WHOLE_DEVICE,
     ) -> Handles:
         """Record one task; `reads` are ports or tensors of this template.
@@ -203,6 +204,7 @@ class GraphBuilder:
         stream: str,
         reads: Sequence[int] = (),
         after: Sequence[int] = (),
+        *,
         tag: int = -1,
         block: int = WHOLE_DEVICE,
     ) -> Handles:

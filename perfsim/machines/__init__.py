@@ -5,15 +5,29 @@ from __future__ import annotations
 import difflib
 from importlib.metadata import entry_points
 
+from perfsim.costs.price import Costs
 from perfsim.errors import InputError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.machines.gpu_cluster import GpuCluster
 from perfsim.machines.machine import Machine
+from perfsim.machines.network import Network
 from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.strategies import Strategy, strategy
 from perfsim.strategies.plan import check_runs_on
+from perfsim.topology import HEALTHY, LinkHealth, Topology
+from perfsim.workload import TrainingRecipe
 
-__all__ = ["MACHINES", "Machine", "machine", "machine_kinds", "machine_of", "strategy_for"]
+__all__ = [
+    "MACHINES",
+    "Machine",
+    "build_topology",
+    "costs_for",
+    "machine",
+    "machine_kinds",
+    "machine_of",
+    "network_of",
+    "strategy_for",
+]
 
 MACHINES: dict[str, Machine] = {known.kind: known for known in (GpuCluster(), WaferCluster())}
 ENTRY_POINTS = "perfsim.machines"
@@ -40,6 +54,25 @@ def machine(kind: str) -> Machine:
 def machine_of(system: SystemSpec) -> Machine:
     """The machine that a system is one of."""
     return machine(system.kind)
+
+
+def build_topology(system: SystemSpec, num_devices: int) -> Topology:
+    """The network of the first `num_devices` devices of a system.
+
+    Raises InputError for no device, more systems than the cluster can have, or a last node that
+    would stay partly empty (a single node may).
+    """
+    return machine_of(system).topology(system, num_devices)
+
+
+def costs_for(topology: Topology, recipe: TrainingRecipe) -> Costs:
+    """What prices work on a system."""
+    return machine_of(topology.system).costs(topology, recipe)
+
+
+def network_of(topology: Topology, health: LinkHealth = HEALTHY) -> Network:
+    """A topology, whole unless its `health` says otherwise, as communication meets it."""
+    return machine_of(topology.system).network(topology, health)
 
 
 def strategy_for(name: str, system: SystemSpec) -> Strategy:

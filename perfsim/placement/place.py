@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from perfsim.graph import TaskGraph, unfold
 from perfsim.graph.symmetry import rank_of
+from perfsim.machines import network_of
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import SharedLinks, shared_links
-from perfsim.topology import HEALTHY, FatTree, LinkHealth, Topology
+from perfsim.topology import HEALTHY, LinkHealth, Topology
 
 MOST_TASKS = 3_000_000
 """Past this peers stay folded, and run as the slowest of them."""
@@ -48,7 +49,7 @@ def place(
     """
     links = shared_links(folded, topology, health=health) if contention else SharedLinks()
     told = dict(marks or {})
-    places = _places(topology, health) if links.flows else {}
+    places = network_of(topology, health).places() if links.flows else {}
     together: dict[int, Hashable] = {
         rank: (told.get(rank), places.get(rank)) for rank in told.keys() | places.keys()
     }
@@ -73,18 +74,3 @@ def _note(kinds: int, *, too_many: bool) -> str:
             "write, so that the first rank of each stage stands for all"
         )
     return f"ranks of {kinds:,} kinds written: groups lie unevenly over nodes or leaves"
-
-
-def _places(topology: Topology, health: LinkHealth) -> dict[int, Hashable]:
-    """What the network makes of each rank, where it makes a difference."""
-    if not isinstance(topology, FatTree):
-        return {}
-    parted = topology.is_thin(health.left)
-    sick = {topology.node_of_nic(link) for link in health.left}
-    places: dict[int, Hashable] = {}
-    for rank in range(topology.num_devices):
-        node = rank // topology.devices_per_node
-        if parted or node in sick:
-            leaf = node // topology.system.fabric.nodes_per_leaf if parted else 0
-            places[rank] = (leaf, rank if node in sick else None)
-    return places

@@ -16,12 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfsim.engine.fairshare import Flow
 from perfsim.engine.max_min import TOLERANCE
-from perfsim.errors import InputError
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
 from perfsim.graph.symmetry import width_of
+from perfsim.machines import network_of
+from perfsim.machines.network import Network, PeerClasses, Traffic
 from perfsim.placement.binding_links import flows_on
-from perfsim.placement.traffic import PeerClasses, Traffic, gpu_traffic, wafer_bytes_per_s, wafer_traffic
-from perfsim.topology import HEALTHY, FatTree, LinkHealth, Topology, WaferTree
+from perfsim.topology import HEALTHY, LinkHealth, Topology
 
 
 class SharedLinks(NamedTuple):
@@ -40,12 +40,13 @@ def shared_links(
     them; a folded graph needs none. Raises InputError where dead links leave no route.
     """
     classes = np.zeros(width_of(graph), dtype=np.int64) if peers is None else np.asarray(peers)
-    _spill_is_folded(graph)
-    traffic = _traffic(graph.works, topology, PeerClasses(classes), health)
+    network = network_of(topology, health)
+    network.check(graph)
+    traffic = _traffic(graph.works, network, PeerClasses(classes))
     if not traffic:
         return SharedLinks()
     row = {number: each for each, number in enumerate(traffic)}
-    table, capacities = _table(list(traffic.values()), topology, health)
+    table, capacities = _table(list(traffic.values()), network)
     demand = np.zeros(len(capacities))
     streams: dict[int, list[int]] = {}
     for work, stream in _works_on_streams(graph):
@@ -61,18 +62,13 @@ def shared_links(
     return SharedLinks(dict(zip(contended, flows, strict=True)), kept) if flows else SharedLinks()
 
 
-def _table(
-    traffic: Sequence[Traffic], topology: Topology, health: LinkHealth
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _table(traffic: Sequence[Traffic], network: Network) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What each communication asks of each link, in bytes/s, and their capacities; like links once."""
     links = np.unique(np.concatenate([each.links for each in traffic]))
     table = np.zeros((len(traffic) + 1, len(links)))
     for row, each in enumerate(traffic):
         table[row, np.searchsorted(links, each.links)] = each.times * each.bytes_per_s
-    if isinstance(topology, FatTree):
-        table[-1] = topology.crossed_bytes_per_s(links, health.left)
-    elif isinstance(topology, WaferTree):
-        table[-1] = [wafer_bytes_per_s(link, topology, health) for link in links.tolist()]
+    table[-1] = network.bytes_per_s(links)
     columns = np.ascontiguousarray(table.T)
     first = {column.tobytes(): index for index, column in reversed(list(enumerate(columns)))}
     table = table[:, sorted(first.values())]
@@ -84,9 +80,7 @@ def _crossings(traffic: Traffic, asked: NDArray[np.float64], links: NDArray[np.i
     return {link: each for link, each in zip(links.tolist(), times.tolist(), strict=True) if each}
 
 
-def _traffic(
-    works: Sequence[Work], topology: Topology, peers: PeerClasses, health: LinkHealth
-) -> dict[int, Traffic]:
+def _traffic(works: Sequence[Work], network: Network, peers: PeerClasses) -> dict[int, Traffic]:
     """By work id; works of one group and direction put the same on the network."""
     known: dict[tuple[RankGroup | None, bool, str], Traffic | None] = {}
     found: dict[int, Traffic] = {}
@@ -94,22 +88,11 @@ def _traffic(
         if work.kind is Kind.COMP:
             continue
         key = (work.group, work.kind is Kind.COMM_COLL, work.op)
-        if key not in known and isinstance(topology, FatTree):
-            known[key] = gpu_traffic(work, topology, peers, health)
-        elif key not in known:
-            known[key] = wafer_traffic(work, topology, health) if isinstance(topology, WaferTree) else None
+        if key not in known:
+            known[key] = network.traffic(work, peers)
         if (traffic := known[key]) is not None:
             found[number] = traffic
     return found
-
-
-def _spill_is_folded(graph: TaskGraph) -> None:
-    """What spills is counted on the ports of the first wafer, so that one must stand for all."""
-    wafers = sum(stream.endswith("/spill") for stream in graph.streams)
-    if wafers > 1:
-        raise InputError(
-            f"{wafers} wafers are written; spilled activations share links only where one stands for all"
-        )
 
 
 def _works_on_streams(graph: TaskGraph) -> list[tuple[int, int]]:

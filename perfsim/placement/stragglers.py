@@ -12,13 +12,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from perfsim.graph import TaskGraph
-from perfsim.graph.symmetry import as_slowest_peers
+from perfsim.graph.symmetry import as_slowest_peers, width_of
+from perfsim.machines import network_of
 from perfsim.placement.place import Placed, place
-from perfsim.placement.rank_classes import places_of_peers
 from perfsim.strategies import Plan
-from perfsim.strategies.schedules import schedule_called
-from perfsim.topology import HEALTHY, FatTree, LinkHealth
-from perfsim.workload import ParallelLayout
+from perfsim.topology import HEALTHY, LinkHealth
 
 MANY_TASKS = 100_000
 """Folded tasks from which on a straggler's peers are written with it; below, their waiting is shown."""
@@ -54,22 +52,9 @@ def place_stragglers(
     one = len(factors) == 1 and plan.layout.tensor > 1 and not health.left
     if one and (step_only or len(folded) > MANY_TASKS):
         alike = as_slowest_peers(folded, factors)
-        if places_of_peers(folded, topology, shares_links=False) is None:
+        network = network_of(topology)
+        if network.peer_places(folded.works, width_of(folded), shares_links=False) is None:
             placed = place(folded, topology, marks=alike)
-            if not placed.links.flows or _in_step(plan):
+            if not placed.links.flows or network.peers_keep_step(plan.layout):
                 return PlacedStragglers(placed, alike, TOGETHER)
     return PlacedStragglers(place(folded, topology, marks=factors, health=health), factors)
-
-
-def _in_step(plan: Plan) -> bool:
-    """Whether tensor peers put nothing on shared links before the slowest of them could.
-
-    They meet at the end of every block, inside a node whose leaf carries what it sends; where weight
-    gradients are a pass of their own, they meet only at its end.
-    """
-    topology = plan.topology
-    inside = topology.devices_per_node % plan.layout.tensor == 0
-    thin = isinstance(topology, FatTree) and topology.is_thin({})
-    layout = plan.layout
-    whole = isinstance(layout, ParallelLayout) and not schedule_called(layout.schedule).splits_backward
-    return inside and not thin and whole

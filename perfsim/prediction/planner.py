@@ -131,11 +131,6 @@ def _with_safer(chosen: Screened, screened: Sequence[Screened]) -> Plan:
     return replace(plan, notes=(*plan.notes, note))
 
 
-def memory_share(plan: Plan) -> float:
-    """The fullest device's memory over its capacity."""
-    return max(use.total_bytes / use.capacity_bytes for use in plan.memory if use.on_device)
-
-
 def _reasons(strategy: Strategy, job: Job, topology: Topology, search: _Search) -> list[str]:
     where = f"{topology.num_devices} x {topology.system.name}"
     head = f"no plan fits: strategy {strategy.name}, {where}, {job.global_batch_size} sequences a step"

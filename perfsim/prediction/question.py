@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.costs.factory import costs_for
-from perfsim.machines import machine_of, strategy_for
+from perfsim.machines import build_topology, costs_for, machine_of, strategy_for
 from perfsim.machines.layout_text import settings
 from perfsim.prediction.cluster import check_device, cluster_named
 from perfsim.prediction.evaluation import Evaluation, evaluate
@@ -17,7 +16,6 @@ from perfsim.prediction.perturbation_spec import parse_perturbations
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.reached import above_all_published, fewer_than_published
 from perfsim.prediction.remarks import defaults_remark
-from perfsim.topology import build_topology
 from perfsim.workload import Job, Layout
 
 Detail = Literal["layer", "chunk"]

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from perfsim.costs.factory import costs_for
 from perfsim.errors import DeadlockError, GraphError, InputError
 from perfsim.graph import TaskGraph
 from perfsim.graph.unfold import Unfolded, unfold
+from perfsim.machines import costs_for
 from perfsim.prediction.evaluation import Evaluation, evaluate
 from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure, origin
 from perfsim.proof.execution.hazards import hazards

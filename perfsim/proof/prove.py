@@ -10,7 +10,7 @@ from typing import Any
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, Problem
 from perfsim.hardware import SystemSpec
-from perfsim.machines import machine
+from perfsim.machines import build_topology, machine
 from perfsim.proof.catalogue import Case, catalogue_cases
 from perfsim.proof.proof import Proof, finite, prove_plan
 from perfsim.proof.provers import prover
@@ -18,7 +18,6 @@ from perfsim.proof.small import STEPS, small_plan
 from perfsim.strategies import Plan, strategy
 from perfsim.study.runner import load_study, run_study
 from perfsim.sweep.runner import is_sweep
-from perfsim.topology import build_topology
 from perfsim.workload import Job, Layout, TransformerConfig
 
 RECIPE = "gpt3_pretraining"

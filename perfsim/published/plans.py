@@ -6,13 +6,12 @@ from pathlib import Path
 
 from perfsim.calibration import Calibration
 from perfsim.catalog import Catalog, data_root
-from perfsim.costs.factory import costs_for
+from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import evaluate
 from perfsim.prediction.planner import screen
 from perfsim.published.cases import StepCase, case_job, case_layout, case_system
 from perfsim.published.contradictions import refuse_contradictions
 from perfsim.strategies import Plan, strategy
-from perfsim.topology import build_topology
 
 
 def case_plan(case: StepCase, catalog: Catalog, calibration: Calibration | None = None) -> Plan:

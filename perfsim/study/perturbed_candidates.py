@@ -8,11 +8,12 @@ from dataclasses import replace
 from perfsim.catalog.reader import LocatedMapping
 from perfsim.catalog.suggest import did_you_mean
 from perfsim.errors import CatalogError, InputError
+from perfsim.machines import build_topology
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation import perturbed
 from perfsim.prediction.perturbation_spec import LinkSpecLeft, PerturbationSpec, StragglerSpec
 from perfsim.study.spec import StudySpec
-from perfsim.topology import Topology, build_topology, ends_of, links_with_state, nearest_link
+from perfsim.topology import Topology, ends_of, links_with_state, nearest_link
 
 
 def perturbed_candidate(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Evaluation:

@@ -9,10 +9,9 @@ from pathlib import Path
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
 from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
-from perfsim.costs.factory import costs_for
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LimitError, PlanError, Problem
-from perfsim.machines import strategy_for
+from perfsim.machines import build_topology, costs_for, strategy_for
 from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.cluster import check_device
 from perfsim.prediction.evaluation import Evaluation
@@ -39,7 +38,6 @@ from perfsim.study.spec import CandidateSpec, StudySpec
 from perfsim.study.suggestions import suggested_batches
 from perfsim.study.verdict import Answer, ratio_bands, verdict
 from perfsim.study.whole_run import whole_run_of, whole_run_sentence
-from perfsim.topology import build_topology
 from perfsim.transformer import parameters
 
 Progress = Callable[[str], None]

@@ -8,8 +8,6 @@ the same system gives the same ids. Links and graph are made when they are first
 
 from __future__ import annotations
 
-from perfsim.errors import InputError
-from perfsim.hardware import SystemSpec, WaferClusterSpec
 from perfsim.topology.base import Cable, Edge, GroupShape, LinkKind, Route, Topology
 from perfsim.topology.fat_tree import FatTree
 from perfsim.topology.health import (
@@ -34,23 +32,9 @@ __all__ = [
     "Route",
     "Topology",
     "WaferTree",
-    "build_topology",
     "ends_of",
     "link_health",
     "links_with_state",
     "nearest_link",
     "route_around",
 ]
-
-
-def build_topology(system: SystemSpec, num_devices: int) -> Topology:
-    """The network of the first `num_devices` devices of a system.
-
-    Raises InputError for no device, more systems than the cluster can have, or a last node that
-    would stay partly empty (a single node may).
-    """
-    if num_devices < 1:
-        raise InputError(f"{system.name}: at least one device is needed, not {num_devices}")
-    if isinstance(system, WaferClusterSpec):
-        return WaferTree(system, num_devices)
-    return FatTree(system, num_devices)

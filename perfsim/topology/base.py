@@ -62,6 +62,8 @@ class Topology(ABC):
     """Ranks that share a node: rank r is on node r // devices_per_node."""
 
     def __init__(self, system: SystemSpec, num_devices: int) -> None:
+        if num_devices < 1:
+            raise InputError(f"{system.name}: at least one device is needed, not {num_devices}")
         self.system = system
         self.num_devices = num_devices
         self._routes: dict[tuple[str, str], Route] = {}

@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.costs.factory import costs_for
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.perturb import with_stragglers
 from perfsim.graph import GraphBuilder, TaskGraph, unfold
+from perfsim.machines import build_topology, costs_for
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import shared_links
 from perfsim.placement.stragglers import place_stragglers
 from perfsim.strategies import Plan, strategy
-from perfsim.topology import build_topology
 from perfsim.trace import Trace
 from perfsim.workload import Job, ParallelLayout
 

@@ -11,13 +11,12 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from perfsim.catalog import Catalog, data_root
-from perfsim.costs.factory import costs_for
 from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.graph import GraphBuilder, unfold
+from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.planner import best_plan
 from perfsim.strategies import strategy
-from perfsim.topology import build_topology
 from perfsim.trace import Trace
 from perfsim.workload import Job
 

@@ -38,6 +38,7 @@ def test_the_wheel_holds_the_package_and_the_whole_catalogue_and_no_more(
     held = {name for name in contents(wheel) if ".dist-info/" not in name}
     assert held == expected
     assert "perfsim/_data/studies/gpt3_20b.yaml" in held
+    assert "perfsim/py.typed" in held, "type checkers ignore the annotations of a package without it"
 
 
 def test_the_wheel_holds_the_licence(wheel: Path) -> None:

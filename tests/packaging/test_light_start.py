@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 HEAVY = {"jinja2", "networkx", "numpy", "pandas", "plotly", "pydantic", "rich", "scipy", "simpy", "yaml"}
+
+
+def test_the_promises_of_a_strategy_are_checked_without_a_test_framework(
+    must_run: Callable, repository: Path
+) -> None:
+    probe = (
+        "import sys\n"
+        "sys.modules.update(pytest=None, hypothesis=None)\n"
+        "from perfsim.strategies import strategy\n"
+        "from perfsim.testing import check_strategy\n"
+        "check_strategy(strategy('data'))\n"
+    )
+    must_run(sys.executable, "-c", probe, cwd=repository)
 
 
 def test_help_loads_no_heavy_library(must_run: Callable) -> None:

@@ -62,6 +62,17 @@ def test_the_main_study_prints_one_json_document_with_every_promised_key(answer:
         assert 0 < candidate["mfu"] < 1
 
 
+def test_a_plug_in_checks_its_strategy_against_the_wheel(
+    installed: Path, must_run: Callable[..., CompletedProcess[str]]
+) -> None:
+    probe = (
+        "from perfsim.strategies.three_d.strategy import ThreeD\n"
+        "from perfsim.testing import check_strategy\n"
+        "check_strategy(ThreeD('mine', ('data',), 'a strategy of another package'))\n"
+    )
+    must_run(installed / "python", "-c", probe)
+
+
 def test_the_main_study_asks_the_question_of_the_readme(answer: str) -> None:
     asked = {(c["strategy"], c["num_devices"]) for c in json.loads(answer)["candidates"]}
     assert asked == {

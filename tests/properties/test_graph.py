@@ -136,7 +136,7 @@ def _single(toys: ModuleType, passages: list[Recorded], which: list[int]) -> Tas
             from_outside = {-len(PORTS): left, 1 - len(PORTS): seed.tensor}
             reads = [from_outside.get(value, first + value) for value in choices(read, tensors)]
             work = toys.compute(f"w{writes}", writes=writes)
-            last = builder.task(work, STREAMS[stream], reads, [before], slot)
+            last = builder.task(work, STREAMS[stream], reads, [before], tag=slot)
             tensors += writes
         left = first + tensors - 1
     return builder.build()

@@ -15,7 +15,7 @@ from perfsim.proof.proof import Subject
 from perfsim.proof.small import lesson_of, small_plan
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
-from perfsim.workload import Job, ParallelLayout
+from perfsim.workload import Job, ParallelLayout, StreamingLayout
 
 FEW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -89,7 +89,7 @@ def subject_of_toys(toys: ModuleType, plan: Plan, seed: int) -> Subject:
 def test_weight_streaming_is_proven_with_uneven_batches_as_well(
     toys: ModuleType, systems: int, group: int, microbatches: int, tied: bool, batch_less: int
 ) -> None:
-    layout = ParallelLayout(
+    layout = StreamingLayout(
         data=systems, micro_batch_size=2, recompute="full" if group else "none", recompute_layers=group
     )
     system = toys.wafer_cluster()

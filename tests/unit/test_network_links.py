@@ -9,7 +9,8 @@ import pytest
 
 from perfsim.errors import InputError
 from perfsim.hardware import FatTreeSpec, GpuClusterSpec
-from perfsim.topology import FatTree, build_topology, link_health, route_around
+from perfsim.machines import build_topology
+from perfsim.topology import FatTree, link_health, route_around
 
 
 def tree(

@@ -24,7 +24,8 @@ from perfsim.hardware import (
     WaferClusterSpec,
     WeightServerSpec,
 )
-from perfsim.topology import FatTree, Topology, WaferTree, build_topology
+from perfsim.machines import build_topology
+from perfsim.topology import FatTree, Topology, WaferTree
 
 NVLINK, NIC, SWITCH_S = 300e9, 25e9, 0.1e-6
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.costs.factory import costs_for
 from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.graph import GraphBuilder, unfold
+from perfsim.machines import build_topology, costs_for
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import shared_links
 from perfsim.strategies import strategy
-from perfsim.topology import build_topology
 from perfsim.workload import Job, ParallelLayout
 
 

@@ -10,14 +10,14 @@ from typing import NamedTuple
 import pytest
 
 from perfsim.catalog import Catalog, data_root
-from perfsim.costs.factory import costs_for
 from perfsim.errors import MemoryCapacityError, PlanError
 from perfsim.hardware import WaferClusterSpec
+from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan, screen
 from perfsim.strategies import Plan, strategy
+from perfsim.strategies.streaming.device import WAFER
 from perfsim.strategies.streaming.memory import activation_parts_bytes
-from perfsim.topology import build_topology
 from perfsim.transformer import parameters
 from perfsim.workload import Job, StreamingLayout
 
@@ -62,7 +62,7 @@ def answered(batch: Batch) -> Evaluation:
 
 def resident_bytes(batch: Batch) -> float:
     layout = StreamingLayout(data=batch.systems, micro_batch_size=batch.per_system)
-    return sum(activation_parts_bytes(asked(batch), layout).values())
+    return sum(activation_parts_bytes(asked(batch), layout, WAFER).values())
 
 
 def at_once(plan: Plan) -> bool:

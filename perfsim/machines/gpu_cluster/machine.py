@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
+from perfsim.costs.gpu import GpuCosts
 from perfsim.errors import InputError
-from perfsim.machines.layout_text import parsed_settings
+from perfsim.hardware import GpuClusterSpec
+from perfsim.machines.gpu_cluster.network import FatTreeNetwork
+from perfsim.machines.machine import Machine
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks
 from perfsim.strategies.three_d.stages import ThreeDPlan
-from perfsim.topology import FatTree
-from perfsim.workload import ParallelLayout
+from perfsim.topology import FatTree, LinkHealth
+from perfsim.workload import ParallelLayout, TrainingRecipe
 
 
-class GpuCluster:
+class GpuCluster(Machine):
     """Nodes of GPUs under a fat tree."""
 
     kind = "gpu-cluster"
+    layout_type = ParallelLayout
     default_strategy = "3d"
 
-    def parse_layout(self, text: str, devices: int) -> ParallelLayout:
+    def topology(self, system: GpuClusterSpec, num_devices: int) -> FatTree:
+        """Nodes under leaf and spine switches."""
+        return FatTree(system, num_devices)
+
+    def costs(self, topology: FatTree, recipe: TrainingRecipe) -> GpuCosts:
+        """Kernels, launches and collectives."""
+        return GpuCosts(topology, recipe)
+
+    def network(self, topology: FatTree, health: LinkHealth, /) -> FatTreeNetwork:
+        """NICs and uplinks."""
+        return FatTreeNetwork(topology, health)
+
+    def _completed(self, given: dict[str, Any], devices: int) -> ParallelLayout:
         """A missing `dp` is what the devices leave, a schedule what `vpp` asks for."""
-        given = parsed_settings(text, ParallelLayout)
         layout = ParallelLayout(**given)
         if layout.virtual_pipeline > 1 and "schedule" not in given:
             layout = replace(layout, schedule="interleaved")
@@ -31,10 +46,6 @@ class GpuCluster:
         if "data" not in given:
             layout = replace(layout, data=max(1, devices // (layout.tensor * layout.pipeline)))
         return layout
-
-    def in_chunks(self, _layout: ParallelLayout, /) -> ParallelLayout:
-        """Layers are never streamed."""
-        raise InputError(f"detail chunk: no weights are streamed on a {self.kind}")
 
 
 def gpu_plan(plan: Plan) -> ThreeDPlan:

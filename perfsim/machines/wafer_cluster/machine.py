@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
+from perfsim.costs.price import Costs
+from perfsim.costs.streamed_gpu import StreamedGpuCosts
+from perfsim.costs.wafer import WaferCosts
 from perfsim.errors import InputError
-from perfsim.machines.layout_text import parsed_settings
+from perfsim.hardware import WaferClusterSpec
+from perfsim.machines.machine import Machine
+from perfsim.machines.wafer_cluster.network import WaferNetwork
 from perfsim.strategies import Plan
 from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
-from perfsim.topology import WaferTree
-from perfsim.workload import StreamingLayout
+from perfsim.topology import LinkHealth, WaferTree
+from perfsim.workload import StreamingLayout, TrainingRecipe
 
 
-class WaferCluster:
+class WaferCluster(Machine):
     """Systems that weights are streamed to, under a tree of SwarmX nodes."""
 
     kind = "wafer-cluster"
+    layout_type = StreamingLayout
     default_strategy = "weight-streaming"
 
-    def parse_layout(self, text: str, devices: int) -> StreamingLayout:
+    def topology(self, system: WaferClusterSpec, num_devices: int) -> WaferTree:
+        """Systems under a tree of broadcast-reduce nodes."""
+        return WaferTree(system, num_devices)
+
+    def costs(self, topology: WaferTree, recipe: TrainingRecipe) -> Costs:
+        """By what computes, a wafer or a GPU."""
+        costs: type[WaferCosts | StreamedGpuCosts]
+        costs = StreamedGpuCosts if topology.system.device.kind == "gpu" else WaferCosts
+        return costs(topology, recipe)
+
+    def network(self, topology: WaferTree, health: LinkHealth, /) -> WaferNetwork:
+        """MemoryX and the tree."""
+        return WaferNetwork(topology, health)
+
+    def _completed(self, given: dict[str, Any], devices: int) -> StreamingLayout:
         """A missing `dp` is all systems; whoever names `recompute_layers` means full recompute."""
-        given = parsed_settings(text, StreamingLayout)
         if given.get("recompute_layers"):
             given.setdefault("recompute", "full")
         return StreamingLayout(**({"data": devices} | given))

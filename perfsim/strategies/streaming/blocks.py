@@ -9,9 +9,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 from perfsim import transformer
 from perfsim.graph import Kind, RankGroup, TensorClass, Work
-from perfsim.hardware import DeviceKind
 from perfsim.strategies.plan import Plan
-from perfsim.strategies.streaming.memory import device_slice, spilled_unit_bytes
+from perfsim.strategies.streaming.device import StreamedDevice, device_of
+from perfsim.strategies.streaming.memory import spilled_unit_bytes
 from perfsim.strategies.streaming.memoryx import Store, kept_parameters, streamed_bytes, update_kernel
 from perfsim.topology import WaferTree
 from perfsim.transformer import Kernel, LayerSlice, parameters
@@ -54,8 +54,8 @@ class Block:
 
 
 @lru_cache(maxsize=512)
-def blocks_of(part: LayerSlice, positions: int, kind: DeviceKind = "wafer") -> Blocks[Block]:
-    """The kinds of block of a model, as such a device computes them; `positions` reach the head."""
+def blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Blocks[Block]:
+    """The kinds of block of a model, as a device computes them; `positions` reach the head."""
     model = part.model
     counts = parameters(model)
     forward = (*transformer.attention_forward(part), *transformer.mlp_forward(part))
@@ -70,29 +70,17 @@ def blocks_of(part: LayerSlice, positions: int, kind: DeviceKind = "wafer") -> B
         layer=False,
     )
     layer = Block(
-        "layer", counts.layer, counts.layer, _run_on(kind, forward), _run_on(kind, backward), layer=True
+        "layer", counts.layer, counts.layer, device.kernels(forward), device.kernels(backward), layer=True
     )
     head = Block(
         "head",
         counts.final_norm + table,
         counts.final_norm + (0.0 if model.tied_embeddings else table),
-        _run_on(kind, transformer.head_forward(part, positions)),
-        _run_on(kind, transformer.head_backward(part, positions)),
+        device.kernels(transformer.head_forward(part, positions)),
+        device.kernels(transformer.head_backward(part, positions)),
         layer=False,
     )
     return Blocks(embedding, layer, head)
-
-
-def _run_on(kind: DeviceKind, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    """Kernels with their weights streamed, row by row; a wafer does what is no product while they pass.
-
-    Products of activations with activations (scores, context) involve no weight.
-    """
-    return tuple(
-        kernel if kernel.op != "gemm" or kernel.partition == "none" else replace(kernel, partition="streamed")
-        for kernel in kernels
-        if kernel.op == "gemm" or kind == "gpu"
-    )
 
 
 @dataclass(frozen=True)
@@ -150,10 +138,10 @@ def block_works(
     plan: StreamingPlan, micro_batch_size: int | None = None, chunks: int = 1
 ) -> Blocks[BlockWorks]:
     """The work of each kind of block, cut in `chunks`."""
-    kind = plan.system.device.kind
-    part = device_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size, kind)
+    device = device_of(plan.topology.system)
+    part = device.layer_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size)
     positions = plan.job.recipe.lm_head_positions or plan.job.seq_length
-    return blocks_of(part, positions, kind).of(lambda block: _Maker(block, plan, part, chunks).works())
+    return blocks_of(part, positions, device).of(lambda block: _Maker(block, plan, part, chunks).works())
 
 
 def samples_work(plan: StreamingPlan, micro_batch_size: int) -> Work:
@@ -236,5 +224,5 @@ class _Maker:
         layout = self.plan.layout
         if not (layout.spill and self.block.layer):
             return {"spill": None, "fetch": None}
-        n_bytes = spilled_unit_bytes(self.part, layout.recompute_layers, self.system.device.kind)
+        n_bytes = spilled_unit_bytes(self.part, layout.recompute_layers, device_of(self.system))
         return {which: self._move(which, which, "spill", "hidden", n_bytes) for which in ("spill", "fetch")}

@@ -13,57 +13,41 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfsim.costs.memory import MemoryUse
-from perfsim.hardware import DeviceKind, WaferClusterSpec
+from perfsim.hardware import WaferClusterSpec
+from perfsim.strategies.streaming.device import StreamedDevice, device_of
 from perfsim.strategies.streaming.memoryx import GRADIENT_SUM_BYTES, Store, streamed_bytes
-from perfsim.transformer import HALF, LayerSlice, layer_activation_bytes, parameters
+from perfsim.transformer import HALF, LayerSlice, parameters
 from perfsim.workload import Job, StreamingLayout
 
-PLACES: dict[DeviceKind, str] = {"wafer": "wafer", "gpu": "GPU"}
-"""What computes, as the name of its memory."""
 IN_FLIGHT = 2
 """Spilled tensors that the wafer still holds: one that is made or used, one on its way."""
 
 
-def device_slice(job: Job, micro_batch_size: int, kind: DeviceKind = "wafer") -> LayerSlice:
-    """A layer as one device runs it, whole: on a wafer attention in full and no dropout masks kept."""
-    part = LayerSlice(
-        model=job.model, seq_length=job.seq_length, micro_batch_size=micro_batch_size, dropout=False
-    )
-    if kind == "wafer":
-        return part
-    return replace(part, attention=job.recipe.attention, dropout=job.recipe.dropout)
-
-
-def kept_bytes(part: LayerSlice, kind: DeviceKind = "wafer") -> float:
-    """Everything that a layer keeps for its backward; a wafer makes attention scores in tiles."""
-    return layer_activation_bytes(part, "selective" if kind == "wafer" else "none")
-
-
-def spilled_unit_bytes(part: LayerSlice, group: int, kind: DeviceKind = "wafer") -> float:
+def spilled_unit_bytes(part: LayerSlice, group: int, device: StreamedDevice) -> float:
     """What leaves the device at once: everything that a layer keeps, or the input of a group."""
-    return kept_bytes(part, kind) if group == 0 else part.activation_bytes
+    return device.kept_bytes(part) if group == 0 else part.activation_bytes
 
 
-def activation_parts_bytes(job: Job, layout: StreamingLayout, kind: DeviceKind = "wafer") -> dict[str, float]:
+def activation_parts_bytes(job: Job, layout: StreamingLayout, device: StreamedDevice) -> dict[str, float]:
     """Activations of one micro-batch on one device: what is kept, and what one group needs to run."""
-    part = device_slice(job, layout.micro_batch_size, kind)
+    part = device.layer_slice(job, layout.micro_batch_size)
     layers = job.model.num_layers
-    whole = kept_bytes(part, kind)
+    whole = device.kept_bytes(part)
     group = layout.recompute_layers
     working = 2 * part.activation_bytes if group == 0 else group * whole
     if layout.spill:
-        return {"activations": IN_FLIGHT * spilled_unit_bytes(part, group, kind), "working set": working}
+        return {"activations": IN_FLIGHT * spilled_unit_bytes(part, group, device), "working set": working}
     kept = layers * whole if group == 0 else -(-layers // group) * HALF * part.activation_elements
     return {"activations": kept, "working set": working}
 
 
-def spilled_bytes(job: Job, layout: StreamingLayout, kind: DeviceKind = "wafer") -> float:
+def spilled_bytes(job: Job, layout: StreamingLayout, device: StreamedDevice) -> float:
     """Activations of one micro-batch that lie on the activation servers of one system."""
     if not layout.spill:
         return 0.0
-    part = device_slice(job, layout.micro_batch_size, kind)
+    part = device.layer_slice(job, layout.micro_batch_size)
     units = -(-job.model.num_layers // max(1, layout.recompute_layers))
-    return units * spilled_unit_bytes(part, layout.recompute_layers, kind)
+    return units * spilled_unit_bytes(part, layout.recompute_layers, device)
 
 
 def stream_buffer_bytes(job: Job, system: WaferClusterSpec) -> float:
@@ -94,17 +78,17 @@ def wafer_memory(
     job: Job, layout: StreamingLayout, system: WaferClusterSpec, per_system: int
 ) -> tuple[MemoryUse, ...]:
     """What a wafer, MemoryX and the activation servers hold at their peak."""
-    own, kind = system.device.memory, system.device.kind
-    parts = activation_parts_bytes(job, layout, kind)
+    own, device = system.device.memory, device_of(system)
+    parts = activation_parts_bytes(job, layout, device)
     parts["stream buffers"] = stream_buffer_bytes(job, system)
     parts["reserved"] = own.reserved
     sums = gradient_sum_bytes(job, layout, system, per_system)
     if sums:
         parts["gradients"] = sums
-    uses = [MemoryUse(PLACES[kind], parts, own.capacity), *Store(job, system).uses()]
+    uses = [MemoryUse(device.place, parts, own.capacity), *Store(job, system).uses()]
     if layout.spill:
         servers = system.activation_servers
-        beside = {"activations": spilled_bytes(job, layout, kind)}
+        beside = {"activations": spilled_bytes(job, layout, device)}
         capacity = servers.per_system * servers.capacity
         uses.append(MemoryUse("activation servers", beside, capacity, on_device=False))
     return tuple(uses)
@@ -119,14 +103,14 @@ def largest_micro_batch(
     """
     one = StreamingLayout(micro_batch_size=1, recompute_layers=group, spill=spill)
     free = system.device.memory.usable_bytes - stream_buffer_bytes(job, system)
-    kind = system.device.kind
-    each = sum(activation_parts_bytes(job, one, kind).values())
+    device = device_of(system)
+    each = sum(activation_parts_bytes(job, one, device).values())
     fits = int(free // each)
     if fits < per_system:
         fits = int((free - gradient_sum_bytes(job, one, system, per_system)) // each)
     if spill:
         servers = system.activation_servers
-        fits = min(fits, int(servers.per_system * servers.capacity // spilled_bytes(job, one, kind)))
+        fits = min(fits, int(servers.per_system * servers.capacity // spilled_bytes(job, one, device)))
     return max(0, min(per_system, fits))
 
 

@@ -126,7 +126,7 @@ class PassRecorder:
     ) -> int:
         """Record one task of a block; the first tensor that it writes."""
         block = {0: EMBEDDING, len(self.blocks) - 1: HEAD}.get(number, number - 1)
-        return self.template.task(work, stream, reads, after, block).tensor
+        return self.template.task(work, stream, reads, after, block=block).tensor
 
     # ---------------------------------------------------------------------------------- the pass
     def record(self) -> Template:

@@ -20,10 +20,10 @@ from perfsim.hardware import WaferClusterSpec
 from perfsim.sizes import passes_problem
 from perfsim.strategies.plan import Duration, Strategy, check_runs_on
 from perfsim.strategies.streaming.blocks import StreamingPlan
+from perfsim.strategies.streaming.device import device_of
 from perfsim.strategies.streaming.estimate import estimate_s
 from perfsim.strategies.streaming.graph import StreamingWriter
 from perfsim.strategies.streaming.memory import (
-    PLACES,
     even_micro_batch,
     largest_micro_batch,
     policy_name,
@@ -108,7 +108,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
     def _notes(
         job: Job, system: WaferClusterSpec, layout: StreamingLayout, microbatches: int
     ) -> Iterator[str]:
-        yield f"{PLACES[system.device.kind]} memory policy: {policy_name(layout, microbatches)}"
+        yield f"{device_of(system).place} memory policy: {policy_name(layout, microbatches)}"
         calibration = system.device.calibration
         if isinstance(calibration, WaferCalibration):
             wanted = job.recipe.software_release or system.software_release

@@ -138,7 +138,7 @@ def backward_template(
     if stage.last:
         logits = [template.port("logits")]
         room = reduction.room_of_embedding_and_head(template) if reduction else []
-        gradient = template.task(head_backward_work(stage), group.compute, logits, room, HEAD).tensor
+        gradient = template.task(head_backward_work(stage), group.compute, logits, room, block=HEAD).tensor
         gradient = group.all_reduce(template, gradient)
     else:
         gradient = _receive(template, stage, "gradient")
@@ -148,7 +148,7 @@ def backward_template(
             embedding_backward_work(stage),
             reduction.room_of_embedding_and_head(template) if reduction else [],
         )
-        gradient = template.task(table, group.compute, [gradient], room, EMBEDDING).tensor
+        gradient = template.task(table, group.compute, [gradient], room, block=EMBEDDING).tensor
     if not stage.empty:
         template.output("weight_gradients", gradient)
     if reduction is not None:
@@ -224,7 +224,9 @@ def wgrad_template(
         names = ["head_inputs", *(["head_sum"] if group.ranks.size > 1 else [])]
         inputs_of_head = [template.port(name) for name in names]
         room = reduction.room_of_embedding_and_head(template) if reduction else []
-        gradient = template.task(head_wgrad_work(stage), group.compute, inputs_of_head, room, HEAD).tensor
+        gradient = template.task(
+            head_wgrad_work(stage), group.compute, inputs_of_head, room, block=HEAD
+        ).tensor
     made: list[int] = []
     reduced: list[int] = []
     for layer in reversed(range(stage.num_layers)):
@@ -241,7 +243,7 @@ def wgrad_template(
             embedding_backward_work(stage),
             reduction.room_of_embedding_and_head(template) if reduction else [],
         )
-        gradient = template.task(table, group.compute, inputs_of_table, room, EMBEDDING).tensor
+        gradient = template.task(table, group.compute, inputs_of_table, room, block=EMBEDDING).tensor
     if not stage.empty:
         template.output("weight_gradients", gradient)
         if reduction is not None:

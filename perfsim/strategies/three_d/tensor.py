@@ -179,7 +179,7 @@ def emit_layer_backward(
     """
     works = layer_works(group.part, recompute)
     reads = _backward_reads(template, group, recompute, gradient, saved, weights, block)
-    mlp = template.task(works.mlp_backward, group.compute, reads, after, block).tensor
+    mlp = template.task(works.mlp_backward, group.compute, reads, after, block=block).tensor
     mlp = group.all_reduce(template, mlp)
     attention = template.task(works.attention_backward, group.compute, [mlp, saved], block=block).tensor
     return group.all_reduce(template, attention)
@@ -229,7 +229,7 @@ def emit_layer_wgrad(
     """Weight gradients of one layer, from what its input gradients left."""
     works = split_works(group.part)
     sums = [[] if each is None else [each] for each in (inputs.mlp_sum, inputs.attention_sum)]
-    mlp = template.task(works.mlp_wgrad, group.compute, [inputs.mlp, *sums[0]], after, block).tensor
+    mlp = template.task(works.mlp_wgrad, group.compute, [inputs.mlp, *sums[0]], after, block=block).tensor
     reads = [inputs.attention, mlp, *sums[1]]
     return template.task(works.attention_wgrad, group.compute, reads, block=block).tensor
 

@@ -61,7 +61,7 @@ class Shards:
 
     def _gather(self, template: Template, num_parameters: float, after: list[int], block: int) -> int:
         work = self.gather_work(num_parameters)
-        return template.task(work, self.replicas.stream, (), after, block).tensor
+        return template.task(work, self.replicas.stream, (), after, block=block).tensor
 
     def _scatter(self, template: Template, num_parameters: float, gradient: int, block: int) -> int:
         work = self.replicas.reduce_work(num_parameters)

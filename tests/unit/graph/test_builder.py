@@ -107,15 +107,15 @@ def by_hand(toys: ModuleType, microbatches: int) -> TaskGraph:
     given = builder.task(toys.compute("input"), "host")
     kept, moved, gradient = [], [], -1
     for number in range(microbatches):
-        begun = builder.task(toys.compute("begin", writes=2), "gpu/compute", [given.tensor], (), number)
+        begun = builder.task(toys.compute("begin", writes=2), "gpu/compute", [given.tensor], (), tag=number)
         reads = [begun.tensor + 1, given.tensor]
-        sent = builder.task(toys.compute("move"), "gpu/link", reads, [begun.id], number)
+        sent = builder.task(toys.compute("move"), "gpu/link", reads, [begun.id], tag=number)
         kept.append(begun.tensor)
         moved.append(sent.tensor)
     for number in range(microbatches):
         reads = [moved[number], kept[number], moved[number]]
         back = toys.compute("back")
-        gradient = builder.task(back, "gpu/compute", reads, [given.id], number).tensor
+        gradient = builder.task(back, "gpu/compute", reads, [given.id], tag=number).tensor
     builder.task(toys.compute("end"), "host", [gradient])
     return builder.build()
 
@@ -160,3 +160,10 @@ def test_an_output_that_the_source_does_not_have_is_named(toys: ModuleType) -> N
     itself = (np.array([0]), "activation")
     with pytest.raises(GraphError, match="port 'moved' reads output 'activation'"):
         one_slot(builder, template, dict.fromkeys(("moved", "kept", "entry"), itself))
+
+
+def test_block_and_tag_are_said_by_name(toys: ModuleType) -> None:
+    """The two kinds of `task` once took different things in the fifth place."""
+    for target in (GraphBuilder(), GraphBuilder().template()):
+        with pytest.raises(TypeError, match="positional"):
+            target.task(toys.compute("forward"), "gpu/compute", (), (), 3)

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.costs.factory import costs_for
 from perfsim.hardware import WaferClusterSpec
+from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation, evaluate
 from perfsim.prediction.metrics import why_of
 from perfsim.prediction.planner import best_plan
 from perfsim.strategies import strategy
-from perfsim.topology import build_topology
 from perfsim.workload import Job, ParallelLayout
 
 STREAMING = strategy("weight-streaming")

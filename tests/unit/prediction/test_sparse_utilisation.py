@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.costs.factory import costs_for
+from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan
 from perfsim.strategies import strategy
-from perfsim.topology import build_topology
 from perfsim.workload import Job
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.costs.factory import costs_for
 from perfsim.costs.streaming_roof import roof_tokens
 from perfsim.costs.wafer import WaferCosts
 from perfsim.hardware import WaferClusterSpec
+from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation, evaluate
 from perfsim.prediction.metrics import why_of
 from perfsim.prediction.question import Point, answer_point, strategy_for
 from perfsim.prediction.why import causes_s
-from perfsim.topology import build_topology
 from perfsim.transformer import parameters
 from perfsim.workload import Job, StreamingLayout
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.costs.factory import costs_for
 from perfsim.costs.gpu import GpuKernels
 from perfsim.costs.streamed_gpu import StreamedGpuCosts
 from perfsim.costs.streams import StreamCosts
 from perfsim.graph import Kind
 from perfsim.hardware import WaferClusterSpec
+from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.metrics import why_of
 from perfsim.prediction.question import Point, answer_point
 from perfsim.strategies import strategy
 from perfsim.strategies.streaming.blocks import block_works
-from perfsim.topology import build_topology
 from perfsim.transformer import parameters
 
 

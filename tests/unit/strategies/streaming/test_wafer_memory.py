@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from perfsim.strategies.streaming.device import WAFER
 from perfsim.strategies.streaming.memory import (
     activation_parts_bytes,
     even_micro_batch,
@@ -25,7 +26,7 @@ KEPT = 32 * SBH
 
 
 def test_resident_keeps_every_layer(toys: ModuleType) -> None:
-    parts = activation_parts_bytes(toys.job(), StreamingLayout(micro_batch_size=3))
+    parts = activation_parts_bytes(toys.job(), StreamingLayout(micro_batch_size=3), WAFER)
     assert parts["activations"] == 8 * 3 * KEPT
 
 
@@ -33,7 +34,7 @@ def test_resident_keeps_every_layer(toys: ModuleType) -> None:
 def test_recompute_keeps_one_input_a_group_and_runs_one_group_again(
     toys: ModuleType, group: int, inputs: int
 ) -> None:
-    parts = activation_parts_bytes(toys.job(), StreamingLayout(recompute_layers=group))
+    parts = activation_parts_bytes(toys.job(), StreamingLayout(recompute_layers=group), WAFER)
     assert parts == {"activations": inputs * 2 * SBH, "working set": group * KEPT}
 
 
@@ -93,8 +94,8 @@ def test_what_spills_leaves_two_on_the_wafer_and_the_rest_beside_it(
     toys: ModuleType, group: int, unit: int
 ) -> None:
     layout = with_policy(StreamingLayout(), 3, group, spill=True)
-    assert activation_parts_bytes(toys.job(), layout)["activations"] == 2 * 3 * unit
-    assert spilled_bytes(toys.job(), layout) == 8 / max(1, group) * 3 * unit
+    assert activation_parts_bytes(toys.job(), layout, WAFER)["activations"] == 2 * 3 * unit
+    assert spilled_bytes(toys.job(), layout, WAFER) == 8 / max(1, group) * 3 * unit
     beside = wafer_memory(toys.job(), layout, toys.wafer_cluster(), 3)[-1]
     assert (beside.place, beside.on_device) == ("activation servers", False)
 

@@ -1,7 +1,4 @@
-"""Small systems, models and prices for tests: nothing here is read from the catalogue.
-
-Loaded by path from the root conftest (fixture `toys`), because tests are not a package.
-"""
+"""Small systems, models and prices for tests: nothing here is read from the catalogue."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfsim.calibration import WaferCalibration
+from perfsim.errors import GraphError
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TaskGraph, TensorClass, Work
 from perfsim.hardware import (
     ActivationServersSpec,
@@ -27,14 +25,16 @@ from perfsim.hardware import (
     WaferClusterSpec,
     WeightServerSpec,
 )
+from perfsim.machines import build_topology
 from perfsim.strategies import Plan, strategy
-from perfsim.topology import Topology, build_topology
+from perfsim.topology import Topology
 from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
 
 GIB = 2.0**30
 
 
 def link(bytes_per_s: float, latency_s: float) -> LinkSpec:
+    """A link without a calibration."""
     return LinkSpec(name="link", bandwidth=bytes_per_s, latency=latency_s)
 
 
@@ -85,18 +85,7 @@ def wafer_cluster(
         ),
         io_ports=12,
         io_link=link(stream_bytes_per_s / 12, 1e-6),
-        memoryx=MemoryXSpec(
-            servers=10,
-            server=WeightServerSpec(
-                bandwidth=stream_bytes_per_s / 10,
-                dram=TierSpec(capacity=1e12, bandwidth=update_bytes_per_s / 10),
-                flash=FlashSpec(capacity=1e14, bandwidth=stream_bytes_per_s / 10),
-                arithmetic=1e12,
-            ),
-            placement="sharded",
-            weights_in="auto",
-            optimizer_state_in="auto",
-        ),
+        memoryx=_memoryx(stream_bytes_per_s, update_bytes_per_s),
         swarmx=SwarmXSpec(fan_out=4, bandwidth=stream_bytes_per_s, hop_latency=1e-5, chunk=2**18),
         activation_servers=ActivationServersSpec(
             per_system=1, bandwidth=stream_bytes_per_s / 10, capacity=1e12, bytes_per_token=12.0, prefetch=1
@@ -113,6 +102,22 @@ def wafer_cluster(
         software_release="r2.0",
         weight_bytes=weight_bytes,
         gradient_bytes=weight_bytes,
+    )
+
+
+def _memoryx(stream_bytes_per_s: float, update_bytes_per_s: float) -> MemoryXSpec:
+    """Ten weight servers that stream and update at these rates together."""
+    return MemoryXSpec(
+        servers=10,
+        server=WeightServerSpec(
+            bandwidth=stream_bytes_per_s / 10,
+            dram=TierSpec(capacity=1e12, bandwidth=update_bytes_per_s / 10),
+            flash=FlashSpec(capacity=1e14, bandwidth=stream_bytes_per_s / 10),
+            arithmetic=1e12,
+        ),
+        placement="sharded",
+        weights_in="auto",
+        optimizer_state_in="auto",
     )
 
 
@@ -136,10 +141,12 @@ def recipe(**changes: Any) -> TrainingRecipe:
 
 
 def job(batch: int = 32, recipe_changes: Mapping[str, Any] | None = None, **model_changes: Any) -> Job:
+    """The toy model trained by the toy recipe, with changes to either."""
     return Job(model(**model_changes), recipe(**(recipe_changes or {})), batch)
 
 
 def topology(devices: int, system: GpuClusterSpec | WaferClusterSpec | None = None) -> Topology:
+    """So many devices of a system; of toy GPUs unless told."""
     return build_topology(system or gpu_cluster(), devices)
 
 
@@ -151,6 +158,7 @@ def plan(
 
 
 def graph_of(chosen: Plan) -> TaskGraph:
+    """The graph that the plan's strategy writes."""
     builder = GraphBuilder()
     strategy(chosen.strategy).emit(chosen, builder)
     return builder.build()
@@ -175,7 +183,8 @@ class ToyCosts:
         return seconds
 
     def _communication_s(self, work: Work) -> float:
-        assert work.group is not None
+        if work.group is None:
+            raise GraphError(f"{work.name} is communication without a group")
         ranks = work.group.ranks
         one_node = len({rank // self.system.node.devices for rank in ranks}) == 1
         rate = self.system.node.scale_up.bandwidth if one_node else self.system.node.nic.bandwidth

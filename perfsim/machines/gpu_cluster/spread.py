@@ -1,0 +1,64 @@
+"""How a group of ranks, and the like groups of its peers, lie over nodes and leaves.
+
+A folded graph is priced and run for one peer of each pipeline rank. That holds for the others if every
+communication of theirs spans as many nodes, equally filled: prices ask for no more. Where links are
+shared besides, groups must enter nodes at the same members, and cross leaves alike where these are
+thinner than the NICs under them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.graph import RankGroup, Work
+from perfsim.graph.symmetry import meeting_of
+from perfsim.machines.network import Ints
+from perfsim.topology import FatTree
+
+
+class Spread(NamedTuple):
+    """A group of a written rank and which of its peers share it: all that its places depend on."""
+
+    group: RankGroup
+    stride: int
+    size: int
+    """Of the meeting of peers."""
+
+    @classmethod
+    def of(cls, work: Work, tree: FatTree, width: int) -> Spread:
+        """Groups whole nodes apart (leaves, where these count) lie alike."""
+        group = work.group or RankGroup(0, 1, 1)
+        fabric = tree.system.fabric
+        alike = tree.devices_per_node * (fabric.nodes_per_leaf if fabric.oversubscription > 1.0 else 1)
+        meeting = meeting_of(work, width)
+        first = group.start if group.stride > 0 else group.ranks[-1]
+        moved = RankGroup(first % alike, abs(group.stride), group.size)
+        return cls(moved, meeting.stride, meeting.size)
+
+    def lies(self, tree: FatTree, width: int, *, shares_links: bool) -> Ints:
+        """One row a peer: where its group enters nodes, or how many it spans and the fullest's members."""
+        offset = np.arange(width)
+        first, of_peer = np.unique(
+            offset - offset // self.stride % self.size * self.stride, return_inverse=True
+        )
+        ranks = self.group.start + first[:, None] + self.group.stride * np.arange(self.group.size)
+        nodes = ranks // tree.devices_per_node
+        enters = np.diff(nodes, axis=1) != 0
+        if not shares_links:
+            return _shapes(enters)[of_peer]
+        fabric = tree.system.fabric
+        if fabric.oversubscription <= 1.0:  # no leaf can be asked for more than it carries
+            return np.asarray(enters[of_peer], dtype=np.int64)
+        leaves = np.diff(nodes // fabric.nodes_per_leaf, axis=1) != 0
+        return np.concatenate([enters, leaves], axis=1, dtype=np.int64)[of_peer]
+
+
+def _shapes(enters: NDArray[np.bool_]) -> Ints:
+    """Nodes of every group and the members on the fullest, from where its members enter nodes."""
+    place = np.arange(1, enters.shape[1] + 1)
+    since = np.maximum.accumulate(np.where(enters, place, 0), axis=1)
+    fullest = (place - since).max(axis=1, initial=0) + 1
+    return np.stack([enters.sum(axis=1) + 1, fullest], axis=1)

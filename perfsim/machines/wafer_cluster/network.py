@@ -1,0 +1,89 @@
+"""What wafers share: MemoryX, the SwarmX tree, flash, and the ports of each system."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from perfsim.costs.streams import StreamCosts
+from perfsim.errors import InputError
+from perfsim.graph import TaskGraph, Work
+from perfsim.machines.network import Floats, Ints, Network, PeerClasses, Traffic
+from perfsim.topology import LinkHealth, WaferTree
+
+SPILLING = ("spill", "fetch")
+FLASH_OPS = ("flash_read", "flash_write")
+FLASH = -1
+"""In place of a link's id: the flash of all weight servers, which reads and writes share."""
+DIRECTIONS: dict[str, Literal["down", "up"]] = {
+    "memoryx_read": "down",
+    "fetch": "down",
+    "spill": "up",
+    "reduce": "up",
+    "reduce_part": "up",
+    "reduce_in_tree": "up",
+    "reduce_in_tree_part": "up",
+}
+
+
+class WaferNetwork(Network):
+    """A tree down which weights stream to all systems, and gradients back."""
+
+    def __init__(self, tree: WaferTree, health: LinkHealth) -> None:
+        self.tree, self.health, self.costs = tree, health, StreamCosts(tree)
+        flash = tree.system.memoryx.server.flash
+        self.flash_bytes_per_s = 0.0 if flash is None else tree.system.memoryx.servers * flash.bandwidth
+        self.flash_takes_turns = flash is not None and not flash.duplex
+
+    def check(self, graph: TaskGraph, /) -> None:
+        """What spills is counted on the ports of the first system, so that one must stand for all."""
+        wafers = sum(stream.endswith("/spill") for stream in graph.streams)
+        if wafers > 1:
+            raise InputError(
+                f"{wafers} wafers are written; spilled activations share links only where one stands for all"
+            )
+
+    def traffic(self, work: Work, _peers: PeerClasses, /) -> Traffic | None:
+        """What a class of work puts on MemoryX and the tree: weights go down all of it, gradients up.
+
+        Where flash is not duplex what is read and written shares the bandwidth of all servers' flash.
+        Gradients that are summed in SwarmX do not enter MemoryX. What spills passes the ports of its own
+        system alone, seen from the first. Where links are not duplex the two directions are one link, the
+        lower id of the two. Samples are left out: a few megabytes beside gigabytes of weights.
+        A tree has one way to each system: InputError where it is cut.
+        """
+        if work.op in FLASH_OPS and self.flash_takes_turns:
+            return Traffic(np.array([FLASH]), np.ones(1, dtype=np.int64), self.costs.flash_bytes_per_s())
+        if work.op not in DIRECTIONS:
+            return None
+        links, rate = self.tree.tree_links(DIRECTIONS[work.op]), self.costs.stream_bytes_per_s
+        if work.op in SPILLING:
+            ends = ("memoryx", 0) if work.op == "fetch" else (0, "memoryx")
+            ports = [edge for edge in self.tree.route(*ends) if edge.kind == "io"]
+            links, rate = self.tree.link_ids(ports), self.costs.feed_bytes_per_s
+        elif work.op.startswith("reduce_in_tree"):
+            kinds, rate = self.tree.links(), self.costs.tree_bytes_per_s
+            links = tuple(link for link in links if kinds[link].kind != "memoryx")
+        self._refuse_cuts(links)
+        if not self.tree.system.swarmx.duplex:
+            links = tuple(link - link % 2 for link in links)
+        return Traffic(np.array(links), np.ones(len(links), dtype=np.int64), rate)
+
+    def _refuse_cuts(self, links: tuple[int, ...]) -> None:
+        for link in sorted(self.health.dead.intersection(links)):
+            edge = self.tree.links()[link]
+            raise InputError(
+                f"no route is left over {edge.source}-{edge.target}: a wafer that is cut off is a failure; "
+                "give at= or mttf= with checkpoint= and restart="
+            )
+
+    def bytes_per_s(self, links: Ints, /) -> Floats:
+        """Capacity of links, and of the flash of all weight servers."""
+        edges = self.tree.links()
+        return np.array(
+            [
+                self.flash_bytes_per_s if link == FLASH else self.health.bytes_per_s(edges[link])
+                for link in links.tolist()
+            ]
+        )

@@ -1,0 +1,356 @@
+"""What every strategy promises, checked on small machines: `check_strategy` names the promise that is broken.
+
+Machines, models and prices are those of `perfsim.testing.toys`, so that nothing depends on a calibration.
+Neither pytest nor hypothesis is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from perfsim.costs.price import Costs, price
+from perfsim.costs.wafer import WaferCosts
+from perfsim.engine import critical_path, simulate
+from perfsim.errors import InputError, LayoutError, MemoryCapacityError, PlanError
+from perfsim.graph import GraphBuilder, TaskGraph
+from perfsim.placement.shared_links import shared_links
+from perfsim.prediction.planner import screen
+from perfsim.strategies import Plan, Strategy
+from perfsim.testing import toys
+from perfsim.topology import Topology, WaferTree
+from perfsim.trace import Trace
+from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
+from perfsim.workload import Job, Layout
+
+MOST_PLANS = 6
+"""Plans of each case that are run: spread over all of its layouts."""
+SCREENING_TOLERANCE = 0.15
+"""How far the closed form may be from the simulation."""
+FLOP_TOLERANCE = 0.01
+
+JOBS: Mapping[str, dict[str, Any]] = {
+    "one device": {"devices": 1, "batch": 16},
+    "one node": {"devices": 8, "batch": 32},
+    "a node with little memory": {"devices": 8, "batch": 32, "capacity": 10e9},
+    "two nodes, reduction overlapped": {
+        "devices": 16,
+        "batch": 64,
+        "recipe_changes": {"overlap_grad_reduce": True},
+        "num_layers": 16,
+    },
+    "four nodes, flash attention": {
+        "devices": 32,
+        "batch": 64,
+        "recipe_changes": {"attention": "flash", "dropout": False},
+        "num_layers": 32,
+        "hidden_size": 1024,
+        "ffn_hidden_size": 4096,
+        "num_attention_heads": 32,
+    },
+    "a gated model with grouped queries and its own head": {
+        "devices": 4,
+        "batch": 16,
+        "gated_mlp": True,
+        "num_query_groups": 4,
+        "tied_embeddings": False,
+        "position_embedding": "rotary",
+    },
+}
+"""By name, the number of devices, a memory capacity where that is special, and changes to the toy job."""
+
+
+class BrokenPromise(AssertionError):
+    """A strategy does not keep what the protocol promises; says which promise, and on which case."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A strategy that is asked for one job on one small machine, with prices for its work."""
+
+    name: str
+    strategy: Strategy
+    job: Job
+    topology: Topology
+    costs: Costs
+    skips_masked: bool = True
+    """Whether fused attention leaves out what the causal mask hides, as GPU kernels do."""
+
+    @cached_property
+    def layouts(self) -> list[Layout]:
+        return list(self.strategy.layouts(self.job, self.topology))
+
+    @cached_property
+    def plans(self) -> list[Plan]:
+        """Plans that fit, spread over all layouts."""
+        plans = []
+        for layout in self.layouts:
+            try:
+                plans.append(self.plan(layout))
+            except MemoryCapacityError:
+                continue
+        return plans[:: max(1, math.ceil(len(plans) / MOST_PLANS))]
+
+    def plan(self, layout: Layout, *, check_memory: bool = True) -> Plan:
+        return self.strategy.plan(self.job, self.topology, layout, check_memory=check_memory)
+
+    def variants(self, layout: Layout) -> list[Layout]:
+        return list(self.strategy.variants(self.job, self.topology, layout))
+
+    def graph(self, plan: Plan) -> TaskGraph:
+        builder = GraphBuilder()
+        self.strategy.emit(plan, builder)
+        return builder.build()
+
+    def runs(self) -> Iterator[tuple[Plan, TaskGraph, Trace]]:
+        """Each plan, its graph, and the graph run on links that it shares."""
+        for plan in self.plans:
+            graph = self.graph(plan)
+            links = shared_links(graph, self.topology)
+            durations = price(graph, self.costs)
+            yield plan, graph, simulate(graph, durations, links.flows, links.capacities)
+
+
+def cases_for(strategy: Strategy) -> list[Case]:
+    """Every job of `JOBS` on a toy machine of the kind that the strategy runs on."""
+    return [_case(strategy, name, dict(fields)) for name, fields in JOBS.items()]
+
+
+def _case(strategy: Strategy, name: str, fields: dict[str, Any]) -> Case:
+    devices = fields.pop("devices")
+    memory = {"capacity": fields.pop("capacity")} if "capacity" in fields else {}
+    job = toys.job(**fields)
+    if strategy.system_kind == "gpu-cluster":
+        cluster = toys.gpu_cluster(**memory)
+        return Case(name, strategy, job, toys.topology(devices, cluster), toys.ToyCosts(cluster))
+    if strategy.system_kind == "wafer-cluster":
+        topology = WaferTree(toys.wafer_cluster(**memory), devices)
+        costs = WaferCosts(topology, job.recipe)
+        return Case(name, strategy, job, topology, costs, skips_masked=False)
+    raise InputError(f"no toy machine of the kind {strategy.system_kind!r}: pass `cases` of your own")
+
+
+def _require(kept: bool, broken: str) -> None:
+    if not kept:
+        raise BrokenPromise(broken)
+
+
+# ------------------------------------------------------------------------------------- planning
+def it_says_what_it_is(case: Case) -> None:
+    """It has a name, a summary of one line, and the kind of the system that it runs on."""
+    strategy = case.strategy
+    _require(bool(strategy.name), "it has no name")
+    _require(len(strategy.summary.splitlines()) == 1, "its summary is not one line")
+    kind = case.topology.system.kind
+    _require(strategy.system_kind == kind, f"system_kind is {strategy.system_kind!r}, not {kind!r}")
+
+
+def listed_layouts_are_legal(case: Case) -> None:
+    """Every layout that it lists fits, or is refused for memory alone, with a change to try."""
+    for layout in case.layouts:
+        unchecked = case.plan(layout, check_memory=False)
+        _require(unchecked.strategy == case.strategy.name, f"its plan is of strategy {unchecked.strategy!r}")
+        fits = all(use.fits for use in unchecked.memory)
+        try:
+            plan = case.plan(layout)
+        except MemoryCapacityError as refusal:
+            _require(not fits, f"{layout} fits and is refused: {refusal}")
+            explained = "needs " in str(refusal) and " try " in str(refusal)
+            _require(explained, f"a refusal says neither what it needs nor what to try: {refusal}")
+        else:
+            _require(fits, f"{layout} does not fit and is not refused")
+            _require(plan == unchecked, f"the plan of {layout} depends on check_memory")
+
+
+def variants_are_legal(case: Case) -> None:
+    """Every variant of a listed layout is legal, and neither that layout nor listed twice."""
+    for layout in case.layouts:
+        variants = case.variants(layout)
+        _require(layout not in variants, f"{layout} is a variant of itself")
+        _require(len(set(variants)) == len(variants), f"{layout} has the same variant twice")
+        for variant in variants:
+            case.plan(variant, check_memory=False)
+
+
+def nothing_unlisted_is_planned(case: Case) -> None:
+    """What the planner chooses from is what it lists: layouts, and variants of these."""
+    listed = {*case.layouts, *(variant for layout in case.layouts for variant in case.variants(layout))}
+    try:
+        screened = screen(case.strategy, case.job, case.topology, case.costs)
+    except PlanError as refusal:
+        _require(not case.plans, f"there are plans that fit, and the planner says: {refusal}")
+    else:
+        unlisted = {choice.plan.layout for choice in screened} - listed
+        _require(not unlisted, f"planned, but neither a layout nor a variant: {unlisted}")
+
+
+def memory_is_itemised(case: Case) -> None:
+    """No part of a memory is negative, and their sum is positive."""
+    for plan in case.plans:
+        _require(plan.peak_memory_bytes > 0, f"{plan.layout} uses no memory")
+        for use in plan.memory:
+            _require(min(use.parts_bytes.values()) >= 0, f"{use} has a negative part")
+
+
+def other_systems_are_refused(case: Case) -> None:
+    """It refuses to plan on another kind of system, and names that system."""
+    for system in (toys.gpu_cluster(), toys.wafer_cluster()):
+        if system.kind == case.strategy.system_kind:
+            continue
+        foreign = replace(case, topology=toys.topology(4, system))
+        for layout in case.layouts[:1]:
+            try:
+                foreign.plan(layout)
+            except InputError as refusal:
+                _require(system.name in str(refusal), f"its refusal does not name {system.name}: {refusal}")
+            else:
+                raise BrokenPromise(f"it plans on a {system.kind}")
+
+
+# ---------------------------------------------------------------------------------------- graph
+def all_flop_are_done(case: Case) -> None:
+    """All ranks together do the FLOPs of the model and of the recompute."""
+    for plan in case.plans:
+        graph, recompute = case.graph(plan), plan.layout.recompute
+        done = graph.flop / len(graph.step_ends)
+        once = model_flop_per_step(case.job)
+        if case.skips_masked:
+            once -= _masked_flop(case.job, recompute)
+        # A full recompute may stop before the last linear, whose result no backward reads.
+        least = once + recompute_flop_per_step(case.job, recompute, stops_early=True)
+        most = once + recompute_flop_per_step(case.job, recompute)
+        within = least * (1 - FLOP_TOLERANCE) <= done <= most * (1 + FLOP_TOLERANCE)
+        _require(within, f"{plan.layout} does {done:.4g} FLOPs a step, not {least:.4g} to {most:.4g}")
+
+
+def _masked_flop(job: Job, recompute: str) -> float:
+    """What fused attention leaves out (the causal half) less what it does again (scores, backward)."""
+    if job.recipe.attention == "standard":
+        return 0.0
+    matmul = 2.0 * job.seq_length * job.model.hidden_size * job.model.num_layers * job.tokens_per_step
+    forwards = 2 if recompute == "full" else 1
+    return forwards * matmul * (2 - 2 / 2) + matmul * (4 - 5 / 2)
+
+
+def the_same_plan_gives_the_same_graph(case: Case) -> None:
+    """Writing a plan twice gives the same graph."""
+    for plan in case.plans[:3]:
+        same = case.graph(plan).digest() == case.graph(plan).digest()
+        _require(same, f"{plan.layout} is written in two ways")
+
+
+def more_steps_can_be_written(case: Case) -> None:
+    """It writes as many steps as the plan asks for."""
+    for plan in case.plans[:2]:
+        steps = len(case.graph(replace(plan, least_steps=3)).step_ends)
+        _require(steps == 3, f"{plan.layout} is written with {steps} steps where the plan has least_steps 3")
+
+
+def tasks_name_their_layer(case: Case) -> None:
+    """Every layer is some task's `block`, and every task of a layer has one."""
+    for plan in case.plans[:2]:
+        graph = case.graph(plan)
+        absent = set(range(case.job.model.num_layers)) - set(graph.block.tolist())
+        _require(not absent, f"{plan.layout}: no task has the block {sorted(absent)}")
+        for task in graph.tasks():
+            of_layer = task.work.op.startswith(("attention.", "mlp.", "layer."))
+            _require(task.block >= 0 or not of_layer, f"{plan.layout}: {task.work.name} has no block")
+
+
+def streams_and_groups_are_named(case: Case) -> None:
+    """A stream is `device/lane`, one lane is `compute`, and communication has a group."""
+    for plan in case.plans[:3]:
+        graph = case.graph(plan)
+        wrong = [name for name in graph.streams if name.count("/") != 1]
+        _require(not wrong, f"streams are not of the form device/lane: {wrong}")
+        computes = any(name.endswith("/compute") for name in graph.streams)
+        _require(computes, "no stream is called device/compute")
+        alone = [work.name for work in graph.works if work.kind.is_communication and work.group is None]
+        _require(not alone, f"communication without a group: {alone}")
+
+
+# ----------------------------------------------------------------------------------------- runs
+def contention_only_delays(case: Case) -> None:
+    """It runs to the end, and no task ends earlier than on idle links."""
+    for plan, graph, run in case.runs():
+        path = critical_path(graph, price(graph, case.costs))
+        _require(bool((run.end_s >= path.end_s).all()), f"{plan.layout}: contention makes a task end earlier")
+        _require(run.step_time_s > 0, f"{plan.layout}: the step takes no time")
+
+
+def the_run_is_the_longest_path(case: Case) -> None:
+    """On idle links the simulation is the longest path, to the bit."""
+    for plan in case.plans:
+        graph = case.graph(plan)
+        durations = price(graph, case.costs)
+        run, path = simulate(graph, durations), critical_path(graph, durations)
+        same = run.start_s.tobytes() == path.start_s.tobytes() and run.end_s.tobytes() == path.end_s.tobytes()
+        _require(same, f"{plan.layout}: simulation and longest path differ on idle links")
+
+
+def the_screening_formula_is_close(case: Case) -> None:
+    """`estimate_s` is within 15 % of the simulation."""
+    for plan, _, run in case.runs():
+        estimate = case.strategy.estimate_s(plan, case.costs.duration_s)
+        close = abs(estimate - run.step_time_s) <= SCREENING_TOLERANCE * run.step_time_s
+        _require(close, f"{plan.layout}: estimated {estimate:.4g} s, simulated {run.step_time_s:.4g} s")
+
+
+def every_second_is_accounted_for(case: Case) -> None:
+    """The seconds of each device, by category, are positive and sum to the step."""
+    for plan, _, run in case.runs():
+        devices = run.device_breakdowns()
+        _require(bool(devices), f"{plan.layout}: no device does anything")
+        for device, seconds in devices.items():
+            _require(min(seconds.values()) >= 0, f"{plan.layout}: {device} has negative seconds")
+            total = sum(seconds.values())
+            whole = math.isclose(total, run.step_time_s, rel_tol=1e-9)
+            _require(whole, f"{plan.layout}: {device} accounts for {total:.6g} of {run.step_time_s:.6g} s")
+
+
+Promise = Callable[[Case], None]
+
+PROMISES: tuple[Promise, ...] = (
+    it_says_what_it_is,
+    listed_layouts_are_legal,
+    variants_are_legal,
+    nothing_unlisted_is_planned,
+    memory_is_itemised,
+    other_systems_are_refused,
+    all_flop_are_done,
+    the_same_plan_gives_the_same_graph,
+    more_steps_can_be_written,
+    tasks_name_their_layer,
+    streams_and_groups_are_named,
+    contention_only_delays,
+    the_run_is_the_longest_path,
+    the_screening_formula_is_close,
+    every_second_is_accounted_for,
+)
+"""Each raises BrokenPromise where a case does not keep it; its docstring says what is promised."""
+
+
+def check_promise(promise: Promise, case: Case) -> None:
+    """Raise BrokenPromise, which names strategy, case and promise, unless the case keeps the promise."""
+    try:
+        promise(case)
+    except (BrokenPromise, LayoutError, MemoryCapacityError) as error:
+        stated = " ".join((promise.__doc__ or promise.__name__).split())
+        where = f"strategy {case.strategy.name!r}, case {case.name!r}"
+        raise BrokenPromise(f"{where}: {error}\n    promised: {stated}") from error
+
+
+def check_strategy(strategy: Strategy, cases: list[Case] | None = None) -> None:
+    """Raise BrokenPromise for the first promise that the strategy breaks.
+
+    `cases` are those of `cases_for` unless given. A case for which the strategy has no layout is passed
+    over, but there must be one with a plan that fits.
+    """
+    cases = cases_for(strategy) if cases is None else cases
+    for case in cases:
+        for promise in PROMISES:
+            check_promise(promise, case)
+    _require(any(case.plans for case in cases), f"strategy {strategy.name!r} has no plan that fits any case")

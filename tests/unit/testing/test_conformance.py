@@ -1,0 +1,159 @@
+"""A strategy that breaks a promise is told which one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from perfsim.errors import InputError
+from perfsim.graph import GraphBuilder, Kind, Work
+from perfsim.strategies import Duration, Plan, strategy
+from perfsim.strategies.three_d.strategy import ThreeD
+from perfsim.testing import BrokenPromise, cases_for, check_promise, check_strategy, conformance, toys
+from perfsim.testing.conformance import Promise
+from perfsim.topology import Topology
+from perfsim.workload import Job, ParallelLayout
+
+
+class Data(ThreeD):
+    """Data parallelism, in a class of its own as a plug-in has it; the classes below break a promise each."""
+
+    def __init__(self) -> None:
+        super().__init__("plug-in", ("data",), "data parallelism of a plug-in")
+
+
+class Silent(Data):
+    def __init__(self) -> None:
+        ThreeD.__init__(self, "plug-in", ("data",), summary="")
+
+
+class ListsIllegal(Data):
+    def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
+        yield ParallelLayout(data=3)
+
+
+class ListsItselfAsVariant(Data):
+    def variants(self, job: Job, topology: Topology, layout: ParallelLayout) -> Iterator[ParallelLayout]:
+        yield layout
+
+
+class ListsIllegalVariant(Data):
+    def variants(self, job: Job, topology: Topology, layout: ParallelLayout) -> Iterator[ParallelLayout]:
+        yield replace(layout, tensor=3)
+
+
+class PlansUnlisted(Data):
+    def plan(
+        self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
+    ) -> Plan:
+        plan = super().plan(job, topology, layout, check_memory=check_memory)
+        return replace(plan, layout=replace(layout, zero_stage=1, micro_batch_size=3))
+
+
+class ForgetsMemory(Data):
+    def plan(
+        self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
+    ) -> Plan:
+        plan = super().plan(job, topology, layout, check_memory=check_memory)
+        memory = tuple(replace(use, parts_bytes={"rest": -1.0, **use.parts_bytes}) for use in plan.memory)
+        return replace(plan, memory=memory)
+
+
+class RunsAnywhere(Data):
+    def plan(
+        self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
+    ) -> Plan:
+        return super().plan(job, topology_of_gpus(topology), layout, check_memory=check_memory)
+
+
+def topology_of_gpus(topology: Topology) -> Topology:
+    return toys.topology(topology.num_devices if topology.system.kind == "gpu-cluster" else 8)
+
+
+class SkipsWork(Data):
+    def emit(self, plan: Plan, builder: GraphBuilder) -> None:
+        super().emit(replace(plan, num_microbatches=1), builder)
+
+
+class WritesOneStep(Data):
+    def emit(self, plan: Plan, builder: GraphBuilder) -> None:
+        super().emit(replace(plan, least_steps=1), builder)
+
+
+class WritesAnotherGraphEachTime(Data):
+    written = 0
+
+    def emit(self, plan: Plan, builder: GraphBuilder) -> None:
+        type(self).written += 1
+        builder.task(Work(f"number {self.written}", Kind.COMP, "begin", "forward"), "gpu0/compute", block=0)
+        super().emit(plan, builder)
+
+
+class NamesNoBlock(Data):
+    def emit(self, plan: Plan, builder: GraphBuilder) -> None:
+        builder.task(Work("more", Kind.COMP, "mlp.more", "forward"), "gpu0/compute")
+        super().emit(plan, builder)
+
+
+class NamesNoDevice(Data):
+    def emit(self, plan: Plan, builder: GraphBuilder) -> None:
+        builder.task(Work("more", Kind.COMP, "more", "forward"), "compute")
+        super().emit(plan, builder)
+
+
+class EstimatesTwice(Data):
+    def estimate_s(self, plan: Plan, duration: Duration) -> float:
+        return 2 * super().estimate_s(plan, duration)
+
+
+@pytest.mark.parametrize(
+    ("broken", "promise"),
+    [
+        (Silent, conformance.it_says_what_it_is),
+        (ListsIllegal, conformance.listed_layouts_are_legal),
+        (ListsItselfAsVariant, conformance.variants_are_legal),
+        (ListsIllegalVariant, conformance.variants_are_legal),
+        (PlansUnlisted, conformance.nothing_unlisted_is_planned),
+        (ForgetsMemory, conformance.memory_is_itemised),
+        (RunsAnywhere, conformance.other_systems_are_refused),
+        (SkipsWork, conformance.all_flop_are_done),
+        (WritesOneStep, conformance.more_steps_can_be_written),
+        (WritesAnotherGraphEachTime, conformance.the_same_plan_gives_the_same_graph),
+        (NamesNoBlock, conformance.tasks_name_their_layer),
+        (NamesNoDevice, conformance.streams_and_groups_are_named),
+        (EstimatesTwice, conformance.the_screening_formula_is_close),
+    ],
+)
+def test_a_broken_promise_is_named_with_strategy_and_case(broken: type[Data], promise: Promise) -> None:
+    case = next(case for case in cases_for(broken()) if case.name == "one node")
+    check_promise(promise, replace(case, strategy=Data()))
+    with pytest.raises(BrokenPromise, match=r"strategy 'plug-in', case 'one node'") as caught:
+        check_promise(promise, case)
+    assert " ".join((promise.__doc__ or "").split()) in str(caught.value)
+
+
+def test_a_strategy_of_a_plug_in_passes_without_being_installed() -> None:
+    check_strategy(Data())
+
+
+def test_the_whole_check_ends_at_the_first_broken_promise() -> None:
+    with pytest.raises(BrokenPromise, match="within 15 % of the simulation"):
+        check_strategy(EstimatesTwice())
+
+
+def test_a_strategy_that_plans_nothing_is_told() -> None:
+    class PlansNothing(Data):
+        def layouts(self, job: Job, topology: Topology) -> Iterator[ParallelLayout]:
+            return iter(())
+
+    with pytest.raises(BrokenPromise, match="has no plan that fits any case"):
+        check_strategy(PlansNothing())
+
+
+def test_a_strategy_for_another_kind_of_machine_brings_its_own_cases() -> None:
+    with pytest.raises(InputError, match="no toy machine of the kind 'abacus': pass `cases`"):
+        check_strategy(ThreeD("plug-in", system_kind="abacus"))
+    own = [replace(case, strategy=Data()) for case in cases_for(strategy("data"))[:1]]
+    check_strategy(Data(), own)
