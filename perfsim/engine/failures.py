@@ -18,7 +18,7 @@ MOST_FAILURES = 100_000
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """After every `interval_s` of training a checkpoint stops it for `write_s`; a failure costs `restart_s`."""
+    """Training stops for `write_s` after every `interval_s`; a failure costs `restart_s`."""
 
     interval_s: float
     restart_s: float
