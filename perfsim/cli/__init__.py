@@ -131,7 +131,7 @@ def _write_traces(run: Any, folder: Path) -> list[str]:
 
     names = []
     for each in run.answered:
-        devices = each.machine.topology.num_devices
+        devices = each.question.devices
         name = f"trace_{each.evaluation.plan.strategy}_{devices}.json.gz"
         write_chrome_trace(each.evaluation.trace, folder / name)
         names.append(name)
@@ -213,20 +213,25 @@ def run(
 ) -> None:
     """Predict one step of one model on one system."""
     from perfsim.interop.chrome import write_chrome_trace
-    from perfsim.prediction.question import Point, answer_point
+    from perfsim.prediction.documents import run_document
+    from perfsim.prediction.predict import predict
+    from perfsim.prediction.question import question_named
     from perfsim.prediction.verification import must_be_right, verified
 
     if batch_per_device is not None:
         if batch is not None:
             raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
         batch = batch_per_device * devices
-    point = Point(model, system, devices, strategy, layout, batch, recipe, cluster, detail, perturb, expand)
-    answer, evaluation = answer_point(point)
-    sampled = verified(evaluation, verify)
+    question = question_named(
+        model, system, devices, strategy, layout, batch, recipe, cluster, detail, perturb, expand
+    )
+    prediction = predict(question)
+    answer = run_document(prediction)
+    sampled = verified(prediction, verify)
     if sampled is not None:
         answer["sampling"] = asdict(sampled)
     if trace is not None:
-        write_chrome_trace(evaluation.trace, trace)
+        write_chrome_trace(prediction.trace, trace)
     if as_json:
         click.echo(json.dumps(answer, indent=2, sort_keys=True))
     else:

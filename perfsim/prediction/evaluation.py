@@ -9,9 +9,9 @@ import numpy as np
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.price import Costs
 from perfsim.costs.wafer import WaferCosts
-from perfsim.engine.failures import FailedRun
 from perfsim.graph import GraphBuilder, Kind, TaskGraph, Work
 from perfsim.placement.place import place
+from perfsim.prediction.prediction import Perturbed
 from perfsim.prediction.run import Step
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.zero import SHARDED
@@ -22,21 +22,6 @@ from perfsim.workload import Job
 
 COMMUNICATION = "_communication"
 EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update", "input", "spill")
-
-
-@dataclass(frozen=True)
-class Perturbed:
-    """What disturbed a run, and the step without it."""
-
-    text: str
-    unperturbed_step_time_s: float
-    draws_s: tuple[float, ...]
-    """Step times of all draws, ascending."""
-    tasks: int
-    """Tasks written, of the ranks that differ."""
-    note: str = ""
-    run: FailedRun | None = None
-    """Many steps with failures, where they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +94,9 @@ def graph_of(plan: Plan) -> TaskGraph:
     return builder.build()
 
 
-def longest_path_s(
-    folded: TaskGraph, topology: Topology, costs: Costs, cluster: ClusterCalibration | None = None
-) -> float:
+def longest_path_s(folded: TaskGraph, topology: Topology, costs: Costs, scale: float = 1.0) -> float:
     """Step time of a graph without contention."""
-    step = Step(place(folded, topology, contention=False), costs, scale_of(cluster))
+    step = Step(place(folded, topology, contention=False), costs, scale)
     return step.run(contention=False).step_time_s
 
 

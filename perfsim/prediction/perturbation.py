@@ -13,8 +13,9 @@ from perfsim.errors import InputError
 from perfsim.graph.symmetry import width_of
 from perfsim.placement.place import MOST_TASKS, place
 from perfsim.placement.stragglers import PlacedStragglers, place_stragglers
-from perfsim.prediction.evaluation import Evaluation, Perturbed
+from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation_spec import FailureSpec, PerturbationSpec
+from perfsim.prediction.prediction import Perturbed
 from perfsim.topology import LinkHealth, Topology, link_health
 from perfsim.trace import Trace
 

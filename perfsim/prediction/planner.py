@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perfsim.calibration import ClusterCalibration
-from perfsim.costs.price import Costs
 from perfsim.engine.limits import present_limits
 from perfsim.errors import LayoutError, MemoryCapacityError, PlanError
 from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of, longest_path_s
-from perfsim.strategies import TIGHT, Plan, Strategy
-from perfsim.topology import Topology
-from perfsim.workload import Job, Layout
+from perfsim.prediction.question import Question
+from perfsim.strategies import TIGHT, Plan
+from perfsim.workload import Layout
 
 CONFIRMED = 3
 """How many of the screened layouts are run."""
@@ -30,30 +28,32 @@ class Screened:
     plan: Plan
 
 
-def screen(strategy: Strategy, job: Job, topology: Topology, costs: Costs) -> list[Screened]:
+def screen(question: Question) -> list[Screened]:
     """Every feasible plan, best estimate first, of ties the one with least memory.
 
     All layouts of the strategy are tried; their variants only where they could lead: for the best
     layouts without their bubble, and, at a higher ZeRO stage, for layouts that miss memory by little.
     PlanError says why there is no plan.
     """
-    search = _Search(strategy, job, topology, costs)
-    for layout in strategy.layouts(job, topology):
+    search = _Search(question)
+    for layout in search.strategy.layouts(search.job, search.topology):
         search.attempt(layout)
     search.refine()
     if not search.feasible:
-        raise PlanError(_reasons(strategy, job, topology, search))
-    return sorted(search.feasible, key=lambda each: (each.estimate_s, each.plan.peak_memory_bytes))
+        raise PlanError(_reasons(search))
+    return sorted(search.feasible, key=lambda plan: (plan.estimate_s, plan.plan.peak_memory_bytes))
 
 
 class _Search:
     """What has been tried of a question, and what became of it."""
 
-    def __init__(self, strategy: Strategy, job: Job, topology: Topology, costs: Costs) -> None:
-        self.strategy, self.job, self.topology, self.costs = strategy, job, topology, costs
+    def __init__(self, question: Question) -> None:
+        self.strategy, self.job = question.chosen, question.job
+        self.topology, self.costs = question.topology, question.costs
         self.feasible: list[Screened] = []
         self.too_large: list[tuple[float, Layout, MemoryCapacityError]] = []
         self.seen: set[Layout] = set()
+        self.where = question.label
         self.limits = present_limits()
 
     def attempt(self, layout: Layout) -> None:
@@ -72,8 +72,7 @@ class _Search:
 
     def _so_far(self) -> str:
         tried = len(self.feasible) + len(self.too_large)
-        where = f"{self.topology.num_devices} x {self.topology.system.name}"
-        return f"{tried:,} layouts screened for {self.job.global_batch_size:,} sequences on {where}"
+        return f"{tried:,} layouts screened for {self.job.global_batch_size:,} sequences on {self.where}"
 
     def refine(self) -> None:
         """Try the variants of layouts that are promising or nearly fit."""
@@ -94,25 +93,25 @@ def _without_bubble(each: Screened) -> float:
     return each.estimate_s * microbatches / (microbatches + idle)
 
 
-def best_plan(
-    strategy: Strategy,
-    job: Job,
-    topology: Topology,
-    costs: Costs,
-    confirmed: int = CONFIRMED,
-    *,
-    cluster: ClusterCalibration | None = None,
-) -> Evaluation:
-    """The fastest feasible plan, among the best few of the screening; a cluster's scale favours none."""
-    screened = screen(strategy, job, topology, costs)
+def plan_of(question: Question) -> Plan:
+    """The plan of the given layout, or the first of the screening. Raises as these do."""
+    layout = question.given_layout
+    if layout is None:
+        return screen(question)[0].plan
+    return question.chosen.plan(question.job, question.topology, layout, check_memory=question.must_fit)
+
+
+def best_plan(question: Question, confirmed: int = CONFIRMED) -> Evaluation:
+    """The fastest feasible plan of the best few of the screening, run; a cluster's scale favours none."""
+    screened = screen(question)
     shortlist = screened[:confirmed]
-    graphs = [graph_of(each.plan) for each in shortlist]
+    graphs = [graph_of(candidate.plan) for candidate in shortlist]
     best = 0
     if len(shortlist) > 1:
-        paths = [longest_path_s(graph, topology, costs) for graph in graphs]
+        paths = [longest_path_s(graph, question.topology, question.costs) for graph in graphs]
         best = min(range(len(paths)), key=paths.__getitem__)
     plan = _with_safer(shortlist[best], screened)
-    return evaluate(plan, costs, cluster=cluster, graph=graphs[best])
+    return evaluate(plan, question.costs, cluster=question.cluster, graph=graphs[best])
 
 
 def _with_safer(chosen: Screened, screened: Sequence[Screened]) -> Plan:
@@ -131,13 +130,16 @@ def _with_safer(chosen: Screened, screened: Sequence[Screened]) -> Plan:
     return replace(plan, notes=(*plan.notes, note))
 
 
-def _reasons(strategy: Strategy, job: Job, topology: Topology, search: _Search) -> list[str]:
-    where = f"{topology.num_devices} x {topology.system.name}"
-    head = f"no plan fits: strategy {strategy.name}, {where}, {job.global_batch_size} sequences a step"
+def _reasons(search: _Search) -> list[str]:
+    job = search.job
+    asked = f"strategy {search.strategy.name}, {search.where}, {job.global_batch_size} sequences a step"
+    head = f"no plan fits: {asked}"
     tried = len(search.too_large)
     if not tried:
         why = f"batch {job.global_batch_size} and {job.model.num_layers} layers do not divide over them"
         return [f"{head}: no layout is legal ({why})"]
-    _, layout, error = min(search.too_large, key=lambda each: each[0])
-    closest = f"closest: {layout.short}: {error}"
-    return [f"{head}: {tried} layouts tried, {tried} over memory", closest]
+    _, layout, error = min(search.too_large, key=lambda refused: refused[0])
+    return [
+        f"{head}: {tried} layouts tried, {tried} over memory",
+        f"closest: {layout.short}: {error}",
+    ]

@@ -1,97 +1,151 @@
-"""One point: one model on one system with one strategy, planned or with a given layout."""
+"""What is asked of one machine: a model, a recipe and a system, and what of their layout is given."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
 
+from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
+from perfsim.costs.price import Costs
+from perfsim.hardware import SystemSpec
 from perfsim.machines import build_topology, costs_for, machine_of, strategy_for
 from perfsim.machines.layout_text import settings
 from perfsim.prediction.cluster import check_device, cluster_named
-from perfsim.prediction.evaluation import Evaluation, evaluate
-from perfsim.prediction.expansion import expanded
-from perfsim.prediction.metrics import metrics
-from perfsim.prediction.perturbation import perturbed
-from perfsim.prediction.perturbation_spec import parse_perturbations
-from perfsim.prediction.planner import best_plan
-from perfsim.prediction.reached import above_all_published, fewer_than_published
-from perfsim.prediction.remarks import defaults_remark
-from perfsim.workload import Job, Layout
+from perfsim.prediction.perturbation_spec import PerturbationSpec, parse_perturbations
+from perfsim.strategies import Strategy
+from perfsim.topology import Topology
+from perfsim.wall_clock import WallClockSpec
+from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
 
 Detail = Literal["layer", "chunk"]
 DEFAULT_BATCH_PER_DEVICE = 8
 """Sequences a device and step where the question gives no batch."""
+DEFAULT_RECIPE = "gpt3_pretraining"
 
 
-class Point(NamedTuple):
-    """A question as the command line asks it."""
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One model trained on one machine; what is not given is chosen.
 
-    model: str
-    system: str
+    A question is checked when its parts are first asked for: `check` asks for all of them.
+    """
+
+    model: TransformerConfig
+    recipe: TrainingRecipe
+    system: SystemSpec
     devices: int
-    strategy: str
-    layout: str = ""
+    strategy: str | Strategy
     batch: int | None = None
-    recipe: str = "gpt3_pretraining"
-    cluster: str = ""
-    """Name or path of a cluster's calibration; its scale multiplies the step time."""
+    """Sequences a step over all devices; None: the recipe's, else `DEFAULT_BATCH_PER_DEVICE` a device."""
+    layout: Layout | str | None = None
+    """A layout, or its text (`tp=8,pp=4`); None: the planner chooses."""
+    must_fit: bool = True
+    """Whether a given layout that needs too much memory is refused."""
+    cluster: ClusterCalibration | None = None
+    """Measurements of the user's own cluster; their scale multiplies step times."""
+    wall_clock: WallClockSpec | None = None
+    """What a whole run waits for besides its steps."""
     detail: Detail = "layer"
     """How finely a wafer cluster streams: a layer as a whole, or in chunks."""
-    perturb: str = ""
-    """What disturbs the step, as `parse_perturbations` reads it."""
     expand: str = ""
-    """Collectives to write as steps, as `parse_expansion` reads it."""
+    """Collectives to write as steps, as `expansion.parse_expansion` reads it."""
+    perturbations: PerturbationSpec | None = None
+    """What disturbs the step."""
+    prices: Costs | None = field(default=None, repr=False, compare=False)
+    """What prices work in place of the machine's own cost model."""
+
+    @property
+    def label(self) -> str:
+        """`128 x dgx-a100-80gb`."""
+        return f"{self.devices} x {self.system.name}"
+
+    @cached_property
+    def chosen(self) -> Strategy:
+        """The strategy; InputError where it is unknown or runs on another kind of system."""
+        if isinstance(self.strategy, str):
+            return strategy_for(self.strategy, self.system)
+        return self.strategy
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The network of the devices; InputError for a number that the system cannot have."""
+        return build_topology(self.system, self.devices)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What prices the work of a step."""
+        return costs_for(self.topology, self.recipe) if self.prices is None else self.prices
+
+    @property
+    def job(self) -> Job:
+        """Model, recipe and batch together."""
+        batch = self.batch or self.recipe.batch_over(self.devices) or DEFAULT_BATCH_PER_DEVICE * self.devices
+        return Job(self.model, self.recipe, batch)
+
+    @property
+    def scale(self) -> float:
+        """What the user's measurements multiply step times by; 1 without any."""
+        return 1.0 if self.cluster is None else self.cluster.scale
+
+    @property
+    def given_layout(self) -> Layout | None:
+        """The layout that is asked for; LayoutError lists what is wrong with its text."""
+        if isinstance(self.layout, str):
+            return machine_of(self.system).parse_layout(self.layout, self.devices)
+        return self.layout
+
+    @property
+    def named_settings(self) -> list[str] | None:
+        """The settings that a layout's text names; None where the layout is no text."""
+        return [name for _, name, _ in settings(self.layout)] if isinstance(self.layout, str) else None
+
+    def at(self, batch: int) -> Question:
+        """The same question at another global batch, on the same topology and prices."""
+        other = replace(self, batch=batch)
+        other.__dict__.update(chosen=self.chosen, topology=self.topology, costs=self.costs)
+        return other
+
+    def check(self) -> Question:
+        """Refuse what can be refused without planning. Raises InputError.
+
+        These are a strategy of another kind of system, a number of devices that the system cannot have,
+        measurements of another device, and a device without the constants that prices need.
+        """
+        check_device(self.cluster, self.system)
+        _ = self.chosen, self.topology, self.costs
+        return self
 
 
-def answer_point(point: Point, catalog: Catalog | None = None) -> tuple[dict[str, Any], Evaluation]:
-    """The metrics of a point, and the run behind them."""
+def question_named(
+    model: str,
+    system: str,
+    devices: int,
+    strategy: str,
+    layout: str = "",
+    batch: int | None = None,
+    recipe: str = DEFAULT_RECIPE,
+    cluster: str = "",
+    detail: Detail = "layer",
+    perturb: str = "",
+    expand: str = "",
+    catalog: Catalog | None = None,
+) -> Question:
+    """A question by names of the catalogue, or paths of YAML files; InputError lists what is wrong."""
     catalog = catalog or default_catalog()
-    system = catalog.system(point.system)
-    chosen = strategy_for(point.strategy, system)
-    recipe = catalog.recipe(point.recipe)
-    batch = point.batch or recipe.batch_over(point.devices) or DEFAULT_BATCH_PER_DEVICE * point.devices
-    job = Job(catalog.model(point.model), recipe, batch)
-    cluster = cluster_named(point.cluster, catalog) if point.cluster else None
-    disturbed = parse_perturbations(point.perturb) if point.perturb else None
-    check_device(cluster, system)
-    topology = build_topology(system, point.devices)
-    costs = costs_for(topology, recipe)
-    layout: Layout
-    if point.layout:
-        layout = machine_of(system).parse_layout(point.layout, point.devices)
-        evaluation = evaluate(chosen.plan(job, topology, layout), costs, cluster=cluster)
-        unnamed = defaults_remark((name for _, name, _ in settings(point.layout)), evaluation.plan)
-    else:
-        evaluation, unnamed = best_plan(chosen, job, topology, costs, cluster=cluster), ""
-    if point.detail == "chunk":
-        finer = machine_of(system).in_chunks(evaluation.plan.layout)
-        if finer != evaluation.plan.layout:
-            evaluation, unnamed = evaluate(chosen.plan(job, topology, finer), costs, cluster=cluster), ""
-    if point.expand:
-        evaluation = expanded(evaluation, point.expand)
-    if disturbed is not None:
-        evaluation = perturbed(evaluation, disturbed)
-    answer = metrics(evaluation)
-    remarks = (
-        _batch_remark(point, recipe.batch_over(point.devices)),
-        unnamed,
-        fewer_than_published(evaluation.plan, answer["why"]["fixed_s"]),
-        above_all_published(evaluation.plan, evaluation.mfu),
-    )
-    notes = [*evaluation.plan.notes, *filter(None, remarks)]
-    fullest = max((use for use in evaluation.plan.memory if use.on_device), key=lambda use: use.total_bytes)
-    known = {"model": job.model.name, "memory_capacity_bytes": fullest.capacity_bytes}
-    return {**known, **answer, "notes": notes}, evaluation
-
-
-def _batch_remark(point: Point, of_recipe: int | None) -> str:
-    """Where the batch comes from if the question gave none; empty where it did."""
-    if point.batch is not None:
-        return ""
-    if of_recipe is not None:
-        return f"no batch was given: the recipe's {of_recipe:,} sequences were taken"
-    batch = DEFAULT_BATCH_PER_DEVICE * point.devices
-    return (
-        f"no batch was given: {DEFAULT_BATCH_PER_DEVICE} sequences a device were taken, {batch:,} in all; "
-        "another batch is another step (--batch, --batch-per-device)"
-    )
+    asked = catalog.system(system)
+    strategy_for(strategy, asked)
+    return Question(
+        model=catalog.model(model),
+        recipe=catalog.recipe(recipe),
+        system=asked,
+        devices=devices,
+        strategy=strategy,
+        batch=batch,
+        layout=layout or None,
+        cluster=cluster_named(cluster, catalog) if cluster else None,
+        detail=detail,
+        expand=expand,
+        perturbations=parse_perturbations(perturb) if perturb else None,
+    ).check()

@@ -10,6 +10,7 @@ from perfsim.errors import VerificationError
 from perfsim.graph import TaskGraph
 from perfsim.numerics import GemmPass, GemmSample, GemmShape, SampleResult, layer_of, sample_gemms
 from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.result import SamplingSummary
 from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.transformer import Kernel
@@ -72,9 +73,9 @@ def sample_step(evaluation: Evaluation, asked: SamplingSpec) -> SamplingSummary 
     )
 
 
-def verified(evaluation: Evaluation, mode: str) -> SamplingSummary | None:
-    """The samples of one run; None where `mode` is off."""
-    return sample_step(evaluation, SamplingSpec.model_validate({"mode": mode}))
+def verified(prediction: Prediction, mode: str) -> SamplingSummary | None:
+    """The samples of one prediction; None where `mode` is off. Raises ValueError for a stored prediction."""
+    return sample_step(prediction.run, SamplingSpec.model_validate({"mode": mode}))
 
 
 def must_be_right(summaries: Iterable[SamplingSummary]) -> None:

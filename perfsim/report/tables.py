@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from perfsim.prediction.prediction import Scaling
 from perfsim.report import text
 from perfsim.study.result import CandidateResult, StudyResult
 
@@ -64,7 +64,7 @@ def terminal_table(result: StudyResult, *, width: int = 100, encoding: str = "as
 def perturbed_line(result: StudyResult) -> str:
     """That steps are perturbed, how much longer they are, and by what; empty where nothing disturbs them."""
     ratios = sorted(
-        each.step_time_s / float(each.perturbed["unperturbed_step_time_s"])
+        each.step_time_s / each.perturbed.unperturbed_step_time_s
         for each in result.candidates
         if each.perturbed
     )
@@ -101,9 +101,9 @@ def _sampling_lines(result: StudyResult) -> list[str]:
     return [f"{line}; error {nearest:.1g} of its bound"]
 
 
-def scale_notes(used: Iterable[Mapping[str, Any] | None]) -> list[str]:
+def scale_notes(used: Iterable[Scaling | None]) -> list[str]:
     """What to say of the users' own scales that an answer rests on, each once."""
-    return list(dict.fromkeys(str(each["note"]) for each in used if each))
+    return list(dict.fromkeys(str(each.note) for each in used if each))
 
 
 def _heading(result: StudyResult) -> str:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfsim.calibration import ClusterCalibration
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
-from perfsim.costs.price import Costs
 from perfsim.engine.limits import present_limits
 from perfsim.errors import PlanError
 from perfsim.prediction.accuracy import step_time_error
 from perfsim.prediction.evaluation import Evaluation, graph_of, longest_path_s
 from perfsim.prediction.planner import best_plan, screen
-from perfsim.strategies import Plan, Strategy
-from perfsim.topology import Topology
-from perfsim.wall_clock import WallClockSpec
-from perfsim.workload import Job, TrainingRecipe, TransformerConfig
+from perfsim.prediction.question import Question
+from perfsim.strategies import Plan
 
 SMALLEST_SHARE, LARGEST_SHARE = 1 / 256, 2.0
 """The grid of batches, as shares of the critical batch."""
@@ -41,26 +37,6 @@ class BatchChoice:
     answer: TimeToAccuracy
 
 
-@dataclass(frozen=True)
-class Machine:
-    """One candidate at one number of devices."""
-
-    strategy: Strategy
-    topology: Topology
-    model: TransformerConfig
-    recipe: TrainingRecipe
-    costs: Costs
-    cluster: ClusterCalibration | None = None
-    wall_clock: WallClockSpec | None = None
-
-    @property
-    def label(self) -> str:
-        return f"{self.topology.num_devices} x {self.topology.system.name}"
-
-    def job(self, global_batch_size: int) -> Job:
-        return Job(self.model, self.recipe, global_batch_size)
-
-
 def batch_grid(target: Target, seq_length: int, num_devices: int) -> list[int]:
     """Global batches in sequences, 2^k and 3 x 2^k, up to twice the critical batch.
 
@@ -75,18 +51,17 @@ def batch_grid(target: Target, seq_length: int, num_devices: int) -> list[int]:
     ]
 
 
-def time_at(machine: Machine, target: Target, global_batch_size: int) -> BatchChoice:
+def time_at(question: Question, target: Target, global_batch_size: int) -> BatchChoice:
     """The fastest plan at one batch, by its longest path; by the closed form where that path is long.
 
     The closed form leaves out how a step begins and ends, which matters less the longer it is; the batch
     that is chosen in the end is simulated in full. Raises PlanError where no plan fits.
     """
-    job = machine.job(global_batch_size)
-    best = screen(machine.strategy, job, machine.topology, machine.costs)[0]
-    if best.plan.num_microbatches * job.model.num_layers > LONG_PASSES:
-        scale = machine.cluster.scale if machine.cluster is not None else 1.0
-        return choice_of(best.plan, best.estimate_s * scale, target)
-    step_s = longest_path_s(graph_of(best.plan), machine.topology, machine.costs, machine.cluster)
+    asked = question.at(global_batch_size)
+    best = screen(asked)[0]
+    if best.plan.num_microbatches * asked.model.num_layers > LONG_PASSES:
+        return choice_of(best.plan, best.estimate_s * asked.scale, target)
+    step_s = longest_path_s(graph_of(best.plan), asked.topology, asked.costs, asked.scale)
     return choice_of(best.plan, step_s, target)
 
 
@@ -102,31 +77,30 @@ def choice_of(plan: Plan, step_time_s: float, target: Target) -> BatchChoice:
     return BatchChoice(plan, step_time_s, answer)
 
 
-def batch_curve(machine: Machine, target: Target, batches: list[int]) -> list[BatchChoice]:
+def batch_curve(question: Question, target: Target, batches: list[int]) -> list[BatchChoice]:
     """Time to the target at every batch that has a plan. Raises PlanError where none has."""
     curve: list[BatchChoice] = []
     refused: list[PlanError] = []
     for batch in batches:
         present_limits().in_time(
-            lambda: f"{len(curve) + len(refused)} of {len(batches)} batches tried on {machine.label}"
+            lambda: f"{len(curve) + len(refused)} of {len(batches)} batches tried on {question.label}"
         )
         try:
-            curve.append(time_at(machine, target, batch))
+            curve.append(time_at(question, target, batch))
         except PlanError as error:
             refused.append(error)
     if not curve:
-        raise refused[0] if refused else PlanError(f"{machine.label}: no batch to try")
+        raise refused[0] if refused else PlanError(f"{question.label}: no batch to try")
     return curve
 
 
-def run_best(machine: Machine, target: Target, curve: list[BatchChoice]) -> tuple[Evaluation, BatchChoice]:
-    """The batch of least time to the target, its layout confirmed and simulated in full."""
+def best_of(curve: list[BatchChoice]) -> int:
+    """The global batch of least time to the target; of ties the smallest."""
     chosen = min(curve, key=lambda choice: (choice.answer.time_s, choice.answer.batch_tokens))
-    return run_at(machine, target, chosen.plan.job.global_batch_size)
+    return chosen.plan.job.global_batch_size
 
 
-def run_at(machine: Machine, target: Target, global_batch_size: int) -> tuple[Evaluation, BatchChoice]:
+def run_at(question: Question, target: Target, global_batch_size: int) -> tuple[Evaluation, BatchChoice]:
     """One batch with its best layout, simulated in full. Raises PlanError where none fits."""
-    job = machine.job(global_batch_size)
-    evaluation = best_plan(machine.strategy, job, machine.topology, machine.costs, cluster=machine.cluster)
+    evaluation = best_plan(question.at(global_batch_size))
     return evaluation, choice_of(evaluation.plan, evaluation.step_time_s, target)

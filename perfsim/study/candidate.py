@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 
-from perfsim.prediction.cluster import cluster_note
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.metrics import metrics, why_of
-from perfsim.prediction.reached import above_all_published, fewer_than_published
+from perfsim.prediction.predict import prediction_of, published_remarks
 from perfsim.prediction.remarks import edge_remark
 from perfsim.prediction.result import TimelineBar
 from perfsim.study.batches import BatchChoice
-from perfsim.study.result import BatchPoint, CandidateResult, MemoryBar
+from perfsim.study.result import BatchPoint, CandidateResult
 
 MOST_BARS = 4000
 """Timeline bars of one candidate; a whole step of a large run has hundreds of thousands of tasks."""
@@ -23,27 +22,19 @@ def candidate_result(
     evaluation: Evaluation, choice: BatchChoice, curve: Sequence[BatchChoice], tried: Sequence[int] = ()
 ) -> CandidateResult:
     """A candidate at its best batch, the best of those `tried`."""
-    explained = why_of(evaluation)
-    few = fewer_than_published(evaluation.plan, explained.fixed_s)
-    edge = edge_remark(tried, evaluation.plan.job.global_batch_size)
+    prediction = prediction_of(evaluation)
+    edge = edge_remark(tried, prediction.global_batch_size)
+    scaling = prediction.cluster_calibration
+    remarks = (edge, *published_remarks(prediction), scaling.note if scaling else "")
+    notes = (*prediction.notes, choice.answer.regime_text, *filter(None, remarks))
+    values = {field.name: getattr(prediction, field.name) for field in fields(prediction)}
     return CandidateResult(
-        **{**metrics(evaluation, explained), "why": explained},
+        **{**values, "notes": notes},
         steps=choice.answer.steps,
         time_to_accuracy_s=choice.answer.time_s,
         time_to_accuracy_band_s=choice.answer.band_s,
-        memory=tuple(
-            MemoryBar(use.place, dict(use.parts_bytes), use.capacity_bytes)
-            for use in evaluation.plan.memory
-            if use.on_device
-        ),
         batch_curve=tuple(_point(each) for each in curve),
         timeline=timeline(evaluation),
-        notes=(
-            *evaluation.plan.notes,
-            choice.answer.regime_text,
-            *filter(None, [edge, few, above_all_published(evaluation.plan, evaluation.mfu)]),
-            *([cluster_note(evaluation.cluster)] if evaluation.cluster else []),
-        ),
         batch_at_edge=edge,
     )
 

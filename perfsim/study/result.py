@@ -7,17 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfsim.convergence.wall_clock import RunPart
-from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary, TimelineBar, Why
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBar:
-    """What one pipeline stage or one wafer holds at its peak, part by part."""
-
-    place: str
-    parts_bytes: Mapping[str, float]
-    """Part name (parameters, gradients, optimizer, activations, ...) to bytes, in drawing order."""
-    capacity_bytes: float
+from perfsim.prediction.prediction import Prediction
+from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary, TimelineBar
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +24,19 @@ class BatchPoint:
     layout: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateResult:
+@dataclass(frozen=True, kw_only=True)
+class CandidateResult(Prediction):
     """One machine with one strategy at its own best batch."""
 
-    strategy: str
-    system: str
-    num_devices: int
-    layout: Mapping[str, Any]
-    global_batch_size: int
-    step_time_s: float
-    tokens_per_s: float
-    mfu: float
-    hfu: float
-    bubble_fraction: float
-    exposed_communication_fraction: float
-    peak_memory_bytes: float
     steps: float
     time_to_accuracy_s: float
     time_to_accuracy_band_s: tuple[float, float]
-    step_breakdown_s: Mapping[str, float]
-    """Every second of the step: compute, exposed communication by kind, optimizer, bubble, ..."""
-    memory: tuple[MemoryBar, ...]
     batch_curve: tuple[BatchPoint, ...]
     timeline: tuple[TimelineBar, ...]
-    notes: tuple[str, ...] = ()
-    why: Why | None = None
     batch_at_edge: str = ""
     """A remark where the best batch is the smallest or the largest of those tried."""
     whole_run: tuple[RunPart, ...] = ()
     """The wall clock part by part, the sum last; empty where the study asks for the steps alone."""
-    cluster_calibration: Mapping[str, Any] | None = None
-    """Name, scale and note of the user's own measurements, where step times were multiplied by it."""
-    perturbed: Mapping[str, Any] | None = None
-    """What disturbed the step, and the step without it; None: nothing."""
-
-    @property
-    def label(self) -> str:
-        """`128 x dgx-a100-80gb, 3d`: how a person names this candidate."""
-        return f"{self.num_devices} x {self.system}, {self.strategy}"
 
 
 @dataclass(frozen=True, slots=True)

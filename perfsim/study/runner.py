@@ -11,11 +11,10 @@ from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critica
 from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LimitError, PlanError, Problem
-from perfsim.machines import build_topology, costs_for, strategy_for
 from perfsim.prediction.accuracy import accuracy_of
-from perfsim.prediction.cluster import check_device
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation import text_of
+from perfsim.prediction.question import Question
 from perfsim.prediction.resilience import resilience
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
 from perfsim.prediction.verification import sample_step
@@ -23,13 +22,12 @@ from perfsim.strategies import strategy
 from perfsim.study.assumptions import assumptions_of
 from perfsim.study.batches import (
     BatchChoice,
-    Machine,
     Target,
     batch_curve,
     batch_grid,
+    best_of,
     choice_of,
     run_at,
-    run_best,
 )
 from perfsim.study.candidate import candidate_result
 from perfsim.study.perturbed_candidates import check_links, perturbed_candidate
@@ -47,7 +45,7 @@ Progress = Callable[[str], None]
 class Answered:
     """A candidate with everything that was learned about it."""
 
-    machine: Machine
+    question: Question
     evaluation: Evaluation
     choice: BatchChoice
     curve: tuple[BatchChoice, ...]
@@ -88,7 +86,8 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
     refused: list[Infeasible] = []
     asked = [(each, devices) for each in spec.candidates for devices in each.devices]
     for candidate, devices in asked:
-        machine_of(spec, candidate, devices)  # bad input is refused before any candidate takes its time
+        # Bad input is refused before any candidate takes its time.
+        question_of(spec, candidate, devices).check()
     stopped: LimitError | None = None
     for candidate, devices in asked:
         label = f"{devices} x {candidate.system.name}, {candidate.strategy}"
@@ -155,19 +154,14 @@ def target_of(spec: StudySpec) -> Target:
     return Target(tokens, critical_batch(law.law, inputs))
 
 
-def machine_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Machine:
-    """A candidate with so many devices.
-
-    Raises InputError for a count that its system cannot have, and for a scale of another device.
-    """
-    check_device(candidate.cluster_calibration, candidate.system)
-    topology = build_topology(candidate.system, devices)
-    return Machine(
-        strategy=strategy_for(candidate.strategy, candidate.system),
-        topology=topology,
+def question_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Question:
+    """What a study asks of a candidate with so many devices; the batch is open."""
+    return Question(
         model=spec.model,
         recipe=spec.recipe,
-        costs=costs_for(topology, spec.recipe),
+        system=candidate.system,
+        devices=devices,
+        strategy=candidate.strategy,
         cluster=candidate.cluster_calibration,
         wall_clock=candidate.wall_clock,
     )
@@ -182,15 +176,15 @@ def answer_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int, ta
 
 
 def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
-    machine = machine_of(spec, candidate, devices)
+    question = question_of(spec, candidate, devices)
     batches = _batches(spec, target, devices)
     if len(batches) == 1:
-        evaluation, choice = run_at(machine, target, batches[0])
-        return Answered(machine, evaluation, choice, (choice,), None)
-    curve = batch_curve(machine, target, batches)
-    evaluation, choice = run_best(machine, target, curve)
+        evaluation, choice = run_at(question, target, batches[0])
+        return Answered(question, evaluation, choice, (choice,), None)
+    curve = batch_curve(question, target, batches)
+    evaluation, choice = run_at(question, target, best_of(curve))
     curve = [choice if each.answer.batch_tokens == choice.answer.batch_tokens else each for each in curve]
-    return Answered(machine, evaluation, choice, tuple(curve), None, tuple(batches))
+    return Answered(question, evaluation, choice, tuple(curve), None, tuple(batches))
 
 
 def _batches(spec: StudySpec, target: Target, devices: int) -> list[int]:
@@ -222,7 +216,7 @@ def _disturbed(spec: StudySpec, answered: Answered, target: Target) -> Answered:
     """The same batch and layout under the study's perturbations; the curve of batches stays without."""
     if spec.perturbations is None:
         return answered
-    label = f"{answered.machine.label}, {answered.evaluation.plan.strategy}"
+    label = f"{answered.question.label}, {answered.evaluation.plan.strategy}"
     evaluation = perturbed_candidate(answered.evaluation, spec.perturbations, label)
     choice = choice_of(evaluation.plan, evaluation.step_time_s, target)
     return replace(answered, evaluation=evaluation, choice=choice)
@@ -284,4 +278,4 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
 
 def _candidate(each: Answered) -> CandidateResult:
     found = candidate_result(each.evaluation, each.choice, each.curve, each.tried)
-    return replace(found, whole_run=whole_run_of(each.machine, each.choice))
+    return replace(found, whole_run=whole_run_of(each.question, each.choice))

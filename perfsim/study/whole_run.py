@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfsim.convergence.wall_clock import RunPart, Training, whole_run
-from perfsim.study.batches import BatchChoice, Machine
+from perfsim.prediction.question import Question
+from perfsim.study.batches import BatchChoice
 from perfsim.study.result import CandidateResult
 from perfsim.transformer import parameters
 
 DAY_S = 86_400.0
 
 
-def whole_run_of(machine: Machine, choice: BatchChoice) -> tuple[RunPart, ...]:
+def whole_run_of(question: Question, choice: BatchChoice) -> tuple[RunPart, ...]:
     """The parts of a candidate's wall clock; none where the study names no wall clock for it."""
-    if machine.wall_clock is None:
+    if question.wall_clock is None:
         return ()
     training = Training(
         steps=choice.answer.steps,
         step_time_s=choice.step_time_s,
-        num_parameters=float(parameters(machine.model).total),
-        num_nodes=-(-machine.topology.num_devices // machine.topology.devices_per_node),
+        num_parameters=float(parameters(question.model).total),
+        num_nodes=-(-question.devices // question.topology.devices_per_node),
     )
-    return whole_run(machine.wall_clock, training)
+    return whole_run(question.wall_clock, training)
 
 
 def whole_run_sentence(candidates: Sequence[CandidateResult]) -> str:

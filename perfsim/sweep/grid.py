@@ -13,7 +13,7 @@ from perfsim.catalog.reader import in_order
 from perfsim.errors import CatalogError, InputError, PlanError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.strategies import strategy
-from perfsim.study.runner import machine_of, target_of
+from perfsim.study.runner import question_of, target_of
 from perfsim.study.spec import CandidateSpec, StudySpec
 from perfsim.sweep.axes import (
     MACHINE_ROOTS,
@@ -227,6 +227,6 @@ def _probe(study: StudySpec) -> None:
     candidate = study.candidates[0]
     try:
         target_of(study)
-        machine_of(study, candidate, candidate.devices[0])
+        question_of(study, candidate, candidate.devices[0]).check()
     except PlanError:
         return  # no plan is an answer, and the run will give it

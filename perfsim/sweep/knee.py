@@ -38,7 +38,7 @@ class Scaling:
 
     def speedup(self, point: PointResult) -> float:
         """Tokens per second over those of the smallest machine."""
-        return point.tokens_per_s / self.first.tokens_per_s
+        return point.prediction.tokens_per_s / self.first.prediction.tokens_per_s
 
     def efficiency(self, point: PointResult) -> float:
         """Scaling efficiency in throughput, relative to the smallest machine."""
@@ -68,7 +68,7 @@ def scalings(series: Sequence[Series]) -> list[Scaling]:
 
 def cost_of_token(point: PointResult) -> dict[str, float]:
     """Device-seconds of one token by cause."""
-    scale = point.num_devices / point.batch_tokens
+    scale = point.num_devices / point.target_time.batch_tokens
     return {cause: seconds * scale for cause, seconds in point.parts_s.items()}
 
 
@@ -105,7 +105,7 @@ def _in_time(scaling: Scaling) -> str:
 
 def _roof(point: PointResult) -> str:
     """How many tokens would hide what is streamed; empty on machines that stream nothing."""
-    roof = point.why.streaming_roof
+    roof = point.prediction.why.streaming_roof
     if roof is None or not roof.hidden_from_tokens:
         return ""
     return (

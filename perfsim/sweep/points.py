@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.prediction.result import StreamingRoof, Why
+from perfsim.convergence.wall_clock import RunPart
+from perfsim.prediction.documents import Document, document_of
+from perfsim.prediction.prediction import Prediction
 from perfsim.sweep.axes import BATCH_PATHS, VARIANT
 from perfsim.sweep.grid import SweepPoint
 
@@ -19,25 +20,52 @@ OVER_MESH = "weights over the mesh"
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What a point is answered with: the step at its best batch, and the time to the target."""
+
+    prediction: Prediction
+    target_time: TimeToAccuracy
+    whole_run: tuple[RunPart, ...] = ()
+
+    def document(self) -> Document:
+        """By the names of the JSON interface; this is also what is stored of a point."""
+        return {
+            **document_of(self.prediction),
+            "batch_tokens": self.target_time.batch_tokens,
+            "steps": self.target_time.steps,
+            "step_time_error": self.target_time.step_time_error,
+            "time_to_accuracy_s": self.target_time.time_s,
+            "time_to_accuracy_band_s": list(self.target_time.band_s),
+            "whole_run": [asdict(part) for part in self.whole_run],
+        }
+
+
+@dataclass(frozen=True)
 class PointResult:
     """A point with its answer, or with the reasons why it has none."""
 
     point: SweepPoint
-    answer: Mapping[str, Any]
+    answer: Answer | None
     reasons: tuple[str, ...] = ()
-    time: TimeToAccuracy | None = field(default=None, compare=False)
-    """What comparisons between points are made with."""
 
     @property
     def feasible(self) -> bool:
-        return self.time is not None
+        return self.answer is not None
+
+    @property
+    def prediction(self) -> Prediction:
+        """The step at the best batch; ValueError for a point without a feasible plan."""
+        return self._given().prediction
 
     @property
     def target_time(self) -> TimeToAccuracy:
-        """The time to the target; ValueError for a point without a feasible plan."""
-        if self.time is None:
+        """The time to the target, which points are compared by; ValueError without a feasible plan."""
+        return self._given().target_time
+
+    def _given(self) -> Answer:
+        if self.answer is None:
             raise ValueError(f"{self.point.label} has no feasible plan")
-        return self.time
+        return self.answer
 
     @property
     def strategy(self) -> str:
@@ -67,52 +95,17 @@ class PointResult:
         )
 
     @property
-    def global_batch_size(self) -> int:
-        return int(self.answer["global_batch_size"])
-
-    @property
     def batch_text(self) -> str:
         """The global batch, or what the grid asked for where there is no plan; empty where it did not ask."""
         if self.feasible:
-            return setting_text(self.global_batch_size)
+            return setting_text(self.prediction.global_batch_size)
         return next((setting_text(self.settings[path]) for path in BATCH_PATHS if path in self.settings), "")
-
-    @property
-    def batch_tokens(self) -> float:
-        return float(self.answer["batch_tokens"])
-
-    @property
-    def step_time_s(self) -> float:
-        return float(self.answer["step_time_s"])
-
-    @property
-    def tokens_per_s(self) -> float:
-        return float(self.answer["tokens_per_s"])
-
-    @property
-    def mfu(self) -> float:
-        return float(self.answer["mfu"])
-
-    @property
-    def layout(self) -> Mapping[str, Any]:
-        layout: Mapping[str, Any] = self.answer["layout"]
-        return layout
-
-    @property
-    def cluster_calibration(self) -> Mapping[str, Any] | None:
-        return self.answer.get("cluster_calibration")
-
-    @cached_property
-    def why(self) -> Why:
-        """Why the step takes as long as it does."""
-        why = dict(self.answer["why"])
-        roof = why.pop("streaming_roof")
-        return Why(**why, streaming_roof=None if roof is None else StreamingRoof(**roof))
 
     @property
     def parts_s(self) -> dict[str, float]:
         """Seconds of a step by cause; the passage of weights over a wafer's mesh apart from computing."""
-        parts, fixed_s = dict(self.why.parts_s), self.why.fixed_s
+        why = self.prediction.why
+        parts, fixed_s = dict(why.parts_s), why.fixed_s
         if not fixed_s:
             return parts
         return {"compute": parts.pop("compute") - fixed_s, OVER_MESH: fixed_s, **parts}
@@ -125,7 +118,7 @@ class PointResult:
             "num_devices": self.num_devices,
             "settings": dict(self.settings),
             "feasible": self.feasible,
-            **(self.answer if self.feasible else {"reasons": list(self.reasons)}),
+            **({"reasons": list(self.reasons)} if self.answer is None else self.answer.document()),
         }
 
 

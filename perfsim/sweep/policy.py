@@ -24,7 +24,7 @@ def policy_changes(before: PointResult, after: PointResult) -> str:
 
     The data-parallel degree is no choice where the number of devices differs.
     """
-    old, new = before.layout, after.layout
+    old, new = before.prediction.layout, after.prediction.layout
     changes = _degrees(old, new, same_devices=before.num_devices == after.num_devices)
     for name in dict.fromkeys([*old, *new]):
         if name in _DERIVED:

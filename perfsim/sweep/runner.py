@@ -11,23 +11,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
+from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import hold, present_limits
 from perfsim.errors import InputError, LayoutError, LimitError, PerfsimError, PlanError
-from perfsim.prediction.metrics import metrics
+from perfsim.prediction.documents import Document, prediction_from
+from perfsim.prediction.predict import prediction_of
 from perfsim.study.assumptions import assumptions_of
 from perfsim.study.result import Assumption
 from perfsim.study.runner import answer_candidate, target_of
 from perfsim.study.spec import StudySpec
 from perfsim.study.whole_run import whole_run_of
 from perfsim.sweep.grid import SweepPoint, expand
-from perfsim.sweep.points import PointResult
+from perfsim.sweep.points import Answer, PointResult
 from perfsim.sweep.result import SweepResult
 from perfsim.sweep.spec import StudyCatalog, SweepSpec
 from perfsim.sweep.store import Store, Stored, digest_of
@@ -280,7 +282,7 @@ def answer_text(study: StudySpec) -> Stored:
     return Stored(text, time.perf_counter() - started)
 
 
-def _answer(study: StudySpec) -> dict[str, Any]:
+def _answer(study: StudySpec) -> Document:
     candidate = study.candidates[0]
     try:
         answered = answer_candidate(study, candidate, candidate.devices[0], target_of(study))
@@ -288,31 +290,26 @@ def _answer(study: StudySpec) -> dict[str, Any]:
         return {"reasons": list(error.reasons)}
     except LayoutError as error:
         return {"reasons": [problem.message for problem in error.problems]}
-    time_s = answered.choice.answer
-    return {
-        **metrics(answered.evaluation),
-        "batch_tokens": time_s.batch_tokens,
-        "steps": time_s.steps,
-        "step_time_error": time_s.step_time_error,
-        "time_to_accuracy_s": time_s.time_s,
-        "time_to_accuracy_band_s": list(time_s.band_s),
-        "whole_run": [asdict(part) for part in whole_run_of(answered.machine, answered.choice)],
-    }
+    prediction = prediction_of(answered.evaluation)
+    parts = whole_run_of(answered.question, answered.choice)
+    return Answer(prediction, answered.choice.answer, parts).document()
 
 
 def _result(point: SweepPoint, stored: Stored) -> PointResult:
-    answer = json.loads(stored.text)
-    if "reasons" in answer:
-        return PointResult(point, {}, tuple(answer["reasons"]))
+    document = json.loads(stored.text)
+    if "reasons" in document:
+        return PointResult(point, None, tuple(document["reasons"]))
     target = target_of(point.study)
-    again = time_to_accuracy(
-        answer["batch_tokens"],
-        answer["step_time_s"],
+    time_s = time_to_accuracy(
+        document["batch_tokens"],
+        document["step_time_s"],
         target.d_min_tokens,
         target.critical,
-        answer["step_time_error"],
+        document["step_time_error"],
     )
-    return PointResult(point, answer, (), again)
+    prediction = prediction_from(document, point.study.model.name)
+    whole_run = tuple(RunPart(**part) for part in document["whole_run"])
+    return PointResult(point, Answer(prediction, time_s, whole_run))
 
 
 class _Progress:

@@ -28,7 +28,7 @@ class Change:
     @property
     def ratio(self) -> float:
         """Its step time over the base's."""
-        return self.point.step_time_s / self.base.step_time_s
+        return self.point.prediction.step_time_s / self.base.prediction.step_time_s
 
     @property
     def policy(self) -> str:
@@ -79,7 +79,7 @@ def _grid(point: PointResult) -> dict[str, Any]:
 
 def _same_work(change: Change) -> bool:
     base, point = change.base, change.point
-    same_tokens = base.batch_tokens == point.batch_tokens
+    same_tokens = base.target_time.batch_tokens == point.target_time.batch_tokens
     return same_tokens and _flat(base.point.study.model) == _flat(point.point.study.model)
 
 
@@ -106,8 +106,9 @@ def _changed(name: str, changes: Sequence[Change]) -> str:
         words.append(f"{len(moved) - MAX_NAMED} more")
     if still:
         words.append(f"less than {100 * SAME:.0f} %: {', '.join(still)}")
+    step = base.prediction
     return (
-        f"{name}: a step of '{base.variant}' takes {base.step_time_s:.3g} s, limited by {base.why.cause}; "
+        f"{name}: a step of '{base.variant}' takes {step.step_time_s:.3g} s, limited by {step.why.cause}; "
         f"changes: {'; '.join(words)}."
     )
 

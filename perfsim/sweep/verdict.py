@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfsim.convergence.time_to_accuracy import split_speedup
-from perfsim.prediction.metrics import at_peak
+from perfsim.prediction.predict import at_peak
 from perfsim.sweep.analysis import Analysis
 from perfsim.sweep.points import Circumstances, PointResult, settings_text
 from perfsim.sweep.scaling import Match, Series

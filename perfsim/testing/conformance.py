@@ -179,7 +179,7 @@ def nothing_unlisted_is_planned(case: Case) -> None:
     """What the planner chooses from is what it lists: layouts, and variants of these."""
     listed = {*case.layouts, *(variant for layout in case.layouts for variant in case.variants(layout))}
     try:
-        screened = screen(case.strategy, case.job, case.topology, case.costs)
+        screened = screen(toys.question(case.strategy, case.job, case.topology, case.costs))
     except PlanError as refusal:
         _require(not case.plans, f"there are plans that fit, and the planner says: {refusal}")
     else:

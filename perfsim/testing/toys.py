@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfsim.calibration import WaferCalibration
+from perfsim.costs.price import Costs
 from perfsim.errors import GraphError
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TaskGraph, TensorClass, Work
 from perfsim.hardware import (
@@ -26,7 +27,8 @@ from perfsim.hardware import (
     WeightServerSpec,
 )
 from perfsim.machines import build_topology
-from perfsim.strategies import Plan, strategy
+from perfsim.prediction.question import Question
+from perfsim.strategies import Plan, Strategy, strategy
 from perfsim.topology import Topology
 from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
 
@@ -155,6 +157,21 @@ def plan(
 ) -> Plan:
     """A layout planned on as many devices as it needs, memory not checked."""
     return strategy(name).plan(asked, topology(layout.num_devices, system), layout, check_memory=False)
+
+
+def question(
+    chosen: str | Strategy[Any, Any], asked: Job, on: Topology, prices: Costs | None = None
+) -> Question:
+    """What is asked of a strategy for a job on a topology, at these prices."""
+    return Question(
+        model=asked.model,
+        recipe=asked.recipe,
+        system=on.system,
+        devices=on.num_devices,
+        strategy=chosen,
+        batch=asked.global_batch_size,
+        prices=prices,
+    )
 
 
 def graph_of(chosen: Plan) -> TaskGraph:

@@ -17,6 +17,7 @@ from perfsim.graph import GraphBuilder, unfold
 from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.planner import best_plan
 from perfsim.strategies import strategy
+from perfsim.testing import toys
 from perfsim.trace import Trace
 from perfsim.workload import Job
 
@@ -36,7 +37,7 @@ def step(*, every_wafer: bool) -> Trace:
     topology = build_topology(Catalog([data_root()]).system("cs-2"), SYSTEMS)
     costs = costs_for(topology, asked.recipe)
     chosen = strategy("weight-streaming")
-    plan = best_plan(chosen, asked, topology, costs).plan
+    plan = best_plan(toys.question(chosen, asked, topology, costs)).plan
     builder = GraphBuilder()
     chosen.emit(plan, builder)
     graph = builder.build()

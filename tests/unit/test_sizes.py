@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from perfsim.catalog import default_catalog, parse_file
 from perfsim.cli import main
 from perfsim.errors import CatalogError, LayoutError
-from perfsim.prediction.question import Point, answer_point
+from perfsim.prediction.predict import predict
+from perfsim.prediction.question import question_named
 from perfsim.published.cases import CaseFile
 from perfsim.sizes import MOST_LAYER_PASSES, passes_problem
 from perfsim.study.spec import StudySpec
@@ -103,9 +104,16 @@ def test_a_model_out_of_all_bounds_is_refused_at_its_line(tmp_path: Path) -> Non
 
 
 def test_a_step_with_too_many_passes_is_refused_before_it_is_written() -> None:
-    point = Point("gpt3_175b", "dgx-a100-80gb", 8, "3d", "tp=8,mbs=1,recompute=full", 2**15)
+    point = {
+        "model": "gpt3_175b",
+        "system": "dgx-a100-80gb",
+        "devices": 8,
+        "strategy": "3d",
+        "layout": "tp=8,mbs=1,recompute=full",
+        "batch": 2**15,
+    }
     with pytest.raises(LayoutError, match=r"96 layers x 32768 micro-batches are 3145728 passes, at most"):
-        answer_point(point)
+        predict(question_named(**point))
     assert not passes_problem(96, MOST_LAYER_PASSES // 96)
     assert passes_problem(96, MOST_LAYER_PASSES // 96 + 1)
 

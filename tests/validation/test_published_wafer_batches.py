@@ -18,6 +18,7 @@ from perfsim.prediction.planner import best_plan, screen
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.streaming.device import WAFER
 from perfsim.strategies.streaming.memory import activation_parts_bytes
+from perfsim.testing import toys
 from perfsim.transformer import parameters
 from perfsim.workload import Job, StreamingLayout
 
@@ -57,7 +58,7 @@ def asked(batch: Batch) -> Job:
 def answered(batch: Batch) -> Evaluation:
     job = asked(batch)
     topology = build_topology(CATALOG.system("cs-2"), batch.systems)
-    return best_plan(STREAMING, job, topology, costs_for(topology, job.recipe))
+    return best_plan(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))
 
 
 def resident_bytes(batch: Batch) -> float:
@@ -82,7 +83,9 @@ def test_no_published_batch_is_resident_where_that_needs_more_than_the_wafer_has
     job, system = asked(batch), CATALOG.system("cs-2")
     topology = build_topology(system, batch.systems)
     assert resident_bytes(batch) > system.device.memory.capacity
-    plans = [each.plan for each in screen(STREAMING, job, topology, costs_for(topology, job.recipe))]
+    plans = [
+        each.plan for each in screen(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))
+    ]
     assert not any(at_once(plan) for plan in plans)
     layout = StreamingLayout(data=batch.systems, micro_batch_size=batch.per_system)
     with pytest.raises(MemoryCapacityError, match="does not fit: wafer needs"):
@@ -97,7 +100,7 @@ def test_the_policy_is_chosen_by_time() -> None:
     times = {}
     for name, system in (("as it is", CATALOG.system("cs-2")), ("quick", quick)):
         topology = build_topology(system, 1)
-        screened = screen(STREAMING, job, topology, costs_for(topology, job.recipe))
+        screened = screen(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))
         assert [each.estimate_s for each in screened] == sorted(each.estimate_s for each in screened)
         spilling = [each.estimate_s for each in screened if each.plan.layout.spill]
         times[name] = min(spilling) / screened[0].estimate_s
@@ -109,7 +112,7 @@ def trillion(systems: int = 1, batch: int = 16, **changes: object) -> Evaluation
     system = CATALOG.system("cs-2", **changes)
     job = Job(CATALOG.model("gpt_1t"), CATALOG.recipe("gpt3_pretraining"), batch * systems)
     topology = build_topology(system, systems)
-    return best_plan(STREAMING, job, topology, costs_for(topology, job.recipe))
+    return best_plan(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))
 
 
 def test_a_trillion_parameters_train_on_one_system_slowly_and_the_plan_says_what_they_need() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.hardware import WaferClusterSpec
-from perfsim.prediction.question import Point, answer_point
+from perfsim.prediction.predict import predict
+from perfsim.prediction.question import question_named
 from perfsim.study.runner import answer_candidate, target_of
 from perfsim.sweep.grid import SweepPoint
 from perfsim.sweep.runner import load_sweep
@@ -76,7 +77,9 @@ def test_a_cs_3_is_files_only_and_says_that_its_efficiency_is_another_wafers() -
     assert device.calibration is not None
     assert device.calibration.name == "wse-2"
     runs = [
-        answer_point(Point("gpt3_20b", name, 16, "weight-streaming", batch=768))[1]
+        predict(
+            question_named(model="gpt3_20b", system=name, devices=16, strategy="weight-streaming", batch=768)
+        ).run
         for name in ("cs-2", "cs-3")
     ]
     gain = runs[0].step_time_s / runs[1].step_time_s

@@ -9,10 +9,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from perfsim.prediction.prediction import MemoryBar
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.tables import Table
-from perfsim.study.result import MemoryBar, StudyResult
+from perfsim.study.result import StudyResult
 
 
 @dataclass(frozen=True, slots=True)

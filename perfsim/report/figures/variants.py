@@ -86,12 +86,12 @@ def time_table(series: Sequence[Series]) -> Table:
     rows = [
         [
             member.label,
-            text.integer(point.global_batch_size),
+            text.integer(point.prediction.global_batch_size),
             text.integer(point.target_time.steps),
             text.duration(point.target_time.step_time_s),
             text.duration(point.target_time.time_s),
             text.duration_band(point.target_time.band_s),
-            text.layout_long(point.layout),
+            text.layout_long(point.prediction.layout),
         ]
         for member in series
         for point in member.points
@@ -118,7 +118,7 @@ def _percent(change: Change) -> str:
 
 
 def _seconds(change: Change) -> str:
-    before, after = change.base.step_time_s, change.point.step_time_s
+    before, after = change.base.prediction.step_time_s, change.point.prediction.step_time_s
     policy = f"<br>policy changed: {base.esc(change.policy)}" if change.policy else ""
     return f"{text.duration(before)} to {text.duration(after)} ({_percent(change)}){policy}"
 
@@ -130,11 +130,11 @@ def change_table(changes: Changes) -> Table:
             group,
             change.point.variant,
             f"{change.point.num_devices:,} {text.TIMES} {change.point.system}",
-            text.duration(change.point.step_time_s),
+            text.duration(change.point.prediction.step_time_s),
             text.NONE if change.point is change.base else _percent(change),
             text.arrows(change.policy) or text.NONE,
-            change.point.why.cause,
-            change.point.why.remedy,
+            change.point.prediction.why.cause,
+            change.point.prediction.why.remedy,
         ]
         for group, own in changes.items()
         for change in own

@@ -9,14 +9,23 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsim.report import text
+from perfsim.prediction.documents import document_of
 from perfsim.study.result import CandidateResult, StudyResult
 
 DIGITS = 12
 """Significant digits of every float: beyond them lies only the order of additions."""
 
-_NOT_IN_SUMMARY = frozenset({"timeline"})
-"""The timeline is the trace file's; it would make the summary a thousand times longer."""
+_OF_CANDIDATE = (
+    "steps",
+    "time_to_accuracy_s",
+    "time_to_accuracy_band_s",
+    "memory",
+    "batch_curve",
+    "notes",
+    "batch_at_edge",
+    "whole_run",
+)
+"""What a candidate adds to a prediction; its timeline is the trace file's."""
 
 
 def summary_dict(result: StudyResult, *, report: str = "index.html") -> dict[str, Any]:
@@ -43,10 +52,11 @@ def write_summary(result: StudyResult, path: Path, *, report: str = "index.html"
 
 
 def _candidate(candidate: CandidateResult) -> dict[str, Any]:
-    document = {name: plain(value) for name, value in _items(candidate) if name not in _NOT_IN_SUMMARY}
+    document: dict[str, Any] = plain(document_of(candidate))
+    document |= {name: plain(getattr(candidate, name)) for name in _OF_CANDIDATE}
     document["label"] = candidate.label
     document["tokens_per_s_per_device"] = plain(candidate.tokens_per_s / max(candidate.num_devices, 1))
-    document["memory_capacity_bytes"] = plain(text.capacity_bytes(candidate))
+    document["memory_capacity_bytes"] = plain(candidate.memory_capacity_bytes)
     return document
 
 

@@ -13,7 +13,7 @@ from perfsim.study.result import CandidateResult
 def why_table(named: Sequence[tuple[str, CandidateResult]]) -> Table:
     """Of each candidate what decides its step, every wait, the nearest remedy, and how near streaming is."""
     rows = [
-        [name, each.why.cause, *_cells(each), each.why.remedy] for name, each in named if each.why is not None
+        [name, candidate.why.cause, *_cells(candidate), candidate.why.remedy] for name, candidate in named
     ]
     columns = (
         "candidate", "decides", "compute", "waits", "tokens at once", "needed to hide weights", "remedy",
@@ -26,8 +26,6 @@ def why_table(named: Sequence[tuple[str, CandidateResult]]) -> Table:
 
 
 def _cells(candidate: CandidateResult) -> list[str]:
-    if candidate.why is None:
-        return []
     parts = candidate.why.parts_s
     waits = sorted(((s, name) for name, s in parts.items() if name != "compute"), reverse=True)
     words = [f"{name} {text.percent(s / candidate.step_time_s)}" for s, name in waits]

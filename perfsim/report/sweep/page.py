@@ -46,7 +46,7 @@ def sweep_lines(result: SweepResult, *, width: int = 100, encoding: str = "ascii
     note = f"{len(result.points):,} points" + (
         f", {infeasible:,} without a feasible plan" if infeasible else ""
     )
-    scales = scale_notes(point.cluster_calibration for point in result.feasible)
+    scales = scale_notes(point.prediction.cluster_calibration for point in result.feasible)
     sentences = [result.verdict, *(f"Scaled: {note}." for note in scales)]
     verdict = textwrap.wrap(" ".join(sentences), width)
     changes = [change for own in result.analysis.changes.values() for change in own]
@@ -79,9 +79,9 @@ def _row(name: str, point: PointResult, share: str) -> list[str]:
     return [
         name,
         text.integer(point.num_devices),
-        text.integer(point.global_batch_size),
-        text.duration(point.step_time_s),
-        text.percent(point.mfu, 0),
+        text.integer(point.prediction.global_batch_size),
+        text.duration(point.prediction.step_time_s),
+        text.percent(point.prediction.mfu, 0),
         share,
         text.duration(point.target_time.time_s),
         text.duration_band(point.target_time.band_s),
@@ -202,7 +202,8 @@ def _scaling(series: Sequence[Series]) -> Section:
 
 
 def _note(point: PointResult) -> str:
-    return f"batch {text.integer(point.global_batch_size)}, {text.layout_short(point.layout)}"
+    step = point.prediction
+    return f"batch {text.integer(step.global_batch_size)}, {text.layout_short(step.layout)}"
 
 
 def _alt(series: Series) -> str:

@@ -71,9 +71,9 @@ def _answer(point: PointResult) -> list[str]:
     return [
         text.duration(point.target_time.time_s),
         text.duration_band(point.target_time.band_s),
-        text.duration(point.step_time_s),
-        text.percent(point.mfu),
-        text.layout_short(point.layout),
+        text.duration(point.prediction.step_time_s),
+        text.percent(point.prediction.mfu),
+        text.layout_short(point.prediction.layout),
         "",
     ]
 

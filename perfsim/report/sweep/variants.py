@@ -56,8 +56,8 @@ def speedup(analysis: Analysis) -> list[Section]:
 
 
 def _note(point: PointResult) -> str:
-    batch = text.integer(point.global_batch_size)
-    return f"batch {batch}, {text.layout_short(point.layout)}, {point.why.cause}"
+    batch = text.integer(point.prediction.global_batch_size)
+    return f"batch {batch}, {text.layout_short(point.prediction.layout)}, {point.prediction.why.cause}"
 
 
 def changed_steps(analysis: Analysis) -> list[Section]:
@@ -102,7 +102,7 @@ def policies(analysis: Analysis) -> list[Section]:
         [
             f"{machine}, {step.before.variant} \u2192 {step.after.variant}",
             text.arrows(step.changes) or "nothing",
-            text.layout_long(step.after.layout),
+            text.layout_long(step.after.prediction.layout),
         ]
         for machine, steps in analysis.successions.items()
         for step in steps
@@ -166,7 +166,7 @@ def _row_by_row(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Tabl
 def where_steps_go(points: Sequence[tuple[str, PointResult]]) -> list[Section]:
     """Every second of a step by cause, of points under their names."""
     rows = [
-        PartsRow(name, point.step_time_s, point.parts_s, point.why.sentence)
+        PartsRow(name, point.prediction.step_time_s, point.parts_s, point.prediction.why.sentence)
         for name, point in points[:MAX_ROWS]
     ]
     return [

@@ -19,14 +19,22 @@ from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.expansion import expanded, in_steps, parse_expansion
 from perfsim.prediction.perturbation import perturbed
 from perfsim.prediction.perturbation_spec import parse_perturbations
-from perfsim.prediction.question import Point, answer_point
+from perfsim.prediction.predict import predict
+from perfsim.prediction.question import question_named
 
-POINT = Point("gpt3_xl", "dgx-a100-80gb", 32, "3d", "tp=8,pp=1,dp=4,mbs=1,zero=0", 32)
+POINT = {
+    "model": "gpt3_xl",
+    "system": "dgx-a100-80gb",
+    "devices": 32,
+    "strategy": "3d",
+    "layout": "tp=8,pp=1,dp=4,mbs=1,zero=0",
+    "batch": 32,
+}
 
 
 @pytest.fixture(scope="module")
 def evaluation() -> Evaluation:
-    return answer_point(POINT)[1]
+    return predict(question_named(**POINT)).run
 
 
 def collective(evaluation: Evaluation, name: str) -> Work:
@@ -106,7 +114,7 @@ def test_steps_can_be_perturbed(evaluation: Evaluation) -> None:
 
 
 def test_a_point_may_ask_for_steps(evaluation: Evaluation) -> None:
-    _, found = answer_point(POINT._replace(expand="data.all_reduce=tree"))
+    found = predict(question_named(**{**POINT, "expand": "data.all_reduce=tree"})).run
     assert found.step_time_s > evaluation.step_time_s, "whole messages, unpipelined"
 
 
@@ -124,7 +132,7 @@ def test_what_does_not_run_so_is_refused(evaluation: Evaluation, text: str, mess
 
 
 def test_a_gather_does_not_run_as_a_tree() -> None:
-    gathers = answer_point(POINT._replace(layout="tp=8,pp=1,dp=4,mbs=1,zero=1"))[1]
+    gathers = predict(question_named(**{**POINT, "layout": "tp=8,pp=1,dp=4,mbs=1,zero=1"})).run
     with pytest.raises(InputError, match="does not run as a tree: all_reduce, broadcast do"):
         expanded(gathers, "data.all_gather=tree")
 

@@ -5,24 +5,40 @@ from __future__ import annotations
 import pytest
 
 from perfsim.errors import InputError
+from perfsim.prediction.documents import run_document
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation import perturbed
 from perfsim.prediction.perturbation_spec import ResilienceSpec, parse_perturbations
-from perfsim.prediction.question import Point, answer_point
+from perfsim.prediction.predict import predict
+from perfsim.prediction.question import question_named
 from perfsim.prediction.resilience import resilience
 
-GPUS = Point("gpt3_xl", "dgx-a100-80gb", 32, "3d", "tp=2,pp=2,dp=8,mbs=1", 32)
-WAFERS = Point("gpt3_xl", "cs-2", 4, "weight-streaming", "", 64)
+GPUS = {
+    "model": "gpt3_xl",
+    "system": "dgx-a100-80gb",
+    "devices": 32,
+    "strategy": "3d",
+    "layout": "tp=2,pp=2,dp=8,mbs=1",
+    "batch": 32,
+}
+WAFERS = {
+    "model": "gpt3_xl",
+    "system": "cs-2",
+    "devices": 4,
+    "strategy": "weight-streaming",
+    "layout": "",
+    "batch": 64,
+}
 
 
 @pytest.fixture(scope="module")
 def gpus() -> Evaluation:
-    return answer_point(GPUS)[1]
+    return predict(question_named(**GPUS)).run
 
 
 @pytest.fixture(scope="module")
 def wafers() -> Evaluation:
-    return answer_point(WAFERS)[1]
+    return predict(question_named(**WAFERS)).run
 
 
 def step_s(evaluation: Evaluation, text: str) -> float:
@@ -107,7 +123,7 @@ def test_failures_leave_the_step_and_take_their_share_of_the_run(gpus: Evaluatio
 
 
 def test_a_point_says_what_disturbed_it(gpus: Evaluation) -> None:
-    answer, _ = answer_point(GPUS._replace(perturb="straggler=1.3@5,jitter=0.01"))
+    answer = run_document(predict(question_named(**{**GPUS, "perturb": "straggler=1.3@5,jitter=0.01"})))
     assert answer["perturbed"]["unperturbed_step_time_s"] == gpus.step_time_s
     assert len(answer["perturbed"]["draws_s"]) == 3
     assert answer["step_time_s"] == sorted(answer["perturbed"]["draws_s"])[1]

@@ -25,7 +25,7 @@ def topology(toys: ModuleType) -> Topology:
 
 def test_the_screening_lists_every_plan_that_fits_best_first(toys: ModuleType, topology: Topology) -> None:
     job, chosen = toys.job(64), strategy("3d")
-    screened = screen(chosen, job, topology, toys.ToyCosts(topology.system))
+    screened = screen(toys.question(chosen, job, topology, toys.ToyCosts(topology.system)))
     plans = [each.plan.layout for each in screened]
     assert set(chosen.layouts(job, topology)) < set(plans)
     assert len(set(plans)) == len(plans)
@@ -36,7 +36,7 @@ def test_the_screening_lists_every_plan_that_fits_best_first(toys: ModuleType, t
 def test_plans_that_do_not_fit_are_left_out(toys: ModuleType) -> None:
     small = toys.topology(16, toys.gpu_cluster(capacity=8 * toys.GIB))
     job = toys.job(64)
-    screened = screen(strategy("3d"), job, small, toys.ToyCosts(small.system))
+    screened = screen(toys.question(strategy("3d"), job, small, toys.ToyCosts(small.system)))
     listed = set(strategy("3d").layouts(job, small))
     assert 0 < len(listed & {each.plan.layout for each in screened}) < len(listed)
     assert all(each.plan.peak_memory_bytes <= 8 * toys.GIB for each in screened)
@@ -46,24 +46,24 @@ def test_the_best_plan_is_close_to_the_best_of_all_simulated_ones(
     toys: ModuleType, topology: Topology
 ) -> None:
     job, costs = toys.job(64), toys.ToyCosts(topology.system)
-    chosen = best_plan(strategy("3d"), job, topology, costs)
-    everything = screen(strategy("3d"), job, topology, costs)
+    chosen = best_plan(toys.question(strategy("3d"), job, topology, costs))
+    everything = screen(toys.question(strategy("3d"), job, topology, costs))
     best = min(evaluate(each.plan, costs).step_time_s for each in everything)
     assert chosen.step_time_s == pytest.approx(best, rel=0.02)
 
 
 def test_the_estimate_only_shortlists_and_the_run_decides(toys: ModuleType, topology: Topology) -> None:
     job, costs = toys.job(64), toys.ToyCosts(topology.system)
-    shortlist = [each.plan for each in screen(strategy("3d"), job, topology, costs)[:3]]
+    shortlist = [each.plan for each in screen(toys.question(strategy("3d"), job, topology, costs))[:3]]
     paths = {plan.layout: longest_path_s(graph_of(plan), plan.topology, costs) for plan in shortlist}
-    chosen = best_plan(strategy("3d"), job, topology, costs).plan.layout
+    chosen = best_plan(toys.question(strategy("3d"), job, topology, costs)).plan.layout
     assert paths[chosen] == min(paths.values())
 
 
 @pytest.mark.parametrize("schedule", ["zb1p", "zb2p", "zbv", "interleaved"])
 def test_schedules_with_less_bubble_are_in_the_screening(toys: ModuleType, schedule: str) -> None:
     four = toys.topology(4)
-    screened = screen(strategy("pipeline"), toys.job(8), four, toys.ToyCosts(four.system))
+    screened = screen(toys.question(strategy("pipeline"), toys.job(8), four, toys.ToyCosts(four.system)))
     assert schedule in {each.plan.layout.schedule for each in screened}
 
 
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_tried_with_more_of_its_state_sharded(toys: ModuleT
     assert least < free.peak_memory_bytes
     between = (least + free.peak_memory_bytes) / 2 / toys.GIB
     small = toys.topology(16, toys.gpu_cluster(capacity=between * toys.GIB))
-    found = screen(chosen, job, small, toys.ToyCosts(small.system))
+    found = screen(toys.question(chosen, job, small, toys.ToyCosts(small.system)))
     assert {each.plan.layout.zero_stage for each in found} & {2, 3}
     assert all(each.plan.peak_memory_bytes <= between * toys.GIB for each in found)
 
@@ -104,7 +104,7 @@ def test_only_layouts_that_a_strategy_lists_are_planned(toys: ModuleType, capaci
     topology = toys.topology(16, toys.gpu_cluster(capacity=capacity_gib * toys.GIB))
     unsharded, job = Unsharded("unsharded", ("tensor", "data")), toys.job(64)
     unsharded.planned.clear()
-    screened = screen(unsharded, job, topology, toys.ToyCosts(topology.system))
+    screened = screen(toys.question(unsharded, job, topology, toys.ToyCosts(topology.system)))
     assert set(unsharded.planned) == set(unsharded.layouts(job, topology))
     assert {choice.plan.layout.zero_stage for choice in screened} == {0}
 
@@ -115,19 +115,19 @@ def is_plain(layout: ParallelLayout) -> bool:
 
 def screen_of(toys: ModuleType, capacity_gib: float) -> list[Screened]:
     roomy = toys.topology(16, toys.gpu_cluster(capacity=capacity_gib * toys.GIB))
-    return screen(strategy("data"), toys.job(64), roomy, toys.ToyCosts(roomy.system))
+    return screen(toys.question(strategy("data"), toys.job(64), roomy, toys.ToyCosts(roomy.system)))
 
 
 def test_a_plan_that_nearly_fills_its_memory_names_the_fastest_that_does_not(toys: ModuleType) -> None:
     roomy = toys.topology(16)
     job = toys.job(64)
-    best = best_plan(strategy("tensor"), job, roomy, toys.ToyCosts(roomy.system)).plan
+    best = best_plan(toys.question(strategy("tensor"), job, roomy, toys.ToyCosts(roomy.system))).plan
     assert not any(note.startswith("safer") for note in best.notes)
     tight = toys.topology(16, toys.gpu_cluster(capacity=best.peak_memory_bytes / 0.97))
-    chosen = best_plan(strategy("tensor"), job, tight, toys.ToyCosts(tight.system)).plan
+    chosen = best_plan(toys.question(strategy("tensor"), job, tight, toys.ToyCosts(tight.system))).plan
     assert chosen.layout == best.layout
     (note,) = (note for note in chosen.notes if note.startswith("safer: "))
-    screened = screen(strategy("tensor"), job, tight, toys.ToyCosts(tight.system))
+    screened = screen(toys.question(strategy("tensor"), job, tight, toys.ToyCosts(tight.system)))
     safer = next(each for each in screened if each.plan.memory_share <= 0.95)
     assert safer.plan.layout.short in note
     assert f"fills {100 * safer.plan.memory_share:.0f} %" in note
@@ -137,7 +137,7 @@ def test_of_equal_estimates_the_plan_with_less_memory_comes_first(
     toys: ModuleType, topology: Topology
 ) -> None:
     """GPipe idles as long as 1F1B and holds more."""
-    screened = screen(strategy("3d"), toys.job(64), topology, toys.ToyCosts(topology.system))
+    screened = screen(toys.question(strategy("3d"), toys.job(64), topology, toys.ToyCosts(topology.system)))
     order = [each.plan.layout for each in screened]
     pairs = 0
     for number, layout in enumerate(order):
@@ -148,7 +148,7 @@ def test_of_equal_estimates_the_plan_with_less_memory_comes_first(
 
 
 def test_an_evaluation_carries_consistent_numbers(toys: ModuleType, topology: Topology) -> None:
-    answer = best_plan(strategy("3d"), toys.job(64), topology, toys.ToyCosts(topology.system))
+    answer = best_plan(toys.question(strategy("3d"), toys.job(64), topology, toys.ToyCosts(topology.system)))
     assert sum(answer.breakdown_s.values()) == pytest.approx(answer.step_time_s)
     assert answer.tokens_per_s == pytest.approx(64 * 1024 / answer.step_time_s)
     assert answer.peak_flop_per_s == 16 * 312e12
@@ -158,7 +158,7 @@ def test_an_evaluation_carries_consistent_numbers(toys: ModuleType, topology: To
 
 def test_without_any_legal_layout_the_reason_is_the_division(toys: ModuleType, topology: Topology) -> None:
     with pytest.raises(PlanError, match=r"no layout is legal \(batch 7 .* do not divide") as caught:
-        screen(strategy("data"), toys.job(7), topology, toys.ToyCosts(topology.system))
+        screen(toys.question(strategy("data"), toys.job(7), topology, toys.ToyCosts(topology.system)))
     assert "16 x toy-gpus" in str(caught.value)
     assert caught.value.exit_code == 3
 
@@ -167,7 +167,7 @@ def test_without_a_plan_that_fits_the_closest_is_shown_with_its_way_out(toys: Mo
     tiny = toys.topology(8, toys.gpu_cluster(capacity=2.5 * toys.GIB))
     job = toys.job(64)
     with pytest.raises(PlanError) as caught:
-        screen(strategy("3d"), job, tiny, toys.ToyCosts(tiny.system))
+        screen(toys.question(strategy("3d"), job, tiny, toys.ToyCosts(tiny.system)))
     head, closest = caught.value.reasons
     listed = list(strategy("3d").layouts(job, tiny))
     sharded = {

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from perfsim.errors import InputError
-from perfsim.prediction.question import Point, answer_point
+from perfsim.prediction.documents import run_document
+from perfsim.prediction.predict import predict
+from perfsim.prediction.question import question_named
 
-WAFERS = Point("gpt3_xl", "cs-2", 2, "weight-streaming", batch=64)
+WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
 INTERFACE = {
     "model",
     "strategy",
@@ -28,7 +30,8 @@ INTERFACE = {
 
 
 def test_a_point_answers_with_the_metrics_of_the_interface() -> None:
-    metrics, evaluation = answer_point(WAFERS)
+    prediction = predict(question_named(**WAFERS))
+    metrics, evaluation = run_document(prediction), prediction.run
     assert set(metrics) >= INTERFACE
     assert metrics["num_devices"] == 2
     assert metrics["tokens_per_s"] == pytest.approx(64 * 2048 / metrics["step_time_s"])
@@ -38,13 +41,13 @@ def test_a_point_answers_with_the_metrics_of_the_interface() -> None:
 
 
 def test_a_given_layout_is_taken_as_it_is() -> None:
-    metrics, _ = answer_point(WAFERS._replace(layout="dp=2,mbs=16,recompute_layers=1"))
+    metrics = run_document(predict(question_named(**{**WAFERS, "layout": "dp=2,mbs=16,recompute_layers=1"})))
     layout: Mapping[str, object] = metrics["layout"]
     assert (layout["micro_batch_size"], layout["num_microbatches"], layout["recompute_layers"]) == (16, 2, 1)
 
 
 def test_the_same_point_gives_the_same_numbers_again() -> None:
-    assert answer_point(WAFERS)[0] == answer_point(WAFERS)[0]
+    assert run_document(predict(question_named(**WAFERS))) == run_document(predict(question_named(**WAFERS)))
 
 
 @pytest.mark.parametrize(
@@ -59,9 +62,9 @@ def test_the_same_point_gives_the_same_numbers_again() -> None:
     ],
 )
 def test_a_question_that_makes_no_sense_ends_in_words(change: dict[str, object], message: str) -> None:
-    point = WAFERS._replace(**({"layout": "dp=2,mbs=8"} | change))  # type: ignore[arg-type]
+    point = {**WAFERS, "layout": "dp=2,mbs=8", **change}
     with pytest.raises(InputError, match=message):
-        answer_point(point)
+        predict(question_named(**point))
 
 
 THIN = """\
@@ -83,8 +86,16 @@ def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(
     for ratio in (1.0, 4.0):
         path = tmp_path / f"thin{ratio:g}.yaml"
         path.write_text(THIN.format(ratio=ratio), encoding="utf-8")
-        point = Point("gpt3_xl", str(path), 16, "3d", "tp=8,pp=2,dp=1,mbs=1", 1)
-        answer, evaluation = answer_point(point)
+        point = {
+            "model": "gpt3_xl",
+            "system": str(path),
+            "devices": 16,
+            "strategy": "3d",
+            "layout": "tp=8,pp=2,dp=1,mbs=1",
+            "batch": 1,
+        }
+        prediction = predict(question_named(**point))
+        answer, evaluation = run_document(prediction), prediction.run
         steps[ratio] = answer["step_time_s"]
     across = [
         work for work in evaluation.graph.works if work.group is not None and work.group.stride in (8, -8)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.prediction.question import Point, answer_point
+from perfsim.prediction.documents import run_document
+from perfsim.prediction.predict import predict
+from perfsim.prediction.question import question_named
 from perfsim.prediction.remarks import edge_remark
 from perfsim.report.page import write_report
 from perfsim.report.point import point_lines
@@ -17,7 +19,13 @@ from perfsim.study.runner import load_study, run_study
 
 
 def notes(layout: str, devices: int = 8, system: str = "dgx-a100-80gb", strategy: str = "3d") -> list[str]:
-    answer, _ = answer_point(Point("gpt3_xl", system, devices, strategy, layout, 16))
+    answer = run_document(
+        predict(
+            question_named(
+                model="gpt3_xl", system=system, devices=devices, strategy=strategy, layout=layout, batch=16
+            )
+        )
+    )
     return [note for note in answer["notes"] if note.startswith("left at defaults")]
 
 
@@ -31,7 +39,11 @@ def test_settings_that_nobody_named_are_listed_with_what_is_usual() -> None:
 
 
 def test_the_defaults_stay_as_they_are() -> None:
-    _, evaluation = answer_point(Point("gpt3_xl", "dgx-a100-80gb", 8, "3d", "tp=2,pp=2", 16))
+    evaluation = predict(
+        question_named(
+            model="gpt3_xl", system="dgx-a100-80gb", devices=8, strategy="3d", layout="tp=2,pp=2", batch=16
+        )
+    ).run
     layout = evaluation.plan.layout
     assert (layout.sequence_parallel, layout.zero_stage, layout.recompute) == (False, 0, "none")
 
@@ -56,7 +68,18 @@ def test_the_planners_own_choice_and_wafers_leave_nothing_unsaid() -> None:
 
 
 def test_a_terminal_shows_the_notes() -> None:
-    answer, _ = answer_point(Point("gpt3_xl", "dgx-a100-80gb", 8, "3d", "tp=2,pp=2", 16))
+    answer = run_document(
+        predict(
+            question_named(
+                model="gpt3_xl",
+                system="dgx-a100-80gb",
+                devices=8,
+                strategy="3d",
+                layout="tp=2,pp=2",
+                batch=16,
+            )
+        )
+    )
     lines = point_lines(answer)
     assert any(line.startswith("  note          left at defaults by the layout") for line in lines)
     assert max(map(len, lines)) <= 100

@@ -40,8 +40,9 @@ def test_a_disturbed_study_takes_longer_by_its_step_and_says_so(tmp_path: Path) 
     assert before.perturbed is None
     assert calm.resilience == ()
     assert after.perturbed is not None
-    assert after.perturbed["unperturbed_step_time_s"] == before.step_time_s
-    assert 0.5 < after.perturbed["run"]["goodput"] < 1.0
+    assert after.perturbed.unperturbed_step_time_s == before.step_time_s
+    assert after.perturbed.run is not None
+    assert 0.5 < after.perturbed.run.goodput < 1.0
     slowdown = after.step_time_s / before.step_time_s
     assert slowdown > 1.2
     assert after.time_to_accuracy_s == pytest.approx(slowdown * before.time_to_accuracy_s)

@@ -9,6 +9,7 @@ from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan
 from perfsim.strategies import strategy
+from perfsim.testing import toys
 from perfsim.workload import Job
 
 
@@ -17,7 +18,7 @@ def run(system: str, sparsity: float, harvest: float = 0.9) -> Evaluation:
     spec = catalog.system(system, **{"streaming.sparse_harvest": harvest})
     recipe = catalog.override(catalog.recipe("gpt3_pretraining"), {"weight_sparsity": sparsity})
     job, topology = Job(catalog.model("gpt3_20b"), recipe, 48), build_topology(spec, 1)
-    return best_plan(strategy("weight-streaming"), job, topology, costs_for(topology, recipe))
+    return best_plan(toys.question(strategy("weight-streaming"), job, topology, costs_for(topology, recipe)))
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.75, 0.95])

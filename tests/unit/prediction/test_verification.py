@@ -11,7 +11,8 @@ from perfsim.graph import GraphBuilder, Kind, TensorClass, Work
 from perfsim.numerics import Cut, execute_partitioned, sample_gemms
 from perfsim.numerics.partitions import Matrix
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.question import Point, answer_point
+from perfsim.prediction.predict import predict, prediction_of
+from perfsim.prediction.question import question_named
 from perfsim.prediction.result import SamplingSummary
 from perfsim.prediction.verification import gemm_samples, must_be_right, sample_step, verified
 from perfsim.prediction.verification_spec import SamplingSpec
@@ -32,8 +33,15 @@ GPT = TransformerConfig(
 
 @pytest.fixture(scope="module")
 def step() -> Evaluation:
-    point = Point("gpt3_xl", "dgx-a100-80gb", 4, "3d", "tp=2,pp=2,dp=1,mbs=1", 4)
-    return answer_point(point)[1]
+    point = {
+        "model": "gpt3_xl",
+        "system": "dgx-a100-80gb",
+        "devices": 4,
+        "strategy": "3d",
+        "layout": "tp=2,pp=2,dp=1,mbs=1",
+        "batch": 4,
+    }
+    return predict(question_named(**point)).run
 
 
 def gemm(name: str, **changes: object) -> Kernel:
@@ -98,19 +106,33 @@ def test_attention_is_sampled_head_by_head_in_all_six_products(flash: bool) -> N
 def test_every_partition_of_the_catalogue_is_right_for_every_class_of_gemm() -> None:
     """All classes of a 3D step with a whole and a split backward, and of weight streaming."""
     questions = [
-        Point("cerebras_gpt_111m", "dgx-a100-80gb", 4, "3d", "tp=2,pp=2,dp=1,mbs=1,sp=true", 4),
-        Point(
-            "cerebras_gpt_111m",
-            "dgx-a100-80gb",
-            4,
-            "3d",
-            "tp=2,pp=2,dp=1,mbs=1,schedule=zb1p,recompute=full",
-            4,
-        ),
-        Point("cerebras_gpt_111m", "cs-2", 1, "weight-streaming", "", 4),
+        {
+            "model": "cerebras_gpt_111m",
+            "system": "dgx-a100-80gb",
+            "devices": 4,
+            "strategy": "3d",
+            "layout": "tp=2,pp=2,dp=1,mbs=1,sp=true",
+            "batch": 4,
+        },
+        {
+            "model": "cerebras_gpt_111m",
+            "system": "dgx-a100-80gb",
+            "devices": 4,
+            "strategy": "3d",
+            "layout": "tp=2,pp=2,dp=1,mbs=1,schedule=zb1p,recompute=full",
+            "batch": 4,
+        },
+        {
+            "model": "cerebras_gpt_111m",
+            "system": "cs-2",
+            "devices": 1,
+            "strategy": "weight-streaming",
+            "layout": "",
+            "batch": 4,
+        },
     ]
     for point in questions:
-        summary = verified(answer_point(point)[1], "full")
+        summary = verified(predict(question_named(**point)), "full")
         assert summary is not None
         assert (summary.passed, summary.failed) == (True, ())
         assert summary.flop_share == pytest.approx(1.0)
@@ -167,4 +189,4 @@ def test_the_same_seed_draws_the_same_tasks(step: Evaluation) -> None:
 def test_nothing_is_sampled_where_nothing_is_wanted(step: Evaluation) -> None:
     assert sample_step(step, SamplingSpec(tasks=0)) is None
     assert sample_step(step, SamplingSpec(mode="off")) is None
-    assert verified(step, "off") is None
+    assert verified(prediction_of(step), "off") is None

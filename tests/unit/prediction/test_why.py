@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from perfsim.catalog import default_catalog
@@ -10,29 +12,41 @@ from perfsim.costs.wafer import WaferCosts
 from perfsim.hardware import WaferClusterSpec
 from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation, evaluate
-from perfsim.prediction.metrics import why_of
-from perfsim.prediction.question import Point, answer_point, strategy_for
+from perfsim.prediction.predict import predict, prediction_of
+from perfsim.prediction.question import question_named, strategy_for
 from perfsim.prediction.why import causes_s
 from perfsim.transformer import parameters
 from perfsim.workload import Job, StreamingLayout
 
-WAFERS = [Point("gpt3_20b", "cs-2", 16, "weight-streaming", batch=batch) for batch in (16, 64, 512)]
+WAFERS = [
+    {"model": "gpt3_20b", "system": "cs-2", "devices": 16, "strategy": "weight-streaming", "batch": batch}
+    for batch in (16, 64, 512)
+]
 GPUS = [
-    Point("gpt3_xl", "dgx-a100-80gb", 8, "3d", layout, 16)
+    {
+        "model": "gpt3_xl",
+        "system": "dgx-a100-80gb",
+        "devices": 8,
+        "strategy": "3d",
+        "layout": layout,
+        "batch": 16,
+    }
     for layout in ("tp=8,mbs=1,recompute=full", "pp=8,mbs=2,recompute=full", "dp=8,mbs=2,recompute=full")
 ]
 
 
-@pytest.mark.parametrize("point", [*WAFERS, *GPUS], ids=lambda point: f"{point.layout}{point.batch}")
-def test_causes_add_up_to_the_step(point: Point) -> None:
-    run = answer_point(point)[1]
+@pytest.mark.parametrize(
+    "point", [*WAFERS, *GPUS], ids=lambda point: f"{point.get('layout', '')}{point['batch']}"
+)
+def test_causes_add_up_to_the_step(point: dict[str, Any]) -> None:
+    run = predict(question_named(**point)).run
     parts = causes_s(run.trace)
     assert sum(parts.values()) == pytest.approx(run.step_time_s, rel=1e-9)
     assert all(seconds >= 0 for seconds in parts.values())
 
 
 def test_a_large_batch_is_bound_by_computing_and_a_small_one_by_what_it_waits_for() -> None:
-    small, _, large = (why_of(answer_point(point)[1]) for point in WAFERS)
+    small, _, large = (predict(question_named(**point)).why for point in WAFERS)
     assert large.cause == "compute"
     assert small.cause in ("update bubble", "exposed streaming")
     assert small.parts_s["exposed streaming"] > 0
@@ -41,14 +55,16 @@ def test_a_large_batch_is_bound_by_computing_and_a_small_one_by_what_it_waits_fo
 
 def test_the_wait_between_two_steps_is_the_update_bubble_and_not_streaming() -> None:
     """At 64 sequences a system almost nothing but the first weights of a step is waited for."""
-    run = answer_point(Point("gpt3_xl", "cs-2", 1, "weight-streaming", batch=64))[1]
+    run = predict(
+        question_named(model="gpt3_xl", system="cs-2", devices=1, strategy="weight-streaming", batch=64)
+    ).run
     parts = causes_s(run.trace)
     assert parts["exposed streaming"] < 0.002 * run.step_time_s
     assert parts["update bubble"] > 4 * parts["exposed streaming"]
 
 
 def test_gpus_are_told_their_own_waits() -> None:
-    tensor, pipeline, _ = (why_of(answer_point(point)[1]) for point in GPUS)
+    tensor, pipeline, _ = (predict(question_named(**point)).why for point in GPUS)
     assert "tensor communication" in tensor.sentence
     assert pipeline.cause == "bubble"
     assert "micro-batches" in pipeline.remedy
@@ -98,7 +114,7 @@ def test_streaming_shows_in_the_simulation_where_the_formula_says(efficiency: fl
     load_s = parameters(below.plan.job.model).layer * system.weight_bytes / system.io_bytes_per_s
     assert exposed_s(above) <= 1.01 * load_s
     assert exposed_s(below) >= load_s + 0.03 * layers * load_s
-    shown = why_of(below).streaming_roof
+    shown = prediction_of(below).why.streaming_roof
     assert shown is not None
     assert shown.formula_tokens == pytest.approx(roof, rel=0.01)
     assert shown.hidden_from_tokens == pytest.approx(roof, rel=0.03)
@@ -110,15 +126,15 @@ def test_twice_the_link_hides_streaming_at_half_the_tokens() -> None:
         slow,
         {"io_ports": 24, "memoryx.server.bandwidth": "25 GB/s", "swarmx.bandwidth": "300 GB/s"},
     )
-    roofs = [why_of(run_at(system, 256, 64)).streaming_roof for system in (slow, fast)]
+    roofs = [prediction_of(run_at(system, 256, 64)).why.streaming_roof for system in (slow, fast)]
     assert roofs[0] is not None
     assert roofs[1] is not None
     assert roofs[0].hidden_from_tokens == pytest.approx(2 * roofs[1].hidden_from_tokens, rel=0.01)
 
 
 def test_what_a_layer_does_besides_lowers_the_tokens_that_hide_weights() -> None:
-    run = answer_point(WAFERS[1])[1]
-    roof = why_of(run).streaming_roof
+    run = predict(question_named(**WAFERS[1])).run
+    roof = prediction_of(run).why.streaming_roof
     assert roof is not None
     assert isinstance(run.costs, WaferCosts)
     assert 0 < roof.hidden_from_tokens < roof.formula_tokens
@@ -127,7 +143,9 @@ def test_what_a_layer_does_besides_lowers_the_tokens_that_hide_weights() -> None
 def test_narrow_layers_on_a_wafer_are_told_of_the_mesh() -> None:
     """The smaller the layers, the more of a step is movement and not arithmetic."""
     narrow, wide = (
-        why_of(answer_point(Point(model, "cs-2", 1, "weight-streaming", batch=120))[1]).remedy
+        predict(
+            question_named(model=model, system="cs-2", devices=1, strategy="weight-streaming", batch=120)
+        ).why.remedy
         for model in ("gpt3_xl", "gpt3_175b")
     )
     assert "layers wider than 2,048: 38 % of the step is movement" in narrow

@@ -10,8 +10,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from perfsim.prediction.result import Accuracy, SamplingSummary, TimelineBar
-from perfsim.study.result import Assumption, BatchPoint, CandidateResult, MemoryBar, StudyResult
+from perfsim.prediction.prediction import MemoryBar
+from perfsim.prediction.result import Accuracy, SamplingSummary, TimelineBar, Why
+from perfsim.study.result import Assumption, BatchPoint, CandidateResult, StudyResult
 
 SEQ = 2048
 TARGET_TOKENS = 4e11
@@ -104,6 +105,8 @@ def _candidate(
 ) -> CandidateResult:
     best = min(curve, key=lambda point: point.time_to_accuracy_s)
     fields: dict[str, Any] = {
+        "model": "gpt3_20b",
+        "why": Why("compute", {}, "more devices", "Bound by computing."),
         "hfu": 0.0,
         "bubble_fraction": 0.0,
         "exposed_communication_fraction": 0.0,

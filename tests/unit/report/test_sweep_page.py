@@ -96,7 +96,7 @@ def test_the_curve_has_a_line_and_an_ideal_for_each_machine(result: SweepResult)
     names = [trace.name for trace in figure.data]
     machines = ["cs-2, weight-streaming", "slow, weight-streaming"]
     assert names == [name for machine in machines for name in (machine, f"{machine}, ideal")]
-    days = [point.time.time_s / 86400 for point in result.points if point.time is not None]
+    days = [point.target_time.time_s / 86400 for point in result.feasible]
     assert min(days) == pytest.approx(min(figure.data[0].y))
 
 

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 
+from perfsim.prediction.prediction import Perturbed
 from perfsim.report.study.page import study_page
 from perfsim.report.tables import MAX_LINES, terminal_table
 from perfsim.study.result import StudyResult
@@ -89,7 +90,8 @@ def test_a_study_without_candidates_still_says_its_verdict(factory: ModuleType) 
 
 def test_a_perturbed_study_says_so_in_one_line_with_what_disturbs_it(result: StudyResult) -> None:
     first, *others = result.candidates
-    slower = replace(first, perturbed={"unperturbed_step_time_s": first.step_time_s / 1.25})
+    before_s = first.step_time_s / 1.25
+    slower = replace(first, perturbed=Perturbed("jitter", before_s, (first.step_time_s,), 1))
     disturbed = replace(result, candidates=(slower, *others), perturbed="jitter with sigma 0.02, seed 3")
     said = "perturbed steps, 1.25 times as long: jitter with sigma 0.02, seed 3"
     assert said in terminal_table(disturbed).split("\n")

@@ -9,24 +9,32 @@ from itertools import pairwise
 import pytest
 
 from perfsim.errors import InputError
+from perfsim.prediction.documents import document_of, run_document
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.metrics import metrics
-from perfsim.prediction.question import Point, answer_point
+from perfsim.prediction.predict import predict, prediction_of
+from perfsim.prediction.question import question_named
 from perfsim.study import candidate as outcome
 from perfsim.study.candidate import timeline
 
-GPUS = Point("gpt3_xl", "dgx-a100-80gb", 8, "3d", "tp=2,pp=2,dp=2,mbs=1,sp=true,zero=1,recompute=full", 16)
-WAFERS = Point("gpt3_xl", "cs-2", 2, "weight-streaming", batch=64)
+GPUS = {
+    "model": "gpt3_xl",
+    "system": "dgx-a100-80gb",
+    "devices": 8,
+    "strategy": "3d",
+    "layout": "tp=2,pp=2,dp=2,mbs=1,sp=true,zero=1,recompute=full",
+    "batch": 16,
+}
+WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
 
 
 @pytest.fixture(scope="module")
 def gpus() -> Evaluation:
-    return answer_point(GPUS)[1]
+    return predict(question_named(**GPUS)).run
 
 
 @pytest.fixture(scope="module")
 def wafers() -> Evaluation:
-    return answer_point(WAFERS)[1]
+    return predict(question_named(**WAFERS)).run
 
 
 @pytest.fixture(params=["gpus", "wafers"])
@@ -66,7 +74,7 @@ def test_a_wafer_layout_says_nothing_of_what_wafers_have_not(wafers: Evaluation)
 
 # --------------------------------------------------------------------------------------- metrics
 def test_metrics_agree_with_one_another(run: Evaluation) -> None:
-    answer = metrics(run)
+    answer = document_of(prediction_of(run))
     tokens = run.plan.job.tokens_per_step
     assert answer["tokens_per_s"] * answer["step_time_s"] == pytest.approx(tokens, rel=1e-12)
     assert sum(answer["step_breakdown_s"].values()) == pytest.approx(answer["step_time_s"], rel=1e-9)
@@ -76,7 +84,7 @@ def test_metrics_agree_with_one_another(run: Evaluation) -> None:
 
 def test_mfu_is_model_flops_over_what_the_peak_could_do(run: Evaluation) -> None:
     could = run.step_time_s * run.peak_flop_per_s
-    assert metrics(run)["mfu"] * could == pytest.approx(run.model_flop)
+    assert document_of(prediction_of(run))["mfu"] * could == pytest.approx(run.model_flop)
 
 
 def test_recompute_counts_in_hfu_only(gpus: Evaluation) -> None:
@@ -85,7 +93,7 @@ def test_recompute_counts_in_hfu_only(gpus: Evaluation) -> None:
 
 
 def test_metrics_are_plain_json(run: Evaluation) -> None:
-    answer = metrics(run)
+    answer = document_of(prediction_of(run))
     assert json.loads(json.dumps(answer, allow_nan=False)) == answer
 
 
@@ -140,7 +148,8 @@ def test_a_timeline_is_bounded_from_its_end(gpus: Evaluation, monkeypatch: pytes
 # ------------------------------------------------------------------------------------------ peak
 @pytest.mark.parametrize("system", ["cs-2-peak", "cs-2"])
 def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(system: str) -> None:
-    answer, evaluation = answer_point(WAFERS._replace(system=system))
+    prediction = predict(question_named(**{**WAFERS, "system": system}))
+    answer, evaluation = run_document(prediction), prediction.run
     bound = system == "cs-2-peak"
     assert answer["system"] == (f"{system} at peak (upper bound, never observed)" if bound else system)
     assert any(note.startswith("upper bound, never observed") for note in evaluation.plan.notes) == bound
@@ -148,7 +157,7 @@ def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(syst
 
 def test_no_release_is_faster_than_peak() -> None:
     times = {
-        system: answer_point(WAFERS._replace(system=system))[0]["step_time_s"]
+        system: run_document(predict(question_named(**{**WAFERS, "system": system})))["step_time_s"]
         for system in ("cs-2", "cs-2-peak")
     }
     assert times["cs-2-peak"] < times["cs-2"]
@@ -156,15 +165,16 @@ def test_no_release_is_faster_than_peak() -> None:
 
 # ---------------------------------------------------------------------------------------- detail
 def test_a_point_in_chunks_is_no_longer_and_nearly_as_long(wafers: Evaluation) -> None:
-    answer, _ = answer_point(WAFERS._replace(detail="chunk"))
+    answer = run_document(predict(question_named(**{**WAFERS, "detail": "chunk"})))
     assert answer["layout"]["stream_chunks"] == 16
     assert "stream_chunks" not in wafers.plan.layout.as_dict(wafers.plan.num_microbatches)
     assert 0.98 * wafers.step_time_s < answer["step_time_s"] <= wafers.step_time_s
 
 
 def test_a_layout_may_spill() -> None:
-    point = WAFERS._replace(layout="mbs=8,spill=true,recompute_layers=2")
-    answer, evaluation = answer_point(point)
+    point = {**WAFERS, "layout": "mbs=8,spill=true,recompute_layers=2"}
+    prediction = predict(question_named(**point))
+    answer, evaluation = run_document(prediction), prediction.run
     assert answer["layout"]["spill"]
     assert "inputs spilled" in evaluation.plan.notes[0]
     assert "fetch" in {work.op for work in evaluation.graph.works}
@@ -179,4 +189,4 @@ def test_a_layout_may_spill() -> None:
 )
 def test_what_only_wafers_have_is_refused_on_gpus(asked: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        answer_point(GPUS._replace(**asked))  # type: ignore[arg-type]
+        predict(question_named(**{**GPUS, **asked}))  # type: ignore[arg-type]

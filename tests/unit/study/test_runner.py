@@ -14,7 +14,7 @@ from perfsim.report.study.summary import summary_dict, summary_text
 from perfsim.study import batches as batches_module
 from perfsim.study import runner as runner_module
 from perfsim.study.result import CandidateResult
-from perfsim.study.runner import Answered, StudyRun, load_study, machine_of, run_study, target_of
+from perfsim.study.runner import Answered, StudyRun, load_study, question_of, run_study, target_of
 from perfsim.study.spec import CandidateSpec, StudySpec
 
 STUDY = """\
@@ -68,7 +68,7 @@ def test_every_candidate_is_answered_at_every_device_count_in_the_order_asked(ru
         ("weight-streaming", "cs-2", 1),
         ("weight-streaming", "cs-2", 2),
     ]
-    assert [each.machine.topology.num_devices for each in run.answered] == [8, 1, 2]
+    assert [each.question.devices for each in run.answered] == [8, 1, 2]
 
 
 def test_the_same_study_gives_the_same_bytes(spec: StudySpec, run: StudyRun) -> None:
@@ -339,11 +339,11 @@ def test_a_long_step_of_the_curve_takes_the_closed_form_and_is_off_by_little(
 ) -> None:
     """Where the graph would have thousands of passes; the batch that is chosen is simulated all the same."""
     wafer = next(each for each in spec.candidates if each.strategy == "weight-streaming")
-    machine, target = machine_of(spec, wafer, 1), target_of(spec)
+    question, target = question_of(spec, wafer, 1), target_of(spec)
     batch = 2**14
-    quick = batches_module.time_at(machine, target, batch)
+    quick = batches_module.time_at(question, target, batch)
     assert quick.plan.num_microbatches * spec.model.num_layers > batches_module.LONG_PASSES
     monkeypatch.setattr(batches_module, "LONG_PASSES", 10**9)
     assert quick.step_time_s == pytest.approx(
-        batches_module.time_at(machine, target, batch).step_time_s, rel=0.005
+        batches_module.time_at(question, target, batch).step_time_s, rel=0.005
     )

@@ -8,6 +8,7 @@ import pytest
 
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
+from perfsim.prediction.result import Why
 from perfsim.study.result import CandidateResult
 from perfsim.study.verdict import Answer, ratio_bands, verdict
 
@@ -30,6 +31,8 @@ def answer(
     step_s = days * DAY_S / unit.time_s
     time = time_to_accuracy(batch_tokens, step_s, 1e11, CRITICAL, error)
     fields: dict[str, Any] = {
+        "model": "toy",
+        "why": Why("compute", {}, "", ""),
         "strategy": strategy,
         "system": system,
         "num_devices": devices,

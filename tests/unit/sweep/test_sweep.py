@@ -52,10 +52,9 @@ def test_a_point_says_what_a_study_of_it_says(write_sweep: Write, store: Path) -
     (point,) = run_sweep(load_sweep(str(path)), store, jobs=1).points
     (candidate,) = run_study(load_study(str(path.parent / "study.yaml"))).result.candidates
     for name in ("step_time_s", "mfu", "steps", "time_to_accuracy_s", "global_batch_size", "layout"):
-        assert point.answer[name] == getattr(candidate, name)
-    assert tuple(point.answer["time_to_accuracy_band_s"]) == candidate.time_to_accuracy_band_s
-    assert point.time is not None
-    assert point.time.time_s == candidate.time_to_accuracy_s
+        assert point.as_dict()[name] == getattr(candidate, name)
+    assert point.target_time.band_s == candidate.time_to_accuracy_band_s
+    assert point.target_time.time_s == candidate.time_to_accuracy_s
 
 
 def test_results_stand_in_the_order_of_the_grid(path: Path, store: Path) -> None:

@@ -34,7 +34,8 @@ def at_speed(point: PointResult, factor: float) -> PointResult:
         time.critical,
         time.step_time_error,
     )
-    return replace(point, time=slower)
+    assert point.answer is not None
+    return replace(point, answer=replace(point.answer, target_time=slower))
 
 
 def test_each_device_count_runs_at_the_batch_of_least_time(result: SweepResult) -> None:

@@ -117,8 +117,7 @@ variants:
 def test_the_cost_of_a_token_is_the_device_seconds_of_a_step_over_its_tokens(steps: SweepResult) -> None:
     for scaling in steps.analysis.scalings:
         for point in scaling.series.points:
-            answer = point.answer
-            whole = point.point.num_devices * answer["step_time_s"] / answer["batch_tokens"]
+            whole = point.num_devices * point.prediction.step_time_s / point.target_time.batch_tokens
             assert sum(cost_of_token(point).values()) == pytest.approx(whole, rel=1e-9)
 
 
@@ -218,7 +217,9 @@ def layout_of(result: SweepResult, devices: int = 8, **layout: object) -> PointR
     point = result.points[0]
     candidate = point.point.candidate.model_copy(update={"devices": (devices,)})
     study = point.point.study.model_copy(update={"candidates": (candidate,)})
-    return replace(point, point=replace(point.point, study=study), answer={"layout": layout})
+    assert point.answer is not None
+    answer = replace(point.answer, prediction=replace(point.prediction, layout=layout))
+    return replace(point, point=replace(point.point, study=study), answer=answer)
 
 
 def test_degrees_of_a_layout_are_told_together_and_other_fields_by_name(steps: SweepResult) -> None:

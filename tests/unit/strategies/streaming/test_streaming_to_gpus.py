@@ -12,8 +12,8 @@ from perfsim.graph import Kind
 from perfsim.hardware import WaferClusterSpec
 from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.metrics import why_of
-from perfsim.prediction.question import Point, answer_point
+from perfsim.prediction.predict import predict
+from perfsim.prediction.question import question_named
 from perfsim.strategies import strategy
 from perfsim.strategies.streaming.blocks import block_works
 from perfsim.transformer import parameters
@@ -21,7 +21,11 @@ from perfsim.transformer import parameters
 
 @pytest.fixture(scope="module")
 def run() -> Evaluation:
-    return answer_point(Point("gpt3_6p7b", "memoryx-a100", 8, "weight-streaming", batch=64))[1]
+    return predict(
+        question_named(
+            model="gpt3_6p7b", system="memoryx-a100", devices=8, strategy="weight-streaming", batch=64
+        )
+    ).run
 
 
 def system() -> WaferClusterSpec:
@@ -43,7 +47,9 @@ def test_kernels_cost_what_they_cost_on_any_a100_and_movement_what_the_tree_take
 def test_a_gpu_runs_what_is_no_product_as_well(run: Evaluation) -> None:
     layer = block_works(run.plan)[1]
     assert {kernel.op for kernel in layer.forward.kernels} >= {"gemm", "elementwise"}
-    wafers = answer_point(Point("gpt3_6p7b", "cs-2", 8, "weight-streaming", batch=64))[1]
+    wafers = predict(
+        question_named(model="gpt3_6p7b", system="cs-2", devices=8, strategy="weight-streaming", batch=64)
+    ).run
     assert {kernel.op for kernel in block_works(wafers.plan)[1].forward.kernels} == {"gemm"}
 
 
@@ -62,7 +68,11 @@ def test_the_closed_form_follows_the_simulation(run: Evaluation) -> None:
 
 def test_few_tokens_wait_for_weights_where_the_roof_says_and_many_do_not() -> None:
     few, many = (
-        why_of(answer_point(Point("gpt3_20b", "memoryx-a100", 64, "weight-streaming", batch=batch))[1])
+        predict(
+            question_named(
+                model="gpt3_20b", system="memoryx-a100", devices=64, strategy="weight-streaming", batch=batch
+            )
+        ).why
         for batch in (64, 768)
     )
     assert (few.cause, many.cause) == ("exposed streaming", "compute")
@@ -73,7 +83,11 @@ def test_few_tokens_wait_for_weights_where_the_roof_says_and_many_do_not() -> No
 
 def test_a_full_gpu_keeps_the_utilisation_that_it_has_elsewhere() -> None:
     """Streaming costs an A100 nothing at 12 sequences each: MFU is as in published runs."""
-    run = answer_point(Point("gpt3_20b", "memoryx-a100", 64, "weight-streaming", batch=768))[1]
+    run = predict(
+        question_named(
+            model="gpt3_20b", system="memoryx-a100", devices=64, strategy="weight-streaming", batch=768
+        )
+    ).run
     assert 0.4 < run.mfu < 0.55
 
 

@@ -1,0 +1,97 @@
+"""Predictions as JSON documents: one function writes their keys, one reads them back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from perfsim.engine.failures import FailedRun
+from perfsim.prediction.prediction import Perturbed, Prediction, Scaling
+from perfsim.prediction.result import StreamingRoof, Why
+
+Document = dict[str, Any]
+
+
+def document_of(prediction: Prediction) -> Document:
+    """What runs, candidates of studies and points of sweeps say of a step, by the names of the JSON."""
+    return {
+        "strategy": prediction.strategy,
+        "system": prediction.system,
+        "num_devices": prediction.num_devices,
+        "layout": dict(prediction.layout),
+        "global_batch_size": prediction.global_batch_size,
+        "step_time_s": prediction.step_time_s,
+        "tokens_per_s": prediction.tokens_per_s,
+        "mfu": prediction.mfu,
+        "hfu": prediction.hfu,
+        "bubble_fraction": prediction.bubble_fraction,
+        "exposed_communication_fraction": prediction.exposed_communication_fraction,
+        "peak_memory_bytes": prediction.peak_memory_bytes,
+        "step_breakdown_s": dict(prediction.step_breakdown_s),
+        "why": asdict(prediction.why),
+        "cluster_calibration": None
+        if prediction.cluster_calibration is None
+        else asdict(prediction.cluster_calibration),
+        "perturbed": None if prediction.perturbed is None else _perturbed(prediction.perturbed),
+    }
+
+
+def run_document(prediction: Prediction) -> Document:
+    """The document of `perfsim run --json`."""
+    return {
+        "model": prediction.model,
+        "memory_capacity_bytes": prediction.memory_capacity_bytes,
+        **document_of(prediction),
+        "notes": list(prediction.notes),
+    }
+
+
+def _perturbed(perturbed: Perturbed) -> Document:
+    document = {**asdict(perturbed), "draws_s": list(perturbed.draws_s)}
+    if perturbed.run is not None:
+        document["run"] = {**asdict(perturbed.run), "goodput": perturbed.run.goodput}
+    return document
+
+
+def prediction_from(document: Mapping[str, Any], model: str) -> Prediction:
+    """The prediction that `document_of` wrote; memory, notes and the run itself are not kept."""
+    fields = {name: document[name] for name in _PLAIN}
+    scaling = document["cluster_calibration"]
+    return Prediction(
+        **fields,
+        model=model,
+        why=_why_from(document["why"]),
+        cluster_calibration=Scaling(**scaling) if scaling else None,
+        perturbed=_perturbed_from(document["perturbed"]),
+    )
+
+
+_PLAIN = (
+    "strategy",
+    "system",
+    "num_devices",
+    "layout",
+    "global_batch_size",
+    "step_time_s",
+    "tokens_per_s",
+    "mfu",
+    "hfu",
+    "bubble_fraction",
+    "exposed_communication_fraction",
+    "peak_memory_bytes",
+    "step_breakdown_s",
+)
+
+
+def _why_from(document: Mapping[str, Any]) -> Why:
+    roof = document["streaming_roof"]
+    return Why(**{**document, "streaming_roof": StreamingRoof(**roof) if roof else None})
+
+
+def _perturbed_from(document: Mapping[str, Any] | None) -> Perturbed | None:
+    if document is None:
+        return None
+    run = document["run"]
+    through_failures = FailedRun(**{k: v for k, v in run.items() if k != "goodput"}) if run else None
+    return Perturbed(**{**document, "draws_s": tuple(document["draws_s"]), "run": through_failures})

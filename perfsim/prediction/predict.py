@@ -1,0 +1,122 @@
+"""From a question to its prediction: a layout is given or found, its graph run, and the step explained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfsim.calibration import ClusterCalibration
+from perfsim.costs.wafer import PEAK
+from perfsim.hardware import SystemSpec, WaferClusterSpec
+from perfsim.machines import machine_of
+from perfsim.prediction.cluster import cluster_note
+from perfsim.prediction.evaluation import Evaluation, evaluate
+from perfsim.prediction.expansion import expanded
+from perfsim.prediction.perturbation import perturbed
+from perfsim.prediction.planner import best_plan, plan_of
+from perfsim.prediction.prediction import MemoryBar, Prediction, Scaling
+from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question
+from perfsim.prediction.reached import above_all_published, fewer_than_published
+from perfsim.prediction.remarks import defaults_remark
+from perfsim.prediction.why import why
+from perfsim.strategies import Plan
+from perfsim.workload import TrainingRecipe
+
+
+def predict(question: Question) -> Prediction:
+    """Predict one step. Raises InputError, LayoutError or PlanError where the question has no answer."""
+    evaluation, remark = _planned(question)
+    if question.detail == "chunk":
+        finer = machine_of(question.system).in_chunks(evaluation.plan.layout)
+        if finer != evaluation.plan.layout:
+            plan = question.chosen.plan(question.job, question.topology, finer)
+            evaluation, remark = _evaluated(question, plan), ""
+    if question.expand:
+        evaluation = expanded(evaluation, question.expand)
+    if question.perturbations is not None:
+        evaluation = perturbed(evaluation, question.perturbations)
+    prediction = prediction_of(evaluation)
+    remarks = (_batch_remark(question), remark, *published_remarks(prediction))
+    return replace(prediction, notes=(*prediction.notes, *filter(None, remarks)))
+
+
+def _planned(question: Question) -> tuple[Evaluation, str]:
+    """The given layout or the planner's, run; and a remark on the settings that a given layout leaves out."""
+    if question.layout is None:
+        return best_plan(question), ""
+    plan, named = plan_of(question), question.named_settings
+    return _evaluated(question, plan), "" if named is None else defaults_remark(named, plan)
+
+
+def _evaluated(question: Question, plan: Plan) -> Evaluation:
+    return evaluate(plan, question.costs, cluster=question.cluster)
+
+
+def _batch_remark(question: Question) -> str:
+    """Where the batch comes from if the question gives none; empty where it does."""
+    if question.batch is not None:
+        return ""
+    of_recipe = question.recipe.batch_over(question.devices)
+    if of_recipe is not None:
+        return f"no batch was given: the recipe's {of_recipe:,} sequences were taken"
+    return (
+        f"no batch was given: {DEFAULT_BATCH_PER_DEVICE} sequences a device were taken, "
+        f"{question.job.global_batch_size:,} in all; another batch is another step "
+        "(--batch, --batch-per-device)"
+    )
+
+
+def prediction_of(evaluation: Evaluation) -> Prediction:
+    """The plain values of a run, with the reasons for its length; its notes are the plan's."""
+    plan = evaluation.plan
+    return Prediction(
+        model=plan.job.model.name,
+        strategy=plan.strategy,
+        system=system_label(plan),
+        num_devices=plan.topology.num_devices,
+        layout=plan.layout.as_dict(plan.num_microbatches),
+        global_batch_size=plan.job.global_batch_size,
+        step_time_s=evaluation.step_time_s,
+        tokens_per_s=evaluation.tokens_per_s,
+        mfu=evaluation.mfu,
+        hfu=evaluation.hfu,
+        bubble_fraction=evaluation.bubble_fraction,
+        exposed_communication_fraction=evaluation.exposed_communication_fraction,
+        peak_memory_bytes=plan.peak_memory_bytes,
+        step_breakdown_s=dict(evaluation.breakdown_s),
+        why=why(plan, evaluation.step, evaluation.trace),
+        cluster_calibration=_scaling(evaluation.cluster),
+        perturbed=evaluation.perturbed,
+        memory=tuple(
+            MemoryBar(use.place, dict(use.parts_bytes), use.capacity_bytes)
+            for use in plan.memory
+            if use.on_device
+        ),
+        notes=plan.notes,
+        evaluation=evaluation,
+    )
+
+
+def published_remarks(prediction: Prediction) -> tuple[str, str]:
+    """Remarks where a prediction lies outside what published runs show; empty where it does not."""
+    if prediction.evaluation is None:
+        return "", ""
+    plan = prediction.evaluation.plan
+    return fewer_than_published(plan, prediction.why.fixed_s), above_all_published(plan, prediction.mfu)
+
+
+def system_label(plan: Plan) -> str:
+    """The name of a plan's system; one without any inefficiency is named as what it is."""
+    name = plan.system.name
+    return f"{name} at peak (upper bound, never observed)" if at_peak(plan.system, plan.job.recipe) else name
+
+
+def at_peak(system: SystemSpec, recipe: TrainingRecipe) -> bool:
+    """Whether a system is taken without any inefficiency, as no release of its software is."""
+    if not isinstance(system, WaferClusterSpec):
+        return False
+    return (recipe.software_release or system.software_release) == PEAK
+
+
+def _scaling(cluster: ClusterCalibration | None) -> Scaling | None:
+    """The user's own scale, named wherever its step time stands."""
+    return None if cluster is None else Scaling(cluster.name, cluster.scale, cluster_note(cluster))
