@@ -15,7 +15,7 @@ _TOLERANCE = 0.002
 
 
 def parts_of(candidate: CandidateResult) -> dict[str, float]:
-    """The breakdown in seconds; what it does not explain of the step is shown, not hidden."""
+    """The breakdown in seconds; a part of the step that it does not explain is shown as such."""
     parts = {name: seconds for name, seconds in candidate.step_breakdown_s.items() if seconds}
     rest = candidate.step_time_s - sum(parts.values())
     if rest > _TOLERANCE * candidate.step_time_s:

@@ -16,7 +16,7 @@ from perfsim.report.table import Table
 
 @dataclass(frozen=True, slots=True)
 class ValidationPoint:
-    """One published run and what was predicted for it."""
+    """One published run and its prediction."""
 
     id: str
     family: str

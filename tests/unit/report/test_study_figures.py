@@ -157,7 +157,7 @@ def test_every_figure_has_a_title_with_a_unit(result: StudyResult) -> None:
         "Time to the target (days) by global batch (tokens)",
         "Step time by what it is spent on (% of the step)",
         "Peak memory by what it holds (GiB and GB)",
-        "What each stream does, by time (s)",
+        "Tasks of each stream over time (s)",
     ]
 
 
