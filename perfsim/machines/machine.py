@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 from perfsim.costs.price import Costs
 from perfsim.errors import InputError
+from perfsim.hardware import SystemSpec
+from perfsim.machines.explanation import Explanation
 from perfsim.machines.layout_text import parsed_settings
 from perfsim.machines.network import Network
 from perfsim.topology import LinkHealth, Topology
@@ -24,6 +26,10 @@ class Machine(ABC):
     """The `kind` of its systems in YAML."""
     layout_type: ClassVar[type]
     """The layouts of its strategies, a dataclass with a default for every field."""
+    system_type: ClassVar[type[SystemSpec]]
+    """Its systems as they are read."""
+    explanation: ClassVar[Explanation] = Explanation()
+    """Why steps take as long as they do."""
     default_strategy: ClassVar[str]
     """The strategy of a question that names none."""
 

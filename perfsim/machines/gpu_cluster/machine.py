@@ -8,6 +8,7 @@ from typing import Any, cast
 from perfsim.costs.gpu import GpuCosts
 from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
+from perfsim.machines.gpu_cluster.explanation import GpuExplanation
 from perfsim.machines.gpu_cluster.network import FatTreeNetwork
 from perfsim.machines.machine import Machine
 from perfsim.strategies import Plan
@@ -21,7 +22,9 @@ class GpuCluster(Machine):
     """Nodes of GPUs under a fat tree."""
 
     kind = "gpu-cluster"
+    system_type = GpuClusterSpec
     layout_type = ParallelLayout
+    explanation = GpuExplanation()
     default_strategy = "3d"
 
     def topology(self, system: GpuClusterSpec, num_devices: int) -> FatTree:

@@ -11,6 +11,7 @@ from perfsim.costs.wafer import WaferCosts
 from perfsim.errors import InputError
 from perfsim.hardware import WaferClusterSpec
 from perfsim.machines.machine import Machine
+from perfsim.machines.wafer_cluster.explanation import StreamingExplanation
 from perfsim.machines.wafer_cluster.network import WaferNetwork
 from perfsim.strategies import Plan
 from perfsim.strategies.streaming.blocks import StreamingPlan
@@ -23,7 +24,9 @@ class WaferCluster(Machine):
     """Systems that weights are streamed to, under a tree of SwarmX nodes."""
 
     kind = "wafer-cluster"
+    system_type = WaferClusterSpec
     layout_type = StreamingLayout
+    explanation = StreamingExplanation()
     default_strategy = "weight-streaming"
 
     def topology(self, system: WaferClusterSpec, num_devices: int) -> WaferTree:
