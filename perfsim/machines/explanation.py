@@ -39,6 +39,8 @@ class Explanation:
 
     lanes: Mapping[str, str] = {}
     """Of each operation that moves the lane that does it; empty: no part of the machine is told apart."""
+    layer_fixed_s = 0.0
+    """Of a layer and step whatever its tokens, by another fit of the published runs; 0: there is none."""
     more = "more devices"
     """What makes a step shorter that is bound by computing."""
 
@@ -71,9 +73,7 @@ class Explanation:
         """A sentence about how a step stands to its roof."""
         return ""
 
-    def wait_remedy(
-        self, _cause: str, _plan: Any, _lane: Lane | None, _roof: StreamingRoof | None, /
-    ) -> str:
+    def wait_remedy(self, _cause: str, _plan: Any, _lane: Lane | None, _roof: StreamingRoof | None, /) -> str:
         """What shortens a step that waits."""
         return LOOK
 

@@ -42,6 +42,9 @@ class StreamingExplanation(Explanation):
     """Why steps of weight streaming take as long as they do."""
 
     lanes = LANES
+    layer_fixed_s = 0.0055
+    """Forward and backward. assumed: a fit of the same logs with a constant for each layer where we have the
+    movement over the mesh (which grows with the layer); only for a remark."""
     more = "more systems, each with the same batch"
 
     def _together_s(self, tree: WaferTree, lane: str, streams_s: Floats, /) -> float:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from perfsim.costs.price import Costs
 from perfsim.costs.streamed_gpu import StreamedGpuCosts
-from perfsim.costs.wafer import WaferCosts
+from perfsim.costs.wafer import PEAK, WaferCosts
 from perfsim.errors import InputError
 from perfsim.hardware import WaferClusterSpec
 from perfsim.machines.machine import Machine
@@ -42,6 +42,10 @@ class WaferCluster(Machine):
     def network(self, topology: WaferTree, health: LinkHealth, /) -> WaferNetwork:
         """MemoryX and the tree."""
         return WaferNetwork(topology, health)
+
+    def at_peak(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> bool:
+        """`peak` stands in the place of a software release."""
+        return (recipe.software_release or system.software_release) == PEAK
 
     def _completed(self, given: dict[str, Any], devices: int) -> StreamingLayout:
         """A missing `dp` is all systems; whoever names `recompute_layers` means full recompute."""
