@@ -129,12 +129,12 @@ def _case(strategy: Strategy, name: str, fields: dict[str, Any]) -> Case:
     return _TOYS[strategy.system_kind](name, strategy, job, devices, memory)
 
 
-def _on_gpus(name: str, strategy: Strategy, job: Job, devices: int, memory: Mapping[str, float]) -> Case:
+def _on_gpus(name: str, strategy: Strategy, job: Job, devices: int, memory: dict[str, Any]) -> Case:
     cluster = toys.gpu_cluster(**memory)
     return Case(name, strategy, job, toys.topology(devices, cluster), toys.ToyCosts(cluster))
 
 
-def _on_wafers(name: str, strategy: Strategy, job: Job, devices: int, memory: Mapping[str, float]) -> Case:
+def _on_wafers(name: str, strategy: Strategy, job: Job, devices: int, memory: dict[str, Any]) -> Case:
     topology = WaferTree(toys.wafer_cluster(**memory), devices)
     return Case(name, strategy, job, topology, WaferCosts(topology, job.recipe), skips_masked=False)
 
