@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 
 from perfsim.costs.price import Costs
 from perfsim.errors import InputError, Problem
-from perfsim.hardware import SystemSpec
+from perfsim.hardware import MACHINE_PLUGINS, SYSTEM_CLASSES, SystemSpec
 from perfsim.machines.gpu_cluster import GpuCluster
 from perfsim.machines.machine import Machine
 from perfsim.machines.network import Network
@@ -26,29 +26,35 @@ __all__ = [
     "machine_kinds",
     "machine_of",
     "network_of",
+    "register",
     "strategy_for",
 ]
 
 MACHINES: dict[str, Machine] = {known.kind: known for known in (GpuCluster(), WaferCluster())}
-ENTRY_POINTS = "perfsim.machines"
 
 
 def machine_kinds() -> list[str]:
     """Every kind of machine, those of installed plug-ins included."""
-    return sorted({*MACHINES, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+    return sorted({*MACHINES, *(point.name for point in entry_points(group=MACHINE_PLUGINS))})
 
 
 def machine(kind: str) -> Machine:
     """The machine of a kind; InputError names the nearest."""
     if kind in MACHINES:
         return MACHINES[kind]
-    for point in entry_points(group=ENTRY_POINTS, name=kind):
+    for point in entry_points(group=MACHINE_PLUGINS, name=kind):
         installed: Machine = point.load()()
         return installed
     nearest = difflib.get_close_matches(kind, machine_kinds(), 1)
     help_text = f"did you mean {nearest[0]!r}?" if nearest else ""
     message = f"unknown kind of system {kind!r}; known: {', '.join(machine_kinds())}"
     raise InputError([Problem(message, help=help_text)])
+
+
+def register(machine: Machine) -> None:
+    """Make a kind of machine known, to questions and to YAML, for the rest of the process."""
+    MACHINES[machine.kind] = machine
+    SYSTEM_CLASSES[machine.kind] = machine.system_type
 
 
 def machine_of(system: SystemSpec) -> Machine:
