@@ -46,7 +46,6 @@ _PART_COLOURS: tuple[tuple[str, str], ...] = (
     ("activation", ORANGE),
     ("logit", YELLOW),
     ("workspace", GREY),
-    ("unaccounted", GREY),
 )
 """The first of these words that a part's name contains decides its colour, in all figures."""
 

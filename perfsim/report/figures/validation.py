@@ -22,12 +22,9 @@ class ValidationPoint:
     family: str
     measured_s: float
     predicted_s: float
+    error: float
+    """Signed relative error: predicted / measured - 1."""
     evidence: str = ""
-
-    @property
-    def error(self) -> float:
-        """Signed relative error: predicted / measured - 1."""
-        return self.predicted_s / self.measured_s - 1.0
 
 
 def predicted_against_measured(

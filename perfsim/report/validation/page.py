@@ -18,6 +18,8 @@ TITLE = "Accuracy: predictions of published runs"
 COMMAND = "perfsim validate --record --leave-out --page reports"
 """What makes the files that the repository holds."""
 
+_POINT = ("id", "family", "measured_s", "predicted_s", "error", "evidence")
+
 
 def write_validation(page: AccuracyPage, folder: Path) -> tuple[Path, Path]:
     """Write `index.html` and `validation.md` with the same tables; the same input gives the same bytes."""
@@ -98,7 +100,7 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
 def _scatter(accuracy: StepAccuracy, slug: str) -> Section:
     result = accuracy.result
     points = [
-        ValidationPoint(case["id"], case["family"], case["measured_s"], case["predicted_s"], case["evidence"])
+        ValidationPoint(**{name: case[name] for name in _POINT})
         for case in result["cases"]
         if case["predicted_s"] is not None
     ]
