@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
-from quantiphy import InvalidNumber, Quantity
 
 from perfsim.errors import Problem, UnitError
 
@@ -27,7 +26,10 @@ YAML_CONTEXT = {"yaml": True}
 
 _PREFIXES = {18: "E", 15: "P", 12: "T", 9: "G", 6: "M", 3: "k", 0: "", -3: "m", -6: "u", -9: "n", -12: "p"}
 _BINARY_PREFIXES = {10: "Ki", 20: "Mi", 30: "Gi", 40: "Ti", 50: "Pi"}
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_POWERS = {prefix: power for power, prefix in _PREFIXES.items()} | {"K": 3, "µ": -6, "μ": -6}
+"""Of ten, by prefix; kilo and micro have several spellings."""
+_BINARY_POWERS = {prefix: power for power, prefix in _BINARY_PREFIXES.items()}
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(.*?)\s*", re.DOTALL)
 
 
@@ -166,12 +168,20 @@ def _value_in(number: str, unit: str, dimension: Dimension) -> float | None:
     units = _UNITS[dimension]
     if unit in units.unprefixed:
         return float(number) * units.unprefixed[unit]
-    try:
-        quantity = Quantity(f"{number} {unit}", binary=True)
-    except InvalidNumber:
+    symbol = next((symbol for symbol in units.symbols if unit.endswith(symbol)), None)
+    if symbol is None:
         return None
-    factor = units.symbols.get(quantity.units)
-    return None if factor is None else float(quantity) * factor
+    size, prefix = units.symbols[symbol], unit.removesuffix(symbol)
+    if not prefix:
+        return float(number) * size
+    if "e" in number.lower():  # 1e3 MB: two exponents are one too many
+        return None
+    if units.binary and prefix in _BINARY_POWERS:
+        return float(number) * 2.0 ** _BINARY_POWERS[prefix] * size
+    low, high = units.exponents
+    power = _POWERS.get(prefix)
+    # As text, 2.039 TB is the float nearest to 2.039e12, which 2.039 * 1e12 may miss.
+    return None if power is None or not low <= power <= high else float(f"{number}e{power}") * size
 
 
 def _checked(value: float, text: str, dimension: Dimension) -> float:
