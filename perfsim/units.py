@@ -6,7 +6,6 @@ YAML, because a reader could not tell what it counts; Python code passes SI floa
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from pydantic import BeforeValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from perfsim.errors import Problem, UnitError
+from perfsim.suggest import nearest
 
 Dimension = Literal["bytes", "bytes_per_s", "flop_per_s", "seconds", "watts"]
 
@@ -215,8 +215,7 @@ def _nearest_unit(unit: str, dimension: Dimension) -> str:
     for same in (lambda name: name.partition("/")[0] == base, lambda name: name.startswith(base)):
         if rate := next(filter(same, accepted), None):
             return rate
-    near = difflib.get_close_matches(unit, accepted, n=1, cutoff=0.5)
-    return near[0] if near else _UNITS[dimension].usual
+    return nearest(unit, accepted) or _UNITS[dimension].usual
 
 
 def _refusal(message: str, dimension: Dimension, meant: str = "") -> UnitError:
