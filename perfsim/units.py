@@ -19,6 +19,8 @@ from pydantic_core import PydanticCustomError
 from perfsim.errors import Problem, UnitError
 from perfsim.suggest import nearest
 
+DAY_S = 86_400.0
+
 Dimension = Literal["bytes", "bytes_per_s", "flop_per_s", "seconds", "watts"]
 
 YAML_CONTEXT = {"yaml": True}
@@ -83,7 +85,7 @@ _UNITS: dict[Dimension, _Units] = {
         symbols={"s": 1.0},
         usual="us",
         exponents=(-12, 0),
-        unprefixed={"min": 60.0, "h": 3600.0, "d": 86400.0},
+        unprefixed={"min": 60.0, "h": 3600.0, "d": DAY_S},
     ),
     "watts": _Units(meaning="a power", symbols={"W": 1.0}, usual="W", exponents=(-3, 9)),
 }
@@ -248,7 +250,7 @@ def _long_duration(value: float, dimension: Dimension, precision: int) -> str:
     """Hours and days where seconds would be hard to read."""
     if dimension != "seconds" or value < 7200:
         return ""
-    size, unit = (86400.0, "d") if value >= 172800 else (3600.0, "h")
+    size, unit = (DAY_S, "d") if value >= 2 * DAY_S else (3600.0, "h")
     return f"{_digits(Decimal(value / size), precision)} {unit}"
 
 
