@@ -11,10 +11,10 @@ from perfsim.prediction.documents import run_document
 from perfsim.prediction.predict import predict
 from perfsim.prediction.question import question_named
 from perfsim.prediction.remarks import edge_remark
-from perfsim.report.page import write_report
-from perfsim.report.point import point_lines
-from perfsim.report.study.summary import summary_dict
-from perfsim.report.tables import terminal_table
+from perfsim.report.study.document import study_document
+from perfsim.report.study.write import write_study_page
+from perfsim.report.terminal.run import run_lines
+from perfsim.report.terminal.study import study_lines
 from perfsim.study.runner import load_study, run_study
 
 
@@ -68,20 +68,18 @@ def test_the_planners_own_choice_and_wafers_leave_nothing_unsaid() -> None:
 
 
 def test_a_terminal_shows_the_notes() -> None:
-    answer = run_document(
-        predict(
-            question_named(
-                model="gpt3_xl",
-                system="dgx-a100-80gb",
-                devices=8,
-                strategy="3d",
-                layout="tp=2,pp=2",
-                batch=16,
-            )
+    prediction = predict(
+        question_named(
+            model="gpt3_xl",
+            system="dgx-a100-80gb",
+            devices=8,
+            strategy="3d",
+            layout="tp=2,pp=2",
+            batch=16,
         )
     )
-    lines = point_lines(answer)
-    assert any(line.startswith("  note          left at defaults by the layout") for line in lines)
+    lines = run_lines(prediction)
+    assert any(line.split()[:3] == ["note", "left", "at"] for line in lines)
     assert max(map(len, lines)) <= 100
 
 
@@ -112,9 +110,9 @@ def test_a_study_flags_a_best_batch_at_the_edge_in_summary_terminal_and_report(t
     (candidate,) = edge.candidates
     assert "is the smallest of the 2 tried (1000 to 2000 sequences)" in candidate.batch_at_edge
     assert candidate.batch_at_edge in candidate.notes
-    assert summary_dict(edge)["candidates"][0]["batch_at_edge"] == candidate.batch_at_edge
-    assert "best batch at the edge of those tried, another may be better: 1 x cs-2" in terminal_table(edge)
-    assert candidate.batch_at_edge in write_report(edge, tmp_path, trace_name=None).read_text("utf-8")
-    assert "at the edge" not in terminal_table(
-        replace(edge, candidates=(replace(candidate, batch_at_edge=""),))
+    assert study_document(edge)["candidates"][0]["batch_at_edge"] == candidate.batch_at_edge
+    assert "best batch at the edge of those tried, another may be better: 1 x cs-2" in study_lines(edge)
+    assert candidate.batch_at_edge in write_study_page(edge, tmp_path, trace_name=None).read_text("utf-8")
+    assert "at the edge" not in " ".join(
+        study_lines(replace(edge, candidates=(replace(candidate, batch_at_edge=""),)))
     )
