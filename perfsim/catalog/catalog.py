@@ -18,9 +18,9 @@ from perfsim.catalog.provenance import Row, Source
 from perfsim.catalog.reader import LocatedMapping, build, in_order, read_mapping
 from perfsim.catalog.show import Describer
 from perfsim.catalog.sources import read_sources
-from perfsim.catalog.suggest import did_you_mean
 from perfsim.errors import CatalogError, Problem
 from perfsim.hardware import DeviceSpec, LinkSpec, SystemSpec
+from perfsim.suggest import did_you_mean
 from perfsim.workload import TrainingRecipe, TransformerConfig
 
 PATH_VARIABLE = "PERFSIM_PATH"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
+from string import ascii_lowercase
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from perfsim.errors import InputError, Problem
 from perfsim.hardware import Spec
+from perfsim.suggest import did_you_mean
 from perfsim.units import Seconds, parse_quantity
 
 Factor = Annotated[float, Field(ge=1.0, le=1000.0)]
@@ -141,7 +142,7 @@ def parse_perturbations(text: str) -> PerturbationSpec:
 def _read(given: dict[str, Any], key: str, value: str) -> None:
     amount, _, where = value.partition("@")
     if key == "straggler":
-        rank = int(where.removeprefix("rank").removeprefix("gpu").removeprefix("cs"))
+        rank = int(where.lstrip(ascii_lowercase))
         given["stragglers"].append({"rank": rank, "factor": float(amount)})
     elif key == "step-straggler":
         given["step_stragglers"] = {"factor": float(amount), "share": float(where)}
@@ -164,10 +165,7 @@ def _help(key: str) -> str:
     if key in _FAILURE:
         return "write for example mttf=8h,checkpoint=1h,restart=10min"
     known = [*_AT, *_PLAIN, *_FAILURE]
-    near = difflib.get_close_matches(key, known, 1)
-    if key in known:
-        return f"write for example {EXAMPLE}"
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"write for example {EXAMPLE}" if key in known else did_you_mean(key, known)
 
 
 def _lines(error: ValueError) -> list[str]:

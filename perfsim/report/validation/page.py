@@ -74,9 +74,6 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
         table=tables.score_table(result),
         slug=f"{slug}-families",
     )
-    if accuracy.goals:
-        lead = "The goals of the step-time model on these runs."
-        yield Section(f"{name}: goals", lead, table=tables.goals_table(accuracy.goals), slug=f"{slug}-goals")
     if result["sweeps"]:
         yield Section(
             f"{name}: choosing a layout",
@@ -84,7 +81,7 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
             table=tables.sweeps_table(result),
             slug=f"{slug}-sweeps",
         )
-    yield from _misses(accuracy, slug)
+    yield from _far_off(accuracy, slug)
     if accuracy.removed:
         yield Section(
             f"{name}: ablation",
@@ -120,7 +117,7 @@ def _scatter(accuracy: StepAccuracy, slug: str) -> Section:
     )
 
 
-def _misses(accuracy: StepAccuracy, slug: str) -> Iterator[Section]:
+def _far_off(accuracy: StepAccuracy, slug: str) -> Iterator[Section]:
     name = _name(accuracy.result)
     yield Section(
         f"{name}: the worst {tables.WORST}",
@@ -134,13 +131,9 @@ def _misses(accuracy: StepAccuracy, slug: str) -> Iterator[Section]:
     if weak.rows:
         lead = "Runs with weak evidence."
         yield Section(f"{name}: shown, not scored", lead, table=weak, slug=f"{slug}-weak")
-    if accuracy.misses:
-        yield Section(
-            f"{name}: known misses",
-            "Predictions that are further off than the goals allow. Check whether your question is similar.",
-            table=tables.misses_table(accuracy.misses),
-            slug=f"{slug}-misses",
-        )
+    if accuracy.result["failed"]:
+        table = tables.refusals_table("run", accuracy.result)
+        yield Section(f"{name}: not predicted", "Runs that are refused.", table=table, slug=f"{slug}-refused")
 
 
 def _left_out(accuracy: StepAccuracy, slug: str, leaves_out: bool) -> Section:
@@ -182,6 +175,6 @@ def _convergence(result: Mapping[str, Any]) -> Iterator[Section]:
         yield Section(
             f"{name}: refused",
             "Benchmarks whose points do not determine a fit have no prediction.",
-            table=tables.refusals_table(result),
+            table=tables.refusals_table("benchmark", result),
             slug=f"{slugify(name)}-refused",
         )

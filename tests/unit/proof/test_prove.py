@@ -17,6 +17,7 @@ from perfsim.proof.execution.faults import Fault
 from perfsim.proof.mutations import _with_work
 from perfsim.proof.proof import Proof, finite, prove_plan, subject_of
 from perfsim.proof.prove import ProofResult, Request, plan_of_case, plans_of, prove_all
+from perfsim.proof.provers import prover
 from perfsim.report.terminal.proof import proof_lines
 from perfsim.strategies import STRATEGIES
 from perfsim.strategies.schedules import SCHEDULES
@@ -149,7 +150,7 @@ def test_the_table_ends_in_a_sentence() -> None:
     ("arguments", "said"),
     [
         (["gpt3_20bb"], "did you mean"),
-        ([MODEL, "--strategy", "dta"], "did you mean 'data'"),
+        ([MODEL, "--strategy", "dta"], "did you mean `data`"),
         ([MODEL, "--layout", "tp=3,zero=3,pp=2"], "pipeline must be 1"),
         ([MODEL, "--strategy", "weight-streaming", "--layout", "dp=2,tp=2"], "'tp=2': unknown name"),
         ([MODEL, "--devices", "3", "--batch", "7"], "--devices and --batch are for a --layout"),
@@ -172,3 +173,8 @@ def test_a_study_is_proven_with_the_layouts_that_it_answers_with() -> None:
     result = prove_all(Request("studies/gpt3_20b.yaml", orders=0))
     assert result.passed
     assert {proof.strategy for proof in result.proofs} == {"3d", "weight-streaming"}
+
+
+def test_graphs_of_an_unknown_machine_are_not_executed() -> None:
+    with pytest.raises(InputError, match="graphs on a ring-cluster cannot be executed"):
+        prover("ring-cluster")
