@@ -12,8 +12,8 @@ from pydantic_core import ErrorDetails
 from perfsim.catalog.annotations import element, is_record, known_fields, members
 from perfsim.catalog.nodes import Mark, Node
 from perfsim.catalog.resolve import Loc, dotted
-from perfsim.catalog.suggest import did_you_mean
 from perfsim.errors import Problem
+from perfsim.suggest import did_you_mean
 
 _MISSING = {"missing", "missing_argument", "missing_keyword_only_argument"}
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}

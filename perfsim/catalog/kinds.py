@@ -8,9 +8,9 @@ from pydantic import BaseModel
 
 from perfsim.calibration import Calibration
 from perfsim.catalog.annotations import kinds_of
-from perfsim.catalog.suggest import did_you_mean
 from perfsim.errors import CatalogError, Problem
 from perfsim.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, WaferClusterSpec
+from perfsim.suggest import did_you_mean
 from perfsim.wall_clock import WallClockSpec
 from perfsim.workload import TrainingRecipe, TransformerConfig
 

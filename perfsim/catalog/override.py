@@ -12,8 +12,8 @@ from perfsim.catalog.complaints import complaints
 from perfsim.catalog.kinds import kind_of
 from perfsim.catalog.nodes import Mark, Node
 from perfsim.catalog.reader import Shelf
-from perfsim.catalog.suggest import did_you_mean
 from perfsim.errors import CatalogError, Problem
+from perfsim.suggest import did_you_mean
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 

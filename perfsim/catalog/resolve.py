@@ -22,8 +22,8 @@ from perfsim.catalog.annotations import (
     takes_boolean,
 )
 from perfsim.catalog.nodes import Node
-from perfsim.catalog.suggest import did_you_mean
 from perfsim.errors import CatalogError, Problem
+from perfsim.suggest import did_you_mean
 
 Loc = tuple[object, ...]
 """Keys and indices that lead to a value."""

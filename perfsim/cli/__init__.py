@@ -127,7 +127,6 @@ def study(study: str, compare: str, verify: str | None, out: Path | None, as_jso
 
 def _write_traces(run: Any, folder: Path) -> list[str]:
     """One trace for each candidate, named by strategy and devices."""
-    from perfsim.interop.chrome import write_chrome_trace
 
     names = []
     for each in run.answered:
@@ -212,7 +211,6 @@ def run(
     as_json: bool,
 ) -> None:
     """Predict one step of one model on one system."""
-    from perfsim.interop.chrome import write_chrome_trace
     from perfsim.prediction.documents import run_document
     from perfsim.prediction.predict import predict
     from perfsim.prediction.question import question_named
@@ -231,7 +229,7 @@ def run(
     if sampled is not None:
         answer["sampling"] = asdict(sampled)
     if trace is not None:
-        write_chrome_trace(prediction.trace, trace)
+        prediction.trace.save(trace)
     if as_json:
         click.echo(json.dumps(answer, indent=2, sort_keys=True))
     else:

@@ -12,11 +12,11 @@ from pydantic import BaseModel
 from perfsim.catalog import FOLDERS
 from perfsim.catalog.kinds import classes_of
 from perfsim.catalog.schema import yaml_schema
-from perfsim.catalog.suggest import did_you_mean
 from perfsim.errors import InputError, Problem
 from perfsim.fitting.cluster_fit import MeasuredFile
 from perfsim.published.cases import CaseFile, ConvergenceFile
 from perfsim.study.spec import StudySpec
+from perfsim.suggest import did_you_mean
 from perfsim.sweep.spec import SweepSpec
 
 _OWN: dict[str, type[BaseModel]] = {

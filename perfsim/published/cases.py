@@ -12,8 +12,9 @@ from pydantic import AfterValidator, Field, ValidationError
 from perfsim.calibration import FrameworkCalibration
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError
-from perfsim.hardware import Devices, GpuClusterSpec, Precision, Spec, SystemSpec
+from perfsim.hardware import Devices, GpuClusterSpec, Precision, SystemSpec
 from perfsim.sizes import MOST_CASES, MOST_LAYERS
+from perfsim.spec import Spec
 from perfsim.strategies.schedules import least_chunks
 from perfsim.units import BytesPerSecond
 from perfsim.workload import (

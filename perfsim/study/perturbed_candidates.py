@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from perfsim.catalog.reader import LocatedMapping
-from perfsim.catalog.suggest import did_you_mean
 from perfsim.errors import CatalogError, InputError
 from perfsim.machines import build_topology
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation import perturbed
 from perfsim.prediction.perturbation_spec import LinkSpecLeft, PerturbationSpec, StragglerSpec
 from perfsim.study.spec import StudySpec
+from perfsim.suggest import did_you_mean
 from perfsim.topology import Topology, ends_of, links_with_state, nearest_link
 
 

@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from perfsim.calibration import ClusterCalibration
-from perfsim.hardware import CatalogSpec, Devices, GpuClusterSpec, Spec, WaferClusterSpec
+from perfsim.hardware import Devices, GpuClusterSpec, WaferClusterSpec
 from perfsim.prediction.perturbation_spec import PerturbationSpec, ResilienceSpec
 from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.sizes import MOST_CHOICES
+from perfsim.spec import CatalogSpec, Spec
 from perfsim.wall_clock import WallClockSpec
 from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
 

@@ -30,7 +30,7 @@ def verdict(answers: Sequence[Answer]) -> str:
             f"({low:.1f} to {high:.1f})."
         )
     rival = _rival(ranked)
-    band = _ratio(rival, first)
+    band = ratio_of(rival, first)
     certainty = "" if band.decided else "; the range includes 1, so the order is open"
     return (
         f"{first.candidate.label} reaches the target first, in {first.time.time_s / DAY_S:.1f} days: "
@@ -45,13 +45,13 @@ def ratio_bands(answers: Sequence[Answer]) -> dict[str, tuple[float, float]]:
     first = min(answers, key=lambda answer: answer.time.time_s)
     bands = {}
     for answer in answers:
-        band = _ratio(answer, first)
+        band = ratio_of(answer, first)
         bands[answer.candidate.label] = (band.low, band.high)
     return bands
 
 
-def _ratio(answer: Answer, first: Answer) -> RatioBand:
-    """Two sizes of one machine share whatever is wrong with its step time."""
+def ratio_of(answer: Answer, first: Answer) -> RatioBand:
+    """The 90 % band of one time over another; two sizes of one machine share the error of its step time."""
     if answer.candidate.system == first.candidate.system:
         return ratio_band(replace(answer.time, step_time_error=0.0), replace(first.time, step_time_error=0.0))
     return ratio_band(answer.time, first.time)

@@ -12,11 +12,11 @@ from perfsim.catalog import Catalog, LocatedMapping
 from perfsim.catalog.annotations import is_named, members
 from perfsim.catalog.complaints import complaints, place
 from perfsim.catalog.nodes import Mark, Node
-from perfsim.catalog.suggest import did_you_mean
 from perfsim.errors import CatalogError, InputError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.strategies import strategy
 from perfsim.study.spec import CandidateSpec, StudySpec
+from perfsim.suggest import did_you_mean
 from perfsim.units import YAML_CONTEXT
 
 MACHINE_ROOTS = ("strategy", "system", "devices")

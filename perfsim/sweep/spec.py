@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from perfsim.catalog import Catalog, parse_file
-from perfsim.hardware import CatalogSpec, Spec
+from perfsim.spec import CatalogSpec, Spec
 from perfsim.study.spec import CandidateSpec, StudySpec
 
 

@@ -16,7 +16,7 @@ _TOLERANCE = 0.002
 
 def parts_of(candidate: CandidateResult) -> dict[str, float]:
     """The breakdown in seconds; what it does not explain of the step is shown, not hidden."""
-    parts = {name: seconds for name, seconds in candidate.step_breakdown_s.items() if seconds}
+    parts = {name: seconds for name, seconds in candidate.breakdown_s.items() if seconds}
     rest = candidate.step_time_s - sum(parts.values())
     if rest > _TOLERANCE * candidate.step_time_s:
         parts[UNACCOUNTED] = rest

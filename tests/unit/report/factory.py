@@ -121,7 +121,7 @@ def _candidate(
         "batch_curve": curve,
     }
     shares = figures.pop("shares")
-    fields["step_breakdown_s"] = {name: share * best.step_time_s for name, share in shares.items()}
+    fields["breakdown_s"] = {name: share * best.step_time_s for name, share in shares.items()}
     return CandidateResult(strategy=strategy, system=system, num_devices=devices, **(fields | figures))
 
 
@@ -273,7 +273,7 @@ def empty_candidate(result: StudyResult) -> StudyResult:
         memory=(),
         batch_curve=(),
         timeline=(),
-        step_breakdown_s={},
+        breakdown_s={},
         time_to_accuracy_s=math.inf,
         time_to_accuracy_band_s=(math.inf, math.inf),
     )

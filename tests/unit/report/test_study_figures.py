@@ -52,7 +52,7 @@ def test_the_shares_of_a_step_add_up_to_all_of_it(result: StudyResult) -> None:
 
 def test_what_a_breakdown_leaves_unexplained_is_drawn(result: StudyResult) -> None:
     first = result.candidates[0]
-    short = replace(first, step_breakdown_s={"compute": 0.6 * first.step_time_s})
+    short = replace(first, breakdown_s={"compute": 0.6 * first.step_time_s})
     figure = step_breakdown(replace(result, candidates=(short,)))
     assert [trace.name for trace in figure.data] == ["compute", "unaccounted"]
     assert figure.data[1].x[0] == pytest.approx(40)

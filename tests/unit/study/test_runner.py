@@ -90,8 +90,8 @@ def test_the_figures_of_a_candidate_agree_with_one_another(run: StudyRun) -> Non
         assert each.tokens_per_s * each.step_time_s == pytest.approx(tokens, rel=1e-12)
         assert each.steps * each.step_time_s == pytest.approx(each.time_to_accuracy_s, rel=1e-12)
         assert each.steps * tokens >= run.result.target_tokens, "no batch needs fewer than D_min"
-        assert sum(each.step_breakdown_s.values()) == pytest.approx(each.step_time_s, rel=1e-9)
-        assert min(each.step_breakdown_s.values()) >= 0
+        assert sum(each.breakdown_s.values()) == pytest.approx(each.step_time_s, rel=1e-9)
+        assert min(each.breakdown_s.values()) >= 0
         assert 0 < each.mfu <= each.hfu <= 1
         assert 0 <= each.bubble_fraction < 1
         assert 0 <= each.exposed_communication_fraction < 1

@@ -48,7 +48,7 @@ def answer(
         "steps": time.steps,
         "time_to_accuracy_s": time.time_s,
         "time_to_accuracy_band_s": time.band_s,
-        "step_breakdown_s": {},
+        "breakdown_s": {},
         "memory": (),
         "batch_curve": (),
         "timeline": (),

@@ -1,0 +1,37 @@
+"""Objects in place of names: whatever a call takes by name it also takes as the thing itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from perfsim.calibration import ClusterCalibration
+from perfsim.catalog import Catalog
+from perfsim.errors import InputError, Problem
+from perfsim.prediction.cluster import cluster_named
+from perfsim.spec import Spec
+
+SpecT = TypeVar("SpecT", bound=Spec)
+Named = str | Path
+"""A name of the catalogue, or the path of a YAML file."""
+
+
+def described(given: Named | SpecT, kind: str, catalog: Catalog) -> SpecT:
+    """The description of a kind that is given, by name or as itself. Raises InputError for anything else."""
+    if isinstance(given, Spec):
+        return given
+    if isinstance(given, (str, Path)):
+        return cast(SpecT, catalog.load(kind, str(given)))
+    raise InputError([_neither(given, kind)])
+
+
+def cluster_of(given: Named | ClusterCalibration | None, catalog: Catalog) -> ClusterCalibration | None:
+    """The user's own measurements, by name or as themselves; None where there are none."""
+    return cluster_named(str(given), catalog) if isinstance(given, (str, Path)) else given
+
+
+def _neither(given: Any, kind: str) -> Problem:
+    return Problem(
+        f"{kind}: a {type(given).__name__} is given",
+        help=f"give a name of the catalogue, the path of a YAML file, or an object (Catalog().{kind}s[...])",
+    )
