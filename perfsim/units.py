@@ -20,7 +20,7 @@ from quantiphy import InvalidNumber, Quantity
 
 from perfsim.errors import Problem, UnitError
 
-Dimension = Literal["bytes", "bytes_per_s", "flop_per_s", "seconds", "watts", "hertz"]
+Dimension = Literal["bytes", "bytes_per_s", "flop_per_s", "seconds", "watts"]
 
 YAML_CONTEXT = {"yaml": True}
 """Validation context of values read from YAML: bare numbers are refused."""
@@ -84,9 +84,6 @@ _UNITS: dict[Dimension, _Units] = {
         unprefixed={"min": 60.0, "h": 3600.0, "d": 86400.0},
     ),
     "watts": _Units(meaning="a power", symbols={"W": 1.0}, usual="W", exponents=(-3, 9)),
-    "hertz": _Units(
-        meaning="a frequency", symbols={"Hz": 1.0}, usual="GHz", exponents=(0, 12), positive=True
-    ),
 }
 
 
@@ -120,7 +117,7 @@ def _spellings(unit: str) -> str:
 
 
 def parse_quantity(text: str, dimension: Dimension) -> float:
-    """Turn "1.2 Tb/s" into 1.5e11: the value in SI (bytes, bytes/s, FLOP/s, s, W, Hz).
+    """Turn "1.2 Tb/s" into 1.5e11: the value in SI (bytes, bytes/s, FLOP/s, s, W).
 
     Raises UnitError where the unit is missing, unknown or of another dimension, and where the
     value is negative, not finite, or zero for a rate; the error suggests the nearest valid text.
@@ -290,4 +287,3 @@ BytesPerSecond = Annotated[float, *_field("bytes_per_s")]
 FlopPerSecond = Annotated[float, *_field("flop_per_s")]
 Seconds = Annotated[float, *_field("seconds")]
 Watts = Annotated[float, *_field("watts")]
-Hertz = Annotated[float, *_field("hertz")]

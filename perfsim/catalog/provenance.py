@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from perfsim.catalog.compose import covering, values
 from perfsim.catalog.nodes import Node
 
-STRUCTURE = ("kind", "calibration", "framework")
-"""Keys for what a description is and which fit it uses: not facts, so they need no source."""
-
 
 @dataclass(frozen=True, slots=True)
 class Source:

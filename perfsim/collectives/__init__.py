@@ -7,6 +7,6 @@ closed form; `model` prices a collective of a real group with calibrated constan
 from __future__ import annotations
 
 from perfsim.collectives.group import Group, Move
-from perfsim.collectives.model import CollectiveModel, collective_time_s
+from perfsim.collectives.model import CollectiveModel
 
-__all__ = ["CollectiveModel", "Group", "Move", "collective_time_s"]
+__all__ = ["CollectiveModel", "Group", "Move"]

@@ -44,14 +44,3 @@ class Group:
     def inside_node(cls, size: int) -> Group:
         """A group on one node."""
         return cls(size, size, 1)
-
-    @classmethod
-    def strided(cls, size: int, stride: int, devices_per_node: int) -> Group:
-        """The ranks r, r + stride, r + 2 stride, ... when consecutive ranks fill nodes.
-
-        Raises InputError for numbers below 1.
-        """
-        if min(size, stride, devices_per_node) < 1:
-            raise InputError("a group needs size, stride and devices_per_node of at least 1")
-        ranks_per_node = min(size, max(1, devices_per_node // stride))
-        return cls(size, ranks_per_node, -(-size // ranks_per_node))

@@ -81,11 +81,6 @@ def steps(
                 yield Move(src, dst, size, step, chunk, reduces=op == "reduce")
 
 
-def num_vertices(leaves: int, fan_out: int) -> int:
-    """Source, switches and leaves together."""
-    return 1 + sum(len(level) for level in _edges(leaves, fan_out))
-
-
 def _edges(leaves: int, fan_out: int) -> list[list[tuple[int, int]]]:
     """(upper, lower) vertices of each level, from the source down; one switch tops the tree."""
     widths = [leaves]

@@ -33,15 +33,6 @@ from perfsim.hardware import FatTreeSpec, InNetworkSpec, LinkSpec, NodeSpec
 Array = NDArray[np.float64]
 
 
-@overload
-def collective_time_s(op: CollectiveOp, n_bytes: float, group: Group, node: NodeSpec) -> float: ...
-@overload
-def collective_time_s(op: CollectiveOp, n_bytes: ArrayLike, group: Group, node: NodeSpec) -> Array: ...
-def collective_time_s(op: CollectiveOp, n_bytes: ArrayLike, group: Group, node: NodeSpec) -> float | Array:
-    """Seconds of one collective between nodes like `node`; see `CollectiveModel.time_s`."""
-    return CollectiveModel.of_node(node).time_s(op, n_bytes, group)
-
-
 @dataclass(frozen=True, slots=True)
 class CollectiveModel:
     """Prices collectives of one kind of node.

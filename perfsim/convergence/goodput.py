@@ -24,11 +24,6 @@ FAILURES_PER_NODE_DAY: Mapping[str, float] = {
 OPT-175B: arXiv 2205.01068 (105 restarts in 60 days on 124 nodes, an upper estimate)."""
 DEFAULT_FAILURES_PER_NODE_DAY = FAILURES_PER_NODE_DAY["rsc-1"]
 
-STRAGGLER_FACTOR = 1.10
-STRAGGLER_RANGE = (1.0, 1.34)
-"""Step time with stragglers over without, one factor a job: stragglers persist. OSDI 2025, arXiv 2505.05713:
-10.4 % of GPU-hours lost over 3,079 jobs of at least 128 GPUs; 42.5 % of jobs slowed by 10 % or more."""
-
 LEAST_GOODPUT = 0.05
 FIRST_ORDER_LOSS = 0.3
 """The linear form was checked up to this first-order loss."""
@@ -39,7 +34,6 @@ class Goodput:
     """Productive fraction of wall time; `warning` says why the formula is unreliable, if it is."""
 
     share: float
-    form: str
     warning: str = ""
 
 
@@ -83,21 +77,7 @@ def linear_goodput(mttf_s: float, restart_s: float, interval_s: float, write_s: 
         warning = f"first-order loss of {loss:.0%}: the linear form is strained, checkpoint more often"
     if loss > 1 - LEAST_GOODPUT:
         warning = f"the linear form gives {1 - loss:.2f}; held at {LEAST_GOODPUT}, a cap and no estimate"
-    return Goodput(max(1 - loss, LEAST_GOODPUT), "linear", warning)
-
-
-def exponential_goodput(mttf_s: float, restart_s: float, interval_s: float, write_s: float = 0.0) -> Goodput:
-    """G = tau / (M e^(R/M) (e^((tau + delta)/M) - 1)): failures at any time, during restarts too.
-
-    Unverified: recalled (Daly 2006), not read; a test compares it with simulated failures.
-    """
-    _check_checkpointing(mttf_s, restart_s, interval_s, write_s)
-    exponent = restart_s / mttf_s + math.log(math.expm1(min((interval_s + write_s) / mttf_s, 700.0)))
-    share = math.exp(math.log(interval_s / mttf_s) - exponent)
-    if share >= LEAST_GOODPUT:
-        return Goodput(share, "exponential (unverified)")
-    warning = f"the exponential form gives {share:.2g}; held at {LEAST_GOODPUT}, a cap and no estimate"
-    return Goodput(LEAST_GOODPUT, "exponential (unverified)", warning)
+    return Goodput(max(1 - loss, LEAST_GOODPUT), warning)
 
 
 def _check_checkpointing(mttf_s: float, restart_s: float, interval_s: float, write_s: float) -> None:
@@ -105,11 +85,3 @@ def _check_checkpointing(mttf_s: float, restart_s: float, interval_s: float, wri
     for name, value in (("restart_s", restart_s), ("write_s", write_s)):
         if not (math.isfinite(value) and value >= 0):
             raise InputError(f"{name} must be finite and at least 0, got {value:g}")
-
-
-def straggling_step_time_s(step_time_s: float, factor: float = STRAGGLER_FACTOR) -> float:
-    """Step time with the persistent straggler factor of the job, 1.10 by default (range 1.0-1.34)."""
-    _require_positive(step_time_s=step_time_s)
-    if not (math.isfinite(factor) and factor >= 1):
-        raise InputError(f"a straggler factor must be at least 1, got {factor:g}")
-    return step_time_s * factor

@@ -97,11 +97,6 @@ class HyperbolaFit:
     notes: tuple[str, ...] = ()
 
     @property
-    def s_min(self) -> float:
-        """Least number of optimizer steps, approached at very large batch."""
-        return self.e_min / self.b_crit
-
-    @property
     def band_factor(self) -> float:
         """Half-width of B_crit's 90 % band as a factor (1.645 standard errors in log B_crit)."""
         low, high = self.b_crit_interval

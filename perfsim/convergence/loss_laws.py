@@ -6,7 +6,6 @@ Losses are nats per token and belong to the corpus and tokenizer of their law; d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfsim.errors import InputError, PlanError
@@ -16,14 +15,6 @@ def _positive(**values: float) -> None:
     for name, value in values.items():
         if not (math.isfinite(value) and value > 0):
             raise InputError(f"{name} must be positive and finite, got {value:g}")
-
-
-@dataclass(frozen=True, slots=True)
-class Optimum:
-    """The compute-optimal model and the tokens to train it on."""
-
-    params: float
-    tokens: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +28,6 @@ class ChinchillaLaw:
     b: float
     beta: float
     source: str
-    warning: str = ""
 
     def loss(self, params: float, tokens: float) -> float:
         """Nats per token after `tokens` tokens with `params` parameters."""
@@ -52,7 +42,7 @@ class ChinchillaLaw:
     def tokens_to_loss(self, loss: float, params: float) -> float:
         """D_min = (b / (L - irreducible - a / N^alpha))^(1 / beta), examples at small batch.
 
-        Raises PlanError where the model is too small for the loss. Report `log_tokens_per_nat` next to it.
+        Raises PlanError where the model is too small for the loss.
         """
         _positive(loss=loss)
         floor = self.smallest_loss(params)
@@ -64,35 +54,8 @@ class ChinchillaLaw:
             )
         return math.pow(self.b / (loss - floor), 1 / self.beta)
 
-    def log_tokens_per_nat(self, tokens: float) -> float:
-        """Slope d ln D / d L = -D^beta / (beta b): relative change of the tokens per nat.
-
-        At 4e11 tokens 0.01 nat changes them by 20 %, so compare machines at the same D_min.
-        """
-        _positive(tokens=tokens)
-        return -math.pow(tokens, self.beta) / (self.beta * self.b)
-
-    def optimum(self, compute_flop: float) -> Optimum:
-        """N = G (C/6)^(beta/(alpha+beta)), D = C / (6 N), G = (alpha a / (beta b))^(1/(alpha+beta))."""
-        _positive(compute_flop=compute_flop)
-        total = self.alpha + self.beta
-        scale = math.pow(self.alpha * self.a / (self.beta * self.b), 1 / total)
-        params = scale * math.pow(compute_flop / 6, self.beta / total)
-        return Optimum(params, compute_flop / (6 * params))
-
 
 BESIROGLU = ChinchillaLaw(
     "besiroglu", 1.8172, 482.01, 0.3478, 2085.43, 0.3658, "Besiroglu et al. 2024, arXiv 2404.10102"
 )
-HOFFMANN = ChinchillaLaw(
-    "hoffmann",
-    1.69,
-    406.4,
-    0.34,
-    410.7,
-    0.28,
-    "Hoffmann et al. 2022, arXiv 2203.15556, as printed (rounded)",
-    warning="the printed constants are rounded and give 93 tokens a parameter where the paper trained on 20",
-)
-LOSS_LAWS: Mapping[str, ChinchillaLaw] = {law.name: law for law in (BESIROGLU, HOFFMANN)}
 DEFAULT_LOSS_LAW = BESIROGLU

@@ -180,23 +180,6 @@ def _log_overhead_ratio(a: TimeToAccuracy, b: TimeToAccuracy, b_crit: float) -> 
     return math.log(overhead(a.batch_tokens, b_crit) / overhead(b.batch_tokens, b_crit))
 
 
-def best_batch(fixed_s: float, per_example_s: float, num_devices: float, b_crit: float) -> float:
-    """The batch of least TTA where t_step = fixed_s + per_example_s B / num_devices.
-
-    B = sqrt(a n B_crit / b), in the unit of `b_crit`; `per_example_s` is for one device.
-    """
-    _positive_all(fixed_s, per_example_s, num_devices, b_crit)
-    return math.sqrt(fixed_s * num_devices * b_crit / per_example_s)
-
-
-def least_time_s(
-    fixed_s: float, per_example_s: float, num_devices: float, b_crit: float, s_min: float
-) -> float:
-    """TTA at `best_batch`: S_min (sqrt(a) + sqrt(b B_crit / n))^2 seconds."""
-    _positive_all(fixed_s, per_example_s, num_devices, b_crit, s_min)
-    return s_min * (math.sqrt(fixed_s) + math.sqrt(per_example_s * b_crit / num_devices)) ** 2
-
-
 def _positive_all(*values: float) -> None:
     if not all(math.isfinite(value) and value > 0 for value in values):
         raise InputError(f"times, devices, steps and the critical batch must be positive, got {values}")

@@ -1,6 +1,6 @@
 """Running a priced graph: by its longest path, or by SimPy where links are shared."""
 
-from perfsim.engine.critical_path import critical_path, longest_chain
+from perfsim.engine.critical_path import critical_path
 from perfsim.engine.simulate import simulate
 
-__all__ = ["critical_path", "longest_chain", "simulate"]
+__all__ = ["critical_path", "simulate"]

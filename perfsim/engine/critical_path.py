@@ -72,17 +72,3 @@ def _starts(pairs: Pairs, total: Ticks, before: Ticks, tick_s: float) -> Floats:
 
 def _share(done: int, of: int) -> str:
     return f"{100 * done // of} % of a longest path was known"
-
-
-def longest_chain(trace: Trace) -> list[int]:
-    """The tasks that determine the makespan, first to last; ties go to the lowest id."""
-    deps = trace.graph.dependencies
-    task = int(np.argmax(trace.end_s))
-    chain = [task]
-    while True:
-        waits_for = deps.values[deps.start[task] : deps.start[task + 1]]
-        binding = waits_for[trace.end_s[waits_for] == trace.start_s[task]]
-        if not len(binding):
-            return chain[::-1]
-        task = int(binding[0])
-        chain.append(task)

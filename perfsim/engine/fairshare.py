@@ -13,25 +13,17 @@ import math
 from collections.abc import Callable
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 import simpy
 from numpy.typing import ArrayLike
 from simpy.events import NORMAL, EventPriority
 
-from perfsim.engine.max_min import TOLERANCE, Floats, fill, fill_one_link, max_min_rates
+from perfsim.engine.max_min import TOLERANCE, fill, fill_one_link
 from perfsim.engine.path_class import Flow, OnDone, PathClass
 from perfsim.errors import GraphError
 
 _INDEX = attrgetter("index")
-
-
-class LinkBytes(NamedTuple):
-    """Bytes by link: integrated from the rates, and asked for by the flows that were started."""
-
-    carried_bytes: Floats
-    asked_bytes: Floats
 
 
 class _EndOfInstant(simpy.Event):
@@ -123,7 +115,6 @@ class FairShare:
             self._touch(path)
         self._dirty[path] = None
         path.new.append((duration_s, number, weight, on_done))
-        path.asked_s += weight * duration_s
         path.change += weight
         self.live_flows += 1
 
@@ -271,15 +262,5 @@ class FairShare:
         if next_s != before_s and next_s < math.inf:
             heappush(self._ends, (next_s, path.index, path))
 
-    def link_bytes(self) -> LinkBytes:
-        """What each link carried until now, and what it will have carried when every flow is done."""
-        carried, asked = np.zeros(len(self._capacity)), np.zeros(len(self._capacity))
-        for path in self._classes.values():
-            path.advance(max(self.now_s, float(self.env.now)))
-            for link, count in path.links:
-                carried[link] += count * path.bytes_per_s * path.weighted_service_s
-                asked[link] += count * path.bytes_per_s * path.asked_s
-        return LinkBytes(carried, asked)
 
-
-__all__ = ["FairShare", "Flow", "LinkBytes", "PathClass", "max_min_rates"]
+__all__ = ["FairShare", "Flow", "PathClass"]

@@ -35,7 +35,6 @@ class PathClass:
     """Live flows of one class, and the clock of the service that each received."""
 
     __slots__ = (
-        "asked_s",
         "bytes_per_s",
         "change",
         "ends",
@@ -48,7 +47,6 @@ class PathClass:
         "service_s",
         "since_s",
         "weight",
-        "weighted_service_s",
     )
 
     def __init__(self, index: int, route: Iterable[int], bytes_per_s: float) -> None:
@@ -67,15 +65,11 @@ class PathClass:
         """When the next flow ends at the present rate."""
         self.service_s = 0.0
         self.since_s = 0.0
-        self.weighted_service_s = 0.0
-        self.asked_s = 0.0
 
     def advance(self, now_s: float) -> None:
         """Credit every live flow with what it received since the last call."""
         if now_s > self.since_s:
-            served_s = self.fraction * (now_s - self.since_s)
-            self.service_s += served_s
-            self.weighted_service_s += self.weight * served_s
+            self.service_s += self.fraction * (now_s - self.since_s)
             self.since_s = now_s
 
     def settle(self, fraction: float, now_s: float, grid_s: float) -> float:

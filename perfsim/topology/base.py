@@ -128,10 +128,6 @@ class Topology(ABC):
             self._routes[ends] = tuple(self._between[hop] for hop in pairwise(names))
         return self._routes[ends]
 
-    def route_bytes_per_s(self, source: int | str, target: int | str) -> float:
-        """Speed of the slowest link of a route; infinite from a place to itself."""
-        return min((edge.bytes_per_s for edge in self.route(source, target)), default=math.inf)
-
     def route_seconds(self, source: int | str, target: int | str) -> float:
         """Latency of a route: the seconds of its edges together."""
         return math.fsum(edge.seconds for edge in self.route(source, target))
@@ -154,11 +150,6 @@ class Topology(ABC):
         return place
 
     # ----------------------------------------------------------------------------------- groups
-    def node_of(self, rank: int) -> int:
-        """Index of the node that a rank is on; a wafer is a node of its own."""
-        self._check_rank(rank)
-        return rank // self.devices_per_node
-
     def group_shape(self, ranks: Iterable[int]) -> GroupShape:
         """Size of a group, the most ranks it has on one node, and its nodes; ranks are distinct."""
         ranks = list(ranks)

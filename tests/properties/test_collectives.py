@@ -135,7 +135,8 @@ def test_a_hierarchical_all_reduce_sums_everywhere(group: Group) -> None:
 
 @given(st.integers(1, 20), st.integers(2, 5), st.integers(1, 4))
 def test_the_network_broadcasts_and_sums(leaves: int, fan_out: int, chunks: int) -> None:
-    vertices = in_network.num_vertices(leaves, fan_out)
+    moves = in_network.steps("broadcast", leaves, fan_out, chunks, 1.0)
+    vertices = 1 + max(move.dst for move in moves)
     buffers = random_buffers(vertices, chunks)
     sent = buffers[0].copy()
     replay(in_network.steps("broadcast", leaves, fan_out, chunks, 1.0), buffers)

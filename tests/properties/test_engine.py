@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.engine import critical_path, simulate
-from perfsim.engine.critical_path import longest_chain
 from perfsim.engine.fairshare import Flow
 from perfsim.engine.grid import FINEST_EXPONENT, grid_exponent
 from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
@@ -148,6 +147,17 @@ def test_durations_times_a_power_of_two_scale_the_makespan_exactly(
     for engine in (simulate, critical_path):
         once, scaled = engine(graph, durations), engine(graph, durations * 2.0**power)
         assert (once.end_s * 2.0**power).tolist() == scaled.end_s.tolist()
+
+
+def longest_chain(trace: Trace) -> list[int]:
+    """The tasks that determine the makespan, first to last; ties go to the lowest id."""
+    chain = [int(np.argmax(trace.end_s))]
+    while True:
+        waits_for = np.array(trace.graph.dependencies.row(chain[-1]), dtype=int)
+        binding = waits_for[trace.end_s[waits_for] == trace.start_s[chain[-1]]]
+        if not len(binding):
+            return chain[::-1]
+        chain.append(int(binding[0]))
 
 
 @given(rows, st.data())

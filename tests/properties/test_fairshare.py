@@ -13,8 +13,9 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.engine.fairshare import FairShare, Flow, PathClass, max_min_rates
+from perfsim.engine.fairshare import FairShare, Flow, PathClass
 from perfsim.engine.max_min import fill_by_loop, fill_by_numpy, fill_one_link
+from perfsim.testing.max_min import max_min_rates
 
 
 class Started(NamedTuple):
@@ -173,22 +174,6 @@ def test_every_flow_ends_when_the_slow_solver_says(network: tuple[list[float], l
 
 
 @given(networks())
-@settings(max_examples=100)
-def test_the_bytes_that_links_carry_are_those_that_flows_brought(
-    network: tuple[list[float], list[Started]],
-) -> None:
-    capacities, started = network
-    _, share = run(capacities, started)
-    brought = np.zeros(len(capacities))
-    for flow, _, duration_s in started:
-        for link in flow.route:
-            brought[link] += flow.weight * flow.bytes_per_s * duration_s
-    carried, asked = share.link_bytes()
-    np.testing.assert_allclose(asked, brought, rtol=1e-12)
-    np.testing.assert_allclose(carried, brought, rtol=1e-9, atol=1e-9)
-
-
-@given(networks())
 @settings(max_examples=200)
 def test_every_flow_receives_its_own_bytes_and_no_more(network: tuple[list[float], list[Started]]) -> None:
     """Flow by flow: a stale timer would end one early, and sums over links might not show it."""
@@ -237,13 +222,11 @@ def test_on_a_grid_all_ends_stay_on_it_and_are_late_by_less_than_a_step_per_even
 ) -> None:
     capacities, started = network
     grid_s = 2.0**-20
-    on_grid, share = run(capacities, started, grid_s=grid_s)
+    on_grid, _ = run(capacities, started, grid_s=grid_s)
     assert all((end / grid_s).is_integer() for end in on_grid)
     exact, _ = run(capacities, started)
     slack = 100 * len(started) * grid_s
     assert on_grid == pytest.approx(exact, rel=1e-9, abs=slack)
-    carried, asked = share.link_bytes()
-    np.testing.assert_allclose(carried, asked, atol=slack * 1000, rtol=1e-3)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 120), st.integers(1, 20))

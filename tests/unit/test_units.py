@@ -51,7 +51,6 @@ class Memory(BaseModel):
         ("1 d", "seconds", 86400.0),
         ("0 s", "seconds", 0.0),
         ("15 kW", "watts", 15e3),
-        ("1.1 GHz", "hertz", 1.1e9),
     ],
 )
 def test_quantity_is_read_in_si(text: str, dimension: Dimension, value: float) -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from perfsim.catalog import FOLDERS, Catalog, data_root, load_mapping
 from perfsim.catalog.compose import values
-from perfsim.catalog.provenance import STRUCTURE
 from perfsim.workload import TransformerConfig
 
 CATALOG = Catalog([data_root()])
+STRUCTURE = ("kind", "calibration", "framework")
+"""Keys for what a description is and which fit it uses: not facts, so they need no source."""
 DESCRIBED = [kind for kind in FOLDERS if kind not in ("study", "calibration")]
 ENTRIES = [(kind, name) for kind in DESCRIBED for name in CATALOG.names(kind)]
 CALIBRATIONS = CATALOG.names("calibration")

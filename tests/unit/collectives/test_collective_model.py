@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 from perfsim.calibration import (
     CollectiveCalibration,
@@ -12,7 +15,7 @@ from perfsim.calibration import (
     NetworkProtocol,
     ProtocolSegment,
 )
-from perfsim.collectives import CollectiveModel, Group, collective_time_s
+from perfsim.collectives import CollectiveModel, Group
 from perfsim.hardware import LinkSpec, NodeSpec
 
 OPS: list[CollectiveOp] = [
@@ -23,6 +26,10 @@ OPS: list[CollectiveOp] = [
     "send_recv",
     "broadcast",
 ]
+
+
+def collective_time_s(op: CollectiveOp, n_bytes: ArrayLike, group: Group, node: NodeSpec) -> Any:
+    return CollectiveModel.of_node(node).time_s(op, n_bytes, group)
 
 
 def segment(name: str, base_s: float, bytes_per_s: float) -> ProtocolSegment:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 from perfsim.calibration import CollectiveCalibration, CollectiveOp
 from perfsim.catalog import default_catalog
-from perfsim.collectives import CollectiveModel, Group, collective_time_s, ring
+from perfsim.collectives import CollectiveModel, Group, ring
 from perfsim.hardware import LinkSpec, NodeSpec
 
 KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
@@ -63,6 +66,10 @@ def node(nics: int, scale_up: str = "nvlink3") -> NodeSpec:
     return NodeSpec(
         devices=8, scale_up=link(scale_up, bandwidth), nics=nics, nic=link("infiniband-hdr", 25e9)
     )
+
+
+def collective_time_s(op: CollectiveOp, n_bytes: ArrayLike, group: Group, node: NodeSpec) -> Any:
+    return CollectiveModel.of_node(node).time_s(op, n_bytes, group)
 
 
 def bus_gb_per_s(group: Group, n_bytes: float, nics: int) -> float:

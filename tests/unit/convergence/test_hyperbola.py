@@ -60,7 +60,7 @@ def test_fit_recovers_an_exact_hyperbola() -> None:
     fit = fit_hyperbola(BATCHES, on_hyperbola(BATCHES))
     assert fit.e_min == pytest.approx(1e6, rel=1e-4)
     assert fit.b_crit == pytest.approx(2000.0, rel=1e-4)
-    assert fit.s_min == pytest.approx(500.0, rel=1e-4)
+    assert fit.e_min / fit.b_crit == pytest.approx(500.0, rel=1e-4)
     assert fit.rms_log == pytest.approx(0.0, abs=1e-4)
     assert fit.examples(800.0) == pytest.approx(1.4e6, rel=1e-4)
 

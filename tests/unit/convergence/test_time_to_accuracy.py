@@ -9,8 +9,6 @@ import pytest
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import (
     TimeToAccuracy,
-    best_batch,
-    least_time_s,
     ratio_band,
     split_speedup,
     time_to_accuracy,
@@ -104,16 +102,6 @@ def test_ratio_of_different_targets_or_laws_is_refused() -> None:
         ratio_band(at(1e7), time_to_accuracy(1e7, 1.0, 1e11, CRITICAL, 0.0))
 
 
-def test_worked_example_of_the_best_batch() -> None:
-    batch = best_batch(0.1, 1e-6, 64, 2.2e7)
-    assert batch == pytest.approx(1.18659e7, rel=1e-5)
-    least = least_time_s(0.1, 1e-6, 64, 2.2e7, s_min=1e4)
-    assert least == pytest.approx(8145.60, rel=1e-5)
-    critical = CriticalBatch(2.2e7, 1.0, "constant", "test")
-    answer = time_to_accuracy(batch, 0.1 + 1e-6 * batch / 64, 1e4 * 2.2e7, critical, 0.0)
-    assert answer.time_s == pytest.approx(least, rel=1e-12)
-
-
 # MLPerf v1.1 against the smallest NVIDIA system: speedup, GPU ratio, samples or epochs, printed efficiencies.
 @pytest.mark.parametrize(
     ("speedup", "devices", "small", "large", "statistical", "hardware"),
@@ -159,8 +147,3 @@ def test_impossible_arguments_are_refused_by_name(argument: str, value: float, m
     arguments = {"batch_tokens": 1e6, "step_time_s": 1.0, "d_min_tokens": 4e11, "step_time_error": 0.1}
     with pytest.raises(InputError, match=match):
         time_to_accuracy(critical=CRITICAL, **{**arguments, argument: value})
-
-
-def test_a_best_batch_without_fixed_cost_does_not_exist() -> None:
-    with pytest.raises(InputError, match="must be positive"):
-        best_batch(0.0, 1e-6, 64, 2.2e7)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from perfsim.engine import critical_path, simulate
-from perfsim.engine.critical_path import longest_chain
 from perfsim.graph import GraphBuilder, TaskGraph
 
 
@@ -26,16 +25,6 @@ def test_a_task_starts_when_the_last_one_it_waits_for_ends(toys: ModuleType) -> 
     trace = critical_path(diamond(toys), np.array([1.0, 2.0, 5.0, 1.0]))
     assert trace.start_s.tolist() == [0.0, 1.0, 1.0, 6.0]
     assert trace.end_s.tolist() == [1.0, 3.0, 6.0, 7.0]
-
-
-def test_the_longest_chain_is_what_determines_the_makespan(toys: ModuleType) -> None:
-    graph = diamond(toys)
-    assert longest_chain(critical_path(graph, np.array([1.0, 2.0, 5.0, 1.0]))) == [0, 2, 3]
-    assert longest_chain(critical_path(graph, np.array([1.0, 6.0, 5.0, 1.0]))) == [0, 1, 3]
-
-
-def test_equal_chains_go_to_the_lowest_id(toys: ModuleType) -> None:
-    assert longest_chain(critical_path(diamond(toys), np.array([1.0, 2.0, 2.0, 1.0]))) == [0, 1, 3]
 
 
 def test_work_that_takes_no_time_takes_no_time(toys: ModuleType) -> None:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import pytest
 import simpy
 
-from perfsim.engine.fairshare import FairShare, Flow, max_min_rates
+from perfsim.engine.fairshare import FairShare, Flow
 from perfsim.errors import GraphError
+from perfsim.testing.max_min import max_min_rates
 
 
 class Transfer(NamedTuple):
