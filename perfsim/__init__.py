@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from perfsim.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from perfsim.api.predicting import predict as predict
     from perfsim.api.studies import Study as Study
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from perfsim.errors import PerfsimError as PerfsimError
     from perfsim.prediction.prediction import Prediction as Prediction
     from perfsim.prediction.question import Question as Question
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Catalog": "perfsim.catalog",
@@ -46,8 +46,6 @@ _HOMES = {
 }
 """The module in which each public name is found when it is first asked for."""
 
-__all__ = ["__version__", *_HOMES]
-
 
 def __getattr__(name: str) -> Any:
     """Import a public name; `study` and `sweep` are functions here, and packages under their full names."""
@@ -62,4 +60,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names."""
-    return sorted(__all__)
+    return ["__version__", *_HOMES]

@@ -52,10 +52,12 @@ def html_table(rows: Sequence[Row]) -> str:
     if not rows:
         return "<p>no rows</p>"
     head = "".join(f"<th>{escape(str(name))}</th>" for name in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(_cell(value))}</td>" for value in row.values()) + "</tr>" for row in rows
-    )
+    body = "".join(_html_row(row) for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _html_row(row: Row) -> str:
+    return "<tr>" + "".join(f"<td>{escape(_cell(value))}</td>" for value in row.values()) + "</tr>"
 
 
 def _cell(value: Any) -> str:

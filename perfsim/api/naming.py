@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError, Problem
+from perfsim.hardware import SystemSpec
 from perfsim.prediction.cluster import cluster_named
 from perfsim.spec import Spec
 
-SpecT = TypeVar("SpecT", bound=Spec)
 Named = str | Path
 """A name of the catalogue, or the path of a YAML file."""
 
 
-def described(given: Named | SpecT, kind: str, catalog: Catalog) -> SpecT:
+def described(given: Named | Spec, kind: str, catalog: Catalog) -> Any:
     """The description of a kind that is given, by name or as itself. Raises InputError for anything else."""
     if isinstance(given, Spec):
         return given
     if isinstance(given, (str, Path)):
-        return cast(SpecT, catalog.load(kind, str(given)))
+        return catalog.load(kind, str(given))
     raise InputError([_neither(given, kind)])
+
+
+def system_of(given: Named | SystemSpec, catalog: Catalog) -> SystemSpec:
+    """The system that is given, by name or as itself."""
+    system: SystemSpec = described(given, "system", catalog)
+    return system
 
 
 def cluster_of(given: Named | ClusterCalibration | None, catalog: Catalog) -> ClusterCalibration | None:

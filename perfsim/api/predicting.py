@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfsim.api.naming import Named, cluster_of, described
+from perfsim.api.naming import Named, cluster_of, described, system_of
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.hardware import SystemSpec
@@ -31,11 +31,11 @@ def predict(
 ) -> Prediction:
     """Predict one step.
 
-    Model, system and recipe are names of the catalogue, paths of YAML files or objects. Without `strategy` the
-    system's own is taken, without `layout` (`tp=8,pp=4,dp=8,mbs=1`) the planner chooses, without `batch`
-    (sequences over all devices) the recipe's or 8 a device. `cluster` scales step times by the user's own
-    measurements, `perturb` disturbs the step (`straggler=1.3@rank5`), `detail` is how finely weights stream,
-    `expand` writes collectives as steps (`data.all_reduce=tree`).
+    Model, system and recipe are names of the catalogue, paths of YAML files or objects. Without `strategy`
+    the system's own is taken, without `layout` (`tp=8,pp=4,dp=8,mbs=1`) the planner chooses, without
+    `batch` (sequences over all devices) the recipe's or 8 a device. `cluster` scales step times by the
+    user's own measurements, `perturb` disturbs the step (`straggler=1.3@rank5`), `detail` is how finely
+    weights stream, `expand` writes collectives as steps (`data.all_reduce=tree`).
 
     Raises InputError for what cannot be asked and PlanError where no plan fits, both with all reasons.
     """
@@ -43,13 +43,13 @@ def predict(
     question = Question(
         model=described(model, "model", catalog),
         recipe=described(recipe, "recipe", catalog),
-        system=described(system, "system", catalog),
+        system=system_of(system, catalog),
         devices=devices,
         strategy=strategy or "",
         layout=layout or None,
         batch=batch,
         cluster=cluster_of(cluster, catalog),
-        perturbations=parse_perturbations(perturb) if isinstance(perturb, str) and perturb else perturb or None,
+        perturbations=parse_perturbations(perturb) if isinstance(perturb, str) else perturb,
         detail=detail,
         expand=expand,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -15,21 +15,24 @@ from perfsim.api.naming import Named
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
 from perfsim.errors import InputError, Problem
+from perfsim.prediction.result import Accuracy
 from perfsim.prediction.verification import must_be_right
 from perfsim.prediction.verification_spec import Verify
+from perfsim.report.text import layout_short
 from perfsim.study.loading import load_study, study_from
-from perfsim.study.result import Accuracy, Assumption, CandidateResult, Infeasible, StudyResult
+from perfsim.study.result import Assumption, CandidateResult, Infeasible, StudyResult
 from perfsim.study.runner import Progress, StudyRun, run_study
-from perfsim.study.spec import StudySpec as Study
-from perfsim.study.spec import with_verify
+from perfsim.study.spec import StudySpec, with_verify
 from perfsim.study.verdict import Answer, ratio_of
 from perfsim.suggest import did_you_mean
+from perfsim.units import DAY_S
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-DAY_S = 86_400.0
+Study = StudySpec
+"""A study as an object, as `Study.with_` changes it."""
 
 
 def study(
@@ -40,11 +43,11 @@ def study(
     progress: Progress = lambda _: None,
     catalog: Catalog | None = None,
 ) -> StudyAnswer:
-    """Answer a study: a name of the catalogue, the path of a YAML file, a mapping of its fields, or a `Study`.
+    """Answer a study: a name of the catalogue, the path of a YAML file, its fields, or a `Study`.
 
-    `compare` keeps the candidates of these strategies, in this order. `verify` executes matrix products of the
-    step in NumPy: "off", "sample" or "full" (the study's own choice if absent). `progress` is told what is
-    computed next. Raises InputError for what is wrong in a study, PlanError where no candidate has a plan,
+    `compare` keeps the candidates of these strategies, in this order. `verify` executes matrix products of
+    the step in NumPy: "off", "sample" or "full" (the study's own choice if absent). `progress` is told what
+    is computed next. Raises InputError for what is wrong in a study, PlanError where no candidate has a plan,
     LimitError where a limit ends it, and VerificationError where a product differs.
     """
     catalog = catalog or default_catalog()
@@ -160,7 +163,7 @@ class StudyAnswer:
                 "strategy": candidate.strategy,
                 "system": candidate.system,
                 "num_devices": candidate.num_devices,
-                "layout": candidate.layout_text,
+                "layout": layout_short(candidate.layout),
                 "global_batch_size": candidate.global_batch_size,
                 "step_time_s": candidate.step_time_s,
                 "mfu": candidate.mfu,
@@ -190,7 +193,7 @@ class StudyAnswer:
         return study_document(self.result, report=report)
 
     def check(self) -> StudyAnswer:
-        """Raise what ended the study early, or what its sampled products got wrong; else the answer itself."""
+        """The answer itself; raises what ended the study early, or what its sampled products got wrong."""
         must_be_right(self.result.sampling.values())
         if self.run.stopped is not None:
             raise self.run.stopped
@@ -203,12 +206,12 @@ class StudyAnswer:
         shown = [
             {
                 "candidate": candidate.label,
-                "layout": candidate.layout_text,
+                "layout": layout_short(candidate.layout),
                 "batch": candidate.global_batch_size,
                 "step (s)": candidate.step_time_s,
                 "MFU": f"{100 * candidate.mfu:.1f} %",
                 "days": candidate.time_to_accuracy_s / DAY_S,
-                "90 % band": " to ".join(f"{bound / DAY_S:.3g}" for bound in candidate.time_to_accuracy_band_s),
+                "90 % band": _days(candidate.time_to_accuracy_band_s),
             }
             for candidate in self.candidates
         ]
@@ -243,8 +246,12 @@ class StudyFigures:
         """One step of a candidate, task by task."""
         from perfsim.report.figures.timeline import cut_timelines, timeline
 
-        cut = cut_timelines([self.result.candidates[candidate]])[0]
-        return timeline(cut.candidate, cut.bars)
+        chosen = self.result.candidates[candidate]
+        return timeline(chosen, cut_timelines([chosen])[0].bars)
+
+
+def _days(band_s: tuple[float, float]) -> str:
+    return " to ".join(f"{bound_s / DAY_S:.3g}" for bound_s in band_s)
 
 
 def _fits(name: str, candidate: CandidateResult) -> bool:

@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 
 import click
 
-from perfsim import __version__
 from perfsim.cli.calibrate import calibrate
 from perfsim.cli.options import limits, must_exist
 from perfsim.cli.prove import prove
 from perfsim.errors import InputError, PerfsimError, PlanError
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
+from perfsim.version import __version__
 
 INTERRUPTED = 130
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -106,7 +106,8 @@ def study(study: str, compare: str, verify: str | None, out: Path | None, as_jso
     from perfsim.report.page import write_report
     from perfsim.report.study.summary import summary_dict, summary_text, write_summary
     from perfsim.report.tables import terminal_table
-    from perfsim.study.runner import load_study, run_study
+    from perfsim.study.loading import load_study
+    from perfsim.study.runner import run_study
     from perfsim.study.spec import with_verify
 
     spec = load_study(study)
@@ -127,12 +128,13 @@ def study(study: str, compare: str, verify: str | None, out: Path | None, as_jso
 
 def _write_traces(run: Any, folder: Path) -> list[str]:
     """One trace for each candidate, named by strategy and devices."""
+    from perfsim.interop.chrome import StepTrace
 
     names = []
     for each in run.answered:
         devices = each.question.devices
         name = f"trace_{each.evaluation.plan.strategy}_{devices}.json.gz"
-        write_chrome_trace(each.evaluation.trace, folder / name)
+        StepTrace(each.evaluation.trace).save(folder / name)
         names.append(name)
     return names
 
@@ -377,11 +379,11 @@ def _answer_sweep(
 ) -> None:
     from perfsim.report.study.summary import summary_text
     from perfsim.report.sweep.page import sweep_document, sweep_lines, write_sweep_report
-    from perfsim.sweep.runner import load_sweep, only_strategies, plan_sweep, run_sweep
+    from perfsim.sweep.runner import STORE, load_sweep, only_strategies, plan_sweep, run_sweep
 
     asked = only_strategies(load_sweep(name), only)
     folder = out or Path("reports") / asked.name
-    store = folder / "points.sqlite"
+    store = folder / STORE
     if dry_run:
         plan = plan_sweep(asked, store, jobs)
         if as_json:

@@ -16,7 +16,8 @@ from perfsim.proof.proof import Proof, finite, prove_plan
 from perfsim.proof.provers import prover
 from perfsim.proof.small import STEPS, small_plan
 from perfsim.strategies import Plan, strategy
-from perfsim.study.runner import load_study, run_study
+from perfsim.study.loading import load_study
+from perfsim.study.runner import run_study
 from perfsim.sweep.runner import is_sweep
 from perfsim.workload import Job, Layout, TransformerConfig
 

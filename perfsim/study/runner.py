@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
 from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
 from perfsim.engine.limits import present_limits
@@ -30,7 +28,7 @@ from perfsim.study.batches import (
     run_at,
 )
 from perfsim.study.candidate import candidate_result
-from perfsim.study.perturbed_candidates import check_links, perturbed_candidate
+from perfsim.study.perturbed_candidates import perturbed_candidate
 from perfsim.study.result import CandidateResult, Infeasible, StudyResult
 from perfsim.study.spec import CandidateSpec, StudySpec
 from perfsim.study.suggestions import suggested_batches
@@ -63,15 +61,6 @@ class StudyRun:
     answered: tuple[Answered, ...]
     stopped: LimitError | None = None
     """What ended it before all candidates were answered."""
-
-
-def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
-    """A study of the catalogue by name, or from a file; CatalogError lists all that is wrong."""
-    catalog = catalog or default_catalog()
-    path = Path(catalog.study_path(name_or_path))
-    study = parse_file(path, StudySpec, catalog)
-    check_links(study, load_mapping(path, catalog))
-    return study
 
 
 def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress = lambda _: None) -> StudyRun:

@@ -37,6 +37,8 @@ from perfsim.sweep.store import Store, Stored, digest_of
 Tell = Callable[[str], None]
 Finished = Iterator[tuple[str, Stored | PerfsimError]]
 
+STORE = "points.sqlite"
+"""The file of finished points in a sweep's folder."""
 POINT_S = 0.6
 """Seconds a point takes before any was timed: the mean over the grid of `capacity_20b`."""
 START_S = 2.0

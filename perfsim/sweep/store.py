@@ -18,10 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from perfsim import __version__
 from perfsim.errors import PerfsimError
 from perfsim.prediction.accuracy import recorded
 from perfsim.study.spec import StudySpec
+from perfsim.version import __version__
 
 SCHEMA = 1
 """Kept in the file's `user_version`; another number is another layout of the table."""

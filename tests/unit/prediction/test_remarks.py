@@ -15,7 +15,8 @@ from perfsim.report.page import write_report
 from perfsim.report.point import point_lines
 from perfsim.report.study.summary import summary_dict
 from perfsim.report.tables import terminal_table
-from perfsim.study.runner import load_study, run_study
+from perfsim.study.loading import load_study
+from perfsim.study.runner import run_study
 
 
 def notes(layout: str, devices: int = 8, system: str = "dgx-a100-80gb", strategy: str = "3d") -> list[str]:

@@ -8,8 +8,9 @@ import pytest
 
 from perfsim.calibration import GpuCalibration
 from perfsim.study.assumptions import assumptions_of
+from perfsim.study.loading import load_study
 from perfsim.study.result import Assumption
-from perfsim.study.runner import load_study, run_study, target_of
+from perfsim.study.runner import run_study, target_of
 from perfsim.study.spec import StudySpec
 
 

@@ -10,9 +10,10 @@ from perfsim.catalog import default_catalog
 from perfsim.errors import CatalogError, InputError
 from perfsim.machines import build_topology
 from perfsim.prediction.perturbation_spec import LinkSpecLeft, PerturbationSpec, StragglerSpec
+from perfsim.study.loading import load_study
 from perfsim.study.perturbed_candidates import restricted
 from perfsim.study.result import CandidateResult
-from perfsim.study.runner import load_study, run_study
+from perfsim.study.runner import run_study
 from perfsim.topology import Topology
 
 STUDY = """\

@@ -13,8 +13,9 @@ from perfsim.errors import CatalogError, InputError, LimitError, PlanError
 from perfsim.report.study.summary import summary_dict, summary_text
 from perfsim.study import batches as batches_module
 from perfsim.study import runner as runner_module
+from perfsim.study.loading import load_study
 from perfsim.study.result import CandidateResult
-from perfsim.study.runner import Answered, StudyRun, load_study, question_of, run_study, target_of
+from perfsim.study.runner import Answered, StudyRun, question_of, run_study, target_of
 from perfsim.study.spec import CandidateSpec, StudySpec
 
 STUDY = """\

@@ -9,8 +9,9 @@ import pytest
 from perfsim.report import text
 from perfsim.report.page import write_report
 from perfsim.report.study.summary import summary_dict
+from perfsim.study.loading import load_study
 from perfsim.study.result import StudyResult
-from perfsim.study.runner import load_study, run_study, target_of
+from perfsim.study.runner import run_study, target_of
 from perfsim.study.spec import StudySpec
 from perfsim.study.suggestions import suggested_batches
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from perfsim.report.study.page import study_page
-from perfsim.study.runner import load_study, run_study
+from perfsim.study.loading import load_study
+from perfsim.study.runner import run_study
 from perfsim.study.spec import StudySpec
 
 

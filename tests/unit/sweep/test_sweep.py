@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from perfsim.cli import main
 from perfsim.engine.limits import Limits, limited
 from perfsim.errors import LimitError, PerfsimError
-from perfsim.study.runner import load_study, run_study
+from perfsim.study.loading import load_study
+from perfsim.study.runner import run_study
 from perfsim.study.spec import StudySpec
 from perfsim.sweep import runner as sweep_module
 from perfsim.sweep.runner import SweepInterrupted, answer_text, load_sweep, plan_sweep, run_sweep
