@@ -1,4 +1,4 @@
-"""What a run leaves: when each task started and ended, and the measures taken from that."""
+"""The trace of a run: start and end of every task, and measures derived from them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Trace:
 
     @cached_property
     def makespan_s(self) -> float:
+        """When the last task ends."""
         return float(self.end_s.max())
 
     @cached_property
@@ -49,7 +50,7 @@ class Trace:
 
     @property
     def step_time_s(self) -> float:
-        """Time of one optimizer step: between the ends of the last two steps, or the only one's end."""
+        """Time of one optimizer step: between the ends of the last two steps, or the end of a single one."""
         ends = self.step_end_s
         return ends[-1] - ends[-2] if len(ends) > 1 else ends[-1]
 
@@ -59,10 +60,11 @@ class Trace:
         return self.step_end_s[-1] - self.step_time_s, self.step_end_s[-1]
 
     def scaled(self, factor: float) -> Trace:
-        """The same run, every second of it `factor` times as long."""
+        """The same run with all times multiplied by `factor`."""
         return self if factor == 1.0 else Trace(self.graph, self.start_s * factor, self.end_s * factor)
 
     def span(self, index: int) -> Span:
+        """One task with its times."""
         task = self.graph.task(index)
         return Span(
             task.name,
@@ -74,36 +76,36 @@ class Trace:
         )
 
     def device_breakdowns(self) -> dict[str, dict[str, float]]:
-        """Every second of the step window on each computing device, by category.
+        """Every second of the step window of each computing device, by category.
 
-        Devices stand in the first part of a stream's name, and compute if they have a stream `compute`.
-        Time in which that stream is busy belongs to the category of its task; time in which only
-        other streams of the device, or streams of stores and networks that no device owns, are busy
-        is *exposed* and belongs to theirs, in the order of `EXPOSED`; the rest is `bubble`.
+        The first part of a stream's name is its device, which computes if it has a stream `compute`. Time
+        in which that stream is busy counts for the category of its task. Time in which only background
+        streams are busy (other streams of the device; stores and networks, which no device owns) is
+        *exposed* and counts for their category, in the order of `EXPOSED`. The rest is `bubble`.
         """
         return {
-            device: self._breakdown(compute, others, *window)
-            for device, compute, others, window in self._device_tasks()
+            device: self._breakdown(compute, background, *window)
+            for device, compute, background, window in self._device_tasks()
         }
 
     def mean_boundary(self) -> dict[str, float]:
-        """Seconds by category before a device's first computation of the step and after its last; the mean.
+        """Mean seconds by category before a device's first computation of the step and after its last one.
 
-        On wafers that is the bubble between two steps: last gradient, its update, first weights.
+        On wafers this is the bubble between two steps: last gradient, its update, first weights.
         """
-        found: dict[str, dict[str, float]] = {}
-        for device, compute, others, (low, high) in self._device_tasks():
+        boundaries: dict[str, dict[str, float]] = {}
+        for device, compute, background, (low, high) in self._device_tasks():
             inside = (self.end_s[compute] > low) & (self.start_s[compute] < high)
             first = max(low, float(self.start_s[compute][inside].min(initial=high)))
             last = min(high, float(self.end_s[compute][inside].max(initial=low)))
-            parts = [
-                self._breakdown(_NONE, others, *ends) for ends in ((low, first), (max(first, last), high))
-            ]
-            found[device] = {name: sum(part.get(name, 0.0) for part in parts) for name in parts[0] | parts[1]}
-        return self._mean(found)
+            head, tail = (
+                self._breakdown(_NONE, background, *ends) for ends in ((low, first), (max(first, last), high))
+            )
+            boundaries[device] = {name: head.get(name, 0.0) + tail.get(name, 0.0) for name in head | tail}
+        return self._mean(boundaries)
 
     def _device_tasks(self) -> Iterator[tuple[str, Ints, Ints, tuple[float, float]]]:
-        """Each computing device, what it computes, what else may keep it waiting, and its step window."""
+        """Each computing device with its compute tasks, its background tasks and its step window."""
         owners = [name.split("/", 1)[0].split("+") for name in self.graph.streams]
         computing = dict.fromkeys(
             owner
@@ -116,12 +118,15 @@ class Trace:
         for device in computing:
             mine = [s for s, names in enumerate(owners) if device in names or names[0] not in computing]
             compute = [tasks[s] for s in mine if _computes(self.graph.streams[s])]
-            others = [tasks[s] for s in mine if not _computes(self.graph.streams[s])]
+            background = [tasks[s] for s in mine if not _computes(self.graph.streams[s])]
             low, high = (edge - earlier_s.get(device, 0.0) for edge in self.step_window_s)
-            yield device, np.concatenate(compute), np.concatenate(others or [_NONE]), (low, high)
+            yield device, np.concatenate(compute), np.concatenate(background or [_NONE]), (low, high)
 
     def _earlier_s(self, owners: list[list[str]], tasks: list[Ints]) -> dict[str, float]:
-        """How much earlier than the last one each device computes; nothing where one step is written."""
+        """How much earlier than the last device each one ends its step; empty for a graph of one step.
+
+        In schedules with a skew between ranks, every device has its own step window.
+        """
         if len(self.graph.step_ends) == 1:
             return {}
         ends: dict[str, float] = {}
@@ -135,15 +140,13 @@ class Trace:
         return self._mean(self.device_breakdowns())
 
     def _mean(self, devices: dict[str, dict[str, float]]) -> dict[str, float]:
-        """The mean over ranks: a written device counts as often as it stands for one.
-
-        A category that a device lacks counts as none.
-        """
+        """The mean over ranks: a device counts once for each rank it stands for; a missing category is 0."""
         ranks: dict[str, int] = {}
         for name, count in zip(self.graph.streams, self.graph.stands_for, strict=True):
             if _computes(name):
                 for owner in name.split("/", 1)[0].split("+"):
                     ranks[owner] = min(count, ranks.get(owner, count))
+        # Without the common factor, so that rounding does not depend on the number of replicas.
         common = math.gcd(*ranks.values()) if ranks else 1
         total = sum(ranks[device] // common for device in devices)
         categories = dict.fromkeys(category for seconds in devices.values() for category in seconds)
@@ -160,11 +163,11 @@ class Trace:
         bounds = np.searchsorted(self.graph.stream[order], np.arange(len(self.graph.streams) + 1))
         return [order[a:b] for a, b in pairwise(bounds)]
 
-    def _breakdown(self, compute: Ints, others: Ints, low: float, high: float) -> dict[str, float]:
+    def _breakdown(self, compute: Ints, background: Ints, low: float, high: float) -> dict[str, float]:
         categories = np.array([work.category for work in self.graph.works])
         taken: Floats = np.empty((0, 2))
         seconds: dict[str, float] = {}
-        for tasks, order in ((compute, _appearance), (others, _exposed_order)):
+        for tasks, order in ((compute, _appearance), (background, _exposed_order)):
             names = categories[self.graph.work[tasks]]
             for category in order(names):
                 chosen = tasks[names == category]
@@ -187,7 +190,7 @@ EXPOSED = (
     "spill",
     "input",
 )
-"""Whose fault idle time is when several streams are busy beside an idle device: first wins."""
+"""Category of exposed time if several streams are busy beside an idle device: the first one counts."""
 
 _NONE: Ints = np.empty(0, dtype=np.int64)
 
@@ -202,8 +205,8 @@ def _appearance(names: NDArray[np.str_]) -> list[str]:
 
 def _exposed_order(names: NDArray[np.str_]) -> list[str]:
     present = set(names.tolist())
-    known = [category for category in EXPOSED if category in present]
-    return known + sorted(present - set(known))
+    ranked = [category for category in EXPOSED if category in present]
+    return ranked + sorted(present - set(ranked))
 
 
 def _merge(spans: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Collectives: how bytes move (`steps`), how long that takes (`time_s`), and what NCCL makes of it.
+"""Collective communication: moves of bytes (`steps`), their time (`time_s`), and NCCL's choices.
 
 `ring`, `tree`, `hierarchical` and `in_network` are algorithms, each with its movement and its
 closed form; `model` prices a collective of a real group with calibrated constants.

@@ -1,4 +1,4 @@
-"""Who takes part in a collective, and one movement of bytes between two of them."""
+"""The ranks of a collective, and one move of bytes between two of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfsim.errors import InputError
 
 
 class Move(NamedTuple):
-    """One chunk on its way from one rank to another during one step of an algorithm."""
+    """One chunk sent from one rank to another in one step of an algorithm."""
 
     src: int
     dst: int
@@ -18,14 +18,14 @@ class Move(NamedTuple):
     chunk: int
     """Which part of the buffer moves."""
     reduces: bool
-    """The receiver adds the chunk to its own; otherwise it replaces its own."""
+    """The receiver adds the chunk to its own; otherwise it overwrites its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """`size` ranks, `ranks_per_node` of them on each of `nodes` nodes (the last may hold fewer).
 
-    Raises InputError where the three contradict one another.
+    Raises InputError if the three are inconsistent.
     """
 
     size: int

@@ -1,9 +1,9 @@
 """All-reduce in two tiers: reduce-scatter inside each node, all-reduce across, all-gather inside.
 
-Each rank carries 1/ranks_per_node of the message across nodes, so the tiers' bytes match a flat
-ring's, but the tiers follow one another and only the inner ones use the fast links: with
-overlapping steps a flat ring that enters each node once has the better bandwidth, this has
-2 (r - 1) + 2 (N - 1) steps in place of 2 (r N - 1). Ranks are numbered node by node.
+Each rank carries 1/ranks_per_node of the message across nodes, so the bytes equal those of a flat ring.
+The tiers run one after another, so a flat ring that enters each node once and overlaps its steps has
+more bandwidth; this algorithm has fewer steps, 2 (r - 1) + 2 (N - 1) instead of 2 (r N - 1). Ranks are
+numbered node by node.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from perfsim.errors import InputError
 def steps(group: Group, n_bytes: float) -> Iterator[Move]:
     """Moves of an all-reduce; the message is cut into `group.size` chunks.
 
-    Chunk l N + j is part j of what local rank l of each of N nodes carries across. Raises
-    InputError where nodes hold different numbers of ranks.
+    Chunk l N + j is part j of the data that local rank l of each of N nodes carries across. Raises
+    InputError if nodes hold different numbers of ranks.
     """
     _check_even(group)
     inner = group.ranks_per_node - 1

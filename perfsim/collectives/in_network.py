@@ -1,13 +1,13 @@
-"""Broadcast and reduction by the network itself: a tree of switches that copy or add in passing.
+"""In-network broadcast and reduction: a tree of switches that copy or add passing data.
 
 This is SwarmX: one source (MemoryX), switches with `fan_out` children, `leaves` systems; on GPU clusters
-it is SHARP, an all-reduce without a source (`all_reduce_s`). Switches
-work at line rate and forward chunk by chunk, so the message is serialised once and each level of
-switches adds one hop and one chunk:
+it is SHARP, an all-reduce without a source (`all_reduce_s`). Switches work at line rate and forward chunk
+by chunk, so the message is serialised once and each level of switches adds one hop and one chunk:
 
     seconds = bytes/bandwidth + depth (hop + chunk/bandwidth),  depth = ceil(log_fan_out leaves)
 
-whatever the number of leaves otherwise. One system hangs directly on the source (depth 0).
+The number of leaves matters only through the depth. A single system connects directly to the source
+(depth 0).
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def time_s(
 def all_reduce_s(
     n_bytes: ArrayLike, leaves: int, fan_out: int, bytes_per_s: float, hop_latency_s: float
 ) -> NDArray[np.float64]:
-    """Seconds of a sum up the tree and its broadcast down, which run at once on links both ways.
+    """Seconds of a sum up the tree and its broadcast down, which overlap on full-duplex links.
 
-    Chunks are packets, too short to count: bytes/bandwidth + 2 depth hop.
+    Chunks are packets of negligible time: bytes/bandwidth + 2 depth hop.
     """
     up: NDArray[np.float64] = time_s(n_bytes, leaves, fan_out, bytes_per_s, hop_latency_s, 0.0)
     return up + depth(leaves, fan_out) * hop_latency_s
@@ -68,6 +68,7 @@ def steps(
     Vertices are numbered level by level from the source; the leaves are the last ones.
     """
     edges = _edges(leaves, fan_out)
+    # At each step level k forwards the chunk that level k - 1 forwarded one step earlier.
     chunks = max(1, -int(-n_bytes // chunk_bytes))
     levels = depth(leaves, fan_out) + 1
     for step in range(chunks + levels - 1):

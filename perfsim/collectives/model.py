@@ -1,20 +1,19 @@
-"""Seconds of a collective on a real group: what NCCL does, with calibrated constants.
+"""Time of a collective on a real group: NCCL's algorithms and protocols with calibrated constants.
 
-Inside a node each operation has a few protocols, straight lines in the message size; the fastest
-runs (`ProtocolSegment`). Across nodes a ring enters and leaves each node once, so its bus bandwidth
+Inside a node each operation has a few protocols, each a straight line in the message size; the fastest
+one is used (`ProtocolSegment`). Across nodes a ring enters and leaves each node once, so its bus bandwidth
 is bounded by the NICs that the group may use,
 
     bus = ranks_per_node x NIC share x efficiency,  NIC share = NICs of a node / devices of a node,
 
-and by the links inside the node. Where devices share NICs, a ring through two or more ranks of a node,
-but not all, enters beside one and leaves beside another, so one of its ways crosses the host's bridge
-to a NIC (`partial_node_bytes_per_s`); with a NIC a device nothing is crossed. Small all-reduces run up
-and down a double tree instead. Latency counts steps inside and across nodes apart. The form is that of
-NCCL's own tuning model (src/graph/tuning.cc). A link without a calibration falls back to its
-datasheet: one line.
+and by the links inside the node. Where devices share NICs, a ring through several but not all ranks of a
+node enters next to one rank and leaves next to another, so one direction crosses the host bridge to a NIC
+(`partial_node_bytes_per_s`); with one NIC per device no direction does. Small all-reduces use a double
+tree instead. Latency counts steps inside and across nodes separately. The form is that of NCCL's own
+tuning model (src/graph/tuning.cc). A link without a calibration uses one line from its datasheet.
 
-Where a system names switches that sum in passing (`in_network`, SHARP), an all-reduce takes them if that
-is faster, at no more than the links and NICs carry one way.
+If a system names switches that reduce in the network (`in_network`, SHARP), an all-reduce uses them where
+that is faster, at a rate of at most the one-way bandwidth of links and NICs.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ Array = NDArray[np.float64]
 class CollectiveModel:
     """Prices collectives of one kind of node.
 
-    `nic_share_bytes_per_s` is what one device has of its node's NICs, one direction, when all of
-    the node's devices communicate at once, as they do in training.
+    `nic_share_bytes_per_s` is one device's share of its node's NICs, one direction, when all devices
+    of the node communicate at once, as in training.
     """
 
     scale_up: LinkSpec
@@ -48,13 +47,13 @@ class CollectiveModel:
     shared_nics: bool = False
 
     inside_switches: InNetworkSpec | None = None
-    """Sums all-reduces inside a node where it is faster (NVLink SHARP)."""
+    """Reduces all-reduces inside a node where it is faster (NVLink SHARP)."""
     fabric: FatTreeSpec | None = None
-    """Its switches may sum all-reduces across nodes (InfiniBand SHARP)."""
+    """Its switches may reduce all-reduces across nodes (InfiniBand SHARP)."""
 
     @classmethod
     def of_node(cls, node: NodeSpec, fabric: FatTreeSpec | None = None) -> CollectiveModel:
-        """The model of a node's links, under switches that may sum."""
+        """The model of a node's links and of the fabric above them."""
         return cls(
             node.scale_up,
             node.nic,
@@ -115,18 +114,18 @@ class CollectiveModel:
         return np.asarray(np.min(lines, axis=0))
 
     def _in_network(self, n_bytes: Array, group: Group) -> Array:
-        """An all-reduce summed by switches, which each link passes once each way; inf without any."""
+        """An all-reduce in switches, where data passes each link once each way; inf without such switches."""
         if group.nodes == 1:
             spec, leaves, fan_out = self.inside_switches, group.size, group.size
-            hop_s, most = 0.0, self.scale_up.bandwidth
+            hop_s, link_bytes_per_s = 0.0, self.scale_up.bandwidth
         else:
             spec = None if self.fabric is None else self.fabric.in_network
             leaves, fan_out = group.nodes, 2 if self.fabric is None else max(2, self.fabric.nodes_per_leaf)
             hop_s = self.nic.latency + (0.0 if self.fabric is None else self.fabric.switch_latency)
-            most = group.ranks_per_node * self._nic_bytes_per_s
+            link_bytes_per_s = group.ranks_per_node * self._nic_bytes_per_s
         if spec is None:
             return np.full(n_bytes.shape, np.inf)
-        rate = min(spec.bandwidth, most)
+        rate = min(spec.bandwidth, link_bytes_per_s)
         return spec.latency + in_network.all_reduce_s(n_bytes, leaves, fan_out, rate, hop_s)
 
     def _across(self, op: CollectiveOp, n_bytes: Array, group: Group) -> Array:
@@ -149,11 +148,12 @@ class CollectiveModel:
         latency_s = protocol.latency_base_s
         latency_s += intra_steps * protocol.intra_step_s + inter_steps * protocol.inter_step_s
         network_bytes_per_s = protocol.bandwidth_fraction * self._bus_bytes_per_s(group)
+        # A ring is a pipeline: its slowest link, between or inside nodes, sets the bandwidth.
         s_per_byte = max(wire_factor / network_bytes_per_s, self._inside_s_per_byte(op, group))
         return latency_s + n_bytes * s_per_byte
 
     def _bus_bytes_per_s(self, group: Group) -> float:
-        """Between nodes: the group's share of the NICs, as far as all of its ranks stand next to theirs."""
+        """Bus bandwidth between nodes: the share of the NICs, less if data crosses the host bridge."""
         share = group.ranks_per_node * self._nic_bytes_per_s
         limit = self._network.partial_node_bytes_per_s
         whole = group.ranks_per_node in (1, self.devices_per_node)
@@ -162,13 +162,13 @@ class CollectiveModel:
         return min(share, limit)
 
     def _inside_s_per_byte(self, op: CollectiveOp, group: Group) -> float:
-        """What the links inside a node allow a ring through many nodes; 0 for a rank alone there."""
+        """Time per byte of a ring across nodes on the links inside one; 0 with one rank per node."""
         if group.ranks_per_node == 1:
             return 0.0
         return min(_s_per_byte(segment, op, group.size) for segment in self._segments(op))
 
     def _all_to_all_across(self, n_bytes: Array, group: Group) -> Array:
-        """Every rank sends 1/size to each other; peers in the node and peers across run at once."""
+        """Every rank sends 1/size to every other rank; transfers inside and across nodes overlap."""
         share = group.ranks_per_node / group.size
         inside = np.zeros(n_bytes.shape)
         if group.ranks_per_node > 1:

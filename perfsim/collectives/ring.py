@@ -1,4 +1,4 @@
-"""Ring collectives: every rank sends to its right neighbour, one n-th of the message a step.
+"""Ring collectives: in each step every rank sends one n-th of the message to its right neighbour.
 
 Reduce-scatter and all-gather take n - 1 steps and move (n-1)/n of the message over each link;
 all-reduce is one after the other. Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
@@ -18,7 +18,7 @@ from perfsim.errors import InputError
 
 
 def num_steps(op: CollectiveOp, size: int) -> int:
-    """Neighbour-to-neighbour hops, one after the other, of the first byte's longest way."""
+    """Sequential neighbour-to-neighbour hops on the longest path."""
     if op == "send_recv":
         return min(size - 1, 1)
     return (2 if op == "all_reduce" else 1) * (size - 1)
@@ -38,7 +38,7 @@ def steps(op: CollectiveOp, group_size: int, n_bytes: float) -> Iterator[Move]:
     """Moves of an all-reduce, reduce-scatter, all-gather or (pipelined) broadcast from rank 0.
 
     The message is cut into `group_size` chunks; a reduce-scatter leaves chunk i on rank i, an
-    all-gather starts from there. Raises InputError for another operation.
+    all-gather starts there. Raises InputError for another operation.
     """
     if op == "broadcast":
         yield from _broadcast(group_size, n_bytes)
@@ -55,7 +55,7 @@ def steps(op: CollectiveOp, group_size: int, n_bytes: float) -> Iterator[Move]:
 def time_s(
     op: CollectiveOp, group_size: int, n_bytes: ArrayLike, latency_s: float, bytes_per_s: float
 ) -> NDArray[np.float64]:
-    """Seconds on an idle network with one latency and bandwidth, step after step.
+    """Seconds on an idle network with one latency and one bandwidth.
 
     steps (latency + n_bytes / n / bandwidth); a broadcast fills and drains its pipeline, which
     takes 2n - 2 steps.
@@ -65,7 +65,7 @@ def time_s(
 
 
 def _round(size: int, n_bytes: float, *, first_step: int, reduces: bool) -> Iterator[Move]:
-    """Once around the ring; a reducing round starts one chunk earlier, so that i ends on rank i."""
+    """One round of the ring; a reducing round starts one chunk earlier, so that chunk i ends on rank i."""
     for step in range(size - 1):
         for rank in range(size):
             chunk = (rank - step - reduces) % size

@@ -1,4 +1,4 @@
-"""Binomial trees: few steps, for short messages.
+"""Binomial trees: few steps, so suited to short messages.
 
 A reduction halves the number of holders each round, a broadcast doubles it, so both take
 ceil(log2 n) rounds of the whole message. NCCL pipelines two complementary trees, each with half of
@@ -46,24 +46,24 @@ def steps(op: CollectiveOp, group_size: int, n_bytes: float) -> Iterator[Move]:
 
 
 def num_rounds(op: CollectiveOp, group_size: int) -> int:
-    """Rounds of an operation, one after the other."""
+    """Sequential rounds of an operation."""
     return (2 if op == "all_reduce" else 1) * depth(group_size)
 
 
 def round_pairs(op: CollectiveOp, group_size: int, number: int) -> list[tuple[int, int]]:
-    """Who sends to whom in one round."""
+    """(sender, receiver) pairs of one round."""
     return [(move.src, move.dst) for move in steps(op, group_size, 1.0) if move.step == number]
 
 
 def time_s(
     op: CollectiveOp, group_size: int, n_bytes: ArrayLike, latency_s: float, bytes_per_s: float
 ) -> NDArray[np.float64]:
-    """Seconds on an idle network with one latency and bandwidth: rounds (latency + bytes/bandwidth)."""
+    """Seconds on an idle network with one latency and one bandwidth: rounds (latency + bytes/bandwidth)."""
     return num_rounds(op, group_size) * (latency_s + np.asarray(n_bytes, dtype=float) / bytes_per_s)
 
 
 def _pairs(size: int, level: int) -> Iterator[tuple[int, int]]:
-    """Ranks that are joined at distance 2**level, the one nearer the root first."""
+    """Pairs of ranks at distance 2**level, the one nearer the root first."""
     distance = 1 << level
     for lower in range(0, size - distance, 2 * distance):
         yield lower, lower + distance

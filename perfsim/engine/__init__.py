@@ -1,4 +1,4 @@
-"""Running a priced graph: by its longest path, or by SimPy where links are shared."""
+"""Simulation of a priced graph: by its critical path, or with SimPy where links are shared."""
 
 from perfsim.engine.critical_path import critical_path
 from perfsim.engine.simulate import simulate

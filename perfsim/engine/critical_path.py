@@ -1,4 +1,4 @@
-"""The longest path through a graph: what a step takes when nothing is contended."""
+"""The critical path of a graph: when tasks start and end without contention."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ from perfsim.graph.ragged import Ints
 from perfsim.trace import Trace
 
 ROWS_AT_ONCE = 1 << 16
-"""Between two looks at the limits."""
+"""Rows between two checks of the limits."""
 
 
 def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
-    """Start every task when the last one it waits for ends; one forward pass over the chains.
+    """Start every task when its last dependency ends; one forward pass over the chains.
 
-    `duration_s` has one entry a task. Durations are put on the exact time grid first, so the result
-    is bitwise that of `simulate` without contention.
+    `duration_s` has one entry per task. Durations are rounded to the exact time grid first, so the result
+    is bitwise equal to that of `simulate` without contention.
     """
     if len(duration_s) != len(graph):
         raise ValueError(f"{len(duration_s)} durations for {len(graph)} tasks")
     return on_exact_grid(partial(longest_path, graph), duration_s)
 
 
-def longest_path(graph: TaskGraph, took: Ticks, exponent: int) -> Trace:
-    """The same with durations in ticks of 2^exponent s."""
+def longest_path(graph: TaskGraph, ticks: Ticks, exponent: int) -> Trace:
+    """`critical_path` with durations in ticks of 2^exponent s."""
     chains, tick_s = graph.chains, 2.0**exponent
-    total, before = chains.running_sums(took)
+    total, before = chains.running_sums(ticks)
     starts_s = _starts(chains.pairs, total, before, tick_s)
-    total -= before.repeat(chains.length)  # columns are large: fresh ones cost more than the sums in them
+    total -= before.repeat(chains.length)  # in place: allocating such large columns costs more than the sums
     end_s = in_seconds(total, exponent)
     end_s += starts_s.repeat(chains.length)
     end_s = end_s.take(chains.place)
-    start_s = in_seconds(took, exponent)
+    start_s = in_seconds(ticks, exponent)
     np.subtract(end_s, start_s, out=start_s)
     return Trace(graph, start_s, end_s)
 
 
 def _starts(pairs: Pairs, total: Ticks, before: Ticks, tick_s: float) -> Floats:
-    """When each chain starts, from the running sums over all chains and what each of them begins at."""
+    """Start of each chain; `total` are sums of ticks over all chains, `before` the sum where each begins."""
 
     def since_s(places: Ints, chains: Ints) -> list[float]:
         ticks = total.take(places) - before.take(chains)
-        ticks[places < 0] = 0
+        ticks[places < 0] = 0  # no dependency
         seconds: list[float] = (ticks * tick_s).tolist()
         return seconds
 
     values = [0.0]
     append, limits, rows = values.append, present_limits(), len(pairs.left_value)
     for row in range(0, rows, ROWS_AT_ONCE):
-        limits.in_time(partial(_share, row, rows))
-        now = slice(row, row + ROWS_AT_ONCE)
+        limits.in_time(partial(_progress, row, rows))
+        window = slice(row, row + ROWS_AT_ONCE)
         for left, after_left, right, after_right in zip(
-            pairs.left_value[now],
-            since_s(pairs.left_place[now], pairs.left_chain[now]),
-            pairs.right_value[now],
-            since_s(pairs.right_place[now], pairs.right_chain[now]),
+            pairs.left_value[window],
+            since_s(pairs.left_place[window], pairs.left_chain[window]),
+            pairs.right_value[window],
+            since_s(pairs.right_place[window], pairs.right_chain[window]),
             strict=True,
         ):
-            one, other = values[left] + after_left, values[right] + after_right
-            if other > one:  # a call of max would take as long as the rest of the loop
-                one = other
-            append(one)
+            ready_s, right_s = values[left] + after_left, values[right] + after_right
+            if right_s > ready_s:  # a call of max would take as long as the rest of the loop
+                ready_s = right_s
+            append(ready_s)
     return np.array(values).take(pairs.value_of_chain)
 
 
-def _share(done: int, of: int) -> str:
-    return f"{100 * done // of} % of a longest path was known"
+def _progress(done: int, total: int) -> str:
+    return f"{100 * done // total} % of a critical path was computed"

@@ -1,4 +1,4 @@
-"""Who waits for what when a run cannot proceed."""
+"""The report of a run that cannot proceed: its stuck tasks and what they wait for."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NO_CAPACITY = "a link without capacity"
 def deadlock_report(graph: TaskGraph, end_s: NDArray[np.float64]) -> str:
     """Name the first stuck task of each stream and the tasks that it waits for.
 
-    A task that waits for no other was started and cannot end: no link on its route carries anything.
+    A task that waits for none has started but cannot end, because a link on its route has no capacity.
     """
     stuck = np.flatnonzero(end_s < 0)
     streams, first = np.unique(graph.stream[stuck], return_index=True)
     lines = []
     for task in sorted(stuck[first].tolist())[:MOST_LINES]:
-        waiting = [other for other in graph.dependencies.row(task) if end_s[other] < 0]
-        names = ", ".join(f"{graph.task(other).name} on {graph.task(other).stream}" for other in waiting)
+        waiting = [source for source in graph.dependencies.row(task) if end_s[source] < 0]
+        names = ", ".join(f"{graph.task(source).name} on {graph.task(source).stream}" for source in waiting)
         lines.append(f"  {graph.task(task).stream}: {graph.task(task).name} waits for {names or NO_CAPACITY}")
     left_out = len(streams) - len(lines)
     if left_out > 0:

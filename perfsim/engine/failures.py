@@ -1,6 +1,6 @@
-"""A run with failures: what is done since the last checkpoint is lost, and done again after a restart.
+"""A simulated run with failures: work since the last checkpoint is lost and repeated after a restart.
 
-The words are those of `convergence.goodput`, whose closed forms this is the second way to.
+It checks the closed forms of `convergence.goodput` and uses their terms.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_FAILURES = 100_000
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """How a run survives: `interval_s` of training between checkpoints, `write_s` that each stands still."""
+    """Training stops for `write_s` after every `interval_s`; a failure costs `restart_s`."""
 
     interval_s: float
     restart_s: float
@@ -27,24 +27,24 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class FailedRun:
-    """What became of the wall time of a run; the parts add up to it."""
+    """The wall time of a run by use; the parts sum to it."""
 
     wall_s: float
     useful_s: float
     lost_s: float
-    """Training that was done again, and checkpoints that were not finished."""
+    """Repeated training and unfinished checkpoints."""
     restart_s: float
     write_s: float
     failures: int
 
     @property
     def goodput(self) -> float:
-        """Share of wall time that became training."""
+        """Fraction of wall time that was useful training."""
         return self.useful_s / self.wall_s
 
 
 def exponential_failures(mttf_s: float, seed: int) -> Iterator[float]:
-    """Times of failures that come independently, `mttf_s` apart in the mean."""
+    """Times of independent failures with mean interval `mttf_s`."""
     rng, now_s = np.random.default_rng(seed), 0.0
     while True:
         now_s += float(rng.exponential(mttf_s))
@@ -54,8 +54,7 @@ def exponential_failures(mttf_s: float, seed: int) -> Iterator[float]:
 def run_with_failures(useful_s: float, checkpoints: Checkpoints, failures: Iterator[float]) -> FailedRun:
     """Train for `useful_s` through failures at the given times, ascending.
 
-    A failure during a restart begins it anew. Raises InputError for a run that does not get on:
-    more failures than MOST_FAILURES.
+    A failure during a restart begins the restart again. Raises InputError after MOST_FAILURES failures.
     """
     env = simpy.Environment()
     run = _Run(env, useful_s, checkpoints)
@@ -74,7 +73,7 @@ class _Run:
         self.process = env.process(self.train())
 
     def train(self) -> Generator[simpy.Event, None, None]:
-        """Chunks of training, each kept by the checkpoint behind it; the last needs none."""
+        """Train in chunks, each saved by a checkpoint after it; the last one needs none."""
         restarting = False
         while self.left_s > 0:
             began_s = self.env.now
@@ -99,7 +98,7 @@ class _Run:
                 restarting = True
 
     def fail(self, failures: Iterator[float]) -> Generator[simpy.Event, None, None]:
-        """Interrupt the training at each time."""
+        """Interrupt the training at each failure."""
         for when_s in failures:
             yield self.env.timeout(max(0.0, when_s - self.env.now))
             if not self.process.is_alive:

@@ -1,10 +1,9 @@
-"""Links shared max-min fairly by the flows that cross them.
+"""Max-min fair sharing of links among the flows that cross them.
 
-All flows with one route and one nominal speed form a *path class* (`path_class.py`): a start or an
-end changes one number of it. Only links whose demand exceeds their capacity can slow anybody; what
-starts and ends at one instant re-solves, once, the classes that such links join to the changed ones.
-Starts and ends that are known ahead wait in heaps of their own, so that SimPy's clock is asked once
-an instant and not once a flow.
+All flows with the same route and nominal speed form a *path class* (`path_class.py`): starting or ending
+a flow changes only its weight. Only a link whose demand exceeds its capacity can slow a flow. All starts
+and ends of one instant are solved together, for the classes that contended links connect to the changed
+ones. Known future starts and ends wait in heaps, so SimPy is called once per instant, not once per flow.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _INDEX = attrgetter("index")
 
 
 class _EndOfInstant(simpy.Event):
-    """Comes now, but after all else that happens now; made as SimPy makes its own Timeout."""
+    """An event at the present time, after all others of that time; set up like SimPy's own Timeout."""
 
     def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None]) -> None:
         super().__init__(env)
@@ -37,12 +36,12 @@ class _EndOfInstant(simpy.Event):
 
 
 class FairShare:
-    """Flows under way on shared links, in a SimPy environment.
+    """Active flows on shared links, in a SimPy environment.
 
     `capacities` are the links' bytes/s, by link id. With `grid_s`, a power of two, the ends of slowed
-    flows are rounded up to its multiples: times that start on the grid stay on it, and sums of them
-    stay exact. A flow that nothing ever slowed ends at its start + `duration_s` to the bit: at `now_s`,
-    which equals `env.now` on a grid and may differ from it by a rounding elsewhere.
+    flows are rounded up to its multiples: times stay on the grid, and their sums stay exact. A flow that
+    was never slowed ends exactly at its start + `duration_s`: at `now_s`, which equals `env.now` on a grid
+    and may differ from it by a rounding elsewhere.
 
     SimPy cannot cancel a timer, so a stale one may move `env.now` past the last real event: take the
     makespan from the ends, or from `last_end_s`.
@@ -82,11 +81,11 @@ class FairShare:
         self.start_at(self.now_s, flow, duration_s, on_done)
 
     def start_at(self, when_s: float, flow: Flow, duration_s: float, on_done: OnDone) -> None:
-        """Start a flow at a time that has not passed; the rest as for `start`."""
+        """Start a flow at `when_s`, which is not in the past; otherwise like `start`."""
         if not 0 <= duration_s < math.inf:
             raise GraphError(f"a flow cannot take {duration_s} s")
-        known = self._class_of.get(id(flow))
-        path = known[1] if known is not None else self._path_class(flow)
+        cached = self._class_of.get(id(flow))
+        path = cached[1] if cached is not None else self._path_class(flow)
         self._number += 1
         if when_s > self.now_s:
             heappush(self._starts, (when_s, self._number, path, duration_s, flow.weight, on_done))
@@ -107,7 +106,7 @@ class FairShare:
         path = self._classes.get(key)
         if path is None:
             path = self._classes[key] = PathClass(len(self._classes), flow.route, flow.bytes_per_s)
-        self._class_of[id(flow)] = (flow, path)  # holds the flow, so that its id stays its own
+        self._class_of[id(flow)] = (flow, path)  # keeps the flow alive, so that its id is not reused
         return path
 
     def _begin(self, path: PathClass, duration_s: float, weight: int, on_done: OnDone, number: int) -> None:
@@ -125,7 +124,8 @@ class FairShare:
 
     # ---------------------------------------------------------------------------------- instants
     def _arm(self) -> None:
-        """See that SimPy wakes us at the next start or end that is known."""
+        """Have SimPy call `_wake` at the next known start or end."""
+        # A class that was solved again has a new end; the old one is still in the heap.
         while self._ends and self._ends[0][0] != self._ends[0][2].next_s:
             heappop(self._ends)
         next_s = self._ends[0][0] if self._ends else math.inf
@@ -137,7 +137,7 @@ class FairShare:
             self.env.timeout(max(0.0, delay_s)).callbacks = self._wakes
 
     def _wake(self, _event: simpy.Event) -> None:
-        """Carry out what was to happen by now, and what follows from it at once."""
+        """Process the starts and ends that are due, then have the rates solved."""
         due_s = heappop(self._armed)
         if due_s > self.now_s:
             self.now_s = due_s
@@ -147,14 +147,14 @@ class FairShare:
         finally:
             self._inside = False
         if self._dirty and self.env.peek() <= self.env.now:
-            _EndOfInstant(self.env, self._solve)  # others may still start flows now
+            _EndOfInstant(self.env, self._solve)  # other events of this instant may still start flows
         elif self._dirty:
             self._solve(_event)
         else:
             self._arm()
 
     def _carry_out(self) -> None:
-        """Ends before starts, until nothing more happens at this instant."""
+        """Process due ends, then due starts, until none is left at this instant."""
         starts, ends, now_s = self._starts, self._ends, self.now_s
         while True:
             if ends and ends[0][0] <= now_s:
@@ -179,7 +179,7 @@ class FairShare:
 
     # ------------------------------------------------------------------------- once per instant
     def _solve(self, _event: simpy.Event) -> None:
-        """Settle the rates of all classes that this instant's starts and ends can have changed."""
+        """Set the rates of all classes that the starts and ends of this instant may change."""
         if not self._dirty:
             return
         self.solves += 1
@@ -189,7 +189,7 @@ class FairShare:
         if changed:
             self._solve_joined(changed)
         for path in self._dirty:
-            if path.new or path.next_s == math.inf:  # as many began as ended: the rate stays
+            if path.new or path.next_s == math.inf:  # as much weight started as ended: the rate stays
                 self._settle(path, path.fraction)
         self._dirty.clear()
         self._arm()
@@ -203,7 +203,7 @@ class FairShare:
             self._demand[link] += change * count * path.bytes_per_s
 
     def _solve_joined(self, changed: list[PathClass]) -> None:
-        """Find the classes that contended links join to the changed ones, and share anew among them."""
+        """Solve the shares of all classes that contended links connect to the changed ones."""
         paths, hot = self._touched(changed)
         if len(hot) == 1:
             [link] = hot
@@ -224,7 +224,7 @@ class FairShare:
                 self._settle(path, 1.0)
 
     def _touched(self, changed: list[PathClass]) -> tuple[list[PathClass], set[int]]:
-        """The live classes to share anew, oldest first, and the contended links among theirs."""
+        """The live classes to solve again, oldest first, and their contended links."""
         reached = dict.fromkeys(changed)
         seen: set[int] = set()
         hot: set[int] = set()
@@ -238,7 +238,7 @@ class FairShare:
                 self._hot[link] = is_hot
                 if is_hot:
                     hot.add(link)
-                if was_hot or is_hot:
+                if was_hot or is_hot:  # a link that is no longer contended frees the flows on it
                     new = [path for path in self._on_link[link] if path not in reached]
                     reached.update(dict.fromkeys(new))
                     stack.extend(new)
@@ -252,7 +252,7 @@ class FairShare:
         for link, _ in path.links:
             self._on_link[link].pop(path, None)
             if not self._on_link[link]:
-                self._demand[link] = 0.0  # forget what rounding left of sums and differences
+                self._demand[link] = 0.0  # drop the rounding error of sums and differences
 
     def _settle(self, path: PathClass, fraction: float) -> None:
         if fraction == path.fraction and not path.new and path.next_s < math.inf:

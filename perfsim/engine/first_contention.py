@@ -1,7 +1,7 @@
-"""Until when a run without contention is right: the first instant at which a link is asked for too much.
+"""The first instant at which the demand on a link exceeds its capacity.
 
-Before it every flow runs at full speed, as the longest path takes for granted. So flows that end by
-then end when that says, and only the others have to be simulated; often there are none.
+Until then every flow runs at full speed, as the critical path assumes, so its times hold for all flows that
+have ended by then. Only later flows have to be simulated; often there are none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perfsim.trace import Trace
 
 
 def first_contention_s(uncontended: Trace, flows: Mapping[int, Flow], capacities: Floats) -> float:
-    """When links are first asked for more than they carry; infinity if never."""
+    """Time at which a link is first contended; infinity if never."""
     work = uncontended.graph.work
     first, link, asked = _crossings(flows, len(uncontended.graph.works))
     tasks = np.flatnonzero(np.diff(first)[work])
@@ -33,6 +33,7 @@ def first_contention_s(uncontended: Trace, flows: Mapping[int, Flow], capacities
     when_s, where, change = when_s[order], where[order], change[order]
     total = np.cumsum(change)
     before = np.append(0.0, total)[np.searchsorted(where, where)]
+    # Half the engine's tolerance, so that the engine sees no contention before this instant.
     too_much = total - before > np.asarray(capacities)[where] * (1 + TOLERANCE / 2)
     return float(when_s[too_much].min(initial=np.inf))
 
@@ -40,7 +41,7 @@ def first_contention_s(uncontended: Trace, flows: Mapping[int, Flow], capacities
 def _crossings(
     flows: Mapping[int, Flow], num_works: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
-    """What the flows of each work cross: where its rows begin, the links, and the bytes/s asked of them."""
+    """Links that each work's flow crosses: where its rows begin, link ids, requested bytes/s."""
     lengths = np.zeros(num_works, dtype=np.int64)
     link: list[int] = []
     asked: list[float] = []

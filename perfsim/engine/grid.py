@@ -1,8 +1,8 @@
-"""An exact grid of time, so that adding durations is associative and engines agree bitwise.
+"""A grid of times whose sums are exact, so that addition is associative and both engines agree bitwise.
 
-Durations are whole numbers of ticks, a tick being a power of two small enough to be invisible (2^-40 s
-for runs below 8,192 s) and large enough that every time of the run fits 53 bits. How long the run
-takes shows only at its end; one that outgrew its grid is run again on a coarser one.
+Durations are whole ticks. A tick is a power of two, small enough to be negligible (2^-40 s for runs below
+8,192 s) and large enough that every time of the run fits in 53 bits. The length of a run is known only at
+its end, so a run that outgrows its grid is repeated on a coarser one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def grid_exponent(horizon_s: float) -> int:
 
 
 def in_ticks(duration_s: Floats, exponent: int) -> Ticks:
-    """Durations to the nearest multiple of 2^exponent s, as how many of them."""
+    """Durations as numbers of ticks of 2^exponent s, rounded to the nearest."""
     ticks = duration_s * 2.0**-exponent
     np.rint(ticks, out=ticks)
     return ticks.astype(np.int64)
@@ -44,7 +44,7 @@ def in_seconds(ticks: Ticks, exponent: int) -> Floats:
 
 
 def on_exact_grid(run: Run, duration_s: Floats) -> Trace:
-    """Run on the finest grid on which all of the run's times are exact."""
+    """Run on the finest grid on which all times of the run are exact."""
     duration_s = np.asarray(duration_s, dtype=np.float64)
     exponent = grid_exponent(float(duration_s.max(initial=0.0)))
     while True:

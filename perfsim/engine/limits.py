@@ -1,7 +1,7 @@
-"""How much simulating may be done, and how far it has come.
+"""Limits on the amount of simulation, and its progress.
 
-A run of the command line makes many simulations, deep inside studies and sweeps; what limits them all
-together and whom to tell is set once, around everything: `with limited(Limits(max_seconds=60)): ...`.
+One command runs many simulations inside studies and sweeps. Their common limits and progress callback are
+set once, around all of them: `with limited(Limits(max_seconds=60)): ...`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
 Tell = Callable[[int, int], None]
-"""Told now and then how many tasks of the present simulation have ended, and of how many."""
+"""Progress callback: tasks of the present simulation that have ended, and their total."""
 
 
 @dataclass
 class Limits:
-    """Limits of all simulations together, and what they have used. An event is the end of a task."""
+    """Limits over all simulations, and their use so far. An event is the end of a task."""
 
     max_events: int | None = None
     max_seconds: float | None = None
@@ -33,10 +33,10 @@ class Limits:
     events: int = 0
     started_s: float = field(default_factory=time.monotonic)
     shared: Synchronized[int] | None = None
-    """Events of all processes that work together, where several do."""
+    """Events of all worker processes, if there are several."""
 
     def begin(self, total: int) -> None:
-        """Before a simulation of so many tasks: LimitError where it would be one too many."""
+        """Raise LimitError before a simulation of `total` tasks if it would exceed the events."""
         self._count(0)
         if self.max_events is not None and self.events + total > self.max_events:
             raise LimitError(
@@ -46,7 +46,7 @@ class Limits:
         self.in_time(lambda: f"0 of {total:,} tasks of the present simulation had ended")
 
     def in_time(self, done: Callable[[], str]) -> None:
-        """Raise LimitError where the time is over, with what was `done` until then."""
+        """Raise LimitError if the time is used up; `done` describes the progress until then."""
         if self.max_seconds is not None and time.monotonic() - self.started_s > self.max_seconds:
             raise LimitError(
                 f"stopped after {self.max_seconds:g} s (--max-seconds): {done()}; "
@@ -54,9 +54,9 @@ class Limits:
             )
 
     def check(self, ended: int, before: int, total: int) -> None:
-        """Note that `ended` of a simulation's `total` tasks have ended, `before` at the last call.
+        """Record that `ended` of a simulation's `total` tasks have ended, `before` at the last call.
 
-        Raises LimitError where that is more than was allowed.
+        Raises LimitError if that exceeds a limit.
         """
         self._count(ended - before)
         if self.tell is not None:
@@ -67,7 +67,7 @@ class Limits:
         self.in_time(lambda: where)
 
     def _count(self, ended: int) -> None:
-        """Add events to this process's, or to all processes' together."""
+        """Add events to the count of this process, or to the count that all processes share."""
         if self.shared is None:
             self.events += ended
             return
@@ -76,7 +76,7 @@ class Limits:
             self.events = self.shared.value
 
     def in_other_processes(self, context: SpawnContext) -> Limits:
-        """The same for processes that have nobody to tell; the events of all of them count together."""
+        """These limits for worker processes: without progress callback, with a shared event count."""
         return replace(self, tell=None, shared=context.Value("q", self.events))
 
 
@@ -84,18 +84,18 @@ _PRESENT: ContextVar[Limits] = ContextVar("limits")
 
 
 def present_limits() -> Limits:
-    """The limits that hold here; none where nobody has set any."""
+    """The limits in force; unlimited if none are set."""
     return _PRESENT.get(None) or Limits()
 
 
 def hold(limits: Limits) -> None:
-    """Let these limits hold from here on; for the start of a process."""
+    """Apply these limits from here on; for the start of a worker process."""
     _PRESENT.set(limits)
 
 
 @contextmanager
 def limited(limits: Limits) -> Iterator[Limits]:
-    """Let these limits hold inside."""
+    """Apply these limits inside the `with` block."""
     token = _PRESENT.set(limits)
     try:
         yield limits

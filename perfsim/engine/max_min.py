@@ -1,7 +1,7 @@
-"""Max-min fair rates: nobody gets more without taking from somebody who has no more.
+"""Max-min fair rates: no rate can grow without lowering one that is no larger.
 
-Progressive filling raises all rates together and settles a flow when it reaches its cap or when a
-link on its route is full. D. Bertsekas and R. Gallager, Data Networks, 2nd edition (1992), section
+Progressive filling raises all rates together and fixes the rate of a flow when it reaches its cap or
+when a link on its route is full. D. Bertsekas and R. Gallager, Data Networks, 2nd edition (1992), section
 6.5.2.
 """
 
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Loads = Sequence[Sequence[tuple[int, int]]]
-"""For each class: (link, what one unit of the class's rate puts on it), on links that may bind."""
+"""For each class: (link, load per unit of the class's rate), for links that may bind."""
 
 TOLERANCE = 1e-9
 """A link is contended when its demand exceeds its capacity by more than this fraction."""
 VECTOR_CLASSES = 64
-"""From this many classes on NumPy fills faster than a Python loop; both give the same bits."""
+"""From this many classes on NumPy is faster than a Python loop; both give bitwise equal rates."""
 
 
 def fill(loads: Loads, caps: list[float], capacity: Sequence[float]) -> list[float]:
@@ -33,7 +33,7 @@ def fill(loads: Loads, caps: list[float], capacity: Sequence[float]) -> list[flo
 
 
 def fill_one_link(units: list[int], caps: list[float], capacity: float) -> list[float]:
-    """What `fill_by_loop` gives where one link binds: who wants less than an equal share gets it."""
+    """`fill_by_loop` for one link: a class whose cap is below the equal share gets its cap."""
     rates = list(caps)
     live = list(range(len(caps)))
     while live:
@@ -55,8 +55,8 @@ def fill_one_link(units: list[int], caps: list[float], capacity: float) -> list[
 def fill_by_loop(loads: Loads, caps: list[float], capacity: Sequence[float]) -> list[float]:
     """Progressive filling, class by class.
 
-    A round settles every class at its cap, if no link allows it less, or at the share of a link
-    that is the tightest limit of all classes on it; this shrinks no share that is left.
+    A round fixes a class at its cap, if no link allows it less, or at a link's equal share, if that is
+    the tightest limit of every class on the link; so the shares of later rounds never shrink.
     """
     left = {link: capacity[link] for row in loads for link, _ in row}
     rates = list(caps)
@@ -87,7 +87,7 @@ def fill_by_loop(loads: Loads, caps: list[float], capacity: Sequence[float]) -> 
 
 
 def fill_by_numpy(loads: Loads, caps: list[float], capacity: Sequence[float]) -> list[float]:
-    """What `fill_by_loop` does, in the same order of additions, for many classes."""
+    """`fill_by_loop` vectorised for many classes, with the same order of additions."""
     names = sorted({link for row in loads for link, _ in row})
     index = {link: i for i, link in enumerate(names)}
     left = np.array([capacity[link] for link in names], dtype=np.float64)

@@ -1,8 +1,8 @@
-"""Flows with one route and one nominal speed: they run at one rate, always, and share one clock.
+"""Flows with the same route and nominal speed: they always run at one rate and share one clock.
 
-A flow that nothing ever slowed ends at its start plus its duration, to the bit; such ends stand in a
-heap of their own. From the first moment at which the class is slowed, a flow ends when the class's
-service clock, in seconds at nominal speed, comes to its mark.
+A flow that was never slowed ends exactly at its start plus its duration; such ends have their own heap.
+Once the class is slowed, a flow ends when the class's service clock, in seconds at nominal speed, reaches
+the flow's mark.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 OnDone = Callable[[], None]
 Waiting = tuple[float, int, int, OnDone]
-"""When a flow ends (a time or a mark), its number, its weight, and whom to tell."""
+"""End of a flow (a time or a mark), its number, its weight and its callback."""
 
 
 class Flow(NamedTuple):
-    """What a communication puts on the network.
+    """The load of one communication on the network.
 
     `route` holds link ids, one entry each time a link is crossed. `bytes_per_s` is the nominal speed,
     reached when nothing else uses the links, and never exceeded. `weight` is how many identical flows
@@ -32,7 +32,7 @@ class Flow(NamedTuple):
 
 
 class PathClass:
-    """Live flows of one class, and the clock of the service that each received."""
+    """The live flows of one class and their service clock."""
 
     __slots__ = (
         "bytes_per_s",
@@ -56,9 +56,9 @@ class PathClass:
         self.fraction = 1.0
         self.weight = 0
         self.change = 0
-        """What this instant adds to the weight."""
+        """Change of the weight at this instant, not yet applied."""
         self.new: list[tuple[float, int, int, OnDone]] = []
-        """Flows that began at this instant: duration, number, weight, whom to tell."""
+        """Flows that began at this instant: duration, number, weight, callback."""
         self.ends: list[Waiting] = []
         self.marks: list[Waiting] = []
         self.next_s = math.inf
@@ -67,7 +67,7 @@ class PathClass:
         self.since_s = 0.0
 
     def advance(self, now_s: float) -> None:
-        """Credit every live flow with what it received since the last call."""
+        """Advance the service clock to `now_s` at the present rate."""
         if now_s > self.since_s:
             self.service_s += self.fraction * (now_s - self.since_s)
             self.since_s = now_s
@@ -97,19 +97,19 @@ class PathClass:
         return next_s
 
     def _mark_s(self, grid_s: float) -> float:
-        """When the service clock, last read at `since_s`, comes to the first mark at the present rate."""
+        """Time at which the service clock reaches the first mark at the present rate."""
         left_s = self.marks[0][0] - self.service_s
         end_s = self.since_s + left_s / self.fraction if left_s > 0.0 else self.since_s
         return math.ceil(end_s / grid_s) * grid_s if grid_s else end_s
 
     def take_done(self, now_s: float, grid_s: float) -> list[Waiting]:
-        """Remove the flows whose end has come; those of one end go in the order of their start."""
+        """Remove and return the flows that have ended; equal ends come in the order of their start."""
         done = []
         while self.ends and self.ends[0][0] <= now_s:
             done.append(heappop(self.ends))
         marks = self.marks
         if marks and self.fraction > 0:
-            is_due = self._mark_s(grid_s) <= now_s  # before the clock is read anew
+            is_due = self._mark_s(grid_s) <= now_s  # before `advance`, whose rounding may miss the mark
             self.advance(now_s)
             if is_due:
                 done.append(heappop(marks))

@@ -1,8 +1,7 @@
-"""What disturbs a run: durations that are longer than work alone explains, seeded, never in the graph.
+"""Perturbations of a run: seeded changes of task durations, with the graph unchanged.
 
-A *straggler* is a rank whose computation takes a factor longer, always; *jitter* is noise on every
-computation. Both change durations of tasks that are written for the ranks in question: fold a graph
-back or unfold it first (`graph.unfold`).
+A *straggler* is a rank whose computation always takes a factor longer; *jitter* is noise on every
+computation. Both need a graph with separate tasks for the perturbed ranks (`graph.unfold`).
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ Ints = NDArray[np.int32]
 
 
 def computes(graph: TaskGraph) -> NDArray[np.bool_]:
-    """Which tasks are computation, and so run slow on a slow device."""
+    """Which tasks are computation, which a slow device slows down."""
     return np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
 
 
 def with_stragglers(
     graph: TaskGraph, duration_s: Floats, ranks: Ints, factors: Mapping[int, float]
 ) -> Floats:
-    """Durations where rank r computes `factors[r]` times as long; `ranks` has one entry a task."""
+    """Durations where rank r computes `factors[r]` times as long; `ranks` has one entry per task."""
     if not factors:
         return duration_s
-    known = np.array(list(factors))
-    factor = np.ones(int(max(ranks.max(initial=0), known.max())) + 1)
-    factor[known] = list(factors.values())
+    slow_ranks = np.array(list(factors))
+    factor = np.ones(int(max(ranks.max(initial=0), slow_ranks.max())) + 1)
+    factor[slow_ranks] = list(factors.values())
     slow = computes(graph) & (ranks >= 0)
     return np.where(slow, duration_s * factor[np.maximum(ranks, 0)], duration_s)
 
@@ -41,8 +40,8 @@ def with_jitter(
 ) -> Floats:
     """Durations with lognormal noise of mean 1 on every computation.
 
-    `together` is how many ranks each task stands for that wait for one another right after it, as
-    tensor peers do: the slowest of as many draws counts. Sigma 0 changes nothing.
+    `together` is how many of the ranks behind each task synchronise right after it, as tensor peers do:
+    the slowest of that many draws counts. Sigma 0 changes nothing.
     """
     if not sigma:
         return duration_s

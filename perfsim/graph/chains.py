@@ -119,17 +119,17 @@ class Chains:
         place[self.order] = np.arange(len(self.order), dtype=np.int32)
         return place
 
-    def since_start(self, took: Wide) -> Wide:
+    def since_start(self, ticks: Wide) -> Wide:
         """Time from the start of each task's chain to the task's end, by place; whole numbers of ticks."""
-        total, before = self.running_sums(took)
+        total, before = self.running_sums(ticks)
         total -= before.repeat(self.length)
         return total
 
-    def running_sums(self, took: Wide) -> tuple[Wide, Wide]:
+    def running_sums(self, ticks: Wide) -> tuple[Wide, Wide]:
         """Sums over all tasks up to each one, by place, and the sum before each chain; in ticks."""
-        total = took.take(self.order).cumsum()
+        total = ticks.take(self.order).cumsum()
         heads = self.first[:-1]
-        return total, total.take(heads) - took.take(self.order.take(heads))
+        return total, total.take(heads) - ticks.take(self.order.take(heads))
 
     @cached_property
     def pairs(self) -> Pairs:

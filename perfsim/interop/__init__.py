@@ -1,1 +1,1 @@
-"""Formats of other tools, in and out."""
+"""File formats of other tools."""

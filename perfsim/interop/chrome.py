@@ -1,4 +1,4 @@
-"""A trace for Perfetto and chrome://tracing: one process a device, one thread a stream.
+"""A trace for Perfetto and chrome://tracing: one process per device, one thread per stream.
 
 Format: Trace Event Format, complete events ("ph": "X") with times in microseconds.
 """
@@ -18,7 +18,7 @@ MICROSECONDS = 1e6
 
 
 def trace_events(trace: Trace) -> Iterator[dict[str, Any]]:
-    """Every task as one event, after the names of devices and streams."""
+    """The names of devices and streams, then one event per task."""
     graph = trace.graph
     devices = list(dict.fromkeys(_device(stream) for stream in graph.streams))
     for number, device in enumerate(devices):

@@ -1,4 +1,4 @@
-"""NumPy doing what the simulated machines would do, to see that the partitions are right."""
+"""Sampled GEMMs computed in NumPy as the simulated machines would, to verify the partitions."""
 
 from perfsim.numerics.kernels import GemmPass, GemmShape, Partition, layer_gemms, layer_of, partition_of
 from perfsim.numerics.partitions import Cut, execute_partitioned

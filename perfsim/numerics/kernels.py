@@ -1,4 +1,4 @@
-"""The three GEMMs of a linear layer, and how a split of the first one splits the other two.
+"""The three GEMMs of a linear layer, and how the layer's partition splits each of them.
 
 A layer y = x w with x of (m, k) and w of (k, n) costs 2 m n k FLOPs forward, and as many again for
 each gradient: dx = dy wT and dw = xT dy.
@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple
 
 GemmPass = Literal["forward", "dgrad", "wgrad"]
 Partition = Literal["none", "column", "row", "sequence", "heads", "streamed"]
-"""How the layer y = x w is shared out.
+"""How the layer y = x w is partitioned.
 
-none: whole. column: w by columns, results side by side. row: w by rows and x by columns, partial
-sums added, which is the all-reduce. sequence: x by rows, results one above the other. heads: a batch
-of products, as attention has one a head, each whole on one rank. streamed: one row of w at a time
-arrives and is multiplied by its column of x into y, as a wafer does.
+none: on one rank. column: w by columns, results concatenated. row: w by rows and x by columns, partial
+sums added by the all-reduce. sequence: x by rows, results stacked. heads: a batch of products, one per
+attention head, each on one rank. streamed: one row of w at a time arrives and is multiplied by its column
+of x into y, as on a wafer.
 """
 
 AXES: dict[GemmPass, tuple[str, str, str]] = {
@@ -25,7 +25,7 @@ AXES: dict[GemmPass, tuple[str, str, str]] = {
 }
 """Axes of the two operands, as they are stored, and of the result: x w, dy wT, xT dy."""
 SPLIT: dict[Partition, str] = {"column": "n", "row": "k", "sequence": "m", "heads": "b", "streamed": "k"}
-"""The axis that a partition cuts."""
+"""The axis that each partition cuts."""
 
 
 class GemmShape(NamedTuple):
@@ -37,6 +37,7 @@ class GemmShape(NamedTuple):
 
     @property
     def flop(self) -> float:
+        """FLOPs of one product."""
         return 2.0 * self.m * self.n * self.k
 
 
@@ -47,16 +48,16 @@ def layer_gemms(forward: GemmShape) -> dict[GemmPass, GemmShape]:
 
 
 def layer_of(product: GemmShape, which: GemmPass) -> GemmShape:
-    """The layer one of whose GEMMs has the shape `product`: the inverse of `layer_gemms`."""
+    """Shape of the layer whose GEMM `which` has the shape `product`: the inverse of `layer_gemms`."""
     m, n, k = product
     return {"forward": product, "dgrad": GemmShape(m, k, n), "wgrad": GemmShape(k, n, m)}[which]
 
 
 def partition_of(layer: Partition, which: GemmPass) -> Partition:
-    """How one of a layer's GEMMs is split when the layer is split as `layer`.
+    """Partition of one of a layer's GEMMs, given the partition of the layer.
 
-    Columns of w are what dgrad sums over, so a column split of the layer is a row split of dgrad;
-    rows of x (the tokens) are what wgrad sums over.
+    dgrad sums over columns of w, so a column partition of the layer is a row partition of dgrad; wgrad
+    sums over rows of x (the tokens).
     """
     if layer in ("none", "heads", "streamed"):
         return layer

@@ -1,8 +1,8 @@
-"""A layer's GEMMs done in parts: shards as they are stored, results put together as ranks do it.
+"""A layer's GEMMs computed in parts, with shards and combination of results as on the ranks.
 
 Shards follow from the layer, not from the product: a rank that holds columns of w uses the same
-columns, transposed, for the gradient of its input. An axis that the result has is put together
-again by laying parts side by side; one that it lacks is what partial sums are added over.
+columns, transposed, for the gradient of its input. Parts along an axis of the result are concatenated;
+parts along an axis that the product sums over are added.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Matrix = NDArray[np.floating[Any]]
 
 
 class Cut(NamedTuple):
-    """Which of a layer's GEMMs, and how the layer is shared out."""
+    """One of a layer's GEMMs, and the partition of the layer."""
 
     partition: Partition
     parts: int = 1
@@ -65,28 +65,28 @@ def _in_parts(left: Matrix, right: Matrix, cut: Cut) -> Matrix:
     if axis in result:
         return np.concatenate(partial, axis=result.index(axis))
     total = np.zeros_like(partial[0])
-    for each in partial:
-        total += each
+    for part in partial:
+        total += part
     return total
 
 
 def _shards(operand: Matrix, axes: str, axis: str, parts: int) -> list[Matrix]:
-    """The parts of an operand along an axis; the whole of it for every rank where it lacks the axis."""
+    """The parts of an operand along an axis; an operand without that axis is on every rank."""
     if axis not in axes:
         return [operand] * parts
     return np.array_split(operand, parts, axis=axes.index(axis))
 
 
 def _axes(left: Matrix, which: GemmPass) -> tuple[str, ...]:
-    """Axes of both operands and of the result, with the batch in front where there is one."""
+    """Axes of both operands and of the result, led by the batch if there is one."""
     return tuple("b" + axes if left.ndim == 3 else axes for axes in AXES[which])
 
 
 # ------------------------------------------------------------------------------- weights row by row
 def streamed_rows(w: Matrix) -> list[tuple[int, NDArray[np.intp]]]:
-    """The rows of a weight that are sent, and in each the columns that are: zeros stay behind.
+    """The rows of a weight that are sent, each with its nonzero columns.
 
-    On a wafer a weight that arrives triggers one AXPY, and one that is zero never arrives.
+    On a wafer every arriving weight triggers one AXPY; zero weights are not sent.
     """
     sent = ((i, np.flatnonzero(row)) for i, row in enumerate(w))
     return [(i, columns) for i, columns in sent if columns.size]
@@ -114,7 +114,7 @@ def _stream_dgrad(dy: Matrix, w: Matrix) -> Matrix:
 
 
 def _stream_wgrad(x: Matrix, dy: Matrix) -> Matrix:
-    """Rows of the weight gradient leave one by one, summed over the tokens that stand on the wafer."""
+    """Compute the weight gradient row by row, summed over the tokens on the wafer."""
     return np.stack([x[:, i] @ dy for i in range(x.shape[1])])
 
 
@@ -125,7 +125,7 @@ _STREAMED: dict[GemmPass, Callable[[Matrix, Matrix], Matrix]] = {
 }
 
 
-# --------------------------------------------------------------------------------- what is refused
+# -------------------------------------------------------------------------------------- validation
 def _sizes(left: Matrix, right: Matrix, cut: Cut) -> dict[str, int]:
     """The length of every axis."""
     axes = _axes(left, cut.which)
@@ -136,7 +136,9 @@ def check_parts(sizes: dict[str, int], cut: Cut) -> None:
     """Raise InputError for an unknown partition or more parts than its axis is long."""
     if cut.partition != "none" and cut.partition not in SPLIT:
         raise InputError(f"unknown partition {cut.partition!r}; known are none, {', '.join(SPLIT)}")
-    most = 1 if cut.partition == "none" else sizes.get(SPLIT[cut.partition], 1)
-    if not 1 <= cut.parts <= most:
-        where = ", ".join(f"{axis}={size}" for axis, size in sorted(sizes.items()))
-        raise InputError(f"partition {cut.partition!r} of {where} has 1 to {most} parts, not {cut.parts}")
+    max_parts = 1 if cut.partition == "none" else sizes.get(SPLIT[cut.partition], 1)
+    if not 1 <= cut.parts <= max_parts:
+        shape = ", ".join(f"{axis}={size}" for axis, size in sorted(sizes.items()))
+        raise InputError(
+            f"partition {cut.partition!r} of {shape} has 1 to {max_parts} parts, not {cut.parts}"
+        )

@@ -1,13 +1,13 @@
-"""Correctness sampling: GEMMs drawn from a step, done in NumPy in the partition the strategy chose.
+"""Correctness sampling: GEMMs drawn from a step and computed in NumPy in the strategy's partition.
 
-Every sample is executed on blocks cut down to a cost bound:
+Every sample runs on blocks of bounded cost:
 
 * On random operands in the machine's precision. The result is compared with the unpartitioned
   product in float64, entry by entry, within the forward-error bound of `bounds.py`.
 * On small integers, whose products and sums are exact: the two results must be equal, entry by
-  entry. The first comparison grows blind as k^2 u grows; this one does not.
-* Where weights are streamed, on small integers with half of the weights and a quarter of the rows
-  zero: what is not sent must not be missed.
+  entry. The first comparison loses power as k^2 u grows; this one does not.
+* With streamed weights, also on small integers with half of the weights and a quarter of the rows zero,
+  because zeros are not sent.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from perfsim.numerics.partitions import (
 )
 
 SMALLEST_SIDE = 16
-"""A block keeps at least this many rows and columns, and at least one of each part."""
+"""A block has at least this many rows and columns, and at least one of each part."""
 STREAMED_ROWS = 1024
-"""At most so many rows are streamed in a sample: each is a NumPy call of its own."""
+"""Most rows streamed in a sample, since each is a separate NumPy call."""
 INTEGERS = 3
 """Exact operands are integers from -INTEGERS to INTEGERS."""
 EXACT_SIDE = 32
-"""The exact comparison uses at most this many rows and columns, unless there are more parts."""
+"""Most rows and columns of the exact comparison, unless there are more parts."""
 EXACT_ROWS = 256
-"""And so many rows of a streamed weight, at least one of each part: a wrong one shows at any depth."""
+"""Most rows of a streamed weight in it, unless there are more parts; an error shows at any depth."""
 ZERO_WEIGHTS, ZERO_ROWS = 0.5, 0.25
-"""Shares of the weights and of the rows of weights that are zero where a sparse weight is streamed."""
+"""Fractions of zero weights and of all-zero rows in a sparse streamed weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemmSample:
     """A class of equal GEMM tasks in a step: one pass of a layer y (m, n) = x (m, k) w (k, n).
 
-    Sizes and `partition` are those of the layer, unpartitioned; `parts` says in how many parts it is
-    split; `batch` how many such products stand side by side (attention's heads). `flop` is the cost
-    of one task and `weight` how many such tasks the step has.
+    Sizes are those of the unpartitioned layer; `parts` is the number of its parts; `batch` the number of
+    independent products (attention heads). `flop` is the cost of one task, `weight` the number of such
+    tasks in the step.
     """
 
     name: str
@@ -74,6 +74,7 @@ class GemmSample:
 
     @property
     def total_flop(self) -> float:
+        """FLOPs of all tasks of the class."""
         return self.flop * self.weight
 
     @property
@@ -83,7 +84,7 @@ class GemmSample:
 
     @property
     def split(self) -> Partition:
-        """How this pass's own GEMM is shared out."""
+        """Partition of this pass's own GEMM."""
         return partition_of(self.partition, self.which)
 
     @property
@@ -93,9 +94,9 @@ class GemmSample:
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """One executed sample: its own GEMM's partition, the sizes of the block, its error and the bound.
+    """One executed sample: partition of its own GEMM, block sizes, error and bound.
 
-    `relative_error` is the largest |y - x w| / (|x| |w|) over the entries of the block; `exact` says
+    `relative_error` is the largest |y - x w| / (|x| |w|) over the entries of the block; `exact` tells
     whether the results on integers were equal.
     """
 
@@ -112,17 +113,18 @@ class SampleResult:
 
     @property
     def passed(self) -> bool:
+        """Whether integers were exact and the error is within the bound."""
         return self.exact and self.relative_error <= self.bound
 
     @property
     def closeness(self) -> float:
-        """Its error in units of the bound; infinite where integers already differ."""
+        """The error in units of the bound; infinite if the results on integers differ."""
         return self.relative_error / self.bound if self.exact else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionCoverage:
-    """What was sampled of one partition; `flop_share` is of all FLOPs of the step."""
+    """The samples of one partition; `flop_share` is relative to all GEMM FLOPs of the step."""
 
     sampled: int
     flop_share: float
@@ -132,11 +134,11 @@ class PartitionCoverage:
 
 @dataclass(frozen=True, slots=True)
 class SamplingReport:
-    """What was drawn, how much of the step it stands for, and whether it was right.
+    """The drawn samples, the share of the step that they represent, and their results.
 
     `tasks_sampled` counts executed samples, one task of each drawn class; `tasks_total` counts the
-    step's GEMM tasks; `flop_share` is the part of their FLOPs that lies in drawn classes. `worst` is
-    the sample that came closest to its bound.
+    step's GEMM tasks; `flop_share` is the fraction of their FLOPs in drawn classes. `worst` is the
+    sample closest to its bound.
     """
 
     tasks_sampled: int
@@ -168,11 +170,11 @@ def sample_gemms(
     dtype: DTypeLike = np.float32,
     execute: Execute = execute_partitioned,
 ) -> SamplingReport:
-    """Draw up to `count` of the classes by their FLOPs, none twice, and execute a block of each.
+    """Draw up to `count` distinct classes, weighted by their FLOPs, and execute a block of each.
 
-    A block keeps its parts, and the full depth where 2 m n k <= `max_flop_each` allows. The same seed
-    gives the same draw and the same numbers. `dtype` is float32 or float64. Raises InputError when
-    there is nothing to draw from or a class contradicts itself.
+    A block keeps all parts, and the full depth k if 2 m n k <= `max_flop_each` allows it. The same seed
+    gives the same draw and the same numbers. `dtype` is float32 or float64. Raises InputError if there
+    is nothing to draw from or a class is inconsistent.
     """
     _check_samples(samples, count)
     if np.dtype(dtype) not in (np.dtype(np.float32), np.dtype(np.float64)):
@@ -230,9 +232,9 @@ def _run(
 
 
 def block_of(sample: GemmSample, max_flop: float) -> GemmShape:
-    """Sizes of the block of the pass's own GEMM that is executed, of about `max_flop` FLOPs at most.
+    """Sizes of the executed block of the pass's own GEMM, with at most about `max_flop` FLOPs.
 
-    m and n shrink first, k only when even the smallest block is too dear. Every part stays.
+    m and n shrink first; k only if even the smallest block is too expensive. Every part remains.
     """
     shape, max_flop = sample.product, max_flop / _products(sample)
     rows, columns, depth = _parts_along(sample)
@@ -247,7 +249,7 @@ def block_of(sample: GemmSample, max_flop: float) -> GemmShape:
 
 
 def _products(sample: GemmSample) -> int:
-    """How many products of a batch are executed: two a part where possible, so that a mix-up shows."""
+    """Number of executed products of a batch: two per part where possible, so that a mix-up shows."""
     return min(sample.batch, 2 * sample.parts)
 
 
@@ -265,7 +267,7 @@ def operands(sample: GemmSample, block: GemmShape) -> tuple[tuple[int, ...], tup
 
 
 def _parts_along(sample: GemmSample) -> tuple[int, int, int]:
-    """How many parts m, n and k of the pass's own GEMM are cut into."""
+    """Numbers of parts along m, n and k of the pass's own GEMM."""
     along = {
         "sequence": (sample.parts, 1, 1),
         "column": (1, sample.parts, 1),
@@ -283,16 +285,16 @@ def _parts_along(sample: GemmSample) -> tuple[int, int, int]:
 def _is_exact(
     sample: GemmSample, block: GemmShape, rng: np.random.Generator, dtype: np.dtype[Any], execute: Execute
 ) -> bool:
-    """Whether the partition gives the very product of two matrices of small integers."""
+    """Whether the partition gives the exact product of two matrices of small integers."""
     rows, columns, depth = _parts_along(sample)
-    small = GemmShape(
+    exact_block = GemmShape(
         min(block.m, max(EXACT_SIDE, rows)),
         min(block.n, max(EXACT_SIDE, columns)),
         min(block.k, max(EXACT_ROWS, depth)) if sample.partition == "streamed" else block.k,
     )
     left, right = (
         rng.integers(-INTEGERS, INTEGERS, shape, endpoint=True, dtype=np.int8).astype(dtype)
-        for shape in operands(sample, small)
+        for shape in operands(sample, exact_block)
     )
     return _equal(sample, left, right, execute) and (
         sample.partition != "streamed"
@@ -308,7 +310,7 @@ def _equal(sample: GemmSample, left: Matrix, right: Matrix, execute: Execute) ->
 
 
 def _sparse(w: Matrix, rng: np.random.Generator) -> Matrix:
-    """A weight with single weights and whole rows set to zero."""
+    """The weight with random entries and whole rows set to zero."""
     kept = rng.random(w.shape, dtype=np.float32) >= ZERO_WEIGHTS
     kept &= rng.random((w.shape[0], 1), dtype=np.float32) >= ZERO_ROWS
     return np.where(kept, w, np.zeros_like(w))

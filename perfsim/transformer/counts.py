@@ -36,33 +36,36 @@ class Parameters:
 
     @property
     def layer(self) -> int:
+        """All parameters of one layer."""
         return self.layer_matrices + self.layer_vectors
 
     @property
     def embedding(self) -> int:
-        """Word table, and the position table where positions are learned."""
+        """Word embedding, and position embedding if positions are learned."""
         model = self.model
         positions = model.max_position_embeddings if model.position_embedding == "learned" else 0
         return (model.vocab_size + positions) * model.hidden_size
 
     @property
     def head(self) -> int:
-        """Language-model head beside the embedding: of two that are tied only a bias."""
+        """LM head beside the embedding; if the two are tied, only its bias."""
         model = self.model
         bias = model.vocab_size if model.head_bias else 0
         return bias + (0 if model.tied_embeddings else model.vocab_size * model.hidden_size)
 
     @property
     def final_norm(self) -> int:
+        """Norm before the LM head."""
         return (2 if self.model.bias else 1) * self.model.hidden_size
 
     @property
     def total(self) -> int:
+        """All parameters of the model."""
         return self.model.num_layers * self.layer + self.embedding + self.head + self.final_norm
 
     @property
     def matrices(self) -> int:
-        """N_mm: matrix parameters with the head and without the embedding lookup."""
+        """N_mm: matrix parameters with the LM head and without the embedding lookup."""
         return self.model.num_layers * self.layer_matrices + self.model.vocab_size * self.model.hidden_size
 
 
@@ -73,9 +76,9 @@ def parameters(model: TransformerConfig) -> Parameters:
 
 
 def model_flop_per_step(job: Job) -> float:
-    """FLOPs that a step needs: 6 N_mm + 12 L s h a token, no causal halving, no recompute.
+    """Model FLOPs of a step: 6 N_mm + 12 L s h per token, without causal halving or recompute.
 
-    [2205.05198 App. A: 72 B l s h^2 (1 + s/6h + V/12hl)]; the head counts only the positions that
+    [2205.05198 App. A: 72 B l s h^2 (1 + s/6h + V/12hl)]; the LM head counts only the positions that
     reach it.
     """
     model, recipe = job.model, job.recipe
@@ -88,41 +91,41 @@ def model_flop_per_step(job: Job) -> float:
 
 
 def recompute_flop_per_step(job: Job, recompute: str, *, stops_early: bool = False) -> float:
-    """FLOPs that are executed again: one forward of the layers (full) or of the attention core.
+    """FLOPs of recompute: one forward of the layers (full) or of the attention core (selective).
 
-    [2104.04473 Eq. 3; 2205.05198 App. A]. A full recompute that `stops_early` leaves out the MLP's
-    second linear, whose result no backward reads.
+    [2104.04473 Eq. 3; 2205.05198 App. A]. With `stops_early` full recompute skips the MLP's second
+    linear, whose output no backward reads.
     """
     model = job.model
     core = 4.0 * job.recipe.seq_length * model.hidden_size
-    again = {
+    flop_per_token = {
         "none": 0.0,
         "selective": core,
         "full": 2.0 * parameters(model).layer_matrices + core,
     }[recompute]
     if recompute == "full" and stops_early:
-        again -= 2.0 * model.hidden_size * model.ffn_hidden_size
-    return again * model.num_layers * job.tokens_per_step
+        flop_per_token -= 2.0 * model.hidden_size * model.ffn_hidden_size
+    return flop_per_token * model.num_layers * job.tokens_per_step
 
 
 SELECTIVE_AS_PRINTED = 3.0
-"""How often HFU counts the attention core that selective recompute makes again: by the printed formula,
-as if forward and backward of it were done once more; what a device executes is one forward."""
+"""Factor of selective recompute in the printed HFU formula, which counts forward and backward of the
+attention core once more; a device executes only one forward."""
 
 
 def hardware_flop_per_step(job: Job, recompute: str) -> float:
-    """FLOPs that HFU is made of: model FLOPs and those of recompute, as papers print them.
+    """FLOPs that HFU counts: model FLOPs and recompute, as papers print them.
 
-    none: model FLOPs; full: one forward of the layers more, 96 B l s h^2 (1 + s/6h + V/16lh)
+    none: model FLOPs; full: one more forward of the layers, 96 B l s h^2 (1 + s/6h + V/16lh)
     [2104.04473 Eq. 3]; selective: 72 B l s h^2 (1 + s/3h + V/12hl) [2205.05198 App. A], which the
     utilisations of its Table 5 follow.
     """
-    again = recompute_flop_per_step(job, recompute)
-    return model_flop_per_step(job) + again * (SELECTIVE_AS_PRINTED if recompute == "selective" else 1.0)
+    recomputed = recompute_flop_per_step(job, recompute)
+    return model_flop_per_step(job) + recomputed * (SELECTIVE_AS_PRINTED if recompute == "selective" else 1.0)
 
 
 def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
-    """Bytes one layer keeps for its backward, one micro-batch [2205.05198 Table 2].
+    """Bytes that one layer keeps for its backward, one micro-batch [2205.05198 Table 2].
 
     none: sbh (10 + 24/t + 5 a s / h t), with sequence parallelism sbh (34 + 5 a s / h) / t;
     selective drops the 5 a s / h term; full keeps the layer's input, 2 sbh. Flash attention never
@@ -148,7 +151,7 @@ def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
 
 
 def attention_weight_input_bytes(part: LayerSlice) -> float:
-    """Bytes the attention block keeps from its input gradients to its weight gradients, one micro-batch.
+    """Bytes that the attention block holds between its dgrad and its wgrad, one micro-batch.
 
     Input and output gradient of both linear layers and of the norm, in half precision: with equal
     heads and t = 1, sbh (8 of QKV + 4 of the projection + 4 of the norm).
@@ -160,7 +163,7 @@ def attention_weight_input_bytes(part: LayerSlice) -> float:
 
 
 def mlp_weight_input_bytes(part: LayerSlice) -> float:
-    """The same of the MLP block: sbh (20 of both linear layers + 4 of the norm) with ffn = 4 h, t = 1."""
+    """The same for the MLP block: sbh (20 of both linear layers + 4 of the norm) with ffn = 4 h, t = 1."""
     ffn = part.model.ffn_hidden_size / part.model.hidden_size
     split = (2 if part.model.gated_mlp else 1) * ffn + ffn
     shared = 1 + 1 + 2
@@ -168,7 +171,7 @@ def mlp_weight_input_bytes(part: LayerSlice) -> float:
 
 
 def head_weight_input_bytes(part: LayerSlice, positions: int) -> float:
-    """The same of the head: the gradient of the logits, the head's input, and the final norm's pair."""
+    """The same for the LM head: the gradient of the logits, its input, and the final norm's pair."""
     tokens = float(part.micro_batch_size * positions)
     logits = tokens * padded_vocab_size(part.model, part.tensor) / part.tensor
     hidden = tokens * part.model.hidden_size + 2 * part.activation_elements / part.norm_share

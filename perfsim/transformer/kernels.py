@@ -1,4 +1,4 @@
-"""Kernels of one layer by shape: what one rank runs for one micro-batch when a layer is cut `tensor` ways.
+"""Kernels of one layer by shape: what one rank runs per micro-batch with tensor parallelism `tensor`.
 
 Kernels hold work (FLOPs and bytes), never seconds.
 Symbols: b micro-batch, s sequence length, h hidden size, a heads, t tensor degree, T = b s tokens.
@@ -24,8 +24,8 @@ VOCAB_MULTIPLE = 128
 class Kernel:
     """One kernel on one rank: its FLOPs, the bytes it moves, and its matrix shape if it has one.
 
-    A GEMM multiplies (m, k) by (k, n), `batch` times. `partition` says how its weight is cut among
-    `parts` ranks: by output columns, by rows of the weight, or streamed row by row.
+    A GEMM multiplies (m, k) by (k, n), `batch` times. `partition` is how its weight is partitioned over
+    `parts` ranks: by columns, by rows, or streamed row by row.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Kernel:
     partition: Partition = "none"
     parts: int = 1
     launches: int = 1
-    """How many kernels the host launches for it."""
+    """Kernels that the host launches for it."""
     weight_gradient: bool = False
 
 
@@ -57,10 +57,11 @@ class LayerSlice:
     """Bytes of an accumulated gradient: 4 with fp32 main gradients, 2 in pure bf16."""
     dropout: bool = True
     recompute_stops_early: bool = False
-    """A layer made again stops at the last tensor that its backward reads, so its last linear is left out."""
+    """Recompute of a layer stops at the last tensor that its backward reads, so it skips its last linear."""
 
     @property
     def tokens(self) -> int:
+        """Tokens of one micro-batch: T = b s."""
         return self.micro_batch_size * self.seq_length
 
     @property
@@ -75,18 +76,19 @@ class LayerSlice:
 
     @property
     def kv_size(self) -> int:
+        """Width of all keys, which is that of all values."""
         return self.model.query_groups * self.model.head_size
 
     @property
     def norm_share(self) -> int:
-        """How many ranks share layer norms and dropouts: t with sequence parallelism."""
+        """Ranks that share layer norms and dropouts: t with sequence parallelism, else 1."""
         return self.tensor if self.sequence_parallel else 1
 
 
 def linear(
     name: str, tokens: int, n_in: int, n_out: int, partition: Partition = "none", parts: int = 1
 ) -> Kernel:
-    """Forward GEMM of a linear layer whose weight is cut `parts` ways: (tokens, k) x (k, n)."""
+    """Forward GEMM of a linear layer partitioned over `parts` ranks: (tokens, k) x (k, n)."""
     k = n_in // parts if partition == "row" else n_in
     n = n_out // parts if partition == "column" else n_out
     return gemm(name, tokens, n, k, partition=partition, parts=parts)
@@ -102,7 +104,7 @@ def gemm(
     parts: int = 1,
     weight_gradient: bool = False,
 ) -> Kernel:
-    """A GEMM in half precision: 2 m n k FLOPs a batch, each operand moved once."""
+    """A GEMM in half precision: 2 m n k FLOPs per batch entry, each operand moved once."""
     return Kernel(
         name=name,
         op="gemm",
@@ -164,15 +166,17 @@ def _norm_backward(name: str, part: LayerSlice) -> Kernel:
 
 def _residual(name: str, part: LayerSlice) -> Kernel:
     """Bias, dropout and residual in one kernel: two reads, one write, one mask byte."""
-    each = 3 * HALF + (1.0 if part.dropout else 0.0)
-    return elementwise(name, each * part.activation_elements / part.norm_share)
+    bytes_per_element = 3 * HALF + (1.0 if part.dropout else 0.0)
+    return elementwise(name, bytes_per_element * part.activation_elements / part.norm_share)
 
 
 def residual_backward(name: str, part: LayerSlice) -> Kernel:
     """Backward of dropout (read, mask, write); sum of both branches' gradients (two reads, a write)."""
-    each = 3 * HALF + (2 * HALF + 1.0 if part.dropout else 0.0)
+    bytes_per_element = 3 * HALF + (2 * HALF + 1.0 if part.dropout else 0.0)
     launches = 2 if part.dropout else 1
-    return elementwise(name, each * part.activation_elements / part.norm_share, launches=launches)
+    return elementwise(
+        name, bytes_per_element * part.activation_elements / part.norm_share, launches=launches
+    )
 
 
 def attention_projections(part: LayerSlice) -> tuple[Kernel, Kernel]:
@@ -186,7 +190,7 @@ def attention_projections(part: LayerSlice) -> tuple[Kernel, Kernel]:
 
 
 def attention_core(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Scores, softmax, dropout and context; one kernel when the attention is flash."""
+    """Scores, softmax, dropout and context; a single kernel with flash attention."""
     if part.attention == "flash":
         return (_flash("flash_attention", part, matmuls=2),)
     heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
@@ -201,7 +205,7 @@ def attention_core(part: LayerSlice) -> tuple[Kernel, ...]:
 
 
 def _heads_to_tokens(name: str, part: LayerSlice) -> Kernel:
-    """A copy of the context from one matrix a head to one row a token, or of its gradient back."""
+    """Transpose the context from one matrix per head to one row per token, or its gradient back."""
     return elementwise(name, 2 * HALF * part.activation_elements / part.tensor)
 
 
@@ -223,12 +227,12 @@ def attention_core_backward(part: LayerSlice) -> tuple[Kernel, ...]:
 
 
 def _local_heads(part: LayerSlice) -> int:
-    """Attention heads of one rank times the micro-batch: the batch of a score GEMM."""
+    """Attention heads of one rank times micro-batch size: the batch of a score GEMM."""
     return part.micro_batch_size * part.model.num_attention_heads // part.tensor
 
 
 def _flash(name: str, part: LayerSlice, matmuls: int) -> Kernel:
-    """Flash attention: `matmuls` products of s x s x d a head, half of each under a causal mask."""
+    """Flash attention: `matmuls` products of s x s x d per head, half of each under a causal mask."""
     heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
     seen = 0.5 if part.model.causal else 1.0
     return Kernel(
@@ -244,19 +248,19 @@ def _flash(name: str, part: LayerSlice, matmuls: int) -> Kernel:
 
 
 def attention_forward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Layer norm, QKV, core and output projection (before the tensor-parallel sum)."""
+    """Layer norm, QKV, core and output projection (before the tensor-parallel all-reduce)."""
     qkv, projection = attention_projections(part)
     return (_norm("attention_norm", part), qkv, *rotary(part), *attention_core(part), projection)
 
 
 def join_gradients(part: LayerSlice) -> Kernel:
-    """The gradients of queries, keys and values written side by side, as the QKV linear reads them."""
+    """Concatenation of the gradients of queries, keys and values, which the QKV linear reads."""
     width = part.model.hidden_size + 2 * part.kv_size
     return elementwise("qkv.join_gradients", 2 * HALF * part.tokens * width / part.tensor)
 
 
 def rotary(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Rotation of queries and keys, where positions are rotary."""
+    """Rotation of queries and keys, if positions are rotary."""
     if part.model.position_embedding != "rotary":
         return ()
     width = part.model.hidden_size + part.kv_size
@@ -300,7 +304,7 @@ def mlp_forward(part: LayerSlice) -> tuple[Kernel, ...]:
 
 
 def mlp_recompute(part: LayerSlice) -> tuple[Kernel, ...]:
-    """What of the MLP block is made again before its backward."""
+    """The part of the MLP block that is recomputed before its backward."""
     if part.recompute_stops_early:
         return _mlp_before_fc2(part)
     return (*mlp_forward(part), *mlp_residual(part))
@@ -328,7 +332,7 @@ def mlp_backward(part: LayerSlice) -> tuple[Kernel, ...]:
 
 
 def _mlp_norm(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Nothing where the MLP reads what the attention's norm made."""
+    """The MLP's norm; none if it shares the norm of the attention block."""
     return (_norm("mlp_norm", part),) if part.model.norms_per_layer > 1 else ()
 
 
@@ -337,18 +341,18 @@ def _mlp_norm_backward(part: LayerSlice) -> tuple[Kernel, ...]:
 
 
 def mlp_residual(part: LayerSlice) -> tuple[Kernel, ...]:
-    """What follows the MLP's tensor-parallel sum."""
+    """Bias, dropout and residual after the MLP's tensor-parallel all-reduce."""
     return (_residual("mlp_residual", part),)
 
 
 def padded_vocab_size(model: TransformerConfig, tensor: int) -> int:
-    """Vocabulary rounded up so that every tensor rank gets whole tiles (Megatron's padding)."""
+    """Vocabulary rounded up to whole tiles on every tensor rank (Megatron's padding)."""
     multiple = VOCAB_MULTIPLE * tensor
     return math.ceil(model.vocab_size / multiple) * multiple
 
 
 def embedding_forward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Word lookup, position added, dropout."""
+    """Word lookup, addition of positions, dropout."""
     elements = part.activation_elements
     return (
         elementwise("embedding_lookup", 2 * HALF * elements, launches=4),
@@ -357,7 +361,7 @@ def embedding_forward(part: LayerSlice) -> tuple[Kernel, ...]:
 
 
 def embedding_backward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Gradient of the lookup scattered into a dense table, then accumulated."""
+    """Gradient of the lookup: scattered into a dense table, then accumulated."""
     rows = padded_vocab_size(part.model, part.tensor) / part.tensor
     table = rows * part.model.hidden_size
     return (
@@ -367,21 +371,21 @@ def embedding_backward(part: LayerSlice) -> tuple[Kernel, ...]:
 
 
 CROSS_ENTROPY_FORWARD_BYTES = 38.0
-"""A logit, as Megatron-LM's vocabulary-parallel cross-entropy passes over it: cast to fp32 (6), maximum
+"""Per logit, in the passes of Megatron-LM's vocabulary-parallel cross-entropy: cast to fp32 (6), maximum
 (4), subtract (8), exponential (8), sum (4), divide by the sum (8)."""
 CROSS_ENTROPY_BACKWARD_BYTES = 14.0
-"""A logit: scale by the incoming gradient (8), cast to half (6)."""
+"""Per logit: scale by the incoming gradient (8), cast to half (6)."""
 
 
 def head_linear(part: LayerSlice, positions: int) -> Kernel:
-    """The language-model head on `positions` a sequence."""
+    """The LM head on `positions` per sequence."""
     vocab = padded_vocab_size(part.model, part.tensor)
     tokens = part.micro_batch_size * positions
     return linear("lm_head", tokens, part.model.hidden_size, vocab, "column", part.tensor)
 
 
 def head_forward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
-    """Final layer norm, language-model head on `positions` a sequence, cross-entropy."""
+    """Final layer norm, LM head on `positions` per sequence, cross-entropy."""
     head = head_linear(part, positions)
     logits = float(head.m) * head.n
     return (
@@ -392,13 +396,13 @@ def head_forward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
 
 
 def cross_entropy_backward(head: Kernel) -> Kernel:
-    """Gradient of the loss by the logits that a head's GEMM wrote."""
+    """Gradient of the loss by the logits of the LM head."""
     logits = float(head.m) * head.n
     return elementwise("cross_entropy.backward", CROSS_ENTROPY_BACKWARD_BYTES * logits, launches=6)
 
 
 def head_backward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
-    """Backward of loss, head and final layer norm."""
+    """Backward of loss, LM head and final layer norm."""
     head = head_linear(part, positions)
     return (
         cross_entropy_backward(head),

@@ -1,8 +1,7 @@
-"""The backward of a layer in two: gradients of inputs (dgrad), then of weights (wgrad) [2401.10241].
+"""The backward of a layer in two passes: gradients of inputs (dgrad), then of weights (wgrad) [2401.10241].
 
-What the next stage waits for is in the first half; the second can run at any time after it. Both
-together do the FLOPs of the backward in one piece. A norm's scale and shift need its input and
-output gradient once more, since the pass that had them is over.
+The next stage waits only for dgrad; wgrad can run at any later time. Together they have the FLOPs of the
+whole backward. A norm's wgrad reads its input and output gradient again, since dgrad is a kernel of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from perfsim.transformer.kernels import (
 
 
 def attention_dgrad(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Gradient of the attention block's input; the whole attention core is in it."""
+    """Gradient of the attention block's input, with the whole backward of the attention core."""
     qkv, projection = attention_projections(part)
     return (
         residual_backward("attention_residual.backward", part),
@@ -75,13 +74,13 @@ def mlp_wgrad(part: LayerSlice) -> tuple[Kernel, ...]:
 
 
 def head_dgrad(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
-    """Gradient of loss, head and final layer norm by their input."""
+    """Gradient of loss, LM head and final layer norm by their input."""
     head = head_linear(part, positions)
     return (cross_entropy_backward(head), linear_dgrad(head), _norm_dgrad("final_norm.dgrad", part))
 
 
 def head_wgrad(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
-    """Gradients of the head's weight and the final layer norm, accumulated."""
+    """Gradients of the LM head's weight and the final layer norm, accumulated."""
     head = head_linear(part, positions)
     return (
         *linear_wgrad(head, part.main_grad_bytes, bias=False),

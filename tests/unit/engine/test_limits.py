@@ -56,9 +56,9 @@ def test_events_that_other_processes_use_up_meanwhile_end_a_run_where_it_is(toys
         simulate(graph, np.ones(len(graph)), ahead=False)
 
 
-def test_time_that_is_over_ends_a_longest_path(toys: ModuleType) -> None:
+def test_time_that_is_over_ends_a_critical_path(toys: ModuleType) -> None:
     graph = long(toys, 10)
-    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="0 % of a longest path"):
+    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="0 % of a critical path"):
         critical_path(graph, np.ones(len(graph)))
 
 
