@@ -6,7 +6,6 @@ YAML, because a reader could not tell what it counts; Python code passes SI floa
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -16,9 +15,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
-from quantiphy import InvalidNumber, Quantity
 
 from perfsim.errors import Problem, UnitError
+from perfsim.suggest import nearest
+
+DAY_S = 86_400.0
 
 Dimension = Literal["bytes", "bytes_per_s", "flop_per_s", "seconds", "watts"]
 
@@ -27,7 +28,10 @@ YAML_CONTEXT = {"yaml": True}
 
 _PREFIXES = {18: "E", 15: "P", 12: "T", 9: "G", 6: "M", 3: "k", 0: "", -3: "m", -6: "u", -9: "n", -12: "p"}
 _BINARY_PREFIXES = {10: "Ki", 20: "Mi", 30: "Gi", 40: "Ti", 50: "Pi"}
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_POWERS = {prefix: power for power, prefix in _PREFIXES.items()} | {"K": 3, "µ": -6, "μ": -6}
+"""Of ten, by prefix; kilo and micro have several spellings."""
+_BINARY_POWERS = {prefix: power for power, prefix in _BINARY_PREFIXES.items()}
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(.*?)\s*", re.DOTALL)
 
 
@@ -81,7 +85,7 @@ _UNITS: dict[Dimension, _Units] = {
         symbols={"s": 1.0},
         usual="us",
         exponents=(-12, 0),
-        unprefixed={"min": 60.0, "h": 3600.0, "d": 86400.0},
+        unprefixed={"min": 60.0, "h": 3600.0, "d": DAY_S},
     ),
     "watts": _Units(meaning="a power", symbols={"W": 1.0}, usual="W", exponents=(-3, 9)),
 }
@@ -166,12 +170,20 @@ def _value_in(number: str, unit: str, dimension: Dimension) -> float | None:
     units = _UNITS[dimension]
     if unit in units.unprefixed:
         return float(number) * units.unprefixed[unit]
-    try:
-        quantity = Quantity(f"{number} {unit}", binary=True)
-    except InvalidNumber:
+    symbol = next((symbol for symbol in units.symbols if unit.endswith(symbol)), None)
+    if symbol is None:
         return None
-    factor = units.symbols.get(quantity.units)
-    return None if factor is None else float(quantity) * factor
+    size, prefix = units.symbols[symbol], unit.removesuffix(symbol)
+    if not prefix:
+        return float(number) * size
+    if "e" in number.lower():  # 1e3 MB: two exponents are one too many
+        return None
+    if units.binary and prefix in _BINARY_POWERS:
+        return float(number) * 2.0 ** _BINARY_POWERS[prefix] * size
+    low, high = units.exponents
+    power = _POWERS.get(prefix)
+    # As text, 2.039 TB is the float nearest to 2.039e12, which 2.039 * 1e12 may miss.
+    return None if power is None or not low <= power <= high else float(f"{number}e{power}") * size
 
 
 def _checked(value: float, text: str, dimension: Dimension) -> float:
@@ -205,8 +217,7 @@ def _nearest_unit(unit: str, dimension: Dimension) -> str:
     for same in (lambda name: name.partition("/")[0] == base, lambda name: name.startswith(base)):
         if rate := next(filter(same, accepted), None):
             return rate
-    near = difflib.get_close_matches(unit, accepted, n=1, cutoff=0.5)
-    return near[0] if near else _UNITS[dimension].usual
+    return nearest(unit, accepted) or _UNITS[dimension].usual
 
 
 def _refusal(message: str, dimension: Dimension, meant: str = "") -> UnitError:
@@ -239,7 +250,7 @@ def _long_duration(value: float, dimension: Dimension, precision: int) -> str:
     """Hours and days where seconds would be hard to read."""
     if dimension != "seconds" or value < 7200:
         return ""
-    size, unit = (86400.0, "d") if value >= 172800 else (3600.0, "h")
+    size, unit = (DAY_S, "d") if value >= 2 * DAY_S else (3600.0, "h")
     return f"{_digits(Decimal(value / size), precision)} {unit}"
 
 

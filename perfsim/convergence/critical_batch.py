@@ -9,7 +9,6 @@ E(B*) = 1.2 E(B_opt), so
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,8 @@ from perfsim.convergence.hyperbola import (
     steps,
     steps_for_tokens,
 )
-from perfsim.errors import InputError
+from perfsim.errors import InputError, Problem
+from perfsim.suggest import did_you_mean
 
 __all__ = [
     "DEFAULT_LAW",
@@ -130,9 +130,7 @@ class LawInputs:
 def critical_batch(law: str = DEFAULT_LAW, inputs: LawInputs | None = None) -> CriticalBatch:
     """B_crit by the law of that name in LAWS; InputError on an unknown name or a missing input."""
     if law not in LAWS:
-        near = difflib.get_close_matches(law, LAWS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(f"unknown critical-batch law '{law}'{hint} (known: {', '.join(LAWS)})")
+        raise InputError([Problem(f"unknown critical-batch law {law!r}", help=did_you_mean(law, LAWS))])
     return LAWS[law](inputs or LawInputs())
 
 

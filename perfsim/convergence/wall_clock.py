@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from perfsim.convergence.goodput import linear_goodput, mean_time_to_failure_s, young_interval_s
+from perfsim.units import DAY_S
 from perfsim.wall_clock import NumberRange, RateRange, SecondsRange, WallClockSpec
 
 Three = tuple[float, float, float]
@@ -95,7 +96,7 @@ def _failures(
 
     part = _part("failures", lost_s)
     every_s = mean_time_to_failure_s(run.num_nodes, rates[1]) if rates[1] else float("inf")
-    how = "; ".join(dict.fromkeys([f"one every {every_s / 86400:.2g} days", *warnings]))
+    how = "; ".join(dict.fromkeys([f"one every {every_s / DAY_S:.2g} days", *warnings]))
     return RunPart("failures", part.low_s, part.typical_s, part.high_s, how)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib.metadata import entry_points
 
 from perfsim.costs.price import Costs
@@ -14,6 +13,7 @@ from perfsim.machines.network import Network
 from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.strategies import Strategy, strategy
 from perfsim.strategies.plan import check_runs_on
+from perfsim.suggest import did_you_mean
 from perfsim.topology import HEALTHY, LinkHealth, Topology
 from perfsim.workload import TrainingRecipe
 
@@ -45,10 +45,7 @@ def machine(kind: str) -> Machine:
     for point in entry_points(group=ENTRY_POINTS, name=kind):
         installed: Machine = point.load()()
         return installed
-    nearest = difflib.get_close_matches(kind, machine_kinds(), 1)
-    help_text = f"did you mean {nearest[0]!r}?" if nearest else ""
-    message = f"unknown kind of system {kind!r}; known: {', '.join(machine_kinds())}"
-    raise InputError([Problem(message, help=help_text)])
+    raise InputError([Problem(f"unknown kind of system {kind!r}", help=did_you_mean(kind, machine_kinds()))])
 
 
 def machine_of(system: SystemSpec) -> Machine:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from perfsim.errors import LayoutError, Problem
+from perfsim.suggest import did_you_mean
 
 SHORT_NAMES = {
     "tp": "tensor",
@@ -61,9 +61,7 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
     defaults: dict[str, Any] = {field.name: field.default for field in fields(layout_type)}
     if name not in defaults:
         known = [*(short for short, long in SHORT_NAMES.items() if long in defaults), *defaults]
-        nearest = difflib.get_close_matches(name, known, 1)
-        help_text = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
-        raise _Wrong("unknown name", help_text)
+        raise _Wrong("unknown name", did_you_mean(name, known))
     kind = get_type_hints(layout_type)[name]
     if kind is str:
         return value

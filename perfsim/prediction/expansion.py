@@ -10,7 +10,6 @@ send, the slowest pair of a round deciding.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
@@ -24,6 +23,7 @@ from perfsim.graph import Kind, RankGroup, TaskGraph, Work
 from perfsim.graph.expand import expand
 from perfsim.placement.place import place
 from perfsim.prediction.evaluation import Evaluation
+from perfsim.suggest import did_you_mean
 
 ALGORITHMS: Mapping[str, tuple[str, ...]] = {
     "ring": ("all_reduce", "reduce_scatter", "all_gather"),
@@ -77,9 +77,8 @@ def in_steps(graph: TaskGraph, costs: Costs, wanted: Mapping[str, str]) -> tuple
     }
     for name in wanted:
         if name not in collectives:
-            near = difflib.get_close_matches(name, collectives, 1)
-            known = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(collectives))}"
-            raise InputError([Problem(f"this step has no collective {name!r}", help=known)])
+            help_text = did_you_mean(name, sorted(collectives))
+            raise InputError([Problem(f"this step has no collective {name!r}", help=help_text)])
     chains: dict[int, list[Work]] = {}
     seconds: dict[tuple[str, str, float], float] = {}
     for number, work in enumerate(graph.works):

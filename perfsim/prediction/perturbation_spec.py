@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from perfsim.errors import InputError, Problem
 from perfsim.spec import Spec
+from perfsim.suggest import did_you_mean
 from perfsim.units import Seconds, parse_quantity
 
 Factor = Annotated[float, Field(ge=1.0, le=1000.0)]
@@ -164,10 +164,7 @@ def _help(key: str) -> str:
     if key in _FAILURE:
         return "write for example mttf=8h,checkpoint=1h,restart=10min"
     known = [*_AT, *_PLAIN, *_FAILURE]
-    near = difflib.get_close_matches(key, known, 1)
-    if key in known:
-        return f"write for example {EXAMPLE}"
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"write for example {EXAMPLE}" if key in known else did_you_mean(key, known)
 
 
 def _lines(error: ValueError) -> list[str]:

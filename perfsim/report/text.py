@@ -11,16 +11,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perfsim.study.result import CandidateResult
+from perfsim.units import DAY_S
 
 MISSING = "n/a"
 NONE = "\u2013"
 """A cell that has nothing to say; also the dash of a range."""
 TIMES = "\u00d7"
-YEAR_S = 365.25 * 86400.0
+YEAR_S = 365.25 * DAY_S
 
 _TIME_UNITS: tuple[tuple[str, float, float], ...] = (
     ("years", YEAR_S, 2 * YEAR_S),
-    ("days", 86400.0, 2 * 86400.0),
+    ("days", DAY_S, 2 * DAY_S),
     ("h", 3600.0, 2 * 3600.0),
     ("min", 60.0, 600.0),
     ("s", 1.0, 1.0),

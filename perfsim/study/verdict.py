@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
 from perfsim.study.result import CandidateResult
-
-DAY_S = 86_400.0
+from perfsim.units import DAY_S
 
 
 @dataclass(frozen=True)

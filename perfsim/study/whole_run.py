@@ -9,8 +9,7 @@ from perfsim.prediction.question import Question
 from perfsim.study.batches import BatchChoice
 from perfsim.study.result import CandidateResult
 from perfsim.transformer import parameters
-
-DAY_S = 86_400.0
+from perfsim.units import DAY_S
 
 
 def whole_run_of(question: Question, choice: BatchChoice) -> tuple[RunPart, ...]:

@@ -10,6 +10,7 @@ from perfsim.study.spec import StudySpec
 from perfsim.sweep.axes import VARIANT
 from perfsim.sweep.points import PointResult, setting_text
 from perfsim.sweep.policy import policy_changes
+from perfsim.units import DAY_S
 
 SAME = 0.01
 """A change of the step time below this counts as none."""
@@ -136,7 +137,7 @@ def _times(name: str, points: Sequence[PointResult]) -> str:
 
 
 def _time(seconds: float) -> str:
-    for name, unit_s, least_s in (("days", 86400, 2 * 86400), ("h", 3600, 7200), ("min", 60, 0)):
+    for name, unit_s, least_s in (("days", DAY_S, 2 * DAY_S), ("h", 3600, 7200), ("min", 60, 0)):
         if seconds >= least_s:
             return f"{seconds / unit_s:.3g} {name}"
     return f"{seconds:.3g} s"

@@ -11,8 +11,8 @@ from perfsim.sweep.points import Circumstances, PointResult, settings_text
 from perfsim.sweep.scaling import Match, Series
 from perfsim.sweep.succession import policy_sentence
 from perfsim.sweep.variants import variant_sentences
+from perfsim.units import DAY_S
 
-DAY_S = 86_400.0
 MAX_SENTENCES = 3
 """Of a verdict on variants; the page has the rest."""
 

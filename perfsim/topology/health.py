@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from perfsim.errors import InputError, Problem
+from perfsim.suggest import nearest
 from perfsim.topology.base import Edge, Route, Topology
 
 MOST_NAMES = 6
@@ -70,12 +70,12 @@ def links_with_state(topology: Topology) -> dict[Ends, list[int]]:
 
 
 def nearest_link(name: str, ends: Iterable[Ends]) -> str:
-    """A line of help: the links most like `name`, or a few of those that there are."""
+    """A line of help: the link most like `name`, or a few of those that there are."""
     names = ["-".join(sorted(each, key=_order)) for each in ends]
-    near = difflib.get_close_matches(name, names, 3)
     if not names:
         return "there is no link that could be slow"
-    return f"did you mean {', '.join(near)}?" if near else f"for example {', '.join(names[-MOST_NAMES:])}"
+    near = nearest(name, names)
+    return f"did you mean `{near}`?" if near else f"for example {', '.join(names[-MOST_NAMES:])}"
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -101,7 +101,7 @@ def test_a_link_is_named_in_either_order(toys: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("name", "left", "message"),
     [
-        ("leaf0-spine99", 0.5, "has no link 'leaf0-spine99'\n.*did you mean leaf0-spine"),
+        ("leaf0-spine99", 0.5, "has no link 'leaf0-spine99'\n.*did you mean `leaf0-spine"),
         ("cable", 0.5, "has no link 'cable'"),
         ("leaf0-spine0", 1.5, "1.5 of its capacity is not between 0 and 1"),
     ],

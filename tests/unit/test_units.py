@@ -68,6 +68,8 @@ def test_quantity_is_read_in_si(text: str, dimension: Dimension, value: float) -
         ("0.0055", "seconds", "has no unit", "'5.5 ms'"),
         ("80 gb", "bytes", "unknown unit 'gb'", "'80 GB'"),
         ("80 G", "bytes", "unknown unit 'G'", "'80 GB'"),
+        ("80 mB/s", "bytes_per_s", "unknown unit 'mB/s'", "'80 MB/s'"),
+        ("1e3 MB", "bytes", "unknown unit 'MB'", "units:"),
         ("312 TFLOP", "flop_per_s", "unknown unit", "'312 TFLOP/s'"),
         ("5 kB", "seconds", "a time is expected", "units: ps, ns, us, ms, s, min, h, d"),
         ("-3 GB", "bytes", "is negative", "'3 GB'"),

@@ -251,7 +251,7 @@ def test_a_study_prints_a_short_table_that_ends_in_the_verdict(perfsim: Run, els
         (STUDY.replace("gpt3_xl", "gpt3_xxl"), ["bad.yaml:4:", "gpt3_xxl", "did you mean `gpt3_xl`"]),
         (STUDY.replace("cs-2", "cs2"), ["bad.yaml:8:", "did you mean `cs-2`"]),
         (STUDY.replace("[16]", "[16, -4, x]"), ["bad.yaml:9:", "batch_sizes"]),
-        (STUDY.replace("strategy: 3d", "strategy: 3dd"), ["unknown strategy '3dd'", "did you mean '3d'"]),
+        (STUDY.replace("strategy: 3d", "strategy: 3dd"), ["unknown strategy '3dd'", "did you mean `3d`"]),
         (
             STUDY.replace("strategy: 3d", "strategy: weight-streaming"),
             ["runs on a wafer-cluster"],
@@ -361,7 +361,7 @@ def test_a_trace_is_written_as_loadable_json(perfsim: Run, elsewhere: Path, name
         (["--model", "gpt3_20bb"], ["unknown model `gpt3_20bb`", "did you mean `gpt3_20b`"]),
         (["--model", "absent.yaml"], ["there is no file", "absent.yaml"]),
         (["--system", "dgx-a100-80g"], ["unknown system", "did you mean `dgx-a100-80gb`"]),
-        (["--strategy", "pipelin"], ["unknown strategy 'pipelin'", "did you mean 'pipeline'"]),
+        (["--strategy", "pipelin"], ["unknown strategy 'pipelin'", "did you mean `pipeline`"]),
         (
             ["--strategy", "weight-streaming"],
             ["runs on a wafer-cluster; dgx-a100-80gb is a gpu-cluster"],
@@ -398,7 +398,7 @@ def test_uneven_stages_are_taken_as_written(perfsim: Run) -> None:
 @pytest.mark.parametrize(
     ("layout", "parts"),
     [
-        ("tpp=8", ["layout 'tpp=8': unknown name", "did you mean 'tp'"]),
+        ("tpp=8", ["layout 'tpp=8': unknown name", "did you mean `tp`"]),
         ("tp=eight", ["'eight' is not a whole number"]),
         ("tp=1.5", ["'1.5' is not a whole number"]),
         ("tp", ["'' is not a whole number"]),

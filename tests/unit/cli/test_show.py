@@ -50,7 +50,7 @@ def test_every_figure_of_every_entry_has_a_source_or_a_reason(kind: str) -> None
 def test_what_is_unknown_is_refused_with_the_nearest() -> None:
     with pytest.raises(CatalogError, match="did you mean `gpt3_20b`"):
         show_entry("models", "gpt3_20")
-    with pytest.raises(InputError, match="did you mean 'pipeline'"):
+    with pytest.raises(InputError, match="did you mean `pipeline`"):
         show_entry("strategies", "pipelin")
     with pytest.raises(InputError, match="unknown kind 'links'; known: systems, devices"):
         show_entry("links", "nvlink3")

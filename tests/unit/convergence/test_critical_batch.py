@@ -187,7 +187,7 @@ def test_kaplan_law_refuses_a_loss_of_unknown_scale() -> None:
 
 
 def test_an_unknown_law_is_refused_with_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"did you mean kaplan_loss\?"):
+    with pytest.raises(InputError, match=r"did you mean `kaplan_loss`"):
         critical_batch("kaplan_los")
 
 

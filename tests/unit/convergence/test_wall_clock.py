@@ -11,7 +11,6 @@ from perfsim.convergence.wall_clock import RunPart, Training, whole_run
 from perfsim.wall_clock import NumberRange, RateRange, SecondsRange, WallClockSpec
 
 RUN = Training(steps=50_000, step_time_s=4.0, num_parameters=6.05e9, num_nodes=2)
-DAY_S = 86_400.0
 
 
 def parts_of(spec: WallClockSpec, run: Training = RUN) -> dict[str, RunPart]:

@@ -122,8 +122,8 @@ def test_a_point_may_ask_for_steps(evaluation: Evaluation) -> None:
     ("text", "message"),
     [
         ("data.all_reduce=star", "must be one of ring, tree"),
-        ("data.all_reduc=ring", "did you mean 'data.all_reduce'"),
-        ("nothing=ring", "there are: "),
+        ("data.all_reduc=ring", "did you mean `data.all_reduce`"),
+        ("nothing=ring", "known: data.all_reduce, "),
     ],
 )
 def test_what_does_not_run_so_is_refused(evaluation: Evaluation, text: str, message: str) -> None:

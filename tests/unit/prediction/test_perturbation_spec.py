@@ -34,7 +34,7 @@ def test_ranks_may_be_called_by_their_device() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stragler=1.3@5", "did you mean 'straggler'"),
+        ("stragler=1.3@5", "did you mean `straggler`"),
         ("straggler=1.3", "write for example straggler=1.3@rank5"),
         ("straggler=0.5@1", "greater than or equal to 1"),
         ("jitter=lots", "could not convert"),

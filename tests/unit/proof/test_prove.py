@@ -149,7 +149,7 @@ def test_the_table_ends_in_a_sentence() -> None:
     ("arguments", "said"),
     [
         (["gpt3_20bb"], "did you mean"),
-        ([MODEL, "--strategy", "dta"], "did you mean 'data'"),
+        ([MODEL, "--strategy", "dta"], "did you mean `data`"),
         ([MODEL, "--layout", "tp=3,zero=3,pp=2"], "pipeline must be 1"),
         ([MODEL, "--strategy", "weight-streaming", "--layout", "dp=2,tp=2"], "'tp=2': unknown name"),
         ([MODEL, "--devices", "3", "--batch", "7"], "--devices and --batch are for a --layout"),

@@ -20,7 +20,7 @@ def test_the_built_in_strategies_are_there_under_their_own_names() -> None:
 def test_an_unknown_name_gets_the_nearest_and_the_list() -> None:
     with pytest.raises(InputError, match="unknown strategy 'weightstreaming'") as caught:
         strategy("weightstreaming")
-    assert "did you mean 'weight-streaming'?" in str(caught.value)
+    assert "did you mean `weight-streaming`?" in str(caught.value)
     assert "3d, data" in str(caught.value)
 
 

@@ -81,7 +81,7 @@ def test_a_link_that_no_candidate_has_is_an_error_at_its_line(tmp_path: Path) ->
     link, system = caught.value.problems
     assert (link.line, system.line) == (13, 14)
     assert link.message == "no candidate on dgx-a100-80gb has a link 'node0/nicc0-leaf0'"
-    assert link.help.startswith("did you mean node0/nic0-leaf0")
+    assert link.help.startswith("did you mean `node0/nic0-leaf0")
     assert (system.message, system.help[:19]) == ("no candidate is a system 'cs-3'", "did you mean `cs-2`")
 
 

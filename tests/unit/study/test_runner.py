@@ -195,7 +195,7 @@ def test_a_strategy_without_a_system_in_the_study_is_refused(quick: StudySpec) -
 
 
 def test_an_unknown_strategy_is_refused_with_the_nearest(quick: StudySpec) -> None:
-    with pytest.raises(InputError, match="did you mean 'weight-streaming'"):
+    with pytest.raises(InputError, match="did you mean `weight-streaming`"):
         run_study(quick, ["3d", "weight-steaming"])
 
 

@@ -11,9 +11,9 @@ from perfsim.convergence.time_to_accuracy import time_to_accuracy
 from perfsim.prediction.result import Why
 from perfsim.study.result import CandidateResult
 from perfsim.study.verdict import Answer, ratio_bands, verdict
+from perfsim.units import DAY_S
 
 CRITICAL = CriticalBatch(1e7, 2.0, "constant", "a test")
-DAY_S = 86_400.0
 OPEN = "the range includes 1, so the order is open"
 
 

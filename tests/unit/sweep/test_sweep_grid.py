@@ -102,7 +102,7 @@ def test_a_grid_without_machines_takes_those_of_the_study(write_sweep: Write) ->
         ("  system.device.peak.fp16: [312]", 29, "312 has no unit"),
         ("  model: [gpt3_xll]", 11, "did you mean `gpt3_xl`"),
         ("  system: [cs-22]", 12, "did you mean `cs-2`"),
-        ("  strategy: [weight-steaming]", 14, "did you mean 'weight-streaming'"),
+        ("  strategy: [weight-steaming]", 14, "did you mean `weight-streaming`"),
         ("  devices: [0]", 13, "greater than 0"),
         ("  candidates: [{strategy: 3d, sistem: cs-2, devices: [8]}]", 31, "did you mean `system`"),
     ],
