@@ -56,7 +56,6 @@ class InputError(PerfsimError):
         self._problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
-
     @property
     def problems(self) -> tuple[Problem, ...]:
         """Every problem with its place, what is wrong and how to fix it."""

@@ -15,7 +15,7 @@ from perfsim.catalog import Catalog
 from perfsim.report.text import layout_short
 from perfsim.sweep.points import PointResult
 from perfsim.sweep.result import SweepResult
-from perfsim.sweep.runner import STORE, Tell, load_sweep, only_strategies, run_sweep
+from perfsim.sweep.runner import STORE, Sweep, Tell, load_sweep, only_strategies, run_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +35,7 @@ ANSWER = (
 
 
 def sweep(
-    sweep: Named,
+    sweep: Named | Sweep,
     *,
     folder: str | Path | None = None,
     compare: Sequence[str] = (),
@@ -43,14 +43,15 @@ def sweep(
     progress: Tell = lambda _: None,
     catalog: Catalog | None = None,
 ) -> SweepAnswer:
-    """Answer a sweep: a name of the catalogue, or the path of a YAML file.
+    """Answer a sweep: a name of the catalogue, the path of a YAML file, or one that was loaded.
 
     Finished points are kept in `folder`, and a second call computes only the others; without it nothing is
     kept. `compare` keeps the points of these strategies. `jobs` is the number of processes (None: all
     cores); they import the caller's main module anew, so that a script needs `if __name__ == "__main__":`.
     Raises InputError for what is wrong in the file and PerfsimError where points fail.
     """
-    asked = only_strategies(load_sweep(str(sweep), catalog), list(compare))
+    asked = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog)
+    asked = only_strategies(asked, list(compare))
     if folder is not None:
         return SweepAnswer(run_sweep(asked, Path(folder) / STORE, jobs=jobs, tell=progress))
     with TemporaryDirectory() as nowhere:
@@ -98,9 +99,9 @@ class SweepAnswer:
 
     def save(self, folder: str | Path) -> Path:
         """Write the report; returns the page."""
-        from perfsim.report.sweep.page import write_sweep_report
+        from perfsim.report.sweep.page import write_sweep
 
-        return write_sweep_report(self.result, Path(folder))
+        return write_sweep(self.result, Path(folder))
 
     def document(self, report: str = "") -> dict[str, Any]:
         """The answer as `perfsim sweep --json` prints it; `report` is where the page stands."""

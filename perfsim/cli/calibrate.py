@@ -1,4 +1,4 @@
-"""The verbs of `perfsim calibrate`: constants from measurements of your own."""
+"""`perfsim calibrate`: constants from your own measurements."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from pathlib import Path
 
 import click
 
-from perfsim.cli.options import must_exist
+from perfsim.cli.options import must_exist, out_option
 
 source_option = click.option(
-    "--source", default="", metavar="ID", help="Source id of the measurements; the file's name if absent."
+    "--source", default="", metavar="ID", help="Source id of the measurements. [default: the file's name]"
 )
+yaml_option = out_option("YAML file to write. [default: standard output]")
 
 
 @click.group()
 def calibrate() -> None:
-    """Fit constants of a device, a link or a cluster to measurements of your own."""
+    """Fit constants of a device, a link or a cluster to your own measurements."""
 
 
 @calibrate.command()
 @click.argument("table", type=click.Path(path_type=Path))
-@click.option("--device", required=True, help="Device of the catalogue that was measured.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
-)
+@click.option("--device", required=True, help="Catalogue name of the measured device.")
+@yaml_option
 @source_option
 def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
     """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us."""
@@ -35,13 +34,11 @@ def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
 
 @calibrate.command()
 @click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--link", required=True, help="Link of the catalogue that was measured.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
-)
+@click.option("--link", required=True, help="Catalogue name of the measured link.")
+@yaml_option
 @source_option
 def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: str) -> None:
-    """Fit collectives to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
+    """Fit the collective model to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
     from perfsim.fitting.calibrate import calibrate_collectives
 
     for table in tables:
@@ -51,14 +48,9 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: st
 
 @calibrate.command()
 @click.argument("cases", type=click.Path(path_type=Path))
-@click.option("--device", required=True, help="Device of the catalogue that the runs were made on.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=None,
-    help="Directory for the YAML.",
-)
-@click.option("--device-only", is_flag=True, help="Leave the framework's constants as they are.")
+@click.option("--device", required=True, help="Catalogue name of the device of the runs.")
+@out_option("Folder for the YAML. [default: standard output]")
+@click.option("--device-only", is_flag=True, help="Keep the framework's constants.")
 @source_option
 def framework(cases: Path, device: str, out: Path | None, device_only: bool, source: str) -> None:
     """Fit host launch times and the sustained ceiling of DEVICE to whole steps in CASES."""
@@ -70,11 +62,9 @@ def framework(cases: Path, device: str, out: Path | None, device_only: bool, sou
 
 @calibrate.command()
 @click.argument("measured", type=click.Path(path_type=Path))
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
-)
+@yaml_option
 def steps(measured: Path, out: Path | None) -> None:
-    """Fit one scale of your cluster to two or three steps that you MEASURED there."""
+    """Fit one scale for your cluster to two or three steps that you MEASURED on it."""
     from perfsim.fitting.calibrate import calibrate_steps
 
     must_exist(measured)
@@ -86,13 +76,11 @@ def steps(measured: Path, out: Path | None) -> None:
 
 @calibrate.command()
 @click.argument("cases", type=click.Path(path_type=Path))
-@click.option("--device", default="wse-2", show_default=True, help="Wafer of the catalogue.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=None, help="YAML to write; standard output if absent."
-)
+@click.option("--device", default="wse-2", show_default=True, help="Catalogue name of the wafer.")
+@yaml_option
 @source_option
 def wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
-    """Fit a wafer's efficiency by release of its software to the logs in CASES."""
+    """Fit a wafer's efficiency for each software release to the logs in CASES."""
     from perfsim.fitting.calibrate import calibrate_wafer
 
     must_exist(cases)

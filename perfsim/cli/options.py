@@ -1,4 +1,4 @@
-"""What several verbs share: options, and checks of what they are given."""
+"""What several verbs share: options, and checks of their values."""
 
 from __future__ import annotations
 
@@ -16,24 +16,34 @@ from perfsim.errors import InputError, Problem
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 SECONDS_ON_A_TERMINAL = 1.0
-"""Between two lines of progress; a run that is over before says nothing."""
+"""Between two lines of progress; a shorter run prints none."""
 SECONDS_IN_A_LOG = 30.0
+VERIFY = ("off", "sample", "full")
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else."
+)
+
+
+def out_option(help_text: str) -> Callable[[Verb], Verb]:
+    """`--out PATH`."""
+    return click.option("--out", type=click.Path(path_type=Path), default=None, help=help_text)
 
 
 def limits(verb: Verb) -> Verb:
-    """`--max-events` and `--max-seconds`, and progress of what takes long."""
+    """`--max-events` and `--max-seconds`, and progress of a long simulation."""
 
     @click.option(
         "--max-events",
         type=click.IntRange(min=1),
         default=None,
-        help="Tasks to simulate at most, all processes together; a step that has more is not begun.",
+        help="Simulate at most this many tasks, over all processes; a step with more is not started.",
     )
     @click.option(
         "--max-seconds",
         type=click.FloatRange(min=0.0),
         default=None,
-        help="Seconds to compute at most, planning included.",
+        help="Compute for at most this many seconds, planning included.",
     )
     @functools.wraps(verb)
     def limited_verb(*args: Any, max_events: int | None, max_seconds: float | None, **kwargs: Any) -> Any:
@@ -42,11 +52,11 @@ def limits(verb: Verb) -> Verb:
         with limited(Limits(max_events, max_seconds, Progress())):
             return verb(*args, **kwargs)
 
-    return limited_verb  # type: ignore[return-value]  # the same verb with two options more
+    return limited_verb  # type: ignore[return-value]  # the same verb with two more options
 
 
 class Progress:
-    """Says on standard error how far a long simulation is; now and then, not each time that it is told."""
+    """Prints on standard error how far a long simulation is, at most once in a while."""
 
     def __init__(self) -> None:
         self.every_s = SECONDS_ON_A_TERMINAL if sys.stderr.isatty() else SECONDS_IN_A_LOG

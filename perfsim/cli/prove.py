@@ -1,15 +1,15 @@
-"""The command line of `perfsim prove`: execute schedules, hold them against serial training."""
+"""`perfsim prove`: execute schedules and compare them with serial training."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from perfsim.cli.options import json_option
+from perfsim.cli.output import print_json, print_lines, progress
 from perfsim.errors import InputError, PerfsimError
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
@@ -21,37 +21,45 @@ MOST_ORDERS = 10_000
 
 @click.command()
 @click.argument("target", metavar="MODEL|STUDY")
-@click.option("--strategy", default="", help="Only this strategy; of a --layout 3d if absent.")
+@click.option("--strategy", default="", help="Only this strategy. [default: all; 3d for a --layout]")
 @click.option(
     "--layout",
     default="",
     metavar="tp=2,pp=4,schedule=zb1p",
-    help="This layout; all strategies and schedules of the catalogue if absent.",
+    help="Only this layout. [default: all strategies and schedules of the catalogue]",
 )
 @click.option(
-    "--devices", type=click.IntRange(1, MOST_DEVICES), default=None, help="As many as --layout needs."
+    "--devices",
+    type=click.IntRange(1, MOST_DEVICES),
+    default=None,
+    help="Number of devices. [default: what --layout needs]",
 )
 @click.option(
-    "--batch", type=click.IntRange(1, MOST_SEQUENCES), default=None, help="Sequences a step, for a --layout."
+    "--batch", type=click.IntRange(1, MOST_SEQUENCES), default=None, help="Global batch of a --layout."
 )
 @click.option(
     "--orders",
     type=click.IntRange(0, MOST_ORDERS),
     default=None,
-    help="Random orders. [default: 10]",
+    help="Random orders of execution. [default: 10]",
 )
 @click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), default=None, help="Of weights and orders. [default: 0]"
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    default=None,
+    help="Seed of weights and random orders. [default: 0]",
 )
 @click.option(
     "--mutations",
     type=click.Path(dir_okay=False),
     default=None,
     metavar="FILE",
-    help="Put faults into these schedules instead, and write to FILE (Markdown) which of them are found.",
+    help="Insert faults into these schedules instead, and write to FILE (Markdown) which are detected.",
 )
-@click.option("--every", type=click.IntRange(1), default=None, help="Of --mutations: one fault in so many.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
+@click.option(
+    "--every", type=click.IntRange(1), default=None, help="Of --mutations: try every N-th fault only."
+)
+@json_option
 def prove(
     target: str,
     strategy: str,
@@ -66,26 +74,22 @@ def prove(
 ) -> None:
     """Execute schedules in NumPy and compare them with serial training.
 
-    The graph that a strategy writes for a layout is written for a small model with as many stages, ranks
-    and micro-batches, checked for missing dependencies, and executed over two optimizer steps in the
-    simulated order and in random ones. Loss, every gradient and every updated weight must be those of
-    serial training. Without --layout: every strategy, schedule, ZeRO stage and recompute mode of the
-    catalogue with MODEL's architecture, or the layouts with which STUDY answers. --mutations says what
-    such a proof would find.
+    The graph that a strategy writes for a layout is written for a small model with the same numbers of
+    stages, ranks and micro-batches, checked for missing dependencies, and executed over two optimizer
+    steps, in the simulated order and in random ones. Loss, gradients and updated weights must equal those
+    of serial training. Without --layout: every strategy, schedule, ZeRO stage and recompute mode of the
+    catalogue with MODEL's architecture, or the layouts that STUDY chooses. --mutations tests how many
+    faults such a proof detects.
     """
     from perfsim.proof.prove import DEFAULT_ORDERS, Request
 
     if mutations is None and every is not None:
-        raise InputError("--every is of --mutations: it says how many of the faults are tried")
+        raise InputError("--every belongs to --mutations: it says which share of the faults is tried")
     if mutations is not None and (orders is not None or seed is not None):
-        raise InputError("--orders and --seed are of proofs: --mutations tries each fault in one order")
-
-    def tell(what: str) -> None:
-        if not as_json and sys.stderr.isatty():
-            click.echo(f"... {what}", err=True)
-
+        raise InputError("--orders and --seed belong to proofs: --mutations tries each fault in one order")
     orders = DEFAULT_ORDERS if orders is None else orders
     request = Request(target, strategy, layout, devices, batch, orders, seed or 0)
+    tell = progress(quiet=as_json)
     if mutations is None:
         _prove(request, tell, as_json=as_json)
     else:
@@ -94,10 +98,13 @@ def prove(
 
 def _prove(request: Request, tell: Callable[[str], None], *, as_json: bool) -> None:
     from perfsim.proof.prove import prove_all
-    from perfsim.report.proof import proof_lines
+    from perfsim.report.terminal.proof import proof_lines
 
     answer = prove_all(request, tell).as_dict()
-    _say(answer, proof_lines(answer), as_json=as_json)
+    if as_json:
+        print_json(answer)
+    else:
+        print_lines(proof_lines(answer))
     if not answer["passed"]:
         raise PerfsimError(
             f"{request.target}: at least one layout does not compute what serial training does"
@@ -111,15 +118,11 @@ def _mutate(request: Request, page: Path, every: int, tell: Callable[[str], None
 
     if not page.parent.is_dir():
         raise InputError(f"--mutations {page}: there is no folder {page.parent}")
-    found = try_plans(request.target, plans_of(request), every, tell)
-    page.write_text(mutations_page(found), encoding="utf-8")
-    _say(found, [mutations_sentence(found), f"wrote {page}"], as_json=as_json)
-    if not found["passed"]:
-        raise PerfsimError(f"{request.target}: a fault was missed: {found['unexplained'][0]}")
-
-
-def _say(answer: dict[str, Any], lines: Sequence[str], *, as_json: bool) -> None:
-    from perfsim.report.text import encodable
-
-    text = json.dumps(answer, indent=2) if as_json else "\n".join(lines)
-    click.echo(text if as_json else encodable(text, sys.stdout.encoding or "ascii"))
+    answer = try_plans(request.target, plans_of(request), every, tell)
+    page.write_text(mutations_page(answer), encoding="utf-8")
+    if as_json:
+        print_json(answer)
+    else:
+        print_lines([mutations_sentence(answer), f"wrote {page}"])
+    if not answer["passed"]:
+        raise PerfsimError(f"{request.target}: a fault was missed: {answer['unexplained'][0]}")

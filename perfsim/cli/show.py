@@ -1,47 +1,26 @@
-"""What the catalogue holds, as rows for a person or a program."""
+"""`perfsim show`: what the catalogue holds."""
 
 from __future__ import annotations
 
-from perfsim.catalog import default_catalog, load_mapping
-from perfsim.errors import InputError
-from perfsim.strategies import strategy, strategy_names
+import click
 
-SINGULAR = {
-    "systems": "system",
-    "devices": "device",
-    "models": "model",
-    "recipes": "recipe",
-    "wall_clocks": "wall_clock",
-    "studies": "study",
-}
+from perfsim.cli.options import json_option
+from perfsim.cli.output import print_json, print_lines
 
-Rows = list[dict[str, str]]
+KINDS = ("systems", "devices", "models", "recipes", "wall_clocks", "studies", "strategies")
 
 
-def show_list(kind: str) -> Rows:
-    """Every name of a kind with its description."""
-    if kind == "strategies":
-        return [
-            {"name": name, "runs on": strategy(name).system_kind, "description": strategy(name).summary}
-            for name in strategy_names()
-        ]
-    catalog = default_catalog()
-    return [{"name": name, "description": _description(kind, name)} for name in catalog.names(SINGULAR[kind])]
+@click.command()
+@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("name", required=False)
+@json_option
+def show(kind: str, name: str | None, as_json: bool) -> None:
+    """List what the catalogue holds, or print one entry with the source of each value."""
+    from perfsim.inventory import entry, names
+    from perfsim.report.terminal.rows import row_lines
 
-
-def _description(kind: str, name: str) -> str:
-    catalog = default_catalog()
-    data = load_mapping(catalog.find(SINGULAR[kind], name), catalog, SINGULAR[kind]).data
-    return str(data.get("description") or data.get("title") or "")
-
-
-def show_entry(kind: str, name: str) -> Rows:
-    """Every value of one entry with its source; InputError names the nearest for an unknown one."""
-    if kind == "strategies":
-        return [{"name": name, "runs on": strategy(name).system_kind, "description": strategy(name).summary}]
-    if kind not in SINGULAR:
-        raise InputError(f"unknown kind {kind!r}; known: {', '.join([*SINGULAR, 'strategies'])}")
-    rows = default_catalog().describe(name, SINGULAR[kind], deep=True)
-    return [
-        {"value of": row.path, "value": row.value_text, "source": row.source_or_assumption} for row in rows
-    ]
+    rows = entry(kind, name) if name else names(kind)
+    if as_json:
+        print_json(rows)
+    else:
+        print_lines(row_lines(rows, title=name or kind))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfsim.report.sections import Head, Section
-from perfsim.report.tables import Table
+from perfsim.report.table import Table
 
 
 def markdown(title: str, sections: Sequence[Section], head: Head | None = None) -> str:

@@ -1,7 +1,7 @@
 """A page: one HTML file that needs no network, no server and no other file.
 
-`write_page` makes any page of sections (a study, a sweep, a validation); `write_report` makes the
-page of a study. The same input gives the same bytes: ids are fixed and nothing carries the time.
+`write_page` makes a page of sections (of a study, a sweep, a validation). The same input gives the same
+bytes: ids are fixed and nothing carries the time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from perfsim.report.sections import Card, Head, Section
-from perfsim.report.study.page import study_page
-from perfsim.study.result import StudyResult
-
-__all__ = ["Card", "Head", "Section", "render_page", "write_page", "write_report"]
+from perfsim.report.sections import Head, Section
 
 PLOT_CONFIG = {
     "responsive": True,
@@ -55,12 +51,6 @@ def render_page(title: str, sections: Sequence[Section], *, head: Head | None = 
         sections=[_view(section) for section in sections],
         plotly_js=Markup(get_plotlyjs()) if has_plots else "",  # noqa: S704  # Plotly's own source
     )
-
-
-def write_report(result: StudyResult, out_dir: Path, *, trace_name: str | None) -> Path:
-    """Write `index.html`, the page of a study; `trace_name` is the trace file beside it."""
-    title, sections, head = study_page(result, trace_name=trace_name)
-    return write_page(title, sections, out_dir / "index.html", head=head)
 
 
 @cache

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 from markupsafe import Markup
 
-from perfsim.report.tables import Table
+from perfsim.report.table import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from perfsim.study.result import CandidateResult
+from perfsim.prediction.prediction import Prediction, Scaling
+from perfsim.study.result import CandidateResult, StudyResult
 from perfsim.units import DAY_S
 
 MISSING = "n/a"
@@ -115,21 +116,9 @@ def memory(size_bytes: float, capacity_bytes: float) -> str:
     return f"{number(size_bytes / scale)} {name}"
 
 
-def capacity_bytes(candidate: CandidateResult) -> float:
-    """The capacity of the fullest place, NaN where the candidate shows no memory."""
-    if not candidate.memory:
-        return math.nan
-    return max(candidate.memory, key=lambda bar: sum(bar.parts_bytes.values())).capacity_bytes
-
-
-def peak_memory(candidate: CandidateResult) -> str:
-    """Peak memory in the unit of the candidate's own memory."""
-    return memory(candidate.peak_memory_bytes, capacity_bytes(candidate))
-
-
-def memory_share(candidate: CandidateResult) -> float:
-    """Peak memory as a fraction of the capacity."""
-    return candidate.peak_memory_bytes / capacity_bytes(candidate)
+def peak_memory(prediction: Prediction) -> str:
+    """Peak memory in the unit in which the device's memory is stated."""
+    return memory(prediction.peak_memory_bytes, prediction.memory_capacity_bytes)
 
 
 _SHORT: Mapping[str, tuple[str, ...]] = {
@@ -217,6 +206,25 @@ def labels(candidates: Iterable[CandidateResult]) -> list[str]:
         seen[label] = seen.get(label, 0) + 1
         out.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
     return out
+
+
+def scale_notes(scalings: Iterable[Scaling | None]) -> list[str]:
+    """What the user's own measurements scaled, each note once."""
+    return list(dict.fromkeys(scaling.note for scaling in scalings if scaling is not None))
+
+
+def perturbed_line(result: StudyResult) -> str:
+    """What perturbs the steps and how much longer they are; empty where nothing does."""
+    ratios = sorted(
+        candidate.step_time_s / candidate.perturbed.unperturbed_step_time_s
+        for candidate in result.candidates
+        if candidate.perturbed
+    )
+    if not result.perturbed or not ratios:
+        return ""
+    least, most = f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}"
+    spread = most if least == most else f"{least} to {most}"
+    return f"perturbed steps, {spread} times as long: {result.perturbed}"
 
 
 def encodable(text: str, encoding: str) -> str:

@@ -48,7 +48,7 @@ def _value(name: str, layout: Mapping[str, Any]) -> str:
     value = layout.get(name)
     if name == "recompute":
         layers = layout.get("recompute_layers") or 0
-        return f"{value}, every {layers} layers" if value == "full" and layers > 1 else str(value)
+        return f"{value} every {layers} layers" if value == "full" and layers > 1 else str(value)
     if value is None or isinstance(value, bool):
         return "yes" if value else "no"
     return "-".join(str(part) for part in value) if isinstance(value, (list, tuple)) else str(value)

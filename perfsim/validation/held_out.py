@@ -58,6 +58,15 @@ def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, A
     return {"summary": _band_of_few(scored), "cases": rows}
 
 
+def add_releases_left_out(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> bool:
+    """Add `left_out` to the result of each file of wafer logs; whether all files were such."""
+    for path, result in zip(paths, results, strict=True):
+        left_out = releases_left_out(path) if result["kind"] == "step_time" else None
+        if left_out is not None:
+            result["left_out"] = left_out
+    return all("left_out" in result for result in results)
+
+
 def _tangent(case: StepCase, catalog: Catalog) -> Tangent | None:
     if not case.scored:
         return None

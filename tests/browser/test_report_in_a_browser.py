@@ -11,7 +11,9 @@ import pytest
 from perfsim.report.figures.heat_map import heat_map
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
 from perfsim.report.figures.validation import ValidationPoint, predicted_against_measured
-from perfsim.report.page import Section, write_page, write_report
+from perfsim.report.page import write_page
+from perfsim.report.sections import Section
+from perfsim.report.study.write import write_study_page
 
 pytestmark = pytest.mark.browser
 
@@ -26,7 +28,9 @@ OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElemen
 
 @pytest.fixture(scope="session")
 def report(factory: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(factory.study_result(), tmp_path_factory.mktemp("study"), trace_name="trace.json.gz")
+    return write_study_page(
+        factory.study_result(), tmp_path_factory.mktemp("study"), trace_name="trace.json.gz"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -131,7 +135,7 @@ def test_a_phones_tall_legend_takes_no_room_from_the_bars(open_page: Callable, r
 
 
 def test_hostile_names_run_nothing(open_page: Callable, factory: ModuleType, tmp_path: Path) -> None:
-    opened = open_page(write_report(factory.hostile_result(), tmp_path, trace_name=None))
+    opened = open_page(write_study_page(factory.hostile_result(), tmp_path, trace_name=None))
     assert opened.page.evaluate("() => window.stolen === undefined")
     assert opened.page.locator("img").count() == 0
     assert opened.errors == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.report.sweep.page import write_sweep_report
+from perfsim.report.sweep.page import write_sweep
 from perfsim.sweep.runner import load_sweep, run_sweep
 
 pytestmark = pytest.mark.browser
@@ -36,7 +36,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "small.yaml"
     path.write_text(SWEEP, encoding="utf-8")
     result = run_sweep(load_sweep(str(path)), folder / "points.sqlite", jobs=1)
-    return write_sweep_report(result, folder / "out")
+    return write_sweep(result, folder / "out")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
@@ -86,7 +86,7 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "variants.yaml"
     path.write_text(VARIANTS, encoding="utf-8")
     result = run_sweep(load_sweep(str(path)), folder / "points.sqlite", jobs=1)
-    return write_sweep_report(result, folder / "out")
+    return write_sweep(result, folder / "out")
 
 
 @pytest.mark.parametrize("width", [1400, 400])

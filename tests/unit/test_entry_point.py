@@ -31,7 +31,7 @@ def ended_in_words(done: subprocess.CompletedProcess[str]) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a process sends itself SIGINT")
-@pytest.mark.parametrize("module", ["click", "json"])
+@pytest.mark.parametrize("module", ["click", "inspect"])
 def test_an_interrupt_while_modules_are_read_ends_in_words(module: str, tmp_path: Path) -> None:
     (tmp_path / f"{module}.py").write_text(STRIKE)
     ended_in_words(run(tmp_path, "show", "models"))
@@ -45,11 +45,11 @@ def test_an_interrupt_while_a_verb_reads_its_modules_ends_in_words(tmp_path: Pat
 
 @pytest.mark.skipif(os.name != "posix", reason="a process sends itself SIGINT")
 def test_an_interrupt_after_the_answer_ends_in_words(tmp_path: Path) -> None:
-    (tmp_path / "json.py").write_text(
+    (tmp_path / "inspect.py").write_text(
         "import atexit, importlib, sys\n"
         "import os, signal\natexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
-        "sys.path.remove(__file__.rpartition('/')[0])\ndel sys.modules['json']\n"
-        "sys.modules['json'] = importlib.import_module('json')\n"
+        "sys.path.remove(__file__.rpartition('/')[0])\ndel sys.modules['inspect']\n"
+        "sys.modules['inspect'] = importlib.import_module('inspect')\n"
     )
     done = run(tmp_path, "--version")
     assert "perfsim" in done.stdout

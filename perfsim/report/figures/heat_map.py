@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from perfsim.report import text
 from perfsim.report.figures import base
-from perfsim.report.tables import Table
+from perfsim.report.table import Table
 
 _MAX_WRITTEN_CELLS = 150
 _LOG_SPAN = 30.0

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.figures.shares import stacked_shares
-from perfsim.report.tables import Table
+from perfsim.report.table import Table
 from perfsim.study.result import CandidateResult, StudyResult
 
 UNACCOUNTED = "unaccounted"

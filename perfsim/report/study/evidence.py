@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfsim.prediction.result import SamplingSummary
 from perfsim.report import text
-from perfsim.report.tables import Table
+from perfsim.report.table import Table
 from perfsim.study.result import StudyResult
 
 

@@ -15,7 +15,6 @@ from perfsim.report.study.evidence import accuracy_table, assumptions_table, sam
 from perfsim.report.study.verdict import ratios_to_first, remarks_table, verdict_table
 from perfsim.report.study.whole_run import whole_run_section
 from perfsim.report.study.why import why_table
-from perfsim.report.tables import perturbed_line
 from perfsim.study.result import StudyResult
 
 
@@ -64,9 +63,9 @@ def _verdict(result: StudyResult) -> Section:
         "Which machine should train this?"
     )
     unfit = [f"{each.label} has no feasible plan: {each.reason}" for each in result.infeasible]
-    disturbed = perturbed_line(result)
-    said = [f"{disturbed[0].upper()}{disturbed[1:]}."] if disturbed else []
-    return Section("Verdict", " ".join([lead, *said, *unfit]), table=verdict_table(result), slug="verdict")
+    perturbed = text.perturbed_line(result)
+    notes = [f"{perturbed[0].upper()}{perturbed[1:]}."] if perturbed else []
+    return Section("Verdict", " ".join([lead, *notes, *unfit]), table=verdict_table(result), slug="verdict")
 
 
 def _remarks(result: StudyResult) -> list[Section]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfsim.report import text
-from perfsim.report.tables import Table
+from perfsim.report.table import Table
 from perfsim.study.result import CandidateResult, StudyResult
 
 
@@ -70,9 +70,14 @@ def _metrics(candidates: Sequence[CandidateResult]) -> list[_Metric]:
         _Metric("HFU", lambda c: text.percent(c.hfu)),
         _Metric("bubble", lambda c: text.percent(c.bubble_fraction)),
         _Metric("exposed communication", lambda c: text.percent(c.exposed_communication_fraction)),
-        _Metric("peak memory", lambda c: f"{text.peak_memory(c)} ({text.percent(text.memory_share(c), 0)})"),
+        _Metric("peak memory", _memory),
         _Metric("layout", lambda c: text.layout_long(c.layout)),
     ]
+
+
+def _memory(candidate: CandidateResult) -> str:
+    share = candidate.peak_memory_bytes / candidate.memory_capacity_bytes
+    return f"{text.peak_memory(candidate)} ({text.percent(share, 0)})"
 
 
 def verdict_table(result: StudyResult) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfsim.report import text
 from perfsim.report.sections import Section
-from perfsim.report.tables import Table
+from perfsim.report.table import Table
 from perfsim.study.result import CandidateResult, StudyResult
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from perfsim.prediction.result import StreamingRoof
 from perfsim.report import text
-from perfsim.report.tables import Table
+from perfsim.report.table import Table
 from perfsim.study.result import CandidateResult
 
 

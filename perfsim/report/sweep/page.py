@@ -1,18 +1,17 @@
-"""A sweep's answer: a few lines on a terminal, a page with curves and maps, and a summary for programs."""
+"""The page of a sweep: cards, curves, maps, tables."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from perfsim.report import text
+from perfsim.report.document import write_document
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_table
 from perfsim.report.page import write_page
 from perfsim.report.sections import Head, Section
-from perfsim.report.study.summary import plain, summary_text
 from perfsim.report.sweep.cards import cards_of
+from perfsim.report.sweep.document import sweep_document
 from perfsim.report.sweep.maps import map_sections
 from perfsim.report.sweep.tables import inputs_table, matches_table, points_table
 from perfsim.report.sweep.variants import (
@@ -24,111 +23,19 @@ from perfsim.report.sweep.variants import (
     times,
     where_steps_go,
 )
-from perfsim.report.tables import scale_notes
 from perfsim.sweep.analysis import Analysis
 from perfsim.sweep.points import PointResult
 from perfsim.sweep.result import SweepResult
 from perfsim.sweep.scaling import Series
-from perfsim.sweep.variants import Change
 
-MAX_LINES = 24
-"""One less than a terminal shows: the caller adds where the report is."""
-_HEAD = ("machine", "devices", "batch", "step", "MFU", "of ideal", "time", "90 % band")
-_HEAD_OF_CHANGES = ("variant", "devices", "batch", "step", "MFU", "change", "time", "90 % band")
-MARK = " *"
 MAX_SERIES = 12
 """Lines of one chart."""
 
 
-def sweep_lines(result: SweepResult, *, width: int = 100, encoding: str = "ascii") -> list[str]:
-    """At most 24 lines: each machine at its best batch by number of devices, then the verdict."""
-    infeasible = len(result.points) - len(result.feasible)
-    note = f"{len(result.points):,} points" + (
-        f", {infeasible:,} without a feasible plan" if infeasible else ""
-    )
-    scales = scale_notes(point.prediction.cluster_calibration for point in result.feasible)
-    sentences = [result.verdict, *(f"Scaled: {note}." for note in scales)]
-    verdict = textwrap.wrap(" ".join(sentences), width)
-    changes = [change for own in result.analysis.changes.values() for change in own]
-    rows = [_changed_cells(change) for change in changes] or [
-        _cells(series, point) for series in result.analysis.series for point in series.points
-    ]
-    room = MAX_LINES - len(verdict) - 5  # title, blank, head, rule, blank
-    lines = [f"{result.title} ({note})"[:width], ""]
-    if rows:
-        shown = _thinned(rows, room)
-        left_out = f"... {len(rows) - len(shown)} more rows in the report" if len(rows) > len(shown) else ""
-        replanned = any(change.policy for change in changes)
-        marked = f"{MARK.strip()} the planner's policy changed too" if replanned else ""
-        foot = "; ".join(filter(None, [left_out, marked]))
-        lines += [*_grid(_HEAD_OF_CHANGES if changes else _HEAD, shown), foot]
-    lines += verdict
-    return [text.encodable(line, encoding)[:width].rstrip() for line in lines[:MAX_LINES]]
-
-
-def _cells(series: Series, point: PointResult) -> list[str]:
-    return _row(series.label, point, text.percent(series.efficiency(point), 0))
-
-
-def _changed_cells(change: Change) -> list[str]:
-    share = text.NONE if change.point is change.base else f"{100 * (change.ratio - 1):+.1f} %"
-    return _row(change.point.variant, change.point, share + (MARK if change.policy else ""))
-
-
-def _row(name: str, point: PointResult, share: str) -> list[str]:
-    return [
-        name,
-        text.integer(point.num_devices),
-        text.integer(point.prediction.global_batch_size),
-        text.duration(point.prediction.step_time_s),
-        text.percent(point.prediction.mfu, 0),
-        share,
-        text.duration(point.target_time.time_s),
-        text.duration_band(point.target_time.band_s),
-    ]
-
-
-def _thinned(rows: list[list[str]], room: int) -> list[list[str]]:
-    """At most so many rows, evenly spread, with the first and the last."""
-    if len(rows) <= room:
-        return rows
-    last = len(rows) - 1
-    return [rows[round(place * last / (room - 1))] for place in range(room)]
-
-
-def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    widths[0] = max(12, min(widths[0], 34, 100 - sum(widths[1:]) - 2 * len(widths[1:])))
-    lines = [_line(row, widths) for row in (head, *rows)]
-    return [lines[0], "-" * len(lines[0]), *lines[1:]]
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    name = cells[0] if len(cells[0]) <= widths[0] else cells[0][: widths[0] - 1] + "~"
-    rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-    return "  ".join([name.ljust(widths[0]), *rest])
-
-
-def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[str, Any]:
-    """What `perfsim sweep --json` prints: all points, which machines match, and the verdict."""
-    equals = [
-        {
-            "as_fast_as": {"system": match.rival.system, "num_devices": match.rival.num_devices},
-            "system": match.series.system,
-            "num_devices": None if match.fewest is None else match.fewest.num_devices,
-            "possibly": match.possibly,
-            "surely": match.surely,
-        }
-        for match in result.analysis.matches
-    ]
-    document = {**result.as_dict(), "equals": equals, "verdict": result.verdict, "report": report}
-    return {name: plain(value) for name, value in document.items()}
-
-
-def write_sweep_report(result: SweepResult, folder: Path) -> Path:
+def write_sweep(result: SweepResult, folder: Path) -> Path:
     """Write `index.html` and `summary.json`; returns the page. The same result gives the same bytes."""
     page = write_page(result.title, sweep_sections(result), folder / "index.html", head=_head(result))
-    (folder / "summary.json").write_bytes(summary_text(sweep_document(result)).encode("utf-8"))
+    write_document(sweep_document(result), folder / "summary.json")
     return page
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfsim.report import text
-from perfsim.report.tables import Table
+from perfsim.report.table import Table
 from perfsim.sweep.points import PointResult
 from perfsim.sweep.result import SweepResult
 from perfsim.sweep.scaling import Match

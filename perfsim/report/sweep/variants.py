@@ -9,7 +9,7 @@ from perfsim.report.figures.parts import PartsRow, parts_alt, parts_figure, part
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_table
 from perfsim.report.figures.variants import Changes, change_bars, change_table, time_dots, time_table
 from perfsim.report.sections import Section
-from perfsim.report.tables import Table
+from perfsim.report.table import Table
 from perfsim.sweep.analysis import Analysis
 from perfsim.sweep.points import PointResult
 from perfsim.sweep.scaling import Series

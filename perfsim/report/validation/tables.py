@@ -7,7 +7,7 @@ from typing import Any
 
 from perfsim.fitting.step_fit import OF_DEVICE
 from perfsim.report import text
-from perfsim.report.tables import Table
+from perfsim.report.table import Table
 from perfsim.units import format_quantity
 from perfsim.validation.accuracy_page import Removed, StepAccuracy
 from perfsim.validation.goals import Goal, Miss

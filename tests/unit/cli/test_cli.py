@@ -318,7 +318,7 @@ def test_a_point_without_json_is_told_in_words(perfsim: Run) -> None:
     result = perfsim(*WAFERS, "--devices", "1", "--batch", "8")
     assert result.exit_code == 0
     assert result.stdout.startswith("gpt3_xl on 1 x cs-2, weight-streaming\n")
-    assert "where the step goes:" in result.stdout
+    assert "where the step goes" in result.stdout
 
 
 def test_a_batch_that_nobody_gave_is_said(perfsim: Run) -> None:
@@ -326,7 +326,7 @@ def test_a_batch_that_nobody_gave_is_said(perfsim: Run) -> None:
     assert "batch 16 sequences" in silent
     assert "no batch was given: 8 sequences a device were taken, 16 in all" in silent
     assert "no batch was given" not in perfsim(*WAFERS, "--devices", "2", "--batch", "16").stdout
-    assert "else 8 a device" in " ".join(perfsim("run", "--help").stdout.split())
+    assert "else 8 per device" in " ".join(perfsim("run", "--help").stdout.split())
 
 
 def test_wafers_stream_in_chunks_where_that_is_asked(perfsim: Run) -> None:
@@ -476,7 +476,7 @@ def test_validation_prints_a_table_with_the_worst_cases_asked_for(perfsim: Run, 
     assert result.exit_code == 0
     assert result.stdout.startswith("weight_streaming.yaml: 6 cases, 0 failed\n")
     assert "baseline" in result.stdout
-    assert "worst 2:" in result.stdout
+    assert "worst 2 " in result.stdout
 
 
 def test_a_case_that_cannot_be_predicted_is_listed_with_its_reason(
@@ -492,7 +492,7 @@ def test_a_case_that_cannot_be_predicted_is_listed_with_its_reason(
     assert answer["count"] == 6
     printed = perfsim("validate", "cases.yaml")
     assert printed.exit_code == 0
-    assert f"failed: {len(answer['failed'])} x no system with device 'cs-9'" in printed.stdout
+    assert f"failed: {len(answer['failed'])} cases (first " in printed.stdout
 
 
 def test_files_that_are_no_cases_are_bad_input(perfsim: Run, elsewhere: Path) -> None:

@@ -7,24 +7,21 @@ from pathlib import Path
 
 import pytest
 
+import perfsim as ps
 from perfsim.prediction.documents import run_document
-from perfsim.prediction.predict import predict
-from perfsim.prediction.question import question_named
 from perfsim.prediction.remarks import edge_remark
-from perfsim.report.page import write_report
-from perfsim.report.point import point_lines
-from perfsim.report.study.summary import summary_dict
-from perfsim.report.tables import terminal_table
+from perfsim.report.study.document import study_document
+from perfsim.report.study.write import write_study_page
+from perfsim.report.terminal.run import run_lines
+from perfsim.report.terminal.study import study_lines
 from perfsim.study.loading import load_study
 from perfsim.study.runner import run_study
 
 
 def notes(layout: str, devices: int = 8, system: str = "dgx-a100-80gb", strategy: str = "3d") -> list[str]:
     answer = run_document(
-        predict(
-            question_named(
-                model="gpt3_xl", system=system, devices=devices, strategy=strategy, layout=layout, batch=16
-            )
+        ps.predict(
+            model="gpt3_xl", system=system, devices=devices, strategy=strategy, layout=layout, batch=16
         )
     )
     return [note for note in answer["notes"] if note.startswith("left at defaults")]
@@ -40,10 +37,8 @@ def test_settings_that_nobody_named_are_listed_with_what_is_usual() -> None:
 
 
 def test_the_defaults_stay_as_they_are() -> None:
-    evaluation = predict(
-        question_named(
-            model="gpt3_xl", system="dgx-a100-80gb", devices=8, strategy="3d", layout="tp=2,pp=2", batch=16
-        )
+    evaluation = ps.predict(
+        model="gpt3_xl", system="dgx-a100-80gb", devices=8, strategy="3d", layout="tp=2,pp=2", batch=16
     ).run
     layout = evaluation.plan.layout
     assert (layout.sequence_parallel, layout.zero_stage, layout.recompute) == (False, 0, "none")
@@ -69,20 +64,16 @@ def test_the_planners_own_choice_and_wafers_leave_nothing_unsaid() -> None:
 
 
 def test_a_terminal_shows_the_notes() -> None:
-    answer = run_document(
-        predict(
-            question_named(
-                model="gpt3_xl",
-                system="dgx-a100-80gb",
-                devices=8,
-                strategy="3d",
-                layout="tp=2,pp=2",
-                batch=16,
-            )
-        )
+    prediction = ps.predict(
+        model="gpt3_xl",
+        system="dgx-a100-80gb",
+        devices=8,
+        strategy="3d",
+        layout="tp=2,pp=2",
+        batch=16,
     )
-    lines = point_lines(answer)
-    assert any(line.startswith("  note          left at defaults by the layout") for line in lines)
+    lines = run_lines(prediction)
+    assert any(line.split()[:3] == ["note", "left", "at"] for line in lines)
     assert max(map(len, lines)) <= 100
 
 
@@ -113,9 +104,9 @@ def test_a_study_flags_a_best_batch_at_the_edge_in_summary_terminal_and_report(t
     (candidate,) = edge.candidates
     assert "is the smallest of the 2 tried (1000 to 2000 sequences)" in candidate.batch_at_edge
     assert candidate.batch_at_edge in candidate.notes
-    assert summary_dict(edge)["candidates"][0]["batch_at_edge"] == candidate.batch_at_edge
-    assert "best batch at the edge of those tried, another may be better: 1 x cs-2" in terminal_table(edge)
-    assert candidate.batch_at_edge in write_report(edge, tmp_path, trace_name=None).read_text("utf-8")
-    assert "at the edge" not in terminal_table(
-        replace(edge, candidates=(replace(candidate, batch_at_edge=""),))
+    assert study_document(edge)["candidates"][0]["batch_at_edge"] == candidate.batch_at_edge
+    assert "best batch at the edge of those tried, another may be better: 1 x cs-2" in study_lines(edge)
+    assert candidate.batch_at_edge in write_study_page(edge, tmp_path, trace_name=None).read_text("utf-8")
+    assert "at the edge" not in " ".join(
+        study_lines(replace(edge, candidates=(replace(candidate, batch_at_edge=""),)))
     )

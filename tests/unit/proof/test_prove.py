@@ -17,7 +17,7 @@ from perfsim.proof.execution.faults import Fault
 from perfsim.proof.mutations import _with_work
 from perfsim.proof.proof import Proof, finite, prove_plan, subject_of
 from perfsim.proof.prove import ProofResult, Request, plan_of_case, plans_of, prove_all
-from perfsim.report.proof import proof_lines
+from perfsim.report.terminal.proof import proof_lines
 from perfsim.strategies import STRATEGIES
 from perfsim.strategies.schedules import SCHEDULES
 from perfsim.workload import ParallelLayout, StreamingLayout
@@ -154,8 +154,8 @@ def test_the_table_ends_in_a_sentence() -> None:
         ([MODEL, "--strategy", "weight-streaming", "--layout", "dp=2,tp=2"], "'tp=2': unknown name"),
         ([MODEL, "--devices", "3", "--batch", "7"], "--devices and --batch are for a --layout"),
         (["studies/gpt3_20b.yaml", "--batch", "7"], "--batch is for a --layout"),
-        ([MODEL, "--every", "7"], "--every is of --mutations"),
-        ([MODEL, "--mutations", "x.md", "--seed", "7"], "--orders and --seed are of proofs"),
+        ([MODEL, "--every", "7"], "--every belongs to --mutations"),
+        ([MODEL, "--mutations", "x.md", "--seed", "7"], "--orders and --seed belong to proofs"),
         ([MODEL, "--mutations", "nowhere/x.md"], "there is no folder nowhere"),
         (["csx_scaling"], "csx_scaling is a sweep, and sweeps are not supported"),
         (["studies/csx_scaling.yaml"], "is a sweep, and sweeps are not supported"),

@@ -11,9 +11,11 @@ import pytest
 from markupsafe import Markup
 
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
-from perfsim.report.page import Head, Section, render_page, write_page, write_report
+from perfsim.report.page import render_page, write_page
+from perfsim.report.sections import Head, Section
 from perfsim.report.study.verdict import ratios_to_first, verdict_table
-from perfsim.report.tables import Table
+from perfsim.report.study.write import write_study_page
+from perfsim.report.table import Table
 from perfsim.study.result import StudyResult
 
 FIGURE_IDS = [
@@ -42,7 +44,7 @@ class _Tags(HTMLParser):
 @pytest.fixture(scope="module")
 def page(result: StudyResult, tmp_path_factory: pytest.TempPathFactory) -> str:
     out = tmp_path_factory.mktemp("report")
-    return write_report(result, out / "new", trace_name="trace.json.gz").read_text("utf-8")
+    return write_study_page(result, out / "new", trace_name="trace.json.gz").read_text("utf-8")
 
 
 def _without_plotly(page: str) -> str:
@@ -50,7 +52,7 @@ def _without_plotly(page: str) -> str:
 
 
 def test_the_same_result_gives_the_same_bytes(page: str, result: StudyResult, tmp_path: Path) -> None:
-    path = write_report(result, tmp_path, trace_name="trace.json.gz")
+    path = write_study_page(result, tmp_path, trace_name="trace.json.gz")
     assert path == tmp_path / "index.html"
     assert path.read_text("utf-8") == page
 
@@ -100,7 +102,7 @@ def test_the_verdict_table_marks_the_best_time_rate_and_mfu(result: StudyResult)
 
 
 def test_hostile_text_stays_text(hostile: StudyResult, tmp_path: Path) -> None:
-    page = write_report(hostile, tmp_path, trace_name="<b>.gz").read_text("utf-8")
+    page = write_study_page(hostile, tmp_path, trace_name="<b>.gz").read_text("utf-8")
     tags = _Tags(_without_plotly(page)).tags
     assert not [tag for tag, _ in tags if tag in {"img", "b"}]
     assert not [attributes for _, attributes in tags if "onerror" in attributes]
@@ -108,7 +110,7 @@ def test_hostile_text_stays_text(hostile: StudyResult, tmp_path: Path) -> None:
 
 
 def test_a_sparse_result_still_makes_a_page(sparse: StudyResult, tmp_path: Path) -> None:
-    page = write_report(sparse, tmp_path, trace_name=None).read_text("utf-8")
+    page = write_study_page(sparse, tmp_path, trace_name=None).read_text("utf-8")
     assert "figure-timeline-0" in page
     assert "figure-timeline-1" not in page
     assert "trace.json" not in page

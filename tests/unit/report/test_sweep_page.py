@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from perfsim.report.sweep.cards import cards_of
+from perfsim.report.sweep.document import sweep_document
 from perfsim.report.sweep.maps import map_sections
-from perfsim.report.sweep.page import sweep_document, sweep_lines, sweep_sections, write_sweep_report
+from perfsim.report.sweep.page import sweep_sections, write_sweep
 from perfsim.report.sweep.tables import matches_table, points_table
+from perfsim.report.terminal.sweep import sweep_lines
+from perfsim.report.text import encodable
 from perfsim.sweep.analysis import Analysis
 from perfsim.sweep.points import PointResult
 from perfsim.sweep.result import SweepResult
@@ -65,7 +68,7 @@ def test_the_terminal_never_shows_more_than_24_lines_of_100_characters(result: S
 
 
 def test_a_terminal_without_utf_8_is_given_ascii(result: SweepResult) -> None:
-    assert all(line.isascii() for line in sweep_lines(result, encoding="ascii"))
+    assert encodable("\n".join(sweep_lines(result)), "ascii").isascii()
 
 
 def test_the_document_is_strict_json_and_says_who_matches_whom(result: SweepResult) -> None:
@@ -76,7 +79,7 @@ def test_the_document_is_strict_json_and_says_who_matches_whom(result: SweepResu
 
 
 def test_the_report_is_the_same_bytes_each_time(result: SweepResult, tmp_path: Path) -> None:
-    pages = [write_sweep_report(result, tmp_path / name) for name in ("one", "two")]
+    pages = [write_sweep(result, tmp_path / name) for name in ("one", "two")]
     for name in ("index.html", "summary.json"):
         first, second = (page.with_name(name).read_bytes() for page in pages)
         assert first == second
@@ -148,7 +151,7 @@ def test_hostile_names_are_escaped(result: SweepResult, tmp_path: Path) -> None:
         settings = {**point.point.settings, "model": "<img src=x onerror=steal()>"}
         return replace(point, point=replace(point.point, settings=settings))
 
-    page = write_sweep_report(replace(result, points=tuple(map(hostile, result.points))), tmp_path)
+    page = write_sweep(replace(result, points=tuple(map(hostile, result.points))), tmp_path)
     assert "<img src=x" not in page.read_text("utf-8")
 
 

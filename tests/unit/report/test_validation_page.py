@@ -13,7 +13,7 @@ from perfsim.cli import main
 from perfsim.published.cases import StepCase
 from perfsim.report.markdown import markdown, table_lines
 from perfsim.report.sections import Head, Section
-from perfsim.report.tables import Table
+from perfsim.report.table import Table
 from perfsim.report.validation.page import write_validation
 from perfsim.validation.accuracy_page import AccuracyPage, step_accuracy
 from perfsim.validation.validate import validate_cases
@@ -141,7 +141,7 @@ def test_releases_of_wafer_logs_are_left_out_in_the_text_and_on_the_page(
     (row,) = (line for line in answer.output.splitlines() if line.startswith("each release left out"))
     written = (tmp_path / "validation.md").read_text(encoding="utf-8")
     (median,) = (line for line in written.splitlines() if line.startswith("| median of all"))
-    assert row.split()[5] == median.split("|")[4].strip().replace(" ", "")
+    assert f" {median.split('|')[4].strip()} " in row
     assert "| C, batch inferred |" in written
     without = CliRunner().invoke(main, ["validate", logs])
     assert "each release left out" not in without.output

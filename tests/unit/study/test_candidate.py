@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
+import perfsim as ps
 from perfsim.errors import InputError
 from perfsim.prediction.documents import document_of, run_document
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.predict import predict, prediction_of
-from perfsim.prediction.question import question_named
+from perfsim.prediction.predict import prediction_of
 from perfsim.study import candidate as outcome
 from perfsim.study.candidate import timeline
 
@@ -29,12 +29,12 @@ WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weigh
 
 @pytest.fixture(scope="module")
 def gpus() -> Evaluation:
-    return predict(question_named(**GPUS)).run
+    return ps.predict(**GPUS).run
 
 
 @pytest.fixture(scope="module")
 def wafers() -> Evaluation:
-    return predict(question_named(**WAFERS)).run
+    return ps.predict(**WAFERS).run
 
 
 @pytest.fixture(params=["gpus", "wafers"])
@@ -148,7 +148,7 @@ def test_a_timeline_is_bounded_from_its_end(gpus: Evaluation, monkeypatch: pytes
 # ------------------------------------------------------------------------------------------ peak
 @pytest.mark.parametrize("system", ["cs-2-peak", "cs-2"])
 def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(system: str) -> None:
-    prediction = predict(question_named(**{**WAFERS, "system": system}))
+    prediction = ps.predict(**{**WAFERS, "system": system})
     answer, evaluation = run_document(prediction), prediction.run
     bound = system == "cs-2-peak"
     assert answer["system"] == (f"{system} at peak (upper bound, never observed)" if bound else system)
@@ -157,7 +157,7 @@ def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(syst
 
 def test_no_release_is_faster_than_peak() -> None:
     times = {
-        system: run_document(predict(question_named(**{**WAFERS, "system": system})))["step_time_s"]
+        system: run_document(ps.predict(**{**WAFERS, "system": system}))["step_time_s"]
         for system in ("cs-2", "cs-2-peak")
     }
     assert times["cs-2-peak"] < times["cs-2"]
@@ -165,7 +165,7 @@ def test_no_release_is_faster_than_peak() -> None:
 
 # ---------------------------------------------------------------------------------------- detail
 def test_a_point_in_chunks_is_no_longer_and_nearly_as_long(wafers: Evaluation) -> None:
-    answer = run_document(predict(question_named(**{**WAFERS, "detail": "chunk"})))
+    answer = run_document(ps.predict(**{**WAFERS, "detail": "chunk"}))
     assert answer["layout"]["stream_chunks"] == 16
     assert "stream_chunks" not in wafers.plan.layout.as_dict(wafers.plan.num_microbatches)
     assert 0.98 * wafers.step_time_s < answer["step_time_s"] <= wafers.step_time_s
@@ -173,7 +173,7 @@ def test_a_point_in_chunks_is_no_longer_and_nearly_as_long(wafers: Evaluation) -
 
 def test_a_layout_may_spill() -> None:
     point = {**WAFERS, "layout": "mbs=8,spill=true,recompute_layers=2"}
-    prediction = predict(question_named(**point))
+    prediction = ps.predict(**point)
     answer, evaluation = run_document(prediction), prediction.run
     assert answer["layout"]["spill"]
     assert "inputs spilled" in evaluation.plan.notes[0]
@@ -189,4 +189,4 @@ def test_a_layout_may_spill() -> None:
 )
 def test_what_only_wafers_have_is_refused_on_gpus(asked: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        predict(question_named(**{**GPUS, **asked}))  # type: ignore[arg-type]
+        ps.predict(**{**GPUS, **asked})  # type: ignore[arg-type]

@@ -10,7 +10,8 @@ import pytest
 
 from perfsim.engine.limits import Limits, limited
 from perfsim.errors import CatalogError, InputError, LimitError, PlanError
-from perfsim.report.study.summary import summary_dict, summary_text
+from perfsim.report.document import document_text
+from perfsim.report.study.document import study_document
 from perfsim.study import batches as batches_module
 from perfsim.study import runner as runner_module
 from perfsim.study.loading import load_study
@@ -73,7 +74,7 @@ def test_every_candidate_is_answered_at_every_device_count_in_the_order_asked(ru
 
 
 def test_the_same_study_gives_the_same_bytes(spec: StudySpec, run: StudyRun) -> None:
-    assert summary_text(summary_dict(run_study(spec).result)) == summary_text(summary_dict(run.result))
+    assert document_text(study_document(run_study(spec).result)) == document_text(study_document(run.result))
 
 
 def test_each_candidate_stands_at_the_batch_of_its_least_time(run: StudyRun) -> None:

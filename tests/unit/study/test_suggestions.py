@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from perfsim.report import text
-from perfsim.report.page import write_report
-from perfsim.report.study.summary import summary_dict
+from perfsim.report.study.document import study_document
+from perfsim.report.study.write import write_study_page
 from perfsim.study.loading import load_study
 from perfsim.study.result import StudyResult
 from perfsim.study.runner import run_study, target_of
@@ -46,7 +46,7 @@ def test_minicpm_speaks_only_where_the_loss_is_one_of_c4(spec: StudySpec) -> Non
 
 def test_summary_and_report_name_them(result: StudyResult, tmp_path: Path) -> None:
     (law,) = result.suggested_batch_tokens
-    assert summary_dict(result)["suggested_batch_tokens"][law] == pytest.approx(7.66e6, rel=0.01)
-    page = write_report(result, tmp_path, trace_name=None).read_text("utf-8")
+    assert study_document(result)["suggested_batch_tokens"][law] == pytest.approx(7.66e6, rel=0.01)
+    page = write_study_page(result, tmp_path, trace_name=None).read_text("utf-8")
     tokens = text.large(result.suggested_batch_tokens[law])
     assert f"to begin a search with: {tokens} tokens by DeepSeek LLM (arXiv 2401.02954)" in page

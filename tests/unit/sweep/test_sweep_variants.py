@@ -230,4 +230,4 @@ def test_degrees_of_a_layout_are_told_together_and_other_fields_by_name(steps: S
     assert policy_changes(before, many) == ""
     full = layout_of(steps, recompute="full", recompute_layers=2, spill=True)
     none = layout_of(steps, recompute="none", recompute_layers=0, spill=False)
-    assert policy_changes(none, full) == "recompute none -> full, every 2 layers, spill no -> yes"
+    assert policy_changes(none, full) == "recompute none -> full every 2 layers, spill no -> yes"

@@ -10,7 +10,8 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from perfsim.report.study.summary import plain, summary_dict, summary_text, write_summary
+from perfsim.report.document import document_text, plain, write_document
+from perfsim.report.study.document import study_document
 from perfsim.study.result import StudyResult
 
 PROMISED = {
@@ -32,7 +33,7 @@ PROMISED = {
 
 
 def test_every_promised_key_is_there(result: StudyResult) -> None:
-    document = summary_dict(result, report="reports/gpt3_20b/index.html")
+    document = study_document(result, report="reports/gpt3_20b/index.html")
     assert document["study"] == "gpt3_20b"
     assert document["report"] == "reports/gpt3_20b/index.html"
     assert [candidate["num_devices"] for candidate in document["candidates"]] == [128, 1, 4, 16]
@@ -44,21 +45,24 @@ def test_every_promised_key_is_there(result: StudyResult) -> None:
 
 
 def test_the_timeline_is_left_to_the_trace(result: StudyResult) -> None:
-    assert "timeline" not in summary_dict(result)["candidates"][0]
+    assert "timeline" not in study_document(result)["candidates"][0]
 
 
 def test_the_same_result_gives_the_same_bytes(result: StudyResult, tmp_path: Path) -> None:
-    first = write_summary(result, tmp_path / "one.json").read_bytes()
-    assert first == write_summary(result, tmp_path / "two.json").read_bytes()
+    paths = [tmp_path / name for name in ("first.json", "second.json")]
+    for path in paths:
+        write_document(study_document(result), path)
+    first, second = (path.read_bytes() for path in paths)
+    assert first == second
     assert first.endswith(b"}\n")
-    assert json.loads(first) == summary_dict(result)
+    assert json.loads(first) == study_document(result)
 
 
 def test_the_order_of_a_mapping_does_not_show(result: StudyResult) -> None:
     first = result.candidates[0]
     turned = replace(first, layout=dict(reversed(list(first.layout.items()))))
     other = replace(result, candidates=(turned, *result.candidates[1:]))
-    assert summary_text(summary_dict(other)) == summary_text(summary_dict(result))
+    assert document_text(study_document(other)) == document_text(study_document(result))
 
 
 def test_the_last_bits_of_a_float_do_not_show() -> None:
@@ -70,6 +74,10 @@ def test_the_last_bits_of_a_float_do_not_show() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_null(value: float) -> None:
     assert plain({"x": value}) == {"x": None}
+
+
+def test_a_document_keeps_every_digit_and_knows_no_nan() -> None:
+    assert json.loads(document_text({"x": 0.1 + 0.2, "y": float("nan")})) == {"x": 0.1 + 0.2, "y": None}
 
 
 def test_values_of_numpy_and_read_only_mappings_are_plain_json() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfsim.report.validation.terminal import validation_lines
+from perfsim.report.terminal.validation import validation_lines
 
 FIGURES = {"n": 3, "median_ape": 0.0432, "p90_ape": 0.25, "mape": 0.1, "bias": -0.0512}
 
@@ -38,8 +38,8 @@ def result() -> dict[str, Any]:
 
 
 def row(lines: list[str], name: str) -> list[str]:
-    (found,) = (line for line in lines if line.startswith(name))
-    return found[len(name) :].split()
+    (line,) = (line for line in lines if line.startswith(name))
+    return line[len(name) :].replace(" %", "%").split()
 
 
 def test_errors_stand_beside_the_baselines(result: dict[str, Any]) -> None:
@@ -53,14 +53,14 @@ def test_errors_stand_beside_the_baselines(result: dict[str, Any]) -> None:
 def test_a_family_with_a_sweep_tells_how_well_layouts_are_ranked(result: dict[str, Any]) -> None:
     lines = validation_lines(result, 0)
     assert row(lines, "  ranked")[-2:] == ["0.86", "2.1%"]
-    assert row(lines, "  single") == ["0", "-", "25.0%", "10.0%", "-5.1%"]
+    assert row(lines, "  single") == ["0", "\N{EN DASH}", "25.0%", "10.0%", "-5.1%"]
 
 
 def test_all_rows_stand_under_one_heading(result: dict[str, Any]) -> None:
     lines = validation_lines(result, 0)
     head = next(line for line in lines if "median" in line)
     baseline = next(line for line in lines if line.startswith("baseline"))
-    assert head.index("median") + len("median") == baseline.index("15.3%") + len("15.3%")
+    assert head.index("median") + len("median") == baseline.index("15.3 %") + len("15.3 %")
 
 
 def test_without_failures_one_summary_is_enough(result: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ def test_without_failures_one_summary_is_enough(result: dict[str, Any]) -> None:
 
 def test_failures_are_counted_by_their_reason(result: dict[str, Any]) -> None:
     failed = [line for line in validation_lines(result, 0) if line.startswith("failed")]
-    assert failed == ["failed: 2 x no such device (first: d)", "failed: 1 x no plan (first: f)"]
+    assert failed == ["failed: 2 cases (first d): no such device", "failed: 1 case (first f): no plan"]
 
 
 @pytest.mark.parametrize(("worst", "shown"), [(0, []), (2, ["b", "c"]), (99, ["b", "c", "a"])])
@@ -78,9 +78,9 @@ def test_the_worst_cases_are_listed_whichever_way_they_err(
     result: dict[str, Any], worst: int, shown: list[str]
 ) -> None:
     lines = validation_lines(result, worst)
-    listed = [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in "abcd"]
+    listed = [line.split()[0] for line in lines if line[:2] in ("a ", "b ", "c ", "d ")]
     assert listed == shown
-    assert any(line.startswith(f"worst {len(shown)}:") for line in lines) == bool(shown)
+    assert any(line.startswith(f"worst {len(shown)} ") for line in lines) == bool(shown)
 
 
 def test_a_file_without_cases_is_a_table_too() -> None:
@@ -97,4 +97,4 @@ def test_a_file_without_cases_is_a_table_too() -> None:
         },
         5,
     )
-    assert row(lines, "baseline") == ["0", "-", "-", "-", "-"]
+    assert row(lines, "baseline") == ["0", *["\N{EN DASH}"] * 4]

@@ -16,10 +16,10 @@ from perfsim.catalog import FOLDERS, data_root, parse_file
 from perfsim.catalog.nodes import read_yaml
 from perfsim.catalog.schema import yaml_schema
 from perfsim.cli import main
-from perfsim.cli.schemas import KINDS, schema_of, write_schemas
 from perfsim.errors import InputError
 from perfsim.hardware import LinkSpec
 from perfsim.published.cases import ConvergenceFile
+from perfsim.schemas import KINDS, schema_of, write_schemas
 
 
 @cache

@@ -1,0 +1,39 @@
+"""How every verb prints: JSON for programs, lines for people, progress on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import click
+
+
+def refuse(message: str, code: int) -> NoReturn:
+    """End with a message on standard error and an exit code."""
+    click.echo(f"error: {message}", err=True)
+    sys.exit(code)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on standard output, as UTF-8 whatever the terminal's encoding."""
+    from perfsim.report.document import document_text
+
+    click.echo(document_text(document).encode("utf-8"), nl=False)
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Lines for a person, in characters that the terminal can show."""
+    from perfsim.report.text import encodable
+
+    click.echo(encodable("\n".join(lines), sys.stdout.encoding or "ascii"))
+
+
+def progress(*, quiet: bool) -> Callable[[str], None]:
+    """A function that tells what is being computed, on a terminal only."""
+
+    def tell(message: str) -> None:
+        if not quiet and sys.stderr.isatty():
+            click.echo(f"... {message}", err=True)
+
+    return tell

@@ -1,0 +1,24 @@
+"""`perfsim schema`: JSON Schemas of the YAML files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from perfsim.cli.options import out_option
+
+
+@click.command()
+@click.argument("kind", required=False)
+@out_option("Folder for <kind>.schema.json files. [default: standard output]")
+def schema(kind: str | None, out: Path | None) -> None:
+    """Print or write the JSON Schema of a KIND of YAML file (device, model, study, ...), or of all."""
+    from perfsim.schemas import KINDS, schema_of, schema_text, write_schemas
+
+    if out is not None:
+        for path in write_schemas(out, [kind] if kind else KINDS):
+            click.echo(f"Schema: {path}")
+        return
+    document = schema_of(kind) if kind else {name: schema_of(name) for name in KINDS}
+    click.echo(schema_text(document), nl=False)

@@ -1,0 +1,49 @@
+"""`perfsim study`: which machine trains a model, and how long it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from perfsim.cli.options import VERIFY, json_option, limits, out_option
+from perfsim.cli.output import print_json, print_lines, progress
+from perfsim.cli.sweep import answer_sweep
+
+
+@click.command()
+@click.argument("study")
+@click.option("--compare", default="", metavar="A,B", help="Only these strategies, e.g. 3d,weight-streaming.")
+@click.option(
+    "--verify",
+    type=click.Choice(VERIFY),
+    default=None,
+    help="Execute matrix products of the step in NumPy: none, some, or every class. [default: the study's]",
+)
+@out_option("Folder for the report. [default: reports/STUDY]")
+@json_option
+@limits
+def study(study: str, compare: str, verify: Any, out: Path | None, as_json: bool) -> None:
+    """Answer a STUDY: a name of the catalogue, or a YAML file.
+
+    A study with a grid or variants is answered as a sweep.
+    """
+    from perfsim.sweep.runner import is_sweep
+
+    names = [name.strip() for name in compare.split(",") if name.strip()]
+    if is_sweep(study):
+        if verify is not None:
+            raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
+        answer_sweep(study, out, as_json=as_json, only=names)
+        return
+    from perfsim.api.studies import study as answer_study
+    from perfsim.report.terminal.study import study_lines
+
+    answer = answer_study(study, names, verify=verify, progress=progress(quiet=as_json))
+    page = answer.save(out or Path("reports") / answer.result.study)
+    if as_json:
+        print_json(answer.document(report=str(page)))
+    else:
+        print_lines([*study_lines(answer.result), f"Report: {page}"])
+    answer.check()

@@ -1,0 +1,61 @@
+"""`perfsim sweep`: a grid of questions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from perfsim.cli.options import json_option, limits, out_option
+from perfsim.cli.output import print_json, print_lines
+from perfsim.errors import PlanError
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@out_option("Folder for the report and the finished points. [default: reports/NAME]")
+@click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes. [default: all cores]")
+@click.option("--dry-run", is_flag=True, help="Print what would be computed, and stop.")
+@json_option
+@limits
+def sweep(file: Path, out: Path | None, jobs: int | None, dry_run: bool, as_json: bool) -> None:
+    """Answer a grid of questions from FILE; finished points are kept and not computed again."""
+    answer_sweep(str(file), out, as_json=as_json, jobs=jobs, dry_run=dry_run)
+
+
+def answer_sweep(
+    name: str,
+    out: Path | None,
+    *,
+    as_json: bool,
+    jobs: int | None = None,
+    dry_run: bool = False,
+    only: Sequence[str] = (),
+) -> None:
+    """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
+    from perfsim.api.sweeps import sweep as answer
+    from perfsim.report.terminal.sweep import sweep_lines
+    from perfsim.sweep.runner import STORE, load_sweep, only_strategies, plan_sweep
+
+    asked = only_strategies(load_sweep(name), only)
+    folder = out or Path("reports") / asked.name
+    if dry_run:
+        plan = plan_sweep(asked, folder / STORE, jobs)
+        if as_json:
+            print_json(plan.as_dict())
+        else:
+            print_lines([plan.line])
+        return
+    answered = answer(asked, folder=folder, jobs=jobs, progress=_tell)
+    page = answered.save(folder)
+    if as_json:
+        print_json(answered.document(report=str(page)))
+    else:
+        print_lines([*sweep_lines(answered.result), f"Report: {page}"])
+    if not answered.feasible:
+        raise PlanError("no point of the grid has a feasible plan")
+
+
+def _tell(message: str) -> None:
+    click.echo(message, err=True)

@@ -1,0 +1,72 @@
+"""`perfsim validate`: predictions against published runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from perfsim.cli.options import json_option, must_exist
+from perfsim.cli.output import print_json, print_lines
+
+
+@click.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@json_option
+@click.option(
+    "--worst",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="How many of the cases that are furthest off to list.",
+)
+@click.option(
+    "--record", is_flag=True, help="Write the errors into the package, for studies to quote; for a checkout."
+)
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Also write index.html and validation.md here, with likely causes and an ablation.",
+)
+@click.option(
+    "--leave-out",
+    is_flag=True,
+    help="Also predict each family of GPU runs (for --page) and each release of wafer logs by a fit "
+    "without it.",
+)
+def validate(
+    files: tuple[Path, ...], as_json: bool, worst: int, record: bool, page: Path | None, leave_out: bool
+) -> None:
+    """Predict published runs (FILES, or the public cases) and print the errors beside a baseline."""
+    from perfsim.published.plans import public_cases
+    from perfsim.report.terminal.validation import validation_lines
+    from perfsim.validation.held_out import add_releases_left_out
+    from perfsim.validation.validate import validate_file
+
+    paths = files or tuple(public_cases())
+    if leave_out and page is None and not files:
+        raise click.UsageError(_NEEDS_PAGE)
+    for path in paths:
+        must_exist(path)
+    results = [validate_file(path) for path in paths]
+    if leave_out and not add_releases_left_out(paths, results) and page is None:
+        raise click.UsageError(_NEEDS_PAGE)
+    if page is not None:
+        from perfsim.report.validation.page import write_validation
+        from perfsim.validation.accuracy_page import accuracy_page
+
+        written = write_validation(accuracy_page(paths, results, leaves_out=leave_out), page)
+        click.echo(f"Page: {written[0]}, {written[1]}", err=True)
+    if record:
+        from perfsim.validation.record import write_records
+
+        write_records(paths, results)
+    if as_json:
+        print_json(results[0] if len(results) == 1 else results)
+        return
+    for result in results:
+        print_lines(validation_lines(result, worst))
+
+
+_NEEDS_PAGE = "--leave-out of families of GPU runs is for the page: give --page DIR, or a file of wafer logs"

@@ -1,0 +1,49 @@
+"""What the catalogue holds: the names of a kind, or the values of one entry with their sources."""
+
+from __future__ import annotations
+
+from perfsim.catalog import default_catalog, load_mapping
+from perfsim.errors import InputError
+from perfsim.strategies import strategy, strategy_names
+
+SINGULAR = {
+    "systems": "system",
+    "devices": "device",
+    "models": "model",
+    "recipes": "recipe",
+    "wall_clocks": "wall_clock",
+    "studies": "study",
+}
+
+Rows = list[dict[str, str]]
+
+
+def names(kind: str) -> Rows:
+    """Every name of a kind with its description."""
+    if kind == "strategies":
+        return [_strategy(name) for name in strategy_names()]
+    catalog = default_catalog()
+    return [{"name": name, "description": _description(kind, name)} for name in catalog.names(SINGULAR[kind])]
+
+
+def _strategy(name: str) -> dict[str, str]:
+    chosen = strategy(name)
+    return {"name": name, "runs on": chosen.system_kind, "description": chosen.summary}
+
+
+def _description(kind: str, name: str) -> str:
+    catalog = default_catalog()
+    data = load_mapping(catalog.find(SINGULAR[kind], name), catalog, SINGULAR[kind]).data
+    return str(data.get("description") or data.get("title") or "")
+
+
+def entry(kind: str, name: str) -> Rows:
+    """Every value of one entry with its source; InputError names the nearest for an unknown one."""
+    if kind == "strategies":
+        return [_strategy(name)]
+    if kind not in SINGULAR:
+        raise InputError(f"unknown kind {kind!r}; known: {', '.join([*SINGULAR, 'strategies'])}")
+    rows = default_catalog().describe(name, SINGULAR[kind], deep=True)
+    return [
+        {"value of": row.path, "value": row.value_text, "source": row.source_or_assumption} for row in rows
+    ]

@@ -1,0 +1,43 @@
+"""The summary of a study as one JSON document."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from perfsim.prediction.documents import document_of
+from perfsim.report.document import plain
+from perfsim.study.result import CandidateResult, StudyResult
+
+_OF_CANDIDATE = (
+    "steps",
+    "time_to_accuracy_s",
+    "time_to_accuracy_band_s",
+    "memory",
+    "batch_curve",
+    "notes",
+    "batch_at_edge",
+    "whole_run",
+)
+"""What a candidate adds to a prediction; its timeline is in the trace file."""
+
+
+def study_document(result: StudyResult, *, report: str = "index.html") -> dict[str, Any]:
+    """The document of `perfsim study --json`.
+
+    Every quantity is SI and its key names the unit. `report` is where the page stands, as the
+    caller wants it written.
+    """
+    document: dict[str, Any] = plain(replace(result, candidates=()))
+    document["candidates"] = [_candidate(candidate) for candidate in result.candidates]
+    document["report"] = report
+    return document
+
+
+def _candidate(candidate: CandidateResult) -> dict[str, Any]:
+    document = document_of(candidate)
+    document |= {name: getattr(candidate, name) for name in _OF_CANDIDATE}
+    document["label"] = candidate.label
+    document["tokens_per_s_per_device"] = candidate.tokens_per_s / max(candidate.num_devices, 1)
+    document["memory_capacity_bytes"] = candidate.memory_capacity_bytes
+    return {name: plain(value) for name, value in document.items()}

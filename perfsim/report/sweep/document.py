@@ -1,0 +1,24 @@
+"""The summary of a sweep as one JSON document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfsim.report.document import plain
+from perfsim.sweep.result import SweepResult
+
+
+def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[str, Any]:
+    """The document of `perfsim sweep --json`: all points, which machines match, and the verdict."""
+    equals = [
+        {
+            "as_fast_as": {"system": match.rival.system, "num_devices": match.rival.num_devices},
+            "system": match.series.system,
+            "num_devices": None if match.fewest is None else match.fewest.num_devices,
+            "possibly": match.possibly,
+            "surely": match.surely,
+        }
+        for match in result.analysis.matches
+    ]
+    document = {**result.as_dict(), "equals": equals, "verdict": result.verdict, "report": report}
+    return {name: plain(value) for name, value in document.items()}

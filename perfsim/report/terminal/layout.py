@@ -1,0 +1,109 @@
+"""How text is laid out on a terminal: the one function that draws tables, and paragraphs.
+
+Plain text without colours or box characters, so that NO_COLOR, pipes and terminals without UTF-8 all
+show it alike.
+"""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from perfsim.report.table import Table
+
+MIN_WIDTH, PIPE_WIDTH = 80, 100
+MAX_PROSE = 100
+"""Longer lines of prose are hard to read."""
+MIN_COLUMN = 10
+"""Width under which a column is not narrowed any further."""
+MARK = "*"
+"""Before the best cell of a column."""
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, at least 80; 100 where the output is no terminal."""
+    return max(MIN_WIDTH, shutil.get_terminal_size((PIPE_WIDTH, 24)).columns)
+
+
+def paragraph(prose: str, width: int, most: int | None = None) -> list[str]:
+    """The text in lines no wider than `width`; of more than `most` lines the last ends in dots."""
+    return textwrap.wrap(prose, min(width, MAX_PROSE), max_lines=most, placeholder=" ...")
+
+
+def cut(line: str, width: int) -> str:
+    """The line, its end replaced by dots where it is too long."""
+    return line if len(line) <= width else line[: width - 4].rstrip() + " ..."
+
+
+def table_lines(table: Table, width: int) -> list[str]:
+    """A table: heading (names may have line feeds), rule, rows, caption; no heading without any name.
+
+    Where it is wider than `width`, the gaps close to one space and columns of names wrap; figures do not.
+    """
+    head, rows = _head(table), [_marked(table, index) for index in range(len(table.rows))]
+    widths = [max(map(len, column)) for column in zip(*head, *rows, strict=True)]
+    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
+    _squeeze(widths, table.numeric, width - gap * (len(widths) - 1))
+    lines = [_line(row, widths, table.numeric, gap) for row in head]
+    if lines:
+        lines.append("-" * min(sum(widths) + gap * (len(widths) - 1), width))
+    for row in rows:
+        lines += [_line(part, widths, table.numeric, gap) for part in _wrapped(row, widths)]
+    return lines + paragraph(table.caption, width)
+
+
+def _head(table: Table) -> list[list[str]]:
+    """The heading line by line, names set on its last lines."""
+    if not any(table.columns):
+        return []
+    names = [column.split("\n") for column in table.columns]
+    depth = max(map(len, names))
+    marked = {column for _, column in table.best}
+    padded = [[""] * (depth - len(lines)) + lines for lines in names]
+    return [
+        [(" " if index in marked else "") + lines[row] for index, lines in enumerate(padded)]
+        for row in range(depth)
+    ]
+
+
+def _marked(table: Table, row: int) -> list[str]:
+    """The cells of a row; in a column with marks all have room for one."""
+    marked = {column for _, column in table.best}
+    return [
+        (MARK if (row, column) in table.best else " ") + cell if column in marked else cell
+        for column, cell in enumerate(table.rows[row])
+    ]
+
+
+def _squeeze(widths: list[int], numeric: frozenset[int], room: int) -> None:
+    """Narrow the widest column of names, again and again, until all columns fit or none can give way."""
+    names = [index for index in range(len(widths)) if index not in numeric]
+    while sum(widths) > room and names:
+        widest = max(names, key=lambda index: widths[index])
+        if widths[widest] <= MIN_COLUMN:
+            return
+        widths[widest] -= 1
+
+
+def _wrapped(row: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
+    """The row line by line: further lines hold what is left of the cells that wrap."""
+    cells = [_cell(cell, size) for cell, size in zip(row, widths, strict=True)]
+    return list(zip_longest(*cells, fillvalue=""))
+
+
+def _cell(cell: str, size: int) -> list[str]:
+    """The cell in lines, further ones under the first one's text."""
+    if len(cell) <= size:
+        return [cell]
+    indent = len(cell) - len(cell.lstrip(f"{MARK} "))
+    return textwrap.wrap(cell, size, subsequent_indent=" " * indent)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], numeric: frozenset[int], gap: int) -> str:
+    parts = (
+        cell.rjust(size) if column in numeric else cell.ljust(size)
+        for column, (cell, size) in enumerate(zip(cells, widths, strict=True))
+    )
+    return (" " * gap).join(parts).rstrip()

@@ -1,0 +1,103 @@
+"""The answer to a study on a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from perfsim.report import text
+from perfsim.report.table import Table
+from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
+from perfsim.study.result import CandidateResult, StudyResult
+
+MAX_LINES = 25
+MAX_VERDICT_LINES = 6
+MAX_INFEASIBLE = 3
+"""Candidates without a plan that the terminal names with their reason; the report names all."""
+_NUMERIC = frozenset(range(3, 9))
+
+
+def study_lines(result: StudyResult) -> list[str]:
+    """The answer in at most 25 lines: a row for each candidate, then the comparison sentence."""
+    width = terminal_width()
+    heading = paragraph(_heading(result), width, 2)
+    verdict = paragraph(result.verdict, width, MAX_VERDICT_LINES)
+    notes = [line for note in _notes(result) for line in paragraph(note, width, 2)]
+    room = MAX_LINES - len(heading) - len(verdict) - len(notes) - 2  # two lines are blank
+    return [*heading, "", *_rows(result.candidates, width, room), *notes, "", *verdict]
+
+
+def _rows(candidates: Sequence[CandidateResult], width: int, room: int) -> list[str]:
+    """The table in so many lines, and how many candidates it leaves out."""
+    for count in range(max(len(candidates), 1), 0, -1):
+        left_out = max(len(candidates) - count, 0)
+        more = [f"... {left_out} more candidates in the report"] if left_out else []
+        lines = [*table_lines(_table(candidates[:count]), width), *more]
+        if len(lines) <= room:
+            break
+    return lines
+
+
+def _heading(result: StudyResult) -> str:
+    size, target = text.large(result.num_parameters), text.large(result.target_tokens)
+    return f"{result.title}: {result.model}, {size} parameters, {target} tokens at small batch"
+
+
+def _notes(result: StudyResult) -> list[str]:
+    """What to know beside the table."""
+    return [
+        "* first at the target; all figures are at each candidate's own best batch",
+        *text.scale_notes(candidate.cluster_calibration for candidate in result.candidates),
+        *filter(None, [text.perturbed_line(result)]),
+        *_edge_lines(result),
+        *_sampling_lines(result),
+        *(f"no plan fits: {item.label}: {item.reason}" for item in result.infeasible[:MAX_INFEASIBLE]),
+    ]
+
+
+def _edge_lines(result: StudyResult) -> list[str]:
+    """The candidates whose best batch is the smallest or the largest that was tried."""
+    edges = [candidate for candidate in result.candidates if candidate.batch_at_edge]
+    if not edges:
+        return []
+    names = ", ".join(f"{candidate.num_devices} x {candidate.system}" for candidate in edges)
+    return [f"best batch at the edge of those tried, another may be better: {names}"]
+
+
+def _sampling_lines(result: StudyResult) -> list[str]:
+    """How many products were executed, and how exact they were."""
+    samples = list(result.sampling.values())
+    if not samples:
+        return []
+    share = min(sample.flop_share for sample in samples)
+    nearest = max(sample.worst_relative_error / sample.bound for sample in samples)
+    count = sum(sample.tasks_sampled for sample in samples)
+    outcome = "right" if all(sample.passed for sample in samples) else "WRONG, see the report"
+    covered = f"{count} matrix products, at least {text.percent(share, 0)} of a step's FLOPs"
+    return [f"verified: {covered}, {outcome}; error {nearest:.1g} of its bound"]
+
+
+def _table(candidates: Sequence[CandidateResult]) -> Table:
+    times = [candidate.time_to_accuracy_s for candidate in candidates]
+    unit, scale = text.time_unit(times)
+    first = min((time for time in times if math.isfinite(time)), default=math.nan)
+    figures = ("batch", "step\ns", "MFU\n%", "memory", "steps\n1000", f"{unit}\n(band)")
+    columns = ("strategy", "devices", "layout", *figures)
+    best = frozenset((row, 0) for row, time in enumerate(times) if time == first)
+    return Table(columns, [_row(candidate, scale) for candidate in candidates], "", _NUMERIC, best)
+
+
+def _row(candidate: CandidateResult, scale: float) -> list[str]:
+    times = (candidate.time_to_accuracy_s, *candidate.time_to_accuracy_band_s)
+    middle, low, high = (text.number(value / scale).replace(",", "") for value in times)
+    return [
+        candidate.strategy,
+        f"{candidate.num_devices} {candidate.system}",
+        text.layout_short(candidate.layout),
+        text.integer(candidate.global_batch_size),
+        text.number(candidate.step_time_s),
+        text.number(100 * candidate.mfu),
+        text.peak_memory(candidate),
+        text.number(candidate.steps / 1000),
+        f"{middle} ({low}-{high})" if middle != text.MISSING else middle,
+    ]

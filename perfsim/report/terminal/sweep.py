@@ -1,0 +1,80 @@
+"""A sweep's answer on a terminal."""
+
+from __future__ import annotations
+
+from perfsim.report import text
+from perfsim.report.table import Table
+from perfsim.report.terminal.layout import cut, paragraph, table_lines, terminal_width
+from perfsim.sweep.points import PointResult
+from perfsim.sweep.result import SweepResult
+from perfsim.sweep.variants import Change
+
+MAX_LINES = 24
+"""One less than a terminal shows: the caller adds where the report is."""
+MAX_VERDICT_LINES = 8
+MARK = " *"
+
+
+def sweep_lines(result: SweepResult) -> list[str]:
+    """At most 24 lines: each machine at its best batch by number of devices, then the verdict."""
+    width = terminal_width()
+    infeasible = len(result.points) - len(result.feasible)
+    count = f"{len(result.points):,} points"
+    if infeasible:
+        count += f", {infeasible:,} without a feasible plan"
+    scales = text.scale_notes(point.prediction.cluster_calibration for point in result.feasible)
+    notes = [f"Scaled: {note}." for note in scales]
+    verdict = paragraph(" ".join([result.verdict, *notes]), width, MAX_VERDICT_LINES)
+    lines = [cut(f"{result.title} ({count})", width), ""]
+    lines += _table(result, width, MAX_LINES - len(verdict) - 2)
+    return [*lines, *verdict][:MAX_LINES]
+
+
+def _table(result: SweepResult, width: int, room: int) -> list[str]:
+    """The table with a line on what it leaves out, in so many lines."""
+    analysis = result.analysis
+    changes = [change for own in analysis.changes.values() for change in own]
+    rows = [_row(change.point.variant, change.point, _change(change)) for change in changes] or [
+        _row(series.label, point, text.percent(series.efficiency(point), 0))
+        for series in analysis.series
+        for point in series.points
+    ]
+    if not rows:
+        return []
+    names = ("variant", "change") if changes else ("machine", "efficiency")
+    columns = (names[0], "devices", "batch", "step", "MFU", names[1], "time", "90 % band")
+    foot = ["* the planner's policy changed too"] if any(change.policy for change in changes) else []
+    for count in range(len(rows), 0, -1):
+        left_out = len(rows) - count
+        more = [f"... {left_out} more row{'s' if left_out > 1 else ''} in the report"] if left_out else []
+        table = Table(columns, _thinned(rows, count), numeric=frozenset(range(1, 8)))
+        lines = [*table_lines(table, width), "; ".join([*more, *foot])]
+        if len(lines) <= room:
+            break
+    return lines
+
+
+def _change(change: Change) -> str:
+    if change.point is change.base:
+        return text.NONE
+    return f"{100 * (change.ratio - 1):+.1f} %" + (MARK if change.policy else "")
+
+
+def _row(name: str, point: PointResult, share: str) -> list[str]:
+    step = point.prediction
+    return [
+        name,
+        text.integer(point.num_devices),
+        text.integer(step.global_batch_size),
+        text.duration(step.step_time_s),
+        text.percent(step.mfu, 0),
+        share,
+        text.duration(point.target_time.time_s),
+        text.duration_band(point.target_time.band_s),
+    ]
+
+
+def _thinned(rows: list[list[str]], count: int) -> list[list[str]]:
+    """So many rows, evenly spread, with the first and the last."""
+    last = len(rows) - 1
+    return [rows[round(place * last / max(count - 1, 1))] for place in range(count)]

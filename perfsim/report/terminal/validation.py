@@ -1,0 +1,85 @@
+"""The error table of `perfsim validate` on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perfsim.report import text
+from perfsim.report.table import Table
+from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
+
+_COLUMNS = ("", "n", "median", "p90", "mean", "bias", "tau", "regret")
+
+
+def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
+    """The score of one file: all, by family, the baseline, what failed, and the worst cases."""
+    failed, width = result["failed"], terminal_width()
+    rows = [_row("all (a failure counts 1)", result["summary"])]
+    if "summary_predicted" in result and failed:
+        rows.append(_row("all that were predicted", result["summary_predicted"]))
+    rows.append(_row("baseline", result["baseline"]))
+    if "larger_batch" in result:
+        rows.append(_row("larger batch", result["larger_batch"]))
+    rows += [_row(f"  {name}", figures) for name, figures in result["families"].items()]
+    for release, figures in result.get("without_release", {}).items():
+        rows.append(_row(f"all without {release}", figures))
+    if result.get("left_out"):
+        rows.append(_row("each release left out", result["left_out"]["summary"]))
+    lines = [f"{result['file']}: {_cases(result['count'])}, {len(failed)} failed"]
+    lines += table_lines(Table(_COLUMNS, rows, numeric=frozenset(range(1, len(_COLUMNS)))), width)
+    if result.get("left_out"):
+        lines.append("p90 of the last row: the half-width of a 90 % band")
+    return [*lines, *_failures(failed, width), *_worst(result["cases"], worst, width)]
+
+
+def _row(name: str, figures: Mapping[str, Any]) -> list[str]:
+    tau, regret = figures.get("kendall_tau"), figures.get("regret")
+    return [
+        name,
+        str(figures.get("n", "")),
+        *(_percent(figures.get(key)) for key in ("median_ape", "p90_ape", "mape")),
+        _percent(figures.get("bias"), signed=True),
+        "" if tau is None else f"{tau:.2f}",
+        "" if regret is None else _percent(regret),
+    ]
+
+
+def _percent(value: float | None, *, signed: bool = False) -> str:
+    if value is None:
+        return text.NONE
+    return f"{100 * value:+.1f} %" if signed else text.percent(value)
+
+
+def _failures(failed: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    reasons: dict[str, list[str]] = {}
+    for case in failed:
+        reasons.setdefault(case["error"].splitlines()[0], []).append(case["id"])
+    return [
+        line
+        for reason, ids in reasons.items()
+        for line in paragraph(f"failed: {_cases(len(ids))} (first {ids[0]}): {reason}", width)
+    ]
+
+
+def _cases(count: int) -> str:
+    return f"{count} case{'' if count == 1 else 's'}"
+
+
+def _worst(cases: Sequence[Mapping[str, Any]], worst: int, width: int) -> list[str]:
+    known = [case for case in cases if case.get("error") is not None and case.get("predicted_s") is not None]
+    shown = sorted(known, key=lambda case: -abs(case["error"]))[:worst]
+    if not shown:
+        return []
+    rows = [
+        [
+            case["id"],
+            text.duration(case["measured_s"], 4),
+            text.duration(case["predicted_s"], 4),
+            _percent(case["error"], signed=True),
+            text.evidence(case),
+        ]
+        for case in shown
+    ]
+    columns = (f"worst {len(rows)}", "measured", "predicted", "error", "evidence")
+    return ["", *table_lines(Table(columns, rows, "Evidence C is not scored.", frozenset({1, 2, 3})), width)]

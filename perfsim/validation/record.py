@@ -1,0 +1,22 @@
+"""Everything that `perfsim validate --record` writes into the package; for a checkout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from perfsim.validation.held_out import held_out
+from perfsim.validation.record_accuracy import write_record
+from perfsim.validation.record_reached import write_reached
+
+
+def write_records(paths: Sequence[Path], results: Sequence[Mapping[str, Any]]) -> None:
+    """Record the errors of `results`, also with families left out of the fit, and the utilisation reached."""
+    scores = {
+        path.name: held_out(path)
+        for path, result in zip(paths, results, strict=True)
+        if result["kind"] == "step_time"
+    }
+    write_record(results, scores)
+    write_reached()

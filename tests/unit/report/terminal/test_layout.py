@@ -1,0 +1,69 @@
+"""The one function that draws tables on a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfsim.report.table import Table
+from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
+from perfsim.report.terminal.rows import row_lines
+
+
+def test_columns_line_up_under_their_names_and_figures_flush_right() -> None:
+    table = Table(("name", "value\ns"), [["a", "44"], ["long name", "6144"]], numeric=frozenset({1}))
+    assert table_lines(table, 80) == [
+        "           value",
+        "name           s",
+        "----------------",
+        "a             44",
+        "long name   6144",
+    ]
+
+
+def test_the_best_cells_have_a_star_and_a_caption_stands_below() -> None:
+    table = Table(("name", "x"), [["a", "1"], ["b", "2"]], "A caption.", best=frozenset({(1, 0)}))
+    assert table_lines(table, 80) == [" name  x", "--------", " a     1", "*b     2", "A caption."]
+
+
+def test_a_table_without_names_has_no_heading() -> None:
+    assert table_lines(Table(("", ""), [["a", "1"]]), 80) == ["a  1"]
+
+
+def test_names_wrap_under_themselves_and_nothing_is_lost() -> None:
+    words = [f"word{number}" for number in range(60)]
+    lines = table_lines(Table(("name", "source"), [["a", " ".join(words)]]), 80)
+    assert len(lines) > 3
+    assert all(len(line) <= 80 for line in lines)
+    assert all(line.startswith("     word") for line in lines[3:])
+    assert " ".join(lines[2:]).split() == ["a", *words]
+
+
+def test_figures_never_wrap_however_narrow_the_terminal_is() -> None:
+    table = Table(("name", "figure"), [["n" * 40, "1" * 40]], numeric=frozenset({1}))
+    lines = table_lines(table, 60)
+    assert "1" * 40 in lines[2]
+    assert max(map(len, lines)) <= 60
+
+
+def test_an_empty_cell_leaves_no_blanks_at_the_end_of_a_line() -> None:
+    assert table_lines(Table(("name", "source"), [["a", ""]]), 80)[2] == "a"
+
+
+def test_a_paragraph_that_is_too_long_ends_in_dots() -> None:
+    lines = paragraph("word " * 100, 80, 2)
+    assert len(lines) == 2
+    assert lines[-1].endswith(" ...")
+
+
+@pytest.mark.parametrize(("columns", "width"), [("40", 80), ("80", 80), ("132", 132), ("", 100)])
+def test_tables_are_as_wide_as_the_terminal_and_at_least_80(
+    monkeypatch: pytest.MonkeyPatch, columns: str, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("sys.__stdout__", None)  # a pipe
+    assert terminal_width() == width
+
+
+def test_no_rows_are_said_to_be_none() -> None:
+    assert row_lines([], "models") == ["models: nothing"]
+    assert row_lines([{"name": "a", "source": "b"}], "models")[-1] == "a     b"

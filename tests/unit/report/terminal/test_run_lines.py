@@ -1,0 +1,79 @@
+"""One predicted step on a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfsim.prediction.prediction import MemoryBar, Prediction
+from perfsim.prediction.result import StreamingRoof, Why
+from perfsim.report.terminal.run import run_lines
+
+
+@pytest.fixture
+def prediction() -> Prediction:
+    sentence = "Bound by computing: compute 90.0 % of the step. Nearest remedy: more devices."
+    return Prediction(
+        model="gpt3_xl",
+        strategy="3d",
+        system="dgx-a100-80gb",
+        num_devices=8,
+        layout={"tensor": 2, "pipeline": 1, "data": 4, "micro_batch_size": 2, "sequence_parallel": True},
+        global_batch_size=64,
+        step_time_s=0.5,
+        tokens_per_s=262144.0,
+        mfu=0.4712,
+        hfu=0.5,
+        bubble_fraction=0.03,
+        exposed_communication_fraction=0.125,
+        peak_memory_bytes=40.0 * 2**30,
+        memory=(MemoryBar("stage 0", {"activations": 40.0 * 2**30}, 80.0 * 2**30),),
+        step_breakdown_s={"forward": 0.15, "backward": 0.3, "data_communication": 0.05, "bubble": 0.0},
+        why=Why("compute", {"compute": 0.45}, "more devices", sentence),
+    )
+
+
+def test_the_lines_say_why_its_step_is_as_long_as_it_is(prediction: Prediction) -> None:
+    text = " ".join(" ".join(run_lines(prediction)).split())
+    assert "why Bound by computing: compute 90.0 % of the step. Nearest remedy: more devices." in text
+
+
+def test_every_metric_is_shown(prediction: Prediction) -> None:
+    text = "\n".join(run_lines(prediction))
+    for part in (
+        "gpt3_xl on 8 x dgx-a100-80gb, 3d",
+        "64 sequences",
+        "tp2 dp4 mbs2, sequence parallel",
+        "500 ms",
+        "262,144",
+        "47.1 % / 50.0 % of peak",
+        "3.0 % of the step",
+        "12.5 % of the step",
+        "40.0 GiB per device",
+    ):
+        assert part in text
+
+
+def test_the_parts_of_the_step_are_listed_longest_first(prediction: Prediction) -> None:
+    lines = run_lines(prediction)
+    parts = [line.split() for line in lines[lines.index("") + 3 :]]
+    assert parts == [
+        ["backward", "300", "ms", "60.0", "%"],
+        ["forward", "150", "ms", "30.0", "%"],
+        ["data", "communication", "50.0", "ms", "10.0", "%"],
+    ], "a part that takes no time is left out"
+
+
+def test_memory_of_a_wafer_is_in_the_unit_of_its_data_sheet(prediction: Prediction) -> None:
+    memory = (MemoryBar("wafer", {"activations": 38.64e9}, 40e9),)
+    wafer = replace(prediction, peak_memory_bytes=38.64e9, memory=memory)
+    text = "\n".join(run_lines(wafer))
+    assert "38.6 GB per device" in text
+
+
+def test_a_streamed_step_says_why_its_two_accounts_differ(prediction: Prediction) -> None:
+    why = replace(prediction.why, streaming_roof=StreamingRoof(1.0, 2.0, 2.0))
+    lines = run_lines(replace(prediction, why=why))
+    assert "'why' counts the wait between two steps as the update" in lines[-1]
+    assert any(line.startswith("idle ") for line in lines)
