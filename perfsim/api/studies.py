@@ -19,11 +19,11 @@ from perfsim.prediction.result import Accuracy
 from perfsim.prediction.verification import must_be_right
 from perfsim.prediction.verification_spec import Verify
 from perfsim.report.text import layout_short
-from perfsim.study.loading import load_study, study_from
-from perfsim.study.result import Assumption, CandidateResult, Infeasible, StudyResult
-from perfsim.study.runner import Progress, StudyRun, run_study
-from perfsim.study.spec import StudySpec, with_verify
-from perfsim.study.verdict import Answer, ratio_of
+from perfsim.studies.loading import load_study, study_from
+from perfsim.studies.result import Assumption, CandidateResult, Infeasible, StudyResult
+from perfsim.studies.runner import Progress, StudyRun, run_study
+from perfsim.studies.spec import StudySpec, with_verify
+from perfsim.studies.verdict import Answer, ratio_of
 from perfsim.suggest import did_you_mean
 from perfsim.units import DAY_S
 

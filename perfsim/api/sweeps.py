@@ -13,9 +13,9 @@ from perfsim.api.frames import Row, frame, html_table
 from perfsim.api.naming import Named
 from perfsim.catalog import Catalog
 from perfsim.report.text import layout_short
-from perfsim.sweep.points import PointResult
-from perfsim.sweep.result import SweepResult
-from perfsim.sweep.runner import STORE, Sweep, Tell, load_sweep, only_strategies, run_sweep
+from perfsim.sweeps.points import PointResult
+from perfsim.sweeps.result import SweepResult
+from perfsim.sweeps.runner import STORE, Sweep, Tell, load_sweep, only_strategies, run_sweep
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -29,7 +29,7 @@ def study(study: str, compare: str, verify: Any, out: Path | None, as_json: bool
 
     A study with a grid or variants is answered as a sweep.
     """
-    from perfsim.sweep.runner import is_sweep
+    from perfsim.sweeps.runner import is_sweep
 
     names = [name.strip() for name in compare.split(",") if name.strip()]
     if is_sweep(study):

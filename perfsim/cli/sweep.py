@@ -36,7 +36,7 @@ def answer_sweep(
     """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
     from perfsim.api.sweeps import sweep as answer
     from perfsim.report.terminal.sweep import sweep_lines
-    from perfsim.sweep.runner import STORE, load_sweep, only_strategies, plan_sweep
+    from perfsim.sweeps.runner import STORE, load_sweep, only_strategies, plan_sweep
 
     asked = only_strategies(load_sweep(name), only)
     folder = out or Path("reports") / asked.name

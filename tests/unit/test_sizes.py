@@ -13,7 +13,7 @@ from perfsim.cli import main
 from perfsim.errors import CatalogError, LayoutError
 from perfsim.published.cases import CaseFile
 from perfsim.sizes import MOST_LAYER_PASSES, passes_problem
-from perfsim.study.spec import StudySpec
+from perfsim.studies.spec import StudySpec
 from perfsim.workload import TransformerConfig
 
 CASE = """\

@@ -7,9 +7,9 @@ import pytest
 import perfsim as ps
 from perfsim.catalog import default_catalog
 from perfsim.hardware import WaferClusterSpec
-from perfsim.study.runner import answer_candidate, target_of
-from perfsim.sweep.grid import SweepPoint
-from perfsim.sweep.runner import load_sweep
+from perfsim.studies.runner import answer_candidate, target_of
+from perfsim.sweeps.grid import SweepPoint
+from perfsim.sweeps.runner import load_sweep
 from perfsim.transformer import parameters
 
 # Model Zoo, Cerebras-GPT: batch in sequences of 2048, steps, tokens; 13B is written for its second phase.

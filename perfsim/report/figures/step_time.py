@@ -8,7 +8,7 @@ from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.figures.shares import stacked_shares
 from perfsim.report.table import Table
-from perfsim.study.result import CandidateResult, StudyResult
+from perfsim.studies.result import CandidateResult, StudyResult
 
 UNACCOUNTED = "unaccounted"
 _TOLERANCE = 0.002

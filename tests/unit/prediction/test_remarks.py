@@ -14,8 +14,8 @@ from perfsim.report.study.document import study_document
 from perfsim.report.study.write import write_study_page
 from perfsim.report.terminal.run import run_lines
 from perfsim.report.terminal.study import study_lines
-from perfsim.study.loading import load_study
-from perfsim.study.runner import run_study
+from perfsim.studies.loading import load_study
+from perfsim.studies.runner import run_study
 
 
 def notes(layout: str, devices: int = 8, system: str = "dgx-a100-80gb", strategy: str = "3d") -> list[str]:

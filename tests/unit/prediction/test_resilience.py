@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.study.loading import load_study
-from perfsim.study.runner import StudyRun, run_study
+from perfsim.studies.loading import load_study
+from perfsim.studies.runner import StudyRun, run_study
 
 STUDY = """\
 name: tiny_study

@@ -12,7 +12,7 @@ from typing import Any
 
 from perfsim.prediction.prediction import MemoryBar
 from perfsim.prediction.result import Accuracy, SamplingSummary, TimelineBar, Why
-from perfsim.study.result import Assumption, BatchPoint, CandidateResult, StudyResult
+from perfsim.studies.result import Assumption, BatchPoint, CandidateResult, StudyResult
 
 SEQ = 2048
 TARGET_TOKENS = 4e11
