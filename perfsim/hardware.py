@@ -7,9 +7,16 @@ unit there and floats in SI here. Datasheet facts live in these classes, fitted 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, PositiveInt
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    PositiveInt,
+    model_validator,
+)
 
 from perfsim.calibration import CollectiveCalibration, GpuCalibration, WaferCalibration
 from perfsim.sizes import MOST_DEVICES
@@ -104,11 +111,31 @@ class FatTreeSpec(Spec):
     """Of all-reduces across nodes (InfiniBand SHARP); None: the devices alone sum."""
 
 
-class GpuClusterSpec(CatalogSpec):
+class SystemSpec(CatalogSpec):
+    """A machine of some kind; the number of its devices is the question's, not the system's.
+
+    A field of this type takes a system of every kind in `system_classes`; its key `kind` chooses.
+    """
+
+    kind: str
+    device: DeviceSpec
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_kind(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if cls is not SystemSpec or not isinstance(value, Mapping):
+            return handler(value)
+        classes = system_classes()
+        kind = value.get("kind")
+        if kind not in classes:
+            raise ValueError(f"kind {kind!r} is not one of {', '.join(classes)}")
+        return cast(Self, classes[kind].model_validate(value))
+
+
+class GpuClusterSpec(SystemSpec):
     """Nodes of GPUs under a fat tree; the number of nodes is the question's, not the system's."""
 
     kind: Literal["gpu-cluster"]
-    device: DeviceSpec
     node: NodeSpec
     fabric: FatTreeSpec
 
@@ -212,11 +239,10 @@ class SwarmXSpec(Spec):
     """Whether weights down and gradients up each have the bandwidth of a link; else they share it."""
 
 
-class WaferClusterSpec(CatalogSpec):
+class WaferClusterSpec(SystemSpec):
     """Wafer-scale systems under a SwarmX tree, fed by one MemoryX and by activation servers of their own."""
 
     kind: Literal["wafer-cluster"]
-    device: DeviceSpec
     io_ports: Devices
     io_link: LinkSpec
     memoryx: MemoryXSpec
@@ -237,4 +263,20 @@ class WaferClusterSpec(CatalogSpec):
         return self.io_ports * self.io_link.bandwidth
 
 
-SystemSpec = GpuClusterSpec | WaferClusterSpec
+SYSTEM_CLASSES: dict[str, type[SystemSpec]] = {
+    "gpu-cluster": GpuClusterSpec,
+    "wafer-cluster": WaferClusterSpec,
+}
+"""Systems by their kind; `perfsim.machines.register` adds to them."""
+MACHINE_PLUGINS = "perfsim.machines"
+"""Entry points of kinds of machine in other packages."""
+
+
+def system_classes() -> dict[str, type[SystemSpec]]:
+    """The classes of systems by kind, those of installed plug-ins included."""
+    plugins = {
+        point.name: point.load().system_type
+        for point in entry_points(group=MACHINE_PLUGINS)
+        if point.name not in SYSTEM_CLASSES
+    }
+    return SYSTEM_CLASSES | plugins

@@ -1,4 +1,4 @@
-"""`perfsim.study`: which machine trains a model first, and why."""
+"""`perfsim.studies`: which machine trains a model first, and why."""
 
 from __future__ import annotations
 

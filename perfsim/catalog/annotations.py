@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import BaseModel
 
 from perfsim.calibration import Calibration
+from perfsim.hardware import SystemSpec, system_classes
 from perfsim.spec import CatalogSpec
 
 _SEQUENCES = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Iterable)
@@ -23,6 +24,8 @@ def members(annotation: Any) -> list[Any]:
         return members(get_args(annotation)[0])
     if origin in (Union, types.UnionType):
         return [member for part in get_args(annotation) for member in members(part)]
+    if annotation is SystemSpec:
+        return list(system_classes().values())
     return [annotation]
 
 

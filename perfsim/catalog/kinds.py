@@ -9,7 +9,12 @@ from pydantic import BaseModel
 from perfsim.calibration import Calibration
 from perfsim.catalog.annotations import kinds_of
 from perfsim.errors import CatalogError, Problem
-from perfsim.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, WaferClusterSpec
+from perfsim.hardware import (
+    DeviceSpec,
+    LinkSpec,
+    SystemSpec,
+    system_classes,
+)
 from perfsim.suggest import did_you_mean
 from perfsim.wall_clock import WallClockSpec
 from perfsim.workload import TrainingRecipe, TransformerConfig
@@ -29,11 +34,12 @@ FOLDERS = {
 _CLASSES: dict[str, tuple[type[BaseModel], ...]] = {
     "device": (DeviceSpec,),
     "link": (LinkSpec,),
-    "system": (GpuClusterSpec, WaferClusterSpec),
     "model": (TransformerConfig,),
     "recipe": (TrainingRecipe,),
     "wall_clock": (WallClockSpec,),
 }
+_BASES: dict[str, type[BaseModel]] = {"calibration": Calibration, "system": SystemSpec}
+"""Kinds whose classes have a common base, and a key `kind` that tells them apart."""
 
 
 def folder_of(kind: str) -> str:
@@ -45,6 +51,8 @@ def folder_of(kind: str) -> str:
 
 def classes_of(kind: str) -> tuple[type[BaseModel], ...]:
     """The classes that a file of this kind may describe; none for a study, which its caller validates."""
+    if kind == "system":
+        return tuple(system_classes().values())
     if kind == "calibration":
         return tuple(cls for cls in _subclasses(Calibration) if kinds_of(cls))  # a base has no `kind`
     return _CLASSES.get(kind, ())
@@ -52,8 +60,9 @@ def classes_of(kind: str) -> tuple[type[BaseModel], ...]:
 
 def kind_of(cls: type) -> str:
     """The kind of a class of descriptions; `study` for a class without a folder."""
-    if issubclass(cls, Calibration):
-        return "calibration"
+    for kind, base in _BASES.items():
+        if issubclass(cls, base):
+            return kind
     return next((kind for kind, classes in _CLASSES.items() if issubclass(cls, classes)), "study")
 
 

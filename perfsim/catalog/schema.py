@@ -23,6 +23,7 @@ from pydantic.json_schema import models_json_schema
 from perfsim.calibration import Calibration
 from perfsim.catalog.annotations import is_record, kinds_of, known_fields, members
 from perfsim.catalog.kinds import kind_of
+from perfsim.hardware import SystemSpec, system_classes
 from perfsim.spec import CatalogSpec
 from perfsim.units import Dimension, quantity_pattern
 
@@ -41,8 +42,9 @@ _QUANTITIES = {quantity_pattern(dimension): f"quantity.{dimension}" for dimensio
 
 def yaml_schema(kind: str, classes: Sequence[type[BaseModel]]) -> Schema:
     """The schema of files of one kind; the key `kind` chooses among `classes`."""
-    _, raw = models_json_schema([(cls, "validation") for cls in classes], ref_template=f"{_REF}{{model}}")
-    writer = _Writer({cls.__name__: cls for cls in _reachable(classes)})
+    records = _reachable(classes)
+    _, raw = models_json_schema([(cls, "validation") for cls in records], ref_template=f"{_REF}{{model}}")
+    writer = _Writer({cls.__name__: cls for cls in records})
     top = {
         "$schema": DRAFT,
         "title": f"perfsim {kind}",
@@ -149,6 +151,9 @@ class _Writer:
 
     def _reference(self, name: str, *, partial: bool) -> Schema:
         """Another record; a description may be a name, a path, or written inline."""
+        if name == SystemSpec.__name__:
+            kinds = [cls.__name__ for cls in system_classes().values()]
+            return {"anyOf": [self._reference(kind, partial=partial) for kind in kinds]}
         changes = {"$ref": _REF + name + _CHANGES}
         whole = changes if partial else {"$ref": _REF + name}
         if not _stands_alone(self.records[name]):

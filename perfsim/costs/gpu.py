@@ -12,6 +12,7 @@ from typing import cast, get_args
 from perfsim.calibration import CollectiveOp, FrameworkCalibration, GpuCalibration
 from perfsim.collectives import CollectiveModel, Group
 from perfsim.costs.gemm import GemmModel
+from perfsim.costs.price import Costs
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import RankGroup, Work
 from perfsim.hardware import SystemSpec
@@ -94,7 +95,7 @@ class GpuKernels:
         return kernel.flop * slower / (self.gpu.attention_fraction * self.peak_flop_per_s)
 
 
-class GpuCosts(GpuKernels):
+class GpuCosts(GpuKernels, Costs):
     """Prices classes of work for one recipe on one GPU cluster; prices are remembered."""
 
     def __init__(self, topology: FatTree, recipe: TrainingRecipe) -> None:
@@ -119,6 +120,10 @@ class GpuCosts(GpuKernels):
         op = cast(CollectiveOp, work.op)
         device_s = self.collectives.time_s(op, work.comm_bytes, self.group(work.group))
         return self._with_host(device_s, COLLECTIVE_LAUNCHES)
+
+    def send_s(self, ends: RankGroup, n_bytes: float, /) -> float:
+        """The device's time alone."""
+        return self.collectives.time_s("send_recv", n_bytes, self.group(ends))
 
     def group(self, ranks: RankGroup) -> Group:
         """How a group of ranks lies over the nodes."""

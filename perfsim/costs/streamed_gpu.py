@@ -7,13 +7,14 @@ SwarmX, each GPU computes on its own slice of the batch, gradients are summed on
 from __future__ import annotations
 
 from perfsim.costs.gpu import GpuKernels
+from perfsim.costs.price import Costs
 from perfsim.costs.streams import StreamCosts
 from perfsim.graph import Work
 from perfsim.topology import WaferTree
 from perfsim.workload import TrainingRecipe
 
 
-class StreamedGpuCosts:
+class StreamedGpuCosts(Costs):
     """Prices classes of work for one recipe on GPUs under a SwarmX tree."""
 
     def __init__(self, topology: WaferTree, recipe: TrainingRecipe) -> None:

@@ -12,6 +12,24 @@ sequences of 2,048 tokens, 49,152.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+HIDES = {"link": "a layer's weights", "flash": "what flash moves", "update": "the updates"}
+"""What tokens hide, by the lane that moves it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingRoof:
+    """How near a step is to waiting for streamed weights, in tokens of one micro-batch on one system."""
+
+    tokens: float
+    hidden_from_tokens: float
+    """Fewer than this, and a layer's weights arrive later than the layer before is done with."""
+    formula_tokens: float
+    """e P b / (2 B): the same without attention and without movement over the mesh."""
+    lane: str = "link"
+    """What needs most tokens to be hidden: the link, flash or updates."""
+
 
 def roof_tokens(flop_per_s: float, weight_bytes: float, link_bytes_per_s: float) -> float:
     """Tokens of one pass under which a weight's way takes longer than its use; `flop_per_s` is e P."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from perfsim.calibration import WaferCalibration
 from perfsim.costs.gpu import peak_flop_per_s
 from perfsim.costs.mesh import MeshCosts
+from perfsim.costs.price import Costs
 from perfsim.costs.streams import StreamCosts
 from perfsim.errors import CatalogError
 from perfsim.graph import Work
@@ -20,7 +21,7 @@ PEAK = "peak"
 PEAK_NOTE = "upper bound, never observed: the wafer at its peak, its mesh without delay"
 
 
-class WaferCosts:
+class WaferCosts(Costs):
     """Prices classes of work for one recipe on one wafer-scale cluster."""
 
     def __init__(self, topology: WaferTree, recipe: TrainingRecipe) -> None:
@@ -53,9 +54,17 @@ class WaferCosts:
             return moving_s
         return work.share * (self.mesh.duration_s(work.kernels) - self._harvested_s(work))
 
-    def movement_s(self, work: Work) -> float:
+    def movement_s(self, work: Work, /) -> float:
         """Seconds of a task of this class in which operands and partial sums pass the mesh."""
         return work.share * sum(self.mesh.movement_s(kernel) for kernel in work.kernels)
+
+    def fixed_s(self, work: Work, /) -> float:
+        """Seconds in which weights and their gradients pass the mesh."""
+        return work.share * self.mesh.weights_s(work.kernels)
+
+    def arithmetic_flop_per_s(self, _work: Work, /) -> float:
+        """The same for all matrix products."""
+        return self.flop_per_s
 
     def _harvested_s(self, work: Work) -> float:
         """Seconds of arithmetic that the zeros in a layer's sparse matrices save; what moves stays."""

@@ -21,7 +21,8 @@ from perfsim.fitting.collective_fit import fit_collectives
 from perfsim.fitting.gemm_fit import GemmTable, absolute_errors, fit_gemm
 from perfsim.fitting.step_fit import fit_steps
 from perfsim.fitting.wafer_fit import fit_wafer
-from perfsim.hardware import DeviceSpec, GpuClusterSpec, LinkSpec
+from perfsim.hardware import DeviceSpec, LinkSpec
+from perfsim.machines import machine_of
 from perfsim.prediction.cluster import spread_warning, wide
 from perfsim.units import format_quantity
 
@@ -42,6 +43,8 @@ __all__ = [
 ]
 
 _UNMEASURED = "not in the table of GEMM times; the value of the A100 until it is measured"
+GEMM_DEVICES = ("gpu",)
+"""Kinds of device whose model is fitted to tables of matrix products."""
 _DERIVED = {
     "broadcast": "a pipelined ring, like the all-gather whose lines it takes; not measured",
     "send_recv": "an all-to-all of two ranks sends half of each message: its lines; not measured",
@@ -54,7 +57,7 @@ def calibrate_gemm(table: Path, device: str, out: Path | None = None, *, source:
     Raises InputError for a bad table, an unknown device, or without SciPy.
     """
     measured = default_catalog().device(device)
-    if measured.kind != "gpu":
+    if measured.kind not in GEMM_DEVICES:
         raise InputError(f"{device} is a {measured.kind}; GEMM tables are of GPUs (wafers: calibrate wafer)")
     return _deliver(gpu_calibration(table, measured, source=source), out)
 
@@ -74,9 +77,9 @@ def calibrate_collectives(
 def _refuse_link_between_nodes(link: str, catalog: Catalog) -> None:
     """Raise InputError for a link that systems have between nodes: tables are of one node."""
     systems = [catalog.system(name) for name in catalog.names("system")]
-    nodes = [system.node for system in systems if isinstance(system, GpuClusterSpec)]
-    inside = sorted({node.scale_up.name for node in nodes})
-    if link in {node.nic.name for node in nodes} - set(inside):
+    links = [machine_of(system).links(system) for system in systems]
+    inside = sorted({known.name for own in links for known in own.inside_node})
+    if link in {known.name for own in links for known in own.between_nodes} - set(inside):
         raise InputError(
             f"{link} joins nodes; tables are of collectives inside one, over {', '.join(inside)}"
         )

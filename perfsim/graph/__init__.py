@@ -1,4 +1,4 @@
-"""The waist: a task graph of work. Strategies write it, every other part only reads it."""
+"""The task graph, the interface between all parts: strategies write it, the others only read it."""
 
 from perfsim.graph.builder import GraphBuilder, Port, Slots, Template
 from perfsim.graph.symmetry import peer_classes

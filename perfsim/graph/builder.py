@@ -1,8 +1,8 @@
-"""Writing a task graph: one task at a time, or a recorded passage stamped many times.
+"""Builds a task graph: one task at a time, or from templates stamped many times.
 
-`GraphBuilder.task` appends one task. A `Template` records a passage of straight-line code once (the
-forward of one pipeline stage, say) with ports for what comes from outside; `GraphBuilder.stamp`
-writes it for every micro-batch at once with NumPy. Both give the same columns.
+`GraphBuilder.task` appends one task. A `Template` records a sequence of tasks once (such as the forward of
+one pipeline stage), with ports for its external inputs; `GraphBuilder.stamp` writes it for all
+micro-batches at once with NumPy. Both give the same columns.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from perfsim.graph.work import WHOLE_DEVICE, Work
 
 
 class Port(int):
-    """A tensor that a template reads but does not write; its handle is given when it is stamped."""
+    """An external input tensor of a template; stamping supplies its handle."""
 
 
 class Handles(NamedTuple):
-    """What adding a task returns: its id and the handle of its first written tensor."""
+    """Result of adding a task: its id and the handle of its first output tensor."""
 
     id: int
     tensor: int
@@ -48,7 +48,7 @@ class _Columns:
         self.num_after: list[int] = []
         self.num_writes: list[int] = []
         self.tensor_ends: list[int] = []
-        """Of each task: tensors that it and all before it write."""
+        """Number of tensors written up to and including each task."""
         self.num_tensors = 0
 
     def append(
@@ -78,16 +78,16 @@ class _Columns:
 
 @dataclass
 class Template:
-    """A passage of tasks recorded once; `ports` are read from outside, `outputs` are for others."""
+    """A recorded sequence of tasks; `ports` are its external inputs, `outputs` its named results."""
 
     builder: GraphBuilder
     ports: dict[str, Port] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
     columns: _Columns = field(default_factory=_Columns)
-    """What was recorded, with ids and handles local to the template."""
+    """The recorded tasks, with ids and handles local to the template."""
 
     def port(self, name: str) -> Port:
-        """A tensor that comes from outside under this name."""
+        """The external input of this name."""
         return self.ports.setdefault(name, Port(-1 - len(self.ports)))
 
     def task(
@@ -101,8 +101,8 @@ class Template:
     ) -> Handles:
         """Record one task; `reads` are ports or tensors of this template.
 
-        `after` holds task ids of this template, or ports: then the writer of that tensor comes first.
-        `block` is the part of the model whose weights it concerns.
+        `after` holds task ids of this template, or ports, which stand for the writers of their tensors.
+        `block` is the part of the model whose weights the task uses.
         """
         return self.columns.append(
             self.builder.work_id(work),
@@ -128,7 +128,10 @@ class Template:
         return self.columns.work
 
     def rebound(self, builder: GraphBuilder, works: Mapping[Work, Work]) -> Template:
-        """The same passage in another graph, with other classes of work; both are recorded to the end."""
+        """The same template for another graph, with other classes of work.
+
+        Both templates share their lists, so neither can record more tasks.
+        """
         work_ids = [builder.work_id(works[work]) for work in self.builder.works]
         stream_ids = [builder.stream_id(stream) for stream in self.builder.streams]
         columns = copy(self.columns)
@@ -141,10 +144,10 @@ class Template:
 
 
 class Slots(NamedTuple):
-    """Slots in emission order: which template, which tag, and where each port comes from.
+    """Slots in emission order, each with its template, its tag and the sources of its ports.
 
-    `sources[name]` has one row a slot: the slot that writes the tensor (-1: the slot does not read
-    that port), and the name of the output in that slot's template.
+    `sources[name]` is the slot that writes the tensor, for every slot (-1: the slot does not read that
+    port), and the name of the output in that slot's template.
     """
 
     template: Wide
@@ -153,7 +156,7 @@ class Slots(NamedTuple):
 
 
 class Stamped(NamedTuple):
-    """Where stamping put things: first task id and first tensor handle of each slot."""
+    """Result of stamping: first task id and first tensor handle of each slot."""
 
     templates: Sequence[Template]
     template: Wide
@@ -161,16 +164,16 @@ class Stamped(NamedTuple):
     first_tensor: Wide
 
     def tensor(self, slot: int, output: str) -> int:
-        """Handle of a named output of one slot; GraphError where its template has none of that name."""
+        """Handle of a named output of one slot; GraphError if its template has no such output."""
         outputs = self.templates[int(self.template[slot])].outputs
         if output not in outputs:
-            known = ", ".join(outputs) or "nothing"
-            raise GraphError(f"slot {slot} writes no output {output!r}; its template writes {known}")
+            names = ", ".join(outputs) or "nothing"
+            raise GraphError(f"slot {slot} writes no output {output!r}; its template writes {names}")
         return int(self.first_tensor[slot]) + outputs[output]
 
 
 class GraphBuilder:
-    """Writes one graph; `build` ends it."""
+    """Builds one graph; `build` returns it."""
 
     def __init__(self) -> None:
         self._works: dict[Work, int] = {}
@@ -184,18 +187,20 @@ class GraphBuilder:
 
     @property
     def works(self) -> tuple[Work, ...]:
-        """The classes of work written so far, by id."""
+        """The classes of work so far, by id."""
         return tuple(self._works)
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The streams written so far, by id."""
+        """The streams so far, by id."""
         return tuple(self._streams)
 
     def work_id(self, work: Work) -> int:
+        """Id of a class of work; a new class gets the next one."""
         return self._works.setdefault(work, len(self._works))
 
     def stream_id(self, stream: str) -> int:
+        """Id of a stream; a new stream gets the next one."""
         return self._streams.setdefault(stream, len(self._streams))
 
     def task(
@@ -220,15 +225,15 @@ class GraphBuilder:
         self._step_ends.append(here if num_tasks is None else num_tasks)
 
     def fold(self, width: int) -> None:
-        """Say that each device written here stands for `width` ranks that do the same."""
+        """Declare that each device of the graph stands for `width` ranks that do the same work."""
         self._width = width
 
     def template(self) -> Template:
-        """Start recording a passage."""
+        """Start recording a template."""
         return Template(self)
 
     def stamp(self, templates: Sequence[Template], slots: Slots) -> Stamped:
-        """Write every slot's template, in the order of the slots."""
+        """Append the template of every slot, in the order of the slots."""
         self._flush()
         lengths = np.array([len(template) for template in templates], dtype=np.int64)
         tensors = np.array([template.columns.num_tensors for template in templates], dtype=np.int64)
@@ -266,7 +271,7 @@ class GraphBuilder:
         self._columns = _Columns()
 
     def build(self) -> TaskGraph:
-        """End writing and return the graph."""
+        """The finished graph."""
         self._flush()
         if not self._num_tasks:
             raise GraphError("the graph has no task")
@@ -335,18 +340,18 @@ class _StampedChunk:
         return values
 
     def _resolved(self, template: Template, rows: Wide, local: Wide, *, tasks: bool) -> Wide:
-        """Handles (or task ids) in the graph of what the template names, one row a slot."""
+        """Handles (or task ids) in the graph for those local to the template, one row per slot."""
         first = self.stamped.first_task if tasks else self.stamped.first_tensor
-        found = first[rows][:, None] + np.maximum(local, 0)
+        resolved = first[rows][:, None] + np.maximum(local, 0)
         outside = np.flatnonzero(local < 0)
         names = list(template.ports)
-        for number in np.unique(local[outside])[::-1].tolist():
+        for number in np.unique(local[outside])[::-1].tolist():  # port i has the number -1 - i
             columns = outside[local[outside] == number]
-            found[:, columns] = self._port(names[-1 - number], rows, tasks=tasks)[:, None]
-        return found
+            resolved[:, columns] = self._port(names[-1 - number], rows, tasks=tasks)[:, None]
+        return resolved
 
     def _port(self, name: str, rows: Wide, *, tasks: bool) -> Wide:
-        """What stands behind a port in each slot: a tensor, or the task that writes it."""
+        """The tensor behind a port in each slot, or the task that writes it."""
         if name not in self.slots.sources:
             raise GraphError(f"port {name!r} has no source")
         source_of_slot, output = self.slots.sources[name]
@@ -359,5 +364,7 @@ class _StampedChunk:
             raise GraphError(f"port {name!r} reads output {output!r} of a template without it")
         if not tasks:
             return self.stamped.first_tensor[source] + local
-        writers = np.array([each.writer(tensor) for each, tensor in zip(self.templates, offset, strict=True)])
+        writers = np.array(
+            [template.writer(tensor) for template, tensor in zip(self.templates, offset, strict=True)]
+        )
         return np.asarray(self.stamped.first_task[source] + writers[self.slots.template[source]])

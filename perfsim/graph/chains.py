@@ -1,8 +1,8 @@
-"""Chains: tasks that follow one another at once, so that a reader of the graph may take them as one.
+"""Chains of tasks, in which every task starts exactly when the task before it ends.
 
-A task that waits for one other only (what else it waits for, that one has waited for already) begins
-when that one ends, whatever the durations. A chain of such tasks has one unknown, the start of its
-head; all else is a cumulative sum. Chains depend on the graph alone and are found once.
+For any durations this holds if a task waits for one task only, or if that one has already waited for all
+its other dependencies. A chain has one unknown, the start of its head; the rest are cumulative sums.
+Chains depend only on the graph and are computed once.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 from perfsim.graph.ragged import Ints, Ragged, Wide, offsets
 
 COLUMNS = 4
-"""A task that waits for more, the one before it on its stream included, begins a chain unseen."""
+"""A task with more dependencies, its stream predecessor included, always begins a chain."""
 DEPTH = 3
-"""How far back the search goes for what a task waits for besides the last."""
+"""Steps that the search for a task's other dependencies goes back from its last one."""
 
 
 class Waits(NamedTuple):
-    """What every task waits for, as columns of one task each (-1: none); those of long rows stay empty."""
+    """Dependencies of every task, one per column (-1: none); empty for tasks with too many."""
 
     columns: NDArray[np.int32]
-    """(COLUMNS, tasks); the first is program order, and nothing else stands on the same stream."""
+    """(COLUMNS, tasks); the first is the stream predecessor, the others are on other streams."""
     long: NDArray[np.bool_]
-    """Tasks that wait for too many to stand here."""
+    """Tasks with too many dependencies for the columns."""
 
 
 def waits(stream: Ints, previous: Ints, sources: Sequence[Ragged]) -> Waits:
-    """Gather what tasks wait for: the one before on the stream, and the rows of every source."""
+    """Collect dependencies: the stream predecessor, and those rows of every source on other streams."""
     counts = [np.diff(source.start) for source in sources]
     long = np.sum(counts, axis=0) >= COLUMNS
     columns = np.full((COLUMNS, len(stream)), -1, dtype=np.int32)
@@ -42,18 +42,18 @@ def waits(stream: Ints, previous: Ints, sources: Sequence[Ragged]) -> Waits:
     for source, count in zip(sources, counts, strict=True):
         for position in range(int(count[~long].max(initial=0))):
             tasks = np.flatnonzero((count > position) & ~long)
-            other = source.values[source.start[tasks] + position]
-            apart = stream[other] != stream[tasks]
-            tasks, other = tasks[apart], other[apart]
-            columns[filled[tasks], tasks] = other
+            dependency = source.values[source.start[tasks] + position]
+            apart = stream[dependency] != stream[tasks]
+            tasks, dependency = tasks[apart], dependency[apart]
+            columns[filled[tasks], tasks] = dependency
             filled[tasks] += 1
     return Waits(columns, long)
 
 
 def followed(waits: Waits) -> Ints:
-    """The task that each one follows at once; -1 where it waits for several, or for none.
+    """The task that each task directly follows; -1 if it waits for several, or for none.
 
-    That is the last of those it waits for, if the search finds that it has waited for all others.
+    It is the last dependency, if the search finds that this one has waited for all the others.
     """
     columns, long = waits
     last: Ints = columns.max(axis=0)
@@ -61,25 +61,24 @@ def followed(waits: Waits) -> Ints:
     follows = last.copy()
     for column in columns:
         tasks = np.flatnonzero((follows >= 0) & (column >= 0) & (column != last))
-        other, ancestor = column[tasks], last[tasks]
-        for _ in range(DEPTH):
-            found = ancestor < 0
-            left = ~found
+        dependency, ancestor = column[tasks], last[tasks]
+        for _ in range(DEPTH):  # back along last dependencies, until one waits for `dependency`
+            ended = ancestor < 0
+            left = ~ended
             for waited in columns:
-                left &= waited[ancestor] != other
-            follows[tasks[found]] = -1
-            left &= ~found
-            tasks, other, ancestor = tasks[left], other[left], last[ancestor[left]]
+                left &= waited[ancestor] != dependency
+            follows[tasks[ended]] = -1
+            left &= ~ended
+            tasks, dependency, ancestor = tasks[left], dependency[left], last[ancestor[left]]
         follows[tasks] = -1
     return follows
 
 
 class Pairs(NamedTuple):
-    """The longest path as a table: each row the larger of two sums, after the rows that it names.
+    """The critical path as a table: value i + 1 is the larger of the two sums in row i.
 
-    A sum is the value of another row and the time from the start of a task's chain to that task's
-    end. Value 0 is the start of the run, row i makes value i + 1. Tasks are named by their place among
-    all chains; place -1 takes no time.
+    A sum is an earlier value (0 is the start of the run) plus the time from the start of a task's chain to
+    that task's end. Tasks are given by their place among all chains; place -1 adds no time.
     """
 
     left_value: list[int]
@@ -96,7 +95,7 @@ class Chains:
     """All tasks, chain by chain; chains are in the order of their heads, which is topological."""
 
     order: Ints
-    """Task ids, those of each chain together and in order."""
+    """Task ids chain by chain, in order."""
     first: Ints
     """Where each chain begins in `order`, and the end of the last."""
     chain: Ints
@@ -120,20 +119,20 @@ class Chains:
         return place
 
     def since_start(self, ticks: Wide) -> Wide:
-        """Time from the start of each task's chain to the task's end, by place; whole numbers of ticks."""
+        """Ticks from the start of each task's chain to the task's end, by place."""
         total, before = self.running_sums(ticks)
         total -= before.repeat(self.length)
         return total
 
     def running_sums(self, ticks: Wide) -> tuple[Wide, Wide]:
-        """Sums over all tasks up to each one, by place, and the sum before each chain; in ticks."""
+        """Running sums of ticks over all tasks, by place, and the sum before each chain."""
         total = ticks.take(self.order).cumsum()
         heads = self.first[:-1]
         return total, total.take(heads) - ticks.take(self.order.take(heads))
 
     @cached_property
     def pairs(self) -> Pairs:
-        """What the start of every chain is the maximum of, two by two."""
+        """The start of every chain as a cascade of maxima of two sums."""
         start, values = self.waits_for
         count = np.diff(start)
         last = np.cumsum(np.maximum(count - 1, 1))
@@ -165,7 +164,7 @@ class Chains:
 def chains(
     follows: Ints, waits: Waits, sources: Sequence[Ragged], apart: NDArray[np.bool_] | None = None
 ) -> Chains:
-    """The chains of a graph; tasks that are `apart` stand alone, since nobody knows how long they take."""
+    """The chains of a graph; tasks in `apart`, whose duration is not known yet, are chains of their own."""
     tasks = np.arange(len(follows), dtype=np.int32)
     joined = follows >= 0
     if apart is not None:
@@ -186,10 +185,10 @@ def chains(
 
 
 def _chain_of_run(first: Wide, run: Ints, follows: Ints, joined: NDArray[np.bool_]) -> Ints:
-    """The chain of every run of neighbouring tasks; a run may follow the end of another."""
+    """The chain of every run of consecutive task ids; a run may continue another one."""
     before = np.where(joined[first], run[follows[first]], np.arange(len(first), dtype=np.int32))
     behind = np.flatnonzero(joined[first])
-    while len(behind):
+    while len(behind):  # pointer jumping: each pass doubles the distance covered
         further = before[before[behind]]
         moved = further != before[behind]
         before[behind] = further
@@ -199,12 +198,16 @@ def _chain_of_run(first: Wide, run: Ints, follows: Ints, joined: NDArray[np.bool
 
 
 def _of_heads(heads: Wide, waits: Waits, sources: Sequence[Ragged]) -> Ragged:
-    """What the head of each chain waits for, each once."""
+    """Dependencies of the head of each chain, without repeats."""
     long = np.flatnonzero(waits.long[heads])
-    found = [(np.tile(np.arange(len(heads)), COLUMNS), waits.columns[:, heads].ravel())]
-    found += [(long[rows.row_of_value], rows.values) for rows in (each.rows(heads[long]) for each in sources)]
-    head, other = (np.concatenate(column) for column in zip(*found, strict=True))
-    keys = head[other >= 0] * np.int64(len(waits.long)) + other[other >= 0]
+    pairs = [(np.tile(np.arange(len(heads)), COLUMNS), waits.columns[:, heads].ravel())]
+    for source in sources:
+        rows = source.rows(heads[long])
+        pairs.append((long[rows.row_of_value], rows.values))
+    head, dependency = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    keys = head[dependency >= 0] * np.int64(len(waits.long)) + dependency[dependency >= 0]
     keys.sort()
-    head, other = np.divmod(keys[np.append(True, keys[1:] != keys[:-1])[: len(keys)]], len(waits.long))
-    return Ragged(offsets(np.bincount(head, minlength=len(heads))).astype(np.int32), other.astype(np.int32))
+    head, dependency = np.divmod(keys[np.append(True, keys[1:] != keys[:-1])[: len(keys)]], len(waits.long))
+    return Ragged(
+        offsets(np.bincount(head, minlength=len(heads))).astype(np.int32), dependency.astype(np.int32)
+    )

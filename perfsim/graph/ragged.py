@@ -18,14 +18,16 @@ class Ragged(NamedTuple):
     values: Ints
 
     def row(self, index: int) -> tuple[int, ...]:
+        """The values of one row."""
         return tuple(self.values[self.start[index] : self.start[index + 1]].tolist())
 
     @property
     def row_of_value(self) -> Ints:
+        """The row of each value."""
         return np.repeat(np.arange(len(self.start) - 1, dtype=np.int32), np.diff(self.start))
 
     def rows(self, indices: Ints | Wide) -> Ragged:
-        """Some of the rows, in the order asked for."""
+        """The rows at these indices, in their order."""
         counts = np.diff(self.start)[indices]
         start = offsets(counts)
         where = np.arange(int(start[-1])) + np.repeat(self.start[indices] - start[:-1], counts)

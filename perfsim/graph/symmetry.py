@@ -1,9 +1,9 @@
-"""Who does the same as whom: the peers that a written device stands for, and what parts them.
+"""Symmetry of ranks: the peers that a device of a folded graph stands for, and what distinguishes them.
 
-A folded graph writes one device for each pipeline rank (one wafer for all); device `gpu{base}` stands
-for its *peers*, ranks base .. base + width - 1: tensor peers innermost, then replicas. Peers meet in
-collectives and nowhere else; what else crosses ranks stays among those of equal offset. So it is
-offsets that are alike or not, and *classes* number them: peers of one class have equal times.
+A folded graph has one device per pipeline rank (one wafer for all). Device `gpu{base}` stands for its
+*peers*, ranks base .. base + width - 1: tensor peers innermost, then replicas. Peers meet only in
+collectives; other communication stays among ranks of equal offset. So symmetry is a property of offsets,
+and *classes* number them: peers of one class have equal times.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _DEVICE = re.compile(r"([a-z]+)(\d+)")
 
 
 class Meeting(NamedTuple):
-    """Peers that a collective joins: offsets `stride` apart, `size` of them. (1, 1): each on its own."""
+    """The peers in a collective: `size` offsets, `stride` apart; (1, 1) for work without peers."""
 
     stride: int
     size: int
 
     def first(self, offset: int) -> int:
-        """The lowest offset of the group that a peer belongs to."""
+        """The lowest offset of a peer's group."""
         return offset - offset // self.stride % self.size * self.stride
 
     def offsets(self, offset: int) -> range:
-        """All offsets of the group that a peer belongs to."""
+        """All offsets of a peer's group."""
         first = self.first(offset)
         return range(first, first + self.stride * self.size, self.stride)
 
@@ -42,13 +42,13 @@ ALONE = Meeting(1, 1)
 
 
 def rank_of(stream: str) -> int | None:
-    """The rank whose stream this is; None on a stream that all share, as those of MemoryX are."""
-    found = _DEVICE.fullmatch(stream.split("/", 1)[0])
-    return int(found[2]) if found else None
+    """The rank of a stream; None for a stream of several ranks or of all, such as MemoryX."""
+    match = _DEVICE.fullmatch(stream.split("/", 1)[0])
+    return int(match[2]) if match else None
 
 
 def width_of(graph: TaskGraph) -> int:
-    """How many ranks a written device stands for. Raises GraphError where that differs among devices."""
+    """Number of ranks that each device stands for. Raises GraphError if devices differ in it."""
     widths = {
         ranks
         for ranks, name in zip(graph.stands_for, graph.streams, strict=True)
@@ -60,46 +60,46 @@ def width_of(graph: TaskGraph) -> int:
 
 
 def bases_of(graph: TaskGraph) -> list[int]:
-    """The rank of every written device, ascending."""
+    """The rank of every device in the graph, ascending."""
     return sorted({rank for name in graph.streams if (rank := rank_of(name)) is not None})
 
 
 def meeting_of(work: Work, width: int) -> Meeting:
-    """Which peers take part in work of one class. Raises GraphError for a group that parts them unevenly."""
+    """The peers in work of one class. Raises GraphError for a group that does not divide them evenly."""
     group = work.group
     if work.kind is not Kind.COMM_COLL or group is None or group.size == 1 or group.stride >= width:
         return ALONE
     if group.stride < 1 or width % (group.stride * group.size):
-        raise GraphError(f"the group of {work.name} does not part {width} peers evenly: {group}")
+        raise GraphError(f"the group of {work.name} does not divide {width} peers evenly: {group}")
     return Meeting(group.stride, group.size)
 
 
 def meetings_of(graph: TaskGraph) -> list[Meeting]:
-    """Every way in which peers meet in a graph, on their own first."""
-    width, found = width_of(graph), {ALONE}
+    """All distinct meetings of peers in a graph, `ALONE` first."""
+    width, meetings = width_of(graph), {ALONE}
     used = np.unique(graph.stream.astype(np.int64) * len(graph.works) + graph.work).tolist()
-    for stream, work in (divmod(each, len(graph.works)) for each in used):
+    for stream, work in (divmod(key, len(graph.works)) for key in used):
         rank, group = rank_of(graph.streams[stream]), graph.works[work].group
         if rank is None:
             continue
-        found.add(meeting := meeting_of(graph.works[work], width))
+        meetings.add(meeting := meeting_of(graph.works[work], width))
         if meeting != ALONE and group is not None and group.start != rank:
             name = graph.works[work].name
             raise GraphError(f"the group of {name} on rank {rank} must begin with it: {group}")
-    return sorted(found)
+    return sorted(meetings)
 
 
 def peer_classes(graph: TaskGraph, marks: Mapping[int, Hashable] | None = None) -> Ints:
-    """Class of each peer, by offset: the fewest classes whose members do the same.
+    """Class of each peer, by offset: the fewest classes whose members have equal times.
 
-    `marks` tells apart ranks that are not alike (a straggler, a slow NIC); unmarked ranks are. Two
-    peers are of one class if their marks are the same at every pipeline rank and the peers that they
-    meet are of the same classes: colour refinement, which ends since classes are only ever parted. A
-    single class means that the graph is rightly folded.
+    `marks` distinguishes ranks (a straggler, a slow NIC); ranks without a mark are equal. Two peers are of
+    one class if they have the same marks at every pipeline rank and meet peers of the same classes. This
+    is colour refinement; it ends because classes are only ever split. A single class means that the
+    folded graph is exact.
     """
     width, bases, meetings = width_of(graph), bases_of(graph), meetings_of(graph)
-    known = marks or {}
-    classes = _numbered([tuple(known.get(base + offset) for base in bases) for offset in range(width)])
+    marks = marks or {}
+    classes = _numbered([tuple(marks.get(base + offset) for base in bases) for offset in range(width)])
     while True:
         seen = [_groups(classes, meeting) for meeting in meetings]
         refined = _numbered(list(zip(classes.tolist(), *seen, strict=True)))
@@ -109,29 +109,29 @@ def peer_classes(graph: TaskGraph, marks: Mapping[int, Hashable] | None = None) 
 
 
 def as_slowest_peers(graph: TaskGraph, factors: Mapping[int, float]) -> dict[int, float]:
-    """How many times as long every rank computes (1 if absent), if tensor peers act with their slowest.
+    """Slowdown of every rank (1 if absent) if all tensor peers are as slow as the slowest of them.
 
-    They meet after every block, so they wait for the slowest anyway: with stragglers in one tensor
-    group the step takes as long to the bit, with more of them no less. As marks these factors leave
-    half as many classes, whose chains stay whole.
+    Tensor peers synchronise after every block, so they wait for the slowest anyway: the step time is
+    bitwise the same with stragglers in one tensor group, and no shorter with stragglers in several. Used
+    as marks, these factors halve the number of classes and keep chains whole.
     """
     inner = [meeting for meeting in meetings_of(graph) if meeting.stride == 1 and meeting.size > 1]
-    meeting = min(inner, key=lambda each: each.size, default=ALONE)
-    found: dict[int, float] = {}
+    meeting = min(inner, key=lambda candidate: candidate.size, default=ALONE)
+    slowdown: dict[int, float] = {}
     for base in bases_of(graph):
         for first in {meeting.first(offset) for offset in range(width_of(graph))}:
             group = [base + offset for offset in meeting.offsets(first)]
             slowest = max(factors.get(rank, 1.0) for rank in group)
-            found |= dict.fromkeys(group, slowest) if slowest != 1.0 else {}
-    return found
+            slowdown |= dict.fromkeys(group, slowest) if slowest != 1.0 else {}
+    return slowdown
 
 
 def _groups(classes: Ints, meeting: Meeting) -> list[tuple[int, ...]]:
-    """The classes that each peer meets, each once."""
-    found: dict[int, tuple[int, ...]] = {}
+    """The distinct classes in each peer's group."""
+    groups: dict[int, tuple[int, ...]] = {}
     for first in {meeting.first(offset) for offset in range(len(classes))}:
-        found[first] = tuple(sorted(set(classes[list(meeting.offsets(first))].tolist())))
-    return [found[meeting.first(offset)] for offset in range(len(classes))]
+        groups[first] = tuple(sorted(set(classes[list(meeting.offsets(first))].tolist())))
+    return [groups[meeting.first(offset)] for offset in range(len(classes))]
 
 
 def _numbered(colours: Sequence[Hashable]) -> Ints:
@@ -141,7 +141,7 @@ def _numbered(colours: Sequence[Hashable]) -> Ints:
 
 
 class Gatherings(NamedTuple):
-    """How classes of peers meet: the instances of each meeting, as rows of tables.
+    """The instances of each meeting among classes of peers.
 
     `instance[m, k]` is the instance of meeting m that class k is in, `slot[m, k]` its place there;
     `members[m]` lists the classes of every instance.
@@ -153,7 +153,7 @@ class Gatherings(NamedTuple):
 
 
 def gatherings(classes: Ints, meetings: Sequence[Meeting]) -> Gatherings:
-    """The instances of every meeting. Raises GraphError for classes whose members meet unlike classes."""
+    """The instances of every meeting. Raises GraphError if members of one class meet different classes."""
     count = int(classes.max(initial=-1)) + 1
     instance, slot = (np.zeros((len(meetings), count), dtype=np.int64) for _ in range(2))
     members = []

@@ -1,12 +1,12 @@
-"""The task graph in columns, with the dependencies it derives.
+"""The task graph in columns, and the dependencies derived from them.
 
-A task reads tensors and writes tensors; a tensor is written once, by the task that allocated its
-handle. From that follow the data dependencies. Tasks of one stream run in the order of their ids
-(program order), and authors add control dependencies such as a freed buffer slot. Ids are
-topological: a task comes after everything it waits for.
+Tasks read and write tensors. Each tensor is written once, by the task that allocated its handle, which
+gives the data dependencies. Tasks of one stream run in the order of their ids (program order), and
+strategies add control dependencies, such as the wait for a free buffer. Ids are topological: a task comes
+after all its dependencies.
 
-A stream is called `gpu0/compute`: its device and what runs there; `gpu0+gpu1/nccl-tensor` where
-devices meet. Devices without a number (`memoryx/out`) are there once for all ranks.
+A stream is named by its device and its purpose, `gpu0/compute`, or by several devices that meet,
+`gpu0+gpu1/nccl-tensor`. Devices without a number (`memoryx/out`) exist once for all ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Shorts = NDArray[np.int16]
 
 
 class Task(NamedTuple):
-    """One task as a view on the columns."""
+    """One task as a row of the columns."""
 
     id: int
     work: Work
@@ -42,6 +42,7 @@ class Task(NamedTuple):
 
     @property
     def name(self) -> str:
+        """Name of the work, with the micro-batch in brackets."""
         suffix = f"[{self.tag}]" if self.tag >= 0 else ""
         return f"{self.work.name}{suffix}"
 
@@ -52,8 +53,8 @@ class TaskGraph:
 
     `work`, `stream`, `tag` have one entry a task; `reads` holds tensor handles, `after` task ids.
     Task i writes the handles `first_write[i] .. first_write[i + 1] - 1`. `tag` is the micro-batch,
-    -1 where there is none. `block` is the layer whose weights the task concerns, by its number in the
-    model, or one of the markers in `graph.work`.
+    -1 if there is none. `block` is the layer whose weights the task uses, by its number in the model, or
+    one of the markers in `graph.work`.
     """
 
     works: tuple[Work, ...]
@@ -68,12 +69,13 @@ class TaskGraph:
     step_ends: tuple[int, ...]
     """Number of tasks at the end of each optimizer step."""
     stands_for: tuple[int, ...]
-    """How many ranks each stream stands for: those that do the same are written once (`symmetry`)."""
+    """Number of ranks that each stream stands for; ranks that do the same work share one (`symmetry`)."""
 
     def __len__(self) -> int:
         return len(self.work)
 
     def task(self, index: int) -> Task:
+        """One task by its id."""
         return Task(
             id=index,
             work=self.works[self.work[index]],
@@ -86,10 +88,12 @@ class TaskGraph:
         )
 
     def tasks(self) -> Iterator[Task]:
+        """All tasks in the order of their ids."""
         return (self.task(index) for index in range(len(self)))
 
     @property
     def num_tensors(self) -> int:
+        """Number of tensors that the tasks write."""
         return int(self.first_write[-1])
 
     @cached_property
@@ -100,7 +104,7 @@ class TaskGraph:
     @cached_property
     def stream_predecessor(self) -> Ints:
         """The task before each one on its stream; -1 for the first."""
-        few = len(self.streams) <= np.iinfo(np.uint16).max  # small numbers are sorted digit by digit
+        few = len(self.streams) <= np.iinfo(np.uint16).max  # NumPy sorts 16-bit integers by radix
         order = np.argsort(self.stream.astype(np.uint16) if few else self.stream, kind="stable")
         order = order.astype(np.int32)
         same = self.stream[order[1:]] == self.stream[order[:-1]]
@@ -110,11 +114,11 @@ class TaskGraph:
 
     @cached_property
     def sources(self) -> tuple[Ragged, Ragged]:
-        """Tasks that each one waits for by data, and by control."""
+        """Data and control dependencies of each task. Raises GraphError for one that is later or missing."""
         reads = self.reads.values
-        known = (reads >= 0) & (reads < self.num_tensors)
-        if not np.all(known):
-            bad = self.task(int(self.reads.row_of_value[np.argmin(known)]))
+        exists = (reads >= 0) & (reads < self.num_tensors)
+        if not np.all(exists):
+            bad = self.task(int(self.reads.row_of_value[np.argmin(exists)]))
             raise GraphError(f"task {bad.name} on {bad.stream} reads a tensor that nothing writes")
         sources = (Ragged(self.reads.start, self.writer[reads]), self.after)
         for source in sources:
@@ -126,7 +130,7 @@ class TaskGraph:
 
     @cached_property
     def dependencies(self) -> Ragged:
-        """Tasks that each task waits for: data, control and program order, each once, ascending.
+        """Dependencies of each task by data, control and program order, without repeats, ascending.
 
         A dependency on an earlier task of the same stream is implied by program order and left out.
         """
@@ -170,18 +174,18 @@ class TaskGraph:
         return chains(self._follows, self._waits, self.sources)
 
     def chains_around(self, apart: NDArray[np.bool_]) -> Chains:
-        """The same with these tasks each a chain of its own."""
+        """The chains if each of these tasks is a chain of its own."""
         return chains(self._follows, self._waits, self.sources, apart)
 
     @property
     def flop(self) -> float:
-        """FLOPs of all tasks of this graph, each counted for the ranks it stands for."""
+        """FLOPs of all tasks, counted for every rank that they stand for."""
         per_work = np.array([work.flop for work in self.works])
         ranks = np.array(self.stands_for, dtype=np.float64)[self.stream]
         return float(per_work @ np.bincount(self.work, ranks, minlength=len(self.works)))
 
     def digest(self) -> str:
-        """A hash of everything in the graph but the names of its streams; equal graphs, equal digests."""
+        """A hash of the graph without its stream names; equal graphs have equal digests."""
         sha = hashlib.sha256()
         columns = (self.work, self.stream, self.tag, self.block, *self.reads, *self.after, self.first_write)
         for column in (*columns, self.step_ends, self.stands_for):

@@ -1,10 +1,9 @@
-"""From the folded graph that strategies write to one with more of its ranks, or all of them.
+"""Unfolds a strategy's folded graph into one with a device for every class of peers, or for every rank.
 
-Every class of peers is written once (all peers, if each is its own class). Compute tasks and sends are
-written for each class; a collective once for each group, on a stream of the devices that it joins: it
-reads the inputs of every member, waits for what precedes it on the stream of every member, and what
-follows there waits for it. Tasks on streams that all share (MemoryX, SwarmX) stay single; they read
-from every class, and every class reads them.
+Compute tasks and sends have one instance per class. A collective has one per group, on a stream of its
+devices: it reads the inputs of all members and waits for the task before it on each member's stream, and
+the next tasks there wait for it. Tasks on shared streams (MemoryX, SwarmX) stay single; they read from
+every class, and every class reads from them.
 """
 
 from __future__ import annotations
@@ -18,51 +17,49 @@ from numpy.typing import NDArray
 
 from perfsim.errors import GraphError
 from perfsim.graph.ragged import Ints, Ragged, Wide, offsets
-from perfsim.graph.symmetry import bases_of, gatherings, meeting_of, meetings_of, rank_of, width_of
+from perfsim.graph.symmetry import gatherings, meeting_of, meetings_of, rank_of, width_of
 from perfsim.graph.task_graph import TaskGraph
 from perfsim.graph.work import RankGroup, Work
 
 
 @dataclass(frozen=True)
 class Unfolded:
-    """An unfolded graph and the way back to the folded one."""
+    """An unfolded graph and its mapping to the folded one."""
 
     graph: TaskGraph
     task: Ints
-    """The folded task that each task is an instance of."""
+    """The folded task of which each task is an instance."""
     rank: Ints
-    """The (first) rank that runs each task; -1 on a stream that all share."""
-    written: dict[int, int]
-    """The rank that is written for each rank."""
+    """The (first) rank that runs each task; -1 on a shared stream."""
     first: Wide
     """The first instance of each folded task."""
     row: Wide
-    """How each folded task meets others: a row of `instance`."""
+    """The row of `instance` for each folded task."""
     instance: Wide
-    """Which instance of a task, counted from its first, runs for a class of peers: (row, class)."""
+    """Number of the instance, among those of its folded task, for a class of peers: (row, class)."""
     classes: Ints
     """Class of each peer, by offset."""
 
     def of_peer(self, offset: int) -> Wide:
-        """The task that runs each folded one for the peer of this offset."""
+        """The instance of each folded task for the peer at this offset."""
         return np.asarray(self.first + self.instance[self.row, self.classes[offset]])
 
 
 def unfold(graph: TaskGraph, classes: Ints | None = None) -> Unfolded:
-    """Write `graph` for every class of peers; for every rank where no classes are given.
+    """`graph` with a device for every class of peers, by default for every rank.
 
-    `classes` has one entry a peer, as `peer_classes` makes them. Raises GraphError for classes whose
-    members do not meet the same classes, and for a graph that is not folded.
+    `classes` has one entry per peer, as from `peer_classes`. Raises GraphError if members of one class meet
+    different classes, and for a graph that is not folded.
     """
     width = width_of(graph)
     classes = np.arange(width, dtype=np.int32) if classes is None else np.asarray(classes, dtype=np.int32)
     if len(classes) != width:
-        raise GraphError(f"a written device stands for {width} ranks, but {len(classes)} have a class")
+        raise GraphError(f"a device stands for {width} ranks, but {len(classes)} have a class")
     return _Unfolding(graph, classes).result()
 
 
 class _Instances(NamedTuple):
-    """The tasks of the new graph, folded task by folded task: whose instance each is, and which."""
+    """The tasks of the new graph by folded task: each one's folded task and number among its instances."""
 
     task: Wide
     local: Wide
@@ -71,7 +68,7 @@ class _Instances(NamedTuple):
 
 
 class _Unfolding:
-    """One graph being unfolded. Tables have a row a meeting; the last row is what all share."""
+    """One unfolding. Tables have one row per meeting; the last row is for shared streams."""
 
     def __init__(self, graph: TaskGraph, classes: Ints) -> None:
         self.graph = graph
@@ -83,10 +80,10 @@ class _Unfolding:
         self.meetings = meetings_of(graph)
         self.shared = len(self.meetings)
         everyone = tuple(range(len(numbers)))
-        found = gatherings(classes, self.meetings)
-        self.instance = np.vstack([found.instance, np.zeros(len(numbers), dtype=np.int64)])
-        self.slot = np.vstack([found.slot, np.arange(len(numbers))])
-        self.members = [*found.members, [everyone]]
+        gathered = gatherings(classes, self.meetings)
+        self.instance = np.vstack([gathered.instance, np.zeros(len(numbers), dtype=np.int64)])
+        self.slot = np.vstack([gathered.slot, np.arange(len(numbers))])
+        self.members = [*gathered.members, [everyone]]
         most = max(len(instances) for instances in self.members)
         self.num_members = np.zeros((len(self.members), most), dtype=np.int64)
         for row, instances in enumerate(self.members):
@@ -114,14 +111,14 @@ class _Unfolding:
 
     @cached_property
     def first_write(self) -> Wide:
-        """A collective writes its tensors for each of its members, one member after another."""
+        """First tensor of each instance; a collective writes its tensors once for each member, in order."""
         task, local, _ = self.instances
         row = self.row[task]
         copies = np.where(row == self.shared, 1, self.num_members[row, local])
         return offsets(self.writes_of_task[task] * copies)
 
     def at(self, tasks: Wide | Ints, peer: int) -> Wide:
-        """The instances of folded tasks that run for one class of peers."""
+        """The instances of folded tasks for one class of peers."""
         return np.asarray(self.instances.first[tasks] + self.instance[self.row[tasks], peer])
 
     # ---------------------------------------------------------------------------------- result
@@ -142,9 +139,14 @@ class _Unfolding:
             step_ends=tuple(int(first[end]) for end in graph.step_ends),
             stands_for=stands_for,
         )
-        ranks, written = self._ranks(), self._written()
         return Unfolded(
-            unfolded, task.astype(np.int32), ranks, written, first[:-1], self.row, self.instance, self.classes
+            unfolded,
+            task.astype(np.int32),
+            self._ranks(),
+            first[:-1],
+            self.row,
+            self.instance,
+            self.classes,
         )
 
     def _ranks(self) -> Ints:
@@ -157,25 +159,17 @@ class _Unfolding:
         ranks = base[self.graph.stream[task]] + offsets[self.row[task], local]
         return np.where(self.row[task] == self.shared, -1, ranks).astype(np.int32)
 
-    def _written(self) -> dict[int, int]:
-        offsets = self.offset[self.classes].tolist()
-        return {
-            base + offset: base + written
-            for base in bases_of(self.graph)
-            for offset, written in enumerate(offsets)
-        }
-
     # --------------------------------------------------------------------------- works, streams
     @cached_property
     def _moves(self) -> NDArray[np.bool_]:
-        """Works that are not the same in every instance, because they name ranks."""
+        """Works that differ between instances because they contain ranks."""
         alone = np.unique(self.graph.work[self.row == self.shared])
         moves = np.array([work.group is not None for work in self.graph.works])
         moves[alone] = False
         return moves
 
     def _works(self) -> tuple[tuple[Work, ...], Ints]:
-        """The works of all instances, and where those of each folded work begin."""
+        """The works of all instances, and the first one of each folded work."""
         works: list[Work] = []
         first = []
         row_of_work = np.zeros(len(self.graph.works), dtype=np.int64)
@@ -204,7 +198,9 @@ class _Unfolding:
         ids: dict[tuple[int, tuple[int, ...]], int] = {}
         names, stands_for = [], []
         used = np.unique(graph.stream * len(self.members) + self.row)
-        for stream, row in zip(*(each.tolist() for each in np.divmod(used, len(self.members))), strict=True):
+        for stream, row in zip(
+            *(column.tolist() for column in np.divmod(used, len(self.members))), strict=True
+        ):
             for local, members in enumerate(self.members[row]):
                 if (stream, members) not in ids:
                     ids[stream, members] = len(ids)
@@ -215,17 +211,17 @@ class _Unfolding:
         return tuple(names), tuple(stands_for), number
 
     def _name(self, stream: str, members: tuple[int, ...]) -> str:
-        """The stream of a written device, as it is called on these of its peers."""
+        """Name of a device's stream for these of its peers."""
         base = rank_of(stream)
         if base is None:
             return stream
-        device, what = stream.split("/", 1)
+        device, purpose = stream.split("/", 1)
         kind = device.removesuffix(str(base))
-        return "+".join(f"{kind}{base + self.offset[member]}" for member in members) + f"/{what}"
+        return "+".join(f"{kind}{base + self.offset[member]}" for member in members) + f"/{purpose}"
 
     # ------------------------------------------------------------------------------ dependencies
     def _reads(self) -> Ragged:
-        """Tensors that each instance reads: each of the folded task's, once for every member."""
+        """Tensors that each instance reads: those of the folded task, once for every member."""
         reads, row_of_value = self.graph.reads, self.graph.reads.row_of_value
         writer = self.graph.writer[reads.values]
         single = self.row[writer] == self.shared
@@ -247,7 +243,7 @@ class _Unfolding:
         return Ragged(start.astype(np.int32), values)
 
     def _handles(self, writer: Ints, position: Wide, peer: int) -> Wide:
-        """What folded tasks write at `position` for one class of peers."""
+        """Tensors that folded tasks write at `position` for one class of peers."""
         row = self.row[writer]
         copy = np.where(row == self.shared, 0, self.slot[row, peer])
         return np.asarray(
@@ -255,7 +251,10 @@ class _Unfolding:
         )
 
     def _after(self) -> Ragged:
-        """Control dependencies of every member, and program order between streams of unlike members."""
+        """Control dependencies of every member, and program order where streams have different members.
+
+        Between instances on one stream, program order needs no dependency.
+        """
         after, previous = self.graph.after, self.graph.stream_predecessor
         follows = np.flatnonzero((previous >= 0) & (self.row[previous] != self.row))
         pairs = []
@@ -270,9 +269,11 @@ class _Unfolding:
 
     @cached_property
     def _parted(self) -> NDArray[np.bool_]:
-        """Whether what one class does in two rows stands on unlike streams: (row, row, class)."""
+        """Whether the instances of a class in two rows are on different streams: (row, row, class)."""
         met = [
             [instances[local] for local in row.tolist()]
             for instances, row in zip(self.members, self.instance, strict=True)
         ]
-        return np.array([[[a != b for a, b in zip(one, other, strict=True)] for other in met] for one in met])
+        return np.array(
+            [[[a != b for a, b in zip(left, right, strict=True)] for right in met] for left in met]
+        )

@@ -45,6 +45,7 @@ class Kind(IntEnum):
 
     @property
     def is_communication(self) -> bool:
+        """Whether it is a send, a receive or a collective."""
         return self >= Kind.COMM_SEND
 
 
@@ -57,11 +58,12 @@ class RankGroup(NamedTuple):
 
     @property
     def ranks(self) -> range:
+        """The members."""
         return range(self.start, self.start + self.stride * self.size, self.stride)
 
 
 class TensorClass(NamedTuple):
-    """What a task writes: a name and its bytes on the device that holds it."""
+    """An output of a task: its name, and its bytes on the device that holds it."""
 
     name: str
     n_bytes: float
@@ -71,8 +73,8 @@ class TensorClass(NamedTuple):
 class Work:
     """What every task of one class does.
 
-    `op` is the key into the numeric kernels (or the collective's name); `category` says to which
-    part of the step its seconds belong.
+    `op` is the key into the numeric kernels (or the collective's name); its time counts for the part of
+    the step that `category` names.
     """
 
     name: str
@@ -84,7 +86,7 @@ class Work:
     group: RankGroup | None = None
     writes: tuple[TensorClass, ...] = ()
     share: float = 1.0
-    """The part of its kernels that one task does, where a passage is cut in chunks."""
+    """Fraction of the kernels that one task runs, if a pass is split into chunks."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
@@ -100,17 +102,20 @@ class Work:
         object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:
-        """Taken once: every task looks its class up."""
+        """Computed once, because every added task looks up its class."""
         return self._hash
 
     @property
     def flop(self) -> float:
+        """FLOPs of one task."""
         return self.share * sum(kernel.flop for kernel in self.kernels)
 
     @property
     def bytes_accessed(self) -> float:
+        """Bytes that the kernels of one task move in device memory."""
         return self.share * sum(kernel.bytes_accessed for kernel in self.kernels)
 
     @property
     def launches(self) -> int:
+        """Kernels that the host launches for one task."""
         return sum(kernel.launches for kernel in self.kernels)

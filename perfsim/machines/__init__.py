@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 
 from perfsim.costs.price import Costs
 from perfsim.errors import InputError, Problem
-from perfsim.hardware import SystemSpec
+from perfsim.hardware import MACHINE_PLUGINS, SYSTEM_CLASSES, SystemSpec
 from perfsim.machines.gpu_cluster import GpuCluster
 from perfsim.machines.machine import Machine
 from perfsim.machines.network import Network
@@ -26,26 +26,32 @@ __all__ = [
     "machine_kinds",
     "machine_of",
     "network_of",
+    "register",
     "strategy_for",
 ]
 
 MACHINES: dict[str, Machine] = {known.kind: known for known in (GpuCluster(), WaferCluster())}
-ENTRY_POINTS = "perfsim.machines"
 
 
 def machine_kinds() -> list[str]:
     """Every kind of machine, those of installed plug-ins included."""
-    return sorted({*MACHINES, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+    return sorted({*MACHINES, *(point.name for point in entry_points(group=MACHINE_PLUGINS))})
 
 
 def machine(kind: str) -> Machine:
     """The machine of a kind; InputError names the nearest."""
     if kind in MACHINES:
         return MACHINES[kind]
-    for point in entry_points(group=ENTRY_POINTS, name=kind):
+    for point in entry_points(group=MACHINE_PLUGINS, name=kind):
         installed: Machine = point.load()()
         return installed
     raise InputError([Problem(f"unknown kind of system {kind!r}", help=did_you_mean(kind, machine_kinds()))])
+
+
+def register(machine: Machine) -> None:
+    """Make a kind of machine known, to questions and to YAML, for the rest of the process."""
+    MACHINES[machine.kind] = machine
+    SYSTEM_CLASSES[machine.kind] = machine.system_type
 
 
 def machine_of(system: SystemSpec) -> Machine:

@@ -12,7 +12,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from perfsim.errors import InputError
 from perfsim.prediction.likeness import Traits, traits_of_plan, unlikeness
 from perfsim.prediction.result import Accuracy
 from perfsim.strategies import Plan
@@ -29,10 +28,7 @@ def recorded() -> tuple[dict[str, Any], ...]:
 
 
 def accuracy_of(plan: Plan) -> Accuracy:
-    """The errors of the family of published runs most like a plan.
-
-    Raises InputError for a kind of system that nothing was recorded for.
-    """
+    """The errors of the family of published runs most like a plan."""
     return nearest(plan.system.kind, traits_of_plan(plan))
 
 
@@ -43,10 +39,13 @@ def step_time_error(plan: Plan) -> float:
 
 
 def nearest(system_kind: str, traits: Traits) -> Accuracy:
-    """The errors of the recorded family most like `traits`; with few runs never below those of all."""
+    """The errors of the recorded family most like `traits`; with few runs never below those of all.
+
+    A kind of system without published runs has the error that is assumed for the unknown.
+    """
     every = [entry for entry in recorded() if entry["system_kind"] == system_kind]
     if not every:
-        raise InputError(f"no published run on a {system_kind} was recorded")
+        return _unknown(system_kind)
     whole = every[0]
     ranked = sorted(
         whole["families"],
@@ -68,6 +67,19 @@ def nearest(system_kind: str, traits: Traits) -> Accuracy:
     )
 
 
+def _unknown(system_kind: str) -> Accuracy:
+    return Accuracy(
+        strategy="",
+        family="no published run",
+        n=0,
+        median_ape=UNKNOWN_ERROR,
+        p90_ape=UNKNOWN_ERROR,
+        held_out_p90_ape=UNKNOWN_ERROR,
+        baseline_median_ape=UNKNOWN_ERROR,
+        likeness=f"no published run on a {system_kind} is known: a factor of two is assumed",
+    )
+
+
 def _at_least(figure: str, family: Mapping[str, Any], whole: Mapping[str, Any], few: bool) -> float:
     """A figure of a family, and with few runs no less than that of all."""
     return float(max(family[figure], whole[figure]) if few else family[figure])
@@ -78,5 +90,7 @@ def _in_words(differences: tuple[str, ...], few: bool, whole: Mapping[str, Any])
     return f"{words}; few runs, so no less than the 90th percentile of all {whole['n']}" if few else words
 
 
+UNKNOWN_ERROR = 1.0
+"""assumed: without published runs a step time is known to a factor of two."""
 FEWEST = 8
 """Runs that a family needs for a 90th percentile of its own."""

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from perfsim.costs.streaming_roof import StreamingRoof
 from perfsim.engine.failures import FailedRun
 from perfsim.prediction.prediction import Perturbed, Prediction, Scaling
-from perfsim.prediction.result import StreamingRoof, Why
+from perfsim.prediction.result import Why
 
 Document = dict[str, Any]
 

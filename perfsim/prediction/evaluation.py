@@ -8,7 +8,6 @@ import numpy as np
 
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.price import Costs
-from perfsim.costs.wafer import WaferCosts
 from perfsim.graph import GraphBuilder, Kind, TaskGraph, Work
 from perfsim.placement.place import place
 from perfsim.prediction.prediction import Perturbed
@@ -144,10 +143,7 @@ def kept_share(graph: TaskGraph, costs: Costs, job: Job, *, needed: bool = False
     """
     if not job.recipe.weight_sparsity:
         return 1.0
-    if needed:
-        zeros = job.recipe.weight_sparsity
-    else:
-        zeros = costs.zeros_saved if isinstance(costs, WaferCosts) else 0.0
+    zeros = job.recipe.weight_sparsity if needed else costs.zeros_saved
     counted = [
         work.kind is Kind.COMP and not (needed and work.category == "recompute") for work in graph.works
     ]

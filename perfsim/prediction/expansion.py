@@ -16,7 +16,6 @@ from typing import cast
 
 from perfsim.calibration import CollectiveOp
 from perfsim.collectives import ring, tree
-from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.price import Costs
 from perfsim.errors import InputError, Problem
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
@@ -33,7 +32,7 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class StepCosts:
+class StepCosts(Costs):
     """Prices steps of collectives, and everything else as before."""
 
     whole: Costs
@@ -102,8 +101,6 @@ def _steps(work: Work, group: RankGroup, algorithm: str, costs: Costs) -> list[t
         n_bytes, each_s = work.comm_bytes / group.size, costs.duration_s(work) / count
         step = replace(work, name=f"{work.name}.step", op=f"ring.{op}", comm_bytes=n_bytes, writes=())
         return [(step, each_s)] * count
-    if not isinstance(costs, GpuCosts):
-        raise InputError(f"{work.name} runs on a wafer cluster, whose tree is in the network")
     steps = []
     for number in range(tree.num_rounds(op, group.size)):
         step = replace(work, name=f"{work.name}.round{number}", op=f"tree.{op}.{number}", writes=())
@@ -116,8 +113,8 @@ def _steps(work: Work, group: RankGroup, algorithm: str, costs: Costs) -> list[t
     return steps
 
 
-def _send_s(work: Work, group: RankGroup, pair: tuple[int, int], costs: GpuCosts) -> float:
+def _send_s(work: Work, group: RankGroup, pair: tuple[int, int], costs: Costs) -> float:
     """The whole message from one member to another."""
     low, high = sorted(pair)
     ends = RankGroup(group.ranks[low], (high - low) * group.stride, 2)
-    return costs.collectives.time_s("send_recv", work.comm_bytes, costs.group(ends))
+    return costs.send_s(ends, work.comm_bytes)

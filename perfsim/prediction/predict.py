@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfsim.calibration import ClusterCalibration
-from perfsim.costs.wafer import PEAK
-from perfsim.hardware import SystemSpec, WaferClusterSpec
 from perfsim.machines import machine_of
 from perfsim.prediction.cluster import cluster_note
 from perfsim.prediction.evaluation import Evaluation, evaluate
@@ -19,7 +17,6 @@ from perfsim.prediction.reached import above_all_published, fewer_than_published
 from perfsim.prediction.remarks import defaults_remark
 from perfsim.prediction.why import why
 from perfsim.strategies import Plan
-from perfsim.workload import TrainingRecipe
 
 
 def predict(question: Question) -> Prediction:
@@ -106,15 +103,8 @@ def published_remarks(prediction: Prediction) -> tuple[str, str]:
 
 def system_label(plan: Plan) -> str:
     """The name of a plan's system; one without any inefficiency is named as what it is."""
-    name = plan.system.name
-    return f"{name} at peak (upper bound, never observed)" if at_peak(plan.system, plan.job.recipe) else name
-
-
-def at_peak(system: SystemSpec, recipe: TrainingRecipe) -> bool:
-    """Whether a system is taken without any inefficiency, as no release of its software is."""
-    if not isinstance(system, WaferClusterSpec):
-        return False
-    return (recipe.software_release or system.software_release) == PEAK
+    name, peak = plan.system.name, machine_of(plan.system).at_peak(plan.system, plan.job.recipe)
+    return f"{name} at peak (upper bound, never observed)" if peak else name
 
 
 def _scaling(cluster: ClusterCalibration | None) -> Scaling | None:

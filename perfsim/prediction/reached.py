@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from perfsim.calibration import WaferCalibration
+from perfsim.machines import machine_of
 from perfsim.strategies import Plan
 
 RECORD = "reached.json"
@@ -18,9 +18,6 @@ MARGIN = 1.05
 """A plan above the best run by less than about the median error of predictions is not above it."""
 FAR_FEWER = 2
 """A wafer with fewer than one in so many of the sequences of every log is far from all of them."""
-LAYER_FIXED_S = 0.0055
-"""Of a layer and step, forward and backward. assumed: a fit of the same logs with a constant for each layer
-where we have the movement over the mesh (which grows with the layer); only for the remark."""
 LIKE_SCALE = 4
 """A run speaks for plans of at most so many times its devices."""
 
@@ -48,19 +45,20 @@ def fewer_than_published(plan: Plan, fixed_s: float) -> str:
     """A remark where a wafer has far fewer sequences than any published log; empty elsewhere.
 
     The logs cannot tell a time that a layer takes whatever its tokens from a lower efficiency. `fixed_s` is
-    what the mesh takes of a step; `LAYER_FIXED_S` is another reading of the same logs.
+    what the mesh takes of a step; the machine's `layer_fixed_s` is another reading of the same logs.
     """
     calibration = plan.system.device.calibration
     own = [row.sequences for row in recorded() if row.device == getattr(calibration, "name", "")]
     per_system = plan.job.global_batch_size / plan.topology.num_devices
-    if not isinstance(calibration, WaferCalibration) or not own or per_system * FAR_FEWER >= min(own):
+    layer_s = machine_of(plan.system).explanation.layer_fixed_s
+    if not layer_s or not own or per_system * FAR_FEWER >= min(own):
         return ""
     layers = plan.job.model.num_layers
-    more_s = max(0.0, LAYER_FIXED_S * layers - fixed_s)
+    more_s = max(0.0, layer_s * layers - fixed_s)
     return (
         f"{per_system:,.3g} sequences a system: no published log here has fewer than {min(own):,.0f}, so "
         f"what a layer takes whatever its tokens is unknown; {1e3 * fixed_s / layers:.2g} ms a step are "
-        f"counted, and with {1e3 * LAYER_FIXED_S:.2g} ms, as another fit of the logs has it, a step takes "
+        f"counted, and with {1e3 * layer_s:.2g} ms, as another fit of the logs has it, a step takes "
         f"up to {more_s:.2g} s longer"
     )
 

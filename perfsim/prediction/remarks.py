@@ -4,45 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from perfsim.machines import machine_of
 from perfsim.strategies import Plan
-from perfsim.workload import ParallelLayout
 
 
 def defaults_remark(named: Iterable[str], plan: Plan) -> str:
     """Which settings of a layout were left at their defaults, and which Megatron users usually set.
 
-    Only settings that matter for the layout's degrees: Megatron-LM's README recommends sequence
-    parallelism with tensor parallelism, the distributed optimizer (ZeRO 1) with data parallelism, and
-    selective recompute where attention keeps its scores.
+    Only settings that matter for the layout's degrees.
     """
-    layout, given = plan.layout, set(named)
-    if not isinstance(layout, ParallelLayout):
-        return ""
-    left, usual = [], []
-    for name, value, usually in _settings(layout, plan.job.recipe.attention):
-        if name not in given:
-            left.append(f"{name} {value}")
-            if usually:
-                usual.append(usually)
+    given = set(named)
+    settings = machine_of(plan.system).usual_settings(plan.layout, plan.job.recipe)
+    left = [setting for setting in settings if setting.name not in given]
     if not left:
         return ""
+    usual = [setting.usual for setting in left if setting.usual]
     tail = f"; Megatron users usually set {', '.join(usual)}" if usual else ""
-    return f"left at defaults by the layout: {', '.join(left)}{tail}"
-
-
-def _settings(layout: ParallelLayout, attention: str) -> list[tuple[str, str, str]]:
-    """Name, value and what is usual instead (empty where the value is), of the settings that matter."""
-    rows = [("micro_batch_size", str(layout.micro_batch_size), "")]
-    if layout.tensor > 1:
-        split = layout.sequence_parallel
-        rows.append(("sequence_parallel", str(split).lower(), "" if split else "sp=true"))
-    if layout.data > 1:
-        rows.append(("zero_stage", str(layout.zero_stage), "" if layout.zero_stage else "zero=1"))
-    selective = "recompute=selective" if attention == "standard" and layout.recompute == "none" else ""
-    rows.append(("recompute", layout.recompute, selective))
-    if layout.pipeline > 1:
-        rows.append(("schedule", layout.schedule, ""))
-    return rows
+    return f"left at defaults by the layout: {', '.join(f'{name} {value}' for name, value, _ in left)}{tail}"
 
 
 def edge_remark(tried: Sequence[int], best: int) -> str:

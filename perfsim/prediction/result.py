@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from perfsim.costs.streaming_roof import StreamingRoof
+
 
 @dataclass(frozen=True, slots=True)
 class TimelineBar:
@@ -18,19 +20,6 @@ class TimelineBar:
     start_s: float
     end_s: float
     microbatch: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class StreamingRoof:
-    """How near a step is to waiting for streamed weights, in tokens of one micro-batch on one system."""
-
-    tokens: float
-    hidden_from_tokens: float
-    """Fewer than this, and a layer's weights arrive later than the layer before is done with."""
-    formula_tokens: float
-    """e P b / (2 B): the same without attention and without movement over the mesh."""
-    lane: str = "link"
-    """What needs most tokens to be hidden: the link, flash or updates."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-import numpy as np
-
-from perfsim.costs.price import Costs
-from perfsim.costs.wafer import WaferCosts
-from perfsim.graph import TaskGraph
-from perfsim.prediction.limiting_lane import Lane, limiting_lane
+from perfsim.costs.price import mean_s
+from perfsim.machines import machine_of
+from perfsim.prediction.limiting_lane import limiting_lane
 from perfsim.prediction.result import Why
 from perfsim.prediction.run import Step
-from perfsim.prediction.streaming_why import about_roof, fixed_s, streaming_remedy, streaming_roof
 from perfsim.strategies import Plan
 from perfsim.trace import Trace
 
@@ -20,8 +16,6 @@ DECIDES = 0.1
 """Share of the step from which waiting is the answer, and below which computing is."""
 MENTIONED = 0.005
 """Share of the step below which a wait is not worth a word."""
-HEAVY = 0.15
-"""Share of the computation from which recomputing, or movement over a wafer, is its own cause."""
 
 STREAMS = {
     "weight_stream": "exposed streaming",
@@ -33,47 +27,34 @@ STREAMS = {
     "optimizer": "optimizer",
 }
 """Category of a task, or `bubble`, to the cause it stands for; other waits keep their name."""
-LINK_WAITS = ("exposed streaming", "gradient egress", "update bubble")
-LANE_CAUSES = {
-    "flash": "flash",
-    "input": "input",
-    "spilling": "exposed spilling",
-    "update": "update bubble",
-}
-"""What limits, as a cause; a faster link helps whatever of `LINK_WAITS` is waited for most."""
 
 
 def why(plan: Plan, step: Step, trace: Trace) -> Why:
     """The causes of a step's seconds. They add up to the step; the sentence names the one that decides."""
     parts = causes_s(trace)
-    graph, costs = step.placed.graph, step.costs
-    roof = streaming_roof(plan, step)
+    graph, costs, step_s = step.placed.graph, step.costs, trace.step_time_s
+    own = machine_of(plan.system).explanation
+    roof = own.roof(plan, graph, costs, step.duration_s)
     computing = sum(parts.values()) - sum(_waits(parts).values())
     waits = sorted(_waits(parts).items(), key=lambda item: -item[1])
-    decides = bool(waits) and waits[0][1] >= DECIDES * trace.step_time_s
-    lane = limiting_lane(plan, step) if decides else None
-    cause = _named_after(lane, waits[0][0]) if decides else "compute"
-    if decides and roof is not None:
-        remedy = streaming_remedy(lane, plan, roof)
+    decides = bool(waits) and waits[0][1] >= DECIDES * step_s
+    lane, cause = None, "compute"
+    if decides:
+        lane, wait = limiting_lane(plan, step), waits[0][0]
+        cause = own.cause(lane, wait) if lane is not None else wait
+        remedy = own.wait_remedy(cause, plan, lane, roof)
     else:
-        remedy = _remedy(cause, plan, graph, trace, costs, streams=roof is not None)
+        again = trace.mean_breakdown().get("recompute", 0.0) / step_s
+        remedy = own.compute_remedy(plan, mean_s(graph, costs.movement_s) / step_s, again)
     shares = [("compute", computing), *waits]
     text = ", ".join(
-        f"{name} {100 * seconds / trace.step_time_s:.1f} %"
+        f"{name} {100 * seconds / step_s:.1f} %"
         for name, seconds in shares
-        if name == "compute" or seconds >= MENTIONED * trace.step_time_s
+        if name == "compute" or seconds >= MENTIONED * step_s
     )
-    sentence = f"{_verb(cause)}: {text} of the step. {about_roof(roof, lane)}Nearest remedy: {remedy}."
-    return Why(cause, parts, remedy, sentence, fixed_s(graph, costs), roof)
-
-
-def _named_after(lane: Lane | None, wait: str) -> str:
-    """The cause that a lane stands for; a link shows as the wait that it makes."""
-    if lane is None:
-        return wait
-    if lane.name == "link":
-        return wait if wait in LINK_WAITS else "exposed streaming"
-    return LANE_CAUSES[lane.name]
+    about = own.about_roof(roof, lane) if roof is not None else ""
+    sentence = f"{_verb(cause)}: {text} of the step. {about}Nearest remedy: {remedy}."
+    return Why(cause, parts, remedy, sentence, mean_s(graph, costs.fixed_s), roof)
 
 
 def causes_s(trace: Trace) -> dict[str, float]:
@@ -107,61 +88,3 @@ def _waits(parts: Mapping[str, float]) -> dict[str, float]:
 
 def _verb(cause: str) -> str:
     return "Bound by computing" if cause == "compute" else f"Slowed by {cause}"
-
-
-def _remedy(cause: str, plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs, *, streams: bool) -> str:
-    if cause == "compute":
-        return _faster_compute(plan, graph, trace, costs, streams=streams)
-    return _WAITS[cause](plan) if cause in _WAITS else "find what the devices wait for in the timeline"
-
-
-def _faster_compute(plan: Plan, graph: TaskGraph, trace: Trace, costs: Costs, *, streams: bool) -> str:
-    """What computing itself suffers from: movement on a wafer, recomputation, or nothing but its amount."""
-    layout, step_s = plan.layout, trace.step_time_s
-    size = f"micro-batch now {layout.micro_batch_size:,}"
-    moving = _moving_s(graph, costs) / step_s
-    again = trace.mean_breakdown().get("recompute", 0.0) / step_s
-    more = "more systems, each with the same batch" if streams else "more devices"
-    if moving > max(HEAVY, again):
-        return (
-            f"{more}, or layers wider than {plan.job.model.hidden_size:,}: {100 * moving:.0f} % of the step "
-            "is movement over the wafer's mesh, which grows more slowly than FLOPs"
-        )
-    if again > HEAVY:
-        return f"room for activations, of which making again takes {100 * again:.0f} % of the step; or {more}"
-    if streams:
-        return more
-    return f"{more}, or larger matrices in each kernel ({size}, tensor {layout.tensor})"
-
-
-def _moving_s(graph: TaskGraph, costs: Costs) -> float:
-    """Seconds of a step in which a wafer's products wait for its mesh; 0 on GPUs, which have none."""
-    if not isinstance(costs, WaferCosts):
-        return 0.0
-    each = np.array([costs.movement_s(work) for work in graph.works])
-    return float(each[graph.work].sum()) / len(graph.step_ends)
-
-
-def _bubble(plan: Plan) -> str:
-    stages = plan.layout.pipeline
-    if stages == 1:
-        return "find in the timeline what the devices wait for"
-    return (
-        f"more micro-batches than {plan.num_microbatches:,} through {stages} stages, by a larger batch or "
-        "fewer stages, or a schedule with less bubble (interleaved, zb1p)"
-    )
-
-
-_WAITS: Mapping[str, Callable[[Plan], str]] = {
-    "bubble": _bubble,
-    "exposed tensor communication": lambda plan: (
-        f"a tensor degree below {plan.layout.tensor}, or faster links inside the node"
-    ),
-    "exposed data communication": lambda _: (
-        "a larger batch, so that gradients are reduced less often, or faster links between nodes"
-    ),
-    "exposed pipeline communication": lambda plan: (
-        f"fewer than {plan.layout.pipeline} stages, or faster links between them"
-    ),
-    "optimizer": lambda _: "optimizer states sharded over replicas (ZeRO 1), or a larger batch",
-}

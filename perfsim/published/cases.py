@@ -12,17 +12,17 @@ from pydantic import AfterValidator, Field, ValidationError
 from perfsim.calibration import FrameworkCalibration
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError
-from perfsim.hardware import Devices, GpuClusterSpec, Precision, SystemSpec
+from perfsim.hardware import Devices, Precision, SystemSpec
+from perfsim.machines import machine_of
 from perfsim.sizes import MOST_CASES, MOST_LAYERS
 from perfsim.spec import Spec
-from perfsim.strategies.schedules import least_chunks
 from perfsim.units import BytesPerSecond
 from perfsim.workload import (
     Attention,
     Heads,
     Job,
     Layers,
-    ParallelLayout,
+    Layout,
     Positions,
     Recompute,
     Sequences,
@@ -204,15 +204,8 @@ def _framework(catalog: Catalog) -> FrameworkCalibration:
 def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
     """The system of the catalogue with the case's device, node size and network."""
     system = system_of_device(case.system.device, catalog)
-    if not isinstance(system, GpuClusterSpec):
-        return system
-    devices = case.system.devices_per_node or system.node.devices
-    node = system.node.model_copy(update={"devices": devices})
-    if case.system.inter_node is not None:
-        nic = node.nic.model_copy(update={"bandwidth": case.system.inter_node / devices})
-        shared = case.system.inter_node < devices * system.node.nic.bandwidth
-        node = node.model_copy(update={"nics": devices, "nic": nic, "devices_share_nics": shared})
-    return system.model_copy(update={"node": node})
+    described = case.system
+    return machine_of(system).published_system(system, described.devices_per_node, described.inter_node)
 
 
 def system_of_device(name: str, catalog: Catalog) -> SystemSpec:
@@ -228,12 +221,10 @@ def system_of_device(name: str, catalog: Catalog) -> SystemSpec:
     raise InputError(f"no system with device {name!r} in the catalogue; it has {', '.join(known)}")
 
 
-def case_layout(case: StepCase) -> ParallelLayout:
-    """The layout of a case."""
-    given = case.parallel.model_dump()
-    given["virtual_pipeline"] = max(case.parallel.virtual_pipeline, least_chunks(case.parallel.schedule))
-    return ParallelLayout(
-        **given,
-        micro_batch_size=case.training.micro_batch_size or 1,
-        recompute=case.training.recompute or "none",
-    )
+def case_layout(case: StepCase, system: SystemSpec) -> Layout | None:
+    """The layout of a case; None where the planner's is as good a guess."""
+    given = case.parallel.model_dump() | {
+        "micro_batch_size": case.training.micro_batch_size or 1,
+        "recompute": case.training.recompute or "none",
+    }
+    return machine_of(system).published_layout(given)

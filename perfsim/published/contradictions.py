@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from perfsim.errors import InputError, Problem
-from perfsim.hardware import GpuClusterSpec, SystemSpec
+from perfsim.hardware import SystemSpec
+from perfsim.machines import machine_of
 from perfsim.published.cases import StepCase
 
 
@@ -16,12 +17,13 @@ def refuse_contradictions(case: StepCase, system: SystemSpec) -> None:
 
 def _of_network(case: StepCase, system: SystemSpec) -> str:
     """Several nodes without a network; a system of the catalogue is named together with its own."""
-    if not isinstance(system, GpuClusterSpec) or case.system.inter_node is not None:
+    node = machine_of(system).devices_per_node(system)
+    if node is None or case.system.inter_node is not None:
         return ""
-    if case.system.device == system.name or case.system.num_devices <= system.node.devices:
+    if case.system.device == system.name or case.system.num_devices <= node:
         return ""
     return (
-        f"{case.system.num_devices} devices in nodes of {system.node.devices} without inter_node, which "
+        f"{case.system.num_devices} devices in nodes of {node} without inter_node, which "
         "means one node; write what all NICs of a node carry one way, e.g. inter_node: 1.6 Tb/s"
     )
 

@@ -1,4 +1,4 @@
-"""Published runs as questions, and their plans: each case's own layout, or the memory policy's on wafers."""
+"""Published runs as questions, and their plans: each case's own layout, or the planner's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.published.cases import StepCase, case_job, case_layout, case_system
 from perfsim.published.contradictions import refuse_contradictions
-from perfsim.strategies import Plan, strategy
+from perfsim.strategies import Plan
 
 
 def case_question(case: StepCase, catalog: Catalog, calibration: Calibration | None = None) -> Question:
@@ -20,7 +20,6 @@ def case_question(case: StepCase, catalog: Catalog, calibration: Calibration | N
     That the run did fit is known, so a memory model that says otherwise does not refuse it. Raises InputError
     for a case that contradicts itself, or that names what the catalogue does not have.
     """
-    chosen = strategy(case.strategy)
     system = case_system(case, catalog)
     refuse_contradictions(case, system)
     if calibration is not None:
@@ -34,7 +33,7 @@ def case_question(case: StepCase, catalog: Catalog, calibration: Calibration | N
         devices=case.system.num_devices,
         strategy=case.strategy,
         batch=job.global_batch_size,
-        layout=None if chosen.system_kind == "wafer-cluster" else case_layout(case),
+        layout=case_layout(case, system),
         must_fit=False,
     )
 

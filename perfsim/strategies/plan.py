@@ -102,9 +102,14 @@ class Strategy(Protocol[OwnLayout, OwnTopology]):
         """A closed form for the step time, on the same work classes, for screening."""
 
 
+def runs_on(strategy: Strategy, system: SystemSpec) -> bool:
+    """Whether a strategy is for this kind of system."""
+    return strategy.system_kind == system.kind
+
+
 def check_runs_on(strategy: Strategy, system: SystemSpec) -> None:
     """Raises InputError where a strategy is for another kind of system."""
-    if strategy.system_kind != system.kind:
+    if not runs_on(strategy, system):
         raise InputError(
             f"strategy {strategy.name} runs on a {strategy.system_kind}; {system.name} is a {system.kind}"
         )

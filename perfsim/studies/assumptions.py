@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import CatalogError
-from perfsim.hardware import GpuClusterSpec
+from perfsim.machines import machine_of
 from perfsim.prediction.cluster import cluster_note
 from perfsim.studies.batches import Target
 from perfsim.studies.constants import constants_of
@@ -25,11 +25,8 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
         found += _described(catalog, "device", system.device.name)
         if system.device.calibration is not None:
             found += constants_of(system.device.calibration, catalog)
-        if isinstance(system, GpuClusterSpec):
-            for link in (system.node.scale_up, system.node.nic):
-                found += constants_of(link.calibration, catalog) if link.calibration else []
-            if spec.recipe.framework is not None:
-                found += constants_of(spec.recipe.framework, catalog)
+        for calibration in machine_of(system).calibrations(system, spec.recipe):
+            found += constants_of(calibration, catalog)
     for clock in {each.wall_clock.name: None for each in spec.candidates if each.wall_clock}:
         found += _described(catalog, "wall_clock", clock)
     for candidate in spec.candidates:

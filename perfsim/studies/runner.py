@@ -17,6 +17,7 @@ from perfsim.prediction.resilience import resilience
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
 from perfsim.prediction.verification import sample_step
 from perfsim.strategies import strategy
+from perfsim.strategies.plan import runs_on
 from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.batches import (
     BatchChoice,
@@ -106,7 +107,7 @@ def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
     for name in dict.fromkeys(compare):
         wanted = strategy(name)
         own = [each for each in spec.candidates if each.strategy == wanted.name]
-        like = [each for each in spec.candidates if each.system.kind == wanted.system_kind]
+        like = [each for each in spec.candidates if runs_on(wanted, each.system)]
         if not own and not like:
             raise InputError(
                 [

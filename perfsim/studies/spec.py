@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializeAsAny
 
 from perfsim.calibration import ClusterCalibration
-from perfsim.hardware import Devices, GpuClusterSpec, WaferClusterSpec
+from perfsim.hardware import Devices, SystemSpec
 from perfsim.prediction.perturbation_spec import PerturbationSpec, ResilienceSpec
 from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.sizes import MOST_CHOICES
@@ -20,7 +20,7 @@ class CandidateSpec(Spec):
     """A strategy on a system, at one or several device counts."""
 
     strategy: str
-    system: GpuClusterSpec | WaferClusterSpec
+    system: SerializeAsAny[SystemSpec]
     devices: Annotated[tuple[Devices, ...], Field(min_length=1, max_length=MOST_CHOICES)]
     cluster_calibration: ClusterCalibration | None = None
     """What `perfsim calibrate steps` made of steps measured on this machine; scales its step times."""

@@ -13,6 +13,7 @@ from perfsim.catalog.reader import in_order
 from perfsim.errors import CatalogError, InputError, PlanError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.strategies import strategy
+from perfsim.strategies.plan import runs_on
 from perfsim.studies.runner import question_of, target_of
 from perfsim.studies.spec import CandidateSpec, StudySpec
 from perfsim.sweeps.axes import (
@@ -144,8 +145,8 @@ def _machines(candidate: CandidateSpec, axes: Sequence[Axis], catalog: Catalog) 
             n for value in given["devices"] for n in (value if isinstance(value, list) else [value])
         )
     for name, system in product(strategies, systems or [candidate.system]):
-        like = candidate.system.kind == system.kind
-        if like and strategy(name).system_kind == system.kind:
+        own, wanted = strategy(candidate.strategy), strategy(name)
+        if runs_on(own, system) and runs_on(wanted, system):
             yield candidate.model_copy(update={"strategy": name, "system": system, "devices": devices})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfsim.prediction.streaming_why import HIDES
+from perfsim.costs.streaming_roof import HIDES
 from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.scaling import Series
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfsim.convergence.time_to_accuracy import split_speedup
-from perfsim.prediction.predict import at_peak
+from perfsim.machines import machine_of
 from perfsim.sweeps.analysis import Analysis
 from perfsim.sweeps.points import Circumstances, PointResult, settings_text
 from perfsim.sweeps.scaling import Match, Series
@@ -28,7 +28,10 @@ def sweep_verdict(analysis: Analysis) -> str:
 def _bounds(feasible: Sequence[PointResult]) -> str:
     """The systems that lose nothing, which no release of their software reaches; empty without any."""
     peak = {
-        point.system for point in feasible if at_peak(point.point.candidate.system, point.point.study.recipe)
+        point.system
+        for point in feasible
+        for system in (point.point.candidate.system,)
+        if machine_of(system).at_peak(system, point.point.study.recipe)
     }
     return f"Upper bounds at peak efficiency, never observed: {', '.join(sorted(peak))}." if peak else ""
 

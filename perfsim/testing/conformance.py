@@ -20,6 +20,7 @@ from perfsim.graph import GraphBuilder, TaskGraph
 from perfsim.placement.shared_links import shared_links
 from perfsim.prediction.planner import screen
 from perfsim.strategies import Plan, Strategy
+from perfsim.strategies.plan import runs_on
 from perfsim.testing import toys
 from perfsim.topology import Topology, WaferTree
 from perfsim.trace import Trace
@@ -123,14 +124,22 @@ def _case(strategy: Strategy, name: str, fields: dict[str, Any]) -> Case:
     devices = fields.pop("devices")
     memory = {"capacity": fields.pop("capacity")} if "capacity" in fields else {}
     job = toys.job(**fields)
-    if strategy.system_kind == "gpu-cluster":
-        cluster = toys.gpu_cluster(**memory)
-        return Case(name, strategy, job, toys.topology(devices, cluster), toys.ToyCosts(cluster))
-    if strategy.system_kind == "wafer-cluster":
-        topology = WaferTree(toys.wafer_cluster(**memory), devices)
-        costs = WaferCosts(topology, job.recipe)
-        return Case(name, strategy, job, topology, costs, skips_masked=False)
-    raise InputError(f"no toy machine of the kind {strategy.system_kind!r}: pass `cases` of your own")
+    if strategy.system_kind not in _TOYS:
+        raise InputError(f"no toy machine of the kind {strategy.system_kind!r}: pass `cases` of your own")
+    return _TOYS[strategy.system_kind](name, strategy, job, devices, memory)
+
+
+def _on_gpus(name: str, strategy: Strategy, job: Job, devices: int, memory: dict[str, Any]) -> Case:
+    cluster = toys.gpu_cluster(**memory)
+    return Case(name, strategy, job, toys.topology(devices, cluster), toys.ToyCosts(cluster))
+
+
+def _on_wafers(name: str, strategy: Strategy, job: Job, devices: int, memory: dict[str, Any]) -> Case:
+    topology = WaferTree(toys.wafer_cluster(**memory), devices)
+    return Case(name, strategy, job, topology, WaferCosts(topology, job.recipe), skips_masked=False)
+
+
+_TOYS = {"gpu-cluster": _on_gpus, "wafer-cluster": _on_wafers}
 
 
 def _require(kept: bool, broken: str) -> None:
@@ -198,7 +207,7 @@ def memory_is_itemised(case: Case) -> None:
 def other_systems_are_refused(case: Case) -> None:
     """It refuses to plan on another kind of system, and names that system."""
     for system in (toys.gpu_cluster(), toys.wafer_cluster()):
-        if system.kind == case.strategy.system_kind:
+        if runs_on(case.strategy, system):
             continue
         foreign = replace(case, topology=toys.topology(4, system))
         for layout in case.layouts[:1]:

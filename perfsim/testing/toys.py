@@ -182,7 +182,7 @@ def graph_of(chosen: Plan) -> TaskGraph:
 
 
 @dataclass
-class ToyCosts:
+class ToyCosts(Costs):
     """Prices on no calibration: a share of peak, memory and links at their datasheet rate."""
 
     system: GpuClusterSpec
@@ -210,7 +210,7 @@ class ToyCosts:
 
 
 @dataclass
-class TableCosts:
+class TableCosts(Costs):
     """Seconds by the name of the work; what is not named takes no time."""
 
     seconds: Mapping[str, float]

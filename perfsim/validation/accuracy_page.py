@@ -13,7 +13,7 @@ import numpy as np
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.costs.wafer import WaferCosts
 from perfsim.errors import PerfsimError
-from perfsim.hardware import GpuClusterSpec
+from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.machines.wafer_cluster import wafer_plan
 from perfsim.published.cases import CaseFile, StepCase
 from perfsim.published.placed_cases import PlacedCase, place_case
@@ -125,22 +125,25 @@ def examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Examined |
     """Take one case apart; None where it cannot be predicted."""
     try:
         written = place_case(case, catalog)
-        if not isinstance(written.plan.system, GpuClusterSpec):
-            return _examine_wafer(written)
-        steps, trace = ablate(written)
-        idle = trace.mean_breakdown()["bubble"] / trace.step_time_s
-        return Examined(
-            case.id,
-            steps,
-            {**shares(steps), "bubble": idle},
-            _tensor_across_nodes(written),
-            tangent(written, scored_case(case, None)) if leaves_out and case.scored else None,
-        )
+        return _EXAMINES[written.plan.system.kind](written, leaves_out=leaves_out and case.scored)
     except PerfsimError:
         return None
 
 
-def _examine_wafer(written: PlacedCase) -> Examined:
+def _examine_gpus(written: PlacedCase, *, leaves_out: bool) -> Examined:
+    plan = gpu_plan(written.plan)
+    steps, trace = ablate(written)
+    idle = trace.mean_breakdown()["bubble"] / trace.step_time_s
+    return Examined(
+        written.case.id,
+        steps,
+        {**shares(steps), "bubble": idle},
+        plan.layout.tensor > plan.topology.devices_per_node,
+        tangent(written, scored_case(written.case, None)) if leaves_out else None,
+    )
+
+
+def _examine_wafers(written: PlacedCase, *, leaves_out: bool) -> Examined:  # noqa: ARG001
     costs = WaferCosts(wafer_plan(written.plan).topology, written.plan.job.recipe)
     trace = written.step(costs).run(contention=False)
     parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
@@ -150,10 +153,8 @@ def _examine_wafer(written: PlacedCase) -> Examined:
     return Examined(written.case.id, {}, parts, False, None)
 
 
-def _tensor_across_nodes(written: PlacedCase) -> bool:
-    """Whether the ranks of a tensor-parallel group stand on several nodes."""
-    system = written.plan.system
-    return isinstance(system, GpuClusterSpec) and written.plan.layout.tensor > system.node.devices
+_EXAMINES = {"gpu-cluster": _examine_gpus, "wafer-cluster": _examine_wafers}
+"""By kind of machine."""
 
 
 def _causes(

@@ -43,18 +43,18 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = ps.studdy  # type: ignore[attr-defined]
 
 
-def test_importing_perfsim_loads_nothing_heavy(must_run: Callable) -> None:
-    output = must_run(sys.executable, "-c", "import sys, perfsim; print(*sys.modules)").stdout
+def test_importing_perfsim_loads_nothing_heavy(must_run: Callable, repository: Path) -> None:
+    probe = "import sys, perfsim; print(*sys.modules)"
+    output = must_run(sys.executable, "-c", probe, cwd=repository).stdout
     assert not HEAVY & {name.partition(".")[0] for name in output.split()}
 
 
 @pytest.mark.parametrize("before", ["", "import perfsim.studies.runner, perfsim.sweeps.runner"])
-def test_study_and_sweep_are_functions_whatever_was_imported_before(must_run: Callable, before: str) -> None:
-    must_run(
-        sys.executable,
-        "-c",
-        f"{before}\nimport perfsim as ps\nassert callable(ps.study) and callable(ps.sweep)",
-    )
+def test_study_and_sweep_are_functions_whatever_was_imported_before(
+    must_run: Callable, repository: Path, before: str
+) -> None:
+    probe = f"{before}\nimport perfsim as ps\nassert callable(ps.study) and callable(ps.sweep)"
+    must_run(sys.executable, "-c", probe, cwd=repository)
 
 
 @pytest.mark.slow

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from perfsim.calibration import Calibration
 from perfsim.costs.gpu import GpuCosts
 from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
+from perfsim.machines.gpu_cluster.explanation import GpuExplanation
 from perfsim.machines.gpu_cluster.network import FatTreeNetwork
-from perfsim.machines.machine import Machine
+from perfsim.machines.machine import Machine, Setting, SystemLinks
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks
 from perfsim.strategies.three_d.stages import ThreeDPlan
@@ -21,7 +24,9 @@ class GpuCluster(Machine):
     """Nodes of GPUs under a fat tree."""
 
     kind = "gpu-cluster"
+    system_type = GpuClusterSpec
     layout_type = ParallelLayout
+    explanation = GpuExplanation()
     default_strategy = "3d"
 
     def topology(self, system: GpuClusterSpec, num_devices: int) -> FatTree:
@@ -35,6 +40,54 @@ class GpuCluster(Machine):
     def network(self, topology: FatTree, health: LinkHealth, /) -> FatTreeNetwork:
         """NICs and uplinks."""
         return FatTreeNetwork(topology, health)
+
+    def devices_per_node(self, system: GpuClusterSpec, /) -> int:
+        """GPUs behind one switch."""
+        return system.node.devices
+
+    def links(self, system: GpuClusterSpec, /) -> SystemLinks:
+        """NVLink, and the NICs."""
+        return SystemLinks((system.node.scale_up,), (system.node.nic,))
+
+    def calibrations(self, system: GpuClusterSpec, recipe: TrainingRecipe, /) -> list[Calibration]:
+        """Those of links, and of the framework's host side."""
+        links = (system.node.scale_up.calibration, system.node.nic.calibration)
+        return [known for known in (*links, recipe.framework) if known is not None]
+
+    def published_system(
+        self, system: GpuClusterSpec, devices_per_node: int | None, inter_node: float | None, /
+    ) -> GpuClusterSpec:
+        """With the node size and the network of the run, as one NIC a device."""
+        devices = devices_per_node or system.node.devices
+        node = system.node.model_copy(update={"devices": devices})
+        if inter_node is not None:
+            nic = node.nic.model_copy(update={"bandwidth": inter_node / devices})
+            shared = inter_node < devices * system.node.nic.bandwidth
+            node = node.model_copy(update={"nics": devices, "nic": nic, "devices_share_nics": shared})
+        return system.model_copy(update={"node": node})
+
+    def published_layout(self, settings: Mapping[str, Any], /) -> ParallelLayout:
+        """Its own layout, with as many chunks as its schedule has at least."""
+        chunks = max(settings["virtual_pipeline"], least_chunks(settings["schedule"]))
+        return ParallelLayout(**{**settings, "virtual_pipeline": chunks})
+
+    def usual_settings(self, layout: ParallelLayout, recipe: TrainingRecipe, /) -> list[Setting]:
+        """What Megatron-LM's README recommends.
+
+        That is sequence parallelism with tensor parallelism, the distributed optimizer (ZeRO 1) with data
+        parallelism, and selective recompute where attention keeps its scores.
+        """
+        rows = [Setting("micro_batch_size", str(layout.micro_batch_size))]
+        if layout.tensor > 1:
+            split = layout.sequence_parallel
+            rows.append(Setting("sequence_parallel", str(split).lower(), "" if split else "sp=true"))
+        if layout.data > 1:
+            rows.append(Setting("zero_stage", str(layout.zero_stage), "" if layout.zero_stage else "zero=1"))
+        selective = recipe.attention == "standard" and layout.recompute == "none"
+        rows.append(Setting("recompute", layout.recompute, "recompute=selective" if selective else ""))
+        if layout.pipeline > 1:
+            rows.append(Setting("schedule", layout.schedule))
+        return rows
 
     def _completed(self, given: dict[str, Any], devices: int) -> ParallelLayout:
         """A missing `dp` is what the devices leave, a schedule what `vpp` asks for."""

@@ -7,10 +7,11 @@ from typing import Any, cast
 
 from perfsim.costs.price import Costs
 from perfsim.costs.streamed_gpu import StreamedGpuCosts
-from perfsim.costs.wafer import WaferCosts
+from perfsim.costs.wafer import PEAK, WaferCosts
 from perfsim.errors import InputError
 from perfsim.hardware import WaferClusterSpec
 from perfsim.machines.machine import Machine
+from perfsim.machines.wafer_cluster.explanation import StreamingExplanation
 from perfsim.machines.wafer_cluster.network import WaferNetwork
 from perfsim.strategies import Plan
 from perfsim.strategies.streaming.blocks import StreamingPlan
@@ -23,7 +24,9 @@ class WaferCluster(Machine):
     """Systems that weights are streamed to, under a tree of SwarmX nodes."""
 
     kind = "wafer-cluster"
+    system_type = WaferClusterSpec
     layout_type = StreamingLayout
+    explanation = StreamingExplanation()
     default_strategy = "weight-streaming"
 
     def topology(self, system: WaferClusterSpec, num_devices: int) -> WaferTree:
@@ -39,6 +42,10 @@ class WaferCluster(Machine):
     def network(self, topology: WaferTree, health: LinkHealth, /) -> WaferNetwork:
         """MemoryX and the tree."""
         return WaferNetwork(topology, health)
+
+    def at_peak(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> bool:
+        """`peak` stands in the place of a software release."""
+        return (recipe.software_release or system.software_release) == PEAK
 
     def _completed(self, given: dict[str, Any], devices: int) -> StreamingLayout:
         """A missing `dp` is all systems; whoever names `recompute_layers` means full recompute."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfsim.prediction.result import StreamingRoof
+from perfsim.costs.streaming_roof import StreamingRoof
 from perfsim.report import text
 from perfsim.report.table import Table
 from perfsim.studies.result import CandidateResult

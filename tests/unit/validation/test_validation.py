@@ -62,7 +62,8 @@ def test_reduction_overlaps_by_the_habit_of_the_strategy_unless_told(strategy: s
 def test_a_case_layout_has_its_degrees_and_modes() -> None:
     parallel = {"tensor": 2, "pipeline": 2, "data": 4, "layers_per_stage": [1, 3], "zero_stage": 1}
     training = {"global_batch_size": 64, "micro_batch_size": 4, "recompute": "selective"}
-    layout = case_layout(case(parallel=parallel, training=training))
+    asked = case(parallel=parallel, training=training, system=GPUS)
+    layout = case_layout(asked, case_system(asked, Catalog()))
     assert (layout.tensor, layout.pipeline, layout.data) == (2, 2, 4)
     assert (layout.layers_per_stage, layout.zero_stage) == ((1, 3), 1)
     assert (layout.micro_batch_size, layout.recompute) == (4, "selective")

@@ -1,0 +1,46 @@
+"""Remedies on GPUs: degrees, schedules, ZeRO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from perfsim.costs.streaming_roof import StreamingRoof
+from perfsim.machines.explanation import LOOK, Explanation, Lane
+from perfsim.strategies import Plan
+
+
+class GpuExplanation(Explanation):
+    """What shortens a step on GPUs."""
+
+    def wait_remedy(self, cause: str, plan: Plan, _lane: Lane | None, _roof: StreamingRoof | None, /) -> str:
+        """By the cause."""
+        return _REMEDIES[cause](plan) if cause in _REMEDIES else LOOK
+
+    def _more_compute(self, plan: Plan, _moving: float, /) -> str:
+        size = f"micro-batch now {plan.layout.micro_batch_size:,}"
+        return f"{self.more}, or larger matrices in each kernel ({size}, tensor {plan.layout.tensor})"
+
+
+def _bubble(plan: Plan) -> str:
+    stages = plan.layout.pipeline
+    if stages == 1:
+        return LOOK
+    return (
+        f"more micro-batches than {plan.num_microbatches:,} through {stages} stages, by a larger batch or "
+        "fewer stages, or a schedule with less bubble (interleaved, zb1p)"
+    )
+
+
+_REMEDIES: Mapping[str, Callable[[Plan], str]] = {
+    "bubble": _bubble,
+    "exposed tensor communication": lambda plan: (
+        f"a tensor degree below {plan.layout.tensor}, or faster links inside the node"
+    ),
+    "exposed data communication": lambda _: (
+        "a larger batch, so that gradients are reduced less often, or faster links between nodes"
+    ),
+    "exposed pipeline communication": lambda plan: (
+        f"fewer than {plan.layout.pipeline} stages, or faster links between them"
+    ),
+    "optimizer": lambda _: "optimizer states sharded over replicas (ZeRO 1), or a larger batch",
+}

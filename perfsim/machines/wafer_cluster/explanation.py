@@ -1,0 +1,198 @@
+"""How near a streamed step is to waiting, in tokens, what limits it, and what would help."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfsim.costs.price import Costs, mean_s
+from perfsim.costs.streaming_roof import HIDES, StreamingRoof, hidden_from_tokens, roof_tokens
+from perfsim.costs.streams import StreamCosts
+from perfsim.graph import Kind, TaskGraph, Work
+from perfsim.hardware import WaferClusterSpec
+from perfsim.machines.explanation import HEAVY, LOOK, Explanation, Floats, Lane
+from perfsim.strategies import Plan
+from perfsim.strategies.streaming.blocks import StreamingPlan
+from perfsim.topology import WaferTree
+
+LANES = {
+    "memoryx_read": "link",
+    "reduce": "link",
+    "reduce_part": "link",
+    "reduce_in_tree": "link",
+    "reduce_in_tree_part": "link",
+    "flash_read": "flash",
+    "flash_write": "flash",
+    "samples": "input",
+    "spill": "spilling",
+    "fetch": "spilling",
+    "memoryx_update": "update",
+}
+"""Of each operation that moves the part of the machine that does it."""
+LINK_WAITS = ("exposed streaming", "gradient egress", "update bubble")
+CAUSES = {
+    "flash": "flash",
+    "input": "input",
+    "spilling": "exposed spilling",
+    "update": "update bubble",
+}
+"""What limits, as a cause; a faster link helps whatever of `LINK_WAITS` is waited for most."""
+
+
+class StreamingExplanation(Explanation):
+    """Why steps of weight streaming take as long as they do."""
+
+    lanes = LANES
+    layer_fixed_s = 0.0055
+    """Forward and backward. assumed: a fit of the same logs with a constant for each layer where we have the
+    movement over the mesh (which grows with the layer); only for a remark."""
+    more = "more systems, each with the same batch"
+
+    def _together_s(self, tree: WaferTree, lane: str, streams_s: Floats, /) -> float:
+        """Streams that share a bandwidth take turns; with blocks on servers of their own all work at once."""
+        memoryx, flash = tree.system.memoryx, tree.system.memoryx.server.flash
+        turns = {"link": not tree.system.swarmx.duplex, "flash": flash is not None and not flash.duplex}
+        if not turns.get(lane, False):
+            return float(streams_s.max(initial=0.0))
+        return float(streams_s.sum()) / (memoryx.servers if memoryx.placement == "by_layer" else 1)
+
+    # ------------------------------------------------------------------------------------ the roof
+    def roof(
+        self, plan: StreamingPlan, graph: TaskGraph, costs: Costs, duration_s: Floats, /
+    ) -> StreamingRoof | None:
+        """Tokens of a micro-batch on one system, and those under which its weights arrive too late."""
+        load, use = _named(graph, "layer.load"), _named(graph, "layer.forward")
+        if load is None or use is None:
+            return None
+        tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
+        load_s = costs.duration_s(load)
+        matrices = sum(kernel.flop for kernel in use.kernels if kernel.partition == "streamed")
+        weights = use.share * matrices / (2.0 * tokens)
+        hidden = {"link": hidden_from_tokens(tokens, costs.duration_s(use), costs.fixed_s(use), load_s)}
+        hidden |= self._step_wide(plan, graph, costs, duration_s)
+        lane = max(hidden, key=lambda name: hidden[name])
+        flop_per_s = costs.arithmetic_flop_per_s(use)
+        return StreamingRoof(
+            tokens=tokens,
+            hidden_from_tokens=hidden[lane],
+            formula_tokens=roof_tokens(flop_per_s, load.comm_bytes / weights, load.comm_bytes / load_s),
+            lane=lane,
+        )
+
+    def _step_wide(
+        self, plan: StreamingPlan, graph: TaskGraph, costs: Costs, duration_s: Floats
+    ) -> dict[str, float]:
+        """Tokens whose computation takes as long as flash and updates do, which tokens do not lengthen."""
+        steps = len(graph.step_ends)
+        computing = np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
+        compute_s = float(duration_s[computing].sum()) / steps
+        fixed_s = mean_s(graph, costs.fixed_s)
+        tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
+        return {
+            lane: hidden_from_tokens(
+                tokens, compute_s, fixed_s, self.busy_s(plan.topology, graph, duration_s, lane)
+            )
+            for lane in ("flash", "update")
+        }
+
+    def about_roof(self, roof: StreamingRoof, lane: Lane | None, /) -> str:
+        """How a micro-batch stands to the tokens that hide what streams; samples grow with it."""
+        if lane is not None and lane.name in ("input", "spilling"):
+            late = "Samples come" if lane.name == "input" else "Spilled activations move"
+            return f"{late} more slowly than tokens are computed, whatever the batch. "
+        if not roof.hidden_from_tokens:
+            return "A layer's weights pass the mesh no faster than they arrive. "
+        than = "above" if roof.tokens >= roof.hidden_from_tokens else "below"
+        arithmetic = f" ({roof.formula_tokens:,.0f} by arithmetic alone)" if roof.lane == "link" else ""
+        return (
+            f"A system's micro-batch of {roof.tokens:,.0f} tokens is {than} the "
+            f"{roof.hidden_from_tokens:,.0f} that hide {HIDES[roof.lane]}{arithmetic}. "
+        )
+
+    # ------------------------------------------------------------------------------------ remedies
+    def cause(self, lane: Lane, wait: str, /) -> str:
+        """A link shows as the wait that it makes."""
+        if lane.name == "link":
+            return wait if wait in LINK_WAITS else "exposed streaming"
+        return CAUSES[lane.name]
+
+    def wait_remedy(
+        self, _cause: str, plan: StreamingPlan, lane: Lane | None, roof: StreamingRoof | None, /
+    ) -> str:
+        """The part that limits, twice as fast, or more tokens beside what stays."""
+        if roof is None:
+            return LOOK
+        remedies = []
+        if lane is not None:
+            part = part_of(lane.name, plan.topology)
+            remedies.append(f"{part} twice as fast ({100 * lane.saved:.0f} % off the step)")
+        if lane is not None and lane.name == "flash":
+            in_flash = sum(use.total_bytes for use in plan.memory if use.place == "MemoryX flash")
+            remedies.append(
+                f"{in_flash / 1e12:,.3g} TB more DRAM in MemoryX, which leave flash nothing to do"
+            )
+        if lane is None or lane.name not in ("input", "spilling"):
+            remedies.append(_more_tokens(plan, roof))
+        if lane is not None and lane.name == "spilling":
+            remedies.append("a smaller batch, which need not leave the wafer")
+        return ", or ".join(remedies)
+
+    def _more_compute(self, plan: Plan, moving: float, /) -> str:
+        if moving <= HEAVY:
+            return self.more
+        return (
+            f"{self.more}, or layers wider than {plan.job.model.hidden_size:,}: {100 * moving:.0f} % of the "
+            "step is movement over the wafer's mesh, which grows more slowly than FLOPs"
+        )
+
+
+def _named(graph: TaskGraph, name: str) -> Work | None:
+    return next((work for work in graph.works if work.name == name), None)
+
+
+def _more_tokens(plan: StreamingPlan, roof: StreamingRoof) -> str:
+    """More sequences at once: they take hardly longer where something else is waited for."""
+    size = plan.layout.micro_batch_size
+    sequences = int(-(-roof.hidden_from_tokens // plan.job.seq_length))
+    if sequences <= size:
+        return "a larger batch, so that fewer steps wait for their first weights"
+    how = "a larger batch" if plan.num_microbatches == 1 else "room for more activations"
+    return (
+        f"{sequences:,} sequences a system and micro-batch instead of {size:,} ({how}: more tokens while "
+        "the rest takes as long)"
+    )
+
+
+def part_of(lane: str, tree: WaferTree) -> str:
+    """The part of the machine that a lane is made of: what would have to be faster."""
+    system = tree.system
+    if lane == "flash":
+        return "MemoryX's flash"
+    if lane == "update":
+        return f"the {_slower_of_update(system)} of MemoryX's servers"
+    feeders = system.activation_servers
+    if lane in ("input", "spilling") and feeders.per_system * feeders.bandwidth <= system.io_bytes_per_s:
+        return "the activation servers"
+    if lane in ("input", "spilling"):
+        return "the I/O ports"
+    return _slowest_of_link(system, StreamCosts(tree).shares)
+
+
+def _slower_of_update(system: WaferClusterSpec) -> str:
+    """Of memory and arithmetic, by Adam's 28 B and 15 FLOP a parameter."""
+    server = system.memoryx.server
+    return "DRAM" if 28.0 / server.dram.bandwidth >= 15.0 / server.arithmetic else "arithmetic"
+
+
+def _slowest_of_link(system: WaferClusterSpec, shares: int) -> str:
+    """Between MemoryX and a system all that is as slow as the slowest; all of it must be faster."""
+    server = system.memoryx.server
+    rates = {
+        "the I/O ports": system.io_bytes_per_s,
+        "SwarmX": system.swarmx.bandwidth,
+        "MemoryX's servers": shares * server.bandwidth,
+        "their DRAM": shares * server.dram.bandwidth,
+    }
+    slowest = min(rates.values())
+    names = [name for name, rate in rates.items() if rate < slowest * 1.001]
+    *others, last = [name.replace("their", "the servers'") if len(names) == 1 else name for name in names]
+    return f"{', '.join(others)} and {last}" if others else last
