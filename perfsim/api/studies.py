@@ -1,4 +1,4 @@
-"""`perfsim.studies`: which machine trains a model first, and why."""
+"""`perfsim.study`: which machine trains a model first, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`perfsim.sweeps`: a study's question at every point of a grid."""
+"""`perfsim.sweep`: a study's question at every point of a grid."""
 
 from __future__ import annotations
 

@@ -9,12 +9,7 @@ from pydantic import BaseModel
 from perfsim.calibration import Calibration
 from perfsim.catalog.annotations import kinds_of
 from perfsim.errors import CatalogError, Problem
-from perfsim.hardware import (
-    DeviceSpec,
-    LinkSpec,
-    SystemSpec,
-    system_classes,
-)
+from perfsim.hardware import DeviceSpec, LinkSpec, SystemSpec, system_classes
 from perfsim.suggest import did_you_mean
 from perfsim.wall_clock import WallClockSpec
 from perfsim.workload import TrainingRecipe, TransformerConfig

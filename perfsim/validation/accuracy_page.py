@@ -1,4 +1,4 @@
-"""All that the accuracy page shows: scores, ablation, families left out, causes and known misses."""
+"""All that the accuracy page shows: scores, ablation, families left out, and likely causes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from perfsim.published.placed_cases import PlacedCase, place_case
 from perfsim.published.processes import mapped
 from perfsim.validation.ablation import NOTHING, REMOVALS, ablate, shares
 from perfsim.validation.causes import Facts, likely_cause
-from perfsim.validation.goals import Goal, Miss, goals_of, known_misses
 from perfsim.validation.held_out import releases_left_out
 from perfsim.validation.leave_out import LeftOut, Tangent, leave_out, refitted, tangent
 from perfsim.validation.score import Scored, families, summary
@@ -60,8 +59,6 @@ class StepAccuracy:
 
     result: Mapping[str, Any]
     causes: Mapping[str, str]
-    goals: Sequence[Goal]
-    misses: Sequence[Miss]
     removed: Sequence[Removed]
     left_out: Sequence[LeftOut]
     releases_left_out: Mapping[str, Any] | None = None
@@ -108,14 +105,11 @@ def step_accuracy(
     """Explain the score of some step-time cases."""
     found = mapped(partial(examine, catalog=catalog, leaves_out=leaves_out), cases)
     examined = {each.id: each for each in found if each is not None}
-    causes = _causes(cases, result, examined)
     on_gpus = any(each.steps_s for each in examined.values())
     tangents = [each.tangent for each in examined.values() if each.tangent is not None]
     return StepAccuracy(
         result=result,
-        causes=causes,
-        goals=goals_of(result) if on_gpus else [],
-        misses=known_misses(result, causes),
+        causes=_causes(cases, result, examined),
         removed=ablation(cases, examined, tangents) if on_gpus else [],
         left_out=leave_out(tangents, cases, catalog) if tangents else [],
     )

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-HEAVY = {"jinja2", "networkx", "numpy", "pandas", "plotly", "pydantic", "rich", "scipy", "simpy", "yaml"}
+HEAVY = {"jinja2", "networkx", "numpy", "pandas", "plotly", "pydantic", "scipy", "simpy", "yaml"}
 
 
 def test_the_promises_of_a_strategy_are_checked_without_a_test_framework(

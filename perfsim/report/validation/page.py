@@ -71,9 +71,6 @@ def _step_sections(each: StepAccuracy, leaves_out: bool) -> Iterator[Section]:
         table=tables.score_table(result),
         slug=f"{slug}-families",
     )
-    if each.goals:
-        lead = "What the step-time model is held to on these runs."
-        yield Section(f"{name}: goals", lead, table=tables.goals_table(each.goals), slug=f"{slug}-goals")
     if result["sweeps"]:
         yield Section(
             f"{name}: choosing a layout",
@@ -81,7 +78,7 @@ def _step_sections(each: StepAccuracy, leaves_out: bool) -> Iterator[Section]:
             table=tables.sweeps_table(result),
             slug=f"{slug}-sweeps",
         )
-    yield from _misses(each, slug)
+    yield from _far_off(each, slug)
     if each.removed:
         yield Section(
             f"{name}: ablation",
@@ -118,7 +115,7 @@ def _scatter(each: StepAccuracy, slug: str) -> Section:
     )
 
 
-def _misses(each: StepAccuracy, slug: str) -> Iterator[Section]:
+def _far_off(each: StepAccuracy, slug: str) -> Iterator[Section]:
     name = _name(each.result)
     yield Section(
         f"{name}: the worst {tables.WORST}",
@@ -131,13 +128,9 @@ def _misses(each: StepAccuracy, slug: str) -> Iterator[Section]:
     if weak.rows:
         lead = "Runs with weak evidence."
         yield Section(f"{name}: shown, not scored", lead, table=weak, slug=f"{slug}-weak")
-    if each.misses:
-        yield Section(
-            f"{name}: known misses",
-            "What is predicted wrongly by more than the goals allow. Mind it where your question is alike.",
-            table=tables.misses_table(each.misses),
-            slug=f"{slug}-misses",
-        )
+    if each.result["failed"]:
+        table = tables.refusals_table("run", each.result)
+        yield Section(f"{name}: not predicted", "Runs that are refused.", table=table, slug=f"{slug}-refused")
 
 
 def _left_out(each: StepAccuracy, slug: str, leaves_out: bool) -> Section:
@@ -178,6 +171,6 @@ def _convergence(result: Mapping[str, Any]) -> Iterator[Section]:
         yield Section(
             f"{name}: refused",
             "A fit that the points do not determine is refused, not guessed.",
-            table=tables.refusals_table(result),
+            table=tables.refusals_table("benchmark", result),
             slug=f"{slugify(name)}-refused",
         )

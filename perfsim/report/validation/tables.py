@@ -10,7 +10,6 @@ from perfsim.report import text
 from perfsim.report.table import Table
 from perfsim.units import format_quantity
 from perfsim.validation.accuracy_page import Removed, StepAccuracy
-from perfsim.validation.goals import Goal, Miss
 from perfsim.validation.leave_out import LeftOut
 
 WORST = 10
@@ -101,21 +100,6 @@ def worst_table(each: StepAccuracy, *, scored: bool) -> Table:
     ]
     columns = ("run", "evidence", "measured", "predicted", "error", "likely cause")
     return Table(columns, rows, "", frozenset({2, 3, 4}))
-
-
-def goals_table(goals: Sequence[Goal]) -> Table:
-    """What the model is held to beside what it reaches."""
-    rows = [
-        [goal.what, _percent(goal.most), _percent(abs(goal.value)), "met" if goal.met else "MISSED"]
-        for goal in goals
-    ]
-    return Table(("figure", "at most", "reached", ""), rows, "", frozenset({1, 2}))
-
-
-def misses_table(misses: Sequence[Miss]) -> Table:
-    """What is known to be predicted wrongly."""
-    rows = [[miss.what, miss.figure, miss.cause or text.NONE] for miss in misses]
-    return Table(("what", "how far", "likely cause"), rows)
 
 
 def ablation_table(removed: Sequence[Removed]) -> Table:
@@ -244,7 +228,7 @@ def convergence_table(result: Mapping[str, Any]) -> Table:
     return Table(columns, rows, caption, frozenset(range(1, 8)))
 
 
-def refusals_table(result: Mapping[str, Any]) -> Table:
-    """Benchmarks for which there is no prediction, and why."""
+def refusals_table(subject: str, result: Mapping[str, Any]) -> Table:
+    """The runs or benchmarks for which there is no prediction, and why."""
     rows = [[each["id"], each["error"].splitlines()[0]] for each in result["failed"]]
-    return Table(("benchmark", "why there is no prediction"), rows)
+    return Table((subject, "why there is no prediction"), rows)
