@@ -8,6 +8,7 @@ unit there and floats in SI here. Datasheet facts live in these classes, fitted 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -274,9 +275,9 @@ MACHINE_PLUGINS = "perfsim.machines"
 
 def system_classes() -> dict[str, type[SystemSpec]]:
     """The classes of systems by kind, those of installed plug-ins included."""
-    plugins = {
-        point.name: point.load().system_type
-        for point in entry_points(group=MACHINE_PLUGINS)
-        if point.name not in SYSTEM_CLASSES
-    }
-    return SYSTEM_CLASSES | plugins
+    return _plugin_classes() | SYSTEM_CLASSES
+
+
+@cache
+def _plugin_classes() -> dict[str, type[SystemSpec]]:
+    return {point.name: point.load().system_type for point in entry_points(group=MACHINE_PLUGINS)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from string import ascii_lowercase
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
@@ -141,7 +142,7 @@ def parse_perturbations(text: str) -> PerturbationSpec:
 def _read(given: dict[str, Any], key: str, value: str) -> None:
     amount, _, where = value.partition("@")
     if key == "straggler":
-        rank = int(where.removeprefix("rank").removeprefix("gpu").removeprefix("cs"))
+        rank = int(where.lstrip(ascii_lowercase))
         given["stragglers"].append({"rank": rank, "factor": float(amount)})
     elif key == "step-straggler":
         given["step_stragglers"] = {"factor": float(amount), "share": float(where)}

@@ -163,14 +163,3 @@ class Topology(ABC):
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.num_devices:
             raise InputError(f"{self.system.name} has ranks 0 to {self.num_devices - 1}, not {rank}")
-
-    # ------------------------------------------------------------------------------------ trees
-    @property
-    def tree_levels(self) -> tuple[int, ...]:
-        """How many SwarmX nodes each level has, from the root down; empty on a GPU cluster."""
-        return ()
-
-    @property
-    def tree_depth(self) -> int:
-        """Levels of SwarmX nodes between MemoryX and a system; 0 on a GPU cluster."""
-        return len(self.tree_levels)

@@ -30,11 +30,13 @@ class WaferTree(Topology):
         levels = [-(-num_devices // system.swarmx.fan_out)]
         while levels[0] > 1:
             levels.insert(0, -(-levels[0] // system.swarmx.fan_out))
-        self._levels = tuple(levels)
+        self.tree_levels = tuple(levels)
+        """How many SwarmX nodes each level has, from the root down."""
 
     @property
-    def tree_levels(self) -> tuple[int, ...]:
-        return self._levels
+    def tree_depth(self) -> int:
+        """Levels of SwarmX nodes between MemoryX and a system."""
+        return len(self.tree_levels)
 
     def device(self, rank: int) -> str:
         self._check_rank(rank)
@@ -48,12 +50,12 @@ class WaferTree(Topology):
         memoryx, swarmx = self.system.memoryx, self.system.swarmx
         hop, port = swarmx.hop_latency, self.system.io_link.latency
         yield Cable("memoryx", "swarmx/0/0", "memoryx", memoryx.bandwidth, (hop, 0.0))
-        for level, nodes in enumerate(self._levels[1:], start=1):
+        for level, nodes in enumerate(self.tree_levels[1:], start=1):
             for node in range(nodes):
                 parent = f"swarmx/{level - 1}/{node // swarmx.fan_out}"
                 yield Cable(parent, f"swarmx/{level}/{node}", "swarmx", swarmx.bandwidth, (hop, hop))
         for rank in range(self.num_devices):
-            parent = f"swarmx/{len(self._levels) - 1}/{rank // swarmx.fan_out}"
+            parent = f"swarmx/{len(self.tree_levels) - 1}/{rank // swarmx.fan_out}"
             yield Cable(parent, self.device(rank), "io", self.port_bytes_per_s, (port, port + hop))
 
     @property

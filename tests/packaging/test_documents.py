@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "reports/README.md", "studies/README.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "ARCHITECTURE.md",
+    "docs/glossary.md",
+    "reports/README.md",
+    "studies/README.md",
+)
 FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)")
 
@@ -57,6 +64,14 @@ def test_every_relative_link_of_a_document_leads_somewhere(repository: Path, nam
         if not (document.parent / target).exists()
     ]
     assert not dead
+
+
+def test_every_module_that_the_glossary_names_exists(repository: Path) -> None:
+    names = re.findall(r"`(perfsim(?:\.\w+)+)`", (repository / "docs/glossary.md").read_text("utf-8"))
+    assert names
+    for name in names:
+        path = repository / name.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").exists(), name
 
 
 def test_the_readme_fits_in_one_sitting(repository: Path) -> None:

@@ -146,10 +146,6 @@ def test_the_depth_of_a_wafer_tree_is_the_logarithm_of_its_size(
     assert build_topology(wafers(), systems).tree_levels == levels
 
 
-def test_a_gpu_cluster_has_no_tree_levels() -> None:
-    assert build_topology(cluster(), 8).tree_depth == 0
-
-
 def test_link_ids_are_places_and_the_same_each_time() -> None:
     first, again = build_topology(cluster(), 48), build_topology(cluster(), 48)
     assert first.links() == again.links()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -18,8 +19,8 @@ from perfsim.costs.memory import MemoryUse, sharded_state_bytes, state_bytes
 from perfsim.costs.price import Costs
 from perfsim.errors import CatalogError, InputError, LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TensorClass, Work
-from perfsim.hardware import SYSTEM_CLASSES, LinkSpec, SystemSpec
-from perfsim.machines import MACHINES, Machine, machine_of, register
+from perfsim.hardware import SYSTEM_CLASSES, LinkSpec, SystemSpec, _plugin_classes, system_classes
+from perfsim.machines import MACHINES, Machine, machine, machine_of, register
 from perfsim.prediction.predict import predict
 from perfsim.prediction.question import Question, question_named
 from perfsim.strategies import STRATEGIES, Duration, Plan, Strategy
@@ -257,6 +258,20 @@ def test_a_study_compares_it_with_the_others(folder: Path) -> None:
     ]
     (unknown,) = (each for each in result.accuracy if each.strategy == "ring-data")
     assert (unknown.n, unknown.p90_ape) == (0, 1.0)
+
+
+def test_a_plug_in_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = SimpleNamespace(name="ring-cluster", load=lambda: RingCluster)
+
+    def entry_points(*, group: str, name: str = point.name) -> list[SimpleNamespace]:
+        return [point] if (group, name) == ("perfsim.machines", point.name) else []
+
+    monkeypatch.setattr("perfsim.machines.entry_points", entry_points)
+    monkeypatch.setattr("perfsim.hardware.entry_points", entry_points)
+    _plugin_classes.cache_clear()
+    assert isinstance(machine("ring-cluster"), RingCluster)
+    assert system_classes()["ring-cluster"] is RingSpec
+    _plugin_classes.cache_clear()
 
 
 @pytest.mark.usefixtures("folder")

@@ -17,6 +17,7 @@ from perfsim.proof.execution.faults import Fault
 from perfsim.proof.mutations import _with_work
 from perfsim.proof.proof import Proof, finite, prove_plan, subject_of
 from perfsim.proof.prove import ProofResult, Request, plan_of_case, plans_of, prove_all
+from perfsim.proof.provers import prover
 from perfsim.report.terminal.proof import proof_lines
 from perfsim.strategies import STRATEGIES
 from perfsim.strategies.schedules import SCHEDULES
@@ -172,3 +173,8 @@ def test_a_study_is_proven_with_the_layouts_that_it_answers_with() -> None:
     result = prove_all(Request("studies/gpt3_20b.yaml", orders=0))
     assert result.passed
     assert {proof.strategy for proof in result.proofs} == {"3d", "weight-streaming"}
+
+
+def test_graphs_of_an_unknown_machine_are_not_executed() -> None:
+    with pytest.raises(InputError, match="graphs on a ring-cluster cannot be executed"):
+        prover("ring-cluster")
