@@ -27,3 +27,31 @@ def repository() -> Path:
 def toys() -> ModuleType:
     """Small systems, models and prices."""
     return perfsim.testing.toys
+
+
+@pytest.fixture(scope="session")
+def point_keys() -> frozenset[str]:
+    """What the JSON interface says of every point."""
+    return frozenset(
+        {
+            "model",
+            "strategy",
+            "system",
+            "num_devices",
+            "layout",
+            "global_batch_size",
+            "step_time_s",
+            "tokens_per_s",
+            "mfu",
+            "bubble_fraction",
+            "exposed_communication_fraction",
+            "peak_memory_bytes",
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def candidate_keys(point_keys: frozenset[str]) -> frozenset[str]:
+    """What it says of every candidate of a study, whose model stands beside the candidates."""
+    of_accuracy = {"steps", "time_to_accuracy_s", "time_to_accuracy_band_s"}
+    return (point_keys - {"model"}) | of_accuracy

@@ -1,0 +1,16 @@
+"""The nearest name that exists."""
+
+from __future__ import annotations
+
+from perfsim.suggest import did_you_mean, nearest
+
+
+def test_the_nearest_name_ignores_case_and_is_none_where_nothing_is_alike() -> None:
+    assert nearest("GPT3_20BB", ["gpt3_20b", "GPT3_XL"]) == "gpt3_20b"
+    assert nearest("llama", ["gpt3_20b"]) == ""
+
+
+def test_help_holds_the_nearest_and_all_names() -> None:
+    assert did_you_mean("tpp", ["tp", "pp"]) == "did you mean `tp`? known: tp, pp"
+    assert did_you_mean("q", ["tp", "pp"]) == "known: tp, pp"
+    assert did_you_mean("q", []) == ""
