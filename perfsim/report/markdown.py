@@ -37,7 +37,7 @@ def _cell(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line, with what Markdown would take for markup kept as it is."""
+    """One line, with characters of Markdown's markup escaped."""
     line = " ".join(text.split())
     for mark in "\\*<[":
         line = line.replace(mark, f"\\{mark}")

@@ -34,11 +34,11 @@ def write_page(title: str, sections: Sequence[Section], out_path: Path, *, head:
 
 
 def render_page(title: str, sections: Sequence[Section], *, head: Head | None = None) -> str:
-    """The page as text; ids that would stand twice are refused with ValueError."""
+    """The page as text; ValueError for sections with the same id."""
     anchors = [section.anchor for section in sections]
     twice = sorted({anchor for anchor in anchors if anchors.count(anchor) > 1})
     if twice:
-        raise ValueError(f"sections share an id: {', '.join(twice)}; give each its own slug")
+        raise ValueError(f"sections share an id: {', '.join(twice)}; give every section its own slug")
     head = head or Head()
     has_plots = any(section.figure is not None for section in sections)
     return _template().render(
@@ -65,7 +65,7 @@ def _template() -> jinja2.Template:
 
 
 def _view(section: Section) -> dict[str, Any]:
-    """What the template reads of a section."""
+    """A section as the template reads it."""
     names = ("heading", "lead", "html", "table", "alt", "note", "level", "anchor")
     view = {name: getattr(section, name) for name in names}
     view["plot"], view["height"] = "", 0

@@ -14,10 +14,10 @@ from perfsim.report.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading, what the section helps to decide, and a figure or ready HTML, with its table.
+    """A heading, a lead on what the section helps to decide, and a figure or HTML with its table.
 
-    `alt` describes the figure to who cannot see it. `html` is put in as it is: pass `Markup` built
-    with escaping. `slug` fixes the ids (`figure-<slug>`); without one it is made from the heading.
+    `alt` describes the figure in words. `html` is inserted as it is: pass `Markup` built with escaping.
+    `slug` fixes the ids (`figure-<slug>`); the default is made from the heading.
     """
 
     heading: str
@@ -37,13 +37,13 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One large figure at the head of a page."""
+    """One large number at the head of a page."""
 
     figure: str
     range: str
     name: str
     marked: bool = False
-    """Whether it stands out, as the best of those beside it."""
+    """Whether it is highlighted, as the best of its neighbours."""
 
 
 @dataclass(frozen=True, slots=True)

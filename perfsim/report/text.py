@@ -1,7 +1,4 @@
-"""How quantities and names are written: sensible digits, a unit, and text that is safe to show.
-
-SI floats come in; strings for people come out. Nothing here knows a chart or a page.
-"""
+"""How quantities and names are written: sensible digits, a unit, and text that is safe to show."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from perfsim.units import DAY_S
 
 MISSING = "n/a"
 NONE = "\u2013"
-"""A cell that has nothing to say; also the dash of a range."""
+"""An empty cell; also the dash of a range."""
 TIMES = "\u00d7"
 YEAR_S = 365.25 * DAY_S
 
@@ -29,7 +26,7 @@ _TIME_UNITS: tuple[tuple[str, float, float], ...] = (
     ("ms", 1e-3, 1e-3),
     ("µs", 1e-6, 0.0),
 )
-"""Unit, its seconds, and the least value that is written in it."""
+"""Unit, its seconds, and the smallest value that is written in it."""
 
 _LARGE: tuple[tuple[float, str], ...] = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
 
@@ -43,7 +40,7 @@ _ASCII = str.maketrans(
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A figure with so many significant digits, thousands separated, never with an exponent."""
+    """A number with so many significant digits, thousands separated, never with an exponent."""
     if not math.isfinite(value):
         return MISSING
     if value == 0:
@@ -59,7 +56,7 @@ def integer(value: float) -> str:
 
 
 def large(value: float) -> str:
-    """A count in words a person says: `400 billion`."""
+    """A count in words: `400 billion`."""
     for scale, word in _LARGE:
         if math.isfinite(value) and abs(value) >= scale:
             return f"{trim(number(value / scale))} {word}"
@@ -67,7 +64,7 @@ def large(value: float) -> str:
 
 
 def trim(text: str) -> str:
-    """The same figure without zeros after the point."""
+    """The same number without zeros after the point."""
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
@@ -103,7 +100,7 @@ def duration_band(band_s: tuple[float, float]) -> str:
 
 
 def memory_unit(capacity_bytes: float) -> tuple[str, float]:
-    """The unit (name, bytes) in which a capacity was stated: GiB where that is a round number, else GB."""
+    """The unit (name, bytes) in which a capacity is stated: GiB where that is a round number, else GB."""
     gib = capacity_bytes / 2**30
     if math.isfinite(gib) and gib >= 1 and abs(gib - round(gib)) < 1e-6:
         return "GiB", float(2**30)
@@ -131,12 +128,12 @@ _SHORT: Mapping[str, tuple[str, ...]] = {
 
 
 def _degrees(layout: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    degrees: dict[str, Any] = {}
     for short, names in _SHORT.items():
         for name in names:
             if layout.get(name) is not None:
-                found.setdefault(short, layout[name])
-    return found
+                degrees.setdefault(short, layout[name])
+    return degrees
 
 
 def layout_short(layout: Mapping[str, Any]) -> str:
@@ -189,7 +186,7 @@ MOST_INFERRED = 2
 
 
 def evidence(case: Mapping[str, Any]) -> str:
-    """The class of a published run, and of one that is not scored what is inferred: `C, batch inferred`."""
+    """The evidence class of a published run; of one that is not scored, also why: `C, batch inferred`."""
     inferred = case.get("inferred") or []
     if not inferred:
         return str(case["evidence"])
@@ -222,8 +219,8 @@ def perturbed_line(result: StudyResult) -> str:
     )
     if not result.perturbed or not ratios:
         return ""
-    least, most = f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}"
-    spread = most if least == most else f"{least} to {most}"
+    low, high = f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}"
+    spread = high if low == high else f"{low} to {high}"
     return f"perturbed steps, {spread} times as long: {result.perturbed}"
 
 

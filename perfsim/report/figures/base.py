@@ -46,9 +46,8 @@ _PART_COLOURS: tuple[tuple[str, str], ...] = (
     ("activation", ORANGE),
     ("logit", YELLOW),
     ("workspace", GREY),
-    ("unaccounted", GREY),
 )
-"""The first word found in a part's name decides its colour, in every figure alike."""
+"""The first of these words that a part's name contains decides its colour, in all figures."""
 
 _SPARE = (SKY, GREY, PURPLE, YELLOW)
 
@@ -59,9 +58,9 @@ def esc(text: object) -> str:
 
 
 def series_style(index: int) -> dict[str, Any]:
-    """Colour, marker and dash of the index-th series; colour never stands alone.
+    """Colour, marker and dash of the index-th series, so that no series differs in colour only.
 
-    Where colours begin again, markers are open.
+    Where colours repeat, markers are open.
     """
     opened = "-open" if index // len(SYMBOLS) % 2 else ""
     return {
@@ -78,7 +77,7 @@ def translucent(colour: str, alpha: float = BAND_ALPHA) -> str:
 
 
 def part_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """A bar marker for each part: its colour by meaning, a hatch where a colour comes twice."""
+    """A bar marker for each part: its colour by meaning, a hatch where a colour repeats."""
     used: dict[str, int] = {}
     styles: dict[str, dict[str, Any]] = {}
     for index, name in enumerate(names):

@@ -78,7 +78,7 @@ def _colour_bar(flat: Sequence[float], logarithmic: bool) -> dict[str, object]:
 def heat_map_table(
     x: Sequence[object], y: Sequence[object], z: Sequence[Sequence[float | None]], *, x_name: str, y_name: str
 ) -> Table:
-    """The cells as figures; an empty cell has no feasible plan."""
+    """The cells as numbers; an empty cell has no feasible plan."""
     rows = []
     for name, row in zip(y, z, strict=True):
         cells = [_finite(value) for value in row]

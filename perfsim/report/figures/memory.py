@@ -49,7 +49,7 @@ def memory(result: StudyResult) -> go.Figure:
 
 
 def _rows(result: StudyResult) -> list[_Row]:
-    """One row per place; neighbours that hold exactly the same are drawn once."""
+    """One row per place; neighbours that hold exactly the same share a row."""
     rows: list[_Row] = []
     for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True):
         run: list[MemoryBar] = []

@@ -18,7 +18,7 @@ def slowdowns(curve: Resilience) -> list[float]:
 
 
 def resilience(result: StudyResult) -> go.Figure:
-    """One line a candidate, relative to its own step; dotted, a step as slow as its slowest device."""
+    """One line for each candidate, relative to its own step; dotted, a step as slow as the slow device."""
     traces = []
     severities = sorted({point.severity for curve in result.resilience for point in curve.points})
     for index, curve in enumerate(result.resilience):
@@ -32,7 +32,7 @@ def resilience(result: StudyResult) -> go.Figure:
                 line={"color": look["color"], "width": 2, "dash": look["dash"]},
                 marker={"symbol": look["symbol"], "size": 8},
                 customdata=[text.duration(point.step_time_s) for point in curve.points],
-                hovertemplate="<b>%{fullData.name}</b><br>%{x:g} times as slow: step %{customdata}, "
+                hovertemplate="<b>%{fullData.name}</b><br>device %{x:g} times as slow: step %{customdata}, "
                 "%{y:.3f} times as long<extra></extra>",
             )
         )
@@ -40,16 +40,16 @@ def resilience(result: StudyResult) -> go.Figure:
         go.Scatter(
             x=severities,
             y=severities,
-            name="all wait for it",
+            name="all wait for the slow device",
             mode="lines",
             line={"color": base.GREY, "width": 1.5, "dash": "dot"},
             hoverinfo="skip",
         )
     )
     style = base.layout(
-        "Step time with one slow device (over the step without)",
+        "Step time with one slow device (relative to the step without)",
         height=420,
-        xaxis=base.axis("severity (times as long)"),
+        xaxis=base.axis("slowdown of the device (times)"),
         yaxis=base.axis("step time (times)"),
     )
     return base.figure(traces, style)
@@ -66,15 +66,15 @@ def resilience_table(result: StudyResult) -> Table:
         }
         rows.append([curve.label, *(times.get(severity, text.NONE) for severity in severities)])
     columns = ("candidate", *(f"{severity:g} {text.TIMES}" for severity in severities))
-    caption = "Step time, and in brackets over the step without a straggler."
+    caption = "Step time, in parentheses relative to the step without a straggler."
     return Table(columns, rows, caption, frozenset(range(1, len(columns))))
 
 
 def resilience_alt(result: StudyResult) -> str:
-    """What the worst straggler does to each candidate, in words."""
-    said = [
+    """What the slowest device does to each candidate, in words."""
+    sentences = [
         f"{curve.label}: {slowdowns(curve)[-1]:.2f} times as long with a device "
         f"{curve.points[-1].severity:g} times as slow"
         for curve in result.resilience
     ]
-    return f"Lines of step time against the severity of one straggler. {'; '.join(said)}."
+    return f"Lines of step time against the slowdown of one device. {'; '.join(sentences)}."

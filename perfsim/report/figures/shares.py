@@ -20,10 +20,10 @@ def stacked_shares(
     bargap: float,
     called: Callable[[str], str] = str,
 ) -> go.Figure:
-    """One bar a step, its parts in one order for all; seconds on hover.
+    """One bar for each step, parts in the same order in all; seconds on hover.
 
-    `parts_s` are the seconds of each step by part, `steps_s` what they are shares of; `called` names a
-    part in the legend.
+    `parts_s` are the seconds of each step by part, `steps_s` the steps that they are shares of; `called`
+    names a part in the legend.
     """
     order = base.union(parts_s)
     styles = base.part_styles(order)
@@ -32,9 +32,9 @@ def stacked_shares(
             orientation="h",
             name=base.esc(called(part)),
             y=list(names),
-            x=[share(each, part, step_s) for each, step_s in zip(parts_s, steps_s, strict=True)],
+            x=[share(parts, part, step_s) for parts, step_s in zip(parts_s, steps_s, strict=True)],
             marker=styles[part],
-            customdata=[text.duration(each.get(part, 0.0)) for each in parts_s],
+            customdata=[text.duration(parts.get(part, 0.0)) for parts in parts_s],
             hovertemplate="<b>%{fullData.name}</b><br>%{customdata}, %{x:.1f} % of the step"
             "<extra>%{y}</extra>",
         )

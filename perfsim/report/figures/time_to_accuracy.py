@@ -1,4 +1,4 @@
-"""Time to the target against global batch: a small batch takes many steps, a large one wastes tokens."""
+"""Time to the target over global batch: a small batch takes many steps, a large one wastes tokens."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def time_to_accuracy_alt(result: StudyResult) -> str:
     )
     critical = result.critical_batch_tokens
     return (
-        "Line chart of time to the target against global batch, both logarithmic. "
+        "Line chart of time to the target over global batch, both logarithmic. "
         f"{f'Critical batch {text.large(critical)} tokens. ' if critical > 0 else ''}{best}."
     )
 

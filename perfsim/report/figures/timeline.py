@@ -1,8 +1,8 @@
 """The tasks of a step as a Gantt chart: one lane per stream, coloured by category.
 
 A browser draws some 10,000 bars in two seconds and takes seven for 50,000, so a page has a budget
-of bars. What exceeds it is cut at a moment in time, the same for all lanes: a picture that is
-complete up to a moment is true, one with bars missing here and there shows idle time that is none.
+of bars. Bars beyond it are cut off at one time for all lanes: bars missing here and there would look
+like idle time.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class CutTimeline:
     left_out: int
 
     def note(self, trace_name: str | None) -> str:
-        """What is missing and where it stands, empty where nothing is."""
+        """How many bars are missing, and where they are; empty without any."""
         if not self.left_out:
             return ""
         until = text.duration(max((bar.start_s for bar in self.bars), default=0.0))
-        where = f"; the trace file {trace_name} has them all" if trace_name else ""
-        return f"{text.integer(self.left_out)} bars that start after {until} are left out{where}."
+        where = f"; {trace_name} has all of them" if trace_name else ""
+        return f"{text.integer(self.left_out)} bars after {until} are not drawn{where}."
 
 
 def cut_timelines(candidates: Sequence[CandidateResult], budget: int = MAX_BARS) -> list[CutTimeline]:
     """At most two steps of each candidate and `budget` bars of all, shared fairly."""
-    wanted = [_two_steps(candidate) for candidate in candidates]
-    shares = _fair_shares([len(bars) for bars in wanted], budget)
+    timelines = [_two_steps(candidate) for candidate in candidates]
+    shares = _fair_shares([len(bars) for bars in timelines], budget)
     return [
         CutTimeline(bars[:share], len(candidate.timeline) - len(bars[:share]))
-        for candidate, bars, share in zip(candidates, wanted, shares, strict=True)
+        for candidate, bars, share in zip(candidates, timelines, shares, strict=True)
     ]
 
 
@@ -60,7 +60,7 @@ def _two_steps(candidate: CandidateResult) -> tuple[TimelineBar, ...]:
 
 
 def _fair_shares(counts: Sequence[int], budget: int) -> list[int]:
-    """Max-min fair: who needs little gets it, the others share the rest."""
+    """Max-min fair shares: small counts in full, large ones share the rest."""
     shares = [0] * len(counts)
     left = budget
     order = sorted(range(len(counts)), key=lambda i: counts[i])
@@ -83,12 +83,12 @@ def timeline(candidate: CandidateResult, bars: Sequence[TimelineBar]) -> go.Figu
         for category in categories
     ]
     style = base.layout(
-        f"What each stream does, by time ({unit})",
+        f"Tasks of each stream over time ({unit})",
         height=150 + 24 * len(lanes),
         barmode="overlay",
         bargap=0.2,
         dragmode="zoom",
-        xaxis=base.axis(f"time since the step began ({unit})", fixedrange=False, rangemode="tozero"),
+        xaxis=base.axis(f"time since the start of the step ({unit})", fixedrange=False, rangemode="tozero"),
         yaxis=base.axis(
             "", categoryorder="array", categoryarray=[base.esc(n) for n in lanes], autorange="reversed"
         ),
@@ -110,13 +110,13 @@ def _bars(bars: Sequence[TimelineBar], category: str, marker: dict[str, Any], un
         base=[_round(bar.start_s / scale) for bar in bars],
         x=[_round((bar.end_s - bar.start_s) / scale) for bar in bars],
         marker=flat,
-        customdata=[base.esc(_what(bar)) for bar in bars],
+        customdata=[base.esc(_name(bar)) for bar in bars],
         hovertemplate=f"<b>%{{customdata}}</b><br>from %{{base}} {unit}, takes %{{x}} {unit}<extra></extra>",
     )
 
 
-def _what(bar: TimelineBar) -> str:
-    return bar.name if bar.microbatch < 0 else f"{bar.name}, microbatch {bar.microbatch}"
+def _name(bar: TimelineBar) -> str:
+    return bar.name if bar.microbatch < 0 else f"{bar.name}, micro-batch {bar.microbatch}"
 
 
 def _round(value: float) -> float:
@@ -124,7 +124,7 @@ def _round(value: float) -> float:
 
 
 def timeline_table(candidate: CandidateResult) -> Table:
-    """Busy seconds by lane and category, over all bars and not only the drawn ones."""
+    """Busy seconds by lane and category, of all bars and not only of those drawn."""
     busy: dict[tuple[str, str], list[float]] = {}
     for bar in candidate.timeline:
         busy.setdefault((bar.lane, bar.category), []).append(bar.end_s - bar.start_s)
@@ -132,11 +132,11 @@ def timeline_table(candidate: CandidateResult) -> Table:
         [lane, text.human(category), text.integer(len(spans)), text.duration(sum(spans))]
         for (lane, category), spans in busy.items()
     ]
-    caption = "Bars and busy time by stream; a bar may stand for a run of like tasks."
+    caption = "Bars and busy time by stream; a bar may stand for a run of similar tasks."
     return Table(("stream", "category", "bars", "busy"), rows, caption, frozenset({2, 3}))
 
 
 def timeline_alt(candidate: CandidateResult, label: str) -> str:
-    """How many streams there are and how busy the computing ones are, in words."""
+    """The number of streams and the length of the step, in words."""
     lanes = len({bar.lane for bar in candidate.timeline})
     return f"Gantt chart of {label}: {lanes} streams over a step of {text.duration(candidate.step_time_s)}."

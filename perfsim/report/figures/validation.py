@@ -16,18 +16,15 @@ from perfsim.report.table import Table
 
 @dataclass(frozen=True, slots=True)
 class ValidationPoint:
-    """One published run and what was predicted for it."""
+    """One published run and its prediction."""
 
     id: str
     family: str
     measured_s: float
     predicted_s: float
+    error: float
+    """Signed relative error: predicted / measured - 1."""
     evidence: str = ""
-
-    @property
-    def error(self) -> float:
-        """Signed relative error: predicted / measured - 1."""
-        return self.predicted_s / self.measured_s - 1.0
 
 
 def predicted_against_measured(

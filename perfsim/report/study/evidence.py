@@ -1,4 +1,4 @@
-"""What an answer rests on, as tables: assumptions, sampled arithmetic, errors against published runs."""
+"""The basis of an answer, as tables: assumptions, sampled arithmetic, errors against published runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfsim.studies.result import StudyResult
 def assumptions_table(result: StudyResult) -> Table:
     """Inputs by topic, each with its source and whether it was read, fitted or assumed.
 
-    Inputs of one topic that come from one place share a row.
+    Inputs of one topic from one source share a row.
     """
     rows: dict[tuple[str, str, str], list[str]] = {}
     for item in result.assumptions:
@@ -25,16 +25,16 @@ def assumptions_table(result: StudyResult) -> Table:
 
 
 def sampling_table(result: StudyResult) -> Table:
-    """How many tasks were computed for real, what they stand for, and how near they came."""
+    """How many tasks were executed, what they represent, and their errors."""
     rows = [[name, *_sampling(summary)] for name, summary in result.sampling.items()]
     columns = (
-        "candidate", "products", "share of FLOPs", "worst error", "its bound", "the worst one", "result",
+        "candidate", "products", "share of FLOPs", "largest error", "bound", "where", "result",
         "partitions",
     )  # fmt: skip
     caption = (
-        "Products executed of all in the step, and the share of its matrix FLOPs that their classes "
-        "stand for. Errors are relative to the product of absolute values; the bound is that of the "
-        "arithmetic for any order of summation. Every product is also executed on integers: no error there."
+        "Products executed out of all in the step, and the share of its matrix FLOPs that their classes "
+        "represent. Errors are relative to the product of absolute values; the bound holds for any order of "
+        "summation. Every product is also executed on integers, which must be exact."
     )
     return Table(columns, rows, caption, frozenset({1, 2, 3, 4}))
 
@@ -68,12 +68,12 @@ def accuracy_table(result: StudyResult) -> Table:
         for item in result.accuracy
     ]
     columns = (
-        "most like family", "strategy", "runs", "median error", "90th percentile", "the same, left out",
-        "baseline's median", "how it differs",
+        "most similar family", "strategy", "runs", "median error", "90th percentile",
+        "90th percentile, left out", "baseline's median", "differences",
     )  # fmt: skip
     caption = (
         "Absolute errors of the predicted step time on published runs. A few global constants were fitted to "
-        "these runs too; the column after the percentile is for constants fitted without them, and bands "
-        "use the worse of the two."
+        "these runs too; 'left out' is for constants fitted without them, and bands use the larger of the "
+        "two."
     )
     return Table(columns, rows, caption, frozenset({2, 3, 4, 5, 6}))

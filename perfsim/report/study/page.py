@@ -48,8 +48,8 @@ def _head(result: StudyResult) -> Head:
             spread = f"as long ({low}{text.NONE}{high} {text.TIMES})"
         cards.append(Card(figure, spread, ratio.name, marked=ratio.is_first))
     note = (
-        "Time to the target; first the soonest, then how many times as long the others take. A ratio's 90 % "
-        "range is narrower than the two bands suggest: one critical batch decides both."
+        "Time to the target: of the fastest in full, of the others as a multiple. The 90 % range of a ratio "
+        "is narrower than the two bands suggest, because both depend on the same critical batch."
     )
     footer = f"Inputs: {result.inputs_digest}." if result.inputs_digest else ""
     return Head(result.question, result.verdict, cards, note if cards else "", footer)
@@ -59,10 +59,9 @@ def _verdict(result: StudyResult) -> Section:
     lead = (
         f"{result.model}: {text.large(result.num_parameters)} parameters, sequences of "
         f"{text.integer(result.seq_length)} tokens, {text.large(result.target_tokens)} tokens to the "
-        "target at small batch. Each candidate runs at its own best batch and layout. "
-        "Which machine should train this?"
+        "target at small batch. Each candidate runs at its own best batch and layout."
     )
-    unfit = [f"{each.label} has no feasible plan: {each.reason}" for each in result.infeasible]
+    unfit = [f"{item.label} has no feasible plan: {item.reason}" for item in result.infeasible]
     perturbed = text.perturbed_line(result)
     notes = [f"{perturbed[0].upper()}{perturbed[1:]}."] if perturbed else []
     return Section("Verdict", " ".join([lead, *notes, *unfit]), table=verdict_table(result), slug="verdict")
@@ -72,20 +71,25 @@ def _remarks(result: StudyResult) -> list[Section]:
     table = remarks_table(result)
     if not table.rows:
         return []
-    lead = "Before a plan is used: how it spends its memory, what would be safer, what its figures rest on."
+    lead = "What to know before a plan is used: its use of memory, safer choices, the basis of its figures."
     return [Section("Remarks on the plans", lead, table=table, slug="remarks")]
 
 
 def _batch(result: StudyResult) -> Section:
     low, high = (text.large(end) for end in result.critical_batch_band_tokens)
-    lead = "The run has a given number of tokens, so no batch wastes any. A star marks the best batch."
+    lead = "The number of tokens is given, so no batch wastes any. A star marks the best batch."
     if result.critical_batch_tokens > 0:
         lead = (
-            "Helps to choose the global batch. Left of the critical batch more batch buys time, right of it "
-            f"mostly wastes tokens. By {result.law} it is {text.large(result.critical_batch_tokens)} tokens "
-            f"({low}{text.NONE}{high}, shaded). A star marks each candidate's best batch."
+            "Helps to choose the global batch. Below the critical batch a larger batch saves time; above it, "
+            f"it mostly wastes tokens. The critical batch is {text.large(result.critical_batch_tokens)} "
+            f"tokens ({low}{text.NONE}{high}, shaded) by {result.law}. A star marks each candidate's best "
+            "batch."
         )
-    ends = [f"{each.label}: {each.batch_at_edge}." for each in result.candidates if each.batch_at_edge]
+    ends = [
+        f"{candidate.label}: {candidate.batch_at_edge}."
+        for candidate in result.candidates
+        if candidate.batch_at_edge
+    ]
     lead = " ".join([lead, *_suggested(result), *ends])
     return Section(
         "Time to the target by batch",
@@ -98,16 +102,16 @@ def _batch(result: StudyResult) -> Section:
 
 
 def _suggested(result: StudyResult) -> list[str]:
-    """A sentence on the batches that published laws suggest; none where there are none."""
+    """A sentence on the batches that published laws suggest; nothing where no law applies."""
     laws = [f"{text.large(tokens)} tokens by {law}" for law, tokens in result.suggested_batch_tokens.items()]
-    return [f"Published laws suggest, to begin a search with: {', '.join(laws)}."] if laws else []
+    return [f"Starting points from published laws: {', '.join(laws)}."] if laws else []
 
 
 def _step(result: StudyResult) -> Section:
     return Section(
         "Where a step goes",
-        "Helps to see what to improve first: the widest part that is not compute is what a faster link, "
-        "another layout or more microbatches could win back.",
+        "Shows what to improve first: the widest part that is not compute is what a faster link, another "
+        "layout or more micro-batches could save.",
         figure=step_figure.step_breakdown(result),
         table=step_figure.step_breakdown_table(result),
         alt=step_figure.step_breakdown_alt(result),
@@ -117,8 +121,8 @@ def _step(result: StudyResult) -> Section:
 
 def _why(result: StudyResult) -> list[Section]:
     lead = (
-        "Helps to choose what to change: the wait that decides, or computing where no wait takes a tenth of "
-        "the step. Streamed weights are late where a system's micro-batch has fewer tokens than hide them."
+        "Helps to choose what to change: the largest wait, or computing where no wait takes a tenth of the "
+        "step. Streamed weights arrive late if a system's micro-batch has too few tokens to hide them."
     )
     table = why_table(list(zip(text.labels(result.candidates), result.candidates, strict=True)))
     return [Section("Why is it slow?", lead, table=table, slug="why")] if table.rows else []
@@ -127,8 +131,8 @@ def _why(result: StudyResult) -> list[Section]:
 def _memory(result: StudyResult) -> Section:
     return Section(
         "Memory",
-        "Helps to see how much room the layout leaves: what stands near the line limits the microbatch and "
-        "the model's size.",
+        "Shows how much memory the layout leaves free: a bar near the line limits the micro-batch and the "
+        "size of the model.",
         figure=memory_figure.memory(result),
         table=memory_figure.memory_table(result),
         alt=memory_figure.memory_alt(result),
@@ -140,9 +144,9 @@ def _resilience(result: StudyResult) -> list[Section]:
     if not result.resilience:
         return []
     lead = (
-        "Helps to see what one slow GPU or wafer costs before it is found and replaced. Where all wait for "
-        "it, the step follows the dotted line; below it, waiting that is there anyway hides a part. Every "
-        f"rank that the slow one ({result.resilience[0].rank}) delays is simulated on its own."
+        "Shows what one slow GPU or wafer costs until it is found and replaced. Where all others wait for "
+        "it, the step follows the dotted line; below the line, existing waits hide a part of the delay. "
+        f"Every rank that the slow one ({result.resilience[0].rank}) delays is simulated on its own."
     )
     return [
         Section(
@@ -157,12 +161,10 @@ def _resilience(result: StudyResult) -> list[Section]:
 
 
 def _timelines(result: StudyResult, trace_name: str | None) -> list[Section]:
-    where = (
-        f" Every task stands in {trace_name}, which Perfetto and chrome://tracing open." if trace_name else ""
-    )
+    where = f" All tasks are in {trace_name}, for Perfetto or chrome://tracing." if trace_name else ""
     lead = (
-        "Helps to see why a step takes as long as it does: gaps in a computing stream are waiting time, and "
-        f"the lanes above or below show for what. Drag to zoom, double-click to return.{where}"
+        "Shows why a step takes as long as it does: gaps in a compute stream are waits, and the streams "
+        f"above or below show what it waits for. Drag to zoom, double-click to return.{where}"
     )
     sections = [Section("Timeline of a step", lead, slug="timeline")]
     drawn = [
@@ -190,22 +192,22 @@ def _evidence(result: StudyResult) -> list[Section]:
     sections = [
         Section(
             "Assumptions and sources",
-            "What the answer rests on. Change a line that does not fit your machine and run the study again.",
+            "The inputs of the answer. Change a value that does not fit your machine and run the study "
+            "again.",
             table=assumptions_table(result),
             slug="assumptions",
         )
     ]
     if result.sampling:
         lead = (
-            "Tasks drawn from the simulated step, computed with NumPy in the partition that the strategy "
-            "chose and compared with the unpartitioned product. Tells whether the simulated work "
-            "is the right work."
+            "Tasks sampled from the simulated step, computed in NumPy with the strategy's partition and "
+            "compared with the unpartitioned product. Shows whether the simulated work is the right work."
         )
         sections.append(Section("Correctness sampling", lead, table=sampling_table(result), slug="sampling"))
     if result.accuracy:
         lead = (
-            "How far predictions of this kind were off for published runs, beside a baseline of one constant "
-            "efficiency. Tells how much to trust a difference between two candidates."
+            "Errors of such predictions for published runs, beside a baseline of one constant efficiency. "
+            "Shows how much to trust a difference between two candidates."
         )
         sections.append(Section("Accuracy", lead, table=accuracy_table(result), slug="accuracy"))
     return sections

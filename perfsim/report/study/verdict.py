@@ -13,7 +13,7 @@ from perfsim.studies.result import CandidateResult, StudyResult
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One candidate's time to the target, and its ratio to the soonest candidate's."""
+    """One candidate's time to the target, and its ratio to the fastest candidate's."""
 
     name: str
     time_s: float
@@ -24,7 +24,7 @@ class Ratio:
 
 
 def ratios_to_first(result: StudyResult) -> list[Ratio]:
-    """All candidates, soonest first; a ratio without a band in the result is its own band."""
+    """All candidates, fastest first; a ratio without a band in the result is its own band."""
     pairs = list(zip(text.labels(result.candidates), result.candidates, strict=True))
     ranked = sorted(pairs, key=lambda pair: (math.isnan(_time(pair[1])), _time(pair[1])))
     return [_ratio(name, candidate, ranked[0][1], result) for name, candidate in ranked]
@@ -60,7 +60,7 @@ def _metrics(candidates: Sequence[CandidateResult]) -> list[_Metric]:
 
     return [
         _Metric("time to the target", lambda c: f"{text.number(_time(c) / scale)} {unit}", _time, min),
-        _Metric("its band", band),
+        _Metric("90 % band", band),
         _Metric("steps", lambda c: text.integer(c.steps)),
         _Metric("global batch, sequences", lambda c: text.integer(c.global_batch_size)),
         _Metric("step", lambda c: text.duration(c.step_time_s)),
@@ -86,15 +86,15 @@ def verdict_table(result: StudyResult) -> Table:
     metrics = _metrics(candidates)
     rows = [[metric.name, *(metric.cell(candidate) for candidate in candidates)] for metric in metrics]
     caption = (
-        "MFU counts the model's FLOPs, HFU also those of recomputation. Memory is that of one device, with "
-        "its share of the capacity. A star marks the best."
+        "MFU counts the FLOPs of the model, HFU also those of recomputation. Memory is per device, with its "
+        "share of the capacity. A star marks the best."
     )
     columns = ["", *text.labels(candidates)]
     return Table(columns, rows, caption, frozenset(range(1, len(columns))), _best(metrics, candidates))
 
 
 def remarks_table(result: StudyResult) -> Table:
-    """What is to be known of each plan: one remark a row, the plan's name beside the first of its own."""
+    """Remarks on each plan, one in a row, the plan's name beside its first."""
     rows = [
         [name if number == 0 else "", remark]
         for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True)

@@ -11,16 +11,16 @@ from perfsim.studies.result import CandidateResult
 
 
 def why_table(named: Sequence[tuple[str, CandidateResult]]) -> Table:
-    """Of each candidate what decides its step, every wait, the nearest remedy, and how near streaming is."""
+    """For each candidate: what limits its step, waits, tokens that would hide weights, nearest remedy."""
     rows = [
         [name, candidate.why.cause, *_cells(candidate), candidate.why.remedy] for name, candidate in named
     ]
     columns = (
-        "candidate", "decides", "compute", "waits", "tokens at once", "needed to hide weights", "remedy",
+        "candidate", "limited by", "compute", "waits", "tokens", "tokens to hide weights", "nearest remedy",
     )  # fmt: skip
     caption = (
-        "Shares of the step; waits are what nothing hides. Tokens are those of one micro-batch and system. "
-        "In parentheses e P b / (2 B): what arithmetic alone would need to hide the weights."
+        "Shares of the step; only waits that nothing hides count. Tokens are per micro-batch and system; in "
+        "parentheses e P b / (2 B), what arithmetic alone would need to hide the weights."
     )
     return Table(columns, rows, caption, frozenset({2, 4, 5}))
 

@@ -27,9 +27,9 @@ def terminal_width() -> int:
     return max(MIN_WIDTH, shutil.get_terminal_size((PIPE_WIDTH, 24)).columns)
 
 
-def paragraph(prose: str, width: int, most: int | None = None) -> list[str]:
-    """The text in lines no wider than `width`; of more than `most` lines the last ends in dots."""
-    return textwrap.wrap(prose, min(width, MAX_PROSE), max_lines=most, placeholder=" ...")
+def paragraph(prose: str, width: int, max_lines: int | None = None) -> list[str]:
+    """The text in lines no wider than `width`; of more than `max_lines` the last ends in dots."""
+    return textwrap.wrap(prose, min(width, MAX_PROSE), max_lines=max_lines, placeholder=" ...")
 
 
 def cut(line: str, width: int) -> str:

@@ -18,6 +18,8 @@ TITLE = "Accuracy: predictions of published runs"
 COMMAND = "perfsim validate --record --leave-out --page reports"
 """What makes the files that the repository holds."""
 
+_POINT = ("id", "family", "measured_s", "predicted_s", "error", "evidence")
+
 
 def write_validation(page: AccuracyPage, folder: Path) -> tuple[Path, Path]:
     """Write `index.html` and `validation.md` with the same tables; the same input gives the same bytes."""
@@ -30,20 +32,21 @@ def write_validation(page: AccuracyPage, folder: Path) -> tuple[Path, Path]:
 
 
 def validation_sections(page: AccuracyPage) -> Iterator[Section]:
-    """A block of sections for each file of step times, then convergence."""
-    for each in page.steps:
-        yield from _step_sections(each, page.leaves_out)
+    """Sections for each file of step times, then for each file of convergence."""
+    for accuracy in page.steps:
+        yield from _step_sections(accuracy, page.leaves_out)
     for result in page.convergence:
         yield from _convergence(result)
 
 
 def _head(page: AccuracyPage) -> Head:
     cards = []
-    for each in page.steps:
-        summary = each.result["summary"]
+    for accuracy in page.steps:
+        summary = accuracy.result["summary"]
         if summary["n"]:
             spread = f"p90 {text.percent(summary['p90_ape'])}, {summary['n']} runs"
-            cards.append(Card(text.percent(summary["median_ape"]), spread, f"median, {_name(each.result)}"))
+            name = f"median, {_name(accuracy.result)}"
+            cards.append(Card(text.percent(summary["median_ape"]), spread, name))
     for result in page.convergence:
         summary = result["summary"]
         if summary["median_ape"] is not None:
@@ -51,58 +54,57 @@ def _head(page: AccuracyPage) -> Head:
             cards.append(Card(text.percent(summary["median_ape"]), spread, f"median, {_name(result)}"))
     note = (
         "Absolute relative errors. Constants belong to a device, a link or the framework, never to a run; "
-        "the only keyed one is a wafer's efficiency by release of its software."
+        "only a wafer's efficiency depends on the release of its software."
     )
     footer = f"Made by `{COMMAND}`." if page.leaves_out else "Made by `perfsim validate --page`."
-    return Head("How far off are predictions of runs that others measured?", "", cards, note, footer)
+    return Head("How accurate are predictions of published runs?", "", cards, note, footer)
 
 
 def _name(result: Mapping[str, Any]) -> str:
     return str(result["file"]).removesuffix(".yaml").replace("_", " ")
 
 
-def _step_sections(each: StepAccuracy, leaves_out: bool) -> Iterator[Section]:
-    result, name = each.result, _name(each.result)
+def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section]:
+    result, name = accuracy.result, _name(accuracy.result)
     slug = slugify(name)
-    yield _scatter(each, slug)
+    yield _scatter(accuracy, slug)
     yield Section(
-        f"{name}: families beside one constant",
-        "Tells how much the model knows beyond one efficiency for everything, and where.",
+        f"{name}: families beside a baseline",
+        "Shows where and by how much the model is better than one efficiency for all runs.",
         table=tables.score_table(result),
         slug=f"{slug}-families",
     )
     if result["sweeps"]:
         yield Section(
             f"{name}: choosing a layout",
-            "One model on one number of devices in several layouts: does the prediction choose the fastest?",
+            "One model on one number of devices in several layouts: does the prediction find the fastest?",
             table=tables.sweeps_table(result),
             slug=f"{slug}-sweeps",
         )
-    yield from _far_off(each, slug)
-    if each.removed:
+    yield from _far_off(accuracy, slug)
+    if accuracy.removed:
         yield Section(
             f"{name}: ablation",
-            "What each mechanism is worth: the error when it is taken out of the model.",
-            table=tables.ablation_table(each.removed),
+            "The error of the model without each of its mechanisms.",
+            table=tables.ablation_table(accuracy.removed),
             slug=f"{slug}-ablation",
         )
-        yield _left_out(each, slug, leaves_out)
+        yield _left_out(accuracy, slug, leaves_out)
     if result["without_release"]:
-        yield _releases_left_out(each, slug)
+        yield _releases_left_out(accuracy, slug)
 
 
-def _scatter(each: StepAccuracy, slug: str) -> Section:
-    result = each.result
+def _scatter(accuracy: StepAccuracy, slug: str) -> Section:
+    result = accuracy.result
     points = [
-        ValidationPoint(case["id"], case["family"], case["measured_s"], case["predicted_s"], case["evidence"])
+        ValidationPoint(**{name: case[name] for name in _POINT})
         for case in result["cases"]
         if case["predicted_s"] is not None
     ]
     within = sum(abs(point.error) <= 0.1 for point in points)
     lead = (
-        f"{len(points)} of {result['count']} runs are predicted, {within} of them within 10 %. Evidence A is "
-        "an exact configuration with a direct measurement; B has one field inferred; C is weak, and not "
-        "scored."
+        f"{len(points)} of {result['count']} runs are predicted, {within} of them within 10 %. Evidence A: "
+        "exact configuration, direct measurement. B: one field is inferred. C: weak evidence, not scored."
     )
     return Section(
         f"{_name(result)}: predicted against measured",
@@ -115,47 +117,48 @@ def _scatter(each: StepAccuracy, slug: str) -> Section:
     )
 
 
-def _far_off(each: StepAccuracy, slug: str) -> Iterator[Section]:
-    name = _name(each.result)
+def _far_off(accuracy: StepAccuracy, slug: str) -> Iterator[Section]:
+    name = _name(accuracy.result)
     yield Section(
         f"{name}: the worst {tables.WORST}",
-        "Scored runs furthest off. The cause is found by rules from what the predicted step is made of: "
-        "'right at 0.80 times' means that this part alone would have to take 0.80 times as long.",
-        table=tables.worst_table(each, scored=True),
+        "The scored runs with the largest errors. Rules find the likely cause from the parts of the "
+        "predicted step: 'right at 0.80 times' means that this part alone would have to take 0.80 times as "
+        "long.",
+        table=tables.worst_table(accuracy, scored=True),
         slug=f"{slug}-worst",
     )
-    weak = tables.worst_table(each, scored=False)
+    weak = tables.worst_table(accuracy, scored=False)
     if weak.rows:
         lead = "Runs with weak evidence."
         yield Section(f"{name}: shown, not scored", lead, table=weak, slug=f"{slug}-weak")
-    if each.result["failed"]:
-        table = tables.refusals_table("run", each.result)
+    if accuracy.result["failed"]:
+        table = tables.refusals_table("run", accuracy.result)
         yield Section(f"{name}: not predicted", "Runs that are refused.", table=table, slug=f"{slug}-refused")
 
 
-def _left_out(each: StepAccuracy, slug: str, leaves_out: bool) -> Section:
-    heading = f"{_name(each.result)}: leaving one family out"
-    if not each.left_out:
-        lead = "Not computed here: add --leave-out." if not leaves_out else "No family could be left out."
+def _left_out(accuracy: StepAccuracy, slug: str, leaves_out: bool) -> Section:
+    heading = f"{_name(accuracy.result)}: leaving one family out"
+    if not accuracy.left_out:
+        lead = "Not computed; add --leave-out." if not leaves_out else "No family could be left out."
         return Section(heading, lead, slug=f"{slug}-left-out")
     return Section(
         heading,
-        "How far off the model is on runs that had no part in it: the constants fitted to whole steps are "
-        "fitted again to all other families, then the family is predicted.",
-        table=tables.left_out_table(each.left_out),
+        "Errors on runs that the model was not fitted to: the constants fitted to whole steps are fitted "
+        "again to all other families, then the family is predicted.",
+        table=tables.left_out_table(accuracy.left_out),
         slug=f"{slug}-left-out",
     )
 
 
-def _releases_left_out(each: StepAccuracy, slug: str) -> Section:
-    heading = f"{_name(each.result)}: leaving one release out"
-    if each.releases_left_out is None:
-        return Section(heading, "Not computed here: add --leave-out.", slug=f"{slug}-left-out")
+def _releases_left_out(accuracy: StepAccuracy, slug: str) -> Section:
+    heading = f"{_name(accuracy.result)}: leaving one release out"
+    if accuracy.releases_left_out is None:
+        return Section(heading, "Not computed; add --leave-out.", slug=f"{slug}-left-out")
     lead = (
-        "How far off the model is on a release that had no part in it: efficiencies are fitted to the "
-        "logs of the other releases, then its logs are predicted."
+        "Errors on a release that the model was not fitted to: efficiencies are fitted to the logs of the "
+        "other releases, then its logs are predicted."
     )
-    table = tables.releases_left_out_table(each.releases_left_out, each.result)
+    table = tables.releases_left_out_table(accuracy.releases_left_out, accuracy.result)
     return Section(heading, lead, table=table, slug=f"{slug}-left-out")
 
 
@@ -163,14 +166,15 @@ def _convergence(result: Mapping[str, Any]) -> Iterator[Section]:
     name = _name(result)
     yield Section(
         f"{name}: examples to the target by batch",
-        "How well the law of the critical batch predicts a batch size from the others of its benchmark.",
+        "How well the law of the critical batch predicts one batch size from the other sizes of its "
+        "benchmark.",
         table=tables.convergence_table(result),
         slug=f"{slugify(name)}-score",
     )
     if result["failed"]:
         yield Section(
             f"{name}: refused",
-            "A fit that the points do not determine is refused, not guessed.",
+            "Benchmarks whose points do not determine a fit have no prediction.",
             table=tables.refusals_table("benchmark", result),
             slug=f"{slugify(name)}-refused",
         )

@@ -22,17 +22,19 @@ _FIGURES = ("median_ape", "p90_ape", "mape")
 
 
 def score_table(result: Mapping[str, Any]) -> Table:
-    """All runs, each family, and for each the baseline of one constant efficiency beside it."""
+    """All runs and each family, beside the baseline of one constant efficiency."""
     rows = [_score_row("all runs", result["summary"], result["baseline"])]
     for family, figures in result["families"].items():
         if figures["n"]:
             rows.append(_score_row(family, figures, result["families_baseline"].get(family, {})))
     for release, figures in result["without_release"].items():
         rows.append(_score_row(f"all runs without {release}", figures, {}))
-    columns = ("family", "runs", "median", "p90", "mean", "bias", "tau", "regret", "baseline", "its mean")
+    figures = ("median", "p90", "mean", "bias", "tau", "regret", "baseline", "baseline, mean")
+    columns = ("family", "runs", *figures)
     caption = (
-        "Absolute errors of the step time; bias is their signed mean. Tau (mean) and regret (largest) are "
-        "over the family's sweeps. Baseline: one efficiency for all runs; its median, then its mean error."
+        "Absolute errors of the step time; bias is the mean signed error. Tau (mean) and regret (largest) "
+        "are over the family's sweeps. Baseline: one efficiency for all runs, with its median and its mean "
+        "error."
     )
     return Table(columns, rows, caption, frozenset(range(1, 10)))
 
@@ -62,28 +64,28 @@ def _signed(value: float | None) -> str:
 
 
 def sweeps_table(result: Mapping[str, Any]) -> Table:
-    """Each sweep: how well its layouts are ranked, and what choosing by prediction costs."""
+    """Each sweep: how well its layouts are ranked, and the cost of choosing by prediction."""
     rows = [
         [
-            each["sweep"],
-            str(each["layouts"]),
-            f"{each['kendall_tau']:.2f}",
-            _percent(each["regret"]),
-            each["chosen"],
-            each["best"] if each["best"] != each["chosen"] else "the same",
+            sweep["sweep"],
+            str(sweep["layouts"]),
+            f"{sweep['kendall_tau']:.2f}",
+            _percent(sweep["regret"]),
+            sweep["chosen"],
+            sweep["best"] if sweep["best"] != sweep["chosen"] else "the same",
         ]
-        for each in result["sweeps"]
+        for sweep in result["sweeps"]
     ]
     columns = ("sweep", "layouts", "Kendall's tau", "regret", "predicted fastest", "measured fastest")
-    caption = "Regret: measured time of the layout predicted fastest, over that of the fastest, less 1."
+    caption = "Regret: measured time of the layout predicted fastest, relative to the fastest, minus 1."
     return Table(columns, rows, caption, frozenset({1, 2, 3}))
 
 
-def worst_table(each: StepAccuracy, *, scored: bool) -> Table:
-    """The scored runs that are furthest off, or all that are shown and not scored, with the likely cause."""
+def worst_table(accuracy: StepAccuracy, *, scored: bool) -> Table:
+    """The scored runs with the largest errors, or all that are not scored, with the likely cause."""
     known = [
         case
-        for case in each.result["cases"]
+        for case in accuracy.result["cases"]
         if case["error"] is not None and (case["evidence"] != "C") == scored
     ]
     known.sort(key=lambda case: (-abs(case["error"]), case["id"]))
@@ -94,7 +96,7 @@ def worst_table(each: StepAccuracy, *, scored: bool) -> Table:
             text.duration(case["measured_s"]),
             text.duration(case["predicted_s"]),
             _signed(case["error"]),
-            each.causes.get(case["id"], text.NONE),
+            accuracy.causes.get(case["id"], text.NONE),
         ]
         for case in (known[:WORST] if scored else known)
     ]
@@ -103,33 +105,32 @@ def worst_table(each: StepAccuracy, *, scored: bool) -> Table:
 
 
 def ablation_table(removed: Sequence[Removed]) -> Table:
-    """The score without each mechanism; what matters most stands first."""
-    whole, *others = removed
-    others.sort(key=lambda each: (-(each.summary["mape"] or 0.0), each.what))
+    """The score without each mechanism; the largest mean error first."""
+    complete, *ablated = removed
+    ablated.sort(key=lambda removal: (-(removal.summary["mape"] or 0.0), removal.what))
     rows = []
-    for each in (whole, *others):
-        figures = each.summary
-        hurt = f"{each.most_hurt}: {_percent(each.most_hurt_mape)}" if each.most_hurt else text.NONE
+    for removal in (complete, *ablated):
+        figures = removal.summary
+        worst = f"{removal.most_hurt}: {_percent(removal.most_hurt_mape)}" if removal.most_hurt else text.NONE
         rows.append(
             [
-                each.what,
-                each.instead or text.NONE,
+                removal.what,
+                removal.instead or text.NONE,
                 *(_percent(figures[key]) for key in _FIGURES),
                 _signed(figures["bias"]),
-                text.NONE if each is whole else _points(figures["mape"], whole.summary["mape"]),
-                _percent(each.refitted["mape"]) if each.refitted else text.NONE,
-                hurt,
+                text.NONE if removal is complete else _points(figures["mape"], complete.summary["mape"]),
+                _percent(removal.refitted["mape"]) if removal.refitted else text.NONE,
+                worst,
             ]
         )
     columns = (
-        "without", "in its place", "median", "p90", "mean", "bias", "mean, change", "mean, refitted",
-        "most hurt, its mean",
+        "without", "replaced by", "median", "p90", "mean", "bias", "mean, change", "mean, refitted",
+        "most affected family, mean",
     )  # fmt: skip
     caption = (
-        "Fitted constants stay as they are but in the column 'refitted': there they are fitted again, by "
-        "the slopes of the whole model, without those that belong to the mechanism. Step times by their "
-        "longest path, without contention for links, which is why the first row may differ a little from "
-        "the score above."
+        "Fitted constants are kept, except in the column 'refitted': there they are fitted again with the "
+        "slopes of the complete model, without the constants of the mechanism. Step times are longest paths "
+        "without contention for links, so the first row may differ slightly from the score above."
     )
     return Table(columns, rows, caption, frozenset(range(2, 8)))
 
@@ -139,41 +140,40 @@ def _points(value: float | None, before: float | None) -> str:
 
 
 def left_out_table(left_out: Sequence[LeftOut]) -> Table:
-    """Each family with itself in the fit and left out of it, and the constants found without it."""
+    """Each family with itself in the fit and left out of it, and the constants fitted without it."""
     names = list(left_out[0].constants)
     rows = []
-    for each in left_out:
-        inside, outside = each.inside, each.outside
+    for family in left_out:
+        inside, outside = family.inside, family.outside
         rows.append(
             [
-                each.family,
+                family.family,
                 str(inside["n"]),
                 *(f"{_percent(inside[key])} / {_percent(outside[key])}" for key in _FIGURES),
                 f"{_signed(inside['bias'])} / {_signed(outside['bias'])}",
-                *(_constant(each, name) for name in names),
+                *(_constant(family, name) for name in names),
             ]
         )
     headings = [_HEADINGS.get(name, text.human(name)) for name in names]
     columns = ("left out", "runs", "median", "p90", "mean", "bias", *headings)
     caption = (
-        "Each pair: with the family in the fit / without it. A constant in brackets is not found without "
-        "the family, because no other run tells of it, and is kept; with a device's name it is that "
-        "device's, because there is no other run on the family's own."
+        "Each pair: with the family in the fit / without it. A constant in parentheses is kept, because no "
+        "run of another family determines it. A constant with a device's name is that device's, because no "
+        "other run used the family's own device."
     )
     return Table(columns, rows, caption, frozenset(range(1, 6 + len(names))))
 
 
-def _constant(each: LeftOut, name: str) -> str:
-    if name not in each.constants:
+def _constant(family: LeftOut, name: str) -> str:
+    if name not in family.constants:
         return text.NONE
-    value = each.constants[name]
-    shown = _of_constant(name, value)
-    if name in each.kept:
-        return f"({shown})"
-    return f"{shown} ({each.borrowed})" if each.borrowed and name in OF_DEVICE else shown
+    value = _quantity(name, family.constants[name])
+    if name in family.kept:
+        return f"({value})"
+    return f"{value} ({family.borrowed})" if family.borrowed and name in OF_DEVICE else value
 
 
-def _of_constant(name: str, value: float) -> str:
+def _quantity(name: str, value: float) -> str:
     """A constant in the unit that its name ends with."""
     if name.endswith("_bytes_per_s"):
         return format_quantity(value, "bytes_per_s", 3)
@@ -183,29 +183,29 @@ def _of_constant(name: str, value: float) -> str:
 
 
 def releases_left_out_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
-    """Each scored log with its release in the fit and left out of it, then all together."""
+    """Each scored log with its release in the fit and left out of it, then all logs together."""
     inside = {case["id"]: case["error"] for case in result["cases"]}
     rows = [
         [case["id"], text.duration(case["measured_s"]), _signed(inside[case["id"]]), _signed(case["error"])]
         for case in left_out["cases"]
     ]
-    whole, without = result["summary"], left_out["summary"]
+    fitted, without = result["summary"], left_out["summary"]
     for name, key in (("median of all", "median_ape"), ("mean of all", "mape")):
-        rows.append([name, text.NONE, _percent(whole[key]), _percent(without[key])])
+        rows.append([name, text.NONE, _percent(fitted[key]), _percent(without[key])])
     rows.append(["half-width of a 90 % band", text.NONE, text.NONE, _percent(without["p90_ape"])])
     columns = ("log", "measured", "release in the fit", "release left out")
     caption = (
-        "Errors of the step time. With a release left out its efficiency is what the growth over the other "
-        "releases gives. The band of so few logs is Student's, from their root mean square error."
+        "Errors of the step time. The efficiency of a release that is left out follows from the growth over "
+        "the other releases. The band of so few logs is Student's, from their root mean square error."
     )
     return Table(columns, rows, caption, frozenset({1, 2, 3}))
 
 
 def convergence_table(result: Mapping[str, Any]) -> Table:
-    """Leave one out and larger batch, beside the baseline of a constant number of examples."""
+    """Leave-one-out and larger batch, beside the baseline of a constant number of examples."""
     counts = result["predictions"]
     pairs = (
-        ("leave one out", "leave_one_out", "summary", "baseline"),
+        ("leave-one-out", "leave_one_out", "summary", "baseline"),
         ("larger batch", "larger_batch", "larger_batch", "larger_batch_baseline"),
     )
     rows = [
@@ -219,16 +219,16 @@ def convergence_table(result: Mapping[str, Any]) -> Table:
         ]
         for name, key, score, baseline in pairs
     ]
-    columns = ("protocol", "predictions", "median", "p90", "mean", "bias", "baseline", "its mean")
+    columns = ("protocol", "predictions", "median", "p90", "mean", "bias", "baseline", "baseline, mean")
     caption = (
         f"{result['refused']} predictions were refused, {result['refused_allowed']} of them for runs that "
-        "fine-tune or start warm; the others count as an error of 100 %. Baseline: examples do not depend "
-        "on the batch."
+        "fine-tune or start from a checkpoint; the others count as an error of 100 %. Baseline: examples do "
+        "not depend on the batch."
     )
     return Table(columns, rows, caption, frozenset(range(1, 8)))
 
 
 def refusals_table(subject: str, result: Mapping[str, Any]) -> Table:
     """The runs or benchmarks for which there is no prediction, and why."""
-    rows = [[each["id"], each["error"].splitlines()[0]] for each in result["failed"]]
+    rows = [[case["id"], case["error"].splitlines()[0]] for case in result["failed"]]
     return Table((subject, "why there is no prediction"), rows)

@@ -93,7 +93,7 @@ def test_the_page_says_what_was_put_in_and_found(tmp_path: Path) -> None:
     asked = ["prove", "gpt3_20b", "--layout", "dp=2,zero=1", "--mutations", str(page), "--every", "3"]
     run = CliRunner().invoke(main, asked)
     assert run.exit_code == 0, run.output
-    assert "caught (100.0%), each with task and tensor" in run.output
+    assert "detected (100.0%), each with its task and tensor" in run.output
     text = page.read_text()
     assert "one fault in 3 was tried" in text
     assert "| gradient skipped |" in text

@@ -21,9 +21,9 @@ POINTS = [
     ScalingPoint("wafer", 4, 30.0, 0.75),
 ]
 CASES = [
-    ValidationPoint("a", "megatron", 10.0, 11.0),
-    ValidationPoint("b", "mlperf", 20.0, 14.0),
-    ValidationPoint("c", "megatron", 30.0, 30.3),
+    ValidationPoint("a", "megatron", 10.0, 11.0, 0.1),
+    ValidationPoint("b", "mlperf", 20.0, 14.0, -0.3),
+    ValidationPoint("c", "megatron", 30.0, 30.3, 0.01),
 ]
 
 

@@ -138,5 +138,5 @@ def test_a_page_without_figures_does_not_carry_plotly() -> None:
 
 
 def test_two_sections_of_one_id_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"memory; give each its own slug"):
+    with pytest.raises(ValueError, match=r"memory; give every section its own slug"):
         render_page("Twice", [Section("Memory"), Section("Memory")])

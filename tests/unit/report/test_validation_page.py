@@ -69,7 +69,7 @@ def test_both_files_have_every_table(gpu_page: AccuracyPage, tmp_path: Path) -> 
     html, text = (path.read_text(encoding="utf-8") for path in write_validation(gpu_page, tmp_path))
     for heading in (
         "predicted against measured",
-        "families beside one constant",
+        "families beside a baseline",
         "the worst 10",
         "shown, not scored",
         "not predicted",

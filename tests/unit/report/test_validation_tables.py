@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsim.report.validation.tables import _of_constant
+from perfsim.report.validation.tables import _quantity
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,4 @@ from perfsim.report.validation.tables import _of_constant
     ],
 )
 def test_a_constant_is_shown_in_the_unit_of_its_name(name: str, value: float, shown: str) -> None:
-    assert _of_constant(name, value) == shown
+    assert _quantity(name, value) == shown
