@@ -1,4 +1,4 @@
-"""Which of the faults that were put into right graphs a proof finds, and why it leaves the others."""
+"""Which faults injected into correct graphs a proof detects, and why the others are harmless."""
 
 from __future__ import annotations
 
@@ -14,73 +14,75 @@ from perfsim.strategies import Plan
 
 EXPLAINED = {
     r"buffer reused too early: layer\.fetch.* does not wait for head\.": (
-        "What comes back first finds its room empty: the wait is against fetching early, it frees none."
+        "The first fetch finds its buffer empty: this wait only delays the fetch, it frees no buffer."
     ),
     r"buffer reused too early: layer\.forward.* does not wait for layer\.spill": (
-        "The last layer's output waits for room like the others', though it never leaves the wafer."
+        "The last layer's output waits for a buffer like the others, though it never leaves the wafer."
     ),
     r"buffer reused too early: (embedding\.backward|head\.).* does not wait for data\..* of embedding and": (
         "Under zbv one rank keeps embedding and LM head. The strategy gives both one buffer, so each waits "
         "for the reduction of the other; the executor has a buffer for each."
     ),
 }
-"""Faults that change nothing that is computed, by what they are called, and why that is so."""
+"""Faults that change no result, by a pattern of their description, with the reason."""
 
 
 @dataclass
-class Caught:
-    """How many faults of each kind were put in and found, and those that were not."""
+class MutationTally:
+    """Injected and detected faults by kind, and those that were not detected."""
 
     injected: Counter[str] = field(default_factory=Counter)
-    caught: Counter[str] = field(default_factory=Counter)
+    detected: Counter[str] = field(default_factory=Counter)
     survivors: list[str] = field(default_factory=list)
 
     @property
     def share(self) -> float:
-        return self.caught.total() / max(1, self.injected.total())
+        """Fraction of the faults that were detected."""
+        return self.detected.total() / max(1, self.injected.total())
 
-    def add(self, other: Caught) -> None:
-        """Count those of another graph as well."""
-        self.injected += other.injected
-        self.caught += other.caught
-        self.survivors += other.survivors
+    def add(self, tally: MutationTally) -> None:
+        """Add the counts of another graph."""
+        self.injected += tally.injected
+        self.detected += tally.detected
+        self.survivors += tally.survivors
 
     @property
     def unexplained(self) -> list[str]:
-        """Survivors of which nobody has said why they are right to survive."""
-        return [each for each in self.survivors if not any(re.match(why, each) for why in EXPLAINED)]
+        """Faults that were neither detected nor explained."""
+        return [name for name in self.survivors if not any(re.match(pattern, name) for pattern in EXPLAINED)]
 
     def classes(self) -> list[dict[str, Any]]:
-        """Explained survivors by why they survive."""
-        found = [
-            (why, [each for each in self.survivors if re.match(pattern, each)])
+        """Explained faults by reason."""
+        by_reason = [
+            (why, [name for name in self.survivors if re.match(pattern, name)])
             for pattern, why in EXPLAINED.items()
         ]
-        return [{"why": why, "count": len(own), "example": own[0]} for why, own in found if own]
+        return [{"why": why, "count": len(names), "example": names[0]} for why, names in by_reason if names]
 
 
-def try_all(subject: Subject, every: int = 1, first: int = 0) -> Caught:
-    """Put in every fault, or each `every`-th one from `first` on; found means with task and tensor."""
-    result = Caught()
+def try_all(subject: Subject, every: int = 1, first: int = 0) -> MutationTally:
+    """Inject every fault, or each `every`-th one from `first` on; detected means with task and tensor."""
+    result = MutationTally()
     for number, mutation in enumerate(mutations(subject)):
         if number % every != first % every:
             continue
         result.injected[mutation.kind] += 1
-        if any(fault.task and fault.tensor for fault in mutation.found()):
-            result.caught[mutation.kind] += 1
+        if any(fault.task and fault.tensor for fault in mutation.faults()):
+            result.detected[mutation.kind] += 1
         else:
-            result.survivors.append(f"{mutation.kind}: {mutation.what}")
+            result.survivors.append(f"{mutation.kind}: {mutation.description}")
     return result
 
 
 def try_plans(
     target: str, plans: Iterable[Plan], every: int, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """What `perfsim prove --mutations` answers: faults put into the graph of each plan, and what was found.
+    """The document of `perfsim prove --mutations`: injected and detected faults of each plan's graph.
 
-    Each graph begins its sample one fault further on, so that together they come by all kinds of tasks.
+    The sample of each graph begins one fault later than that of the one before, so that together the
+    samples cover all kinds of tasks.
     """
-    total, layouts = Caught(), []
+    total, layouts = MutationTally(), []
     for number, plan in enumerate(plans):
         progress(f"faults in {plan.strategy} on {plan.topology.num_devices} ranks")
         own = try_all(subject_of(plan), every, number)
@@ -90,17 +92,17 @@ def try_plans(
                 "strategy": plan.strategy,
                 "layout": described(plan),
                 "injected": own.injected.total(),
-                "caught": own.caught.total(),
+                "caught": own.detected.total(),
                 "unexplained": own.unexplained,
             }
         )
-    kinds = {name: {"injected": n, "caught": total.caught[name]} for name, n in total.injected.items()}
+    kinds = {name: {"injected": n, "caught": total.detected[name]} for name, n in total.injected.items()}
     return {
         "target": target,
         "passed": not total.unexplained,
         "every": every,
         "injected": total.injected.total(),
-        "caught": total.caught.total(),
+        "caught": total.detected.total(),
         "share": total.share,
         "kinds": kinds,
         "survivors": total.classes(),
