@@ -20,11 +20,11 @@ from perfsim.calibration import ClusterCalibration, FitRecord, MeasuredStep
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
 from perfsim.errors import CatalogError, PerfsimError, Problem
 from perfsim.fitting.fit_tables import rounded
-from perfsim.hardware import Spec
 from perfsim.prediction.cluster import spread_warning, wide
 from perfsim.published.cases import StepCase, case_system, repeated
 from perfsim.published.plans import predict_s
 from perfsim.sizes import MOST_CASES
+from perfsim.spec import Spec
 
 FEWEST = 2
 """Steps that a scale needs: a single one would not show its uncertainty."""

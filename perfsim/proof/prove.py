@@ -16,8 +16,9 @@ from perfsim.proof.proof import Proof, finite, prove_plan
 from perfsim.proof.provers import prover
 from perfsim.proof.small import STEPS, small_plan
 from perfsim.strategies import Plan, strategy
-from perfsim.study.runner import load_study, run_study
-from perfsim.sweep.runner import is_sweep
+from perfsim.studies.loading import load_study
+from perfsim.studies.runner import run_study
+from perfsim.sweeps.runner import is_sweep
 from perfsim.workload import Job, Layout, TransformerConfig
 
 RECIPE = "gpt3_pretraining"

@@ -12,9 +12,10 @@ from pydantic import AfterValidator, Field, ValidationError
 from perfsim.calibration import FrameworkCalibration
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError
-from perfsim.hardware import Devices, Precision, Spec, SystemSpec
+from perfsim.hardware import Devices, Precision, SystemSpec
 from perfsim.machines import machine_of
 from perfsim.sizes import MOST_CASES, MOST_LAYERS
+from perfsim.spec import Spec
 from perfsim.units import BytesPerSecond
 from perfsim.workload import (
     Attention,
