@@ -1,3 +1,63 @@
-"""perfsim: how to train a model, on what, and how long until it is good."""
+"""perfsim: how to train a model, on what, and how long until it is good.
 
-__version__ = "0.1.0"
+    import perfsim as ps
+
+    ps.study("gpt3_20b", compare=["3d", "weight-streaming"]).verdict
+    ps.predict(model="llama2_70b", system="dgx-h100", devices=256, batch=1024).step_time_s
+
+Nothing heavy is imported until it is asked for. Errors are `PerfsimError`; nothing prints.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perfsim.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from perfsim.api.predicting import predict as predict
+    from perfsim.api.studies import Study as Study
+    from perfsim.api.studies import StudyAnswer as StudyAnswer
+    from perfsim.api.studies import study as study
+    from perfsim.api.sweeps import SweepAnswer as SweepAnswer
+    from perfsim.api.sweeps import sweep as sweep
+    from perfsim.api.validating import Validation as Validation
+    from perfsim.api.validating import published_cases as published_cases
+    from perfsim.api.validating import validate as validate
+    from perfsim.catalog import Catalog as Catalog
+    from perfsim.errors import PerfsimError as PerfsimError
+    from perfsim.prediction.prediction import Prediction as Prediction
+    from perfsim.prediction.question import Question as Question
+
+_HOMES = {
+    "Catalog": "perfsim.catalog",
+    "PerfsimError": "perfsim.errors",
+    "Prediction": "perfsim.prediction.prediction",
+    "Question": "perfsim.prediction.question",
+    "Study": "perfsim.api.studies",
+    "StudyAnswer": "perfsim.api.studies",
+    "SweepAnswer": "perfsim.api.sweeps",
+    "Validation": "perfsim.api.validating",
+    "predict": "perfsim.api.predicting",
+    "published_cases": "perfsim.api.validating",
+    "study": "perfsim.api.studies",
+    "sweep": "perfsim.api.sweeps",
+    "validate": "perfsim.api.validating",
+}
+"""The module in which each public name is found when it is first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name; `study` and `sweep` are functions here, and packages under their full names."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'perfsim' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return ["__version__", *_HOMES]

@@ -15,6 +15,11 @@ class PerfsimError(Exception):
 
     exit_code = 1
 
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong, problem by problem; one that says it all where there are no places to name."""
+        return (Problem(str(self)),)
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -48,8 +53,13 @@ class InputError(PerfsimError):
     def __init__(self, problems: Sequence[Problem] | str) -> None:
         if isinstance(problems, str):
             problems = [Problem(problems)]
-        self.problems = tuple(problems)
+        self._problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Every problem with its place, what is wrong and how to fix it."""
+        return self._problems
 
 
 class UnitError(InputError):
@@ -77,6 +87,11 @@ class PlanError(PerfsimError):
     def reasons(self) -> tuple[str, ...]:
         """Why there is no plan."""
         return self._reasons
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """The reasons as problems."""
+        return tuple(Problem(reason) for reason in self.reasons)
 
 
 class MemoryCapacityError(PlanError):

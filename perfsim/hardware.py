@@ -13,8 +13,6 @@ from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     ModelWrapValidatorHandler,
     PositiveInt,
@@ -23,31 +21,13 @@ from pydantic import (
 
 from perfsim.calibration import CollectiveCalibration, GpuCalibration, WaferCalibration
 from perfsim.sizes import MOST_DEVICES
+from perfsim.spec import CatalogSpec, Spec
 from perfsim.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds, Watts
 
 Devices = Annotated[PositiveInt, Field(le=MOST_DEVICES)]
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 DeviceKind = Literal["gpu", "wafer"]
 StoreTier = Literal["auto", "dram", "flash"]
-
-
-class Spec(BaseModel):
-    """A frozen description; unknown keys are errors, and every leaf has a source or an assumption."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class CatalogSpec(Spec):
-    """A description that stands in a file of its own and is found by its name.
-
-    `sources` maps a key (or the first part of a dotted path) to a source id of the catalogue's
-    `sources.yaml`; `assumed` maps a key to the reason why a value without a source stands there.
-    """
-
-    name: str
-    description: str = ""
-    sources: dict[str, str] = Field(default_factory=dict)
-    assumed: dict[str, str] = Field(default_factory=dict)
 
 
 class MemorySpec(Spec):

@@ -15,9 +15,9 @@ from perfsim.catalog.schema import yaml_schema
 from perfsim.errors import InputError, Problem
 from perfsim.fitting.cluster_fit import MeasuredFile
 from perfsim.published.cases import CaseFile, ConvergenceFile
-from perfsim.study.spec import StudySpec
+from perfsim.studies.spec import StudySpec
 from perfsim.suggest import did_you_mean
-from perfsim.sweep.spec import SweepSpec
+from perfsim.sweeps.spec import SweepSpec
 
 _OWN: dict[str, type[BaseModel]] = {
     "study": StudySpec,

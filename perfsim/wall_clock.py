@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from perfsim.hardware import CatalogSpec, Spec
+from perfsim.spec import CatalogSpec, Spec
 from perfsim.units import BytesPerSecond, Seconds
 
 Positive = Annotated[float, Field(gt=0)]

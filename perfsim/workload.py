@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field, PositiveInt, model_validator
 
 from perfsim.calibration import FrameworkCalibration
-from perfsim.hardware import CatalogSpec, Precision
+from perfsim.hardware import Precision
 from perfsim.sizes import (
     MOST_HEADS,
     MOST_LAYERS,
@@ -20,6 +20,7 @@ from perfsim.sizes import (
     MOST_VOCABULARY,
     MOST_WIDTH,
 )
+from perfsim.spec import CatalogSpec
 from perfsim.units import Bytes
 
 Layers = Annotated[PositiveInt, Field(le=MOST_LAYERS)]

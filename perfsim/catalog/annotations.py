@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import BaseModel
 
 from perfsim.calibration import Calibration
-from perfsim.hardware import CatalogSpec, SystemSpec, system_classes
+from perfsim.hardware import SystemSpec, system_classes
+from perfsim.spec import CatalogSpec
 
 _SEQUENCES = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Iterable)
 _MAPPINGS = (dict, collections.abc.Mapping)

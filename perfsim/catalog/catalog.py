@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -29,6 +29,28 @@ PATH_VARIABLE = "PERFSIM_PATH"
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
+class DescriptionsByName(Mapping[str, SpecT]):
+    """All descriptions of one kind, by name; a path of a YAML file is taken as well."""
+
+    def __init__(self, catalog: Catalog, kind: str) -> None:
+        self._catalog, self._kind = catalog, kind
+
+    def __getitem__(self, name_or_path: str) -> SpecT:
+        return cast(SpecT, self._catalog.load(self._kind, name_or_path))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._catalog.names(self._kind))
+
+    def __len__(self) -> int:
+        return len(self._catalog.names(self._kind))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._catalog.names(self._kind)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} {self._kind}s: {', '.join(self)}>"
+
+
 class Catalog:
     """Descriptions by name; each file is read once.
 
@@ -40,6 +62,26 @@ class Catalog:
         self.roots = tuple(roots) if roots is not None else (*_extra_roots(), data_root())
         self._specs: dict[tuple[str, Path], Any] = {}
         self._sources: dict[str, Source] | None = None
+
+    @property
+    def models(self) -> DescriptionsByName[TransformerConfig]:
+        """Every model."""
+        return DescriptionsByName(self, "model")
+
+    @property
+    def recipes(self) -> DescriptionsByName[TrainingRecipe]:
+        """Every recipe."""
+        return DescriptionsByName(self, "recipe")
+
+    @property
+    def devices(self) -> DescriptionsByName[DeviceSpec]:
+        """Every device."""
+        return DescriptionsByName(self, "device")
+
+    @property
+    def systems(self) -> Mapping[str, SystemSpec]:
+        """Every system."""
+        return DescriptionsByName(self, "system")
 
     def device(self, name_or_path: str) -> DeviceSpec:
         """A GPU or a wafer."""

@@ -39,7 +39,12 @@ def overridden(spec: SpecT, changes: Mapping[str, Any], shelf: Shelf) -> SpecT:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise CatalogError(complaints(error, model, _unplaced(data))) from None
+        raise CatalogError(complaints_of(error, model, data)) from None
+
+
+def complaints_of(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:
+    """What pydantic refuses of Python data, in words that name the path of each value."""
+    return complaints(error, model, _unplaced(data))
 
 
 def _set(data: dict[str, Any], path: str, value: Any, model: type[BaseModel], shelf: Shelf) -> list[Problem]:

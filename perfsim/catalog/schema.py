@@ -23,7 +23,8 @@ from pydantic.json_schema import models_json_schema
 from perfsim.calibration import Calibration
 from perfsim.catalog.annotations import is_record, kinds_of, known_fields, members
 from perfsim.catalog.kinds import kind_of
-from perfsim.hardware import CatalogSpec, SystemSpec, system_classes
+from perfsim.hardware import SystemSpec, system_classes
+from perfsim.spec import CatalogSpec
 from perfsim.units import Dimension, quantity_pattern
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

@@ -112,7 +112,7 @@ def _prove(request: Request, tell: Callable[[str], None], *, as_json: bool) -> N
 
 
 def _mutate(request: Request, page: Path, every: int, tell: Callable[[str], None], *, as_json: bool) -> None:
-    from perfsim.proof.caught import try_plans
+    from perfsim.proof.detection import try_plans
     from perfsim.proof.prove import plans_of
     from perfsim.report.mutations import mutations_page, mutations_sentence
 

@@ -22,7 +22,7 @@ from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
     required=True,
     help="Number of GPUs, or of CS-2 systems.",
 )
-@click.option("--strategy", default="3d", show_default=True)
+@click.option("--strategy", default="", help="[default: the system's own]")
 @click.option("--layout", default="", metavar="tp=8,pp=4,dp=4,mbs=1", help="[default: chosen by the planner]")
 @click.option(
     "--batch",
@@ -86,10 +86,8 @@ def run(
     as_json: bool,
 ) -> None:
     """Predict one step of one model on one system."""
-    from perfsim.interop.chrome import write_chrome_trace
+    from perfsim.api.predicting import predict
     from perfsim.prediction.documents import run_document
-    from perfsim.prediction.predict import predict
-    from perfsim.prediction.question import question_named
     from perfsim.prediction.verification import must_be_right, verified
     from perfsim.report.terminal.run import run_lines
 
@@ -97,13 +95,22 @@ def run(
         if batch is not None:
             raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
         batch = batch_per_device * devices
-    question = question_named(
-        model, system, devices, strategy, layout, batch, recipe, cluster, detail, perturb, expand
+    prediction = predict(
+        model=model,
+        system=system,
+        devices=devices,
+        strategy=strategy,
+        layout=layout,
+        batch=batch,
+        recipe=recipe,
+        cluster=cluster or None,
+        perturb=perturb or None,
+        detail=detail,
+        expand=expand,
     )
-    prediction = predict(question)
     sampled = verified(prediction, verify)
     if trace is not None:
-        write_chrome_trace(prediction.trace, trace)
+        prediction.trace.save(trace)
     if as_json:
         print_json(run_document(prediction) | ({} if sampled is None else {"sampling": sampled}))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,12 +24,12 @@ from perfsim.cli.sweep import answer_sweep
 @out_option("Folder for the report. [default: reports/STUDY]")
 @json_option
 @limits
-def study(study: str, compare: str, verify: str | None, out: Path | None, as_json: bool) -> None:
+def study(study: str, compare: str, verify: Any, out: Path | None, as_json: bool) -> None:
     """Answer a STUDY: a name of the catalogue, or a YAML file.
 
     A study with a grid or variants is answered as a sweep.
     """
-    from perfsim.sweep.runner import is_sweep
+    from perfsim.sweeps.runner import is_sweep
 
     names = [name.strip() for name in compare.split(",") if name.strip()]
     if is_sweep(study):
@@ -36,20 +37,13 @@ def study(study: str, compare: str, verify: str | None, out: Path | None, as_jso
             raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
         answer_sweep(study, out, as_json=as_json, only=names)
         return
-    from perfsim.prediction.verification import must_be_right
-    from perfsim.report.study.document import study_document
-    from perfsim.report.study.write import write_study
+    from perfsim.api.studies import study as answer_study
     from perfsim.report.terminal.study import study_lines
-    from perfsim.study.runner import load_study, run_study
-    from perfsim.study.spec import with_verify
 
-    spec = load_study(study)
-    run = run_study(with_verify(spec, verify), names, progress(quiet=as_json))
-    page = write_study(run, out or Path("reports") / spec.name)
+    answer = answer_study(study, names, verify=verify, progress=progress(quiet=as_json))
+    page = answer.save(out or Path("reports") / answer.result.study)
     if as_json:
-        print_json(study_document(run.result, report=str(page)))
+        print_json(answer.document(report=str(page)))
     else:
-        print_lines([*study_lines(run.result), f"Report: {page}"])
-    must_be_right(run.result.sampling.values())
-    if run.stopped is not None:
-        raise run.stopped
+        print_lines([*study_lines(answer.result), f"Report: {page}"])
+    answer.check()

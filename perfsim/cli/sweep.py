@@ -34,28 +34,26 @@ def answer_sweep(
     only: Sequence[str] = (),
 ) -> None:
     """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
-    from perfsim.report.sweep.document import sweep_document
-    from perfsim.report.sweep.page import write_sweep
+    from perfsim.api.sweeps import sweep as answer
     from perfsim.report.terminal.sweep import sweep_lines
-    from perfsim.sweep.runner import load_sweep, only_strategies, plan_sweep, run_sweep
+    from perfsim.sweeps.runner import STORE, load_sweep, only_strategies, plan_sweep
 
-    spec = only_strategies(load_sweep(name), only)
-    folder = out or Path("reports") / spec.name
-    store = folder / "points.sqlite"
+    asked = only_strategies(load_sweep(name), only)
+    folder = out or Path("reports") / asked.name
     if dry_run:
-        plan = plan_sweep(spec, store, jobs)
+        plan = plan_sweep(asked, folder / STORE, jobs)
         if as_json:
             print_json(plan.as_dict())
         else:
             print_lines([plan.line])
         return
-    result = run_sweep(spec, store, jobs=jobs, tell=_tell)
-    page = write_sweep(result, folder)
+    answered = answer(asked, folder=folder, jobs=jobs, progress=_tell)
+    page = answered.save(folder)
     if as_json:
-        print_json(sweep_document(result, report=str(page)))
+        print_json(answered.document(report=str(page)))
     else:
-        print_lines([*sweep_lines(result), f"Report: {page}"])
-    if not result.feasible:
+        print_lines([*sweep_lines(answered.result), f"Report: {page}"])
+    if not answered.feasible:
         raise PlanError("no point of the grid has a feasible plan")
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfsim.trace import Trace
+from perfsim.trace import Span, Trace
 
 MICROSECONDS = 1e6
 
@@ -49,6 +50,26 @@ def write_chrome_trace(trace: Trace, path: Path) -> Path:
     data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{body}\n]}}\n'.encode()
     path.write_bytes(gzip.compress(data, compresslevel=5, mtime=0) if path.suffix == ".gz" else data)
     return path
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """A run of a step to look into or to save."""
+
+    run: Trace = field(repr=False)
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of the measured step."""
+        return self.run.step_time_s
+
+    def spans(self) -> Iterator[Span]:
+        """Every task with its stream, category, start and end."""
+        return (self.run.span(task) for task in range(len(self.run.graph)))
+
+    def save(self, path: str | Path) -> Path:
+        """Write it for Perfetto and chrome://tracing; gzipped where the name ends in .gz."""
+        return write_chrome_trace(self.run, Path(path))
 
 
 def _device(stream: str) -> str:

@@ -29,7 +29,7 @@ def document_of(prediction: Prediction) -> Document:
         "bubble_fraction": prediction.bubble_fraction,
         "exposed_communication_fraction": prediction.exposed_communication_fraction,
         "peak_memory_bytes": prediction.peak_memory_bytes,
-        "step_breakdown_s": dict(prediction.step_breakdown_s),
+        "step_breakdown_s": dict(prediction.breakdown_s),
         "why": asdict(prediction.why),
         "cluster_calibration": None
         if prediction.cluster_calibration is None
@@ -62,6 +62,7 @@ def prediction_from(document: Mapping[str, Any], model: str) -> Prediction:
     return Prediction(
         **fields,
         model=model,
+        breakdown_s=document["step_breakdown_s"],
         why=_why_from(document["why"]),
         cluster_calibration=Scaling(**scaling) if scaling else None,
         perturbed=_perturbed_from(document["perturbed"]),
@@ -81,7 +82,6 @@ _PLAIN = (
     "bubble_fraction",
     "exposed_communication_fraction",
     "peak_memory_bytes",
-    "step_breakdown_s",
 )
 
 

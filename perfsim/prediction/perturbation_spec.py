@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from perfsim.errors import InputError, Problem
-from perfsim.hardware import Spec
+from perfsim.spec import Spec
 from perfsim.suggest import did_you_mean
 from perfsim.units import Seconds, parse_quantity
 

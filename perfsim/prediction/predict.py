@@ -79,7 +79,7 @@ def prediction_of(evaluation: Evaluation) -> Prediction:
         bubble_fraction=evaluation.bubble_fraction,
         exposed_communication_fraction=evaluation.exposed_communication_fraction,
         peak_memory_bytes=plan.peak_memory_bytes,
-        step_breakdown_s=dict(evaluation.breakdown_s),
+        breakdown_s=dict(evaluation.breakdown_s),
         why=why(plan, evaluation.step, evaluation.trace),
         cluster_calibration=_scaling(evaluation.cluster),
         perturbed=evaluation.perturbed,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from perfsim.engine.failures import FailedRun
+from perfsim.interop.chrome import StepTrace
 from perfsim.prediction.result import Why
-from perfsim.trace import Trace
 
 if TYPE_CHECKING:
     from perfsim.prediction.evaluation import Evaluation
@@ -74,7 +74,7 @@ class Prediction:
     bubble_fraction: float
     exposed_communication_fraction: float
     peak_memory_bytes: float
-    step_breakdown_s: Mapping[str, float]
+    breakdown_s: Mapping[str, float]
     """Every second of the step: compute, exposed communication by kind, optimizer, bubble, ..."""
     why: Why
     cluster_calibration: Scaling | None = None
@@ -104,6 +104,11 @@ class Prediction:
         return self.evaluation
 
     @property
-    def trace(self) -> Trace:
+    def caveats(self) -> tuple[str, ...]:
+        """What to keep in mind with this step: its notes."""
+        return self.notes
+
+    @property
+    def trace(self) -> StepTrace:
         """Start and end of every task of the step. Raises ValueError for a stored prediction."""
-        return self.run.trace
+        return StepTrace(self.run.trace)

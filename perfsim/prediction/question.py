@@ -7,13 +7,12 @@ from functools import cached_property
 from typing import Literal
 
 from perfsim.calibration import ClusterCalibration
-from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.price import Costs
 from perfsim.hardware import SystemSpec
 from perfsim.machines import build_topology, costs_for, machine_of, strategy_for
 from perfsim.machines.layout_text import settings
-from perfsim.prediction.cluster import check_device, cluster_named
-from perfsim.prediction.perturbation_spec import PerturbationSpec, parse_perturbations
+from perfsim.prediction.cluster import check_device
+from perfsim.prediction.perturbation_spec import PerturbationSpec
 from perfsim.strategies import Strategy
 from perfsim.topology import Topology
 from perfsim.wall_clock import WallClockSpec
@@ -116,36 +115,3 @@ class Question:
         check_device(self.cluster, self.system)
         _ = self.chosen, self.topology, self.costs
         return self
-
-
-def question_named(
-    model: str,
-    system: str,
-    devices: int,
-    strategy: str,
-    layout: str = "",
-    batch: int | None = None,
-    recipe: str = DEFAULT_RECIPE,
-    cluster: str = "",
-    detail: Detail = "layer",
-    perturb: str = "",
-    expand: str = "",
-    catalog: Catalog | None = None,
-) -> Question:
-    """A question by names of the catalogue, or paths of YAML files; InputError lists what is wrong."""
-    catalog = catalog or default_catalog()
-    asked = catalog.system(system)
-    strategy_for(strategy, asked)
-    return Question(
-        model=catalog.model(model),
-        recipe=catalog.recipe(recipe),
-        system=asked,
-        devices=devices,
-        strategy=strategy,
-        batch=batch,
-        layout=layout or None,
-        cluster=cluster_named(cluster, catalog) if cluster else None,
-        detail=detail,
-        expand=expand,
-        perturbations=parse_perturbations(perturb) if perturb else None,
-    ).check()

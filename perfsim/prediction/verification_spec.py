@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from perfsim.hardware import Spec
+from perfsim.spec import Spec
 
 Verify = Literal["off", "sample", "full"]
 

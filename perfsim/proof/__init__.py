@@ -1,1 +1,1 @@
-"""Proving schedules: a strategy's own graph, executed for a small model and held against serial training."""
+"""Proofs of schedules: a strategy's graph, run in NumPy on a small model, equals serial training."""

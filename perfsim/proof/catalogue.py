@@ -1,4 +1,4 @@
-"""What a proof of the whole catalogue covers: every strategy, schedule, ZeRO stage and recompute mode."""
+"""The cases of a proof of the whole catalogue: every strategy, schedule, ZeRO stage and recompute mode."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ class Case(NamedTuple):
 
     strategy: str
     layout: Layout | None
-    """None: the first that the strategy lists."""
+    """None: the first layout that the strategy lists."""
     microbatches: int = 2
     overlap: bool = False
 
     @property
     def devices(self) -> int:
+        """Number of devices."""
         return self.layout.num_devices if self.layout else 2
 
 
 def catalogue_cases() -> list[Case]:
-    """Every case; strategies of other packages with the first layout that they list."""
+    """Every case; strategies of other packages take the first layout that they list."""
     own = [*_data(), *_zero3(), *_tensor(), *_pipeline(), *_three_d(), *_weight_streaming()]
     return own + [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
 
@@ -44,8 +45,8 @@ def _data() -> Iterator[Case]:
 def _zero3() -> Iterator[Case]:
     for mode in MODES:
         yield Case("zero3", ParallelLayout(data=2, zero_stage=3, recompute=mode), 2)
-    both = ParallelLayout(tensor=2, data=2, sequence_parallel=True, zero_stage=3, recompute="full")
-    yield Case("zero3", both)
+    with_tensor = ParallelLayout(tensor=2, data=2, sequence_parallel=True, zero_stage=3, recompute="full")
+    yield Case("zero3", with_tensor)
 
 
 def _tensor() -> Iterator[Case]:
@@ -56,7 +57,7 @@ def _tensor() -> Iterator[Case]:
 
 
 def _pipeline() -> Iterator[Case]:
-    """Every schedule in every mode, with as many micro-batches as show its steady state."""
+    """Every schedule in every mode, with enough micro-batches for its steady state."""
     for name in SCHEDULES:
         for mode in MODES:
             plain = ParallelLayout(pipeline=3, schedule=name, recompute=mode, virtual_pipeline=_chunks(name))
@@ -64,7 +65,7 @@ def _pipeline() -> Iterator[Case]:
 
 
 def _three_d() -> Iterator[Case]:
-    """Every schedule with every way to keep states; modes and overlap take turns."""
+    """Every schedule with every ZeRO stage; recompute modes and overlap alternate."""
     modes, overlaps, shares = cycle(MODES), cycle((False, True)), cycle((True, False, True))
     base = ParallelLayout(tensor=2, pipeline=2, data=2)
     for name in SCHEDULES:

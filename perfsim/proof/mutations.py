@@ -1,9 +1,9 @@
-"""Faults put into a right graph, each by one change: what a proof must find.
+"""Single faults injected into a correct graph, which a proof must detect.
 
-A dependency is taken away although the tensor is read all the same; a collective has another group; a
-task that makes or reduces gradients does nothing; the update comes before the reduction; a buffer is
-taken before it is free; a message is priced for other bytes than it moves. Dependencies that others
-imply are no dependencies: they are left alone.
+A data dependency is removed although the tensor is still read; a buffer is reused before it is free; a
+collective has a wrong group; a task that computes or reduces gradients does nothing; the update precedes
+the reduction; a message is priced for other bytes than it moves. Dependencies that others imply are left
+in place, because their removal changes nothing.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ IDLE = "wait"
 
 @dataclass(frozen=True)
 class Mutation:
-    """One fault: its kind, what was done, and the graph with it."""
+    """One fault: its kind, its description, and the graph with it."""
 
     kind: str
-    what: str
+    description: str
     subject: Subject
 
-    def found(self) -> list[Fault]:
-        """What a proof says about it, by the graph alone or from one run in the order of ids."""
+    def faults(self) -> list[Fault]:
+        """What a proof detects, by the graph alone or else in one run in the order of ids."""
         return self.subject.faults()
 
 
@@ -45,14 +45,14 @@ def mutations(subject: Subject) -> Iterator[Mutation]:
 
 
 def missing_dependencies(subject: Subject) -> Iterator[Mutation]:
-    """Take away each data dependency that nothing implies."""
+    """Remove each data dependency that no other one implies."""
     graph = subject.graph
     reads = zip(graph.reads.row_of_value.tolist(), graph.writer[graph.reads.values].tolist(), strict=True)
     yield from _without(subject, "data dependency removed", dict.fromkeys(reads))
 
 
 def early_buffers(subject: Subject) -> Iterator[Mutation]:
-    """Take away each control dependency that nothing implies: those say when a buffer is free."""
+    """Remove each control dependency that no other one implies; they tell when a buffer is free."""
     after = subject.graph.after
     edges = zip(after.row_of_value.tolist(), after.values.tolist(), strict=True)
     yield from _without(subject, "buffer reused too early", dict.fromkeys(edges))
@@ -65,17 +65,15 @@ def _without(subject: Subject, kind: str, edges: dict[Edge, None]) -> Iterator[M
     for task, before in edges:
         direct = deps.row(task)
         follows_in_stream = graph.stream[task] == graph.stream[before]
-        implied = any(other != before and precedence.before(before, other) for other in direct)
+        implied = any(source != before and precedence.before(before, source) for source in direct)
         if follows_in_stream or implied or before not in direct:
             continue
-        what = (
-            f"{task_name(graph, graph.task(task))} does not wait for {task_name(graph, graph.task(before))}"
-        )
-        yield Mutation(kind, what, subject.lacking([(task, before)]))
+        waits, source = (task_name(graph, graph.task(number)) for number in (task, before))
+        yield Mutation(kind, f"{waits} does not wait for {source}", subject.lacking([(task, before)]))
 
 
 def wrong_groups(subject: Subject) -> Iterator[Mutation]:
-    """Let each collective meet over other peers: half of its own, or as many of another kind."""
+    """Give each collective a wrong group: half of its peers, or as many peers with another stride."""
     graph, width = subject.graph, width_of(subject.graph)
     for task in graph.tasks():
         group = task.work.group
@@ -89,18 +87,18 @@ def wrong_groups(subject: Subject) -> Iterator[Mutation]:
                 continue
             if width % (stride * size):
                 continue
-            what = f"{task_name(graph, task)} over stride {stride}, {size} ranks"
+            description = f"{task_name(graph, task)} over stride {stride}, {size} ranks"
             mutated = _with_work(graph, task.id, replace(task.work, group=wrong))
-            yield Mutation("wrong group", what, replace(subject, graph=mutated))
+            yield Mutation("wrong group", description, replace(subject, graph=mutated))
 
 
 def skipped_gradients(subject: Subject) -> Iterator[Mutation]:
-    """Let each task that reduces, ties or (where it does only that) makes weight gradients do nothing."""
+    """Disable each task that reduces or ties weight gradients, or computes nothing else."""
 
     def skips(work: Work) -> bool:
         reduces = work.name in ("data.all_reduce", "data.reduce_scatter", "pipeline.tied_embedding")
-        makes = work.op in ("mlp.wgrad", "attention.wgrad", "head.wgrad", "embedding.backward")
-        return reduces or makes or work.op.startswith("reduce")
+        computes = work.op in ("mlp.wgrad", "attention.wgrad", "head.wgrad", "embedding.backward")
+        return reduces or computes or work.op.startswith("reduce")
 
     yield from _idle(subject, "gradient skipped", skips)
 
@@ -111,26 +109,26 @@ def _idle(subject: Subject, kind: str, chosen: Callable[[Work], bool]) -> Iterat
         if not chosen(task.work):
             continue
         idle = replace(task.work, op=IDLE, kind=Kind.COMP, group=None)
-        what = f"{task_name(graph, task)} does nothing"
-        yield Mutation(kind, what, replace(subject, graph=_with_work(graph, task.id, idle)))
+        description = f"{task_name(graph, task)} does nothing"
+        yield Mutation(kind, description, replace(subject, graph=_with_work(graph, task.id, idle)))
 
 
 def early_updates(subject: Subject) -> Iterator[Mutation]:
-    """Let each update wait for no reduction: neither for its own gradients nor for the others'."""
+    """Remove all waits of each update for gradients, its own and those of other ranks."""
     graph = subject.graph
     for task in graph.tasks():
         if task.work.op not in ("optimizer", "memoryx_update"):
             continue
         sources = {int(graph.writer[handle]) for handle in task.reads}
         edges = [(task.id, source) for source in sorted(sources)]
-        unlike = [edge for edge in edges if graph.stream[edge[1]] != graph.stream[task.id]]
-        if unlike:
-            what = f"{task_name(graph, task)} waits for no gradient"
-            yield Mutation("update before reduction", what, subject.lacking(unlike))
+        removed = [edge for edge in edges if graph.stream[edge[1]] != graph.stream[task.id]]
+        if removed:
+            description = f"{task_name(graph, task)} waits for no gradient"
+            yield Mutation("update before reduction", description, subject.lacking(removed))
 
 
 def wrong_prices(subject: Subject) -> Iterator[Mutation]:
-    """Price a message of each class of work for half of its elements, once."""
+    """Price one message of each class of work for half of its elements."""
     graph, (program, _) = subject.graph, subject.compiled
     first: dict[Work, int] = {}
     for action in program.actions:
@@ -138,12 +136,12 @@ def wrong_prices(subject: Subject) -> Iterator[Mutation]:
             first.setdefault(graph.task(action.task).work, action.task)
     for work, task in first.items():
         mutated = _with_work(graph, task, replace(work, comm_bytes=work.comm_bytes / 2))
-        what = f"{task_name(graph, graph.task(task))} is priced for half of its bytes"
-        yield Mutation("bytes priced wrong", what, replace(subject, graph=mutated))
+        description = f"{task_name(graph, graph.task(task))} is priced for half of its bytes"
+        yield Mutation("bytes priced wrong", description, replace(subject, graph=mutated))
 
 
 def _with_work(graph: TaskGraph, task: int, work: Work) -> TaskGraph:
-    """A graph in which one task does other work."""
+    """A copy of the graph in which one task has other work."""
     column = graph.work.copy()
     column[task] = len(graph.works)
     return replace(graph, works=(*graph.works, work), work=np.asarray(column))

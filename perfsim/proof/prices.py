@@ -1,12 +1,12 @@
-"""Whether a communication is priced for what it moves: bytes of the graph beside elements of the execution.
+"""Whether a communication is priced for what it moves: bytes in the graph against elements in the execution.
 
-Sizes are of whole messages, as nccl-tests count them. Where a graph prices other than what NumPy holds,
-the rule stands here: vectors of a layer that every tensor peer holds whole are priced once over all
-peers; vocabularies are priced padded to whole tiles; final norms and head biases are not priced; a table
-that embedding and head share on one rank is priced once, but where each pass reduces its own (ZeRO 2);
-under ZeRO 1 a tied table is summed in the gradient buffer, which is whole, though only a shard of it is
-complete; under sequence parallelism a transfer between stages is executed whole (each peer makes the norm
-whole) and priced at each peer's share.
+Sizes are of whole messages, as nccl-tests count them. These rules cover where a graph prices other elements
+than NumPy holds: vectors of a layer that every tensor peer holds whole are priced once over all peers;
+vocabularies are priced padded to whole tiles; final norms and LM-head biases are not priced; a word table
+that embedding and LM head share on one rank is priced once, except where each pass reduces its own (ZeRO
+2); under ZeRO 1 a tied table is summed in the whole gradient buffer, though only a shard of it is complete;
+under sequence parallelism a transfer between stages is executed whole (each peer computes the whole norm)
+and priced at each peer's share.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.transformer import HALF, padded_vocab_size
 
 STATISTIC_BYTES = 4.0
-"""Of a softmax, in single precision."""
+"""Per statistic of a softmax, in single precision."""
 ROUNDING = 1.0
-"""Elements: of each shard of what does not divide."""
+"""Elements of rounding for each shard of a tensor that does not divide evenly."""
 
 
 class Prices(Protocol):
     """How a plan's graph counts bytes and elements."""
 
-    def bytes_each(self, message: Message) -> float:
+    def bytes_per_element(self, message: Message) -> float:
         """Bytes of an element."""
 
     def counted(self, message: Message, elements: int, work: Work, /) -> float:
@@ -43,31 +43,31 @@ class Prices(Protocol):
 
 
 def mispriced(plan: Plan, prices: Prices, program: Program, moved: Mapping[int, int]) -> Iterator[Fault]:
-    """Each message that moves other than what it is priced for."""
+    """Each message that moves other elements than it is priced for."""
     for task, elements in moved.items():
         message, work = program.actions[task].message, program.graph.task(task).work
         if message is None:
             continue
         executed = prices.counted(message, elements, work)
-        priced = work.comm_bytes / prices.bytes_each(message)
-        if abs(executed - priced) > ROUNDING * (plan.layout.data if message.what == "table" else 1):
+        priced = work.comm_bytes / prices.bytes_per_element(message)
+        if abs(executed - priced) > ROUNDING * (plan.layout.data if message.content == "table" else 1):
             detail = f"moves {executed:,.0f} elements, is priced for {priced:,.0f}"
-            yield Fault("value", program.name(task), f"its message ({message.what})", detail)
+            yield Fault("value", program.name(task), f"its message ({message.content})", detail)
 
 
 @dataclass(frozen=True)
 class StreamingPrices:
-    """How graphs of weight streaming count."""
+    """Rules for graphs of weight streaming."""
 
     plan: StreamingPlan
 
-    def bytes_each(self, message: Message) -> float:
+    def bytes_per_element(self, message: Message) -> float:
         """Bytes of an element."""
-        if message.what == "statistics":
+        if message.content == "statistics":
             return STATISTIC_BYTES
-        if message.what == "parameters":
+        if message.content == "parameters":
             return self.plan.topology.system.weight_bytes
-        if message.what in ("gradients", "table"):
+        if message.content in ("gradients", "table"):
             return self.plan.topology.system.gradient_bytes
         return HALF
 
@@ -79,15 +79,15 @@ class StreamingPrices:
 
 @dataclass(frozen=True)
 class GpuPrices:
-    """How graphs of GPU strategies count."""
+    """Rules for graphs of GPU strategies."""
 
     plan: ThreeDPlan
 
-    def bytes_each(self, message: Message) -> float:
+    def bytes_per_element(self, message: Message) -> float:
         """Bytes of an element."""
-        if message.what == "statistics":
+        if message.content == "statistics":
             return STATISTIC_BYTES
-        if message.what in ("gradients", "table"):
+        if message.content in ("gradients", "table"):
             return main_grad_bytes(self.plan.job.recipe)
         return HALF
 
@@ -96,14 +96,14 @@ class GpuPrices:
         layout = self.plan.layout
         if work.kind is Kind.COMM_SEND:
             return elements / (layout.tensor if layout.sequence_parallel else 1)
-        if message.what == "table":
+        if message.content == "table":
             shards = layout.data if layout.zero_stage == GRADIENTS_SHARDED else 1
             complete = layout.data if layout.zero_stage else 1
             return elements * complete / shards + self._padding() / shards
         return elements + sum(self._difference(block, message) for block in message.blocks)
 
     def _difference(self, block: int, message: Message) -> float:
-        """Elements of a block that are priced beyond those that a rank holds."""
+        """Priced elements of a block, less those that a rank holds."""
         plan, model = self.plan, self.plan.job.model
         own = Share(model, plan.job.seq_length, plan.layout.tensor).layouts[block]
         if block >= 0:
@@ -114,13 +114,13 @@ class GpuPrices:
         return self._padding() - (own.size - own.sizes["words"] if block == HEAD else 0)
 
     def _shares_table(self, message: Message) -> bool:
-        """Whether embedding and head, both in a message, have one table there."""
+        """Whether embedding and LM head, both in a message, share one word table in it."""
         layout = self.plan.layout
         apart = layout.zero_stage == GRADIENTS_SHARDED and layout.data > 1 and layout.num_stages > 1
-        return self.plan.job.model.tied_embeddings and not (apart and message.what == "gradients")
+        return self.plan.job.model.tied_embeddings and not (apart and message.content == "gradients")
 
     def _padding(self) -> float:
-        """Elements of the rows that make a table whole tiles."""
+        """Elements of the rows that pad a word table to whole tiles."""
         model, peers = self.plan.job.model, self.plan.layout.tensor
         rows = padded_vocab_size(model, peers) / peers
         return (rows - Share(model, self.plan.job.seq_length, peers).rows) * model.hidden_size

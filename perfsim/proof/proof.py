@@ -23,20 +23,20 @@ from perfsim.proof.execution.oracle import Oracle
 from perfsim.proof.execution.order import Edge, Precedence, dependencies, order_in_time, random_order
 from perfsim.proof.execution.program import Compiler, Program
 from perfsim.proof.execution.run import Machine, Outcome
-from perfsim.proof.execution.serial import Lesson
+from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.prices import mispriced
 from perfsim.proof.provers import prover
-from perfsim.proof.small import lesson_of
+from perfsim.proof.small import training_of
 from perfsim.strategies import Plan
 
 MOST_FAULTS = 20
 MOST_TASKS = 400_000
-"""Of one order: some minutes."""
+"""In one order: some minutes."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What came of one plan."""
+    """Result of proving one plan."""
 
     strategy: str
     layout: str
@@ -44,18 +44,20 @@ class Proof:
     microbatches: int
     orders: int
     tasks: int
-    """Of one order, on all ranks and in both steps."""
+    """In one order, on all ranks and in both steps."""
     compared: int
-    """Arrays held against serial training, in all orders."""
+    """Arrays compared with serial training, in all orders."""
     max_relative_error: float | None
-    """None: nothing was compared. Infinite: not even the shape was right."""
+    """None: nothing was compared. Infinite: a shape differed."""
     faults: tuple[Fault, ...] = ()
 
     @property
     def passed(self) -> bool:
+        """Whether no fault was found."""
         return not self.faults
 
     def as_dict(self) -> dict[str, Any]:
+        """One layout of the document that `--json` prints."""
         return {
             "layout": self.layout,
             "passed": self.passed,
@@ -70,39 +72,40 @@ class Proof:
 
 
 def finite(error: float | None) -> float | None:
-    """An error as JSON can say it; null where there is no number."""
+    """The error for JSON; None if it is not a finite number."""
     return None if error is None or not math.isfinite(error) else error
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A graph to be proven, as its strategy wrote it or with something done to it.
+    """A graph to prove, as its strategy wrote it or with a fault.
 
-    `without` are dependencies that are taken away, although what is read stays as it is.
+    `without` are removed dependencies; the tensors that tasks read stay the same.
     """
 
     graph: TaskGraph
     plan: Plan
-    lesson: Lesson
+    training: SmallTraining
     without: Collection[Edge] = ()
 
     @cached_property
     def compiled(self) -> tuple[Program, Compiler]:
-        """The graph as a program; FaultError where it cannot be executed."""
-        compiler = prover(self.plan.system.kind).compiler(self.graph, self.lesson, self.plan)
+        """The graph as a program; FaultError if it cannot be executed."""
+        compiler = prover(self.plan.system.kind).compiler(self.graph, self.training, self.plan)
         return compiler.compile(), compiler
 
     def lacking(self, edges: Collection[Edge]) -> Subject:
-        """The same without some dependencies; what is read stays as it is."""
-        other = replace(self, without=tuple(edges))
-        other.__dict__.update(
+        """The same graph without some dependencies; the tensors that tasks read stay the same."""
+        subject = replace(self, without=tuple(edges))
+        # Neither cache depends on `without`.
+        subject.__dict__.update(
             {name: self.__dict__[name] for name in ("compiled", "unfolded") if name in self.__dict__}
         )
-        return other
+        return subject
 
     @cached_property
     def unfolded(self) -> Unfolded:
-        """The graph with every rank; FaultError where its groups contradict one another."""
+        """The graph with every rank; FaultError if its groups are inconsistent."""
         try:
             return unfold(self.graph)
         except GraphError as error:
@@ -119,7 +122,7 @@ class Subject:
         return hazards(program, Precedence(self.graph, dependencies(self.graph, self.without)))
 
     def mispriced(self, outcome: Outcome) -> Iterator[Fault]:
-        """Every message that moved other than what it is priced for."""
+        """Every message that moved other elements than it is priced for."""
         prices = prover(self.plan.system.kind).prices(self.plan)
         return mispriced(self.plan, prices, self.compiled[0], outcome.moved)
 
@@ -127,7 +130,7 @@ class Subject:
         """All ranks, ready to run."""
         program, compiler = self.compiled
         layout = self.plan.layout
-        oracle = Oracle(self.lesson, layout.tensor, layout.data, compiler.rows)
+        oracle = Oracle(self.training, layout.tensor, layout.data, compiler.rows)
         return Machine(program, self.unfolded, compiler.initial, oracle)
 
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
@@ -147,11 +150,11 @@ class Subject:
         return [(a, b) for a, b in pairs if (folded[a], folded[b]) in unwanted]
 
     def faults(self) -> list[Fault]:
-        """What is wrong: by the graph alone, or else in one run against serial training."""
+        """The faults of the graph alone, or if it has none, of one run compared with serial training."""
         try:
-            found = list(islice(self.hazards(), MOST_FAULTS))
-            if found:
-                return found
+            hazards = list(islice(self.hazards(), MOST_FAULTS))
+            if hazards:
+                return hazards
             outcome = self.machine().run(range(self.num_instances), thorough=True)
             return outcome.faults + list(islice(self.mispriced(outcome), MOST_FAULTS))
         except FaultError as error:
@@ -159,22 +162,22 @@ class Subject:
 
 
 def subject_of(plan: Plan, seed: int = 0) -> Subject:
-    """The graph of a small plan, with what its model is taught."""
+    """The graph of a small plan, with its small training."""
     return Subject(
-        evaluate(plan, costs_for(plan.topology, plan.job.recipe)).graph, plan, lesson_of(plan, seed)
+        evaluate(plan, costs_for(plan.topology, plan.job.recipe)).graph, plan, training_of(plan, seed)
     )
 
 
 def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
-    """Prove a small plan: no hazards, and serial training's numbers in every order.
+    """Prove a small plan: no hazards, and the numbers of serial training in every order.
 
-    Orders are that of the ids, `orders` random ones, and the one in which the engine ran it.
+    The orders are that of the ids, `orders` random ones, and that of the simulated start times.
     """
     try:
-        evaluation = written(plan)
+        evaluation = evaluated(plan)
     except FaultError as refused:
         return _proof(plan, _Tally(faults=[refused.fault]), 0)
-    subject = Subject(evaluation.graph, plan, lesson_of(plan, seed))
+    subject = Subject(evaluation.graph, plan, training_of(plan, seed))
     tally = _Tally()
     with tally.collecting():
         tasks = subject.num_instances
@@ -196,20 +199,20 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
     return _proof(plan, tally, tasks)
 
 
-def written(plan: Plan) -> Evaluation:
-    """The graph of a plan, run by the engine; FaultError where the strategy cannot write or run it."""
+def evaluated(plan: Plan) -> Evaluation:
+    """The simulated graph of a plan; FaultError if the strategy cannot write it or it cannot run."""
     try:
         return evaluate(plan, costs_for(plan.topology, plan.job.recipe))
     except (GraphError, DeadlockError) as error:
         raise FaultError(Fault("refused", plan.strategy, "the graph", str(error))) from error
     except BROKEN as error:
-        what = f"it cannot be written or run, {origin(error)}"
-        raise failure("refused", plan.strategy, "the graph", what, error) from error
+        detail = f"it cannot be written or run, {origin(error)}"
+        raise failure("refused", plan.strategy, "the graph", detail, error) from error
 
 
 @dataclass
 class _Tally:
-    """What runs came to, added up; whatever ends one ends as a fault."""
+    """Sum of the outcomes of all runs; an error that ends a run becomes a fault."""
 
     faults: list[Fault] = field(default_factory=list)
     max_relative_error: float = 0.0
@@ -217,7 +220,7 @@ class _Tally:
     runs: int = 0
 
     def add(self, outcome: Outcome) -> None:
-        """Count one run."""
+        """Add one run."""
         self.max_relative_error = max(self.max_relative_error, outcome.max_relative_error)
         self.compared += outcome.compared
         self.faults += outcome.faults
@@ -225,7 +228,7 @@ class _Tally:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Keep the fault that ends what stands inside."""
+        """Record the fault that ends the `with` block."""
         try:
             yield
         except FaultError as refused:
@@ -247,5 +250,5 @@ def _proof(plan: Plan, tally: _Tally, tasks: int) -> Proof:
 
 
 def described(plan: Plan) -> str:
-    """A layout in words that name what a proof of it exercises."""
+    """A layout in words, with the features that its proof exercises."""
     return ", ".join([plan.layout.short, *prover(plan.system.kind).features(plan)])

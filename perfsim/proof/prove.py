@@ -1,4 +1,4 @@
-"""`perfsim prove`: which plans a question means, their proofs, and what comes of all of them."""
+"""`perfsim prove`: the plans of a request, their proofs and the overall result."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from perfsim.proof.proof import Proof, finite, prove_plan
 from perfsim.proof.provers import prover
 from perfsim.proof.small import STEPS, small_plan
 from perfsim.strategies import Plan, strategy
-from perfsim.study.runner import load_study, run_study
-from perfsim.sweep.runner import is_sweep
+from perfsim.studies.loading import load_study
+from perfsim.studies.runner import run_study
+from perfsim.sweeps.runner import is_sweep
 from perfsim.workload import Job, Layout, TransformerConfig
 
 RECIPE = "gpt3_pretraining"
@@ -28,7 +29,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """A question as the command line asks it."""
+    """A request of the command line."""
 
     target: str
     """A model or a study."""
@@ -42,7 +43,7 @@ class Request:
 
 @dataclass(frozen=True)
 class ProofResult:
-    """All proofs of a question."""
+    """All proofs of a request."""
 
     target: str
     orders: int
@@ -50,6 +51,7 @@ class ProofResult:
 
     @property
     def passed(self) -> bool:
+        """Whether every plan passed."""
         return all(proof.passed for proof in self.proofs)
 
     def as_dict(self) -> dict[str, Any]:
@@ -76,13 +78,13 @@ class ProofResult:
 
 
 def _worst(proofs: Sequence[Proof]) -> float | None:
-    """The largest error of what was compared; None where nothing was."""
-    found = [proof.max_relative_error for proof in proofs if proof.max_relative_error is not None]
-    return finite(max(found, default=None))
+    """The largest error of all comparisons; None if there were none."""
+    errors = [proof.max_relative_error for proof in proofs if proof.max_relative_error is not None]
+    return finite(max(errors, default=None))
 
 
 def prove_all(request: Request, progress: Progress = lambda _: None) -> ProofResult:
-    """Prove what was asked for: a layout, the plans of a study, or the whole catalogue."""
+    """Prove a layout, the plans of a study, or the whole catalogue."""
     proofs = []
     for plan in plans_of(request):
         progress(f"{plan.strategy} on {plan.topology.num_devices} ranks")
@@ -93,10 +95,10 @@ def prove_all(request: Request, progress: Progress = lambda _: None) -> ProofRes
 
 
 def plans_of(request: Request) -> Iterator[Plan]:
-    """The small plans that a question means."""
+    """The small plans of a request."""
     catalog = default_catalog()
     if request.strategy:
-        strategy(request.strategy)  # an unknown name is refused before anything takes its time
+        strategy(request.strategy)  # refuses an unknown name before anything slow
     _refuse_idle_options(request)
     if _is_sweep(request.target, catalog):
         raise InputError(
@@ -120,7 +122,7 @@ def plans_of(request: Request) -> Iterator[Plan]:
 
 
 def _refuse_idle_options(request: Request) -> None:
-    """Refuse options that would be ignored: numbers of devices and sequences are of one layout."""
+    """Refuse --devices and --batch without a layout, where they would be ignored."""
     given = {"--devices": request.devices, "--batch": request.batch}
     idle = [name for name, value in given.items() if value is not None and not request.layout]
     if idle:
@@ -130,14 +132,14 @@ def _refuse_idle_options(request: Request) -> None:
 
 
 def _is_study(target: str, catalog: Catalog) -> bool:
-    """Whether a name is a study's; a model of the same name is asked for by the path of its file."""
+    """Whether the target is a study; a name that a model has too means the model."""
     if target in catalog.names("study"):
         return target not in catalog.names("model")
     return target.endswith((".yaml", ".yml")) and _has_key(target, "candidates")
 
 
 def _is_sweep(target: str, catalog: Catalog) -> bool:
-    """Whether a name or a file asks a study's question at several points."""
+    """Whether the target is a sweep."""
     if target.endswith((".yaml", ".yml")):
         return _has_key(target, "study")
     is_model = target in catalog.names("model")
@@ -153,7 +155,7 @@ def _has_key(path: str, key: str) -> bool:
 
 
 def _of_study(request: Request, catalog: Catalog) -> Iterator[Plan]:
-    """The plan with which a study answers for each candidate, made small."""
+    """The plan that a study finds for each candidate, on a small model."""
     if request.layout:
         raise InputError([Problem("--layout is for a model", help="a study chooses its layouts itself")])
     spec = load_study(request.target, catalog)
@@ -171,12 +173,12 @@ def _of_layout(request: Request, model: TransformerConfig, catalog: Catalog) -> 
     system = catalog.system(own.system)
     layout = machine(chosen.system_kind).parse_layout(request.layout, request.devices or 1)
     recipe = catalog.recipe(RECIPE)
-    each = layout.data * layout.micro_batch_size
-    batch = request.batch or each * 2 * layout.pipeline
-    if batch % each and own.even_batches:
-        raise InputError(f"--batch {batch} is not a multiple of data x micro_batch_size, {each}")
+    sequences = layout.data * layout.micro_batch_size
+    batch = request.batch or sequences * 2 * layout.pipeline
+    if batch % sequences and own.even_batches:
+        raise InputError(f"--batch {batch} is not a multiple of data x micro_batch_size, {sequences}")
     topology = build_topology(system, request.devices or layout.num_devices)
-    return small_plan(chosen, Job(model, recipe, batch), topology, layout, max(1, -(-batch // each)))
+    return small_plan(chosen, Job(model, recipe, batch), topology, layout, max(1, -(-batch // sequences)))
 
 
 def plan_of_case(case: Case, model: TransformerConfig, catalog: Catalog) -> Plan:

@@ -1,4 +1,4 @@
-"""What proofs need to know of a kind of machine: a small layout, an executor of its graphs, their prices."""
+"""What differs between kinds of machine in a proof: small layouts, the executor of graphs, their prices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfsim.errors import InputError
 from perfsim.graph import TaskGraph
 from perfsim.proof.execution.gpu import GpuCompiler
 from perfsim.proof.execution.program import Compiler
-from perfsim.proof.execution.serial import Lesson
+from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.execution.wafer import WaferCompiler
 from perfsim.proof.prices import GpuPrices, Prices, StreamingPrices
 from perfsim.strategies.streaming.blocks import StreamingPlan
@@ -18,11 +18,11 @@ from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.workload import Layout, ParallelLayout, StreamingLayout
 
 MOST_SEQUENCES = 2
-"""Of a micro-batch."""
+"""In a micro-batch."""
 FEW_LAYERS = 3
-"""Of a model without pipeline: more than the buffers that come round."""
+"""In a model without pipeline: more than the buffers that are used in turn."""
 FEW_STAGES = 4
-"""Stages up to which each has two layers."""
+"""Up to this many stages, each has two layers."""
 
 
 class Prover(Protocol):
@@ -30,7 +30,7 @@ class Prover(Protocol):
 
     @property
     def system(self) -> str:
-        """What catalogue proofs run on; numbers do not depend on it, the simulated order does."""
+        """The system of catalogue proofs; it affects the simulated order, not the numbers."""
 
     @property
     def even_batches(self) -> bool:
@@ -42,14 +42,14 @@ class Prover(Protocol):
     def small_layers(self, layout: Any) -> int:
         """Layers of the small model."""
 
-    def compiler(self, graph: TaskGraph, lesson: Lesson, plan: Any) -> Compiler:
-        """What turns a graph into a program."""
+    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: Any) -> Compiler:
+        """The compiler of a graph into a program."""
 
     def prices(self, plan: Any) -> Prices:
         """How a plan's graph counts bytes and elements."""
 
     def features(self, plan: Any) -> list[str]:
-        """What a proof of a plan exercises, in words."""
+        """The features that a proof of a plan exercises, in words."""
 
 
 class GpuProver:
@@ -66,16 +66,16 @@ class GpuProver:
         return replace(layout, micro_batch_size=size, layers_per_stage=layers)
 
     def small_layers(self, layout: ParallelLayout) -> int:
-        """Two a stage where there are few stages."""
+        """Two per stage if there are few stages."""
         if layout.layers_per_stage is not None:
             return sum(layout.layers_per_stage)
         if layout.num_stages == 1:
             return FEW_LAYERS
         return layout.num_stages * (2 if layout.num_stages <= FEW_STAGES else 1)
 
-    def compiler(self, graph: TaskGraph, lesson: Lesson, plan: ThreeDPlan) -> Compiler:
+    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> Compiler:
         """The executor of GPU graphs."""
-        return GpuCompiler(graph, lesson, plan.layout)
+        return GpuCompiler(graph, training, plan.layout)
 
     def prices(self, plan: ThreeDPlan) -> Prices:
         """How GPU graphs count."""
@@ -97,18 +97,18 @@ class StreamingProver:
     even_batches = False
 
     def small_layout(self, layout: StreamingLayout) -> StreamingLayout:
-        """Weights in one piece, which the executor needs whole."""
+        """The layout without stream chunks, which the executor does not support."""
         return replace(layout, micro_batch_size=min(MOST_SEQUENCES, layout.micro_batch_size), stream_chunks=1)
 
     def small_layers(self, layout: StreamingLayout) -> int:
         """More than one group of recomputed layers."""
         return max(FEW_LAYERS, layout.recompute_layers + 1)
 
-    def compiler(self, graph: TaskGraph, lesson: Lesson, plan: StreamingPlan) -> Compiler:
+    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan) -> Compiler:
         """The executor of streamed graphs; a device holds as many layers as are prefetched."""
         system, blocks = plan.topology.system, plan.job.model.num_layers + 2
         slots = 1 + min(system.streaming.prefetch_depth, 2 * blocks - 1)
-        return WaferCompiler(graph, lesson, plan.layout, slots, system.activation_servers.prefetch)
+        return WaferCompiler(graph, training, plan.layout, slots, system.activation_servers.prefetch)
 
     def prices(self, plan: StreamingPlan) -> Prices:
         """How streamed graphs count."""
@@ -126,7 +126,7 @@ PROVERS: Mapping[str, Prover] = {"gpu-cluster": GpuProver(), "wafer-cluster": St
 
 
 def prover(kind: str) -> Prover:
-    """What proves plans on a kind of machine; InputError where nothing executes its graphs."""
+    """The prover for a kind of machine; InputError if there is none."""
     if kind not in PROVERS:
         raise InputError(f"graphs on a {kind} cannot be executed; proofs know {', '.join(sorted(PROVERS))}")
     return PROVERS[kind]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perfsim.prediction.prediction import Prediction, Scaling
-from perfsim.study.result import CandidateResult, StudyResult
+from perfsim.studies.result import CandidateResult, StudyResult
 from perfsim.units import DAY_S
 
 MISSING = "n/a"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfsim.errors import LayoutError
 from perfsim.proof.execution.order import Precedence, dependencies, random_order
 from perfsim.proof.proof import Subject
-from perfsim.proof.small import lesson_of, small_plan
+from perfsim.proof.small import small_plan, training_of
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
 from perfsim.workload import Job, ParallelLayout, StreamingLayout
@@ -75,7 +75,7 @@ def planned(toys: ModuleType, job: Job, layout: ParallelLayout, microbatches: in
 
 
 def subject_of_toys(toys: ModuleType, plan: Plan, seed: int) -> Subject:
-    return Subject(toys.graph_of(plan), plan, lesson_of(plan, seed))
+    return Subject(toys.graph_of(plan), plan, training_of(plan, seed))
 
 
 @FEW

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import perfsim as ps
 from perfsim.catalog import default_catalog, parse_file
 from perfsim.cli import main
 from perfsim.errors import CatalogError, LayoutError
-from perfsim.prediction.predict import predict
-from perfsim.prediction.question import question_named
 from perfsim.published.cases import CaseFile
 from perfsim.sizes import MOST_LAYER_PASSES, passes_problem
-from perfsim.study.spec import StudySpec
+from perfsim.studies.spec import StudySpec
 from perfsim.workload import TransformerConfig
 
 CASE = """\
@@ -113,7 +112,7 @@ def test_a_step_with_too_many_passes_is_refused_before_it_is_written() -> None:
         "batch": 2**15,
     }
     with pytest.raises(LayoutError, match=r"96 layers x 32768 micro-batches are 3145728 passes, at most"):
-        predict(question_named(**point))
+        ps.predict(**point)
     assert not passes_problem(96, MOST_LAYER_PASSES // 96)
     assert passes_problem(96, MOST_LAYER_PASSES // 96 + 1)
 

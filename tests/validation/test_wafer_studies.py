@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+import perfsim as ps
 from perfsim.catalog import default_catalog
 from perfsim.hardware import WaferClusterSpec
-from perfsim.prediction.predict import predict
-from perfsim.prediction.question import question_named
-from perfsim.study.runner import answer_candidate, target_of
-from perfsim.sweep.grid import SweepPoint
-from perfsim.sweep.runner import load_sweep
+from perfsim.studies.runner import answer_candidate, target_of
+from perfsim.sweeps.grid import SweepPoint
+from perfsim.sweeps.runner import load_sweep
 from perfsim.transformer import parameters
 
 # Model Zoo, Cerebras-GPT: batch in sequences of 2048, steps, tokens; 13B is written for its second phase.
@@ -77,9 +76,7 @@ def test_a_cs_3_is_files_only_and_says_that_its_efficiency_is_another_wafers() -
     assert device.calibration is not None
     assert device.calibration.name == "wse-2"
     runs = [
-        predict(
-            question_named(model="gpt3_20b", system=name, devices=16, strategy="weight-streaming", batch=768)
-        ).run
+        ps.predict(model="gpt3_20b", system=name, devices=16, strategy="weight-streaming", batch=768).run
         for name in ("cs-2", "cs-3")
     ]
     gain = runs[0].step_time_s / runs[1].step_time_s

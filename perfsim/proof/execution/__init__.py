@@ -1,1 +1,1 @@
-"""A whole training schedule executed in NumPy: to see that it computes what serial training does."""
+"""Execution of a whole training schedule in NumPy, compared with serial training."""

@@ -10,7 +10,7 @@ from perfsim.proof.execution.layout import Array
 
 LEARNING_RATE, BETA1, BETA2 = 1e-2, 0.9, 0.95
 EPSILON = 1e-5
-"""Large for Adam: gradients that are zero but for rounding then leave their weights where they are."""
+"""Large for Adam, so that gradients of pure rounding error hardly change their weights."""
 
 
 class Moments(NamedTuple):
@@ -22,6 +22,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def zero(cls, size: int) -> Moments:
+        """The state before the first update."""
         return cls(np.zeros(size), np.zeros(size), 0)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with an executed schedule: which task, which tensor, and why."""
+"""Faults of an executed schedule: the task, the tensor and the reason."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 FaultKind = Literal["hazard", "order", "value", "refused"]
-"""hazard: two tasks touch a buffer and nothing orders them. order: a task found what another than the
-intended task had written. value: numbers differ from serial training. refused: it cannot be executed."""
+"""hazard: two tasks access a buffer without a dependency. order: a task read what another than the intended
+task had written. value: numbers differ from serial training. refused: it cannot be executed."""
 
 
 @dataclass(frozen=True)
@@ -24,25 +24,25 @@ class Fault:
 
 
 BROKEN = (KeyError, IndexError, ValueError, TypeError, AttributeError, ArithmeticError)
-"""What Python raises where a graph asks for what is not there; ends as a fault, never as a traceback."""
+"""Errors of Python that an invalid graph causes; they become faults, never a traceback."""
 
 
 class FaultError(Exception):
-    """Ends an execution that cannot go on; carries the fault."""
+    """Ends an execution that cannot continue; carries the fault."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(str(fault))
         self.fault = fault
 
 
-def failure(kind: FaultKind, task: str, tensor: str, what: str, error: Exception) -> FaultError:
-    """A fault from an error of Python's own, which says what is missing but not where."""
-    said = f"{type(error).__name__}: {error}" if isinstance(error, KeyError | IndexError) else str(error)
-    return FaultError(Fault(kind, task, tensor, f"{what}: {said}"))
+def failure(kind: FaultKind, task: str, tensor: str, detail: str, error: Exception) -> FaultError:
+    """A fault from a Python error, which does not tell the task and the tensor itself."""
+    reason = f"{type(error).__name__}: {error}" if isinstance(error, KeyError | IndexError) else str(error)
+    return FaultError(Fault(kind, task, tensor, f"{detail}: {reason}"))
 
 
 def origin(error: Exception) -> str:
-    """The function that an error comes from, in words."""
+    """The function that raised an error, in words."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,8 +1,8 @@
-"""GPU strategies as programs: what their collectives, sends and updates do to buffers.
+"""GPU strategies as programs: effects of collectives, sends and updates on buffers.
 
-The norm gradients of tensor peers are partial sums (see `layers`); they ride along with the first
-collective behind them. What the optimizer reads of other devices is whether their gradients are there
-and finite: clipping would need a sum over ranks that no graph has a task for.
+The norm gradients of tensor peers are partial sums (see `layers`); the next collective sums them too. The
+optimizer waits for the gradients of other devices but does not use them: clipping would need a sum over
+ranks that no graph has a task for.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from perfsim.proof.execution.program import (
 )
 
 GATHER_SLOTS = 2
-"""Layers that are whole at once under ZeRO 3 (`limit_all_gathers`)."""
+"""Layers that are gathered at once under ZeRO 3 (`limit_all_gathers`)."""
 NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
 SEQUENCE, HIDDEN = 1, 2
-"""The axis along which sequence parallelism cuts, and that of a pipeline send's shares."""
+"""The axis that sequence parallelism splits, and that of the parts of a pipeline send."""
 
 
 class GpuCompiler(GpuCompute):
-    """Compiles graphs of `3d`, its plain forms, and ZeRO."""
+    """Compiles graphs of `3d`, of its special cases and of ZeRO."""
 
     gathers: dict[int, int]
     homes: dict[int, list[int]]
-    """Blocks that stand on each device."""
+    """Blocks of each device."""
     sharded: set[tuple[int, int]]
-    """(device, block) whose gradients were scattered, so that each replica updates a share."""
+    """(device, block) with reduce-scattered gradients, of which each replica updates a shard."""
 
     def compile(self) -> Program:
         """Compile every task."""
@@ -50,20 +50,20 @@ class GpuCompiler(GpuCompute):
         return super().compile()
 
     def translate(self, task: Task) -> None:
-        """Add the action of one task; an operation that nobody knows is refused by name."""
+        """Add the action of one task; an unknown operation is refused by name."""
         key = task.work.op if task.work.kind is Kind.COMP else f"{task.work.category}: {task.work.op}"
-        known = OPERATIONS.get(key)
-        if known is None:
+        operation = OPERATIONS.get(key)
+        if operation is None:
             detail = f"the executor knows no operation {key!r}; known: {', '.join(OPERATIONS)}"
             raise self.refuse("its operation", detail)
         home = self.homes.setdefault(self.place, [])
         if key.endswith(".forward") and task.block not in home:
             home.append(task.block)
-        known(self, task)
+        operation(self, task)
 
     # ----------------------------------------------------------------------- tensor collectives
     def tensor_reduce(self, task: Task) -> None:
-        """Sum over the tensor peers; each gets all of it or its share of the sequence."""
+        """Sum over the tensor peers; each gets the whole or its part of the sequence."""
         self.needs(1)
         info = self.partial.get(task.reads[0], Partial(None))
         scatters = task.work.op == "reduce_scatter"
@@ -94,7 +94,7 @@ class GpuCompiler(GpuCompute):
             self.partial[task.writes[0]] = Partial(info.claim, info.statistics, axis=axis)
 
     def tensor_gather(self, task: Task) -> None:
-        """Put the tensor peers' shares together."""
+        """Concatenate the parts of the tensor peers."""
         self.needs(1)
         info = self.partial.get(task.reads[0], Partial(None))
         axis = SEQUENCE if info.axis is None else info.axis
@@ -108,13 +108,13 @@ class GpuCompiler(GpuCompute):
         self.add(operands, self.handle(), kernel, joined=True, claims=claims, message=sizes)
 
     def _activations(self, task: Task, count: Callable[[Values, tuple[Any, ...]], int]) -> Message:
-        """What tensor peers exchange: activations, or the statistics of a softmax."""
+        """The message of tensor peers: activations, or the statistics of a softmax."""
         info = self.partial.get(task.reads[0], Partial(None))
         return Message("statistics" if info.statistics else "activations", count)
 
     # --------------------------------------------------------------------------- between stages
     def send(self, task: Task) -> None:
-        """To the same peer of the next stage: the tensor, or this peer's share of it."""
+        """Send the tensor, or this peer's part of it, to the same peer of the next stage."""
         self.needs(1)
         operand, (_, target) = self.operand(task.reads[0]), self._ends(task)
         peers, shares = self.layout.tensor, not self.layout.sequence_parallel and self.layout.tensor > 1
@@ -138,7 +138,7 @@ class GpuCompiler(GpuCompute):
         )
 
     def claim_of(self, cell: Cell) -> Claim | None:
-        """What a tensor was said to be when it was written."""
+        """The claim about a tensor when it was written."""
         writer = self.last_writer.get(cell)
         if writer is None:
             return None
@@ -152,7 +152,7 @@ class GpuCompiler(GpuCompute):
         return group.ranks[0], group.ranks[1]
 
     def tie(self, task: Task) -> None:
-        """Sum the gradients of a tied table over the first and the last stage."""
+        """Sum the gradients of a tied embedding over the first and the last stage."""
         first, last = self._ends(task)
         ends = [(first, EMBEDDING), (last, HEAD)]
         names = ["gradient shard" if end in self.sharded else "gradient" for end in ends]
@@ -180,42 +180,42 @@ class GpuCompiler(GpuCompute):
         )
 
     def _sum_words(self, rank: int, tables: list[Array], *, shard: bool) -> None:
-        """Give both tables the sum of their words."""
+        """Set the words of both tables to their sum."""
         parts = [self._words(rank, block, shard=shard) for block in (EMBEDDING, HEAD)]
         total = tables[0][parts[0]] + tables[1][parts[1]]
         tables[0][parts[0]] = tables[1][parts[1]] = total
 
     def _words(self, rank: int, block: int, *, shard: bool) -> slice:
-        """Where the words stand in a block's flat vector, or in its shard."""
-        found = self.share(rank).layouts[block]
-        return found.shard_part("words", self.layout.data) if shard else found.parts["words"]
+        """Position of the words in a block's flat vector, or in its shard."""
+        layout = self.share(rank).layouts[block]
+        return layout.shard_part("words", self.layout.data) if shard else layout.parts["words"]
 
     # ------------------------------------------------------------------------- data collectives
     def _targets(self, block: int, buckets: int = 1) -> list[int]:
-        """The blocks whose gradients a reduction concerns: of those that wait for one.
+        """The blocks whose gradients a reduction sums, among those that wait for one.
 
-        A reduction that reads the gradients of several layers is of so many, from `block` on.
+        A reduction that reads the gradients of several layers sums that many, from `block` on.
         """
         waiting = self.pending.setdefault(self.place, {})
         if block == WHOLE_DEVICE:
-            found = list(waiting)
+            targets = list(waiting)
         elif block == EMBEDDING_AND_HEAD:
-            found = [each for each in waiting if each in (EMBEDDING, HEAD)]
+            targets = [number for number in waiting if number in (EMBEDDING, HEAD)]
         else:
-            found = list(range(block, block + buckets))
-        for each in found:
-            waiting.pop(each, None)
-        return found
+            targets = list(range(block, block + buckets))
+        for number in targets:
+            waiting.pop(number, None)
+        return targets
 
     def gradient_cells(self, block: int) -> list[Cell]:
-        """Where the gradients of a block on this device are: linears, and norms that were summed apart."""
+        """Buffers of a block's gradients on this device: linears, and norms that were summed separately."""
         if self.layout.tensor == 1:
             return [self.gradient(block, begins=False)]
         norms = [self.norm_cells(name, block)[1] for name in NORMS]
         return [self.gradient(block, begins=False), *(cell for cell in norms if cell in self.last_writer)]
 
     def data_reduce(self, task: Task) -> None:
-        """Sum gradients over the replicas; each keeps all of them or its shard."""
+        """Sum gradients over the replicas; each keeps the whole or its shard."""
         blocks = self._targets(task.block, len(task.reads))
         made = [self.gradient_cells(block) for block in blocks]
         scatters = task.work.op == "reduce_scatter"
@@ -244,14 +244,14 @@ class GpuCompiler(GpuCompute):
         claims = [] if scatters else self._reduced_claims(blocks, made)
 
         def moved(own: Values, _: tuple[Any, ...]) -> int:
-            firsts = [first + sum(len(each) for each in made[:number]) for number in range(len(made))]
+            firsts = [first + sum(len(cells) for cells in made[:number]) for number in range(len(made))]
             return sum(int(own[place].size) for place in firsts)
 
         message = Message("gradients", moved, tuple(blocks))
         self.add(reads, [*self.handle(), *writes], kernel, joined=True, claims=claims, message=message)
 
     def _reduced_claims(self, blocks: list[int], made: list[list[Cell]]) -> list[tuple[int, Claim]]:
-        """Gradients of layers are complete when they are reduced; a tied table's may not be."""
+        """Claims for layers only: the gradient of a tied embedding may still lack the other stage's part."""
         claims, position = [], 1
         for block, cells in zip(blocks, made, strict=True):
             if block >= 0:
@@ -260,7 +260,7 @@ class GpuCompiler(GpuCompute):
         return claims
 
     def data_gather(self, task: Task) -> None:
-        """Fetch the shards of parameters that the other replicas hold."""
+        """Gather the parameter shards of the other replicas."""
         home = self.homes[self.place]
         if task.block == WHOLE_DEVICE:
             blocks = list(home)
@@ -280,7 +280,7 @@ class GpuCompiler(GpuCompute):
                 self.share(members[0]).layouts[block].whole([own[len(operands) + i] for own in values])
                 for i, block in enumerate(blocks)
             ]
-            return [(None, *(each.copy() for each in whole)) for _ in members]
+            return [(None, *(weights.copy() for weights in whole)) for _ in members]
 
         writes = [*self.handle(), *(self.weights(block) for block in blocks)]
 
@@ -292,7 +292,7 @@ class GpuCompiler(GpuCompute):
 
     # ---------------------------------------------------------------------------------- update
     def optimizer(self, task: Task) -> None:
-        """Adam on what this rank updates; gradients begin at zero again."""
+        """Adam on the parameters of this rank; clears their gradients."""
         operands = [self.operand(handle, anywhere=True) for handle in task.reads]
         reads, writes, claims, updates = list(operands), self.handle(), [], []
         for block in sorted(self.homes[self.place], reverse=True):
@@ -310,25 +310,25 @@ class GpuCompiler(GpuCompute):
         self.add(reads, writes, self._update(updates, len(operands)), claims=claims)
 
     def _update(self, updates: list[tuple[int, bool, int]], first: int) -> Kernel:
-        tied = self.lesson.model.tied_embeddings
+        tied = self.training.model.tied_embeddings
         clears = [
             count if not shard or self.scattered else count + len(self.gradient_cells(block))
             for block, shard, count in updates
         ]
 
         def own_update(rank: int, values: Values) -> tuple[Any, ...]:
-            where, found = first, []
+            where, states = first, []
             for _, _, count in updates:
                 gradients = summed(values[where : where + count])
-                found.append((gradients, values[where + count], values[where + count + 1]))
+                states.append((gradients, values[where + count], values[where + count + 1]))
                 where += count + 2
             tables = {block: i for i, (block, _, _) in enumerate(updates)}
             if tied and EMBEDDING in tables and HEAD in tables:
-                both = [found[tables[EMBEDDING]][0], found[tables[HEAD]][0]]
+                both = [states[tables[EMBEDDING]][0], states[tables[HEAD]][0]]
                 self._sum_words(rank, both, shard=updates[tables[EMBEDDING]][1])
             results: list[Any] = [None]
             for (block, shard, count), clear, (gradient, weights, moments) in zip(
-                updates, clears, found, strict=True
+                updates, clears, states, strict=True
             ):
                 size = self.share(rank).layouts[block].size
                 results += [gradient, *adam(weights, gradient, moments)]
@@ -341,12 +341,12 @@ class GpuCompiler(GpuCompute):
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, rank: int) -> Any:
-        """What a buffer holds before the first task; KeyError where nothing is there."""
+        """Initial value of a buffer; KeyError if it has none."""
         share, data = self.share(rank), self.layout.data
         layout, replica = share.layouts[cell.number], rank // self.layout.tensor
         shard = (cell.place, cell.number) in self.sharded
         if cell.name in ("weights", "weight shard"):
-            flat = layout.flat(cut(self.lesson.initial[cell.number], share))
+            flat = layout.flat(cut(self.training.initial[cell.number], share))
             return flat if cell.name == "weights" else layout.shard(flat, data, replica)
         zero = np.zeros(layout.size)
         if cell.name == "moments":
@@ -387,4 +387,4 @@ OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
     "data_communication: reduce_scatter": GpuCompiler.data_reduce,
     "data_communication: all_gather": GpuCompiler.data_gather,
 }
-"""What each operation of a task (`Work.op`, for communication with its category) does; add new ones here."""
+"""Method for each operation (`Work.op`, for communication with its category); add new ones here."""

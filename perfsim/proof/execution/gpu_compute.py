@@ -1,8 +1,8 @@
-"""What compute tasks of GPU strategies do: layers, embedding and head, forward and backward.
+"""Compute tasks of GPU strategies: layers, embedding and LM head, forward and backward.
 
-Buffers beside tensors of the graph: weights and gradients; what attention leaves for the MLP task of the
-same layer (`attention kept`), what recompute makes again (`made again`), and the gradient that a layer's
-attention needs where attention and MLP stand side by side (`output gradient`).
+Buffers besides tensors of the graph: weights and gradients; activations that attention passes to the MLP
+task of the same layer (`attention kept`); recomputed activations; and the gradient that a layer's attention
+needs if attention and MLP are parallel (`output gradient`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from perfsim.proof.execution.layers import (
     without_core,
 )
 from perfsim.proof.execution.layout import Array, Share, Weights
-from perfsim.proof.execution.program import Cell, Claim, Compiler, each
-from perfsim.proof.execution.serial import Lesson
+from perfsim.proof.execution.program import Cell, Claim, Compiler, per_rank
+from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.execution.vocabulary import (
     HeadInputs,
     Tokens,
@@ -42,7 +42,7 @@ from perfsim.proof.execution.vocabulary import (
 from perfsim.workload import ParallelLayout
 
 GRADIENT_BUCKETS = 2
-"""Whole gradients of layers that a rank holds at once where they are sharded (ZeRO 2)."""
+"""Whole gradients of layers that a rank holds at once if gradients are sharded (ZeRO 2)."""
 SHARDED_GRADIENTS, SHARDED_PARAMETERS = 2, 3
 
 
@@ -51,20 +51,20 @@ Function = Callable[[int, Values, Values], tuple[Any, ...]]
 
 
 class Partial(NamedTuple):
-    """A tensor that is complete after its collective: what it is then, and the norm that rides along."""
+    """A partial sum until its collective: the claim about it then, and the norm summed with it."""
 
     claim: Claim | None
     statistics: bool = False
     norm: tuple[str, int] | None = None
-    """Which norm of which block has partial gradients beside this tensor."""
+    """Name and block of the norm whose partial gradients come with this tensor."""
     later: int | None = None
-    """The micro-batch whose weight pass takes the norm's gradients, where there is one."""
+    """The micro-batch whose wgrad task takes the norm's gradients, if there is one."""
     axis: int | None = None
-    """Along which axis it is cut, once it is."""
+    """The axis along which it is split, if it is."""
 
 
 class Kept(NamedTuple):
-    """What a layer keeps for its backward: by mode all of it, all but the attention core, or its input."""
+    """Activations that a layer keeps: all, all but the attention core, or only its input."""
 
     attention: AttentionKept | None
     mlp: MlpKept | None
@@ -74,14 +74,14 @@ class Kept(NamedTuple):
 class GpuCompute(Compiler):
     """Compiles the compute tasks of one GPU plan."""
 
-    def __init__(self, graph: TaskGraph, lesson: Lesson, layout: ParallelLayout) -> None:
+    def __init__(self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout) -> None:
         super().__init__(graph)
-        self.lesson, self.layout = lesson, layout
+        self.training, self.layout = training, layout
         peers = layout.tensor
-        self.shares = [Share(lesson.model, lesson.seq_length, peers, peer) for peer in range(peers)]
+        self.shares = [Share(training.model, training.seq_length, peers, peer) for peer in range(peers)]
         self.partial: dict[int, Partial] = {}
         self.slot_of: dict[tuple[int, int], Cell] = {}
-        """Where the gathered weights of a block are now."""
+        """Slot of the gathered weights of a block."""
         self.bucket_of: dict[tuple[int, int], Cell] = {}
         self.num_buckets: dict[int, int] = {}
         self.pending: dict[int, dict[int, None]] = {}
@@ -90,12 +90,12 @@ class GpuCompute(Compiler):
     # ---------------------------------------------------------------------------------- shares
     @property
     def scattered(self) -> bool:
-        """Whether every micro-batch's gradients are reduced on their own (ZeRO 2 and 3)."""
+        """Whether gradients are reduced after every micro-batch (ZeRO 2 and 3)."""
         stage = self.layout.zero_stage
         return stage == SHARDED_PARAMETERS or (stage == SHARDED_GRADIENTS and self.layout.data > 1)
 
     def share(self, rank: int) -> Share:
-        """The share of a rank, by its offset from the written one: tensor innermost, then data."""
+        """The share of a rank, by its offset among peers: tensor innermost, then data."""
         return self.shares[rank % len(self.shares)]
 
     def rows(self, rank: int, microbatch: int) -> Tokens:
@@ -106,7 +106,7 @@ class GpuCompute(Compiler):
 
     def tokens(self, rank: int, step: int, microbatch: int) -> tuple[Tokens, Tokens]:
         """Inputs and targets of a rank in a micro-batch."""
-        inputs, targets = self.lesson.words(step)
+        inputs, targets = self.training.words(step)
         rows = self.rows(rank, microbatch)
         return inputs[rows], targets[rows]
 
@@ -124,11 +124,11 @@ class GpuCompute(Compiler):
         return Cell(self.place, name, self.task.block if block is None else block)
 
     def weights(self, block: int) -> Cell:
-        """Where the weights of a block are: at home, or where they were gathered."""
+        """Buffer of a block's weights: its own, or the slot in which they were gathered."""
         return self.slot_of.get((self.place, block), self.cell("weights", block))
 
     def gradient(self, block: int, *, begins: bool) -> Cell:
-        """Where the gradients of a block are made; a bucket that comes round under ZeRO 2."""
+        """Buffer in which a block's gradients are computed; under ZeRO 2 buckets are used in turn."""
         if not (self.layout.zero_stage == SHARDED_GRADIENTS and self.scattered and block >= 0):
             return self.cell("gradient", block)
         if begins:
@@ -142,8 +142,8 @@ class GpuCompute(Compiler):
     def norm_cells(self, name: str, block: int, later: int | None = None) -> tuple[Cell, Cell]:
         """Gradients of a norm: this rank's part, and the sum over the tensor peers.
 
-        That is added to what earlier micro-batches made, or kept for the weight pass of its own. Parts
-        are a few numbers, so each micro-batch has its own.
+        The sum is added to that of earlier micro-batches, or kept for the wgrad task of its own. Parts are
+        small, so each micro-batch has its own buffer.
         """
         total = f"{name} gradient" if later is None else f"{name} sum[{later}]"
         return self.cell(f"{name} part[{self.task.tag}]", block), self.cell(total, block)
@@ -156,7 +156,7 @@ class GpuCompute(Compiler):
         writes: Sequence[Cell] = (),
         claims: Sequence[tuple[int, Claim]] = (),
     ) -> None:
-        """A task of each rank on its own: `function(rank, operands of the graph, buffers)`."""
+        """A task that each rank runs alone: `function(rank, operands of the graph, buffers)`."""
         operands = [self.operand(handle) for handle in self.task.reads]
         results = [cell for position in range(len(self.task.writes)) for cell in self.handle(position)]
         count = len(operands)
@@ -164,16 +164,16 @@ class GpuCompute(Compiler):
         def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
             return function(rank, values[:count], values[count:])
 
-        self.add([*operands, *reads], [*results, *writes], each(kernel), claims=claims)
+        self.add([*operands, *reads], [*results, *writes], per_rank(kernel), claims=claims)
 
     def completes(
-        self, what: str, number: int, norm: tuple[str, int] | None = None
+        self, quantity: str, number: int, norm: tuple[str, int] | None = None
     ) -> list[tuple[int, Claim]]:
-        """Say what the first tensor of the task is: now, or once the tensor peers' parts are summed.
+        """Claim the first tensor of the task, now or once the parts of the tensor peers are summed.
 
         `norm` is the norm of a block whose gradients come with it.
         """
-        claim = Claim(what, number, self.step, self.task.tag)
+        claim = Claim(quantity, number, self.step, self.task.tag)
         if self.layout.tensor > 1:
             later = self.task.tag if self.task.work.op.endswith("dgrad") else None
             self.partial[self.task.writes[0]] = Partial(claim, norm=norm, later=later)
@@ -188,7 +188,7 @@ class GpuCompute(Compiler):
 
     # --------------------------------------------------------------------------------- forward
     def embedding_forward(self, task: Task) -> None:
-        """Look words up."""
+        """Look up the words."""
         step, tag = self.step, task.tag
 
         def run(rank: int, _: Values, buffers: Values) -> tuple[Any, ...]:
@@ -198,7 +198,7 @@ class GpuCompute(Compiler):
         self.compute(run, [self.weights(EMBEDDING)], claims=self.completes("hidden", 0))
 
     def attention_forward(self, task: Task) -> None:
-        """Attention block; what it keeps is for the MLP task to hand on."""
+        """Attention block; the MLP task passes its kept activations on."""
         self.needs(1)
         block = task.block
 
@@ -209,7 +209,7 @@ class GpuCompute(Compiler):
         self.compute(run, [self.weights(block)], [self.cell("attention kept")], claims)
 
     def mlp_forward(self, task: Task) -> None:
-        """MLP block, and what the layer keeps for its backward."""
+        """MLP block, and the activations that the layer keeps for its backward."""
         self.needs(2)
         block, mode = task.block, self.layout.recompute
 
@@ -224,22 +224,22 @@ class GpuCompute(Compiler):
         self.compute(run, reads, claims=self.completes("hidden", block + 1))
 
     def attention_recompute(self, task: Task) -> None:
-        """The attention block, or its core alone, once more."""
+        """Recompute of the attention block, or of its core alone."""
         self.needs(2)
         block = task.block
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             saved: Kept = operands[0]
             if saved.attention is not None:
-                again = with_core(saved.attention, self.share(rank))
-                return again.context, again
+                recomputed = with_core(saved.attention, self.share(rank))
+                return recomputed.context, recomputed
             return attention_forward(self.views(rank, block, buffers[0]), saved.x, self.share(rank))
 
         claims = self.completes("attention", block) if self.layout.recompute == "full" else []
-        self.compute(run, [self.weights(block)], [self.cell("attention made again")], claims)
+        self.compute(run, [self.weights(block)], [self.cell("recomputed attention")], claims)
 
     def mlp_recompute(self, task: Task) -> None:
-        """The MLP block once more."""
+        """Recompute of the MLP block."""
         self.needs(1)
         block = task.block
 
@@ -247,8 +247,8 @@ class GpuCompute(Compiler):
             flat, kept = buffers
             return mlp_forward(self.views(rank, block, flat), kept.x, operands[0], self.share(rank))
 
-        reads = [self.weights(block), self.cell("attention made again")]
-        self.compute(run, reads, [self.cell("MLP made again")], self.completes("hidden", block + 1))
+        reads = [self.weights(block), self.cell("recomputed attention")]
+        self.compute(run, reads, [self.cell("recomputed MLP")], self.completes("hidden", block + 1))
 
     def head_forward(self, task: Task) -> None:
         """Logits and the statistics of their softmax."""
@@ -265,25 +265,25 @@ class GpuCompute(Compiler):
 
     # -------------------------------------------------------------------------------- backward
     def layer_backward(self, task: Task) -> None:
-        """A block's backward in one piece, or its input gradients alone.
+        """A block's whole backward, or its input gradients alone.
 
-        Where attention and MLP stand side by side, the MLP leaves the layer's output gradient.
+        If attention and MLP are parallel, the MLP stores the layer's output gradient for the attention.
         """
         self.needs(2)
         block, mlp, whole = task.block, task.work.op.startswith("mlp"), task.work.op.endswith("backward")
-        parallel = self.lesson.model.norms_per_layer == 1
-        made_again = self.layout.recompute == "full" or (self.layout.recompute == "selective" and not mlp)
+        parallel = self.training.model.norms_per_layer == 1
+        recomputes = self.layout.recompute == "full" or (self.layout.recompute == "selective" and not mlp)
         beside = [self.cell("output gradient")] if parallel else []
-        again = [self.cell("MLP made again" if mlp else "attention made again")] if made_again else []
+        recomputed = [self.cell(f"recomputed {'MLP' if mlp else 'attention'}")] if recomputes else []
         run = self._mlp_dgrad if mlp else self._attention_dgrad
 
         def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Array, Linears, Array]:
             w, saved = self.views(rank, block, buffers[0]), operands[1]
-            kept = buffers[1] if again else saved.mlp if mlp else saved.attention
-            dy = buffers[1 + len(again)] if parallel and not mlp else operands[0]
+            kept = buffers[1] if recomputed else saved.mlp if mlp else saved.attention
+            dy = buffers[1 + len(recomputed)] if parallel and not mlp else operands[0]
             return *run(rank, w, kept, operands[0], dy), operands[0]
 
-        reads = [self.weights(block), *again, *([] if mlp else beside)]
+        reads = [self.weights(block), *recomputed, *([] if mlp else beside)]
         norm = self._norm_of(task.work.op)
         claims = self.completes("middle" if mlp else "gradient", block, (norm, block))
         self._backward(dgrad, norm, reads, beside if mlp else [], claims, whole=whole)
@@ -308,7 +308,7 @@ class GpuCompute(Compiler):
         *,
         whole: bool,
     ) -> None:
-        """Write the input gradient; the weight gradients as well, or what they will be made from."""
+        """Write the input gradient, and the weight gradients or the inputs of their later task."""
         block, begins = self.task.block, not norm.startswith("attention")
         split_norm = self.layout.tensor > 1
         buffer = [self.making(block, begins=begins)] if whole else []
@@ -329,12 +329,12 @@ class GpuCompute(Compiler):
         self.compute(kernel, [*reads, *buffer], [*part, *beside, *buffer], claims)
 
     def making(self, block: int, *, begins: bool) -> Cell:
-        """The buffer to which the present task adds gradients of a block; it must be reduced later."""
+        """The buffer to which the present task adds a block's gradients; a reduction must follow."""
         self.pending.setdefault(self.place, {})[block] = None
         return self.gradient(block, begins=begins)
 
     def weight_gradients(self, rank: int, inputs: Any, *, mlp: bool) -> Weights:
-        """Gradients of a block's linears, and of its norm where there are no tensor peers."""
+        """Gradients of a block's linears, and of its norm if there are no tensor peers."""
         share = self.share(rank)
         if isinstance(inputs, HeadInputs):
             grads = head_wgrad(inputs, share)
@@ -343,7 +343,7 @@ class GpuCompute(Compiler):
         return grads if self.layout.tensor > 1 else grads | inputs.norm
 
     def weight_pass(self, task: Task) -> None:
-        """Weight gradients of a block from what its input gradients left."""
+        """Weight gradients of a block from the inputs that its dgrad task stored."""
         mlp, norm = task.work.op != "attention.wgrad", self._norm_of(task.work.op)
         split_norm = self.layout.tensor > 1
         self.needs(1)
@@ -352,7 +352,7 @@ class GpuCompute(Compiler):
 
     def _norm_of(self, op: str) -> str:
         """The norm whose gradients come with those of a block."""
-        of_mlp = "MLP norm1" if self.lesson.model.norms_per_layer == 1 else "MLP norm2"
+        of_mlp = "MLP norm1" if self.training.model.norms_per_layer == 1 else "MLP norm2"
         return {"mlp": of_mlp, "attention": "attention norm1", "head": "head norm1"}[op.partition(".")[0]]
 
     def embedding_backward(self, task: Task) -> None:
@@ -368,7 +368,7 @@ class GpuCompute(Compiler):
     def _accumulate(
         self, gradients: Callable[[int, Any], Weights], sums: list[Cell], *, begins: bool
     ) -> None:
-        """Add weight gradients made from the first operand, and those that were summed before."""
+        """Add weight gradients computed from the first operand, and those summed before."""
         block, adds = self.task.block, not (self.scattered and begins)
         buffer = self.making(block, begins=begins)
 
@@ -379,18 +379,18 @@ class GpuCompute(Compiler):
         self.compute(run, [buffer, *sums], [buffer])
 
     def head_backward(self, task: Task) -> None:
-        """The backward of loss and head in one piece, or its input gradient alone."""
+        """The whole backward of loss and LM head, or its input gradient alone."""
         self.needs(1)
         step, tag = self.step, task.tag
         logits, loss = self.cell(f"logits[{tag}]"), self.cell(f"loss[{tag}]")
 
         def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Array, HeadInputs, Array]:
-            w, share, count = self.views(rank, HEAD, buffers[0]), self.share(rank), self.lesson.num_tokens
-            targets, length = self.tokens(rank, step, tag)[1], self.lesson.seq_length
+            w, share, count = self.views(rank, HEAD, buffers[0]), self.share(rank), self.training.num_tokens
+            targets, length = self.tokens(rank, step, tag)[1], self.training.seq_length
             dx, inputs = head_dgrad(w, buffers[1], operands[0], targets, count, share, length)
             return dx, inputs, np.asarray(losses_of(operands[0], count).sum())
 
-        claims = self.completes("gradient", self.lesson.model.num_layers, ("head norm1", HEAD))
+        claims = self.completes("gradient", self.training.model.num_layers, ("head norm1", HEAD))
         position = len(task.writes) + (1 if self.layout.tensor > 1 else 0)
         claims.append((position, Claim("loss", HEAD, step, tag)))
         whole = task.work.op == "head.backward"
@@ -398,10 +398,10 @@ class GpuCompute(Compiler):
 
     # ------------------------------------------------------------------------------------ none
     def hand_on(self, _: Task) -> None:
-        """Nothing but the tensor that was given."""
+        """Pass the given tensor on."""
         self.needs(1)
         self.compute(lambda _, operands, __: (operands[0],))
 
     def wait(self, task: Task) -> None:
-        """Nothing."""
+        """A task that does nothing."""
         self.compute(lambda *_: (None,) * len(task.writes))

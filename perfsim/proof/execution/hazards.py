@@ -1,8 +1,8 @@
-"""Happens-before: every two tasks that touch one buffer, one of them writing, must be ordered.
+"""Happens-before: any two tasks that access one buffer, at least one writing it, must be ordered.
 
-This is decided from the graph alone, so that a missing dependency is found whatever order a run takes.
-It is checked on the folded graph: a path there holds for every peer on its own, and peers touch one
-another's buffers in collectives only, which wait for each member.
+This depends on the graph alone, so a missing dependency is found whatever order a run takes. It is checked
+on the folded graph: a path there holds for every peer, and peers access each other's buffers only in
+collectives, which wait for all members.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perfsim.proof.execution.program import START, Cell, Program
 
 
 def hazards(program: Program, precedence: Precedence) -> Iterator[Fault]:
-    """Every pair of tasks that nothing orders although one needs what the other does to a buffer."""
+    """Every pair of unordered tasks of which one depends on what the other does to a buffer."""
     last_write: dict[Cell, int] = {}
     readers: dict[Cell, list[int]] = {}
     for action in program.actions:
@@ -24,8 +24,8 @@ def hazards(program: Program, precedence: Precedence) -> Iterator[Fault]:
             writer = last_write.get(cell, START)
             if writer != START and not precedence.before(writer, task):
                 yield _fault(program, task, cell, "may read it before {} has written it", writer)
-        written = set(action.writes)
-        for cell in written:
+        overwritten = set(action.writes)
+        for cell in overwritten:
             for reader in readers.pop(cell, ()):
                 if not precedence.before(reader, task):
                     yield _fault(program, task, cell, "may overwrite it before {} has read it", reader)
@@ -34,9 +34,9 @@ def hazards(program: Program, precedence: Precedence) -> Iterator[Fault]:
                 yield _fault(program, task, cell, "may write it before {} has", writer)
             last_write[cell] = task
         for cell in action.reads:
-            if cell not in written:
+            if cell not in overwritten:
                 readers.setdefault(cell, []).append(task)
 
 
-def _fault(program: Program, task: int, cell: Cell, what: str, other: int) -> Fault:
-    return Fault("hazard", program.name(task), program.tensor(cell), what.format(program.name(other)))
+def _fault(program: Program, task: int, cell: Cell, detail: str, conflicting: int) -> Fault:
+    return Fault("hazard", program.name(task), program.tensor(cell), detail.format(program.name(conflicting)))

@@ -1,10 +1,10 @@
-"""One transformer layer in NumPy, float64: forward, and backward in one piece or in two.
+"""One transformer layer in NumPy, float64: forward, and backward as a whole or in two passes.
 
-Every function works on one tensor peer's share: column-cut first linears, row-cut second ones, so
-outputs are partial sums until the peers' collective adds them [1909.08053]. What must enter that sum
-once (residuals, biases of row-cut linears) is added by the first peer. The backward of a norm is
-linear in the gradient that arrives, so it is applied to the partial sum and commutes with the
-collective; its scale and shift gradients are partial as well and are returned apart.
+Every function works on one tensor peer's share: column-parallel first linears, row-parallel second ones,
+so outputs are partial sums until the peers' collective adds them [1909.08053]. Terms that must enter this
+sum only once (residuals, biases of row-parallel linears) are added by the first peer. The backward of a
+norm is linear in its output gradient, so it is applied to the partial sum and commutes with the
+collective; the gradients of its scale and shift are partial sums too and are returned separately.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ ROTARY_BASE = 10_000.0
 
 
 class NormKept(NamedTuple):
-    """What a norm's backward reads: the normalised input and one over its deviation."""
+    """Inputs of a norm's backward: the normalised input and the inverse of its deviation."""
 
     normal: Array
     inverse: Array
 
 
 class AttentionKept(NamedTuple):
-    """What an attention block keeps; all but `x` and None where it is made again."""
+    """Activations that an attention block keeps; None for those of a core to recompute."""
 
     x: Array
     norm: NormKept
@@ -42,7 +42,7 @@ class AttentionKept(NamedTuple):
 
 
 class MlpKept(NamedTuple):
-    """What an MLP block keeps."""
+    """Activations that an MLP block keeps."""
 
     norm: NormKept
     z: Array
@@ -58,12 +58,12 @@ class Linears(NamedTuple):
     second_in: Array
     second_out: Array
     norm: Weights
-    """Gradients of scale and shift; partial where there are peers."""
+    """Gradients of scale and shift; partial sums if there are peers."""
 
 
 # ------------------------------------------------------------------------------------------ norm
 def norm_forward(x: Array, w: Weights, name: str) -> tuple[Array, NormKept]:
-    """Layer norm; without a shift root-mean-square norm, which does not centre either."""
+    """Layer norm, or without a shift RMS norm, which does not centre either."""
     shift = w.get(f"{name}.shift")
     centred = x if shift is None else x - _mean(x)
     inverse = 1.0 / np.sqrt(_mean(centred * centred) + NORM_EPSILON)
@@ -86,7 +86,7 @@ def norm_backward(dy: Array, w: Weights, name: str, kept: NormKept) -> tuple[Arr
 
 
 def _mean(x: Array) -> Array:
-    """Mean over the last axis; faster than `mean` on small arrays."""
+    """Mean over the last axis; on small arrays faster than `mean`."""
     return np.asarray(np.add.reduce(x, axis=-1, keepdims=True) / x.shape[-1])
 
 
@@ -100,27 +100,27 @@ def attention_forward(w: Weights, x: Array, share: Share) -> tuple[Array, Attent
     q, k, v = _split_heads(mixed, share)
     q, k = _rotated(q, share, 1.0), _rotated(k, share, 1.0)
     kept = with_core(AttentionKept(x, norm, z, q, k, v, None, None), share)
-    out = _merge_heads(_known(kept.context)) @ w["projection"]
+    out = _merge_heads(_required(kept.context)) @ w["projection"]
     if "projection_bias" in w and share.leads:
         out = out + w["projection_bias"]
     return out, kept
 
 
 def with_core(kept: AttentionKept, share: Share) -> AttentionKept:
-    """Scores, softmax and context of each head, made (again) from queries, keys and values."""
+    """The activations with scores, softmax and context computed from queries, keys and values."""
     scores = kept.q @ np.swapaxes(_repeated(kept.k, share), -1, -2) / math.sqrt(share.model.head_size)
     probabilities = _softmax(scores + _mask(scores.shape[-1], share))
     return kept._replace(probabilities=probabilities, context=probabilities @ _repeated(kept.v, share))
 
 
 def without_core(kept: AttentionKept) -> AttentionKept:
-    """What selective recompute keeps."""
+    """The activations that selective recompute keeps."""
     return kept._replace(probabilities=None, context=None)
 
 
 def attention_dgrad(w: Weights, kept: AttentionKept, d_out: Array, share: Share) -> tuple[Array, Linears]:
-    """Gradient of the block's input without the residual, this peer's part of it, and what W reads."""
-    p, context = _known(kept.probabilities), _known(kept.context)
+    """The peer's part of the input gradient without the residual, and the inputs of the wgrad."""
+    p, context = _required(kept.probabilities), _required(kept.context)
     d_context = _heads(d_out @ w["projection"].T, share.heads, share)
     d_p = d_context @ np.swapaxes(_repeated(kept.v, share), -1, -2)
     d_v = _folded(np.swapaxes(p, -1, -2) @ d_context, share)
@@ -128,7 +128,7 @@ def attention_dgrad(w: Weights, kept: AttentionKept, d_out: Array, share: Share)
     d_q = d_scores @ _repeated(kept.k, share)
     d_k = _folded(np.swapaxes(d_scores, -1, -2) @ kept.q, share)
     d_q, d_k = _rotated(d_q, share, -1.0), _rotated(d_k, share, -1.0)
-    d_mixed = np.concatenate([_merge_heads(each) for each in (d_q, d_k, d_v)], axis=-1)
+    d_mixed = np.concatenate([_merge_heads(gradient) for gradient in (d_q, d_k, d_v)], axis=-1)
     dx, norm = norm_backward(d_mixed @ w["qkv"].T, w, "norm1", kept.norm)
     return dx, Linears(kept.z, d_mixed, _merge_heads(context), d_out, norm)
 
@@ -157,7 +157,7 @@ def mlp_forward(w: Weights, x: Array, attention: Array, share: Share) -> tuple[A
 
 
 def mlp_dgrad(w: Weights, kept: MlpKept, dy: Array, share: Share) -> tuple[Array, Linears]:
-    """Gradient of the block's input with the residual, this peer's part of it, and what W reads."""
+    """The peer's part of the input gradient with the residual, and the inputs of the wgrad."""
     du = _activation_backward(kept.u, dy @ w["fc2"].T, share)
     name = "norm1" if share.model.norms_per_layer == 1 else "norm2"
     dx, norm = norm_backward(du @ w["fc1"].T, w, name, kept.norm)
@@ -188,10 +188,10 @@ def _outer(x: Array, dy: Array) -> Array:
     return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
 
 
-def _known(value: Array | None) -> Array:
-    """An activation that must have been kept or made again."""
+def _required(value: Array | None) -> Array:
+    """An activation that must have been kept or recomputed."""
     if value is None:
-        raise ValueError("the attention core was not kept and not made again")
+        raise ValueError("the attention core was neither kept nor recomputed")
     return value
 
 
@@ -216,7 +216,7 @@ def _merge_heads(x: Array) -> Array:
 
 
 def _repeated(x: Array, share: Share) -> Array:
-    """Keys or values of each group, once for each query head."""
+    """Keys or values of each group, repeated for each query head."""
     times = share.heads // share.groups
     return x if times == 1 else np.repeat(x, times, axis=1)
 
@@ -235,7 +235,7 @@ def _softmax(x: Array) -> Array:
 
 
 def _mask(length: int, share: Share) -> Array:
-    """What is added to scores: nothing of the future under a causal mask; ALiBi's slopes [2108.12409]."""
+    """Terms added to scores: minus infinity for the future if causal; ALiBi's slopes [2108.12409]."""
     future = _future(length, causal=share.model.causal)
     if share.model.position_embedding != "alibi":
         return future
@@ -251,7 +251,7 @@ def _future(length: int, *, causal: bool) -> Array:
 
 
 def _rotated(x: Array, share: Share, direction: float) -> Array:
-    """Rotary positions [2104.09864]: pairs of entries turned by position times frequency."""
+    """Rotary positions [2104.09864]: pairs of entries rotated by position times frequency."""
     if share.model.position_embedding != "rotary":
         return x
     half = share.model.head_size // 2
@@ -269,11 +269,11 @@ def _angles(length: int, half: int) -> tuple[Array, Array]:
 
 
 GELU_SCALE, GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
-"""GELU by tanh [1606.08415]."""
+"""GELU by its tanh approximation [1606.08415]."""
 
 
 def _activation(u: Array, share: Share) -> Array:
-    """GELU, or SiLU of the first half times the second where the MLP is gated [2002.05202]."""
+    """GELU; in a gated MLP SiLU of the first half times the second [2002.05202]."""
     if share.model.gated_mlp:
         gate, up = np.split(u, 2, axis=-1)
         return gate / (1.0 + np.exp(-gate)) * up

@@ -1,8 +1,8 @@
-"""Where a model's parameters are: by block, by tensor peer, and by ZeRO shard.
+"""Where a model's parameters are: by block, by tensor peer and by ZeRO shard.
 
-The parameters of a block (embedding, one layer, head) are one flat vector, named parts one after
-another, as distributed optimizers keep them. A tensor peer holds columns or rows of the matrices and
-everything else whole [1909.08053]; a ZeRO shard is an equal part of each named tensor of that.
+The parameters of a block (embedding, one layer, LM head) are one flat vector of named parts, as in
+distributed optimizers. A tensor peer holds columns or rows of the matrices and everything else whole
+[1909.08053]; a ZeRO shard is an equal part of each of its named tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Wide = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Share:
-    """What one of `peers` tensor peers holds of a model that reads sequences of `seq_length`."""
+    """The share of a model, for sequences of `seq_length`, that one of `peers` tensor peers holds."""
 
     model: TransformerConfig
     seq_length: int
@@ -33,10 +33,12 @@ class Share:
 
     @cached_property
     def heads(self) -> int:
+        """Attention heads of this peer."""
         return self.model.num_attention_heads // self.peers
 
     @cached_property
     def groups(self) -> int:
+        """Query groups of this peer."""
         return self.model.query_groups // self.peers
 
     @cached_property
@@ -46,16 +48,17 @@ class Share:
 
     @cached_property
     def rows(self) -> int:
-        """Rows of the vocabulary, padded so that every peer has as many."""
+        """Rows of the vocabulary, padded so that every peer has the same number."""
         return -(-self.model.vocab_size // self.peers)
 
     @property
     def first_row(self) -> int:
+        """First row of the vocabulary of this peer."""
         return self.peer * self.rows
 
     @property
     def leads(self) -> bool:
-        """Whether it adds what must be added once before a sum over the peers."""
+        """Whether it adds the terms that must enter a sum over the peers only once."""
         return self.peer == 0
 
 
@@ -75,7 +78,7 @@ class BlockLayout:
         return {name: flat[part].reshape(shape) for name, part, shape in self._places}
 
     def flat(self, parts: Weights) -> Array:
-        """A flat vector of named parts; what is not named is zero."""
+        """The flat vector of named parts; absent parts are zero."""
         result = np.zeros(self.size)
         for name, value in parts.items():
             result[self.parts[name]] = value.ravel()
@@ -83,7 +86,7 @@ class BlockLayout:
 
     @lru_cache(maxsize=64)  # noqa: B019 - layouts live as long as the program that made them
     def shard_index(self, shards: int) -> Wide:
-        """Row d: where shard d's entries stand in the flat vector; `size` is padding."""
+        """Row d: positions of shard d's entries in the flat vector; `size` marks padding."""
         rows = []
         for name, part in self.parts.items():
             count = -(-self.sizes[name] // shards) * shards
@@ -97,17 +100,17 @@ class BlockLayout:
         return np.asarray(np.append(flat, 0.0)[self.shard_index(shards)[number]])
 
     def whole(self, parts: list[Array]) -> Array:
-        """Shards put together again."""
+        """The flat vector of all shards."""
         result = np.empty(self.size + 1)
         result[self.shard_index(len(parts))] = np.stack(parts)
         return result[:-1]
 
     def shard_part(self, name: str, shards: int) -> slice:
-        """Where a named tensor stands in a shard."""
+        """Position of a named tensor in a shard."""
         start = 0
-        for each, size in self.sizes.items():
+        for part, size in self.sizes.items():
             length = -(-size // shards)
-            if each == name:
+            if part == name:
                 return slice(start, start + length)
             start += length
         raise KeyError(name)
@@ -121,6 +124,7 @@ class Layouts:
 
     @cached_property
     def layer(self) -> BlockLayout:
+        """Layout of every layer."""
         share, model = self.share, self.share.model
         hidden, size = model.hidden_size, model.head_size
         qkv, ffn = (share.heads + 2 * share.groups) * size, model.ffn_hidden_size // share.peers
@@ -138,6 +142,7 @@ class Layouts:
 
     @cached_property
     def embedding(self) -> BlockLayout:
+        """Layout of the embedding."""
         share, model = self.share, self.share.model
         shapes: dict[str, tuple[int, ...]] = {"words": (share.rows, model.hidden_size)}
         if model.position_embedding == "learned":
@@ -146,6 +151,7 @@ class Layouts:
 
     @cached_property
     def head(self) -> BlockLayout:
+        """Layout of the final norm and the LM head."""
         share, model = self.share, self.share.model
         shapes = self._norm("norm1") | {"words": (share.rows, model.hidden_size)}
         if model.head_bias:
@@ -163,7 +169,7 @@ class Layouts:
 
 
 def blocks(model: TransformerConfig) -> list[int]:
-    """All blocks of a model in the order of the data."""
+    """All blocks of a model in the order of the forward."""
     return [EMBEDDING, *range(model.num_layers), HEAD]
 
 

@@ -1,4 +1,4 @@
-"""Collectives on arrays: every member gives its own and gets its own."""
+"""Collectives on arrays: from one array per member to one array per member."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfsim.proof.execution.vocabulary import merged_statistics
 
 
 def summed(parts: list[Array]) -> Array:
-    """The sum that a reduction leaves; in the order of the ranks."""
+    """The sum of a reduction, in the order of the ranks."""
     total = parts[0].copy()
     for part in parts[1:]:
         total += part
@@ -19,17 +19,17 @@ def summed(parts: list[Array]) -> Array:
 
 
 def combined(parts: list[Array], *, statistics: bool) -> Array:
-    """The sum, or the statistics of a softmax merged."""
+    """The sum, or the merged statistics of a softmax."""
     return merged_statistics(parts) if statistics else summed(parts)
 
 
 def pieces(whole: Array, count: int, axis: int) -> list[Array]:
-    """An array cut among ranks along an axis, as evenly as it goes."""
+    """An array split among ranks along an axis, as evenly as possible."""
     bounds = [number * whole.shape[axis] // count for number in range(count + 1)]
     before = (slice(None),) * axis
     return [whole[(*before, slice(low, high))].copy() for low, high in pairwise(bounds)]
 
 
 def joined(parts: list[Array], axis: int) -> Array:
-    """Pieces put together again."""
+    """The pieces concatenated."""
     return np.concatenate(parts, axis=axis)

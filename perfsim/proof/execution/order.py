@@ -1,4 +1,4 @@
-"""Which task comes before which: by the graph's dependencies and nothing else."""
+"""The order of tasks by the graph's dependencies alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Edge = tuple[int, int]
 
 
 def dependencies(graph: TaskGraph, without: Collection[Edge] = ()) -> Ragged:
-    """What each task waits for; without some edges, to see whether they are missed."""
+    """Dependencies of each task; `without` some edges, to test whether their loss is detected."""
     deps = graph.dependencies
     if not without:
         return deps
@@ -28,10 +28,10 @@ def dependencies(graph: TaskGraph, without: Collection[Edge] = ()) -> Ragged:
 
 
 class Precedence:
-    """Whether a task surely ends before another begins.
+    """Whether a task always ends before another begins.
 
-    A vector clock a task: how far each stream must have come. Streams run in program order, so task u
-    comes before v exactly where v's clock of u's stream has reached u [Mattern 1989].
+    Each task has a vector clock: its latest ancestor on each stream. Streams run in program order, so task u
+    comes before v exactly if v's clock of u's stream has reached u [Mattern 1989].
     """
 
     def __init__(self, graph: TaskGraph, deps: Ragged) -> None:
@@ -41,8 +41,8 @@ class Precedence:
         start, values = deps.start.tolist(), deps.values.tolist()
         for task, stream in enumerate(self.stream):
             row, before = clock[task], values[start[task] : start[task + 1]]
-            for each in before:
-                np.maximum(row, clock[each], out=row)
+            for source in before:
+                np.maximum(row, clock[source], out=row)
             row[stream] = self.position[task]
         self.clock = clock
 
@@ -52,7 +52,7 @@ class Precedence:
 
 
 def _positions(graph: TaskGraph) -> NDArray[np.int64]:
-    """The place of each task on its stream."""
+    """The position of each task on its stream."""
     order = np.argsort(graph.stream, kind="stable")
     position = np.empty(len(graph), dtype=np.int64)
     first = np.searchsorted(graph.stream[order], np.arange(len(graph.streams)))
@@ -61,7 +61,7 @@ def _positions(graph: TaskGraph) -> NDArray[np.int64]:
 
 
 def random_order(deps: Ragged, rng: np.random.Generator) -> list[int]:
-    """A random topological order: always one of the tasks that wait for nothing, drawn evenly."""
+    """A random topological order: at each step one of the ready tasks, with equal probability."""
     count = len(deps.start) - 1
     missing = np.diff(deps.start).tolist()
     by_source = np.argsort(deps.values, kind="stable")
@@ -85,4 +85,5 @@ def random_order(deps: Ragged, rng: np.random.Generator) -> list[int]:
 def order_in_time(start_s: Sequence[float] | NDArray[np.float64], task: NDArray[np.int32]) -> list[int]:
     """Instances in the order in which their folded tasks started; ids break ties."""
     starts = np.asarray(start_s)[task]
-    return [int(each) for each in np.lexsort((np.arange(len(task)), starts))]
+    order: list[int] = np.lexsort((np.arange(len(task)), starts)).tolist()
+    return order

@@ -1,8 +1,8 @@
-"""A graph as a program: for each task the buffers that it reads and writes, and what it computes.
+"""A graph as a program: for each task the buffers that it reads and writes, and its computation.
 
-A *cell* is one buffer on every rank that a written device stands for; a tensor handle is a cell, and so
-are weights, gradients, optimizer states, gathered or streamed weights in their slots, and what a layer
-keeps. Programs are compiled in the order of ids, so each read knows the task whose value it must find.
+A *cell* is one buffer on every rank that a device of the graph stands for: a tensor handle, weights,
+gradients, optimizer states, a slot of gathered or streamed weights, or activations that a layer keeps.
+Programs are compiled in the order of ids, so each read knows the task that must have written its value.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from perfsim.graph.symmetry import rank_of, width_of
 from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure
 
 SHARED = -1
-"""The place of what is there once for all ranks (MemoryX)."""
+"""The place of buffers that exist once for all ranks (MemoryX)."""
 START = -1
-"""The writer of what is there before the first task."""
+"""The writer of initial values."""
 
 Values = list[Any]
 Kernel = Callable[[Sequence[int], list[Values]], list[tuple[Any, ...]]]
-"""From the ranks that take part (offsets from the written one) and what each reads to what each writes."""
+"""From the participating ranks (as offsets) and the values each reads to the values each writes."""
 
 
 class Message(NamedTuple):
-    """What a communication moves: the elements of a whole message, as nccl-tests count them."""
+    """The message of a communication, with its elements as nccl-tests count them."""
 
-    what: Literal["activations", "statistics", "gradients", "parameters", "table", "kept"]
-    of: Callable[[Values, tuple[Any, ...]], int]
-    """From what a rank reads and what it writes."""
+    content: Literal["activations", "statistics", "gradients", "parameters", "table", "kept"]
+    elements: Callable[[Values, tuple[Any, ...]], int]
+    """From the values that a rank reads and those that it writes."""
     blocks: tuple[int, ...] = ()
-    """Whose parameters or gradients they are."""
+    """Blocks to which parameters or gradients belong."""
 
 
 class Cell(NamedTuple):
-    """One buffer: the device that holds it, what it is, and of which block (or a handle, or a slot)."""
+    """One buffer: its device, its name, and the number of its block, tensor handle or slot."""
 
     place: int
     name: str
@@ -55,9 +55,9 @@ class Cell(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What serial training must have found as well: `what` of `number` in a micro-batch of a step."""
+    """A value that serial training has too: `quantity` of `number` in a micro-batch of a step."""
 
-    what: str
+    quantity: str
     number: int
     step: int
     microbatch: int
@@ -65,20 +65,20 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Action:
-    """What one task does to cells."""
+    """The effect of one task on cells."""
 
     task: int
     reads: tuple[Cell, ...]
     writes: tuple[Cell, ...]
     kernel: Kernel
     joined: bool
-    """All peers that meet take part at once; else each rank on its own."""
+    """All peers of a collective take part together; else each rank runs alone."""
     expects: tuple[int, ...]
-    """The task that wrote what each read must find."""
+    """The task that must have written each value read."""
     claims: tuple[tuple[int, Claim], ...] = ()
-    """Which of its writes can be held against serial training."""
+    """Positions of writes to compare with serial training."""
     message: Message | None = None
-    """What it moves; None: nothing, or nothing that is counted."""
+    """The message that it moves, if it moves one that is priced."""
 
 
 @dataclass
@@ -88,20 +88,21 @@ class Program:
     graph: TaskGraph
     actions: list[Action] = field(default_factory=list)
     labels: dict[Cell, str] = field(default_factory=dict)
-    """What tensor handles hold, in words."""
+    """Names of tensors by their cell."""
 
     @property
     def width(self) -> int:
+        """Ranks that each device stands for."""
         return width_of(self.graph)
 
     def name(self, task: int) -> str:
-        """A task as a person reads it: `mlp.backward[3] of layer 5 on gpu4/compute in step 2`."""
+        """A task as messages print it: `mlp.backward[3] of layer 5 on gpu4/compute in step 2`."""
         if task == START:
             return "the start"
         return task_name(self.graph, self.graph.task(task))
 
     def tensor(self, cell: Cell) -> str:
-        """A cell as a person reads it."""
+        """A cell as messages print it."""
         label = self.labels.get(cell, "")
         return f"{label} ({cell})" if label else str(cell)
 
@@ -113,14 +114,14 @@ def task_name(graph: TaskGraph, task: Task) -> str:
 
 
 class Compiler:
-    """Compiles one task after another; subclasses know the operations."""
+    """Compiles a graph task by task; subclasses implement the operations."""
 
     def __init__(self, graph: TaskGraph) -> None:
         self.graph = graph
         self.program = Program(graph)
         self.last_writer: dict[Cell, int] = {}
         self.handles: dict[int, tuple[Cell, ...]] = {}
-        """The cells of a tensor handle: one, or one on each of two devices."""
+        """The cells of a tensor handle: one, or one per device for a send."""
         self.task: Task
         self.step = 0
 
@@ -138,9 +139,9 @@ class Compiler:
         return self.program
 
     def _touched(self, task: Task) -> str:
-        """What a task reads, or else writes, in words."""
+        """Tensors that a task reads, or else writes, in words."""
         cells = [cell for handle in task.reads for cell in self.handles.get(handle, ())]
-        names = [self.program.tensor(cell) for cell in cells] or [each.name for each in task.work.writes]
+        names = [self.program.tensor(cell) for cell in cells] or [tensor.name for tensor in task.work.writes]
         return ", ".join(names[:2]) or "its operands"
 
     def translate(self, task: Task) -> None:
@@ -152,7 +153,7 @@ class Compiler:
         raise NotImplementedError
 
     def initial(self, cell: Cell, rank: int) -> Any:
-        """What a buffer holds before the first task; KeyError where nothing is there."""
+        """Initial value of a buffer; KeyError if it has none."""
         raise NotImplementedError
 
     @property
@@ -162,7 +163,7 @@ class Compiler:
         return SHARED if rank is None else rank
 
     def refuse(self, tensor: str, detail: str) -> FaultError:
-        """The present task cannot be executed."""
+        """The error that the present task cannot be executed."""
         return FaultError(Fault("refused", task_name(self.graph, self.task), tensor, detail))
 
     def operand(self, handle: int, *, anywhere: bool = False) -> Cell:
@@ -174,7 +175,7 @@ class Compiler:
         raise self.refuse(f"tensor {handle}", "it is not on this device: nothing sent it here")
 
     def handle(self, position: int = 0, *places: int, label: str = "") -> list[Cell]:
-        """The cells of a tensor that the present task writes; on its own device where none is given."""
+        """The cells of a tensor that the present task writes, by default on its own device."""
         number = self.task.writes[position]
         cells = [Cell(place, "tensor", number) for place in (places or (self.place,))]
         self.handles[number] = tuple(cells)
@@ -203,15 +204,15 @@ class Compiler:
 
 
 def first_read(own: Values, _: tuple[Any, ...]) -> int:
-    """A message that is the first thing read: what a reduction sums."""
+    """Elements of the first value read: the message of a reduction."""
     return int(own[0].size)
 
 
 def first_made(_: Values, made: tuple[Any, ...]) -> int:
-    """A message that is the first thing written: what a gather, or a send, leaves."""
+    """Elements of the first value written: the message of a gather or a send."""
     return int(made[0].size)
 
 
-def each(function: Callable[..., tuple[Any, ...]]) -> Kernel:
-    """A kernel that every rank runs on its own: `function(rank, *values)`."""
+def per_rank(function: Callable[..., tuple[Any, ...]]) -> Kernel:
+    """A kernel that every rank runs alone: `function(rank, *values)`."""
     return lambda members, values: [function(rank, *own) for rank, own in zip(members, values, strict=True)]

@@ -1,4 +1,4 @@
-"""Running a program rank by rank, in any order that the graph allows."""
+"""Runs a program on all ranks, in any order that the graph allows."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from perfsim.proof.execution.oracle import TOLERANCE, Oracle
 from perfsim.proof.execution.program import SHARED, START, Action, Cell, Program
 
 RESULTS = ("loss", "weight gradient", "weights")
-"""What every order is compared in; the first one is compared in activations and their gradients as well."""
+"""Quantities compared in every order; the first order also compares activations and their gradients."""
 
 NOBODY = -2
-"""The writer of a buffer in which nothing is yet."""
+"""The writer of an empty buffer."""
 
 Initial = Callable[[Cell, int], Any]
 
 
 @dataclass
 class Outcome:
-    """What one order came to."""
+    """Result of running one order."""
 
     max_relative_error: float = 0.0
     faults: list[Fault] = field(default_factory=list)
     compared: int = 0
-    """Arrays that were held against serial training."""
+    """Arrays compared with serial training."""
     moved: dict[int, int] = field(default_factory=dict)
-    """Elements of each task's message, of the rank that has most; in a thorough run."""
+    """Elements of each task's message, the most of any rank; in a thorough run only."""
 
 
 class Machine:
-    """All ranks of an unfolded graph, with the buffers of each."""
+    """All ranks of an unfolded graph with their buffers."""
 
     def __init__(self, program: Program, unfolded: Unfolded, initial: Initial, oracle: Oracle) -> None:
         self.program, self.initial, self.oracle = program, initial, oracle
@@ -51,11 +51,11 @@ class Machine:
         self.first: dict[tuple[int, int], Any] = {}
 
     def _numbers(self, cells: Sequence[Cell]) -> list[tuple[int, bool]]:
-        """Each cell's number, and whether every rank has its own."""
+        """The number of each cell, and whether every rank has its own copy."""
         return [(self.cells.setdefault(cell, len(self.cells)), cell.place != SHARED) for cell in cells]
 
     def run(self, order: Sequence[int], *, thorough: bool = False) -> Outcome:
-        """Execute every task once; FaultError where that is impossible."""
+        """Execute every task once; FaultError if that is impossible."""
         outcome, width = Outcome(), self.program.width
         values: list[list[Any]] = [[None] * width for _ in self.cells]
         writers: list[list[int]] = [[NOBODY] * width for _ in self.cells]
@@ -73,7 +73,7 @@ class Machine:
     def _step(
         self, action: Action, members: Sequence[int], values: list[list[Any]], writers: list[list[int]]
     ) -> tuple[list[list[Any]], list[tuple[Any, ...]]]:
-        """Execute one task: what its ranks read, and what they make of it, which goes where it belongs."""
+        """Execute one task and store its results; returns the values that its ranks read and wrote."""
         task, given = action.task, []
         for rank in members:
             own = []
@@ -91,22 +91,22 @@ class Machine:
         return given, results
 
     def _size(self, action: Action, own: list[Any], made: tuple[Any, ...]) -> int:
-        """Elements of the message of a rank; none where it has no part in it."""
+        """Elements of a rank's message; 0 if it has none."""
         if action.message is None:
             return 0
         try:
-            return action.message.of(own, made)
+            return action.message.elements(own, made)
         except BROKEN as error:
             raise self._failure(action, action.reads[:1], "its message cannot be counted", error) from None
 
     def _begin(self, action: Action, index: int, place: int, values: list[Any], writers: list[int]) -> None:
-        """Put what was there at the start into a buffer; anything else in it is not what was meant."""
+        """Put the initial value into an empty buffer; any other mismatch of its writer is a fault."""
         intended = action.expects[index]
         if writers[place] == NOBODY and intended == START:
             values[place], writers[place] = self._first(action, index, place), START
             return
-        name, found = self.program.name, writers[place]
-        wrote = "nothing is there yet" if found == NOBODY else f"{name(found)} wrote what is there"
+        name, writer = self.program.name, writers[place]
+        wrote = "nothing is there yet" if writer == NOBODY else f"{name(writer)} wrote what is there"
         tensor = self.program.tensor(action.reads[index])
         detail = f"must read what {name(intended)} writes, but {wrote}"
         raise FaultError(Fault("order", name(action.task), tensor, detail))
@@ -128,39 +128,41 @@ class Machine:
     ) -> list[tuple[Any, ...]]:
         try:
             results = action.kernel(members, values)
-            if len(results) != len(members) or any(len(each) != len(action.writes) for each in results):
+            if len(results) != len(members) or any(len(result) != len(action.writes) for result in results):
                 raise ValueError("it makes another number of tensors than it writes")
             return results
         except BROKEN as error:
             raise self._failure(action, action.reads[:2], "cannot be computed", error) from None
 
-    def _failure(self, action: Action, cells: Sequence[Cell], what: str, error: Exception) -> FaultError:
+    def _failure(self, action: Action, cells: Sequence[Cell], detail: str, error: Exception) -> FaultError:
         tensor = ", ".join(self.program.tensor(cell) for cell in cells) or "its operands"
-        return failure("value", self.program.name(action.task), tensor, what, error)
+        return failure("value", self.program.name(action.task), tensor, detail, error)
 
     def _compare(
         self, action: Action, rank: int, result: tuple[Any, ...], outcome: Outcome, *, thorough: bool
     ) -> None:
         for position, claim in action.claims:
-            if not thorough and not claim.what.startswith(RESULTS):
+            if not thorough and not claim.quantity.startswith(RESULTS):
                 continue
             try:
                 error = self.oracle.error(claim, rank, result[position])
             except BROKEN as broken:
-                what = f"serial training has no {claim.what} of that number ({claim.number}) to compare with"
-                raise self._failure(action, [action.writes[position]], what, broken) from None
+                detail = (
+                    f"serial training has no {claim.quantity} with the number {claim.number} to compare with"
+                )
+                raise self._failure(action, [action.writes[position]], detail, broken) from None
             outcome.compared += 1
             outcome.max_relative_error = max(outcome.max_relative_error, error)
             if error > TOLERANCE:
                 tensor = self.program.tensor(action.writes[position])
-                detail = f"{claim.what} on rank {rank} differs from serial training by {error:.1e}"
+                detail = f"{claim.quantity} on rank {rank} differs from serial training by {error:.1e}"
                 outcome.faults.append(Fault("value", self.program.name(action.task), tensor, detail))
 
 
 def _members(unfolded: Unfolded, width: int) -> list[tuple[int, ...]]:
     """The peers that take part in each instance, by offset."""
-    found: list[list[int]] = [[] for _ in range(len(unfolded.task))]
+    members: list[list[int]] = [[] for _ in range(len(unfolded.task))]
     for offset, instances in enumerate(starmap(unfolded.of_peer, ((offset,) for offset in range(width)))):
         for instance in np.unique(instances).tolist():
-            found[instance].append(offset)
-    return [tuple(each) for each in found]
+            members[instance].append(offset)
+    return [tuple(offsets) for offsets in members]

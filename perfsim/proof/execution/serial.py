@@ -1,4 +1,4 @@
-"""Serial training: the whole batch through the whole model on one device, which proofs compare with."""
+"""Serial training, the reference of proofs: the whole batch through the whole model on one device."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ STEPS = 2
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """A small model, where it starts and what it is taught: random words, other ones each step."""
+class SmallTraining:
+    """A small model, its initial weights, and random words to train on, new ones each step."""
 
     model: TransformerConfig
     seq_length: int
@@ -47,11 +47,12 @@ class Lesson:
 
     @cached_property
     def share(self) -> Share:
+        """The whole model as one share."""
         return Share(self.model, self.seq_length)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of a step that reach the head."""
+        """Tokens of a step that reach the LM head."""
         return self.batch * self.head_positions
 
     def words(self, step: int) -> tuple[Tokens, Tokens]:
@@ -66,7 +67,7 @@ class Lesson:
 
     @cached_property
     def initial(self) -> dict[int, Weights]:
-        """The weights at the start, by block; a tied head begins as the embedding's words."""
+        """Initial weights by block; a tied LM head begins with the embedding's words."""
         rng = np.random.default_rng([self.seed, 0])
         weights: dict[int, Weights] = {}
         for block in blocks(self.model):
@@ -85,34 +86,35 @@ def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array
 
 @dataclass
 class Record:
-    """What serial training found in one step; `hidden[k]` is what layer k reads."""
+    """Values of one step of serial training; `hidden[k]` is the input of layer k."""
 
     losses: Array
-    """Of each sample, its share of the mean."""
+    """Each sample's part of the mean loss."""
     hidden: list[Array] = field(default_factory=list)
     attention: list[Array] = field(default_factory=list)
     gradient: dict[int, Array] = field(default_factory=dict)
-    """Of `hidden[k]`."""
+    """Gradient of `hidden[k]`."""
     middle: dict[int, Array] = field(default_factory=dict)
-    """Of what layer k's MLP reads."""
+    """Gradient of the input of layer k's MLP."""
     weight_gradients: dict[int, Weights] = field(default_factory=dict)
     weights: dict[int, Weights] = field(default_factory=dict)
     """After the update."""
 
     @property
     def loss(self) -> float:
+        """Mean loss of the step."""
         return float(self.losses.sum())
 
 
-def train(lesson: Lesson) -> list[Record]:
-    """Train serially; one record a step."""
-    weights = dict(lesson.initial)
-    moments = {block: Moments.zero(lesson.share.layouts[block].size) for block in weights}
+def train(training: SmallTraining) -> list[Record]:
+    """Train serially; one record per step."""
+    weights = dict(training.initial)
+    moments = {block: Moments.zero(training.share.layouts[block].size) for block in weights}
     records = []
-    for step in range(lesson.steps):
-        record = gradients(lesson, weights, step)
+    for step in range(training.steps):
+        record = gradients(training, weights, step)
         for block, before in list(weights.items()):
-            layout = lesson.share.layouts[block]
+            layout = training.share.layouts[block]
             gradient = layout.flat(record.weight_gradients[block])
             flat, moments[block] = adam(layout.flat(before), gradient, moments[block])
             weights[block] = layout.views(flat)
@@ -121,31 +123,31 @@ def train(lesson: Lesson) -> list[Record]:
     return records
 
 
-def gradients(lesson: Lesson, weights: dict[int, Weights], step: int) -> Record:
+def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -> Record:
     """Loss and all gradients of one step."""
-    share, record = lesson.share, Record(np.zeros(lesson.batch))
-    tokens, targets = lesson.words(step)
+    share, record = training.share, Record(np.zeros(training.batch))
+    tokens, targets = training.words(step)
     x = embedding_forward(weights[EMBEDDING], tokens, share)
     record.hidden.append(x)
     kept: list[tuple[AttentionKept, MlpKept]] = []
-    for layer in range(lesson.model.num_layers):
+    for layer in range(training.model.num_layers):
         attention, of_attention = attention_forward(weights[layer], x, share)
         x, of_mlp = mlp_forward(weights[layer], x, attention, share)
         kept.append((of_attention, of_mlp))
         record.attention.append(attention)
         record.hidden.append(x)
     statistics, of_head = head_forward(weights[HEAD], x, targets, share)
-    record.losses = losses_of(statistics, lesson.num_tokens)
+    record.losses = losses_of(statistics, training.num_tokens)
     d, inputs = head_dgrad(
-        weights[HEAD], of_head, statistics, targets, lesson.num_tokens, share, lesson.seq_length
+        weights[HEAD], of_head, statistics, targets, training.num_tokens, share, training.seq_length
     )
     record.weight_gradients[HEAD] = head_wgrad(inputs, share) | inputs.norm
-    for layer in reversed(range(lesson.model.num_layers)):
+    for layer in reversed(range(training.model.num_layers)):
         record.gradient[layer + 1] = d
         d = _layer_backward(weights[layer], *kept[layer], d, share, record, layer)
     record.gradient[0] = d
     record.weight_gradients[EMBEDDING] = embedding_backward(d, tokens, share)
-    if lesson.model.tied_embeddings:
+    if training.model.tied_embeddings:
         both = record.weight_gradients[EMBEDDING]["words"] + record.weight_gradients[HEAD]["words"]
         record.weight_gradients[EMBEDDING]["words"] = record.weight_gradients[HEAD]["words"] = both
     return record

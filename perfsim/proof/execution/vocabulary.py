@@ -1,4 +1,4 @@
-"""Embedding, language-model head and cross-entropy in NumPy, their vocabulary cut over tensor peers."""
+"""Embedding, LM head and cross-entropy in NumPy, with the vocabulary split over tensor peers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tokens = NDArray[np.int64]
 
 
 class HeadKept(NamedTuple):
-    """What the head keeps: the norm's, the head's input and the logits of this peer's words."""
+    """Activations that the LM head keeps: of its norm, its input, and the logits of this peer's words."""
 
     norm: NormKept
     z: Array
@@ -22,7 +22,7 @@ class HeadKept(NamedTuple):
 
 
 class HeadInputs(NamedTuple):
-    """What the head's weight gradients read."""
+    """Inputs of the LM head's wgrad."""
 
     z: Array
     d_logits: Array
@@ -30,7 +30,7 @@ class HeadInputs(NamedTuple):
 
 
 def embedding_forward(w: Weights, tokens: Tokens, share: Share) -> Array:
-    """Words that this peer holds, zero for the others; the first peer adds positions."""
+    """Embeddings of the words that this peer holds, zero for others; the first peer adds positions."""
     local = tokens - share.first_row
     mine = (local >= 0) & (local < share.rows)
     x = np.where(mine[..., None], w["words"][np.where(mine, local, 0)], 0.0)
@@ -56,8 +56,8 @@ def embedding_backward(dx: Array, tokens: Tokens, share: Share) -> Weights:
 def head_forward(w: Weights, x: Array, targets: Tokens, share: Share) -> tuple[Array, HeadKept]:
     """Final norm and logits; returns maximum, sum of exponentials and target logit of each token.
 
-    Those three are what the peers exchange, as Megatron's vocabulary-parallel cross-entropy does.
-    `targets` has as many positions as reach the head.
+    The peers exchange these three, as in Megatron's vocabulary-parallel cross-entropy. `targets` covers the
+    positions that reach the LM head.
     """
     z, norm = norm_forward(x[:, : targets.shape[1]], w, "norm1")
     logits = z @ w["words"].T
@@ -70,12 +70,12 @@ def head_forward(w: Weights, x: Array, targets: Tokens, share: Share) -> tuple[A
     total = np.exp(logits - safe[..., None]).sum(axis=-1)
     local = targets - share.first_row
     mine = (local >= 0) & (local < max(real, 0))
-    found = np.take_along_axis(logits, np.where(mine, local, 0)[..., None], axis=-1)[..., 0]
-    return np.stack([safe, total, np.where(mine, found, 0.0)]), HeadKept(norm, z, logits)
+    target = np.take_along_axis(logits, np.where(mine, local, 0)[..., None], axis=-1)[..., 0]
+    return np.stack([safe, total, np.where(mine, target, 0.0)]), HeadKept(norm, z, logits)
 
 
 def merged_statistics(parts: list[Array]) -> Array:
-    """The statistics of all words from those of each peer's: a log-sum-exp in parts."""
+    """The statistics of all words from those of each peer: log-sum-exp in parts."""
     most = np.max([part[0] for part in parts], axis=0)
     total = sum(part[1] * np.exp(part[0] - most) for part in parts)
     return np.stack([most, np.asarray(total), np.sum([part[2] for part in parts], axis=0)])
@@ -90,7 +90,7 @@ def losses_of(statistics: Array, num_tokens: int) -> Array:
 def head_dgrad(
     w: Weights, kept: HeadKept, statistics: Array, targets: Tokens, num_tokens: int, share: Share, length: int
 ) -> tuple[Array, HeadInputs]:
-    """Gradient of the last layer's output, this peer's part of it, and what W reads."""
+    """The peer's part of the gradient of the last layer's output, and the inputs of the wgrad."""
     d_logits = np.exp(kept.logits - statistics[0][..., None]) / statistics[1][..., None]
     local = targets - share.first_row
     n, s = np.nonzero((local >= 0) & (local < share.rows))
@@ -103,7 +103,7 @@ def head_dgrad(
 
 
 def head_wgrad(inputs: HeadInputs, share: Share) -> Weights:
-    """Gradients of the head's rows and bias."""
+    """Gradients of the LM head's rows and bias."""
     width = inputs.d_logits.shape[-1]
     flat = inputs.d_logits.reshape(-1, width)
     grads = {"words": flat.T @ inputs.z.reshape(-1, inputs.z.shape[-1])}

@@ -1,7 +1,7 @@
-"""Weight streaming as a program: weights at MemoryX, slots on wafers, gradients summed on their way back.
+"""Weight streaming as a program: weights in MemoryX, slots on wafers, gradients summed on their way back.
 
-Flash, spilled activations and prefetched samples are buffers of their own, so what is copied to and fro
-is what is there when the copy is made.
+Flash, spilled activations and prefetched samples have their own buffers, so a copy moves the value that is
+there when it runs.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from perfsim.proof.execution.program import (
     Compiler,
     Message,
     Values,
-    each,
     first_made,
     first_read,
+    per_rank,
 )
-from perfsim.proof.execution.serial import Lesson
+from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.execution.vocabulary import (
     Tokens,
     embedding_backward,
@@ -47,56 +47,56 @@ from perfsim.proof.execution.vocabulary import (
 from perfsim.workload import StreamingLayout
 
 ROOM = 2
-"""Tensors on their way from or to a wafer for which it has room."""
+"""Buffers of a wafer for tensors that leave it, and for tensors that return."""
 
 
 class WaferCompiler(Compiler):
     """Compiles graphs of `weight-streaming`.
 
-    A wafer has `slots` places for weights that arrive, and `prefetch` for samples.
+    A wafer has `slots` buffers for arriving weights and `prefetch` for samples.
     """
 
     def __init__(
-        self, graph: TaskGraph, lesson: Lesson, layout: StreamingLayout, slots: int, prefetch: int
+        self, graph: TaskGraph, training: SmallTraining, layout: StreamingLayout, slots: int, prefetch: int
     ) -> None:
         super().__init__(graph)
-        self.lesson, self.layout, self.slots, self.prefetch = lesson, layout, slots, prefetch
+        self.training, self.layout, self.slots, self.prefetch = training, layout, slots, prefetch
         out = [task.reads[0] for task in graph.tasks() if task.work.op == "spill"]
         self.leaving = {handle: number % ROOM for number, handle in enumerate(out)}
-        """The room that a tensor has which will be spilled."""
+        """The buffer of each tensor that will be spilled."""
         self.returned: dict[int, Cell] = {}
         self.returns = 0
         self.sample_slot = Cell(0, "slot of samples")
         self.batches = 0
-        self.share = Share(lesson.model, lesson.seq_length)
+        self.share = Share(training.model, training.seq_length)
         self.slot_of: dict[int, Cell] = {}
         self.arrivals = 0
         self.tables: dict[int, Cell] = {}
-        """Gradients of embedding and head, for a table that both have."""
+        """Gradients of embedding and LM head, for a word table that both share."""
         self.staged: set[int] = set()
-        """Tensors that are weights in MemoryX's DRAM, read from its flash."""
+        """Tensors with weights that were read from MemoryX's flash into its DRAM."""
         self.partial_sums: set[int] = set()
-        """Tensors that are gradients of earlier micro-batches."""
+        """Tensors with gradients of earlier micro-batches."""
 
     def translate(self, task: Task) -> None:
-        """Add the action of one task; an operation that nobody knows is refused by name."""
-        known = OPERATIONS.get(task.work.op)
-        if known is None:
+        """Add the action of one task; an unknown operation is refused by name."""
+        operation = OPERATIONS.get(task.work.op)
+        if operation is None:
             detail = f"the executor knows no operation {task.work.op!r}; known: {', '.join(OPERATIONS)}"
             raise self.refuse("its operation", detail)
-        known(self, task)
+        operation(self, task)
 
     # ---------------------------------------------------------------------------------- shares
     def rows(self, rank: int, microbatch: int) -> Tokens:
         """The samples of a system in a micro-batch; the last ones may have fewer or none."""
-        batch, size = self.lesson.batch, self.layout.micro_batch_size
-        each_has = -(-batch // self.layout.data)
-        first = rank * each_has + microbatch * size
-        return np.arange(min(first, batch), min(first + size, (rank + 1) * each_has, batch))
+        batch, size = self.training.batch, self.layout.micro_batch_size
+        share = -(-batch // self.layout.data)
+        first = rank * share + microbatch * size
+        return np.arange(min(first, batch), min(first + size, (rank + 1) * share, batch))
 
     def tokens(self, rank: int, step: int, microbatch: int) -> tuple[Tokens, Tokens]:
         """Inputs and targets of a system in a micro-batch."""
-        inputs, targets = self.lesson.words(step)
+        inputs, targets = self.training.words(step)
         rows = self.rows(rank, microbatch)
         return inputs[rows], targets[rows]
 
@@ -104,19 +104,19 @@ class WaferCompiler(Compiler):
         """The named weights of a block."""
         return self.share.layouts[block].views(flat)
 
-    def claim(self, what: str, number: int) -> list[tuple[int, Claim]]:
-        """Say what the first tensor of the task is."""
-        return [(0, Claim(what, number, self.step, self.task.tag))]
+    def claim(self, quantity: str, number: int) -> list[tuple[int, Claim]]:
+        """Claim the first tensor of the task."""
+        return [(0, Claim(quantity, number, self.step, self.task.tag))]
 
     # --------------------------------------------------------------------------------- streams
     def read_store(self, task: Task) -> None:
-        """MemoryX sends the weights of a block, from DRAM or as they were staged there."""
+        """MemoryX sends the weights of a block from DRAM, where flash may have staged them."""
         staged = any(handle in self.staged for handle in task.reads)
         source = [] if staged else [Cell(SHARED, "weights", task.block)]
         self._copy(source, last=True, message=Message("parameters", first_made, (self.task.block,)))
 
     def flash_read(self, task: Task) -> None:
-        """Weights on their way to the wafers, or optimizer states for an update, from flash to DRAM."""
+        """Copy weights to be sent, or optimizer states for an update, from flash to DRAM."""
         block = task.block
         if task.work.category == "update":
             self._copy([Cell(SHARED, "moments in flash", block)], [Cell(SHARED, "moments", block)])
@@ -129,15 +129,15 @@ class WaferCompiler(Compiler):
         )
 
     def flash_write(self, task: Task) -> None:
-        """What an update made, from DRAM to flash; words that head and embedding share for both."""
+        """Copy updated states from DRAM to flash; words that embedding and LM head share for both."""
         made = [("moments", task.block), ("weights", task.block)]
-        if task.block == EMBEDDING and self.lesson.model.tied_embeddings:
+        if task.block == EMBEDDING and self.training.model.tied_embeddings:
             made.append(("weights", HEAD))
         source = [Cell(SHARED, name, block) for name, block in made]
         self._copy(source, [Cell(SHARED, f"{name} in flash", block) for name, block in made])
 
     def spill(self, task: Task) -> None:
-        """What a group keeps leaves the wafer: its input, or all activations of a layer."""
+        """Move a group's kept activations off the wafer: its input, or all activations of a layer."""
         out = Cell(self.place, "spilled activations", task.block)
         if self.layout.recompute_layers:
             slot = Cell(self.place, "slot of leaving inputs", self.leaving[task.reads[0]])
@@ -146,7 +146,7 @@ class WaferCompiler(Compiler):
             self._copy([self.kept()], [out])
 
     def fetch(self, task: Task) -> None:
-        """What a group kept comes back."""
+        """Bring a group's spilled activations back."""
         out = Cell(self.place, "spilled activations", task.block)
         if self.layout.recompute_layers:
             slot = Cell(self.place, "slot of returning inputs", self.returns % ROOM)
@@ -164,14 +164,14 @@ class WaferCompiler(Compiler):
         last: bool = False,
         message: Message | None = None,
     ) -> None:
-        """Buffers to others; `last`: the last thing read is what the task's own tensor holds."""
+        """Copy buffers; with `last`, the task's own tensor gets the last value read."""
         operands = [self.operand(handle) for handle in self.task.reads]
         count = len(target)
 
         def run(_: int, *values: Any) -> tuple[Any, ...]:
             return (values[-1] if last else None, *values[len(values) - count :])
 
-        self.add([*operands, *source], [*self.handle(), *target], each(run), message=message)
+        self.add([*operands, *source], [*self.handle(), *target], per_rank(run), message=message)
 
     def samples(self, task: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
@@ -180,10 +180,10 @@ class WaferCompiler(Compiler):
         self.sample_slot = Cell(self.place, "slot of samples", self.batches % self.prefetch)
         self.batches += 1
         writes = [*self.handle(), self.sample_slot]
-        self.add(operands, writes, each(lambda rank, *_: (None, self.tokens(rank, step, tag))))
+        self.add(operands, writes, per_rank(lambda rank, *_: (None, self.tokens(rank, step, tag))))
 
     def broadcast(self, task: Task) -> None:
-        """SwarmX gives every wafer the weights; they take the slot whose turn it is."""
+        """SwarmX sends the weights to every wafer, where slots are used in turn."""
         place = task.work.group.start if task.work.group else 0
         slot = Cell(place, "slot of weights", self.arrivals % self.slots)
         self.arrivals += 1
@@ -207,7 +207,7 @@ class WaferCompiler(Compiler):
         )
 
     def reduce(self, task: Task) -> None:
-        """SwarmX sums the wafers' gradients; MemoryX or the tree adds what came before."""
+        """SwarmX sums the wafers' gradients; MemoryX or the tree adds those of earlier micro-batches."""
         operands = [self.operand(handle) for handle in task.reads]
         group = self._group(task)
         arriving = [number for number, cell in enumerate(operands) if cell.place != SHARED]
@@ -230,19 +230,19 @@ class WaferCompiler(Compiler):
         )
 
     def _group(self, task: Task) -> Collection[int]:
-        """The wafers that a collective joins."""
+        """The wafers in a collective."""
         return task.work.group.ranks if task.work.group else range(self.layout.data)
 
     def wait(self, task: Task) -> None:
-        """Nothing."""
+        """A task that does nothing."""
         operands = [self.operand(handle) for handle in task.reads]
         results = [cell for position in range(len(task.writes)) for cell in self.handle(position)]
-        self.add(operands, results, each(lambda *_: (None,) * len(results)))
+        self.add(operands, results, per_rank(lambda *_: (None,) * len(results)))
 
     def update(self, task: Task) -> None:
-        """Adam at MemoryX. A table that embedding and head share is updated once both gradients are there."""
+        """Adam in MemoryX; embedding and LM head that share a word table are updated once, together."""
         operands = [self.operand(handle) for handle in task.reads]
-        block, tied = task.block, self.lesson.model.tied_embeddings
+        block, tied = task.block, self.training.model.tied_embeddings
         layout, count = self.share.layouts[block], len(operands)
         states = [Cell(SHARED, "weights", block), Cell(SHARED, "moments", block)]
         both = tied and block == EMBEDDING
@@ -266,10 +266,10 @@ class WaferCompiler(Compiler):
 
         record = Cell(SHARED, f"gradient used in step {self.step + 1}", block)
         writes = [*self.handle(), record, *states]
-        self.add([*operands, *states], writes, each(run), claims=self._claims(block, both=both))
+        self.add([*operands, *states], writes, per_rank(run), claims=self._claims(block, both=both))
 
     def _claims(self, block: int, *, both: bool) -> list[tuple[int, Claim]]:
-        if self.lesson.model.tied_embeddings and block == HEAD:
+        if self.training.model.tied_embeddings and block == HEAD:
             return []
         claims = [
             (1, Claim("weight gradient", block, self.step, -1)),
@@ -278,7 +278,7 @@ class WaferCompiler(Compiler):
         return [*claims, (4, Claim("weights", HEAD, self.step, -1))] if both else claims
 
     def _update_both(self, gradient: Array, of_head: Array, states: Sequence[Any]) -> tuple[Any, ...]:
-        """The embedding with the sum of both gradients, and its words as the head has them."""
+        """Update the embedding with the sum of both gradients, and copy its words to the LM head."""
         layout, head = self.share.layouts[EMBEDDING], self.share.layouts[HEAD]
         flat, moments, of_head_flat, head_moments = states
         gradient[layout.parts["words"]] += of_head[head.parts["words"]]
@@ -295,7 +295,7 @@ class WaferCompiler(Compiler):
         writes: Sequence[Cell] = (),
         claims: Sequence[tuple[int, Claim]] = (),
     ) -> None:
-        """A task of each wafer: `function(wafer, weights of the block, operands and buffers)`."""
+        """A task that each wafer runs: `function(wafer, weights of the block, operands and buffers)`."""
         task, block = self.task, self.task.block
         slot = self.slot_of.get(block)
         if slot is None:
@@ -311,26 +311,26 @@ class WaferCompiler(Compiler):
             made = function(rank, self.views(block, values[count]), values[:count])
             return (*made, made[0]) if leaves else made
 
-        self.add([*operands, *reads, slot, *back], [*results, *writes, *out], each(kernel), claims=claims)
+        self.add([*operands, *reads, slot, *back], [*results, *writes, *out], per_rank(kernel), claims=claims)
 
     def kept(self) -> Cell:
-        """What the present block keeps for its backward on a wafer."""
+        """Buffer of the activations that the present block keeps."""
         return Cell(self.place, "activations", self.task.block)
 
     def embedding_forward(self, _: Task) -> None:
-        """Look words up; head and backward find the samples on the wafer."""
+        """Look up the words; LM head and backward read the samples from the wafer."""
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
             return embedding_forward(w, values[-1][0], self.share), values[-1]
 
-        self.compute(run, [self.sample_slot], [self.taught()], self.claim("hidden", 0))
+        self.compute(run, [self.sample_slot], [self.samples_cell()], self.claim("hidden", 0))
 
-    def taught(self) -> Cell:
-        """The samples of the micro-batch under way."""
+    def samples_cell(self) -> Cell:
+        """Buffer of the samples of the present micro-batch."""
         return Cell(self.place, "samples", EMBEDDING)
 
     def layer_forward(self, task: Task) -> None:
-        """One layer, forward or made again; keeps its activations unless they will be made again."""
+        """One layer forward or recomputed; a forward keeps activations unless they will be recomputed."""
         keeps = task.work.op == "layer.recompute" or not self.layout.recompute_layers
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -342,7 +342,7 @@ class WaferCompiler(Compiler):
         self.compute(run, [], [self.kept()] if keeps else [], self.claim("hidden", task.block + 1))
 
     def layer_backward(self, task: Task) -> None:
-        """One layer backward: its input's gradient, and its weights'."""
+        """One layer backward: gradients of its input and its weights."""
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
             dy, (of_attention, of_mlp) = values[1], values[-1]
@@ -363,7 +363,7 @@ class WaferCompiler(Compiler):
         writes: Sequence[Cell] = (),
         claims: Sequence[tuple[int, Claim]] = (),
     ) -> None:
-        """A backward; gradients of earlier micro-batches are added if they are on the wafer."""
+        """A backward; adds gradients of earlier micro-batches that are on the wafer."""
         task = self.task
         earlier = [place for place, handle in enumerate(task.reads) if handle in self.partial_sums]
         self.partial_sums.add(task.writes[1])
@@ -380,38 +380,40 @@ class WaferCompiler(Compiler):
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
             return head_forward(w, values[1], values[-1][1], self.share)
 
-        self.compute(run, [self.taught()], [self.kept()])
+        self.compute(run, [self.samples_cell()], [self.kept()])
 
     def head_backward(self, task: Task) -> None:
-        """Loss and head backward."""
+        """Backward of loss and LM head."""
         tag = task.tag
 
         def run(_: int, w: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
-            statistics, kept, count = values[1], values[-2], self.lesson.num_tokens
+            statistics, kept, count = values[1], values[-2], self.training.num_tokens
             targets = values[-1][1]
-            dx, inputs = head_dgrad(w, kept, statistics, targets, count, self.share, self.lesson.seq_length)
+            dx, inputs = head_dgrad(w, kept, statistics, targets, count, self.share, self.training.seq_length)
             made = self.share.layouts[HEAD].flat(head_wgrad(inputs, self.share) | inputs.norm)
             return dx, made, np.asarray(losses_of(statistics, count).sum())
 
-        claims = self.claim("gradient", self.lesson.model.num_layers)
+        claims = self.claim("gradient", self.training.model.num_layers)
         claims.append((2, Claim("loss", HEAD, self.step, tag)))
-        self._backward(run, [self.kept(), self.taught()], [Cell(self.place, f"loss[{tag}]", HEAD)], claims)
+        self._backward(
+            run, [self.kept(), self.samples_cell()], [Cell(self.place, f"loss[{tag}]", HEAD)], claims
+        )
 
     def embedding_backward(self, _: Task) -> None:
-        """Gradients of words and positions; nothing is before the embedding."""
+        """Gradients of words and positions; the embedding has no input gradient."""
 
         def run(_: int, __: Weights, values: Sequence[Any]) -> tuple[Any, ...]:
             made = embedding_backward(values[1], values[-1][0], self.share)
             return None, self.share.layouts[EMBEDDING].flat(made)
 
-        self._backward(run, [self.taught()])
+        self._backward(run, [self.samples_cell()])
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, _rank: int) -> Any:
-        """What a buffer holds before the first task; KeyError where nothing is there."""
+        """Initial value of a buffer; KeyError if it has none."""
         layout = self.share.layouts[cell.number]
         if cell.name in ("weights", "weights in flash"):
-            return layout.flat(self.lesson.initial[cell.number])
+            return layout.flat(self.training.initial[cell.number])
         if cell.name in ("moments", "moments in flash"):
             return Moments.zero(layout.size)
         raise KeyError(cell)
@@ -437,4 +439,4 @@ OPERATIONS: dict[str, Callable[[WaferCompiler, Task], None]] = {
     "layer.backward": WaferCompiler.layer_backward,
     "embedding.backward": WaferCompiler.embedding_backward,
 }
-"""What each operation of a task (`Work.op`) does; add new ones here."""
+"""Method for each operation (`Work.op`); add new ones here."""

@@ -13,7 +13,7 @@ from perfsim.prediction.prediction import MemoryBar
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Table
-from perfsim.study.result import StudyResult
+from perfsim.studies.result import StudyResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from perfsim.prediction.result import Resilience
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Table
-from perfsim.study.result import StudyResult
+from perfsim.studies.result import StudyResult
 
 
 def slowdowns(curve: Resilience) -> list[float]:

@@ -8,13 +8,13 @@ from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.figures.shares import stacked_shares
 from perfsim.report.table import Table
-from perfsim.study.result import StudyResult
+from perfsim.studies.result import StudyResult
 
 
 def step_breakdown(result: StudyResult) -> go.Figure:
     """Stacked horizontal bars, one per candidate, in per cent of the step; seconds on hover."""
     names = text.labels(result.candidates)
-    parts = [candidate.step_breakdown_s for candidate in result.candidates]
+    parts = [candidate.breakdown_s for candidate in result.candidates]
     return stacked_shares(
         "Step time by what it is spent on (% of the step)",
         [base.two_lines(name) for name in names],
@@ -28,7 +28,7 @@ def step_breakdown(result: StudyResult) -> go.Figure:
 
 def step_breakdown_table(result: StudyResult) -> Table:
     """Seconds and share of every part."""
-    parts = [candidate.step_breakdown_s for candidate in result.candidates]
+    parts = [candidate.breakdown_s for candidate in result.candidates]
     order = base.union(parts)
     rows = []
     for name, candidate, values in zip(text.labels(result.candidates), result.candidates, parts, strict=True):
@@ -47,7 +47,7 @@ def step_breakdown_alt(result: StudyResult) -> str:
     """The largest parts of each candidate in words."""
     sentences = []
     for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True):
-        largest = sorted(candidate.step_breakdown_s.items(), key=lambda item: -item[1])[:3]
+        largest = sorted(candidate.breakdown_s.items(), key=lambda item: -item[1])[:3]
         words = ", ".join(
             f"{text.human(part)} {text.percent(s / candidate.step_time_s)}" for part, s in largest
         )

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Table
-from perfsim.study.result import BatchPoint, CandidateResult, StudyResult
+from perfsim.studies.result import BatchPoint, CandidateResult, StudyResult
 
 
 def time_to_accuracy(result: StudyResult) -> go.Figure:

@@ -17,7 +17,7 @@ from perfsim.prediction.result import TimelineBar
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Table
-from perfsim.study.result import CandidateResult
+from perfsim.studies.result import CandidateResult
 
 MAX_BARS = 8000
 MAX_STEPS = 2

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Table
-from perfsim.sweep.scaling import Series
-from perfsim.sweep.variants import Change
+from perfsim.sweeps.scaling import Series
+from perfsim.sweeps.variants import Change
 
 Changes = Mapping[str, Sequence[Change]]
 

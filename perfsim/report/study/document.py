@@ -7,7 +7,7 @@ from typing import Any
 
 from perfsim.prediction.documents import document_of
 from perfsim.report.document import plain
-from perfsim.study.result import CandidateResult, StudyResult
+from perfsim.studies.result import CandidateResult, StudyResult
 
 _OF_CANDIDATE = (
     "steps",

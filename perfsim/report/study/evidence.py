@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfsim.prediction.result import SamplingSummary
 from perfsim.report import text
 from perfsim.report.table import Table
-from perfsim.study.result import StudyResult
+from perfsim.studies.result import StudyResult
 
 
 def assumptions_table(result: StudyResult) -> Table:

@@ -15,7 +15,7 @@ from perfsim.report.study.evidence import accuracy_table, assumptions_table, sam
 from perfsim.report.study.verdict import ratios_to_first, remarks_table, verdict_table
 from perfsim.report.study.whole_run import whole_run_section
 from perfsim.report.study.why import why_table
-from perfsim.study.result import StudyResult
+from perfsim.studies.result import StudyResult
 
 
 def study_page(result: StudyResult, *, trace_name: str | None = None) -> tuple[str, list[Section], Head]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from perfsim.report import text
 from perfsim.report.table import Table
-from perfsim.study.result import CandidateResult, StudyResult
+from perfsim.studies.result import CandidateResult, StudyResult
 
 
 @dataclass(frozen=True, slots=True)

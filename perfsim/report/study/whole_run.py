@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfsim.report import text
 from perfsim.report.sections import Section
 from perfsim.report.table import Table
-from perfsim.study.result import CandidateResult, StudyResult
+from perfsim.studies.result import CandidateResult, StudyResult
 
 
 def whole_run_section(result: StudyResult) -> list[Section]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perfsim.costs.streaming_roof import StreamingRoof
 from perfsim.report import text
 from perfsim.report.table import Table
-from perfsim.study.result import CandidateResult
+from perfsim.studies.result import CandidateResult
 
 
 def why_table(named: Sequence[tuple[str, CandidateResult]]) -> Table:

@@ -9,8 +9,8 @@ from perfsim.report.document import write_document
 from perfsim.report.page import write_page
 from perfsim.report.study.document import study_document
 from perfsim.report.study.page import study_page
-from perfsim.study.result import StudyResult
-from perfsim.study.runner import StudyRun
+from perfsim.studies.result import StudyResult
+from perfsim.studies.runner import StudyRun
 
 
 def write_study(run: StudyRun, folder: Path) -> Path:

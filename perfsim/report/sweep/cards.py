@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from perfsim.report import text
 from perfsim.report.sections import Card
-from perfsim.sweep.analysis import Analysis
-from perfsim.sweep.scaling import Series
+from perfsim.sweeps.analysis import Analysis
+from perfsim.sweeps.scaling import Series
 
 MAX_CARDS = 8
 

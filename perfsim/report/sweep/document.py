@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from perfsim.report.document import plain
-from perfsim.sweep.result import SweepResult
+from perfsim.sweeps.result import SweepResult
 
 
 def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perfsim.report import text
 from perfsim.report.figures.heat_map import heat_map, heat_map_table
 from perfsim.report.sections import Section, slugify
-from perfsim.sweep.maps import TimeMap
+from perfsim.sweeps.maps import TimeMap
 
 MAX_MAPS = 8
 LEAD = (

@@ -23,10 +23,10 @@ from perfsim.report.sweep.variants import (
     times,
     where_steps_go,
 )
-from perfsim.sweep.analysis import Analysis
-from perfsim.sweep.points import PointResult
-from perfsim.sweep.result import SweepResult
-from perfsim.sweep.scaling import Series
+from perfsim.sweeps.analysis import Analysis
+from perfsim.sweeps.points import PointResult
+from perfsim.sweeps.result import SweepResult
+from perfsim.sweeps.scaling import Series
 
 MAX_SERIES = 12
 """Lines of one chart."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from perfsim.report import text
 from perfsim.report.table import Table
-from perfsim.sweep.points import PointResult
-from perfsim.sweep.result import SweepResult
-from perfsim.sweep.scaling import Match
+from perfsim.sweeps.points import PointResult
+from perfsim.sweeps.result import SweepResult
+from perfsim.sweeps.scaling import Match
 
 
 def matches_table(matches: Sequence[Match]) -> Table:

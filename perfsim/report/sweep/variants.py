@@ -10,9 +10,9 @@ from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_
 from perfsim.report.figures.variants import Changes, change_bars, change_table, time_dots, time_table
 from perfsim.report.sections import Section
 from perfsim.report.table import Table
-from perfsim.sweep.analysis import Analysis
-from perfsim.sweep.points import PointResult
-from perfsim.sweep.scaling import Series
+from perfsim.sweeps.analysis import Analysis
+from perfsim.sweeps.points import PointResult
+from perfsim.sweeps.scaling import Series
 
 MAX_LINES = 12
 MAX_ROWS = 40

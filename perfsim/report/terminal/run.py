@@ -78,7 +78,7 @@ def _sampling(sampled: SamplingSummary) -> str:
 def _breakdown(prediction: Prediction) -> Table:
     """The parts of the step, the longest first."""
     step_s = prediction.step_time_s
-    parts = sorted(prediction.step_breakdown_s.items(), key=lambda item: -item[1])
+    parts = sorted(prediction.breakdown_s.items(), key=lambda item: -item[1])
     rows = [
         (human(name), duration(seconds), percent(seconds / step_s)) for name, seconds in parts if seconds > 0
     ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from perfsim.report import text
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
-from perfsim.study.result import CandidateResult, StudyResult
+from perfsim.studies.result import CandidateResult, StudyResult
 
 MAX_LINES = 25
 MAX_VERDICT_LINES = 6

@@ -5,9 +5,9 @@ from __future__ import annotations
 from perfsim.report import text
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import cut, paragraph, table_lines, terminal_width
-from perfsim.sweep.points import PointResult
-from perfsim.sweep.result import SweepResult
-from perfsim.sweep.variants import Change
+from perfsim.sweeps.points import PointResult
+from perfsim.sweeps.result import SweepResult
+from perfsim.sweeps.variants import Change
 
 MAX_LINES = 24
 """One less than a terminal shows: the caller adds where the report is."""

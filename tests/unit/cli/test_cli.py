@@ -564,8 +564,8 @@ def test_an_interrupted_run_ends_in_words(perfsim: Run, monkeypatch: pytest.Monk
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("perfsim.study.runner.run_study", interrupt)
-    monkeypatch.setattr("perfsim.prediction.predict.predict", interrupt)
+    monkeypatch.setattr("perfsim.api.studies.run_study", interrupt)
+    monkeypatch.setattr("perfsim.api.predicting.predict", interrupt)
     refused(perfsim("study", "study.yaml", "--json"), 130, "error: interrupted")
     refused(perfsim(*WAFERS, "--devices", "1"), 130, "error: interrupted")
 
@@ -576,7 +576,7 @@ def test_an_error_of_the_system_is_told_without_its_number(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("perfsim.prediction.predict.predict", full)
+    monkeypatch.setattr("perfsim.api.predicting.predict", full)
     result = perfsim(*WAFERS, "--devices", "1")
     refused(result, 1)
     assert result.stderr == "error: No space left on device\n"

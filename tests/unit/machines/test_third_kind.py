@@ -6,13 +6,14 @@ Registered, it is planned, simulated, predicted and read from YAML by the same f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 
+import perfsim as ps
 from perfsim import transformer
 from perfsim.catalog import default_catalog
 from perfsim.costs.memory import MemoryUse, sharded_state_bytes, state_bytes
@@ -21,10 +22,9 @@ from perfsim.errors import CatalogError, InputError, LayoutError, MemoryCapacity
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TensorClass, Work
 from perfsim.hardware import SYSTEM_CLASSES, LinkSpec, SystemSpec, _plugin_classes, system_classes
 from perfsim.machines import MACHINES, Machine, machine, machine_of, register
-from perfsim.prediction.predict import predict
-from perfsim.prediction.question import Question, question_named
 from perfsim.strategies import STRATEGIES, Duration, Plan, Strategy
-from perfsim.study.runner import load_study, run_study
+from perfsim.studies.loading import load_study
+from perfsim.studies.runner import run_study
 from perfsim.topology import Topology
 from perfsim.topology.base import Cable
 from perfsim.workload import Job, Recompute, TrainingRecipe
@@ -217,9 +217,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     del MACHINES["ring-cluster"], SYSTEM_CLASSES["ring-cluster"]
 
 
-def asked(folder: Path, devices: int = 4, **given: Any) -> Question:
-    question = question_named("gpt3_xl", str(folder / "ring.yaml"), devices, "ring-data", batch=64)
-    return replace(question, **given)
+def predict(folder: Path, devices: int = 4, **given: Any) -> ps.Prediction:
+    return ps.predict(model="gpt3_xl", system=folder / "ring.yaml", devices=devices, batch=64, **given)
 
 
 def test_it_is_read_from_yaml_as_its_own_kind(folder: Path) -> None:
@@ -229,24 +228,24 @@ def test_it_is_read_from_yaml_as_its_own_kind(folder: Path) -> None:
 
 
 def test_it_is_planned_simulated_and_explained(folder: Path) -> None:
-    prediction = predict(asked(folder))
+    prediction = predict(folder)
     assert prediction.layout["data"] == 4
-    assert prediction.step_time_s == pytest.approx(sum(prediction.step_breakdown_s.values()))
-    assert prediction.step_breakdown_s["data_communication"] > 0
+    assert prediction.step_time_s == pytest.approx(sum(prediction.breakdown_s.values()))
+    assert prediction.breakdown_s["data_communication"] > 0
     assert 0.3 < prediction.mfu < 0.5
     assert "compute" in prediction.why.parts_s
 
 
 def test_its_layouts_are_written_as_text(folder: Path) -> None:
-    prediction = predict(asked(folder, layout="mbs=2"))
+    prediction = predict(folder, layout="mbs=2")
     assert prediction.layout == {"data": 4, "micro_batch_size": 2, "num_microbatches": 8}
     with pytest.raises(LayoutError, match="'vpp=2': unknown name"):
-        predict(asked(folder, layout="vpp=2"))
+        predict(folder, layout="vpp=2")
 
 
 def test_a_strategy_of_another_kind_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match="strategy 3d runs on a gpu-cluster; ring is a ring-cluster"):
-        predict(asked(folder, strategy="3d"))
+        predict(folder, strategy="3d")
 
 
 def test_a_study_compares_it_with_the_others(folder: Path) -> None:

@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+import perfsim as ps
 from perfsim.collectives import ring, tree
 from perfsim.costs.price import price
 from perfsim.engine import simulate
@@ -19,8 +20,6 @@ from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.expansion import expanded, in_steps, parse_expansion
 from perfsim.prediction.perturbation import perturbed
 from perfsim.prediction.perturbation_spec import parse_perturbations
-from perfsim.prediction.predict import predict
-from perfsim.prediction.question import question_named
 
 POINT = {
     "model": "gpt3_xl",
@@ -34,7 +33,7 @@ POINT = {
 
 @pytest.fixture(scope="module")
 def evaluation() -> Evaluation:
-    return predict(question_named(**POINT)).run
+    return ps.predict(**POINT).run
 
 
 def collective(evaluation: Evaluation, name: str) -> Work:
@@ -114,7 +113,7 @@ def test_steps_can_be_perturbed(evaluation: Evaluation) -> None:
 
 
 def test_a_point_may_ask_for_steps(evaluation: Evaluation) -> None:
-    found = predict(question_named(**{**POINT, "expand": "data.all_reduce=tree"})).run
+    found = ps.predict(**{**POINT, "expand": "data.all_reduce=tree"}).run
     assert found.step_time_s > evaluation.step_time_s, "whole messages, unpipelined"
 
 
@@ -132,7 +131,7 @@ def test_what_does_not_run_so_is_refused(evaluation: Evaluation, text: str, mess
 
 
 def test_a_gather_does_not_run_as_a_tree() -> None:
-    gathers = predict(question_named(**{**POINT, "layout": "tp=8,pp=1,dp=4,mbs=1,zero=1"})).run
+    gathers = ps.predict(**{**POINT, "layout": "tp=8,pp=1,dp=4,mbs=1,zero=1"}).run
     with pytest.raises(InputError, match="does not run as a tree: all_reduce, broadcast do"):
         expanded(gathers, "data.all_gather=tree")
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+import perfsim as ps
 from perfsim.errors import InputError
 from perfsim.prediction.documents import run_document
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation import perturbed
 from perfsim.prediction.perturbation_spec import ResilienceSpec, parse_perturbations
-from perfsim.prediction.predict import predict
-from perfsim.prediction.question import question_named
 from perfsim.prediction.resilience import resilience
 
 GPUS = {
@@ -33,12 +32,12 @@ WAFERS = {
 
 @pytest.fixture(scope="module")
 def gpus() -> Evaluation:
-    return predict(question_named(**GPUS)).run
+    return ps.predict(**GPUS).run
 
 
 @pytest.fixture(scope="module")
 def wafers() -> Evaluation:
-    return predict(question_named(**WAFERS)).run
+    return ps.predict(**WAFERS).run
 
 
 def step_s(evaluation: Evaluation, text: str) -> float:
@@ -123,7 +122,7 @@ def test_failures_leave_the_step_and_take_their_share_of_the_run(gpus: Evaluatio
 
 
 def test_a_point_says_what_disturbed_it(gpus: Evaluation) -> None:
-    answer = run_document(predict(question_named(**{**GPUS, "perturb": "straggler=1.3@5,jitter=0.01"})))
+    answer = run_document(ps.predict(**{**GPUS, "perturb": "straggler=1.3@5,jitter=0.01"}))
     assert answer["perturbed"]["unperturbed_step_time_s"] == gpus.step_time_s
     assert len(answer["perturbed"]["draws_s"]) == 3
     assert answer["step_time_s"] == sorted(answer["perturbed"]["draws_s"])[1]

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
+import perfsim as ps
 from perfsim.errors import InputError
 from perfsim.prediction.documents import run_document
-from perfsim.prediction.predict import predict
-from perfsim.prediction.question import question_named
 
 WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
 
 
 def test_a_point_answers_with_the_metrics_of_the_interface(point_keys: frozenset[str]) -> None:
-    prediction = predict(question_named(**WAFERS))
+    prediction = ps.predict(**WAFERS)
     metrics, evaluation = run_document(prediction), prediction.run
     assert set(metrics) >= point_keys
     assert metrics["num_devices"] == 2
@@ -27,13 +26,13 @@ def test_a_point_answers_with_the_metrics_of_the_interface(point_keys: frozenset
 
 
 def test_a_given_layout_is_taken_as_it_is() -> None:
-    metrics = run_document(predict(question_named(**{**WAFERS, "layout": "dp=2,mbs=16,recompute_layers=1"})))
+    metrics = run_document(ps.predict(**{**WAFERS, "layout": "dp=2,mbs=16,recompute_layers=1"}))
     layout: Mapping[str, object] = metrics["layout"]
     assert (layout["micro_batch_size"], layout["num_microbatches"], layout["recompute_layers"]) == (16, 2, 1)
 
 
 def test_the_same_point_gives_the_same_numbers_again() -> None:
-    assert run_document(predict(question_named(**WAFERS))) == run_document(predict(question_named(**WAFERS)))
+    assert run_document(ps.predict(**WAFERS)) == run_document(ps.predict(**WAFERS))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_the_same_point_gives_the_same_numbers_again() -> None:
 def test_a_question_that_makes_no_sense_ends_in_words(change: dict[str, object], message: str) -> None:
     point = {**WAFERS, "layout": "dp=2,mbs=8", **change}
     with pytest.raises(InputError, match=message):
-        predict(question_named(**point))
+        ps.predict(**point)
 
 
 THIN = """\
@@ -80,7 +79,7 @@ def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(
             "layout": "tp=8,pp=2,dp=1,mbs=1",
             "batch": 1,
         }
-        prediction = predict(question_named(**point))
+        prediction = ps.predict(**point)
         answer, evaluation = run_document(prediction), prediction.run
         steps[ratio] = answer["step_time_s"]
     across = [

@@ -6,10 +6,9 @@ from importlib.resources import files
 
 import pytest
 
+import perfsim as ps
 from perfsim.prediction import reached
 from perfsim.prediction.documents import run_document
-from perfsim.prediction.predict import predict
-from perfsim.prediction.question import question_named
 from perfsim.prediction.reached import Reached, above_all_published, fewer_than_published, recorded
 from perfsim.published.plans import public_cases
 from perfsim.strategies import Plan
@@ -18,10 +17,8 @@ from perfsim.validation.record_reached import record_text
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return predict(
-        question_named(
-            model="gpt3_xl", system="dgx-a100-80gb", devices=8, strategy="3d", layout="dp=8,mbs=1", batch=16
-        )
+    return ps.predict(
+        model="gpt3_xl", system="dgx-a100-80gb", devices=8, strategy="3d", layout="dp=8,mbs=1", batch=16
     ).run.plan
 
 
@@ -68,10 +65,8 @@ def test_a_plan_above_all_runs_of_its_kind_is_called_optimistic(
 @pytest.mark.parametrize(("batch", "said"), [(4, True), (29, True), (30, False), (128, False)])
 def test_a_wafer_with_far_fewer_sequences_than_any_log_is_told_so(batch: int, said: bool) -> None:
     """The logs have 60 sequences a system or more: there nothing tells a fixed time from efficiency."""
-    prediction = predict(
-        question_named(
-            model="cerebras_gpt_111m", system="cs-2", devices=1, strategy="weight-streaming", batch=batch
-        )
+    prediction = ps.predict(
+        model="cerebras_gpt_111m", system="cs-2", devices=1, strategy="weight-streaming", batch=batch
     )
     answer, run = run_document(prediction), prediction.run
     notes = [note for note in answer["notes"] if "no published log here" in note]

@@ -7,23 +7,21 @@ from pathlib import Path
 
 import pytest
 
+import perfsim as ps
 from perfsim.prediction.documents import run_document
-from perfsim.prediction.predict import predict
-from perfsim.prediction.question import question_named
 from perfsim.prediction.remarks import edge_remark
 from perfsim.report.study.document import study_document
 from perfsim.report.study.write import write_study_page
 from perfsim.report.terminal.run import run_lines
 from perfsim.report.terminal.study import study_lines
-from perfsim.study.runner import load_study, run_study
+from perfsim.studies.loading import load_study
+from perfsim.studies.runner import run_study
 
 
 def notes(layout: str, devices: int = 8, system: str = "dgx-a100-80gb", strategy: str = "3d") -> list[str]:
     answer = run_document(
-        predict(
-            question_named(
-                model="gpt3_xl", system=system, devices=devices, strategy=strategy, layout=layout, batch=16
-            )
+        ps.predict(
+            model="gpt3_xl", system=system, devices=devices, strategy=strategy, layout=layout, batch=16
         )
     )
     return [note for note in answer["notes"] if note.startswith("left at defaults")]
@@ -39,10 +37,8 @@ def test_settings_that_nobody_named_are_listed_with_what_is_usual() -> None:
 
 
 def test_the_defaults_stay_as_they_are() -> None:
-    evaluation = predict(
-        question_named(
-            model="gpt3_xl", system="dgx-a100-80gb", devices=8, strategy="3d", layout="tp=2,pp=2", batch=16
-        )
+    evaluation = ps.predict(
+        model="gpt3_xl", system="dgx-a100-80gb", devices=8, strategy="3d", layout="tp=2,pp=2", batch=16
     ).run
     layout = evaluation.plan.layout
     assert (layout.sequence_parallel, layout.zero_stage, layout.recompute) == (False, 0, "none")
@@ -68,15 +64,13 @@ def test_the_planners_own_choice_and_wafers_leave_nothing_unsaid() -> None:
 
 
 def test_a_terminal_shows_the_notes() -> None:
-    prediction = predict(
-        question_named(
-            model="gpt3_xl",
-            system="dgx-a100-80gb",
-            devices=8,
-            strategy="3d",
-            layout="tp=2,pp=2",
-            batch=16,
-        )
+    prediction = ps.predict(
+        model="gpt3_xl",
+        system="dgx-a100-80gb",
+        devices=8,
+        strategy="3d",
+        layout="tp=2,pp=2",
+        batch=16,
     )
     lines = run_lines(prediction)
     assert any(line.split()[:3] == ["note", "left", "at"] for line in lines)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.study.runner import StudyRun, load_study, run_study
+from perfsim.studies.loading import load_study
+from perfsim.studies.runner import StudyRun, run_study
 
 STUDY = """\
 name: tiny_study

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+import perfsim as ps
 from perfsim.errors import VerificationError
 from perfsim.graph import GraphBuilder, Kind, TensorClass, Work
 from perfsim.numerics import Cut, execute_partitioned, sample_gemms
 from perfsim.numerics.partitions import Matrix
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.predict import predict, prediction_of
-from perfsim.prediction.question import question_named
+from perfsim.prediction.predict import prediction_of
 from perfsim.prediction.result import SamplingSummary
 from perfsim.prediction.verification import gemm_samples, must_be_right, sample_step, verified
 from perfsim.prediction.verification_spec import SamplingSpec
@@ -41,7 +41,7 @@ def step() -> Evaluation:
         "layout": "tp=2,pp=2,dp=1,mbs=1",
         "batch": 4,
     }
-    return predict(question_named(**point)).run
+    return ps.predict(**point).run
 
 
 def gemm(name: str, **changes: object) -> Kernel:
@@ -132,7 +132,7 @@ def test_every_partition_of_the_catalogue_is_right_for_every_class_of_gemm() -> 
         },
     ]
     for point in questions:
-        summary = verified(predict(question_named(**point)), "full")
+        summary = verified(ps.predict(**point), "full")
         assert summary is not None
         assert (summary.passed, summary.failed) == (True, ())
         assert summary.flop_share == pytest.approx(1.0)

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
+import perfsim as ps
 from perfsim.catalog import default_catalog
 from perfsim.costs.streaming_roof import roof_tokens
 from perfsim.costs.wafer import WaferCosts
 from perfsim.hardware import WaferClusterSpec
 from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation, evaluate
-from perfsim.prediction.predict import predict, prediction_of
-from perfsim.prediction.question import question_named, strategy_for
+from perfsim.prediction.predict import prediction_of
+from perfsim.prediction.question import strategy_for
 from perfsim.prediction.why import causes_s
 from perfsim.transformer import parameters
 from perfsim.workload import Job, StreamingLayout
@@ -39,14 +40,14 @@ GPUS = [
     "point", [*WAFERS, *GPUS], ids=lambda point: f"{point.get('layout', '')}{point['batch']}"
 )
 def test_causes_add_up_to_the_step(point: dict[str, Any]) -> None:
-    run = predict(question_named(**point)).run
+    run = ps.predict(**point).run
     parts = causes_s(run.trace)
     assert sum(parts.values()) == pytest.approx(run.step_time_s, rel=1e-9)
     assert all(seconds >= 0 for seconds in parts.values())
 
 
 def test_a_large_batch_is_bound_by_computing_and_a_small_one_by_what_it_waits_for() -> None:
-    small, _, large = (predict(question_named(**point)).why for point in WAFERS)
+    small, _, large = (ps.predict(**point).why for point in WAFERS)
     assert large.cause == "compute"
     assert small.cause in ("update bubble", "exposed streaming")
     assert small.parts_s["exposed streaming"] > 0
@@ -55,16 +56,14 @@ def test_a_large_batch_is_bound_by_computing_and_a_small_one_by_what_it_waits_fo
 
 def test_the_wait_between_two_steps_is_the_update_bubble_and_not_streaming() -> None:
     """At 64 sequences a system almost nothing but the first weights of a step is waited for."""
-    run = predict(
-        question_named(model="gpt3_xl", system="cs-2", devices=1, strategy="weight-streaming", batch=64)
-    ).run
+    run = ps.predict(model="gpt3_xl", system="cs-2", devices=1, strategy="weight-streaming", batch=64).run
     parts = causes_s(run.trace)
     assert parts["exposed streaming"] < 0.002 * run.step_time_s
     assert parts["update bubble"] > 4 * parts["exposed streaming"]
 
 
 def test_gpus_are_told_their_own_waits() -> None:
-    tensor, pipeline, _ = (predict(question_named(**point)).why for point in GPUS)
+    tensor, pipeline, _ = (ps.predict(**point).why for point in GPUS)
     assert "tensor communication" in tensor.sentence
     assert pipeline.cause == "bubble"
     assert "micro-batches" in pipeline.remedy
@@ -133,7 +132,7 @@ def test_twice_the_link_hides_streaming_at_half_the_tokens() -> None:
 
 
 def test_what_a_layer_does_besides_lowers_the_tokens_that_hide_weights() -> None:
-    run = predict(question_named(**WAFERS[1])).run
+    run = ps.predict(**WAFERS[1]).run
     roof = prediction_of(run).why.streaming_roof
     assert roof is not None
     assert isinstance(run.costs, WaferCosts)
@@ -143,9 +142,7 @@ def test_what_a_layer_does_besides_lowers_the_tokens_that_hide_weights() -> None
 def test_narrow_layers_on_a_wafer_are_told_of_the_mesh() -> None:
     """The smaller the layers, the more of a step is movement and not arithmetic."""
     narrow, wide = (
-        predict(
-            question_named(model=model, system="cs-2", devices=1, strategy="weight-streaming", batch=120)
-        ).why.remedy
+        ps.predict(model=model, system="cs-2", devices=1, strategy="weight-streaming", batch=120).why.remedy
         for model in ("gpt3_xl", "gpt3_175b")
     )
     assert "layers wider than 2,048: 38 % of the step is movement" in narrow

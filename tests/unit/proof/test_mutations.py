@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.proof.catalogue import Case
-from perfsim.proof.caught import Caught, try_all, try_plans
+from perfsim.proof.detection import MutationTally, try_all, try_plans
 from perfsim.proof.execution.faults import FaultError
 from perfsim.proof.mutations import Mutation, mutations
 from perfsim.proof.proof import Subject, subject_of
@@ -58,7 +58,7 @@ def test_a_sample_of_all_faults_is_caught(name: str) -> None:
 
 def test_a_missing_wait_is_named_with_both_tasks_and_the_buffer() -> None:
     right = subject(FEW["zero 3"])
-    found = next(each for each in mutations(right) if each.kind == "buffer reused too early").found()
+    found = next(each for each in mutations(right) if each.kind == "buffer reused too early").faults()
     text = str(found[0])
     assert "data.all_gather" in text
     assert "slot of gathered weights" in text
@@ -82,10 +82,10 @@ def test_the_head_that_reduces_nothing_is_named() -> None:
     catalog = default_catalog()
     case = Case("weight-streaming", StreamingLayout(data=4, recompute="full", recompute_layers=4), 1)
     tied = subject_of(plan_of_case(case, catalog.model("gpt3_20b"), catalog))
-    skipped = [each for each in mutations(tied) if each.what.startswith("head.reduce")]
+    skipped = [each for each in mutations(tied) if each.description.startswith("head.reduce")]
     assert skipped
     for mutation in skipped:
-        assert any(fault.task and fault.tensor for fault in mutation.found()), mutation.what
+        assert any(fault.task and fault.tensor for fault in mutation.faults()), mutation.description
 
 
 def test_the_page_says_what_was_put_in_and_found(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_page_says_what_was_put_in_and_found(tmp_path: Path) -> None:
 def test_a_survivor_is_explained_or_ends_with_exit_code_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Mutation, "found", lambda self: [])
+    monkeypatch.setattr(Mutation, "faults", lambda self: [])
     page = tmp_path / "mutations.md"
     run = CliRunner().invoke(main, ["prove", "gpt3_20b", "--layout", "dp=2", "--mutations", str(page)])
     assert run.exit_code == 1
@@ -113,8 +113,8 @@ def test_a_survivor_is_explained_or_ends_with_exit_code_one(
 
 def test_explained_survivors_are_told_by_class() -> None:
     name = "buffer reused too early: layer.forward[0] of layer 3 does not wait for layer.spill[0]"
-    assert Caught(survivors=[name]).unexplained == []
-    assert [each["count"] for each in Caught(survivors=[name]).classes()] == [1]
+    assert MutationTally(survivors=[name]).unexplained == []
+    assert [each["count"] for each in MutationTally(survivors=[name]).classes()] == [1]
 
 
 @pytest.mark.slow
@@ -133,9 +133,12 @@ def test_in_a_v_a_wait_for_the_own_table_is_found_missing_and_one_for_the_other_
         tensor=2, pipeline=2, data=2, virtual_pipeline=2, schedule="zbv", zero_stage=2, recompute="full"
     )
     found = {
-        mutation.what.partition(" of ")[0]: any(fault.task and fault.tensor for fault in mutation.found())
+        mutation.description.partition(" of ")[0]: any(
+            fault.task and fault.tensor for fault in mutation.faults()
+        )
         for mutation in mutations(subject(Case("3d", layout, 3, overlap=True)))
-        if mutation.kind == "buffer reused too early" and "of embedding and LM head on gpu0" in mutation.what
+        if mutation.kind == "buffer reused too early"
+        and "of embedding and LM head on gpu0" in mutation.description
     }
     own = {"head.wgrad[1]", "embedding.backward[2]"}
     assert {name for name, caught in found.items() if caught} == own

@@ -47,7 +47,7 @@ def test_half_of_the_bytes_is_found_with_both_numbers(name: str) -> None:
     made = list(wrong_prices(subject(CASES[name])))
     assert made
     for mutation in made:
-        assert any("is priced for" in str(fault) for fault in mutation.found()), mutation.what
+        assert any("is priced for" in str(fault) for fault in mutation.faults()), mutation.description
 
 
 def test_a_bucket_priced_for_a_thousandth_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,8 +68,8 @@ def test_a_reduction_of_embedding_and_head_that_does_nothing_is_not_made_up_for_
     idle = [
         mutation
         for mutation in skipped_gradients(subject(CASES["embedding and LM head on one rank"]))
-        if "embedding and LM head" in mutation.what
+        if "embedding and LM head" in mutation.description
     ]
     assert idle
     for mutation in idle:
-        assert mutation.found(), mutation.what
+        assert mutation.faults(), mutation.description

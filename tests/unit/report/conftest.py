@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.study.result import StudyResult
+from perfsim.studies.result import StudyResult
 
 
 @pytest.fixture(scope="session")

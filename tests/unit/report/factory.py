@@ -12,7 +12,7 @@ from typing import Any
 
 from perfsim.prediction.prediction import MemoryBar
 from perfsim.prediction.result import Accuracy, SamplingSummary, TimelineBar, Why
-from perfsim.study.result import Assumption, BatchPoint, CandidateResult, StudyResult
+from perfsim.studies.result import Assumption, BatchPoint, CandidateResult, StudyResult
 
 SEQ = 2048
 TARGET_TOKENS = 4e11
@@ -121,7 +121,7 @@ def _candidate(
         "batch_curve": curve,
     }
     shares = figures.pop("shares")
-    fields["step_breakdown_s"] = {name: share * best.step_time_s for name, share in shares.items()}
+    fields["breakdown_s"] = {name: share * best.step_time_s for name, share in shares.items()}
     return CandidateResult(strategy=strategy, system=system, num_devices=devices, **(fields | figures))
 
 
@@ -273,7 +273,7 @@ def empty_candidate(result: StudyResult) -> StudyResult:
         memory=(),
         batch_curve=(),
         timeline=(),
-        step_breakdown_s={},
+        breakdown_s={},
         time_to_accuracy_s=math.inf,
         time_to_accuracy_band_s=(math.inf, math.inf),
     )

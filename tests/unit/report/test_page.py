@@ -16,7 +16,7 @@ from perfsim.report.sections import Head, Section
 from perfsim.report.study.verdict import ratios_to_first, verdict_table
 from perfsim.report.study.write import write_study_page
 from perfsim.report.table import Table
-from perfsim.study.result import StudyResult
+from perfsim.studies.result import StudyResult
 
 FIGURE_IDS = [
     "figure-time-to-accuracy",

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from perfsim.report import text
-from perfsim.study.result import StudyResult
+from perfsim.studies.result import StudyResult
 
 
 @pytest.mark.parametrize(

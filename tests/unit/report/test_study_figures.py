@@ -15,7 +15,7 @@ from perfsim.report.figures.step_time import step_breakdown, step_breakdown_tabl
 from perfsim.report.figures.time_to_accuracy import time_to_accuracy, time_to_accuracy_table
 from perfsim.report.figures.timeline import CutTimeline, cut_timelines, timeline, timeline_table
 from perfsim.report.study.page import study_page
-from perfsim.study.result import StudyResult
+from perfsim.studies.result import StudyResult
 
 
 def test_each_candidate_has_a_curve_a_band_and_a_star_at_its_best_batch(result: StudyResult) -> None:

@@ -16,10 +16,10 @@ from perfsim.report.sweep.page import sweep_sections, write_sweep
 from perfsim.report.sweep.tables import matches_table, points_table
 from perfsim.report.terminal.sweep import sweep_lines
 from perfsim.report.text import encodable
-from perfsim.sweep.analysis import Analysis
-from perfsim.sweep.points import PointResult
-from perfsim.sweep.result import SweepResult
-from perfsim.sweep.runner import load_sweep, run_sweep
+from perfsim.sweeps.analysis import Analysis
+from perfsim.sweeps.points import PointResult
+from perfsim.sweeps.result import SweepResult
+from perfsim.sweeps.runner import load_sweep, run_sweep
 
 SWEEP = """\
 title: A <b>grid</b>

@@ -9,7 +9,7 @@ import pytest
 
 from perfsim.proof.execution.adam import BETA1, BETA2, EPSILON, LEARNING_RATE, Moments, adam
 from perfsim.proof.execution.layout import Share, cut
-from perfsim.proof.execution.serial import Lesson, gradients, train
+from perfsim.proof.execution.serial import SmallTraining, gradients, train
 from perfsim.workload import TransformerConfig
 
 MAKES: dict[str, dict[str, Any]] = {
@@ -46,13 +46,13 @@ def model(**changes: Any) -> TransformerConfig:
     return TransformerConfig(**(fields | changes))
 
 
-def lesson(**changes: Any) -> Lesson:
-    return Lesson(model(**changes), seq_length=5, head_positions=4, batch=3)
+def training(**changes: Any) -> SmallTraining:
+    return SmallTraining(model(**changes), seq_length=5, head_positions=4, batch=3)
 
 
 @pytest.mark.parametrize("make", MAKES)
 def test_every_gradient_is_the_difference_quotient_of_the_loss(make: str) -> None:
-    asked = lesson(**MAKES[make])
+    asked = training(**MAKES[make])
     weights = {block: {k: v.copy() for k, v in parts.items()} for block, parts in asked.initial.items()}
     if asked.model.tied_embeddings:
         weights[-3]["words"] = weights[-2]["words"]
@@ -83,14 +83,14 @@ def test_adam_is_its_closed_form() -> None:
 
 
 def test_training_lowers_the_loss_on_what_was_taught() -> None:
-    asked = lesson()
+    asked = training()
     records = train(asked)
     assert gradients(asked, records[0].weights, 0).loss < records[0].loss
 
 
 @pytest.mark.parametrize("peers", [1, 2])
 def test_tensor_shares_cut_every_parameter_once(peers: int) -> None:
-    asked = lesson(num_query_groups=2, gated_mlp=True)
+    asked = training(num_query_groups=2, gated_mlp=True)
     replicated = {"norm1.scale", "norm1.shift", "norm2.scale", "norm2.shift", "projection_bias", "fc2_bias"}
     whole = asked.initial[0]
     shares = [Share(asked.model, 5, peers, peer) for peer in range(peers)]
@@ -105,7 +105,7 @@ def test_tensor_shares_cut_every_parameter_once(peers: int) -> None:
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 5])
 def test_shards_put_together_are_what_was_cut(shards: int) -> None:
-    layout = lesson().share.layouts[0]
+    layout = training().share.layouts[0]
     flat = np.arange(layout.size, dtype=float)
     parts = [layout.shard(flat, shards, number) for number in range(shards)]
     assert len({part.size for part in parts}) == 1

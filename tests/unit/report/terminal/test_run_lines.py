@@ -29,7 +29,7 @@ def prediction() -> Prediction:
         exposed_communication_fraction=0.125,
         peak_memory_bytes=40.0 * 2**30,
         memory=(MemoryBar("stage 0", {"activations": 40.0 * 2**30}, 80.0 * 2**30),),
-        step_breakdown_s={"forward": 0.15, "backward": 0.3, "data_communication": 0.05, "bubble": 0.0},
+        breakdown_s={"forward": 0.15, "backward": 0.3, "data_communication": 0.05, "bubble": 0.0},
         why=Why("compute", {"compute": 0.45}, "more devices", sentence),
     )
 

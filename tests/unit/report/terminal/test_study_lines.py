@@ -11,7 +11,7 @@ from perfsim.prediction.prediction import Perturbed
 from perfsim.report.study.page import study_page
 from perfsim.report.terminal.study import MAX_LINES, study_lines
 from perfsim.report.text import encodable
-from perfsim.study.result import StudyResult
+from perfsim.studies.result import StudyResult
 
 GOLDEN = """\
 GPT-3 20B: GPUs or wafers: gpt3_20b, 20.2 billion parameters, 400 billion tokens at small batch

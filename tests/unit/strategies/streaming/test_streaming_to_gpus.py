@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import perfsim as ps
 from perfsim.catalog import default_catalog
 from perfsim.costs.gpu import GpuKernels
 from perfsim.costs.streamed_gpu import StreamedGpuCosts
@@ -12,8 +13,6 @@ from perfsim.graph import Kind
 from perfsim.hardware import WaferClusterSpec
 from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.predict import predict
-from perfsim.prediction.question import question_named
 from perfsim.strategies import strategy
 from perfsim.strategies.streaming.blocks import block_works
 from perfsim.transformer import parameters
@@ -21,10 +20,8 @@ from perfsim.transformer import parameters
 
 @pytest.fixture(scope="module")
 def run() -> Evaluation:
-    return predict(
-        question_named(
-            model="gpt3_6p7b", system="memoryx-a100", devices=8, strategy="weight-streaming", batch=64
-        )
+    return ps.predict(
+        model="gpt3_6p7b", system="memoryx-a100", devices=8, strategy="weight-streaming", batch=64
     ).run
 
 
@@ -47,8 +44,8 @@ def test_kernels_cost_what_they_cost_on_any_a100_and_movement_what_the_tree_take
 def test_a_gpu_runs_what_is_no_product_as_well(run: Evaluation) -> None:
     layer = block_works(run.plan)[1]
     assert {kernel.op for kernel in layer.forward.kernels} >= {"gemm", "elementwise"}
-    wafers = predict(
-        question_named(model="gpt3_6p7b", system="cs-2", devices=8, strategy="weight-streaming", batch=64)
+    wafers = ps.predict(
+        model="gpt3_6p7b", system="cs-2", devices=8, strategy="weight-streaming", batch=64
     ).run
     assert {kernel.op for kernel in block_works(wafers.plan)[1].forward.kernels} == {"gemm"}
 
@@ -68,10 +65,8 @@ def test_the_closed_form_follows_the_simulation(run: Evaluation) -> None:
 
 def test_few_tokens_wait_for_weights_where_the_roof_says_and_many_do_not() -> None:
     few, many = (
-        predict(
-            question_named(
-                model="gpt3_20b", system="memoryx-a100", devices=64, strategy="weight-streaming", batch=batch
-            )
+        ps.predict(
+            model="gpt3_20b", system="memoryx-a100", devices=64, strategy="weight-streaming", batch=batch
         ).why
         for batch in (64, 768)
     )
@@ -83,10 +78,8 @@ def test_few_tokens_wait_for_weights_where_the_roof_says_and_many_do_not() -> No
 
 def test_a_full_gpu_keeps_the_utilisation_that_it_has_elsewhere() -> None:
     """Streaming costs an A100 nothing at 12 sequences each: MFU is as in published runs."""
-    run = predict(
-        question_named(
-            model="gpt3_20b", system="memoryx-a100", devices=64, strategy="weight-streaming", batch=768
-        )
+    run = ps.predict(
+        model="gpt3_20b", system="memoryx-a100", devices=64, strategy="weight-streaming", batch=768
     ).run
     assert 0.4 < run.mfu < 0.55
 

@@ -1,0 +1,43 @@
+"""Objects in place of names: whatever a call takes by name it also takes as the thing itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from perfsim.calibration import ClusterCalibration
+from perfsim.catalog import Catalog
+from perfsim.errors import InputError, Problem
+from perfsim.hardware import SystemSpec
+from perfsim.prediction.cluster import cluster_named
+from perfsim.spec import Spec
+
+Named = str | Path
+"""A name of the catalogue, or the path of a YAML file."""
+
+
+def described(given: Named | Spec, kind: str, catalog: Catalog) -> Any:
+    """The description of a kind that is given, by name or as itself. Raises InputError for anything else."""
+    if isinstance(given, Spec):
+        return given
+    if isinstance(given, (str, Path)):
+        return catalog.load(kind, str(given))
+    raise InputError([_neither(given, kind)])
+
+
+def system_of(given: Named | SystemSpec, catalog: Catalog) -> SystemSpec:
+    """The system that is given, by name or as itself."""
+    system: SystemSpec = described(given, "system", catalog)
+    return system
+
+
+def cluster_of(given: Named | ClusterCalibration | None, catalog: Catalog) -> ClusterCalibration | None:
+    """The user's own measurements, by name or as themselves; None where there are none."""
+    return cluster_named(str(given), catalog) if isinstance(given, (str, Path)) else given
+
+
+def _neither(given: Any, kind: str) -> Problem:
+    return Problem(
+        f"{kind}: a {type(given).__name__} is given",
+        help=f"give a name of the catalogue, the path of a YAML file, or an object (Catalog().{kind}s[...])",
+    )

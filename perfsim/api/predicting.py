@@ -1,0 +1,56 @@
+"""`perfsim.predict`: one optimizer step of one model on one machine."""
+
+from __future__ import annotations
+
+from perfsim.api.naming import Named, cluster_of, described, system_of
+from perfsim.calibration import ClusterCalibration
+from perfsim.catalog import Catalog, default_catalog
+from perfsim.hardware import SystemSpec
+from perfsim.prediction.perturbation_spec import PerturbationSpec, parse_perturbations
+from perfsim.prediction.predict import predict as predict_question
+from perfsim.prediction.prediction import Prediction
+from perfsim.prediction.question import DEFAULT_RECIPE, Detail, Question
+from perfsim.strategies import Strategy
+from perfsim.workload import Layout, TrainingRecipe, TransformerConfig
+
+
+def predict(
+    *,
+    model: Named | TransformerConfig,
+    system: Named | SystemSpec,
+    devices: int,
+    strategy: str | Strategy | None = None,
+    layout: str | Layout | None = None,
+    batch: int | None = None,
+    recipe: Named | TrainingRecipe = DEFAULT_RECIPE,
+    cluster: Named | ClusterCalibration | None = None,
+    perturb: str | PerturbationSpec | None = None,
+    detail: Detail = "layer",
+    expand: str = "",
+    catalog: Catalog | None = None,
+) -> Prediction:
+    """Predict one step.
+
+    Model, system and recipe are names of the catalogue, paths of YAML files or objects. Without `strategy`
+    the system's own is taken, without `layout` (`tp=8,pp=4,dp=8,mbs=1`) the planner chooses, without
+    `batch` (sequences over all devices) the recipe's or 8 a device. `cluster` scales step times by the
+    user's own measurements, `perturb` disturbs the step (`straggler=1.3@rank5`), `detail` is how finely
+    weights stream, `expand` writes collectives as steps (`data.all_reduce=tree`).
+
+    Raises InputError for what cannot be asked and PlanError where no plan fits, both with all reasons.
+    """
+    catalog = catalog or default_catalog()
+    question = Question(
+        model=described(model, "model", catalog),
+        recipe=described(recipe, "recipe", catalog),
+        system=system_of(system, catalog),
+        devices=devices,
+        strategy=strategy or "",
+        layout=layout or None,
+        batch=batch,
+        cluster=cluster_of(cluster, catalog),
+        perturbations=parse_perturbations(perturb) if isinstance(perturb, str) else perturb,
+        detail=detail,
+        expand=expand,
+    )
+    return predict_question(question.check())

@@ -1,0 +1,80 @@
+"""Descriptions: frozen values that refuse unknown fields and name where their values come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from perfsim.errors import CatalogError, Problem
+from perfsim.suggest import did_you_mean
+
+CHANGED = "set in Python"
+"""The assumption recorded for a value that `with_` changed."""
+
+
+class Spec(BaseModel):
+    """A frozen description; unknown keys are errors, and every leaf has a source or an assumption."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def with_(self, **changes: Any) -> Self:
+        """A copy with some values changed; a key may be a dotted path (`**{"memory.capacity": "96 GiB"}`).
+
+        Quantities are text with a unit or floats in SI units. A description with a name takes a new one that
+        tells the changes, unless `name` is among them. Raises CatalogError with everything that is wrong.
+        """
+        data = self.model_dump()
+        problems = [problem for path, value in changes.items() for problem in _put(data, path, value)]
+        if problems:
+            raise CatalogError(problems)
+        if "name" in data and "name" not in changes:
+            data["name"] = f"{data['name']} with " + ", ".join(
+                f"{key}={_text(changes[key])}" for key in changes
+            )
+        if "assumed" in data:
+            data["assumed"] = {**data["assumed"], **dict.fromkeys(changes, CHANGED)}
+        try:
+            return type(self).model_validate(data)
+        except ValidationError as error:
+            raise CatalogError([_problem(detail) for detail in error.errors()]) from None
+
+
+class CatalogSpec(Spec):
+    """A description that stands in a file of its own and is found by its name.
+
+    `sources` maps a key (or the first part of a dotted path) to a source id of the catalogue's
+    `sources.yaml`; `assumed` maps a key to the reason why a value without a source stands there.
+    """
+
+    name: str
+    description: str = ""
+    sources: dict[str, str] = Field(default_factory=dict)
+    assumed: dict[str, str] = Field(default_factory=dict)
+
+
+def _put(data: dict[str, Any], path: str, value: Any) -> list[Problem]:
+    """Set the value at a dotted path; returns the problem that prevents it."""
+    *parents, last = path.split(".")
+    for part in (*parents, last):
+        if part not in data:
+            return [Problem(f"{path}: `{part}` is not a field", help=did_you_mean(part, data))]
+        if part is not last and not isinstance(data[part], dict):
+            return [Problem(f"{path}: `{part}` is not set, so nothing in it can be changed")]
+        if part is not last:
+            data = data[part]
+    data[last] = value
+    return []
+
+
+def _text(value: Any) -> str:
+    name = getattr(value, "name", None)
+    return str(name if isinstance(name, str) else value)
+
+
+def _problem(detail: Mapping[str, Any]) -> Problem:
+    """A complaint of pydantic's in our words."""
+    where = ".".join(str(part) for part in detail["loc"])
+    said = str(detail["msg"]).removeprefix("Value error, ")
+    return Problem(f"{where}: {said}" if where else said)

@@ -1,0 +1,97 @@
+"""What an answer rests on: every description of the study, value by value, with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perfsim.calibration import ClusterCalibration
+from perfsim.catalog import Catalog, default_catalog
+from perfsim.errors import CatalogError
+from perfsim.machines import machine_of
+from perfsim.prediction.cluster import cluster_note
+from perfsim.studies.batches import Target
+from perfsim.studies.constants import constants_of
+from perfsim.studies.result import Assumption
+from perfsim.studies.spec import StudySpec
+
+
+def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
+    """Inputs of an answer: law of the critical batch, model, recipe, systems, fitted constants."""
+    catalog = default_catalog()
+    found = [*_target(target), *_described(catalog, "model", spec.model.name)]
+    found += _described(catalog, "recipe", spec.recipe.name)
+    for system in {each.system.name: each.system for each in spec.candidates}.values():
+        found += _described(catalog, "system", system.name)
+        found += _described(catalog, "device", system.device.name)
+        if system.device.calibration is not None:
+            found += constants_of(system.device.calibration, catalog)
+        for calibration in machine_of(system).calibrations(system, spec.recipe):
+            found += constants_of(calibration, catalog)
+    for clock in {each.wall_clock.name: None for each in spec.candidates if each.wall_clock}:
+        found += _described(catalog, "wall_clock", clock)
+    for candidate in spec.candidates:
+        if candidate.cluster_calibration is not None:
+            found += _scale(candidate.cluster_calibration, catalog)
+    return tuple(dict.fromkeys(found))
+
+
+def _target(target: Target) -> Iterator[Assumption]:
+    critical = target.critical
+    low, high = (tokens / 1e6 for tokens in critical.band_tokens)
+    yield Assumption(
+        "convergence",
+        "critical batch",
+        "none: the number of tokens is given"
+        if critical.given_length
+        else f"{critical.tokens / 1e6:.1f} M tokens ({low:.1f} to {high:.1f} M, 90 %)",
+        critical.source,
+        "fit",
+    )
+    for note in critical.notes:
+        yield Assumption("convergence", "critical batch", "remark", note, "assumption")
+    yield Assumption(
+        "convergence",
+        "same training recipe on every machine",
+        "equal samples to the target at equal batch",
+        "another optimizer recipe moves samples by up to 1.8 times at large batch (MLPerf reference runs)",
+        "assumption",
+    )
+    yield Assumption(
+        "convergence",
+        "no failures, no stragglers, no compilation",
+        "goodput 1 on every machine",
+        "the same on both sides, so that neither is favoured; a wall clock, where one is named, stands apart",
+        "assumption",
+    )
+
+
+def _scale(calibration: ClusterCalibration, catalog: Catalog) -> list[Assumption]:
+    """The user's measurements, case by case."""
+    cases = "; ".join(
+        f"{case.id}: measured {case.measured_s:.4g} s, predicted {case.predicted_s:.4g} s, "
+        f"{100 * case.residual:+.1f} % after scaling"
+        for case in calibration.cases
+    )
+    topic = f"calibration {calibration.name}"
+    return [
+        Assumption(topic, "scale", cluster_note(calibration), cases, "fit"),
+        *constants_of(calibration, catalog),
+    ]
+
+
+def _described(catalog: Catalog, kind: str, name: str) -> list[Assumption]:
+    try:
+        rows = catalog.describe(name, kind)
+    except CatalogError:
+        return [Assumption(kind, name, "written inside the study", "the study's own file", "assumption")]
+    return [
+        Assumption(
+            topic=f"{kind} {name}",
+            name=row.path,
+            value=row.value_text,
+            source=row.source_or_assumption,
+            kind="assumption" if row.assumed else "datasheet",
+        )
+        for row in rows
+        if row.source_or_assumption
+    ]

@@ -1,0 +1,79 @@
+"""From a run to the plain values of a result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
+
+from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.predict import prediction_of, published_remarks
+from perfsim.prediction.remarks import edge_remark
+from perfsim.prediction.result import TimelineBar
+from perfsim.studies.batches import BatchChoice
+from perfsim.studies.result import BatchPoint, CandidateResult
+
+MOST_BARS = 4000
+"""Timeline bars of one candidate; a whole step of a large run has hundreds of thousands of tasks."""
+
+
+def candidate_result(
+    evaluation: Evaluation, choice: BatchChoice, curve: Sequence[BatchChoice], tried: Sequence[int] = ()
+) -> CandidateResult:
+    """A candidate at its best batch, the best of those `tried`."""
+    prediction = prediction_of(evaluation)
+    edge = edge_remark(tried, prediction.global_batch_size)
+    scaling = prediction.cluster_calibration
+    remarks = (edge, *published_remarks(prediction), scaling.note if scaling else "")
+    notes = (*prediction.notes, choice.answer.regime_text, *filter(None, remarks))
+    values = {field.name: getattr(prediction, field.name) for field in fields(prediction)}
+    return CandidateResult(
+        **{**values, "notes": notes},
+        steps=choice.answer.steps,
+        time_to_accuracy_s=choice.answer.time_s,
+        time_to_accuracy_band_s=choice.answer.band_s,
+        batch_curve=tuple(_point(each) for each in curve),
+        timeline=timeline(evaluation),
+        batch_at_edge=edge,
+    )
+
+
+def _point(choice: BatchChoice) -> BatchPoint:
+    return BatchPoint(
+        global_batch_size=choice.plan.job.global_batch_size,
+        batch_tokens=choice.answer.batch_tokens,
+        step_time_s=choice.step_time_s,
+        steps=choice.answer.steps,
+        time_to_accuracy_s=choice.answer.time_s,
+        time_to_accuracy_band_s=choice.answer.band_s,
+        layout=choice.plan.layout.as_dict(choice.plan.num_microbatches),
+    )
+
+
+def timeline(evaluation: Evaluation) -> tuple[TimelineBar, ...]:
+    """The tasks of the measured step as bars; neighbours of one kind on one stream become one bar.
+
+    Times count from the start of the measured step. Bars past `MOST_BARS` are left out from the end.
+    """
+    trace = evaluation.trace
+    graph = trace.graph
+    low, high = trace.step_window_s
+    chosen = np.flatnonzero((trace.end_s > low) & (trace.start_s < high) & (trace.end_s > trace.start_s))
+    chosen = chosen[np.lexsort((chosen, trace.start_s[chosen], graph.stream[chosen]))]
+    bars: list[TimelineBar] = []
+    for task in chosen.tolist():
+        span = trace.span(task)
+        start, end = max(span.start_s, low) - low, min(span.end_s, high) - low
+        last = bars[-1] if bars else None
+        joins = (
+            last is not None
+            and (last.lane, last.category, last.microbatch) == (span.stream, span.category, span.tag)
+            and start <= last.end_s
+        )
+        if last is not None and joins:
+            bars[-1] = TimelineBar(last.lane, last.name, last.category, last.start_s, end, last.microbatch)
+        else:
+            bars.append(TimelineBar(span.stream, span.name, span.category, start, end, span.tag))
+    bars.sort(key=lambda bar: bar.start_s)
+    return tuple(bars[:MOST_BARS])

@@ -1,0 +1,64 @@
+"""Studies read from the catalogue, from files, and from mappings in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
+from perfsim.catalog.override import complaints_of
+from perfsim.errors import CatalogError
+from perfsim.studies.perturbed_candidates import check_links
+from perfsim.studies.spec import StudySpec
+
+DEFAULTS = {"name": "study", "title": "A study", "question": ""}
+"""What a mapping need not say."""
+NAMED = {"model": "model", "recipe": "recipe"}
+NAMED_BY_CANDIDATE = {"system": "system", "cluster_calibration": "calibration", "wall_clock": "wall_clock"}
+"""Fields that may be a name or a path, and the kind of what they name."""
+
+
+def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
+    """A study of the catalogue by name, or from a file; CatalogError lists all that is wrong."""
+    catalog = catalog or default_catalog()
+    path = Path(catalog.study_path(name_or_path))
+    study = parse_file(path, StudySpec, catalog)
+    check_links(study, load_mapping(path, catalog))
+    return study
+
+
+def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
+    """A study from its fields as in YAML; names may be objects, quantities floats in SI units.
+
+    `extends` names a study whose fields are taken where none is given. Raises CatalogError with all that is
+    wrong.
+    """
+    given = dict(fields)
+    base = given.pop("extends", None)
+    inherited = load_study(str(base), catalog).model_dump() if base is not None else DEFAULTS
+    data = {**inherited, **_loaded(given, NAMED, catalog)}
+    candidates = data.get("candidates")
+    if isinstance(candidates, (list, tuple)):
+        data["candidates"] = [_candidate(candidate, catalog) for candidate in candidates]
+    try:
+        return StudySpec.model_validate(data)
+    except ValidationError as error:
+        raise CatalogError(complaints_of(error, StudySpec, data)) from None
+
+
+def _candidate(candidate: Any, catalog: Catalog) -> Any:
+    """A candidate with what it names; one device count may stand without a list."""
+    if not isinstance(candidate, Mapping):
+        return candidate
+    devices = candidate.get("devices")
+    counts = {"devices": [devices]} if isinstance(devices, int) else {}
+    return {**_loaded(candidate, NAMED_BY_CANDIDATE, catalog), **counts}
+
+
+def _loaded(fields: Mapping[str, Any], kinds: Mapping[str, str], catalog: Catalog) -> dict[str, Any]:
+    """Fields with the descriptions in place of their names."""
+    named = {key for key, value in fields.items() if key in kinds and isinstance(value, (str, Path))}
+    return {**fields, **{key: catalog.load(kinds[key], str(fields[key])) for key in named}}

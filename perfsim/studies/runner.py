@@ -1,0 +1,271 @@
+"""Answering a study: every candidate at its own best batch, and the sentence that compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
+from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
+from perfsim.engine.limits import present_limits
+from perfsim.errors import InputError, LimitError, PlanError, Problem
+from perfsim.prediction.accuracy import accuracy_of
+from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.perturbation import text_of
+from perfsim.prediction.question import Question
+from perfsim.prediction.resilience import resilience
+from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
+from perfsim.prediction.verification import sample_step
+from perfsim.strategies import strategy
+from perfsim.strategies.plan import runs_on
+from perfsim.studies.assumptions import assumptions_of
+from perfsim.studies.batches import (
+    BatchChoice,
+    Target,
+    batch_curve,
+    batch_grid,
+    best_of,
+    choice_of,
+    run_at,
+)
+from perfsim.studies.candidate import candidate_result
+from perfsim.studies.perturbed_candidates import perturbed_candidate
+from perfsim.studies.result import CandidateResult, Infeasible, StudyResult
+from perfsim.studies.spec import CandidateSpec, StudySpec
+from perfsim.studies.suggestions import suggested_batches
+from perfsim.studies.verdict import Answer, ratio_bands, verdict
+from perfsim.studies.whole_run import whole_run_of, whole_run_sentence
+from perfsim.transformer import parameters
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A candidate with everything that was learned about it."""
+
+    question: Question
+    evaluation: Evaluation
+    choice: BatchChoice
+    curve: tuple[BatchChoice, ...]
+    sampling: SamplingSummary | None
+    tried: tuple[int, ...] = ()
+    """The global batches that were tried, with and without a plan."""
+    resilience: Resilience | None = None
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """The result of a study beside the runs that led to it, for traces and further questions."""
+
+    result: StudyResult
+    answered: tuple[Answered, ...]
+    stopped: LimitError | None = None
+    """What ended it before all candidates were answered."""
+
+
+def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress = lambda _: None) -> StudyRun:
+    """Answer a study; `compare` keeps the candidates of these strategies, in this order.
+
+    Raises PlanError where no candidate at all has a feasible plan, and LimitError where none was
+    answered before a limit; one that is reached later leaves the answers that are there.
+    """
+    spec = spec.model_copy(update={"candidates": tuple(_chosen(spec, compare))})
+    target = target_of(spec)
+    answered: list[Answered] = []
+    refused: list[Infeasible] = []
+    asked = [(each, devices) for each in spec.candidates for devices in each.devices]
+    for candidate, devices in asked:
+        # Bad input is refused before any candidate takes its time.
+        question_of(spec, candidate, devices).check()
+    stopped: LimitError | None = None
+    for candidate, devices in asked:
+        label = f"{devices} x {candidate.system.name}, {candidate.strategy}"
+        progress(f"{candidate.strategy} on {devices} x {candidate.system.name}")
+        try:
+            if stopped is None:
+                present_limits().in_time(lambda: f"{len(answered)} of {len(asked)} candidates answered")
+                answered.append(_answer(spec, candidate, devices, target))
+        except PlanError as error:
+            refused.append(Infeasible(label, "; ".join(error.reasons)))
+        except LimitError as error:
+            if not answered:
+                raise
+            stopped = error
+        if stopped is not None:
+            refused.append(Infeasible(label, f"not answered: {stopped}"))
+    if not answered:
+        raise PlanError([each.reason for each in refused])
+    return StudyRun(_result(spec, target, answered, refused, stopped), tuple(answered), stopped)
+
+
+def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
+    """The study's candidates of the wanted strategies; another strategy borrows a system that suits it."""
+    if not compare:
+        yield from spec.candidates
+        return
+    for name in dict.fromkeys(compare):
+        wanted = strategy(name)
+        own = [each for each in spec.candidates if each.strategy == wanted.name]
+        like = [each for each in spec.candidates if runs_on(wanted, each.system)]
+        if not own and not like:
+            raise InputError(
+                [
+                    Problem(
+                        f"study {spec.name} has no system for strategy {name}",
+                        help=f"it compares {', '.join(each.strategy for each in spec.candidates)}",
+                    )
+                ]
+            )
+        yield from own or [like[0].model_copy(update={"strategy": wanted.name})]
+
+
+def target_of(spec: StudySpec) -> Target:
+    """What ends the study's run. Raises InputError where the recipe says nothing of it."""
+    recipe = spec.recipe
+    tokens = recipe.tokens
+    if recipe.tokens_per_parameter is not None:
+        tokens = recipe.tokens_per_parameter * parameters(spec.model).total
+    if tokens is None and recipe.target_loss is not None:
+        tokens = DEFAULT_LOSS_LAW.tokens_to_loss(recipe.target_loss, parameters(spec.model).total)
+    if tokens is None:
+        raise InputError(
+            f"study {spec.name}: recipe {recipe.name} has neither tokens nor target_loss "
+            "nor tokens_per_parameter"
+        )
+    law = spec.convergence
+    inputs = LawInputs(
+        d_min_tokens=tokens,
+        loss=recipe.target_loss,
+        loss_scale=law.loss_scale,
+        tokens=law.critical_batch_tokens,
+        band_factor=law.band_factor,
+    )
+    return Target(tokens, critical_batch(law.law, inputs))
+
+
+def question_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Question:
+    """What a study asks of a candidate with so many devices; the batch is open."""
+    return Question(
+        model=spec.model,
+        recipe=spec.recipe,
+        system=candidate.system,
+        devices=devices,
+        strategy=candidate.strategy,
+        cluster=candidate.cluster_calibration,
+        wall_clock=candidate.wall_clock,
+    )
+
+
+def answer_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
+    """A candidate at its best batch, without sampling; what studies and sweeps are made of.
+
+    Raises PlanError where no batch has a feasible plan.
+    """
+    return _disturbed(spec, _undisturbed(spec, candidate, devices, target), target)
+
+
+def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
+    question = question_of(spec, candidate, devices)
+    batches = _batches(spec, target, devices)
+    if len(batches) == 1:
+        evaluation, choice = run_at(question, target, batches[0])
+        return Answered(question, evaluation, choice, (choice,), None)
+    curve = batch_curve(question, target, batches)
+    evaluation, choice = run_at(question, target, best_of(curve))
+    curve = [choice if each.answer.batch_tokens == choice.answer.batch_tokens else each for each in curve]
+    return Answered(question, evaluation, choice, tuple(curve), None, tuple(batches))
+
+
+def _batches(spec: StudySpec, target: Target, devices: int) -> list[int]:
+    """The global batches to try: the recipe's own, else the study's."""
+    own = spec.recipe.batch_over(devices)
+    if own is not None:
+        return [own]
+    if spec.batch_sizes == "auto":
+        if target.critical.given_length:
+            raise InputError(
+                f"study {spec.name}: law {target.critical.law} gives no batch to look around; write "
+                "recipe.global_batch_size or batch_sizes"
+            )
+        return batch_grid(target, spec.recipe.seq_length, devices)
+    return list(spec.batch_sizes)
+
+
+def _answer(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
+    answered = _undisturbed(spec, candidate, devices, target)
+    found = None
+    if spec.resilience is not None:
+        label = f"{devices} x {candidate.system.name}, {candidate.strategy}"
+        found = resilience(answered.evaluation, label, spec.resilience)
+    answered = replace(answered, sampling=sample_step(answered.evaluation, spec.sampling), resilience=found)
+    return _disturbed(spec, answered, target)
+
+
+def _disturbed(spec: StudySpec, answered: Answered, target: Target) -> Answered:
+    """The same batch and layout under the study's perturbations; the curve of batches stays without."""
+    if spec.perturbations is None:
+        return answered
+    label = f"{answered.question.label}, {answered.evaluation.plan.strategy}"
+    evaluation = perturbed_candidate(answered.evaluation, spec.perturbations, label)
+    choice = choice_of(evaluation.plan, evaluation.step_time_s, target)
+    return replace(answered, evaluation=evaluation, choice=choice)
+
+
+def _result(
+    spec: StudySpec,
+    target: Target,
+    answered: Sequence[Answered],
+    refused: Sequence[Infeasible],
+    stopped: LimitError | None,
+) -> StudyResult:
+    candidates = tuple(_candidate(each) for each in answered)
+    critical: CriticalBatch = target.critical
+    answers = [
+        Answer(candidate, each.choice.answer) for candidate, each in zip(candidates, answered, strict=True)
+    ]
+    sentence = verdict(answers) + whole_run_sentence(candidates)
+    if refused:
+        what = "Not possible" if stopped is None else "Not possible, or not reached"
+        sentence += f" {what}: {'; '.join(each.label for each in refused)}."
+    return StudyResult(
+        study=spec.name,
+        title=spec.title,
+        question=spec.question,
+        model=spec.model.name,
+        num_parameters=float(parameters(spec.model).total),
+        seq_length=spec.recipe.seq_length,
+        target_tokens=target.d_min_tokens,
+        law=f"{critical.law}: {critical.source}",
+        critical_batch_tokens=critical.shown_tokens,
+        critical_batch_band_tokens=critical.shown_band_tokens,
+        candidates=candidates,
+        verdict=sentence,
+        infeasible=tuple(refused),
+        ratio_bands=ratio_bands(answers),
+        suggested_batch_tokens=suggested_batches(spec, target.d_min_tokens),
+        assumptions=assumptions_of(spec, target),
+        sampling={
+            candidate.label: each.sampling
+            for candidate, each in zip(candidates, answered, strict=True)
+            if each.sampling is not None
+        },
+        accuracy=_accuracy(answered),
+        resilience=tuple(each.resilience for each in answered if each.resilience is not None),
+        perturbed=text_of(spec.perturbations) if spec.perturbations is not None else "",
+    )
+
+
+def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
+    """The families that speak for the candidates, each once a strategy, as unlike as it gets."""
+    found: dict[tuple[str, str], Accuracy] = {}
+    for plan in (each.evaluation.plan for each in answered):
+        one = replace(accuracy_of(plan), strategy=plan.strategy)
+        key = (one.strategy, one.family)
+        found[key] = max(found.get(key, one), one, key=lambda accuracy: accuracy.unlikeness)
+    return tuple(found.values())
+
+
+def _candidate(each: Answered) -> CandidateResult:
+    found = candidate_result(each.evaluation, each.choice, each.curve, each.tried)
+    return replace(found, whole_run=whole_run_of(each.question, each.choice))

@@ -1,0 +1,24 @@
+"""What published laws for a good batch say of a study: where others would begin to search."""
+
+from __future__ import annotations
+
+from perfsim.convergence.batch_suggestions import deepseek_tokens, minicpm_tokens
+from perfsim.studies.spec import StudySpec
+from perfsim.transformer import parameters
+
+MINICPM_SCALE = "C4"
+"""The corpus on which MiniCPM's law measures its loss; on another it says nothing."""
+
+
+def suggested_batches(spec: StudySpec, d_min_tokens: float) -> dict[str, float]:
+    """By law, the global batch in tokens that it suggests for the study's run.
+
+    DeepSeek's needs the run's FLOPs without embeddings, 6 N D; MiniCPM's a target loss on C4.
+    """
+    counts = parameters(spec.model)
+    compute_flop = 6.0 * spec.model.num_layers * counts.layer_matrices * d_min_tokens
+    found = {"DeepSeek LLM (arXiv 2401.02954)": deepseek_tokens(compute_flop)}
+    loss = spec.recipe.target_loss
+    if loss is not None and spec.convergence.loss_scale.casefold() == MINICPM_SCALE.casefold():
+        found["MiniCPM (arXiv 2404.06395)"] = minicpm_tokens(loss)
+    return found

@@ -1,0 +1,213 @@
+"""The axes of a grid: a dotted path, its values as they stand in the file, and what they may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError, create_model
+
+from perfsim.catalog import Catalog, LocatedMapping
+from perfsim.catalog.annotations import is_named, members
+from perfsim.catalog.complaints import complaints, place
+from perfsim.catalog.nodes import Mark, Node
+from perfsim.errors import CatalogError, InputError, Problem
+from perfsim.hardware import SystemSpec
+from perfsim.strategies import strategy
+from perfsim.studies.spec import CandidateSpec, StudySpec
+from perfsim.suggest import did_you_mean
+from perfsim.units import YAML_CONTEXT
+
+MACHINE_ROOTS = ("strategy", "system", "devices")
+STUDY_ROOTS = ("model", "recipe", "convergence", "batch_sizes")
+BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes")
+"""A choice of who trains, not a circumstance: the best value counts."""
+VARIANT = "variant"
+"""The setting of a point that names its variant."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One field that varies."""
+
+    path: str
+    key: Mark
+    nodes: tuple[Node, ...]
+    where: str = "grid"
+    """What a message starts with: `grid`, or the variant."""
+
+    @property
+    def root(self) -> str:
+        return self.path.partition(".")[0]
+
+    @property
+    def inner(self) -> str:
+        """The path below a system."""
+        return self.path.partition(".")[2]
+
+    @property
+    def values(self) -> list[Any]:
+        return [node.plain() for node in self.nodes]
+
+
+def read_axes(mapping: LocatedMapping, paths: Iterable[str]) -> tuple[list[Axis], list[Problem]]:
+    """The axes of a file at these paths, without those whose path or list is already wrong."""
+    axes, problems = [], []
+    for path in paths:
+        key = place(mapping.node, ("grid", path), of_key=True)
+        node = mapping.node.mapping["grid"].mapping[path]
+        axis = Axis(path, key, tuple(node.sequence))
+        if axis.root not in (*MACHINE_ROOTS, *STUDY_ROOTS):
+            problems.append(_unknown(axis, ("candidates",)))
+        elif not axis.nodes:
+            help_text = "write it in brackets: [100 Gb/s, 200 Gb/s]"
+            problems.append(node.mark.problem(f"grid: {path}: a list of values is expected", help_text))
+        else:
+            axes.append(axis)
+    return axes, problems
+
+
+def read_variant(mapping: LocatedMapping, name: str) -> tuple[list[Axis], list[Problem]]:
+    """What a variant changes, as axes of one value each; without those whose path is already wrong."""
+    axes, problems = [], []
+    for path, node in mapping.node.mapping["variants"].mapping[name].mapping.items():
+        key = place(mapping.node, ("variants", name, path), of_key=True)
+        axis = Axis(str(path), key, (node,), f"variants: {name}")
+        if axis.root in (*MACHINE_ROOTS, *STUDY_ROOTS):
+            axes.append(axis)
+        else:
+            problems.append(_unknown(axis))
+    return axes, problems
+
+
+def _unknown(axis: Axis, more: Sequence[str] = ()) -> Problem:
+    help_text = did_you_mean(axis.root, (*more, *MACHINE_ROOTS, *STUDY_ROOTS))
+    return axis.key.problem(f"{axis.where}: `{axis.path}` cannot be swept", help_text)
+
+
+def check_study_axis(axis: Axis, study: StudySpec, catalog: Catalog) -> list[Problem]:
+    """What is wrong with an axis over the study's own fields."""
+    return _wrong_path(axis, study, axis.path, catalog) or _wrong_values(axis, study, axis.path, catalog)
+
+
+def check_system_axis(axis: Axis, systems: Sequence[SystemSpec], catalog: Catalog) -> list[Problem]:
+    """What is wrong with an axis over fields of systems; one system that has the field is enough."""
+    having = [system for system in systems if has_field(system, axis.inner)]
+    if having:
+        return _wrong_values(axis, having[0], axis.inner, catalog)
+    nearest = max(systems, key=lambda system: _reached(system, axis.inner.split(".")))
+    return _wrong_path(axis, nearest, axis.inner, catalog)
+
+
+def check_machine_axis(axis: Axis, candidates: Sequence[CandidateSpec], catalog: Catalog) -> list[Problem]:
+    """What is wrong with an axis over whole strategies, systems or device counts."""
+    problems = []
+    for node in axis.nodes:
+        try:
+            if axis.path == "strategy":
+                strategy(str(node.value))
+            elif axis.path == "system":
+                catalog.system(str(node.value))
+            else:
+                problems += _refused(candidates[0], ["devices"], _listed(node), axis)
+        except InputError as error:
+            problems += [_placed(node.mark, axis.path, problem) for problem in error.problems]
+    return problems
+
+
+def _listed(node: Node) -> Node:
+    """A device count as the list that a candidate has."""
+    return node if node.sequence else Node(node.mark, [node])
+
+
+def has_field(spec: BaseModel, path: str) -> bool:
+    """Whether a dotted path leads to a field of a description."""
+    parts = path.split(".")
+    return _reached(spec, parts) == len(parts)
+
+
+def _reached(spec: object, parts: Sequence[str]) -> int:
+    """How many parts of a path can be followed; a mapping may be given a new last key."""
+    for count, part in enumerate(parts):
+        if isinstance(spec, BaseModel) and part in type(spec).model_fields:
+            spec = getattr(spec, part)
+        elif isinstance(spec, dict) and (part in spec or count == len(parts) - 1):
+            spec = spec.get(part)
+        else:
+            return count
+    return len(parts)
+
+
+def _wrong_path(axis: Axis, spec: BaseModel, path: str, catalog: Catalog) -> list[Problem]:
+    if has_field(spec, path):
+        return []
+    try:
+        catalog.override(spec, {path: axis.values[0]})
+    except CatalogError as error:
+        return [_placed(axis.key, axis.where, problem) for problem in error.problems]
+    return [axis.key.problem(f"{axis.where}: `{axis.path}` is not a field")]
+
+
+def _wrong_values(axis: Axis, spec: BaseModel, path: str, catalog: Catalog) -> list[Problem]:
+    problems = []
+    parts = path.split(".")
+    for node in axis.nodes:
+        if isinstance(node.value, str) and _is_name(spec, parts):
+            try:
+                catalog.override(spec, {path: node.value})
+            except CatalogError as error:
+                problems += [_placed(node.mark, axis.where, problem) for problem in error.problems]
+        else:
+            problems += _refused(spec, parts, node, axis)
+    return problems
+
+
+def _placed(mark: Mark, prefix: str, problem: Problem) -> Problem:
+    return problem if problem.file else mark.problem(f"{prefix}: {problem.message}", problem.help)
+
+
+def _owner(spec: BaseModel, parts: Sequence[str]) -> tuple[type[BaseModel], int]:
+    """The class that holds the last field of a path, and where in the path that field stands."""
+    owner, index = type(spec), 0
+    value: Any = spec
+    for count, part in enumerate(parts):
+        if isinstance(value, BaseModel):
+            owner, index, value = type(value), count, getattr(value, part)
+        else:
+            value = value.get(part)
+    return owner, index
+
+
+def _is_name(spec: BaseModel, parts: Sequence[str]) -> bool:
+    owner, index = _owner(spec, parts)
+    annotation = owner.model_fields[parts[index]].annotation
+    return index == len(parts) - 1 and any(is_named(member) for member in members(annotation))
+
+
+def _refused(spec: BaseModel, parts: Sequence[str], node: Node, axis: Axis) -> list[Problem]:
+    """What the field itself refuses of a value, read as YAML: units are asked for."""
+    owner, index = _owner(spec, parts)
+    field = parts[index]
+    annotation: Any = owner.model_fields[field].rebuild_annotation()
+    model = create_model("Value", **{field: (annotation, ...)})  # type: ignore[call-overload]
+    for part in reversed(parts[index:]):
+        node = Node(node.mark, {part: node})
+    try:
+        model.model_validate(node.plain(), context=YAML_CONTEXT)
+    except ValidationError as error:
+        return [_prefixed(axis, problem) for problem in complaints(error, model, node)]
+    return []
+
+
+def _prefixed(axis: Axis, problem: Problem) -> Problem:
+    """The same under the whole path of the axis."""
+    message = problem.message.partition(": ")[2] or problem.message
+    return Problem(
+        f"{axis.where}: {axis.path}: {message}",
+        problem.file,
+        problem.line,
+        problem.column,
+        problem.excerpt,
+        problem.help,
+    )

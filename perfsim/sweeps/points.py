@@ -1,0 +1,134 @@
+"""A point of a sweep with its answer, or with the reasons why no plan is feasible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
+from perfsim.convergence.wall_clock import RunPart
+from perfsim.prediction.documents import Document, document_of
+from perfsim.prediction.prediction import Prediction
+from perfsim.sweeps.axes import BATCH_PATHS, VARIANT
+from perfsim.sweeps.grid import SweepPoint
+
+Circumstances = tuple[tuple[str, str], ...]
+"""Settings other than the batch, each value as text."""
+
+OVER_MESH = "weights over the mesh"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a point is answered with: the step at its best batch, and the time to the target."""
+
+    prediction: Prediction
+    target_time: TimeToAccuracy
+    whole_run: tuple[RunPart, ...] = ()
+
+    def document(self) -> Document:
+        """By the names of the JSON interface; this is also what is stored of a point."""
+        return {
+            **document_of(self.prediction),
+            "batch_tokens": self.target_time.batch_tokens,
+            "steps": self.target_time.steps,
+            "step_time_error": self.target_time.step_time_error,
+            "time_to_accuracy_s": self.target_time.time_s,
+            "time_to_accuracy_band_s": list(self.target_time.band_s),
+            "whole_run": [asdict(part) for part in self.whole_run],
+        }
+
+
+@dataclass(frozen=True)
+class PointResult:
+    """A point with its answer, or with the reasons why it has none."""
+
+    point: SweepPoint
+    answer: Answer | None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def feasible(self) -> bool:
+        return self.answer is not None
+
+    @property
+    def prediction(self) -> Prediction:
+        """The step at the best batch; ValueError for a point without a feasible plan."""
+        return self._given().prediction
+
+    @property
+    def target_time(self) -> TimeToAccuracy:
+        """The time to the target, which points are compared by; ValueError without a feasible plan."""
+        return self._given().target_time
+
+    def _given(self) -> Answer:
+        if self.answer is None:
+            raise ValueError(f"{self.point.label} has no feasible plan")
+        return self.answer
+
+    @property
+    def strategy(self) -> str:
+        return self.point.candidate.strategy
+
+    @property
+    def system(self) -> str:
+        return self.point.candidate.system.name
+
+    @property
+    def num_devices(self) -> int:
+        return self.point.num_devices
+
+    @property
+    def variant(self) -> str:
+        return self.point.variant
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.point.settings
+
+    @property
+    def circumstances(self) -> Circumstances:
+        """The settings that are not a choice of the trainer: all but the batch."""
+        return tuple(
+            (path, setting_text(value)) for path, value in self.settings.items() if path not in BATCH_PATHS
+        )
+
+    @property
+    def batch_text(self) -> str:
+        """The global batch, or what the grid asked for where there is no plan; empty where it did not ask."""
+        if self.feasible:
+            return setting_text(self.prediction.global_batch_size)
+        return next((setting_text(self.settings[path]) for path in BATCH_PATHS if path in self.settings), "")
+
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """Seconds of a step by cause; the passage of weights over a wafer's mesh apart from computing."""
+        why = self.prediction.why
+        parts, fixed_s = dict(why.parts_s), why.fixed_s
+        if not fixed_s:
+            return parts
+        return {"compute": parts.pop("compute") - fixed_s, OVER_MESH: fixed_s, **parts}
+
+    def as_dict(self) -> dict[str, Any]:
+        """By the names of the JSON interface; `reasons` instead of metrics where no plan is feasible."""
+        return {
+            "strategy": self.strategy,
+            "system": self.system,
+            "num_devices": self.num_devices,
+            "settings": dict(self.settings),
+            "feasible": self.feasible,
+            **({"reasons": list(self.reasons)} if self.answer is None else self.answer.document()),
+        }
+
+
+def setting_text(value: Any) -> str:
+    """A value of a grid as text."""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def settings_text(settings: Circumstances) -> str:
+    """`software_release r1.7`: each setting by the last part of its path, a variant by its name alone."""
+    return ", ".join(
+        value if path == VARIANT else f"{path.rpartition('.')[2]} {value}" for path, value in settings
+    )

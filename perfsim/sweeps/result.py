@@ -1,0 +1,48 @@
+"""A sweep's result: every point in the order of the grid, and what the points say together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from perfsim.studies.result import Assumption
+from perfsim.sweeps.analysis import Analysis
+from perfsim.sweeps.points import PointResult
+from perfsim.sweeps.verdict import sweep_verdict
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Every point of a grid, in the grid's order."""
+
+    name: str
+    title: str
+    question: str
+    study: str
+    points: tuple[PointResult, ...]
+    assumptions: tuple[Assumption, ...] = ()
+
+    @property
+    def feasible(self) -> tuple[PointResult, ...]:
+        return self.analysis.feasible
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """Series, changes and matches of the points; computed once."""
+        return Analysis(self.points)
+
+    @cached_property
+    def verdict(self) -> str:
+        """The sentences that answer the sweep's question."""
+        return sweep_verdict(self.analysis)
+
+    def as_dict(self) -> dict[str, Any]:
+        """One document; the same grid gives the same, whatever was stored before."""
+        return {
+            "sweep": self.name,
+            "title": self.title,
+            "question": self.question,
+            "study": self.study,
+            "points": [point.as_dict() for point in self.points],
+        }

@@ -1,0 +1,335 @@
+"""Answering a grid of questions: on several processes, each finished point kept, none computed twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Any
+
+from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
+from perfsim.convergence.time_to_accuracy import time_to_accuracy
+from perfsim.convergence.wall_clock import RunPart
+from perfsim.engine.limits import hold, present_limits
+from perfsim.errors import InputError, LayoutError, LimitError, PerfsimError, PlanError
+from perfsim.prediction.documents import Document, prediction_from
+from perfsim.prediction.predict import prediction_of
+from perfsim.studies.assumptions import assumptions_of
+from perfsim.studies.result import Assumption
+from perfsim.studies.runner import answer_candidate, target_of
+from perfsim.studies.spec import StudySpec
+from perfsim.studies.whole_run import whole_run_of
+from perfsim.sweeps.grid import SweepPoint, expand
+from perfsim.sweeps.points import Answer, PointResult
+from perfsim.sweeps.result import SweepResult
+from perfsim.sweeps.spec import StudyCatalog, SweepSpec
+from perfsim.sweeps.store import Store, Stored, digest_of
+
+Tell = Callable[[str], None]
+Finished = Iterator[tuple[str, Stored | PerfsimError]]
+
+STORE = "points.sqlite"
+"""The file of finished points in a sweep's folder."""
+POINT_S = 0.6
+"""Seconds a point takes before any was timed: the mean over the grid of `capacity_20b`."""
+START_S = 2.0
+"""Seconds until a process has started and imported what it needs."""
+PROGRESS_S = 2.0
+"""Least time between two lines of progress."""
+
+
+class SweepInterrupted(PerfsimError):
+    """Ctrl-C; what was finished is kept."""
+
+    exit_code = 130
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid that was read and found to be in order."""
+
+    spec: SweepSpec
+    points: tuple[SweepPoint, ...]
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What a run would have to do."""
+
+    name: str
+    points: int
+    stored: int
+    jobs: int
+    estimated_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "sweep": self.name,
+            "points": self.points,
+            "stored": self.stored,
+            "jobs": self.jobs,
+            "estimated_s": round(self.estimated_s, 1),
+        }
+
+    @property
+    def line(self) -> str:
+        """The same for a person."""
+        if self.stored == self.points:
+            return f"{self.name}: {self.points:,} points, all of them stored"
+        return (
+            f"{self.name}: {self.points:,} points, {self.stored:,} of them stored; the others take about "
+            f"{self.estimated_s:.0f} s on {self.jobs} process{'es' if self.jobs > 1 else ''}"
+        )
+
+
+def load_sweep(name_or_path: str, catalog: Catalog | None = None) -> Sweep:
+    """A sweep by its name in studies/ or from a file, with every point resolved.
+
+    Raises CatalogError with all that is wrong in the file.
+    """
+    catalog = StudyCatalog((catalog or default_catalog()).roots)
+    path = catalog.study_path(name_or_path)
+    spec = parse_file(path, SweepSpec, catalog)
+    return Sweep(spec, expand(spec, load_mapping(path, catalog), catalog))
+
+
+def is_sweep(name_or_path: str, catalog: Catalog | None = None) -> bool:
+    """Whether a file of the studies asks a study's question at several points."""
+    catalog = catalog or default_catalog()
+    return "study" in load_mapping(catalog.study_path(name_or_path), catalog).data
+
+
+def only_strategies(sweep: Sweep, names: Sequence[str]) -> Sweep:
+    """The points of these strategies; InputError where there are none. No names: all of them."""
+    known = list(dict.fromkeys(point.candidate.strategy for point in sweep.points))
+    for name in names:
+        if name not in known:
+            raise InputError(f"{sweep.name} has no point of strategy {name}; it has {', '.join(known)}")
+    kept = tuple(point for point in sweep.points if not names or point.candidate.strategy in names)
+    return Sweep(sweep.spec, kept)
+
+
+def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> SweepPlan:
+    """How many points there are, how many are stored, and about how long the others take."""
+    digests = {digest_of(point.study): point for point in sweep.points}
+    stored: dict[str, Stored] = {}
+    if store_path.exists():
+        with Store(store_path) as store:
+            stored = store.find(digests)
+    pending = [point for digest, point in digests.items() if digest not in stored]
+    jobs = _processes(jobs, len(pending))
+    seconds = sum(_expected_s(point, digests, stored) for point in pending)
+    return SweepPlan(
+        name=sweep.name,
+        points=len(digests),
+        stored=len(digests) - len(pending),
+        jobs=jobs,
+        estimated_s=seconds / jobs + START_S if pending else 0.0,
+    )
+
+
+def _expected_s(point: SweepPoint, digests: Mapping[str, SweepPoint], stored: Mapping[str, Stored]) -> float:
+    """The mean time of stored points with the same strategy."""
+    alike = [
+        answer.seconds
+        for digest, answer in stored.items()
+        if digests[digest].candidate.strategy == point.candidate.strategy
+    ]
+    return sum(alike) / len(alike) if alike else POINT_S
+
+
+def run_sweep(
+    sweep: Sweep, store_path: Path, *, jobs: int | None = None, tell: Tell = lambda _: None
+) -> SweepResult:
+    """Answer every point that is not stored yet, and keep each answer as soon as it is there.
+
+    Raises SweepInterrupted at Ctrl-C and PerfsimError where points fail; all finished ones are kept.
+    """
+    digests = [digest_of(point.study) for point in sweep.points]
+    by_digest = dict(zip(digests, sweep.points, strict=True))
+    with Store(store_path) as store:
+        answers = store.find(by_digest)
+        pending = {digest: point for digest, point in by_digest.items() if digest not in answers}
+        progress = _Progress(len(by_digest), len(answers), tell)
+        try:
+            with _answering(pending, _processes(jobs, len(pending))) as finished:
+                failed = _keep(finished, store, answers, progress)
+        except LimitError as limit:
+            raise LimitError(_kept(str(limit), progress)) from None
+        except KeyboardInterrupt:
+            raise SweepInterrupted(_kept("interrupted", progress)) from None
+        except BrokenProcessPool:
+            why = "a process died, perhaps for want of memory (try fewer --jobs)"
+            raise PerfsimError(_kept(why, progress)) from None
+    if failed:
+        reasons = "\n".join(f"{by_digest[digest].label}: {error}" for digest, error in failed.items())
+        raise PerfsimError(_kept(reasons, progress))
+    results = [_result(point, answers[digest]) for digest, point in zip(digests, sweep.points, strict=True)]
+    spec = sweep.spec
+    rests_on = _assumptions(sweep.points)
+    return SweepResult(spec.name, spec.title, spec.question, spec.study.name, tuple(results), rests_on)
+
+
+def _assumptions(points: Sequence[SweepPoint]) -> tuple[Assumption, ...]:
+    """What all points rest on, each description once."""
+    studies = {
+        (point.study.model.name, point.study.recipe.name, _machine_name(point)): point.study
+        for point in points
+    }
+    found = [each for study in studies.values() for each in assumptions_of(study, target_of(study))]
+    return tuple(dict.fromkeys(found))
+
+
+def _machine_name(point: SweepPoint) -> tuple[str, ...]:
+    cluster = point.candidate.cluster_calibration
+    return (point.candidate.system.name, *([cluster.name] if cluster else []))
+
+
+def _keep(
+    finished: Finished, store: Store, answers: dict[str, Stored], progress: _Progress
+) -> dict[str, PerfsimError]:
+    """Store every answer as it comes; returns the points that failed, which are not stored."""
+    failed = {}
+    for digest, answer in finished:
+        if isinstance(answer, LimitError):
+            raise answer
+        if isinstance(answer, PerfsimError):
+            failed[digest] = answer
+            continue
+        store.put(digest, answer)
+        answers[digest] = answer
+        progress.one_more()
+    return failed
+
+
+def _kept(what: str, progress: _Progress) -> str:
+    return (
+        f"{what}: {progress.done} of {progress.total} points are finished and kept; "
+        "the same command goes on from there"
+    )
+
+
+def _processes(jobs: int | None, pending: int) -> int:
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(jobs or available, pending))
+
+
+@contextmanager
+def _answering(pending: Mapping[str, SweepPoint], jobs: int) -> Iterator[Finished]:
+    """Answers in the order in which they are finished; no process outlives this, however it ends."""
+    if jobs == 1:
+        yield _one_by_one(pending)
+        return
+    others = set(active_children())
+    spawn = get_context("spawn")
+    limits = present_limits().in_other_processes(spawn)
+    pool = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=hold, initargs=(limits,))
+    try:
+        with _interrupts_ignored():
+            futures = {pool.submit(answer_text, point.study): digest for digest, point in pending.items()}
+        yield _as_finished(futures)
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(active_children()) - others:
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown()
+
+
+def _one_by_one(pending: Mapping[str, SweepPoint]) -> Finished:
+    for digest, point in pending.items():
+        try:
+            yield digest, answer_text(point.study)
+        except PerfsimError as error:
+            yield digest, error
+
+
+def _as_finished(futures: Mapping[Future[Stored], str]) -> Finished:
+    for future in as_completed(futures):
+        error = future.exception()
+        yield futures[future], error if isinstance(error, PerfsimError) else future.result()
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started here never see Ctrl-C, which a terminal sends to all: the parent ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def answer_text(study: StudySpec) -> Stored:
+    """The answer to a study of one candidate as JSON text; runs in a process of its own."""
+    started = time.perf_counter()
+    text = json.dumps(_answer(study), sort_keys=True)
+    return Stored(text, time.perf_counter() - started)
+
+
+def _answer(study: StudySpec) -> Document:
+    candidate = study.candidates[0]
+    try:
+        answered = answer_candidate(study, candidate, candidate.devices[0], target_of(study))
+    except PlanError as error:
+        return {"reasons": list(error.reasons)}
+    except LayoutError as error:
+        return {"reasons": [problem.message for problem in error.problems]}
+    prediction = prediction_of(answered.evaluation)
+    parts = whole_run_of(answered.question, answered.choice)
+    return Answer(prediction, answered.choice.answer, parts).document()
+
+
+def _result(point: SweepPoint, stored: Stored) -> PointResult:
+    document = json.loads(stored.text)
+    if "reasons" in document:
+        return PointResult(point, None, tuple(document["reasons"]))
+    target = target_of(point.study)
+    time_s = time_to_accuracy(
+        document["batch_tokens"],
+        document["step_time_s"],
+        target.d_min_tokens,
+        target.critical,
+        document["step_time_error"],
+    )
+    prediction = prediction_from(document, point.study.model.name)
+    whole_run = tuple(RunPart(**part) for part in document["whole_run"])
+    return PointResult(point, Answer(prediction, time_s, whole_run))
+
+
+class _Progress:
+    """Counts points and says now and then how far the sweep is."""
+
+    def __init__(self, total: int, stored: int, tell: Tell) -> None:
+        self.total, self.stored, self.done = total, stored, stored
+        self.started = self.told = time.monotonic()
+        self.tell = tell
+        if stored < total:
+            tell(f"{total} points, {stored} of them stored")
+
+    def one_more(self) -> None:
+        self.done += 1
+        now = time.monotonic()
+        if now - self.told < PROGRESS_S and self.done < self.total:
+            return
+        self.told = now
+        left_s = (now - self.started) / (self.done - self.stored) * (self.total - self.done)
+        left = f", about {left_s:.0f} s left" if self.done < self.total else ""
+        self.tell(f"{self.done} of {self.total} points{left}")

@@ -1,0 +1,175 @@
+"""What variants change: each beside the first where both do the same work, or all side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfsim.studies.spec import StudySpec
+from perfsim.sweeps.axes import VARIANT
+from perfsim.sweeps.points import PointResult, setting_text
+from perfsim.sweeps.policy import policy_changes
+from perfsim.units import DAY_S
+
+SAME = 0.01
+"""A change of the step time below this counts as none."""
+MAX_NAMED = 6
+"""Changes of one group that a sentence names."""
+_PROSE = ("description", "sources", "assumed", "fit", "name")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A point beside the same point of the first variant."""
+
+    base: PointResult
+    point: PointResult
+
+    @property
+    def ratio(self) -> float:
+        """Its step time over the base's."""
+        return self.point.prediction.step_time_s / self.base.prediction.step_time_s
+
+    @property
+    def policy(self) -> str:
+        """What the planner chose differently, beside what the variant changes; empty where nothing."""
+        return policy_changes(self.base, self.point)
+
+
+def variants_of(points: Sequence[PointResult]) -> list[str]:
+    """The names of the variants in the order of the file."""
+    return list(dict.fromkeys(point.variant for point in points if point.variant))
+
+
+def changes_of(feasible: Sequence[PointResult], variants: Sequence[str]) -> dict[str, list[Change]]:
+    """By what variants have in common, every variant's point beside the first variant's.
+
+    Only where all do the same work (one model, one batch); empty where variants differ in that.
+    """
+    groups: dict[str, dict[str, PointResult]] = {}
+    sizes = _several_sizes(feasible)
+    for point in feasible:
+        groups.setdefault(common(point, sizes=sizes), {}).setdefault(point.variant, point)
+    changes = {
+        name: [Change(points[variants[0]], points[variant]) for variant in variants if variant in points]
+        for name, points in groups.items()
+        if variants and variants[0] in points
+    }
+    return changes if all(_same_work(change) for own in changes.values() for change in own) else {}
+
+
+def common(point: PointResult, *, sizes: bool) -> str:
+    """What a point shares with those of other variants: settings of the grid, devices where they vary."""
+    settings = [f"{path.rpartition('.')[2]} {setting_text(value)}" for path, value in _grid(point).items()]
+    count = [f"{point.num_devices:,} devices"] if sizes else []
+    return ", ".join([*count, *settings]) or "all else equal"
+
+
+def _several_sizes(feasible: Sequence[PointResult]) -> bool:
+    """Whether a variant runs on several numbers of devices; one that only has another number compares."""
+    counts: dict[str, set[int]] = {}
+    for point in feasible:
+        counts.setdefault(point.variant, set()).add(point.num_devices)
+    return any(len(own) > 1 for own in counts.values())
+
+
+def _grid(point: PointResult) -> dict[str, Any]:
+    return {path: value for path, value in point.settings.items() if path != VARIANT}
+
+
+def _same_work(change: Change) -> bool:
+    base, point = change.base, change.point
+    same_tokens = base.target_time.batch_tokens == point.target_time.batch_tokens
+    return same_tokens and _flat(base.point.study.model) == _flat(point.point.study.model)
+
+
+def variant_sentences(feasible: Sequence[PointResult], changes: Mapping[str, Sequence[Change]]) -> list[str]:
+    """What variants change, in words: the step time where all do the same work, else the time to the target.
+
+    The time to the target is told machine by machine.
+    """
+    if changes:
+        return [_changed(name, own) for name, own in changes.items()]
+    machines: dict[str, list[PointResult]] = {}
+    for point in feasible:
+        machines.setdefault(f"{point.num_devices:,} x {point.system}", []).append(point)
+    return [_times(name, own) for name, own in machines.items()]
+
+
+def _changed(name: str, changes: Sequence[Change]) -> str:
+    base = changes[0].base
+    moved = [change for change in changes[1:] if abs(change.ratio - 1) >= SAME]
+    still = [change.point.variant for change in changes[1:] if change not in moved]
+    moved.sort(key=lambda change: -abs(change.ratio - 1))
+    words = [_moved(change) for change in moved[:MAX_NAMED]]
+    if len(moved) > MAX_NAMED:
+        words.append(f"{len(moved) - MAX_NAMED} more")
+    if still:
+        words.append(f"less than {100 * SAME:.0f} %: {', '.join(still)}")
+    step = base.prediction
+    return (
+        f"{name}: a step of '{base.variant}' takes {step.step_time_s:.3g} s, limited by {step.why.cause}; "
+        f"changes: {'; '.join(words)}."
+    )
+
+
+def _moved(change: Change) -> str:
+    policy = (
+        f" (policy changed: {change.policy})"
+        if change.policy and change.base.system == change.point.system
+        else ""
+    )
+    return f"{change.point.variant} {_percent(change.ratio)}{policy}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio:.1f} times as long" if ratio >= 2 else f"{100 * (ratio - 1):+.0f} %"
+
+
+def _times(name: str, points: Sequence[PointResult]) -> str:
+    times = [point.target_time for point in points]
+    takes = (f"{point.variant} {_time(time.time_s)}" for point, time in zip(points, times, strict=True))
+    words = ", ".join(takes)
+    if all(time.critical.given_length for time in times):
+        words += f"; all together {_time(sum(time.time_s for time in times))}"
+    return f"{name}: {words}."
+
+
+def _time(seconds: float) -> str:
+    for name, unit_s, least_s in (("days", DAY_S, 2 * DAY_S), ("h", 3600, 7200), ("min", 60, 0)):
+        if seconds >= least_s:
+            return f"{seconds / unit_s:.3g} {name}"
+    return f"{seconds:.3g} s"
+
+
+def differing(points: Sequence[PointResult], variants: Sequence[str]) -> dict[str, list[str]]:
+    """By dotted path of a study, its value in each variant, where they differ; names and prose left out."""
+    first = {name: next(point for point in points if point.variant == name) for name in variants}
+    flat = {name: _study(point.point.study) for name, point in first.items()}
+    paths = dict.fromkeys(path for values in flat.values() for path in values)
+    rows = {path: [flat[name].get(path, "") for name in variants] for path in paths}
+    return {path: values for path, values in rows.items() if len(set(values)) > 1}
+
+
+def _study(study: StudySpec) -> dict[str, str]:
+    """The values of a study that decide its answer, by dotted path."""
+    parts = {"model": study.model, "recipe": study.recipe, "system": study.candidates[0].system}
+    return {f"{root}.{path}": value for root, part in parts.items() for path, value in _flat(part).items()}
+
+
+def _flat(spec: Any) -> dict[str, str]:
+    return dict(_leaves(spec.model_dump(mode="json"), ""))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        if "fit" in value:  # fitted constants go by their name
+            yield path, str(value["name"])
+            return
+        for key, item in value.items():
+            if key not in _PROSE:
+                yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    else:
+        text = f"{value:.6g}" if isinstance(value, float) else setting_text(value)
+        yield path, "" if value is None else text

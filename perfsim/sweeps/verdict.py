@@ -1,0 +1,139 @@
+"""The verdict of a sweep: how many of one machine match another, or how well a machine scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfsim.convergence.time_to_accuracy import split_speedup
+from perfsim.machines import machine_of
+from perfsim.sweeps.analysis import Analysis
+from perfsim.sweeps.points import Circumstances, PointResult, settings_text
+from perfsim.sweeps.scaling import Match, Series
+from perfsim.sweeps.succession import policy_sentence
+from perfsim.sweeps.variants import variant_sentences
+from perfsim.units import DAY_S
+
+MAX_SENTENCES = 3
+"""Of a verdict on variants; the page has the rest."""
+
+
+def sweep_verdict(analysis: Analysis) -> str:
+    """Which machine is first at the target, and what helps to decide between machines."""
+    if not analysis.feasible:
+        reasons = analysis.points[0].reasons if analysis.points else ("the grid is empty",)
+        return f"No point of the grid has a feasible plan: {'; '.join(reasons)}."
+    return " ".join(filter(None, [_compared(analysis), _bounds(analysis.feasible)]))
+
+
+def _bounds(feasible: Sequence[PointResult]) -> str:
+    """The systems that lose nothing, which no release of their software reaches; empty without any."""
+    peak = {
+        point.system
+        for point in feasible
+        for system in (point.point.candidate.system,)
+        if machine_of(system).at_peak(system, point.point.study.recipe)
+    }
+    return f"Upper bounds at peak efficiency, never observed: {', '.join(sorted(peak))}." if peak else ""
+
+
+def _compared(analysis: Analysis) -> str:
+    if analysis.variants:
+        return " ".join(_of_variants(analysis))
+    series = analysis.series
+    if len(analysis.targets) > 1:
+        return " ".join(_scales(member) for member in series[:MAX_SENTENCES])
+    first = min(analysis.feasible, key=lambda point: point.target_time.time_s)
+    head = f"{_machine(first)} reaches the target first, in {_days(first)} ({_band(first)})."
+    return f"{head} {_matched(analysis.matches) if analysis.matches else _scales(series[0])}"
+
+
+def _of_variants(analysis: Analysis) -> list[str]:
+    """How each variant scales; where none has several device counts, what each changes."""
+    sentences = [scaling.sentence for scaling in analysis.scalings]
+    if not sentences:
+        sentences = variant_sentences(analysis.feasible, analysis.changes)
+    return [*sentences[:MAX_SENTENCES], *filter(None, [policy_sentence(analysis.successions)])]
+
+
+def _machine(point: PointResult) -> str:
+    """`16 x cs-2`, and under which settings of the grid's further axes."""
+    return _with_settings(f"{point.num_devices:,} x {point.system}", point.circumstances)
+
+
+def _with_settings(machine: str, settings: Circumstances) -> str:
+    return " with ".join(filter(None, [machine, settings_text(settings)]))
+
+
+def _days(point: PointResult) -> str:
+    return f"{_number(point.target_time.time_s / DAY_S)} days"
+
+
+def _band(point: PointResult) -> str:
+    low, high = (_number(end / DAY_S) for end in point.target_time.band_s)
+    return f"{low} to {high}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _matched(matches: Sequence[Match]) -> str:
+    """The largest rival that is matched and one a quarter of its size, or that none is."""
+    own = [match for match in matches if match.rival.system == matches[0].rival.system]
+    matched = [match for match in own if match.fewest is not None]
+    if not matched:
+        series, rival = own[0].series, own[0].rival
+        system = _with_settings(series.system, series.circumstances)
+        most = f"{series.counts[-1]:,}"
+        return f"No number of {system} up to {most} matches {_machine(rival)} ({_days(rival)})."
+    largest = matched[-1]
+    quarter = [match for match in matched if 4 * match.rival.num_devices <= largest.rival.num_devices]
+    return " ".join(_match_sentence(match) for match in [*quarter[-1:], largest])
+
+
+def _match_sentence(match: Match) -> str:
+    fewest, rival = match.fewest, f"{_machine(match.rival)} ({_days(match.rival)})"
+    if fewest is None:
+        return f"Nothing matches {rival}."
+    count = fewest.num_devices
+    if match.between is not None:
+        slower, about = match.between
+        system = _with_settings(match.series.system, match.series.circumstances)
+        return (
+            f"About {_number(about)} x {system} match {rival}: {_takes(slower)}, {_takes(fewest)} "
+            f"({_certainty(match, count)})."
+        )
+    smallest = " or fewer" if 1 < count == match.series.counts[0] else ""
+    verb = "matches" if count == 1 else "match"
+    return f"{_machine(fewest)}{smallest} {verb} {rival}: {_days(fewest)} ({_certainty(match, count)})."
+
+
+def _takes(point: PointResult) -> str:
+    return f"{point.num_devices:,} {'takes' if point.num_devices == 1 else 'take'} {_days(point)}"
+
+
+def _certainty(match: Match, count: int) -> str:
+    low = match.possibly or count
+    if low == match.surely:
+        return f"{count:,} throughout the 90 % band"
+    high = f"{match.surely:,}" if match.surely else f"more than {match.series.counts[-1]:,}"
+    return f"90 % band {low:,} to {high}"
+
+
+def _scales(series: Series) -> str:
+    first, last = series.points[0], series.points[-1]
+    if first is last:
+        return f"{_machine(first)} takes {_days(first)} at its best batch."
+    small, large = first.target_time, last.target_time
+    ratio = last.num_devices / first.num_devices
+    split = split_speedup(small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens)
+    return (
+        f"From {first.num_devices:,} to {_machine(last)} the time falls from {_days(first)} to "
+        f"{_days(last)}: a scaling efficiency of {_percent(series.efficiency(last))} relative to the "
+        f"smallest machine ({_percent(split.hardware)} in throughput, {_percent(split.statistical)} in "
+        "tokens to the target)."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

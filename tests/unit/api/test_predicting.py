@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+import perfsim as ps
+from perfsim.workload import ParallelLayout
+
+LAYOUT = "tp=2,pp=2,dp=2,mbs=1"
+
+
+@pytest.fixture(scope="module")
+def prediction() -> ps.Prediction:
+    return ps.predict(model="gpt3_xl", system="dgx-a100-80gb", devices=8, batch=16, layout=LAYOUT)
+
+
+def test_the_breakdown_adds_up_to_the_step(prediction: ps.Prediction) -> None:
+    assert sum(prediction.breakdown_s.values()) == pytest.approx(prediction.step_time_s, rel=1e-9)
+
+
+def test_objects_stand_in_place_of_names(prediction: ps.Prediction) -> None:
+    catalog = ps.Catalog()
+    same = ps.predict(
+        model=catalog.models["gpt3_xl"],
+        system=catalog.systems["dgx-a100-80gb"],
+        recipe=catalog.recipes["gpt3_pretraining"],
+        devices=8,
+        batch=16,
+        layout=ParallelLayout(tensor=2, pipeline=2, data=2),
+    )
+    assert same.step_time_s == prediction.step_time_s
+
+
+def test_a_changed_model_keeps_its_source_and_says_what_was_changed(prediction: ps.Prediction) -> None:
+    model = ps.Catalog().models["gpt3_xl"].with_(num_layers=48)
+    assert (model.name, model.assumed["num_layers"]) == ("gpt3_xl with num_layers=48", "set in Python")
+    deeper = ps.predict(model=model, system="dgx-a100-80gb", devices=8, batch=16, layout=LAYOUT)
+    assert 1.7 < deeper.step_time_s / prediction.step_time_s < 2.1
+    assert deeper.model == model.name
+
+
+def test_a_field_that_there_is_not_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ps.PerfsimError, match="did you mean `num_layers`") as refused:
+        ps.Catalog().models["gpt3_xl"].with_(num_layer=48)
+    assert len(refused.value.problems) == 1
+
+
+def test_a_value_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ps.PerfsimError, match="num_layers"):
+        ps.Catalog().models["gpt3_xl"].with_(num_layers=-1)
+
+
+def test_a_path_with_dots_changes_what_lies_deeper() -> None:
+    device = ps.Catalog().devices["a100-sxm4-80gb"].with_(**{"memory.capacity": "96 GiB"})
+    assert device.memory.capacity == 96 * 2**30
+
+
+def test_the_trace_is_saved_for_perfetto(prediction: ps.Prediction, tmp_path: Path) -> None:
+    path = prediction.trace.save(tmp_path / "t.json.gz")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len(spans) == sum(1 for _ in prediction.trace.spans())
+    assert prediction.trace.step_time_s == prediction.step_time_s
+
+
+@pytest.mark.parametrize(("system", "strategy"), [("dgx-a100-80gb", "3d"), ("cs-2", "weight-streaming")])
+def test_without_a_strategy_the_systems_own_is_taken(system: str, strategy: str) -> None:
+    prediction = ps.predict(model="cerebras_gpt_111m", system=system, devices=2, batch=16)
+    assert prediction.strategy == strategy
+    assert prediction.caveats == prediction.notes
+
+
+def test_what_is_neither_name_nor_object_is_refused() -> None:
+    with pytest.raises(ps.PerfsimError, match="model: a int is given"):
+        ps.predict(model=3, system="cs-2", devices=1)  # type: ignore[arg-type]

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+
+import perfsim as ps
+
+STUDY: dict[str, Any] = {
+    "name": "small",
+    "model": "cerebras_gpt_111m",
+    "recipe": "gpt3_20b_chinchilla",
+    "candidates": [
+        {"strategy": "3d", "system": "dgx-a100-80gb", "devices": 8},
+        {"strategy": "weight-streaming", "system": "cs-2", "devices": [1, 2]},
+    ],
+    "batch_sizes": [64, 128],
+    "sampling": {"tasks": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def answer() -> ps.StudyAnswer:
+    return ps.study(STUDY)
+
+
+def test_the_best_candidate_is_the_soonest_of_the_verdict(answer: ps.StudyAnswer) -> None:
+    assert answer.verdict.startswith(answer.best.label)
+    assert answer.best.time_to_accuracy_s == min(c.time_to_accuracy_s for c in answer.candidates)
+
+
+@pytest.mark.parametrize("name", ["2 CS-2", "2 x cs-2", "2 x cs-2, weight-streaming"])
+def test_a_candidate_is_named_as_people_write_it(answer: ps.StudyAnswer, name: str) -> None:
+    ratio = answer.ratio(name, over="8 dgx-a100-80gb")
+    times = {c.num_devices: c.time_to_accuracy_s for c in answer.candidates}
+    assert ratio.ratio == pytest.approx(times[2] / times[8])
+    assert ratio.low <= ratio.ratio <= ratio.high
+
+
+def test_a_name_that_fits_no_candidate_is_refused_with_the_labels(answer: ps.StudyAnswer) -> None:
+    with pytest.raises(ps.PerfsimError, match="no candidate is called '4 CS-2'"):
+        answer.ratio("4 CS-2")
+
+
+def test_strategies_are_kept_in_the_order_of_compare() -> None:
+    answer = ps.study(STUDY, compare=["weight-streaming", "3d"])
+    assert [candidate.strategy for candidate in answer.candidates] == ["weight-streaming"] * 2 + ["3d"]
+
+
+def test_a_study_may_extend_another_and_be_changed(answer: ps.StudyAnswer) -> None:
+    fields = {**STUDY, "candidates": STUDY["candidates"][:1]}
+    by_fields = ps.study({"extends": "gpt3_20b", **fields})
+    assert by_fields.candidates[0].step_time_s == answer.candidates[0].step_time_s
+    catalog = ps.Catalog()
+    by_objects = ps.study({**fields, "model": catalog.models["cerebras_gpt_111m"]})
+    assert by_objects.candidates[0].step_time_s == answer.candidates[0].step_time_s
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": "gpt3_20"}, "did you mean"),
+        ({"candidates": [{"strategy": "3d", "system": "cs-9", "devices": 8}]}, "unknown system"),
+        ({"batch_size": [8]}, "batch_size"),
+        ({"candidates": []}, "candidates"),
+    ],
+)
+def test_what_is_wrong_in_a_study_is_told(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ps.PerfsimError, match=said):
+        ps.study({**STUDY, **change})
+
+
+def test_frames_have_a_row_a_candidate_and_a_row_a_batch(answer: ps.StudyAnswer) -> None:
+    assert list(answer.to_pandas()["num_devices"]) == [8, 1, 2]
+    curve = answer.batch_curve.to_pandas()
+    assert len(curve) == sum(len(candidate.batch_curve) for candidate in answer.candidates)
+    assert set(curve["global_batch_size"]) == {64, 128}
+
+
+def test_frames_ask_for_pandas_by_name_where_it_is_missing(
+    answer: ps.StudyAnswer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(ps.PerfsimError, match=r"pip install 'perfsim\[pandas\]'"):
+        answer.to_pandas()
+
+
+def test_every_figure_is_a_plotly_figure_with_something_in_it(answer: ps.StudyAnswer) -> None:
+    figures = answer.figures
+    for figure in (figures.memory(), figures.step_time(), figures.time_to_accuracy(), figures.timeline(1)):
+        assert isinstance(figure, go.Figure)
+        assert len(figure.data) > 0
+
+
+def test_save_writes_what_the_command_line_writes(answer: ps.StudyAnswer, tmp_path: Path) -> None:
+    page = answer.save(tmp_path)
+    assert page == tmp_path / "index.html"
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert summary["verdict"] == answer.verdict
+    assert len(list(tmp_path.glob("trace_*.json.gz"))) == 3
+
+
+def test_a_notebook_shows_verdict_and_candidates_with_hostile_text_escaped(answer: ps.StudyAnswer) -> None:
+    shown = answer._repr_html_()
+    assert answer.verdict in shown
+    assert shown.count("<tr>") == 1 + len(answer.candidates)
+    hostile = ps.study({**STUDY, "model": ps.Catalog().models["cerebras_gpt_111m"].with_(name="<b>x</b>")})
+    assert "<b>" not in hostile._repr_html_()
+
+
+def test_caveats_name_their_candidate(answer: ps.StudyAnswer) -> None:
+    labels = {candidate.label for candidate in answer.candidates}
+    assert answer.caveats
+    assert all(any(caveat.startswith(f"{label}: ") for label in labels) for caveat in answer.caveats)
+
+
+def test_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    ps.study({**STUDY, "candidates": STUDY["candidates"][1:]})
+    assert capsys.readouterr() == ("", "")

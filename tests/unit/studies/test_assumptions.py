@@ -1,0 +1,178 @@
+"""What an answer says it rests on."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from perfsim.calibration import GpuCalibration
+from perfsim.studies.assumptions import assumptions_of
+from perfsim.studies.loading import load_study
+from perfsim.studies.result import Assumption
+from perfsim.studies.runner import run_study, target_of
+from perfsim.studies.spec import StudySpec
+
+
+@pytest.fixture(scope="module")
+def spec() -> StudySpec:
+    return load_study("gpt3_20b")
+
+
+@pytest.fixture(scope="module")
+def found(spec: StudySpec) -> tuple[Assumption, ...]:
+    return assumptions_of(spec, target_of(spec))
+
+
+def test_every_input_has_a_value_a_source_and_a_known_kind(found: tuple[Assumption, ...]) -> None:
+    for each in found:
+        assert each.name, each
+        assert each.value, each
+        assert each.source.strip(), each
+        assert each.kind in ("datasheet", "fit", "assumption")
+
+
+def test_nothing_is_listed_twice(found: tuple[Assumption, ...]) -> None:
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "convergence",
+        "model gpt3_20b",
+        "recipe gpt3_20b_chinchilla",
+        "system dgx-a100-80gb",
+        "system cs-2",
+        "device a100-sxm4-80gb",
+        "device wse-2",
+        "calibration a100-sxm4",
+        "calibration wse-2",
+        "calibration nvlink3",
+        "calibration infiniband-hdr",
+        "calibration pytorch-eager",
+    ],
+)
+def test_each_part_of_the_study_is_accounted_for(found: tuple[Assumption, ...], topic: str) -> None:
+    assert any(each.topic == topic for each in found)
+
+
+def test_a_fit_tells_its_error_its_points_and_how_to_repeat_it(found: tuple[Assumption, ...]) -> None:
+    fits = [each for each in found if each.topic.startswith("calibration ") and each.kind == "fit"]
+    assert len(fits) > 8
+    for each in fits:
+        assert "median error" in each.value
+        assert "points" in each.value
+        assert any(command in each.source for command in ("perfsim calibrate", "pytest ")), each
+
+
+def constant(found: tuple[Assumption, ...], topic: str, name: str) -> Assumption:
+    (entry,) = (each for each in found if (each.topic, each.name) == (f"calibration {topic}", name))
+    return entry
+
+
+def test_a_fitted_constant_stands_with_its_value_its_standard_error_and_its_source(
+    spec: StudySpec, found: tuple[Assumption, ...]
+) -> None:
+    calibration = spec.candidates[0].system.device.calibration
+    assert isinstance(calibration, GpuCalibration)
+    sustained = constant(found, "a100-sxm4", "sustained_fraction")
+    error = calibration.fit["sustained_fraction"].standard_errors["sustained_fraction"]
+    assert sustained.value.startswith(
+        f"{calibration.sustained_fraction:.4g} (standard error {100 * error:.1f} %); median error"
+    )
+    assert "studies/validation/gpu.yaml" in sustained.source
+    host = constant(found, "pytorch-eager", "host_s_per_kernel").value
+    assert re.match(r"[\d.]+ us \(standard error [\d.]+ %\)", host), "a time has its unit"
+
+
+def test_a_group_of_constants_names_each_of_them(found: tuple[Assumption, ...]) -> None:
+    releases = constant(found, "wse-2", "efficiency").value
+    assert re.search(r"r1\.7 0\.\d+ \(standard error [\d.]+ %\), r1\.8 0\.", releases)
+    gemm = constant(found, "a100-sxm4", "gemm").value
+    assert "[shape 256, 128; efficiency 0." in gemm
+    assert re.search(r"split_traffic 0\.\d+ \(standard error [\d.]+ %\)", gemm)
+    assert re.search(r"standard errors [\d.]+ to [\d.]+ %$", gemm)
+
+
+def test_a_constant_that_no_fit_gave_names_its_source_or_why_it_is_assumed(
+    found: tuple[Assumption, ...],
+) -> None:
+    assert constant(found, "a100-sxm4", "memory.fraction").kind == "datasheet"
+    guessed = constant(found, "a100-sxm4", "wgrad_factor")
+    assert (guessed.value, guessed.kind) == ("1", "assumption")
+    assert guessed.source.startswith("assumed: ")
+
+
+def test_an_assumed_value_says_so_and_a_sourced_one_names_a_publication(
+    found: tuple[Assumption, ...],
+) -> None:
+    described = [each for each in found if each.topic.split()[0] in ("model", "recipe", "system", "device")]
+    for each in described:
+        assert each.source.startswith("assumed: ") == (each.kind == "assumption"), each
+
+
+def test_the_critical_batch_stands_with_its_band(spec: StudySpec, found: tuple[Assumption, ...]) -> None:
+    critical = target_of(spec).critical
+    (entry,) = (each for each in found if each.name == "critical batch" and each.kind == "fit")
+    assert entry.value.startswith(f"{critical.tokens / 1e6:.1f} M tokens (")
+    assert entry.source == critical.source
+
+
+def test_a_study_of_gpus_alone_says_nothing_of_wafers(spec: StudySpec) -> None:
+    gpus = spec.model_copy(update={"candidates": spec.candidates[:1]})
+    topics = {each.topic for each in assumptions_of(gpus, target_of(gpus))}
+    assert "device a100-sxm4-80gb" in topics
+    assert not topics & {"system cs-2", "device wse-2", "calibration wse-2"}
+
+
+def test_a_study_of_wafers_alone_says_nothing_of_gpus_and_their_framework(spec: StudySpec) -> None:
+    wafers = spec.model_copy(update={"candidates": spec.candidates[1:]})
+    topics = {each.topic for each in assumptions_of(wafers, target_of(wafers))}
+    assert "calibration wse-2" in topics
+    assert not topics & {"device a100-sxm4-80gb", "calibration a100-sxm4", "calibration pytorch-eager"}
+
+
+def test_what_is_not_compared_is_no_assumption_of_the_answer(spec: StudySpec) -> None:
+    small = spec.model_copy(
+        update={"batch_sizes": (96,), "sampling": spec.sampling.model_copy(update={"tasks": 0})}
+    )
+    topics = {each.topic for each in run_study(small, ["weight-streaming"]).result.assumptions}
+    assert "system cs-2" in topics
+    assert not topics & {"system dgx-a100-80gb", "calibration a100-sxm4"}
+
+
+def test_a_model_written_inside_the_study_is_the_studys_own_assumption(spec: StudySpec) -> None:
+    own = spec.model_copy(update={"model": spec.model.model_copy(update={"name": "mine"})})
+    found = assumptions_of(own, target_of(own))
+    assert (
+        Assumption("model", "mine", "written inside the study", "the study's own file", "assumption") in found
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "memoryx.servers",
+        "memoryx.server.dram.bandwidth",
+        "memoryx.server.arithmetic",
+        "memoryx.placement",
+        "memoryx.weights_in",
+        "memoryx.optimizer_state_in",
+        "activation_servers.bandwidth",
+        "activation_servers.bytes_per_token",
+        "streaming.prefetch_depth",
+        "streaming.weights_held",
+        "streaming.accumulate_at",
+        "streaming.sparse_index_overhead",
+        "streaming.sparse_harvest",
+        "swarmx.duplex",
+        "swarmx.hop_latency",
+    ],
+)
+def test_what_is_not_published_of_weight_streaming_is_listed_with_its_reason(
+    found: tuple[Assumption, ...], name: str
+) -> None:
+    (row,) = [each for each in found if each.topic == "system cs-2" and each.name == name]
+    assert row.kind == "assumption"
+    assert len(row.source) > 20

@@ -1,0 +1,351 @@
+"""A study from its file to the answer: candidates, batches, refusals, and numbers that agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsim.engine.limits import Limits, limited
+from perfsim.errors import CatalogError, InputError, LimitError, PlanError
+from perfsim.report.document import document_text
+from perfsim.report.study.document import study_document
+from perfsim.studies import batches as batches_module
+from perfsim.studies import runner as runner_module
+from perfsim.studies.loading import load_study
+from perfsim.studies.result import CandidateResult
+from perfsim.studies.runner import Answered, StudyRun, question_of, run_study, target_of
+from perfsim.studies.spec import CandidateSpec, StudySpec
+
+STUDY = """\
+name: small
+title: A small model
+question: Which is first?
+model: gpt3_xl
+recipe: gpt3_20b_chinchilla
+candidates:
+  - {strategy: 3d, system: dgx-a100-80gb, devices: [8]}
+  - {strategy: weight-streaming, system: cs-2, devices: [1, 2]}
+batch_sizes: [48, 96]
+sampling: {tasks: 1, seed: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> StudySpec:
+    path = tmp_path_factory.mktemp("study") / "small.yaml"
+    path.write_text(STUDY, encoding="utf-8")
+    return load_study(str(path))
+
+
+@pytest.fixture(scope="module")
+def run(spec: StudySpec) -> StudyRun:
+    return run_study(spec)
+
+
+@pytest.fixture(scope="module")
+def quick(spec: StudySpec) -> StudySpec:
+    """One batch, one wafer and no sampling: for questions that need no more."""
+    wafer = spec.candidates[1].model_copy(update={"devices": (1,)})
+    sampling = spec.sampling.model_copy(update={"tasks": 0})
+    return spec.model_copy(
+        update={"batch_sizes": (48,), "candidates": (spec.candidates[0], wafer), "sampling": sampling}
+    )
+
+
+def with_candidates(spec: StudySpec, *candidates: CandidateSpec) -> StudySpec:
+    return spec.model_copy(update={"candidates": candidates})
+
+
+def named(candidates: Sequence[CandidateResult]) -> list[tuple[str, str, int]]:
+    return [(each.strategy, each.system, each.num_devices) for each in candidates]
+
+
+# ------------------------------------------------------------------------------ the whole answer
+def test_every_candidate_is_answered_at_every_device_count_in_the_order_asked(run: StudyRun) -> None:
+    assert named(run.result.candidates) == [
+        ("3d", "dgx-a100-80gb", 8),
+        ("weight-streaming", "cs-2", 1),
+        ("weight-streaming", "cs-2", 2),
+    ]
+    assert [each.question.devices for each in run.answered] == [8, 1, 2]
+
+
+def test_the_same_study_gives_the_same_bytes(spec: StudySpec, run: StudyRun) -> None:
+    assert document_text(study_document(run_study(spec).result)) == document_text(study_document(run.result))
+
+
+def test_each_candidate_stands_at_the_batch_of_its_least_time(run: StudyRun) -> None:
+    for candidate in run.result.candidates:
+        assert [point.global_batch_size for point in candidate.batch_curve] == [48, 96]
+        best = min(candidate.batch_curve, key=lambda point: point.time_to_accuracy_s)
+        assert candidate.global_batch_size == best.global_batch_size
+        assert candidate.time_to_accuracy_s == best.time_to_accuracy_s
+        assert candidate.step_time_s == best.step_time_s, "the simulated step replaces the screened one"
+
+
+def test_the_figures_of_a_candidate_agree_with_one_another(run: StudyRun) -> None:
+    for each in run.result.candidates:
+        tokens = each.global_batch_size * run.result.seq_length
+        assert each.tokens_per_s * each.step_time_s == pytest.approx(tokens, rel=1e-12)
+        assert each.steps * each.step_time_s == pytest.approx(each.time_to_accuracy_s, rel=1e-12)
+        assert each.steps * tokens >= run.result.target_tokens, "no batch needs fewer than D_min"
+        assert sum(each.breakdown_s.values()) == pytest.approx(each.step_time_s, rel=1e-9)
+        assert min(each.breakdown_s.values()) >= 0
+        assert 0 < each.mfu <= each.hfu <= 1
+        assert 0 <= each.bubble_fraction < 1
+        assert 0 <= each.exposed_communication_fraction < 1
+        low, high = each.time_to_accuracy_band_s
+        assert low < each.time_to_accuracy_s < high
+
+
+def test_the_peak_is_what_the_fullest_place_holds_and_fits(run: StudyRun) -> None:
+    for each in run.result.candidates:
+        held = [sum(bar.parts_bytes.values()) for bar in each.memory]
+        assert each.peak_memory_bytes == pytest.approx(max(held))
+        assert all(size <= bar.capacity_bytes for size, bar in zip(held, each.memory, strict=True))
+
+
+def test_only_what_the_study_uses_is_said_to_be_validated(run: StudyRun, quick: StudySpec) -> None:
+    assert [each.strategy for each in run.result.accuracy] == ["3d", "weight-streaming"]
+    wafers = run_study(quick, ["weight-streaming"]).result
+    assert [each.strategy for each in wafers.accuracy] == ["weight-streaming"]
+
+
+def test_sampling_covers_each_candidate_unless_switched_off(run: StudyRun, quick: StudySpec) -> None:
+    assert list(run.result.sampling) == [each.label for each in run.result.candidates]
+    assert all(each.passed and each.tasks_sampled == 1 for each in run.result.sampling.values())
+    assert not run_study(quick, ["weight-streaming"]).result.sampling
+
+
+def test_the_soonest_candidate_is_the_one_the_verdict_names(run: StudyRun) -> None:
+    soonest = min(run.result.candidates, key=lambda each: each.time_to_accuracy_s)
+    assert run.result.verdict.startswith(f"{soonest.label} reaches the target first")
+    assert run.result.ratio_bands[soonest.label] == (1.0, 1.0)
+
+
+# ---------------------------------------------------------------------------------------- limits
+def test_a_limit_that_is_reached_keeps_the_candidates_that_were_answered(
+    quick: StudySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = quick.candidates
+    answer = runner_module._answer
+
+    def until_the_second(spec: StudySpec, candidate: CandidateSpec, *rest: Any) -> Answered:
+        if candidate.strategy == second.strategy:
+            raise LimitError("stopped after 5 events")
+        return answer(spec, candidate, *rest)
+
+    monkeypatch.setattr(runner_module, "_answer", until_the_second)
+    run = run_study(quick)
+    assert run.stopped is not None
+    assert [each.strategy for each in run.result.candidates] == [first.strategy]
+    assert [each.reason for each in run.result.infeasible] == ["not answered: stopped after 5 events"]
+    assert "not reached" in run.result.verdict
+
+
+def test_no_time_left_ends_a_study_before_it_plans(quick: StudySpec) -> None:
+    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="0 of 2 candidates answered"):
+        run_study(quick)
+
+
+def test_time_is_looked_at_while_layouts_are_screened(
+    quick: StudySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One second passes with each look: candidate, batch, and then the layouts one by one."""
+    clock = iter(range(100))
+    monkeypatch.setattr("perfsim.engine.limits.time.monotonic", lambda: next(clock))
+    several = quick.model_copy(update={"batch_sizes": (48, 96)})
+    limits = Limits(max_seconds=4.5, started_s=0.0)
+    with limited(limits), pytest.raises(LimitError, match="layouts screened for 48 sequences on 8 x dgx"):
+        run_study(several)
+
+
+def test_a_limit_before_the_first_answer_ends_the_study(quick: StudySpec) -> None:
+    with limited(Limits(max_events=1)), pytest.raises(LimitError, match="stopped after 0 events: the next"):
+        run_study(quick)
+
+
+# ----------------------------------------------------------------------------------- comparisons
+def test_compare_keeps_the_named_strategies_in_their_order(quick: StudySpec) -> None:
+    result = run_study(quick, ["weight-streaming", "3d"]).result
+    assert [each.strategy for each in result.candidates] == ["weight-streaming", "3d"]
+    assert named(run_study(quick, ["weight-streaming"]).result.candidates) == [
+        ("weight-streaming", "cs-2", 1)
+    ]
+
+
+def test_a_strategy_named_twice_is_answered_once(quick: StudySpec) -> None:
+    assert len(run_study(quick, ["weight-streaming", "weight-streaming"]).result.candidates) == 1
+
+
+def test_a_strategy_that_is_not_listed_borrows_the_system_it_runs_on(quick: StudySpec) -> None:
+    result = run_study(quick, ["data", "weight-streaming"]).result
+    assert named(result.candidates) == [("data", "dgx-a100-80gb", 8), ("weight-streaming", "cs-2", 1)]
+    layout = result.candidates[0].layout
+    assert (layout["tensor"], layout["pipeline"], layout["data"]) == (1, 1, 8)
+
+
+def test_a_strategy_without_a_system_in_the_study_is_refused(quick: StudySpec) -> None:
+    gpus = with_candidates(quick, quick.candidates[0])
+    with pytest.raises(InputError, match="study small has no system for strategy weight-streaming") as caught:
+        run_study(gpus, ["weight-streaming"])
+    assert caught.value.problems[0].help == "it compares 3d"
+
+
+def test_an_unknown_strategy_is_refused_with_the_nearest(quick: StudySpec) -> None:
+    with pytest.raises(InputError, match="did you mean `weight-streaming`"):
+        run_study(quick, ["3d", "weight-steaming"])
+
+
+def test_a_strategy_on_the_wrong_kind_of_system_is_bad_input_not_a_lack_of_plans(quick: StudySpec) -> None:
+    gpus, wafer = quick.candidates
+    crossed = with_candidates(quick, gpus.model_copy(update={"system": wafer.system}))
+    with pytest.raises(InputError, match="strategy 3d runs on a gpu-cluster; cs-2 is a wafer-cluster"):
+        run_study(crossed)
+
+
+def test_bad_input_is_refused_before_any_candidate_is_answered(quick: StudySpec) -> None:
+    gpus, wafer = quick.candidates
+    told: list[str] = []
+    with pytest.raises(InputError, match="at most 192 systems"):
+        run_study(
+            with_candidates(quick, gpus, wafer.model_copy(update={"devices": (1, 500)})), progress=told.append
+        )
+    assert told == []
+
+
+def test_progress_tells_of_each_machine(quick: StudySpec) -> None:
+    told: list[str] = []
+    run_study(quick, progress=told.append)
+    assert told == ["3d on 8 x dgx-a100-80gb", "weight-streaming on 1 x cs-2"]
+
+
+# -------------------------------------------------------------------------------- what cannot run
+@pytest.fixture(scope="module")
+def starved(quick: StudySpec) -> StudySpec:
+    """GPUs with too little memory for the model beside a wafer that runs it."""
+    gpus, wafer = quick.candidates
+    device = gpus.system.device
+    memory = device.memory.model_copy(update={"capacity": 2.5e9})
+    system = gpus.system.model_copy(
+        update={"device": device.model_copy(update={"memory": memory}), "name": "starved"}
+    )
+    return with_candidates(quick, gpus.model_copy(update={"system": system}), wafer)
+
+
+def test_a_candidate_that_cannot_run_is_reported_and_the_others_answered(starved: StudySpec) -> None:
+    result = run_study(starved).result
+    assert named(result.candidates) == [("weight-streaming", "cs-2", 1)]
+    assert "cs-2, weight-streaming reaches the target in" in result.verdict
+    assert result.verdict.endswith("Not possible: 8 x starved, 3d.")
+    (unfit,) = result.infeasible
+    assert unfit.label == "8 x starved, 3d"
+    assert unfit.reason.startswith("no plan fits: strategy 3d, 8 x starved, 48 sequences a step:")
+    assert "closest: " in unfit.reason
+
+
+def test_where_nothing_can_run_every_reason_is_given(starved: StudySpec) -> None:
+    data = starved.candidates[0].model_copy(update={"strategy": "data"})
+    with pytest.raises(PlanError) as caught:
+        run_study(with_candidates(starved, starved.candidates[0], data))
+    text = str(caught.value)
+    assert "strategy 3d, 8 x starved" in text
+    assert "strategy data, 8 x starved" in text
+    assert caught.value.exit_code == 3
+
+
+def test_a_batch_without_a_plan_is_left_out_of_the_curve(quick: StudySpec) -> None:
+    uneven = quick.model_copy(update={"batch_sizes": (12, 48)})
+    (candidate,) = run_study(uneven, ["data"]).result.candidates
+    assert [point.global_batch_size for point in candidate.batch_curve] == [48], "12 do not divide over 8"
+
+
+# --------------------------------------------------------------------------- batches and targets
+def test_the_batch_of_the_recipe_is_the_only_one_tried(quick: StudySpec) -> None:
+    recipe = quick.recipe.model_copy(update={"global_batch_size": 24})
+    (candidate,) = run_study(
+        quick.model_copy(update={"recipe": recipe}), ["weight-streaming"]
+    ).result.candidates
+    assert [point.global_batch_size for point in candidate.batch_curve] == [24]
+    assert candidate.global_batch_size == 24
+
+
+def test_automatic_batches_reach_from_small_ones_past_the_critical_batch(quick: StudySpec) -> None:
+    result = run_study(quick.model_copy(update={"batch_sizes": "auto"}), ["weight-streaming"]).result
+    tokens = [point.batch_tokens for point in result.candidates[0].batch_curve]
+    assert tokens == sorted(tokens)
+    assert tokens[0] < 0.01 * result.critical_batch_tokens < result.critical_batch_tokens < tokens[-1]
+
+
+def test_a_target_is_the_tokens_of_the_recipe(spec: StudySpec) -> None:
+    target = target_of(spec)
+    assert target.d_min_tokens == spec.recipe.tokens == 4e11
+
+
+def test_a_target_loss_becomes_tokens_and_a_lower_one_needs_more(spec: StudySpec) -> None:
+    def tokens(loss: float) -> float:
+        recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": loss})
+        return target_of(spec.model_copy(update={"recipe": recipe})).d_min_tokens
+
+    assert 1e9 < tokens(2.5) < tokens(2.4) < 1e13
+
+
+def test_a_recipe_without_an_end_is_refused(spec: StudySpec) -> None:
+    recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": None})
+    with pytest.raises(InputError, match="has neither tokens nor target_loss"):
+        target_of(spec.model_copy(update={"recipe": recipe}))
+
+
+def test_the_critical_batch_can_be_stated(spec: StudySpec) -> None:
+    law = spec.convergence.model_copy(
+        update={"law": "constant", "critical_batch_tokens": 3e6, "band_factor": 1.5}
+    )
+    critical = target_of(spec.model_copy(update={"convergence": law})).critical
+    assert (critical.tokens, critical.band_tokens) == (3e6, (2e6, 4.5e6))
+
+
+# -------------------------------------------------------------------------------------- the file
+def test_a_study_is_found_by_name() -> None:
+    study = load_study("gpt3_20b")
+    assert study.recipe.tokens == 4e11
+    assert [(each.strategy, each.devices) for each in study.candidates] == [
+        ("3d", (128,)),
+        ("weight-streaming", (1, 4, 16)),
+    ]
+
+
+def test_an_unknown_study_is_refused_with_the_nearest() -> None:
+    with pytest.raises(CatalogError, match="did you mean `gpt3_20b`"):
+        load_study("gpt3_20")
+
+
+def test_everything_wrong_in_a_study_is_said_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    text = STUDY.replace("model: gpt3_xl", "model: gpt3_xxl").replace(
+        "batch_sizes: [48, 96]", "batch_sizes: [0]"
+    )
+    path.write_text(text.replace("question:", "qestion:"), encoding="utf-8")
+    with pytest.raises(CatalogError) as caught:
+        load_study(str(path))
+    said = str(caught.value)
+    for part in ("gpt3_xxl", "did you mean `gpt3_xl`", "qestion", "`question` is missing", "batch_sizes"):
+        assert part in said
+    assert "wrong.yaml:4:" in said, "the model's line"
+
+
+def test_a_long_step_of_the_curve_takes_the_closed_form_and_is_off_by_little(
+    spec: StudySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the graph would have thousands of passes; the batch that is chosen is simulated all the same."""
+    wafer = next(each for each in spec.candidates if each.strategy == "weight-streaming")
+    question, target = question_of(spec, wafer, 1), target_of(spec)
+    batch = 2**14
+    quick = batches_module.time_at(question, target, batch)
+    assert quick.plan.num_microbatches * spec.model.num_layers > batches_module.LONG_PASSES
+    monkeypatch.setattr(batches_module, "LONG_PASSES", 10**9)
+    assert quick.step_time_s == pytest.approx(
+        batches_module.time_at(question, target, batch).step_time_s, rel=0.005
+    )

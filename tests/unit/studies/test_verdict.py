@@ -1,0 +1,122 @@
+"""The sentence that ends a study, and the bands of ratios beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsim.convergence.critical_batch import CriticalBatch
+from perfsim.convergence.time_to_accuracy import time_to_accuracy
+from perfsim.prediction.result import Why
+from perfsim.studies.result import CandidateResult
+from perfsim.studies.verdict import Answer, ratio_bands, verdict
+from perfsim.units import DAY_S
+
+CRITICAL = CriticalBatch(1e7, 2.0, "constant", "a test")
+OPEN = "the range includes 1, so the order is open"
+
+
+def answer(
+    days: float,
+    *,
+    strategy: str = "3d",
+    system: str = "gpus",
+    devices: int = 8,
+    batch_tokens: float = 1e6,
+    error: float = 0.05,
+) -> Answer:
+    """A machine that needs about so many days: its step time is chosen to that end."""
+    unit = time_to_accuracy(batch_tokens, 1.0, 1e11, CRITICAL, error)
+    step_s = days * DAY_S / unit.time_s
+    time = time_to_accuracy(batch_tokens, step_s, 1e11, CRITICAL, error)
+    fields: dict[str, Any] = {
+        "model": "toy",
+        "why": Why("compute", {}, "", ""),
+        "strategy": strategy,
+        "system": system,
+        "num_devices": devices,
+        "layout": {},
+        "global_batch_size": 1,
+        "step_time_s": step_s,
+        "tokens_per_s": batch_tokens / step_s,
+        "mfu": 0.4,
+        "hfu": 0.4,
+        "bubble_fraction": 0.0,
+        "exposed_communication_fraction": 0.0,
+        "peak_memory_bytes": 1.0,
+        "steps": time.steps,
+        "time_to_accuracy_s": time.time_s,
+        "time_to_accuracy_band_s": time.band_s,
+        "breakdown_s": {},
+        "memory": (),
+        "batch_curve": (),
+        "timeline": (),
+    }
+    return Answer(CandidateResult(**fields), time)
+
+
+def wafers(days: float, devices: int = 1, **changes: Any) -> Answer:
+    return answer(days, strategy="weight-streaming", system="wafers", devices=devices, **changes)
+
+
+def test_one_candidate_is_told_with_its_band() -> None:
+    alone = answer(10.0)
+    low, high = (bound / DAY_S for bound in alone.time.band_s)
+    assert verdict([alone]) == f"8 x gpus, 3d reaches the target in 10.0 days ({low:.1f} to {high:.1f})."
+
+
+def test_of_two_the_sooner_leads_with_ratio_range_and_reason() -> None:
+    said = verdict([answer(30.0), wafers(10.0)])
+    assert said.startswith(
+        "1 x wafers, weight-streaming reaches the target first, in 10.0 days: 3.00 times (2.80 to 3.21) "
+        "faster than 8 x gpus, 3d with 30.0 days. Why: 3.00 times its tokens a second"
+    )
+    assert OPEN not in said
+
+
+def test_the_reason_multiplies_up_to_the_ratio() -> None:
+    slow, fast = answer(30.0, batch_tokens=8e6), wafers(10.0, batch_tokens=5e5)
+    said = verdict([slow, fast])
+    samples = slow.time.examples_tokens / fast.time.examples_tokens
+    throughput = fast.candidate.tokens_per_s / slow.candidate.tokens_per_s
+    assert throughput * samples == pytest.approx(3.0)
+    assert f"{throughput:.2f} times its tokens a second" in said
+    assert f"{samples:.2f} times fewer tokens to the target (batch 0.5 M against 8.0 M tokens)" in said
+
+
+def test_a_range_that_includes_1_leaves_the_order_open() -> None:
+    assert OPEN in verdict([answer(10.2), wafers(10.0)])
+    assert OPEN not in verdict([answer(10.2, error=0.001), wafers(10.0, error=0.001)])
+
+
+@pytest.mark.parametrize("second", [wafers(10.0), answer(10.0), answer(10.0, devices=16)])
+def test_equal_candidates_are_not_told_apart(second: Answer) -> None:
+    said = verdict([answer(10.0), second])
+    assert "1.00 times (" in said
+    assert OPEN in said
+
+
+def test_the_rival_is_another_machine_where_there_is_one() -> None:
+    said = verdict([answer(40.0), wafers(10.0, 16), wafers(12.0, 8)])
+    assert said.startswith("16 x wafers")
+    assert "faster than 8 x gpus, 3d with 40.0 days" in said
+
+
+def test_sizes_of_one_machine_are_compared_where_there_is_no_other() -> None:
+    said = verdict([wafers(20.0, 8), wafers(10.0, 16), wafers(12.0, 12)])
+    assert "faster than 12 x wafers, weight-streaming with 12.0 days" in said
+
+
+def test_two_sizes_of_one_machine_share_the_error_of_their_step_time() -> None:
+    bands = ratio_bands([wafers(12.0, 8, error=0.3), wafers(10.0, 16, error=0.3), answer(13.0, error=0.3)])
+    assert bands["16 x wafers, weight-streaming"] == (1.0, 1.0)
+    assert bands["8 x wafers, weight-streaming"] == pytest.approx((1.2, 1.2))
+    low, high = bands["8 x gpus, 3d"]
+    assert low < 1 < 1.3 < high
+
+
+def test_ratio_bands_do_not_depend_on_the_order_asked() -> None:
+    answers = [answer(30.0), wafers(10.0), wafers(20.0, 2, batch_tokens=4e6)]
+    assert ratio_bands(answers) == ratio_bands(answers[::-1])
+    assert verdict(answers) == verdict(answers[::-1])

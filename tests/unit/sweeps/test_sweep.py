@@ -1,0 +1,185 @@
+"""A sweep answers every point once, keeps what is finished, and says the same each time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perfsim.cli import main
+from perfsim.engine.limits import Limits, limited
+from perfsim.errors import LimitError, PerfsimError
+from perfsim.studies.loading import load_study
+from perfsim.studies.runner import run_study
+from perfsim.studies.spec import StudySpec
+from perfsim.sweeps import runner as sweep_module
+from perfsim.sweeps.runner import SweepInterrupted, answer_text, load_sweep, plan_sweep, run_sweep
+from perfsim.sweeps.store import Stored
+
+Write = Callable[[str], Path]
+
+GRID = "  devices: [1, 2, 4]\n  recipe.global_batch_size: [2, 8]"
+"""Four systems get nothing of two sequences: one point without a plan."""
+
+
+@pytest.fixture
+def path(write_sweep: Write) -> Path:
+    return write_sweep(GRID)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "points.sqlite"
+
+
+def answers_until(count: int, error: BaseException) -> Callable[[StudySpec], Stored]:
+    """Answers so many points and then raises."""
+    answered = []
+
+    def answer(study: StudySpec) -> Stored:
+        if len(answered) == count:
+            raise error
+        answered.append(study)
+        return answer_text(study)
+
+    return answer
+
+
+def test_a_point_says_what_a_study_of_it_says(write_sweep: Write, store: Path) -> None:
+    path = write_sweep("  batch_sizes: [[8]]")
+    (point,) = run_sweep(load_sweep(str(path)), store, jobs=1).points
+    (candidate,) = run_study(load_study(str(path.parent / "study.yaml"))).result.candidates
+    for name in ("step_time_s", "mfu", "steps", "time_to_accuracy_s", "global_batch_size", "layout"):
+        assert point.as_dict()[name] == getattr(candidate, name)
+    assert point.target_time.band_s == candidate.time_to_accuracy_band_s
+    assert point.target_time.time_s == candidate.time_to_accuracy_s
+
+
+def test_results_stand_in_the_order_of_the_grid(path: Path, store: Path) -> None:
+    result = run_sweep(load_sweep(str(path)), store, jobs=1)
+    asked = [
+        (each.point.num_devices, each.point.settings["recipe.global_batch_size"]) for each in result.points
+    ]
+    assert asked == [(1, 2), (1, 8), (2, 2), (2, 8), (4, 2), (4, 8)]
+
+
+def test_a_point_without_a_plan_is_a_result_with_its_reason(path: Path, store: Path) -> None:
+    result = run_sweep(load_sweep(str(path)), store, jobs=1)
+    without = [each for each in result.points if not each.feasible]
+    assert [(each.point.num_devices, each.reasons) for each in without] == [
+        (4, ("global_batch_size 2 gives some of 4 systems nothing",))
+    ]
+    assert result.as_dict()["points"][4]["reasons"] == list(without[0].reasons)
+
+
+def test_a_finished_point_is_not_computed_again(
+    path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run_sweep(load_sweep(str(path)), store, jobs=1)
+    monkeypatch.setattr(sweep_module, "answer_text", answers_until(0, AssertionError("computed again")))
+    again = run_sweep(load_sweep(str(path)), store, jobs=1)
+    assert again == first
+
+
+def test_a_larger_grid_computes_only_what_is_new(
+    write_sweep: Write, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_sweep(load_sweep(str(write_sweep(GRID))), store, jobs=1)
+    larger = load_sweep(str(write_sweep("  devices: [1, 2, 4]\n  recipe.global_batch_size: [8, 16, 2]")))
+    assert plan_sweep(larger, store).stored == 6
+    monkeypatch.setattr(sweep_module, "answer_text", answers_until(3, AssertionError("too many")))
+    assert len(run_sweep(larger, store, jobs=1).points) == 9
+
+
+def test_processes_give_what_one_process_gives(path: Path, tmp_path: Path) -> None:
+    sweep = load_sweep(str(path))
+    one = run_sweep(sweep, tmp_path / "one.sqlite", jobs=1)
+    two = run_sweep(sweep, tmp_path / "two.sqlite", jobs=2)
+    assert json.dumps(one.as_dict()) == json.dumps(two.as_dict())
+
+
+def test_an_interrupt_keeps_what_is_finished_and_says_so(
+    path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep_module, "answer_text", answers_until(2, KeyboardInterrupt()))
+        with pytest.raises(
+            SweepInterrupted, match="interrupted: 2 of 6 points are finished and kept"
+        ) as caught:
+            run_sweep(load_sweep(str(path)), store, jobs=1)
+    assert caught.value.exit_code == 130
+    assert plan_sweep(load_sweep(str(path)), store).stored == 2
+
+
+def test_a_point_that_fails_does_not_keep_the_others_from_being_stored(
+    path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(study: StudySpec) -> Stored:
+        if study.candidates[0].devices == (2,):
+            raise PerfsimError("something is broken")
+        return answer_text(study)
+
+    monkeypatch.setattr(sweep_module, "answer_text", answer)
+    with pytest.raises(PerfsimError, match=r"2 x cs-2.*size 8: something is broken") as caught:
+        run_sweep(load_sweep(str(path)), store, jobs=1)
+    assert "4 of 6 points are finished and kept" in str(caught.value)
+    assert plan_sweep(load_sweep(str(path)), store).stored == 4
+
+
+def test_progress_counts_stored_and_finished_points(path: Path, store: Path) -> None:
+    said: list[str] = []
+    run_sweep(load_sweep(str(path)), store, jobs=1, tell=said.append)
+    assert said[0] == "6 points, 0 of them stored"
+    assert said[-1] == "6 of 6 points"
+
+
+def test_a_plan_writes_nothing_and_expects_less_once_points_are_stored(path: Path, store: Path) -> None:
+    sweep = load_sweep(str(path))
+    before = plan_sweep(sweep, store, jobs=2)
+    assert not store.exists()
+    assert (before.points, before.stored) == (6, 0)
+    assert before.estimated_s > 0
+    run_sweep(sweep, store, jobs=1)
+    after = plan_sweep(sweep, store, jobs=2)
+    assert (after.stored, after.estimated_s) == (6, 0.0)
+
+
+def test_the_command_prints_the_same_document_again_and_nothing_else(path: Path, tmp_path: Path) -> None:
+    command = ["sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "1", "--json"]
+    runs = [CliRunner().invoke(main, command) for _ in range(2)]
+    assert [run.exit_code for run in runs] == [0, 0]
+    assert runs[0].stdout == runs[1].stdout
+    document = json.loads(runs[0].stdout)
+    assert [each["feasible"] for each in document["points"]] == [True] * 4 + [False, True]
+    assert "0 of them stored" in runs[0].stderr
+
+
+def test_a_dry_run_computes_nothing(path: Path, tmp_path: Path) -> None:
+    run = CliRunner().invoke(main, ["sweep", str(path), "--out", str(tmp_path / "out"), "--dry-run"])
+    assert run.exit_code == 0
+    assert run.stdout.startswith("tiny: 6 points, 0 of them stored")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_grid_without_any_plan_writes_its_report_and_ends_with_code_3(
+    write_sweep: Write, tmp_path: Path
+) -> None:
+    path = write_sweep("  devices: [4]\n  recipe.global_batch_size: [2]")
+    run = CliRunner().invoke(main, ["sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "1"])
+    assert run.exit_code == 3
+    assert "No point of the grid has a feasible plan" in run.stdout
+    assert (tmp_path / "out" / "index.html").exists()
+
+
+def test_a_limit_of_events_counts_over_all_processes(path: Path, tmp_path: Path) -> None:
+    sweep = load_sweep(str(path))
+    with limited(Limits()) as alone:
+        run_sweep(sweep, tmp_path / "alone.sqlite", jobs=1)
+    assert alone.events > len(sweep.points)
+    with limited(Limits(max_events=alone.events)):
+        run_sweep(sweep, tmp_path / "enough.sqlite", jobs=2)
+    with limited(Limits(max_events=alone.events - 1)), pytest.raises(LimitError, match="finished and kept"):
+        run_sweep(sweep, tmp_path / "less.sqlite", jobs=2)
