@@ -1,8 +1,8 @@
-"""One scale for a cluster, from two or three steps that its owner measured; kept apart from the device.
+"""Fits one scale for a cluster to a few steps measured on it; the device's constants stay unchanged.
 
-The scale is the geometric mean of measured over predicted step time: the factor that makes the errors of
-the logarithms add up to nothing, whichever case is the longest. It moves all steps of a cluster alike, so
-it cannot change which layout is best, and it says nothing of another device.
+The scale is the geometric mean of measured over predicted step times, so the errors of the logarithms sum to
+zero and long steps have no more weight than short ones. It scales all steps of the cluster alike, cannot
+change which layout is best, and does not apply to another device.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from perfsim.sizes import MOST_CASES
 from perfsim.spec import Spec
 
 FEWEST = 2
-"""Steps that a scale needs: of one alone nobody could tell how far it carries."""
+"""Steps that a scale needs; a single step would leave its spread unknown."""
 
 PLAUSIBLE = (0.2, 5.0)
-"""Between these lies what one factor may mend; beyond them a unit or a machine is wrong."""
+"""Range of a scale; outside it a unit or the machine is probably wrong."""
 
 
 class MeasuredCase(StepCase):
-    """A step that the user measured, written as in `studies/validation/`; these two may be left out."""
+    """A step measured by the user, in the form of `studies/validation/`; these two fields are optional."""
 
     family: str = "measured"
     evidence: Literal["A", "B", "C"] = "A"
@@ -51,8 +51,8 @@ class MeasuredFile(Spec):
 def fit_cluster(path: Path, catalog: Catalog | None = None) -> ClusterCalibration:
     """The scale of a cluster from a file of measured steps.
 
-    Raises CatalogError for a malformed file, fewer than two cases, several devices, and for a case that
-    cannot be predicted, each at its line.
+    Raises CatalogError, with lines, for a malformed file, fewer than two cases, several devices, and cases
+    that cannot be predicted.
     """
     catalog = catalog or default_catalog()
     file = parse_file(path, MeasuredFile, catalog)
@@ -68,16 +68,18 @@ def fit_cluster(path: Path, catalog: Catalog | None = None) -> ClusterCalibratio
             problems.append(mapping.problem(("cases", number), message))
     if len(set(devices)) > 1:
         message = f"the cases are on {', '.join(dict.fromkeys(devices))}; a scale belongs to one device"
-        problems.append(mapping.problem(("cases",), message, "make one file for each"))
+        problems.append(mapping.problem(("cases",), message, "make one file per device"))
     if problems:
         raise CatalogError(problems)
-    found = _fitted(file, path, devices[0], predicted)
+    calibration = _fitted(file, path, devices[0], predicted)
     low, high = PLAUSIBLE
-    if not low <= found.scale <= high:
-        message = f"the steps take {found.scale:g} times as long as predicted; a scale is {low:g} to {high:g}"
+    if not low <= calibration.scale <= high:
+        message = (
+            f"the steps take {calibration.scale:g} times as long as predicted; a scale is {low:g} to {high:g}"
+        )
         help_text = "check step_time_s (in seconds), the device and the number of devices"
         raise CatalogError([mapping.problem(("cases",), message, help_text)])
-    return found
+    return calibration
 
 
 def _check(file: MeasuredFile, mapping: LocatedMapping) -> None:
@@ -93,18 +95,21 @@ def _check(file: MeasuredFile, mapping: LocatedMapping) -> None:
 
 def _fitted(file: MeasuredFile, path: Path, device: str, predicted: Sequence[float]) -> ClusterCalibration:
     measured = [case.measured.step_time_s for case in file.cases]
-    ratios = [real / told for real, told in zip(measured, predicted, strict=True)]
+    ratios = [measured_s / predicted_s for measured_s, predicted_s in zip(measured, predicted, strict=True)]
     scale = rounded(geometric_mean(ratios))
     steps = tuple(
         MeasuredStep(
             id=case.id,
-            measured_s=real,
-            predicted_s=rounded(told, 6),
-            residual=round(real / told / scale - 1, 4),
+            measured_s=measured_s,
+            predicted_s=rounded(predicted_s, 6),
+            residual=round(measured_s / predicted_s / scale - 1, 4),
         )
-        for case, real, told in zip(file.cases, measured, predicted, strict=True)
+        for case, measured_s, predicted_s in zip(file.cases, measured, predicted, strict=True)
     )
-    apes = sorted(abs(told * scale / real - 1) for real, told in zip(measured, predicted, strict=True))
+    apes = sorted(
+        abs(predicted_s * scale / measured_s - 1)
+        for measured_s, predicted_s in zip(measured, predicted, strict=True)
+    )
     error = stdev(math.log(ratio) for ratio in ratios) / math.sqrt(len(ratios))
     calibration = ClusterCalibration(
         name=file.cluster,
