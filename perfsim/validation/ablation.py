@@ -1,8 +1,7 @@
-"""What each mechanism of the GPU model is worth: it is taken out, and published runs predicted again.
+"""Ablation of the GPU model: published runs predicted again without one mechanism at a time.
 
-A removal is a wrapper around the prices: graphs stay as they are written. Fitted constants stay too, and
-what they could make up for after a new fit is told apart by `leave_out.refitted`. Steps are taken by their
-longest path, which leaves out only the contention for links.
+A removal wraps the prices; graphs and fitted constants stay the same. `leave_out.refitted` adds the effect of
+fitting the constants again. Step times are longest paths, which ignore only contention for links.
 """
 
 from __future__ import annotations
@@ -27,33 +26,34 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 NOTHING = "nothing"
-"""Key of the prediction with every mechanism in place."""
+"""Key of the prediction with all mechanisms."""
 ATTENTION_CORE = ("scores", "softmax", "attention_dropout", "context", "flash_attention")
 HEAD_AND_EMBEDDING = ("embedding.", "head.")
 
 
 @dataclass(frozen=True)
 class Removal:
-    """A mechanism and what is done to the prices to take it out."""
+    """A mechanism, and the change of prices that removes it."""
 
     key: str
     instead: str
-    """What stands in its place."""
+    """What replaces it."""
     work: Callable[[Work], bool] = lambda _: False
     """Classes of work that take no time."""
     kernel: Callable[[Kernel], bool] = lambda _: False
     """Kernels that take no time on the device; the host still launches them."""
     tasks: Callable[[TaskGraph], Mask] | None = None
-    """Tasks that take no time, where their class does elsewhere."""
+    """Tasks that take no time, for a mechanism that is part of a class of work."""
     change: Callable[[GpuCosts], None] = lambda _: None
-    """What is set to another value."""
+    """Changes other fields of the prices."""
     one_tier: bool = False
-    own: tuple[str, ...] = ()
-    """Fitted constants that go with the mechanism; a new fit has to do without them."""
+    """Whether every group communicates as if inside one node."""
+    constants: tuple[str, ...] = ()
+    """Fitted constants of the mechanism, which a new fit excludes."""
 
 
 class WithoutMechanism(GpuCosts):
-    """The prices of a plan with one mechanism taken out."""
+    """The prices of a plan without one mechanism."""
 
     def __init__(self, plan: Plan, removal: Removal) -> None:
         super().__init__(gpu_plan(plan).topology, plan.job.recipe)
@@ -61,33 +61,37 @@ class WithoutMechanism(GpuCosts):
         removal.change(self)
 
     def duration_s(self, work: Work) -> float:
+        """Seconds of a task; 0 for removed work."""
         return 0.0 if self.removal.work(work) else super().duration_s(work)
 
     def kernel_s(self, kernel: Kernel) -> float:
+        """Seconds of a kernel; 0 for removed kernels."""
         return 0.0 if self.removal.kernel(kernel) else super().kernel_s(kernel)
 
     def group(self, ranks: RankGroup) -> Group:
+        """The group of some ranks; inside one node if tiers are removed."""
         return Group.inside_node(ranks.size) if self.removal.one_tier else super().group(ranks)
 
 
 class GemmWithoutWaves(GemmModel):
-    """A device that is never partly idle in its last wave: tiles over compute units, not rounded up."""
+    """GEMM prices without idle units in the last wave: tiles over compute units, not rounded up."""
 
     def geometry(self, m: Array, n: Array, k: Array, batch: Array) -> Geometry:
-        known = super().geometry(m, n, k, batch)
+        """Tiles and waves of each shape, waves not rounded up."""
+        geometry = super().geometry(m, n, k, batch)
         tile = self._candidates
         tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns) * tile.split * batch
-        return replace(known, tile_wave_flop=2 * tiles / self.compute_units * tile.rows * tile.columns)
+        return replace(geometry, tile_wave_flop=2 * tiles / self.compute_units * tile.rows * tile.columns)
 
 
 def _no_waves(costs: GpuCosts) -> None:
-    known = {field.name: getattr(costs.gemm, field.name) for field in fields(GemmModel)}
-    costs.gemm = GemmWithoutWaves(**known)
+    values = {field.name: getattr(costs.gemm, field.name) for field in fields(GemmModel)}
+    costs.gemm = GemmWithoutWaves(**values)
 
 
 def _no_host(costs: GpuCosts) -> None:
-    nothing = {"host_s_per_kernel": 0.0, "host_blocking_s_per_kernel": 0.0}
-    costs.framework = costs.framework.model_copy(update=nothing)
+    zero = {"host_s_per_kernel": 0.0, "host_blocking_s_per_kernel": 0.0}
+    costs.framework = costs.framework.model_copy(update=zero)
 
 
 def _no_power_limit(costs: GpuCosts) -> None:
@@ -99,12 +103,12 @@ def _any_length(costs: GpuCosts) -> None:
 
 
 def _no_bridge(costs: GpuCosts) -> None:
-    known = costs.collectives.nic.calibration
-    if known is None or known.network is None:
+    calibration = costs.collectives.nic.calibration
+    if calibration is None or calibration.network is None:
         return
-    network = known.network.model_copy(update={"partial_node_bytes_per_s": None})
+    network = calibration.network.model_copy(update={"partial_node_bytes_per_s": None})
     nic = costs.collectives.nic.model_copy(
-        update={"calibration": known.model_copy(update={"network": network})}
+        update={"calibration": calibration.model_copy(update={"network": network})}
     )
     costs.collectives = replace(costs.collectives, nic=nic)
 
@@ -122,15 +126,15 @@ def _of_category(category: str) -> Callable[[Work], bool]:
 
 
 def recomputed_collectives(graph: TaskGraph) -> Mask:
-    """Tensor-parallel collectives behind a block that is run again before its backward."""
-    again = np.array([work.category == "recompute" for work in graph.works])[graph.work]
+    """Mask of the tensor-parallel collectives that follow a recomputed block."""
+    recomputes = np.array([work.category == "recompute" for work in graph.works])[graph.work]
     communicates = np.array([work.category == "tensor_communication" for work in graph.works])
     tensor = np.flatnonzero(communicates[graph.work])
     source = graph.writer[graph.reads.values[graph.reads.start[tensor]]]
-    found = np.zeros(len(graph), dtype=np.bool_)
+    mask = np.zeros(len(graph), dtype=np.bool_)
     for _ in range(2):  # with sequence parallelism an all-gather follows the reduce-scatter
-        found[tensor] = again[source] | found[source]
-    return found
+        mask[tensor] = recomputes[source] | mask[source]
+    return mask
 
 
 REMOVALS = (
@@ -141,20 +145,20 @@ REMOVALS = (
         "data-parallel and FSDP traffic",
         "free",
         work=_of_category("data_communication"),
-        own=("partial_node_bytes_per_s",),
+        constants=("partial_node_bytes_per_s",),
     ),
     Removal(
         "bridge of partial nodes",
         "every rank beside its NIC",
         change=_no_bridge,
-        own=("partial_node_bytes_per_s",),
+        constants=("partial_node_bytes_per_s",),
     ),
     Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
     Removal(
         "host-launch floor",
         "the host takes no time",
         change=_no_host,
-        own=("host_s_per_kernel", "host_blocking_s_per_kernel"),
+        constants=("host_s_per_kernel", "host_blocking_s_per_kernel"),
     ),
     Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
     Removal("gradient accumulation", "free", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
@@ -163,25 +167,27 @@ REMOVALS = (
         "attention core",
         "free",
         kernel=lambda kernel: kernel.name.startswith(ATTENTION_CORE),
-        own=("attention_fraction", "attention_half_length"),
+        constants=("attention_fraction", "attention_half_length"),
     ),
     Removal(
         "fused attention by length",
         "as in long sequences",
         change=_any_length,
-        own=("attention_half_length",),
+        constants=("attention_half_length",),
     ),
     Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(HEAD_AND_EMBEDDING)),
     Removal("optimizer", "free", work=_of_category("optimizer")),
     Removal("waves of tiles", "no idle units in the last wave", change=_no_waves),
     Removal("matrix cores want rows of 16 bytes", "they take any", change=_any_rows),
-    Removal("sustained power ceiling", "1.0 of peak", change=_no_power_limit, own=("sustained_fraction",)),
+    Removal(
+        "sustained power ceiling", "1.0 of peak", change=_no_power_limit, constants=("sustained_fraction",)
+    ),
 )
 """In the order of the table: communication, host, memory, parts of the model, matrix products."""
 
 
 def ablate(placed: PlacedCase, removals: Sequence[Removal] = REMOVALS) -> tuple[dict[str, float], Trace]:
-    """Step time by removed mechanism, `NOTHING` among them, and the trace with all in place.
+    """Step time by removed mechanism, including `NOTHING`, and the trace with all mechanisms.
 
     Raises InputError for a case that does not run on GPUs.
     """
@@ -192,13 +198,13 @@ def ablate(placed: PlacedCase, removals: Sequence[Removal] = REMOVALS) -> tuple[
         duration_s = placed.step(WithoutMechanism(placed.plan, removal)).duration_s
         if removal.tasks is not None:
             duration_s = np.where(removal.tasks(placed.placed.graph), 0.0, duration_s)
-        # Many mechanisms play no part in a run: then nothing needs to be run again.
-        plays = not np.array_equal(duration_s, step.duration_s)
-        changed = step.run(duration_s, contention=False) if plays else trace
+        # A mechanism that changes no duration needs no new run.
+        changes = not np.array_equal(duration_s, step.duration_s)
+        changed = step.run(duration_s, contention=False) if changes else trace
         steps[removal.key] = changed.step_time_s
     return steps, trace
 
 
 def shares(steps: Mapping[str, float]) -> dict[str, float]:
-    """The part of the step that goes with each mechanism; negative where the step gets longer."""
+    """By mechanism, the share of the step that its removal saves; negative if the step gets longer."""
     return {key: 1.0 - seconds / steps[NOTHING] for key, seconds in steps.items() if key != NOTHING}

@@ -3,12 +3,11 @@
 A case is one benchmark with `points` rows [global_batch_size, mean_to_target, standard_deviation, num_seeds].
 Repeats of a batch size are averaged; benchmarks with at least four batch sizes are scored in two ways:
 
-- *leave one out*: each batch size from all the others;
-- *larger batch*: the largest batch size from those at most half as large (at least three of them).
+- *leave one out*: each batch size predicted from all the others;
+- *larger batch*: the largest batch size predicted from those at most half as large (at least three).
 
-A refused fit counts as an absolute error of 1, unless the run is fine-tuning or a warm start: those may be
-refused with that reason and then stand aside. The baseline is E constant, the geometric mean of the same
-points.
+A refused fit counts as an absolute error of 1, except for fine-tuning and warm starts, which may be refused
+and are then not counted. The baseline is a constant E, the geometric mean of the same points.
 """
 
 from __future__ import annotations
@@ -51,25 +50,25 @@ class _Prediction:
 
     @property
     def counted(self) -> bool:
-        """False for a refusal that the kind of run allows."""
+        """Whether it counts: false for a refusal that the kind of run allows."""
         return not self.refused or self.benchmark.run_kind == "pre-training"
 
     @property
     def error(self) -> float | None:
+        """Relative error; None for a refusal."""
         return None if self.predicted is None else self.predicted / self.measured - 1
 
     @property
     def to_next(self) -> bool:
-        """True where nothing lies between the fitted batches and a largest one at least twice as large."""
+        """Whether all smaller batches were fitted, so the largest is at least twice the next."""
         return self.protocol == LARGER_BATCH and self.num_fitted == len(self.benchmark.points) - 1
 
 
 def validate_convergence(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Predict every scored batch size of `cases` and sum up the errors (fractions; keys as in `--json`).
+    """Predict every scored batch size of `cases` and summarise the errors (fractions; keys as in `--json`).
 
-    `larger_batch_adjacent` keeps, of the larger-batch predictions, those where the largest batch is at least
-    twice the next and so all smaller ones were fitted. `bias` leaves refused predictions out: they have no
-    sign.
+    `larger_batch_adjacent` covers the larger-batch predictions whose largest batch is at least twice the
+    next, so all smaller ones were fitted. `bias` leaves out refused predictions, which have no sign.
     """
     benchmarks, failed = _read(cases)
     scored = [b for b in benchmarks if len(b.points) >= MIN_BATCH_SIZES]
@@ -118,7 +117,7 @@ def _benchmark(case: Mapping[str, Any]) -> _Benchmark:
 
 
 def _run_kind(notes: str) -> str:
-    """What the notes of a case say of its runs: they start with `fine-tuning` or `warm` where it matters."""
+    """The kind of run, from the start of a case's notes: `fine-tuning`, `warm`, or anything else."""
     if notes.startswith("fine-tuning"):
         return "fine-tuning"
     return "warm-start" if notes.startswith("warm") else "pre-training"
@@ -157,7 +156,7 @@ def _predict(
 
 
 def _statistics(signed: Sequence[float], num_refused: int) -> dict[str, float | None]:
-    """Median, 90th percentile and mean of |error| with refusals as 1; mean of the signed errors there are."""
+    """Median, 90th percentile and mean of |error|, refusals counted as 1; mean of the signed errors."""
     sizes = np.abs([*signed, *([1.0] * num_refused)])
     if sizes.size == 0:
         return {"median_ape": None, "p90_ape": None, "mape": None, "bias": None}
@@ -186,16 +185,16 @@ def _num_counted(predictions: Iterable[_Prediction]) -> int:
 def _families(predictions: Sequence[_Prediction]) -> dict[str, dict[str, float | int | None]]:
     names = sorted({p.benchmark.family for p in predictions})
     members = {name: [p for p in predictions if p.benchmark.family == name] for name in names}
-    return {name: {"n": _num_counted(found), **_score(found)} for name, found in members.items()}
+    return {name: {"n": _num_counted(group), **_score(group)} for name, group in members.items()}
 
 
 def _refusals(predictions: Sequence[_Prediction]) -> list[dict[str, str]]:
-    """One line a benchmark: how many of its predictions were refused and the first reason."""
-    found: dict[str, list[_Prediction]] = {}
+    """One line per benchmark: how many of its predictions were refused, and the first reason."""
+    groups: dict[str, list[_Prediction]] = {}
     for prediction in predictions:
-        found.setdefault(prediction.benchmark.id, []).append(prediction)
+        groups.setdefault(prediction.benchmark.id, []).append(prediction)
     lines = []
-    for id_, group in found.items():
+    for id_, group in groups.items():
         reasons = [p.refused for p in group if p.refused]
         if reasons:
             lines.append({"id": id_, "error": f"{len(reasons)} of {len(group)} refused: {reasons[0]}"})

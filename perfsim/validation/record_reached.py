@@ -36,14 +36,14 @@ def step_files() -> list[Path]:
 
 
 def record_text(paths: Iterable[Path]) -> str:
-    """The record as it is kept, of all files of step times."""
+    """The text of the record over all files of step times."""
     catalog = default_catalog()
     rows = [row for path in paths for row in reached_of(parse_file(path, CaseFile, catalog).cases, catalog)]
     return "[\n" + ",\n".join(json.dumps(list(row)) for row in rows) + "\n]\n"
 
 
 def write_reached() -> Path:
-    """Put the record of the public runs in the package; for a checkout, after a change of the cases."""
+    """Write the record into the package of a checkout, after a change of the cases."""
     path = Path(reached.__file__).with_name(reached.RECORD)
     path.write_text(record_text(step_files()), encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""How predictions are scored against measured runs; definitions as in the README of the cases."""
+"""Scores of predictions against measured runs, defined as in the README of the cases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEWEST_LAYOUTS = 4
 
 @dataclass(frozen=True)
 class Scored:
-    """One case with its prediction; `predicted_s` is None where it failed."""
+    """One case with its prediction; `predicted_s` is None if it failed."""
 
     id: str
     family: str
@@ -32,7 +32,7 @@ class Scored:
 
     @property
     def counts(self) -> bool:
-        """Evidence C is predicted and shown, not scored."""
+        """Whether it is scored; evidence C is only predicted and shown."""
         return self.evidence in ("A", "B")
 
 
@@ -53,25 +53,25 @@ def summary(cases: Iterable[Scored]) -> dict[str, Any]:
 
 
 def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
-    """The summary of each family, with how well it ranks layouts."""
+    """The summary of each family, with its ranking of layouts."""
     result = {}
     for family in dict.fromkeys(case.family for case in cases):
-        mine = [case for case in cases if case.family == family]
-        ranked = rankings(mine)
+        members = [case for case in cases if case.family == family]
+        ranked = rankings(members)
         result[family] = {
-            **summary(mine),
-            "kendall_tau": float(np.mean([each["kendall_tau"] for each in ranked])) if ranked else None,
-            "regret": max(each["regret"] for each in ranked) if ranked else None,
+            **summary(members),
+            "kendall_tau": float(np.mean([ranking["kendall_tau"] for ranking in ranked])) if ranked else None,
+            "regret": max(ranking["regret"] for ranking in ranked) if ranked else None,
         }
     return result
 
 
 def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
-    """How well each sweep of at least four scored layouts is ranked: tau-a, regret, and the two choices.
+    """Rankings of the sweeps with at least four scored layouts: tau-a, regret, and the fastest cases.
 
-    `chosen` is the case that is predicted fastest, `best` the one that is.
+    `chosen` is the case that is predicted fastest, `best` the case that is measured fastest.
     """
-    found = []
+    rows = []
     for (family, sweep), runs in _sweeps(cases).items():
         points = [_mean(layout) for layout in runs.values()]
         if len(points) < FEWEST_LAYOUTS:
@@ -81,7 +81,7 @@ def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
         layouts = list(runs)
         chosen = min(range(len(points)), key=lambda index: points[index][1])
         best = min(range(len(points)), key=lambda index: points[index][0])
-        found.append(
+        rows.append(
             {
                 "family": family,
                 "sweep": sweep,
@@ -92,11 +92,11 @@ def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
                 "best": runs[layouts[best]][0].id,
             }
         )
-    return found
+    return rows
 
 
 def _sweeps(cases: Sequence[Scored]) -> dict[tuple[str, str], dict[str, list[Scored]]]:
-    """The runs of each layout of each sweep."""
+    """The scored runs by sweep and layout."""
     sweeps: dict[tuple[str, str], dict[str, list[Scored]]] = {}
     for case in cases:
         if case.counts and case.sweep is not None and case.predicted_s is not None:

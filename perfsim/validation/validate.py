@@ -1,4 +1,4 @@
-"""Predicting published runs, beside a baseline that any fool could use."""
+"""Predicts published runs, and compares with a baseline of one constant efficiency."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perfsim.validation.score import Scored, families, one_constant, rankings, s
 
 
 def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
-    """Score one file of cases, step times or convergence; CatalogError lists what is malformed."""
+    """Score one file of cases, step times or convergence; CatalogError lists every problem."""
     catalog = catalog or default_catalog()
     data = load_mapping(path, catalog).data
     rows = data.get("cases") or []
@@ -37,8 +37,8 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
 
 
 def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any]:
-    """Predict every case; those that cannot be predicted are listed with the reason."""
-    answers = _predict_all(cases, catalog)
+    """Predict every case; cases that cannot be predicted are listed with the reason."""
+    answers: list[float | str] = mapped(partial(_prediction_or_reason, catalog=catalog), cases)
     failed = [
         {"id": case.id, "error": answer}
         for case, answer in zip(cases, answers, strict=True)
@@ -48,40 +48,36 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
         scored_case(case, None if isinstance(answer, str) else answer)
         for case, answer in zip(cases, answers, strict=True)
     ]
-    baseline, of_baseline = _baseline(cases, scored, catalog)
+    baseline, by_baseline = _baseline(cases, scored, catalog)
     return {
         "kind": "step_time",
         "count": len(cases),
         "failed": failed,
         "summary": summary(scored),
-        "summary_predicted": summary([each for each in scored if each.predicted_s is not None]),
+        "summary_predicted": summary([case for case in scored if case.predicted_s is not None]),
         "baseline": baseline,
         "families": families(scored),
-        "families_baseline": families(of_baseline),
+        "families_baseline": families(by_baseline),
         "families_traits": family_traits(cases, catalog),
         "sweeps": rankings(scored),
         "without_release": _without_release(cases, scored, catalog),
         "cases": [
             {
-                "id": each.id,
-                "family": each.family,
-                "evidence": each.evidence,
-                "inferred": [] if each.counts else list(case.inferred),
-                "measured_s": each.measured_s,
-                "predicted_s": each.predicted_s,
-                "error": each.error,
+                "id": row.id,
+                "family": row.family,
+                "evidence": row.evidence,
+                "inferred": [] if row.counts else list(case.inferred),
+                "measured_s": row.measured_s,
+                "predicted_s": row.predicted_s,
+                "error": row.error,
             }
-            for case, each in zip(cases, scored, strict=True)
+            for case, row in zip(cases, scored, strict=True)
         ],
     }
 
 
-def _predict_all(cases: Sequence[StepCase], catalog: Catalog) -> list[float | str]:
-    """Predictions in the order of the cases, or why there is none."""
-    return mapped(partial(_predict_or_say_why, catalog=catalog), cases)
-
-
-def _predict_or_say_why(case: StepCase, catalog: Catalog) -> float | str:
+def _prediction_or_reason(case: StepCase, catalog: Catalog) -> float | str:
+    """Predicted seconds, or the reason why the case cannot be predicted."""
     try:
         return predict_s(case, catalog)
     except PerfsimError as error:
@@ -89,7 +85,7 @@ def _predict_or_say_why(case: StepCase, catalog: Catalog) -> float | str:
 
 
 def scored_case(case: StepCase, predicted_s: float | None) -> Scored:
-    """A case with its prediction; None where there is none."""
+    """A case with its prediction, if there is one."""
     layout = repr((case.parallel, case.training.micro_batch_size, case.training.recompute))
     return Scored(
         case.id, case.family, case.evidence, case.sweep, layout, case.measured.step_time_s, predicted_s
@@ -99,9 +95,9 @@ def scored_case(case: StepCase, predicted_s: float | None) -> Scored:
 def _baseline(
     cases: Sequence[StepCase], scored: Sequence[Scored], catalog: Catalog
 ) -> tuple[dict[str, Any], list[Scored]]:
-    """Hardware FLOPs over devices x peak x e, with the one e that minimises the mean error of the file.
+    """Summary and predictions of the baseline: hardware FLOPs / (devices x peak x e).
 
-    Its summary, and the cases as it predicts them.
+    The efficiency e is one constant that minimises the mean error of the file.
     """
     ideal: dict[str, float] = {}
     for case in cases:
@@ -109,33 +105,33 @@ def _baseline(
             ideal[case.id] = _ideal_s(case, catalog)
         except PerfsimError:
             continue
-    known = [each for each in scored if each.counts and each.id in ideal]
-    if not known:
+    counted = [case for case in scored if case.counts and case.id in ideal]
+    if not counted:
         return summary([]), []
-    efficiency = one_constant([ideal[each.id] for each in known], [each.measured_s for each in known])
-    predictions = [replace(each, predicted_s=ideal[each.id] / efficiency) for each in known]
-    return {**summary(predictions), "n": len(known), "efficiency": efficiency}, predictions
+    efficiency = one_constant([ideal[case.id] for case in counted], [case.measured_s for case in counted])
+    predictions = [replace(case, predicted_s=ideal[case.id] / efficiency) for case in counted]
+    return {**summary(predictions), "n": len(counted), "efficiency": efficiency}, predictions
 
 
 def _without_release(
     cases: Sequence[StepCase], scored: Sequence[Scored], catalog: Catalog
 ) -> dict[str, dict[str, Any]]:
-    """The summary without each release of a wafer's software that one scored run decides, and without all.
+    """The summary without each wafer release that has a single scored run, and without all of them.
 
-    One log has much to say about the efficiency of its own release, so its error tells less than another's.
+    A single log largely determines the efficiency of its release, so its error says little.
     """
     release = {case.id: _measured_release(case, catalog) for case in cases}
-    counts = Counter(release[each.id] for each in scored if each.counts)
+    counts = Counter(release[case.id] for case in scored if case.counts)
     alone = sorted(name for name, count in counts.items() if name and count == 1)
     groups = [(name,) for name in alone] + ([tuple(alone)] if len(alone) > 1 else [])
     return {
-        ", ".join(group): summary([each for each in scored if release[each.id] not in group])
+        ", ".join(group): summary([case for case in scored if release[case.id] not in group])
         for group in groups
     }
 
 
 def _measured_release(case: StepCase, catalog: Catalog) -> str:
-    """The software release whose efficiency a case uses; empty where none counts."""
+    """The software release whose efficiency a case uses; empty if it uses none."""
     try:
         calibration = case_system(case, catalog).device.calibration
         if case.system.software_release is None or not isinstance(calibration, WaferCalibration):
