@@ -1,1 +1,1 @@
-"""Fits constants to measurements (`perfsim calibrate`), one module per kind of fit."""
+"""Fits of constants to measurements for `perfsim calibrate`, one module per kind of fit."""

@@ -1,8 +1,7 @@
-"""`perfsim calibrate`: fits constants to tables and writes files of `hardware/calibrations`.
+"""`perfsim calibrate`: fits constants to measurements and writes files of `hardware/calibrations`.
 
 Tables are CSV with a header: `m,n,k,time_us` for GEMMs; `collective,num_gpus,bytes,time_us` for
-collectives inside one node, where `bytes` is the whole message. The optimizers are SciPy's, which
-the extra `[fit]` installs.
+collectives inside one node, where `bytes` is the whole message. Fits need SciPy, from the extra `[fit]`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError
 from perfsim.fitting.cluster_fit import fit_cluster
 from perfsim.fitting.collective_fit import fit_collectives
-from perfsim.fitting.gemm_fit import fit_gemm
+from perfsim.fitting.gemm_fit import GemmTable, absolute_errors, fit_gemm
 from perfsim.fitting.step_fit import fit_steps
 from perfsim.fitting.wafer_fit import fit_wafer
 from perfsim.hardware import DeviceSpec, LinkSpec
@@ -26,9 +25,25 @@ from perfsim.machines import machine_of
 from perfsim.prediction.cluster import spread_warning, wide
 from perfsim.units import format_quantity
 
+__all__ = [
+    "GemmTable",
+    "absolute_errors",
+    "calibrate_collectives",
+    "calibrate_framework",
+    "calibrate_gemm",
+    "calibrate_steps",
+    "calibrate_wafer",
+    "collective_calibration",
+    "fit_collectives",
+    "fit_gemm",
+    "gpu_calibration",
+    "to_yaml",
+    "write_yaml",
+]
+
 _UNMEASURED = "not in the table of GEMM times; the value of the A100 until it is measured"
 GEMM_DEVICES = ("gpu",)
-"""Kinds of device whose model is fitted to GEMM tables."""
+"""Kinds of device whose model is fitted to tables of GEMM times."""
 _DERIVED = {
     "broadcast": "a pipelined ring, like the all-gather whose lines it takes; not measured",
     "send_recv": "an all-to-all of two ranks sends half of each message: its lines; not measured",
@@ -36,7 +51,7 @@ _DERIVED = {
 
 
 def calibrate_gemm(table: Path, device: str, out: Path | None = None, *, source: str = "") -> str:
-    """Fit a device of the catalogue to a table; returns the YAML, or the path it was written to.
+    """Fit a device of the catalogue to a table; returns the YAML, or the path of the file.
 
     Raises InputError for a bad table, an unknown device, or without SciPy.
     """
@@ -49,7 +64,7 @@ def calibrate_gemm(table: Path, device: str, out: Path | None = None, *, source:
 def calibrate_collectives(
     tables: Sequence[Path], link: str, out: Path | None = None, *, source: str = ""
 ) -> str:
-    """Fit a link of the catalogue to tables; returns the YAML, or the path it was written to.
+    """Fit a link of the catalogue to tables; returns the YAML, or the path of the file.
 
     Raises InputError for a bad table, an unknown link, or without SciPy.
     """
@@ -59,11 +74,11 @@ def calibrate_collectives(
 
 
 def _refuse_link_between_nodes(link: str, catalog: Catalog) -> None:
-    """Raise InputError for a link between nodes, because the tables are measured inside one node."""
+    """Raise InputError for a link between nodes, because tables are measured inside one."""
     systems = [catalog.system(name) for name in catalog.names("system")]
     links = [machine_of(system).links(system) for system in systems]
-    inside = sorted({inner.name for of_system in links for inner in of_system.inside_node})
-    if link in {outer.name for of_system in links for outer in of_system.between_nodes} - set(inside):
+    inside = sorted({inner.name for own in links for inner in own.inside_node})
+    if link in {outer.name for own in links for outer in own.between_nodes} - set(inside):
         raise InputError(
             f"{link} joins nodes; tables are of collectives inside one, over {', '.join(inside)}"
         )
@@ -72,7 +87,7 @@ def _refuse_link_between_nodes(link: str, catalog: Catalog) -> None:
 def calibrate_framework(
     cases: Path, device: str, out: Path | None = None, *, device_only: bool = False, source: str = ""
 ) -> str:
-    """Fit constants of framework, network and device to whole steps; one YAML file per calibration.
+    """Fit constants of framework, network and device to whole steps: one YAML file each.
 
     `out` is a directory. Raises InputError for a bad file, an unknown device, or without SciPy.
     """
@@ -84,7 +99,7 @@ def calibrate_framework(
 
 
 def calibrate_steps(measured: Path, out: Path | None = None) -> tuple[str, str]:
-    """Fit one scale to measured steps of a cluster; returns the YAML or its path, and a warning or "".
+    """Fit one scale to the steps of a cluster: the YAML or the path of the file, and a warning or "".
 
     Raises InputError for a bad file, fewer than two steps, and for steps that cannot be predicted.
     """
@@ -93,7 +108,7 @@ def calibrate_steps(measured: Path, out: Path | None = None) -> tuple[str, str]:
 
 
 def calibrate_wafer(cases: Path, device: str, out: Path | None = None, *, source: str = "") -> str:
-    """Fit a wafer to training logs; returns the YAML, or the path it was written to.
+    """Fit a wafer to training logs; returns the YAML, or the path of the file.
 
     Raises InputError for a bad file, an unknown device, or without SciPy.
     """
@@ -102,9 +117,9 @@ def calibrate_wafer(cases: Path, device: str, out: Path | None = None, *, source
 
 def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> GpuCalibration:
     """The device's calibration with a new GEMM model; other constants are kept."""
-    known = device.calibration
-    constants, record, undetermined = fit_gemm(table, device, source=source)
-    if not isinstance(known, GpuCalibration):
+    present = device.calibration
+    if not isinstance(present, GpuCalibration):
+        constants, record, left_open = fit_gemm(table, device, source=source)
         unmeasured = (
             "memory",
             "kernel_latency_s",
@@ -120,15 +135,16 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             memory=MemoryConstants(fraction=0.87),
             kernel_latency_s=3e-6,
             sustained_fraction=0.775,
-            assumed=dict.fromkeys(unmeasured, _UNMEASURED) | undetermined.assumed,
+            assumed=dict.fromkeys(unmeasured, _UNMEASURED) | left_open.assumed,
             fit={"gemm": record},
         )
-    kept = {key: reason for key, reason in known.assumed.items() if not key.startswith("gemm.")}
-    return known.model_copy(
+    constants, record, left_open = fit_gemm(table, device, source=source)
+    kept = {key: reason for key, reason in present.assumed.items() if not key.startswith("gemm.")}
+    return present.model_copy(
         update={
             "gemm": constants,
-            "fit": {**known.fit, "gemm": record},
-            "assumed": kept | undetermined.assumed,
+            "fit": {**present.fit, "gemm": record},
+            "assumed": kept | left_open.assumed,
         }
     )
 
@@ -137,25 +153,25 @@ def collective_calibration(
     tables: Sequence[Path], link: LinkSpec, *, source: str = ""
 ) -> CollectiveCalibration:
     """The link's calibration with new lines for the measured operations and those derived from them."""
-    known = link.calibration or CollectiveCalibration(
+    present = link.calibration or CollectiveCalibration(
         name=link.name, description=f"Collectives over {link.name} inside one node"
     )
     collectives, records, assumed = fit_collectives(tables, link, source=source)
     derived = [op for op in collectives if f"collectives.{op}" not in records]
     assumed |= {f"collectives.{op}": _DERIVED[op] for op in derived}
     refitted = tuple(f"collectives.{op}" for op in collectives)
-    kept = {key: reason for key, reason in known.assumed.items() if not key.startswith(refitted)}
-    return known.model_copy(
+    kept = {key: why for key, why in present.assumed.items() if not key.startswith(refitted)}
+    return present.model_copy(
         update={
-            "collectives": {**known.collectives, **collectives},
-            "fit": {**known.fit, **records},
+            "collectives": {**present.collectives, **collectives},
+            "fit": {**present.fit, **records},
             "assumed": kept | assumed,
         }
     )
 
 
 def to_yaml(calibration: Calibration) -> str:
-    """The text of a calibration file, quantities with units."""
+    """The text of a calibration file, with units."""
     content = _with_units(calibration.model_dump(mode="json", exclude_none=True))
     ordered = {key: content[key] for key in ("name", "kind", "description") if content.get(key)}
     ordered |= {key: value for key, value in content.items() if key not in ordered and value not in ("", {})}
@@ -173,7 +189,7 @@ def write_yaml(calibration: Calibration, path: Path) -> None:
 def _deliver(calibration: Calibration, out: Path | None) -> str:
     if out is None:
         return to_yaml(calibration).rstrip()
-    # The catalogue finds a calibration by the name of its file.
+    # The catalogue finds a file by its name, so the name inside must agree.
     write_yaml(calibration.model_copy(update={"name": out.stem}), out)
     return f"Calibration: {out}"
 
@@ -182,7 +198,6 @@ class _Dumper(yaml.SafeDumper):
     """Writes small groups of numbers on one line, and no YAML aliases."""
 
     def ignore_aliases(self, _data: Any) -> bool:
-        """Write repeated objects in full."""
         return True
 
 
@@ -197,7 +212,7 @@ def _represent_dict(dumper: yaml.SafeDumper, data: dict[str, Any]) -> yaml.Mappi
 
 
 def _is_small(items: list[Any]) -> bool:
-    """Whether all items are numbers, short words, or lists of these."""
+    """Whether all items are numbers, short words or lists of them."""
     return all(
         _is_small(item) if isinstance(item, list) else not isinstance(item, dict) and len(str(item)) < 30
         for item in items
@@ -209,9 +224,9 @@ _Dumper.add_representer(dict, _represent_dict)
 
 
 def _with_units(value: Any, name: str = "") -> Any:
-    """The tree with dimensioned numbers as strings; the suffix of a name gives the unit."""
+    """The tree with every dimensioned number as a string; the suffix of its name gives the unit."""
     if isinstance(value, dict):
-        # The record of a fit holds relative errors under the names of the constants.
+        # The record of a fit holds fractions, under the names of the constants.
         return {key: item if key == "fit" else _with_units(item, key) for key, item in value.items()}
     if isinstance(value, list):
         return [_with_units(item, name) for item in value]

@@ -1,8 +1,8 @@
-"""Fits one scale for a cluster to a few steps measured on it; the device's constants stay unchanged.
+"""One scale for a cluster, fitted to two or three steps that its owner measured; kept apart from the device.
 
-The scale is the geometric mean of measured over predicted step times, so the errors of the logarithms sum to
-zero and long steps have no more weight than short ones. It scales all steps of the cluster alike, cannot
-change which layout is best, and does not apply to another device.
+The scale is the geometric mean of measured over predicted step time, so the log errors of the scaled cases
+sum to zero. It multiplies all step times of a cluster, so it cannot change which layout is best, and it
+does not apply to another device.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from perfsim.sizes import MOST_CASES
 from perfsim.spec import Spec
 
 FEWEST = 2
-"""Steps that a scale needs; a single step would leave its spread unknown."""
+"""Steps that a scale needs: a single one would not show its uncertainty."""
 
 PLAUSIBLE = (0.2, 5.0)
-"""Range of a scale; outside it a unit or the machine is probably wrong."""
+"""Range of a plausible scale; beyond it a unit or a machine is wrong."""
 
 
 class MeasuredCase(StepCase):
-    """A step measured by the user, in the form of `studies/validation/`; these two fields are optional."""
+    """A step that the user measured, as in `studies/validation/`; family and evidence are optional."""
 
     family: str = "measured"
     evidence: Literal["A", "B", "C"] = "A"
@@ -51,8 +51,8 @@ class MeasuredFile(Spec):
 def fit_cluster(path: Path, catalog: Catalog | None = None) -> ClusterCalibration:
     """The scale of a cluster from a file of measured steps.
 
-    Raises CatalogError, with lines, for a malformed file, fewer than two cases, several devices, and cases
-    that cannot be predicted.
+    Raises CatalogError for a malformed file, fewer than two cases, several devices, and for a case that
+    cannot be predicted, each at its line.
     """
     catalog = catalog or default_catalog()
     file = parse_file(path, MeasuredFile, catalog)
@@ -68,10 +68,10 @@ def fit_cluster(path: Path, catalog: Catalog | None = None) -> ClusterCalibratio
             problems.append(mapping.problem(("cases", number), message))
     if len(set(devices)) > 1:
         message = f"the cases are on {', '.join(dict.fromkeys(devices))}; a scale belongs to one device"
-        problems.append(mapping.problem(("cases",), message, "make one file per device"))
+        problems.append(mapping.problem(("cases",), message, "make one file for each"))
     if problems:
         raise CatalogError(problems)
-    calibration = _fitted(file, path, devices[0], predicted)
+    calibration = _fit(file, path, devices[0], predicted)
     low, high = PLAUSIBLE
     if not low <= calibration.scale <= high:
         message = (
@@ -93,22 +93,21 @@ def _check(file: MeasuredFile, mapping: LocatedMapping) -> None:
         raise CatalogError(problems)
 
 
-def _fitted(file: MeasuredFile, path: Path, device: str, predicted: Sequence[float]) -> ClusterCalibration:
+def _fit(file: MeasuredFile, path: Path, device: str, predicted: Sequence[float]) -> ClusterCalibration:
     measured = [case.measured.step_time_s for case in file.cases]
-    ratios = [measured_s / predicted_s for measured_s, predicted_s in zip(measured, predicted, strict=True)]
+    ratios = [real_s / predicted_s for real_s, predicted_s in zip(measured, predicted, strict=True)]
     scale = rounded(geometric_mean(ratios))
     steps = tuple(
         MeasuredStep(
             id=case.id,
-            measured_s=measured_s,
+            measured_s=real_s,
             predicted_s=rounded(predicted_s, 6),
-            residual=round(measured_s / predicted_s / scale - 1, 4),
+            residual=round(real_s / predicted_s / scale - 1, 4),
         )
-        for case, measured_s, predicted_s in zip(file.cases, measured, predicted, strict=True)
+        for case, real_s, predicted_s in zip(file.cases, measured, predicted, strict=True)
     )
     apes = sorted(
-        abs(predicted_s * scale / measured_s - 1)
-        for measured_s, predicted_s in zip(measured, predicted, strict=True)
+        abs(predicted_s * scale / real_s - 1) for real_s, predicted_s in zip(measured, predicted, strict=True)
     )
     error = stdev(math.log(ratio) for ratio in ratios) / math.sqrt(len(ratios))
     calibration = ClusterCalibration(

@@ -30,7 +30,7 @@ _OPS: dict[str, CollectiveOp] = {
     "sendrecv": "send_recv",
 }
 _NAMES = ("latency", "short", "medium", "long")
-"""Lines by the message size at which they are fastest; they are not NCCL's protocols one to one."""
+"""Names of the lines by message size; they do not map one to one to NCCL's protocols."""
 _START_BASE_S = (6e-6, 1e-5, 2.5e-5, 6e-5)
 _START_STEP_S = (1e-6, 1e-6, 2e-6, 4e-6)
 _START_OF_LINE_RATE = (0.3, 0.5, 0.8, 0.95)
@@ -38,32 +38,32 @@ _START_LOCAL = (0.5, 1.0, 2.0, 3.0)
 """Multiples of the line rate."""
 _STARTS = 6
 _OUTLIER = 0.05
-"""Weighted log errors beyond this have less and less influence (soft L1)."""
+"""Weighted log errors above this have decreasing influence (soft L1)."""
 _CONSTANTS = ("latency_base_s", "latency_per_step_s", "bandwidth_bytes_per_s", "local_bytes_per_s")
 _NUM_CONSTANTS = len(_CONSTANTS) * len(_NAMES)
 _AT_LINE_RATE = "the line rate of {link}, above which no line may go, and where the fit ended"
 _AT_FLOOR = "the least that the fit allows, where it ended"
 _DISAGREEMENT = 0.25
-"""If two tables differ by more in the same octave, only the first is used."""
+"""If two tables differ by more in an octave, only the first one counts there."""
 
 
 @dataclass(frozen=True)
 class CollectiveTable:
-    """Measured times of one operation: rows of all tables, one array per column."""
+    """Measured times of one operation; rows of all tables, one array per column."""
 
     size: Array
     n_bytes: Array
     time_s: Array
     table: NDArray[np.intp]
-    """Index of the file of each row."""
+    """Number of the file that a row is from."""
 
     @property
     def octave(self) -> NDArray[np.intp]:
-        """log2 of the message size, rounded."""
+        """Rounded binary logarithm of the message size."""
         return np.round(np.log2(self.n_bytes)).astype(np.intp)
 
     def rows(self, keep: NDArray[np.bool_]) -> CollectiveTable:
-        """The rows of a mask."""
+        """The rows to keep."""
         return CollectiveTable(self.size[keep], self.n_bytes[keep], self.time_s[keep], self.table[keep])
 
 
@@ -74,8 +74,9 @@ def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, Collecti
         for line, row in enumerate(read_table(path, ("num_gpus", "bytes", "time_us"), ("collective",)), 2):
             op = _OPS.get(row["collective"])
             if op is None:
+                help_text = f"one of {', '.join(_OPS)}"
                 message = f"unknown collective {row['collective']!r}"
-                raise InputError([Problem(message, str(path), line, help=f"one of {', '.join(_OPS)}")])
+                raise InputError([Problem(message, str(path), line, help=help_text)])
             size, n_bytes, time_us = (float(row[name]) for name in ("num_gpus", "bytes", "time_us"))
             rows[op].append((size, n_bytes, time_us * 1e-6, index))
     arrays = {op: np.array(values).T for op, values in rows.items()}
@@ -85,12 +86,12 @@ def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, Collecti
 def fit_collectives(
     table_paths: Sequence[Path], link: LinkSpec, *, source: str = ""
 ) -> tuple[dict[CollectiveOp, tuple[ProtocolSegment, ...]], dict[str, FitRecord], dict[str, str]]:
-    """Four lines for each operation in the tables, fit records by key, and reasons by constant.
+    """Four lines for each measured operation, records by key, and reasons of undetermined constants.
 
-    Reasons explain constants that the tables do not determine. The fit is least squares of the log error
-    with a soft L1 loss; every octave of every table and group size has the same weight. If tables disagree,
-    the first is used. A send is derived from the all-to-all of two ranks and a broadcast from the
-    all-gather, unless measured. Raises InputError for a bad table or without SciPy.
+    Least squares of the log error with a soft L1 loss; every octave of every table and group size has the
+    same weight. Where tables disagree, the first one counts. A send between two ranks is derived from the
+    all-to-all of two, a broadcast from the all-gather, unless measured. Raises InputError for a bad table
+    or without SciPy.
     """
     names = " ".join(path.name for path in table_paths)
     command = f"perfsim calibrate collective {names} --link {link.name}"
@@ -104,15 +105,15 @@ def fit_collectives(
         weight = _octave_weight(kept)
         segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
         errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
-        determined = lines_account(segments[op], op, kept, link)
-        assumed |= determined.with_prefix(f"collectives.{op}").assumed
+        estimates = lines_account(segments[op], op, kept, link)
+        assumed |= estimates.with_prefix(f"collectives.{op}").assumed
         records[f"collectives.{op}"] = FitRecord(
             command=command,
             table=source or table_paths[0].name,
             points=errors.size,
             median_ape=rounded(_weighted_quantile(errors, weight, 0.5), 3),
             p90_ape=rounded(_weighted_quantile(errors, weight, 0.9), 3),
-            standard_errors=determined.errors,
+            standard_errors=estimates.errors,
             note=f"octaves weigh the same; {rows.time_s.size - errors.size} rows contradict the first table; "
             "errors by the sandwich, constants that the table does not determine held",
         )
@@ -124,8 +125,8 @@ def lines_account(
 ) -> Account:
     """Standard errors of an operation's lines at the rows that they were fitted to.
 
-    From the sandwich estimator of the soft L1 loss with octaves as clusters. A bandwidth at the line rate,
-    its upper bound, is the link's own and not an estimate.
+    By the sandwich estimator of the soft L1 loss, with the sizes of one octave as a cluster. A bandwidth at
+    the link's line rate, the bound of the fit, is that of the link and not an estimate.
     """
     names = [f"{segment.name}.{constant}" for constant in _CONSTANTS for segment in segments]
     logs = np.log(_values(segments)).ravel()
@@ -141,14 +142,14 @@ def lines_account(
     error = predict(logs[free]) - np.log(rows.time_s)
     bend = 1 + weight * error**2 / _OUTLIER**2
     loss = Loss(weight * error / bend**0.5, weight / bend**1.5, cluster_of(*_cells(rows)))
-    estimated = [name for name in names if name not in bounded]
-    determined = account(estimated, log_jacobian(predict, logs[free]), loss)
-    reasons = bounded | determined.assumed
-    return Account(determined.errors, {name: reasons[name] for name in names if name in reasons})
+    free_names = [name for name in names if name not in bounded]
+    estimates = account(free_names, log_jacobian(predict, logs[free]), loss)
+    reasons = bounded | estimates.assumed
+    return Account(estimates.errors, {name: reasons[name] for name in names if name in reasons})
 
 
 def _at_bound(names: Sequence[str], logs: Array, link: LinkSpec) -> dict[str, str]:
-    """Reasons for the constants that ended at a bound of the fit."""
+    """Reasons for the values of constants at a bound of the fit."""
     _, low, high = _start_and_bounds(link.bandwidth)
     near = np.log(1 + 1e-3)
     bounded = {name: _AT_FLOOR for name, at in zip(names, logs < low + near, strict=True) if at}
@@ -164,7 +165,7 @@ def _with_derived(
     if "all_gather" in segments:
         complete.setdefault("broadcast", segments["all_gather"])
     if "all_to_all" in segments:
-        # An all-to-all of two ranks sends half of each message: the same lines with half the local work.
+        # An all-to-all of two sends half of each message: the same lines with half the local bandwidth.
         halved = [_halve_local(segment) for segment in segments["all_to_all"]]
         complete.setdefault("send_recv", tuple(halved))
     return complete
@@ -178,13 +179,13 @@ def _halve_local(segment: ProtocolSegment) -> ProtocolSegment:
 def _fit_lines(
     op: CollectiveOp, rows: CollectiveTable, weight: Array, line_rate: float
 ) -> tuple[ProtocolSegment, ...]:
-    """The best fit of several starts; bandwidths are bounded by the link's line rate."""
+    """The best of several starts; every line's bus bandwidth stays below the link's."""
     optimize = scipy_optimize()
     start, low, high = _start_and_bounds(line_rate)
 
     def residuals(logs: Array) -> Array:
         predicted = _predict(np.exp(logs).reshape(4, -1), op, rows)
-        pull = 0.02 * (logs - start)
+        pull = 0.02 * (logs - start)  # keeps a constant that no row determines near its start
         return np.concatenate([np.sqrt(weight) * np.log(predicted / rows.time_s), pull])
 
     def attempt(guess: Array) -> tuple[float, Array]:
@@ -196,12 +197,12 @@ def _fit_lines(
 
     jitter = np.random.default_rng(0).normal(0, 0.3, (_STARTS, start.size))
     jitter[0] = 0.0
-    _, best = min((attempt(start + shift) for shift in jitter), key=lambda result: result[0])
+    _, best = min((attempt(start + shift) for shift in jitter), key=lambda attempted: attempted[0])
     return _segments(np.exp(best).reshape(4, -1))
 
 
 def _start_and_bounds(line_rate: float) -> tuple[Array, Array, Array]:
-    """Start and bounds: logarithms of base, step, bandwidth and local bandwidth of the four lines."""
+    """Logarithms of base, step, bandwidth and local bandwidth of the four lines, and their bounds."""
     rate = np.array(_START_OF_LINE_RATE) * line_rate
     local = np.array(_START_LOCAL) * line_rate
     start = np.array([_START_BASE_S, _START_STEP_S, rate, local])
@@ -211,7 +212,7 @@ def _start_and_bounds(line_rate: float) -> tuple[Array, Array, Array]:
 
 
 def _predict(values: Array, op: CollectiveOp, rows: CollectiveTable) -> Array:
-    """Seconds of each row: the fastest of the lines (base, step, bandwidth, local rate)."""
+    """Seconds by the fastest of the lines whose base, step, bandwidth and local rate are given."""
     sizes, index = np.unique(rows.size, return_inverse=True)
     num_steps = np.array([ring.num_steps(op, int(size)) for size in sizes])[index]
     wire = np.array([ring.wire_factor(op, int(size)) for size in sizes])[index]
@@ -246,7 +247,12 @@ def _values(segments: Sequence[ProtocolSegment]) -> Array:
 
 
 def agreeing_rows(rows: CollectiveTable) -> CollectiveTable:
-    """The rows of the first table, and those of later tables whose octave's median agrees with it."""
+    """The rows that a fit uses: those of later tables only if they do not contradict earlier ones."""
+    return rows.rows(_agreeing(rows))
+
+
+def _agreeing(rows: CollectiveTable) -> NDArray[np.bool_]:
+    """Rows of the first table, and of later ones where the medians of the octave agree."""
     keep = np.ones(rows.time_s.size, dtype=bool)
     for table in range(1, int(rows.table.max()) + 1):
         for size, octave in set(zip(rows.size.tolist(), rows.octave.tolist(), strict=True)):
@@ -255,15 +261,15 @@ def agreeing_rows(rows: CollectiveTable) -> CollectiveTable:
             if first.any() and later.any():
                 ratio = np.median(_per_byte(rows, later)) / np.median(_per_byte(rows, first))
                 keep[later] = abs(ratio - 1) <= _DISAGREEMENT
-    return rows.rows(keep)
+    return keep
 
 
-def _per_byte(rows: CollectiveTable, mask: NDArray[np.bool_]) -> Array:
-    return rows.time_s[mask] / rows.n_bytes[mask]
+def _per_byte(rows: CollectiveTable, which: NDArray[np.bool_]) -> Array:
+    return rows.time_s[which] / rows.n_bytes[which]
 
 
 def _octave_weight(rows: CollectiveTable) -> Array:
-    """Weights that sum to 1 over each cell of table, group size and octave."""
+    """Weights that give every octave of every table and group size the total 1."""
     _, index, counts = np.unique(
         np.stack(_cells(rows), axis=1), axis=0, return_inverse=True, return_counts=True
     )

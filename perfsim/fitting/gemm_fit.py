@@ -39,11 +39,11 @@ _GLOBALS: dict[str, tuple[float, float, float]] = {
 }
 """Start, lowest and highest value."""
 _FIT_ROWS = 4000
-"""Enough rows to approach some thirty constants; more only cost time."""
+"""Enough rows for some thirty constants; more only cost time."""
 _REFINE_ROWS = 10_000
 _EVALUATIONS = 6000
 _ERROR_FLOOR = 0.02
-"""Log errors below this count alike, because repeated measurements differ as much."""
+"""Log errors below this count the same: repeats of one measurement differ by as much."""
 _SMALL_WEIGHT = 0.15
 """Weight of a shape too small for training, relative to one of training size."""
 _PRIOR = 1e-3
@@ -67,12 +67,12 @@ class GemmTable:
         return cls(columns[0], columns[1], columns[2], columns[3] * 1e-6)
 
     def rows(self, index: NDArray[np.intp]) -> GemmTable:
-        """The rows of an index."""
+        """The rows with these indices."""
         return GemmTable(self.m[index], self.n[index], self.k[index], self.time_s[index])
 
     @property
     def is_training_size(self) -> NDArray[np.bool_]:
-        """Whether a shape is as large as those of training."""
+        """Shapes that occur in training: many rows, wide matrices."""
         return (self.m >= 256) & (self.n >= 512) & (self.k >= 512)
 
     @property
@@ -84,33 +84,33 @@ class GemmTable:
 def fit_gemm(
     table_path: Path, device: DeviceSpec, *, source: str = "", evaluations: int = _EVALUATIONS
 ) -> tuple[GemmConstants, FitRecord, Account]:
-    """Constants of the device's GEMM library, fitted to half of the table and evaluated on the rest.
+    """Constants of the device's GEMM library, fitted to half of the table and judged on the rest.
 
     Minimises the robust log error from two starts: a library that overrates its large tiles, and one that
-    ranks tiles correctly. The record's residuals are those of the rows left out, training sizes only. The
-    constants are then refined with all rows, and the standard errors belong to these refined constants.
+    ranks tiles correctly. The record's residuals are those of the rows left out, training sizes only; then
+    the constants are refined with all rows, to which their standard errors apply.
     Raises InputError for a bad table or without SciPy.
     """
     table = GemmTable.read(table_path)
     scipy_optimize()
-    # Only half of the rows are fitted, so they alone must outnumber the constants.
+    # Only one half is fitted, so that half must have more rows than there are constants.
     shapes = np.unique(np.stack([table.m, table.n, table.k]), axis=1).shape[1]
     need_more_than(2 * len(_start_and_bounds(_CHOICE)[0]) + 1, shapes, table_path, "GEMM shapes")
     order = np.random.default_rng(0).permutation(table.time_s.size)
-    fitted = min(-(-order.size // 2), _FIT_ROWS)
-    half, rest = table.rows(order[:fitted]), table.rows(order[fitted:])
+    fit_rows = min(-(-order.size // 2), _FIT_ROWS)
+    half, rest = table.rows(order[:fit_rows]), table.rows(order[fit_rows:])
     results = [_minimise(half, device, choice, evaluations) for choice in (_CHOICE, _EFFICIENCY)]
     best, _ = min(results, key=lambda result: result[1])
     errors = absolute_errors(_constants(best), device, rest)
-    evaluated = errors[rest.is_training_size] if rest.is_training_size.any() else errors
+    judged = errors[rest.is_training_size] if rest.is_training_size.any() else errors
     record = FitRecord(
         command=f"perfsim calibrate gemm {table_path.name} --device {device.name}",
         table=source or table_path.name,
         points=table.time_s.size,
-        median_ape=rounded(float(np.median(evaluated)), 3),
-        p90_ape=rounded(float(np.quantile(evaluated, 0.9)), 3),
+        median_ape=rounded(float(np.median(judged)), 3),
+        p90_ape=rounded(float(np.quantile(judged, 0.9)), 3),
         note=(
-            f"residuals of a fit to {fitted} rows, over the {evaluated.size} other rows with m >= 256 and "
+            f"residuals of a fit to {fit_rows} rows, over the {judged.size} other rows with m >= 256 and "
             f"n, k >= 512; over all {errors.size} others {np.median(errors):.1%} median, "
             f"{np.quantile(errors, 0.9):.1%} p90; then refined with all rows"
         ),
@@ -122,13 +122,14 @@ def fit_gemm(
 def with_errors(
     record: FitRecord, constants: GemmConstants, device: DeviceSpec, table: GemmTable
 ) -> tuple[FitRecord, Account]:
-    """The record of a fit with standard errors, and the account of its constants."""
-    rows = table.rows(np.random.default_rng(0).permutation(table.time_s.size)[:_REFINE_ROWS])
-    shapes = (rows.m, rows.n, rows.k)
-    determined = gemm_account(_model(constants, device), shapes, rows.time_s, rows.weight, _ERROR_FLOOR)
+    """The record of a fit with the standard errors of its constants, and the account of all of them."""
+    sample = table.rows(np.random.default_rng(0).permutation(table.time_s.size)[:_REFINE_ROWS])
+    shapes = (sample.m, sample.n, sample.k)
+    model = _model(constants, device)
+    estimates = gemm_account(model, shapes, sample.time_s, sample.weight, _ERROR_FLOOR)
     note = f"{record.note.removesuffix(f'; {METHOD}')}; {METHOD}"
-    record = record.model_copy(update={"standard_errors": determined.errors, "note": note})
-    return record, determined.with_prefix("gemm")
+    record = record.model_copy(update={"standard_errors": estimates.errors, "note": note})
+    return record, estimates.with_prefix("gemm")
 
 
 def absolute_errors(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -> Array:
@@ -160,7 +161,7 @@ def _minimise(
 
 
 def _refined(best: Array, table: GemmTable, device: DeviceSpec, evaluations: int) -> GemmConstants:
-    """Constants fitted to more rows, starting from `best`."""
+    """Constants near `best`, refined with more rows."""
     start, low, high = (np.log(values) for values in _start_and_bounds(_CHOICE))
     refined, _ = _polished(_loss(table, device, start), best, low, high, evaluations // 2)
     return _constants(refined)
@@ -169,9 +170,9 @@ def _refined(best: Array, table: GemmTable, device: DeviceSpec, evaluations: int
 def _polished(
     loss: Callable[[Array], float], best: Array, low: Array, high: Array, evaluations: int
 ) -> tuple[Array, float]:
-    """Random steps along one axis at a time, longer after a success.
+    """Random steps along one axis at a time, longer where they help.
 
-    The chosen tile jumps with the constants, so the loss has ledges at which line searches stop.
+    The chosen tiles jump with the constants, so the loss has steps that stop line searches.
     """
     generator = np.random.default_rng(0)
     lowest = loss(best)
@@ -191,7 +192,7 @@ def _polished(
 
 
 def _loss(table: GemmTable, device: DeviceSpec, start: Array) -> Callable[[Array], float]:
-    """Weighted mean of a smoothed |log error| with a weak pull towards the start."""
+    """Weighted mean of a smoothed |log error|, plus the weak prior at the start."""
     # Tiles and waves do not depend on the fitted constants.
     batch = np.ones(table.m.shape)
     geometry = _model(_constants(start), device).geometry(table.m, table.n, table.k, batch)
@@ -206,17 +207,17 @@ def _loss(table: GemmTable, device: DeviceSpec, start: Array) -> Callable[[Array
 
 
 def _start_and_bounds(choice: tuple[float, ...]) -> tuple[list[float], list[float], list[float]]:
-    """Start, lowest and highest value of every fitted number, in the order of `_constants`."""
+    """Start, lowest and highest value of every constant, in the order of `_constants`."""
     triples = []
-    for efficiency, ranked in zip(_EFFICIENCY, choice, strict=True):
-        triples += [(efficiency, 0.05, 1.0), (ranked, 0.02, 3.0), (_OVERHEAD_K, 5.0, 1500.0)]
+    for efficiency, choice_efficiency in zip(_EFFICIENCY, choice, strict=True):
+        triples += [(efficiency, 0.05, 1.0), (choice_efficiency, 0.02, 3.0), (_OVERHEAD_K, 5.0, 1500.0)]
     triples += _GLOBALS.values()
     start, low, high = zip(*triples, strict=True)
     return list(start), list(low), list(high)
 
 
 def _constants(logs: Array) -> GemmConstants:
-    """The constants that a vector of logarithms stands for."""
+    """The constants of a vector of logarithms."""
     values = [rounded(value) for value in np.exp(logs)]
     per_tile = 3 * len(_SHAPES)
     tiles = tuple(

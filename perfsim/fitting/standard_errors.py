@@ -1,9 +1,10 @@
-"""How well measurements determine the constants fitted to them.
+"""Standard errors of constants fitted to measurements.
 
-The sandwich estimator of a robust fit is H^-1 (sum over clusters of squared scores) H^-1 c / (c - p), for p
-constants and c clusters of correlated rows (Huber 1967, White 1980; Liang and Zeger 1986). A constant whose
-relative standard error exceeds a third is not determined: it keeps its value as an assumption, and the others
-are estimated without it. A constant that decides an argmin has no derivative; `profile` compares losses.
+The sandwich estimator of a robust fit, H^-1 (sum over clusters of squared scores) H^-1, times c / (c - p)
+(Huber 1967, White 1980; errors within a cluster are correlated: Liang and Zeger 1986). A constant whose
+relative standard error exceeds a third is not determined: it is held fixed, which is an assumption, and the
+others are estimated without it. A constant that decides an argmin has no derivative; `profile` compares
+losses instead.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ _WIDTHS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.33)
 
 @dataclass(frozen=True)
 class Account:
-    """Relative standard errors of determined constants, and reasons for the values of the others."""
+    """Relative standard errors of determined constants, and the reasons for the values of the others."""
 
     errors: dict[str, float] = field(default_factory=dict)
     assumed: dict[str, str] = field(default_factory=dict)
 
     def with_prefix(self, prefix: str) -> Account:
-        """The account with its reasons under the paths of a calibration file."""
+        """The account with the reasons under their paths in a calibration file."""
         return Account(self.errors, {f"{prefix}.{name}": reason for name, reason in self.assumed.items()})
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss at its optimum by row: slope and curvature in the log error, and the cluster of the row."""
+    """A loss at its optimum, by row: slope and curvature in the log error, and the cluster."""
 
     slope: Array
     curvature: Array
@@ -56,13 +57,13 @@ class Loss:
 
 
 def cluster_of(*columns: Array) -> NDArray[np.intp]:
-    """A cluster number for each row; rows that are equal in all columns share one."""
+    """The same number for rows that are equal in all columns."""
     _, index = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     return np.asarray(index.ravel(), dtype=np.intp)
 
 
 def log_jacobian(predict: Callable[[Array], Array], logs: Array) -> Array:
-    """Derivatives of log seconds by log constant (central differences), one column per constant."""
+    """Derivative of log seconds by log constant, by central differences; one column per constant."""
     columns = []
     for axis in range(logs.size):
         shift = np.zeros(logs.size)
@@ -72,40 +73,38 @@ def log_jacobian(predict: Callable[[Array], Array], logs: Array) -> Array:
 
 
 def account(names: Sequence[str], jacobian: Array, loss: Loss) -> Account:
-    """Standard errors by the sandwich; while one exceeds a third, the worst constant is held fixed."""
-    estimated = [axis for axis in range(len(names)) if np.abs(jacobian[:, axis]).max() > 1e-9]
-    idle = set(range(len(names))) - set(estimated)
+    """Standard errors by the sandwich estimator; constants above a third are held, the worst first."""
+    running = [axis for axis in range(len(names)) if np.abs(jacobian[:, axis]).max() > 1e-9]
+    idle = set(range(len(names))) - set(running)
     assumed = {
         names[axis]: "no row of the table depends on it: near where the fit started" for axis in sorted(idle)
     }
-    while estimated:
-        errors = _sandwich(jacobian[:, estimated], loss)
+    while running:
+        errors = _sandwich(jacobian[:, running], loss)
         worst = int(np.argmax(errors))
         if errors[worst] < MOST_STANDARD_ERROR:
             break
-        of = "over 10 times" if errors[worst] > 10 else f"{errors[worst]:.0%} of"
-        name = names[estimated.pop(worst)]
+        share = "over 10 times" if errors[worst] > 10 else f"{errors[worst]:.0%} of"
+        name = names[running.pop(worst)]
         assumed[name] = (
-            f"not determined by the table (standard error {of} the value): held where the fit ended"
+            f"not determined by the table (standard error {share} the value): held where the fit ended"
         )
-    final = _sandwich(jacobian[:, estimated], loss).tolist() if estimated else []
+    determined = _sandwich(jacobian[:, running], loss).tolist() if running else []
     return Account(
-        {names[axis]: rounded(error, 2) for axis, error in zip(estimated, final, strict=True)}, assumed
+        {names[axis]: rounded(error, 2) for axis, error in zip(running, determined, strict=True)}, assumed
     )
 
 
 def profile(losses: Callable[[float], Array], cluster: NDArray[np.intp]) -> float:
     """The log step of a constant at which its loss has grown by one standard error of that growth.
 
-    `losses` gives the rows' losses for a step. The larger of both directions; inf beyond a third.
+    `losses` gives the rows' losses for a step; the wider of both directions counts, inf beyond a third.
     """
     best = losses(0.0)
-    return max(_one_direction(losses, best, cluster, sign) for sign in (1.0, -1.0))
+    return max(_one_way(losses, best, cluster, sign) for sign in (1.0, -1.0))
 
 
-def _one_direction(
-    losses: Callable[[float], Array], best: Array, cluster: NDArray[np.intp], sign: float
-) -> float:
+def _one_way(losses: Callable[[float], Array], best: Array, cluster: NDArray[np.intp], sign: float) -> float:
     for width in _WIDTHS:
         growth = np.bincount(cluster, losses(sign * width) - best)
         if growth.sum() > np.sqrt((growth**2).sum()) > 0:

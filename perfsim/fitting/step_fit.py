@@ -1,9 +1,9 @@
-"""Fits six global constants that no micro-benchmark shows to whole published steps.
+"""Fits the six global constants that no micro-benchmark shows to whole published steps.
 
-They are `host_s_per_kernel` and `host_blocking_s_per_kernel` of the framework, `partial_node_bytes_per_s` of
-the network, and `attention_half_length`, `sustained_fraction` and `attention_fraction` of the GPU. The fit is
-least squares on log time over all scored cases, with equal weight per family and a loss that limits outliers.
-Graphs are built once and priced again in each iteration.
+`host_s_per_kernel` and `host_blocking_s_per_kernel` of the framework, `partial_node_bytes_per_s` of
+the network, `attention_half_length`, `sustained_fraction` and `attention_fraction` of the GPU. Robust least
+squares on log time over all scored cases, with equal weight per family. Graphs are written once and priced
+again in each iteration.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from perfsim.topology import FatTree
 OF_FRAMEWORK = ("host_s_per_kernel", "host_blocking_s_per_kernel")
 OF_NETWORK = ("partial_node_bytes_per_s",)
 OF_KERNEL = ("attention_half_length",)
-"""Properties of the fused attention kernel, the same on every device."""
+"""Constants of the fused attention's code, the same on every device."""
 SHARED = (*OF_FRAMEWORK, *OF_NETWORK, *OF_KERNEL)
-"""Fitted to the device with the most runs and used for all."""
+"""Constants that the fit to the device with most runs sets for all devices."""
 OF_DEVICE = ("sustained_fraction", "attention_fraction")
 CONSTANTS = (*SHARED, *OF_DEVICE)
 OUTLIER = 0.1
-"""Errors beyond this have less and less influence (soft L1)."""
+"""Log errors above this have decreasing influence (soft L1)."""
 
 Floats = NDArray[np.float64]
 
@@ -48,7 +48,7 @@ class StepFit:
     """Result of a fit to whole steps: calibrations with new constants, and the record of the fit."""
 
     calibrations: tuple[FrameworkCalibration | CollectiveCalibration | GpuCalibration, ...]
-    """Framework, network and device; with `device_only` just the device."""
+    """Framework, network and device, or only the device."""
     record: FitRecord
 
 
@@ -57,7 +57,7 @@ def fit_steps(
 ) -> StepFit:
     """Fit the constants to the scored cases of a file that run on `device`; needs scipy.
 
-    `device_only` keeps the `SHARED` constants, for a device with too few runs to determine them.
+    `device_only` keeps the `SHARED` ones, for a device with too few runs.
     """
     optimize: Any = scipy_optimize()
     catalog = catalog or default_catalog()
@@ -80,7 +80,7 @@ def fit_steps(
         predicted = np.array([predict_with(placed, constants) for placed in cases])
         return np.asarray(weight * np.log(predicted / measured))
 
-    solution = optimize.least_squares(
+    result = optimize.least_squares(
         residuals,
         start[len(pinned) :],
         loss="soft_l1",
@@ -88,26 +88,26 @@ def fit_steps(
         diff_step=0.02,
         max_nfev=8,
     )
-    moved = _moved(solution, pinned_count)
-    record = _record(solution, weight, path, f"--device {device}" + " --device-only" * device_only)
+    moved = _moved(result, pinned_count)
+    record = _record(result, weight, path, f"--device {device}" + " --device-only" * device_only)
     record = record.model_copy(update={"table": source or source_of(path, record.table)})
-    values = zip(CONSTANTS, np.concatenate([pinned, solution.x]), recorded_constants(cases[0]), strict=True)
+    values = zip(CONSTANTS, np.concatenate([pinned, result.x]), recorded_constants(cases[0]), strict=True)
     constants = np.array(
-        [rounded(float(np.exp(fitted))) if name in moved else known for name, fitted, known in values]
+        [rounded(float(np.exp(log))) if name in moved else recorded for name, log, recorded in values]
     )
     return StepFit(_recorded(cases[0], constants, record, moved, device_only=device_only), record)
 
 
 def _distinct(cases: Sequence[PlacedCase]) -> int:
-    """The number of runs that differ in more than their names."""
+    """Number of runs that differ in more than their names."""
     runs = (placed.case for placed in cases)
     return len({repr((run.system, run.model, run.strategy, run.parallel, run.training)) for run in runs})
 
 
-def _moved(solution: Any, pinned: int) -> list[str]:
-    """The constants that at least one run depends on; the others keep their values."""
-    matters = np.abs(solution.jac).max(axis=0) > 0.0
-    return [name for name, moves in zip(CONSTANTS[pinned:], matters, strict=True) if moves]
+def _moved(result: Any, pinned: int) -> list[str]:
+    """The constants on which some run depends; the others keep their values."""
+    matters = np.abs(result.jac).max(axis=0) > 0.0
+    return [name for name, moved in zip(CONSTANTS[pinned:], matters, strict=True) if moved]
 
 
 def _recorded(
@@ -126,7 +126,7 @@ def _recorded(
 
 
 def predict_with(placed: PlacedCase, constants: Floats) -> float:
-    """Step time of a placed case by its longest path, with these values of `CONSTANTS`."""
+    """Step time of a placed case by its critical path, with these values of `CONSTANTS`."""
     return step_with(placed, constants).run(contention=False).step_time_s
 
 
@@ -167,11 +167,11 @@ def _with_constants(
 
 
 def recorded_constants(placed: PlacedCase) -> Floats:
-    """The catalogue's values of `CONSTANTS` for a case. InputError for a case that does not run on GPUs."""
+    """The catalogue's values of `CONSTANTS` for a case. Raises InputError for a case without them."""
     framework, network, calibration = _calibrations(placed)
-    owners: dict[str, object] = dict.fromkeys(CONSTANTS, calibration)
-    owners |= dict.fromkeys(OF_FRAMEWORK, framework) | dict.fromkeys(OF_NETWORK, network.network)
-    values = [getattr(owner, name, None) for name, owner in owners.items()]
+    homes: dict[str, object] = dict.fromkeys(CONSTANTS, calibration)
+    homes |= dict.fromkeys(OF_FRAMEWORK, framework) | dict.fromkeys(OF_NETWORK, network.network)
+    values = [getattr(home, name, None) for name, home in homes.items()]
     missing = [name for name, value in zip(CONSTANTS, values, strict=True) if not value]
     if missing:
         raise InputError(f"the calibrations of {placed.case.id} have no {', '.join(missing)} to start from")
@@ -191,12 +191,12 @@ def _cluster(placed: PlacedCase) -> GpuClusterSpec:
     return gpu_plan(placed.plan).topology.system
 
 
-def _record(solution: Any, weight: Floats, path: Path, options: str) -> FitRecord:
-    residuals = solution.fun / weight
+def _record(result: Any, weight: Floats, path: Path, options: str) -> FitRecord:
+    residuals = result.fun / weight
     apes = np.abs(np.expm1(residuals))
-    errors = _standard_errors(solution, OUTLIER * float(weight.mean())).tolist()
+    errors = _standard_errors(result, OUTLIER * float(weight.mean())).tolist()
     names = CONSTANTS[-len(errors) :]
-    moved = _moved(solution, len(CONSTANTS) - len(errors))
+    moved = _moved(result, len(CONSTANTS) - len(errors))
     idle = [name for name in names if name not in moved]
     kept = f"; kept, for no run depends on them: {', '.join(idle)}" if idle else ""
     return FitRecord(
@@ -213,16 +213,16 @@ def _record(solution: Any, weight: Floats, path: Path, options: str) -> FitRecor
     )
 
 
-def _standard_errors(solution: Any, scale: float) -> Floats:
-    """Standard errors of a soft L1 fit: the sandwich H^-1 (sum of squared scores) H^-1 n / (n - p).
+def _standard_errors(result: Any, scale: float) -> Floats:
+    """Standard errors of a soft L1 fit: the sandwich H^-1 (sum of scores squared) H^-1, times n / (n - p).
 
-    It is valid for residuals of unequal variance (Huber 1967, White 1980). SciPy returns the Jacobian
-    times (1 + z)^(-3/4), z = (residual / scale)^2, so that H is its square.
+    It is valid for residuals of unequal variance, as between laboratories (Huber 1967, White 1980). SciPy
+    returns the Jacobian times (1 + z)^(-3/4), z = (residual / scale)^2, so H is its square.
     """
-    z = (solution.fun / scale) ** 2
-    jacobian = solution.jac * (1 + z)[:, None] ** 0.75
-    scores = jacobian * (solution.fun / np.sqrt(1 + z))[:, None]
-    inverse = np.linalg.pinv(solution.jac.T @ solution.jac)
-    n, p = solution.jac.shape
+    z = (result.fun / scale) ** 2
+    jacobian = result.jac * (1 + z)[:, None] ** 0.75
+    scores = jacobian * (result.fun / np.sqrt(1 + z))[:, None]
+    inverse = np.linalg.pinv(result.jac.T @ result.jac)
+    n, p = result.jac.shape
     covariance = inverse @ (scores.T @ scores) @ inverse * n / max(n - p, 1)
     return np.asarray(np.sqrt(np.maximum(np.diag(covariance), 0.0)))

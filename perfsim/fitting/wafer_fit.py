@@ -1,12 +1,12 @@
 """Fits a wafer's efficiency by software release to published training logs.
 
-Most releases have one log, which cannot separate the release from the model that it trained. So all logs are
+Most releases have one log, which cannot separate the release from the model it trained. So all logs are
 fitted together, by least squares on log time, to an efficiency that grows by one factor per release:
 
     efficiency(release) = level growth^(releases after the newest)
 
-A release without a log is interpolated or extrapolated. The time of the mesh of cores is a property of the
-hardware (`perfsim.costs.mesh`) and not fitted; the record states which value a fit would give.
+So a release without a log is interpolated or extrapolated. The time of the mesh is a fact of the hardware
+(`perfsim.costs.mesh`) and not fitted; the record says what a fit would give for it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from perfsim.published.cases import CaseFile, StepCase
 from perfsim.published.plans import predict_s
 
 RELEASES = ("r1.6", "r1.7", "r1.8", "r1.9", "r2.0", "r2.1", "r2.2")
-"""Releases of the wafer's software in order [tags of the Cerebras Model Zoo]."""
+"""Software releases in order [tags of the Cerebras Model Zoo]."""
 
 Values = NDArray[np.float64]
-"""Logarithms of the fitted constants: level, growth if it is determined, link time if it is free."""
+"""Logarithms of the fitted constants: level, growth if the logs show it, time of a link if it is free."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class _Fit:
 
     @property
     def first(self) -> Values:
-        """The constants to start from; growth only if the logs cover several releases."""
+        """The start values; growth only if the logs cover several releases."""
         growing = len({_release_of(case, self.start) for case in self.cases}) > 1
         values = [_level(self.start), *([_growth(self.start)] if growing else [])]
         return np.array([*values, *([np.log(self.start.link_s_per_element)] if self.link_is_free else [])])
 
     def trend(self, values: Values) -> tuple[float, float]:
-        """Level and growth; the initial growth if the logs do not determine it."""
+        """Level and growth; the start's growth if the logs do not show it."""
         grows = len(values) - self.link_is_free > 1
         return float(values[0]), float(values[1]) if grows else _growth(self.start)
 
@@ -73,9 +73,9 @@ class _Fit:
         return np.asarray(np.log(np.array(predicted) / np.array(measured)))
 
     def least_squares(self) -> Any:
-        """SciPy's solution of the fit."""
+        """SciPy's result of the fit."""
         optimize: Any = scipy_optimize()
-        # Predictions jump with the number of micro-batches, so derivatives need a coarse step.
+        # Predictions jump with the number of micro-batches, so derivatives need a larger step than usual.
         return optimize.least_squares(self.residuals, self.first, diff_step=1e-3, x_scale=0.1)
 
 
@@ -87,27 +87,27 @@ def fit_wafer(
     cases, start = _cases(path, device, catalog)
     fit = _Fit(cases, start, catalog)
     need_more_than(len(fit.first), len(cases), path, "scored logs")
-    solution = fit.least_squares()
-    record = _record(fit, solution, path, device)
+    result = fit.least_squares()
+    record = _record(fit, result, path, device)
     record = record.model_copy(update={"table": source or source_of(path, record.table)})
-    return fit.calibration(solution.x, digits=4).model_copy(update={"fit": {"efficiency": record}})
+    return fit.calibration(result.x, digits=4).model_copy(update={"fit": {"efficiency": record}})
 
 
 def leave_releases_out(path: Path, device: str, catalog: Catalog | None = None) -> dict[str, float]:
-    """Seconds by id: each scored log predicted with constants fitted to other releases; needs scipy.
+    """Each scored log predicted with constants fitted to other releases, in seconds by id; needs scipy.
 
-    The efficiency of the release left out follows from the growth. Leaving out one of several logs of a
-    release would be optimistic, because the others still determine its efficiency.
+    Growth gives the efficiency of the release left out. All logs of a release are left out together, since
+    the others would still contain its efficiency.
     """
     catalog = catalog or default_catalog()
     cases, start = _cases(path, device, catalog)
     releases = {case.id: _release_of(case, start) for case in cases}
     predicted: dict[str, float] = {}
     for release in dict.fromkeys(releases.values()):
-        kept = [case for case in cases if releases[case.id] != release]
-        if not kept:
+        remaining = [case for case in cases if releases[case.id] != release]
+        if not remaining:
             continue
-        fit = _Fit(kept, start, catalog)
+        fit = _Fit(remaining, start, catalog)
         without = fit.calibration(fit.least_squares().x)
         left_out = [case for case in cases if releases[case.id] == release]
         predicted |= {case.id: predict_s(case, catalog, without) for case in left_out}
@@ -115,7 +115,7 @@ def leave_releases_out(path: Path, device: str, catalog: Catalog | None = None) 
 
 
 def _cases(path: Path, device: str, catalog: Catalog) -> tuple[list[StepCase], WaferCalibration]:
-    """The scored cases of a file, and the constants to start from."""
+    """The scored cases of a file, and the start of the fit."""
     start = catalog.device(device).calibration
     if not isinstance(start, WaferCalibration):
         raise InputError(f"{device} is no wafer with a calibration to start from")
@@ -126,7 +126,7 @@ def _cases(path: Path, device: str, catalog: Catalog) -> tuple[list[StepCase], W
 
 
 def _positions(calibration: WaferCalibration) -> dict[str, int]:
-    """By release, how many releases it comes after the newest measured one: 0 or less."""
+    """Position of each release relative to the newest measured one: 0 or less."""
     unknown = sorted(set(calibration.efficiency) - set(RELEASES))
     if unknown:
         raise InputError(f"no place in the order of releases for {', '.join(unknown)}; known: {RELEASES}")
@@ -141,7 +141,7 @@ def _level(calibration: WaferCalibration) -> float:
 
 
 def _growth(calibration: WaferCalibration) -> float:
-    """Log of the mean growth of the efficiency per release, from the oldest to the newest."""
+    """Log of the growth of the efficiency per release, from the oldest to the newest."""
     positions = _positions(calibration)
     oldest = min(positions, key=positions.__getitem__)
     span = -positions[oldest]
@@ -152,13 +152,13 @@ def _release_of(case: StepCase, calibration: WaferCalibration) -> str:
     return nearest_release(case.system.software_release or "", calibration)[0]
 
 
-def _record(fit: _Fit, solution: Any, path: Path, device: str) -> FitRecord:
-    apes = np.abs(np.expm1(solution.fun))
-    freedom = len(fit.cases) - len(solution.x)
-    covariance = _covariance(solution, freedom)
-    errors = {"growth_per_release": float(np.sqrt(covariance[1, 1]))} if len(solution.x) > 1 else {}
+def _record(fit: _Fit, result: Any, path: Path, device: str) -> FitRecord:
+    apes = np.abs(np.expm1(result.fun))
+    freedom = len(fit.cases) - len(result.x)
+    covariance = _covariance(result, freedom)
+    errors = {"growth_per_release": float(np.sqrt(covariance[1, 1]))} if len(result.x) > 1 else {}
     for release, after in _positions(fit.start).items():
-        slope = np.array([1.0, float(after)])[: len(solution.x)]
+        slope = np.array([1.0, float(after)])[: len(result.x)]
         errors[f"efficiency.{release}"] = float(np.sqrt(slope @ covariance @ slope))
     return FitRecord(
         command=f"perfsim calibrate wafer {path.name} --device {device}",
@@ -167,32 +167,32 @@ def _record(fit: _Fit, solution: Any, path: Path, device: str) -> FitRecord:
         median_ape=round(float(np.median(apes)), 4),
         p90_ape=round(float(np.percentile(apes, 90)), 4),
         standard_errors={name: round(error, 4) for name, error in sorted(errors.items())},
-        note=f"{freedom} residual degree(s) of freedom; efficiency grows {_grown(fit, solution)} a release; "
-        f"errors {_errors(fit, solution)}{_free_link(fit)}",
+        note=f"{freedom} residual degree(s) of freedom; efficiency grows {_grown(fit, result)} a release; "
+        f"errors {_errors(fit, result)}{_free_link(fit)}",
     )
 
 
-def _covariance(solution: Any, freedom: int) -> Values:
-    inverse = np.linalg.pinv(solution.jac.T @ solution.jac)
-    return np.asarray(inverse * (solution.fun @ solution.fun) / max(freedom, 1))
+def _covariance(result: Any, freedom: int) -> Values:
+    inverse = np.linalg.pinv(result.jac.T @ result.jac)
+    return np.asarray(inverse * (result.fun @ result.fun) / max(freedom, 1))
 
 
-def _grown(fit: _Fit, solution: Any) -> str:
-    return f"{np.expm1(fit.trend(solution.x)[1]):.1%}"
+def _grown(fit: _Fit, result: Any) -> str:
+    return f"{np.expm1(fit.trend(result.x)[1]):.1%}"
 
 
-def _errors(fit: _Fit, solution: Any) -> str:
-    pairs = zip(fit.cases, np.expm1(solution.fun).tolist(), strict=True)
+def _errors(fit: _Fit, result: Any) -> str:
+    pairs = zip(fit.cases, np.expm1(result.fun).tolist(), strict=True)
     return ", ".join(f"{case.id} {error:+.1%}" for case, error in pairs)
 
 
 def _free_link(fit: _Fit) -> str:
-    """The link time that a fit to the logs would give; a check, because it is not fitted."""
+    """The time of a link if it were fitted: a check only, since it is not."""
     free = _Fit(fit.cases, fit.start, fit.catalog, link_is_free=True)
     freedom = len(fit.cases) - len(free.first)
     if freedom < 1:
         return ""
-    solution = free.least_squares()
-    error = np.sqrt(_covariance(solution, freedom)[-1, -1])
-    link_ns = np.exp(solution.x[-1]) * 1e9
+    result = free.least_squares()
+    error = np.sqrt(_covariance(result, freedom)[-1, -1])
+    link_ns = np.exp(result.x[-1]) * 1e9
     return f"; a link's time, left free, becomes {link_ns:.3g} ns ({error:.0%} standard error)"

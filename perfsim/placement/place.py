@@ -47,13 +47,14 @@ def place(
 
     Without `contention` no links are shared, and only what places cost tells ranks apart.
     """
-    links = shared_links(folded, topology, health=health) if contention else SharedLinks()
+    network = network_of(topology, health)
+    links = shared_links(folded, network) if contention else SharedLinks()
     told = dict(marks or {})
-    places = network_of(topology, health).places() if links.flows else {}
+    places = network.places() if links.flows else {}
     together: dict[int, Hashable] = {
         rank: (told.get(rank), places.get(rank)) for rank in told.keys() | places.keys()
     }
-    classes = rank_classes(folded, topology, together, shares_links=bool(links.flows))
+    classes = rank_classes(folded, network, together, shares_links=bool(links.flows))
     count = int(classes.max(initial=0)) + 1
     too_many = not told and count * len(folded) > MOST_TASKS
     note = _note(count, too_many=too_many) if count > 1 and not told else ""
@@ -62,7 +63,7 @@ def place(
         return Placed(folded, ranks[folded.stream].astype(np.int32), links, note)
     found = unfold(folded, classes)
     if contention:
-        links = shared_links(found.graph, topology, peers=classes, health=health)
+        links = shared_links(found.graph, network, peers=classes)
     return Placed(found.graph, found.rank, links, note)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perfsim.costs.streaming_roof import StreamingRoof
+from perfsim.engine.failures import FailedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +90,18 @@ class Resilience:
     label: str
     rank: int
     points: tuple[ResiliencePoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Perturbed:
+    """What disturbed a run, and the step without it."""
+
+    text: str
+    unperturbed_step_time_s: float
+    draws_s: tuple[float, ...]
+    """Step times of all draws, ascending."""
+    tasks: int
+    """Tasks of the graph with the ranks that differ written out."""
+    note: str = ""
+    run: FailedRun | None = None
+    """Many steps with failures, where they were asked for."""

@@ -1,1 +1,1 @@
-"""Published runs as questions: their files, the plan of each, and its graph."""
+"""Published runs: their case files, plans and graphs."""

@@ -1,4 +1,4 @@
-"""What a published run says of itself that cannot be so; asked before it is predicted."""
+"""Checks that a published run does not contradict itself, before it is predicted."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from perfsim.published.cases import StepCase
 
 
 def refuse_contradictions(case: StepCase, system: SystemSpec) -> None:
-    """Raise InputError with everything in which the case contradicts itself; `system` is `case_system`'s."""
-    found = [_of_network(case, system), _of_head(case), _of_precision(case, system)]
-    if any(found):
-        raise InputError([Problem(f"case {case.id}: {text}") for text in found if text])
+    """Raise InputError with all contradictions of a case; `system` is that of `case_system`."""
+    messages = [_of_network(case, system), _of_head(case), _of_precision(case, system)]
+    if any(messages):
+        raise InputError([Problem(f"case {case.id}: {text}") for text in messages if text])
 
 
 def _of_network(case: StepCase, system: SystemSpec) -> str:
-    """Several nodes without a network; a system of the catalogue is named together with its own."""
+    """Several nodes without a network, unless the case names a system of the catalogue, which has one."""
     node = machine_of(system).devices_per_node(system)
     if node is None or case.system.inter_node is not None:
         return ""

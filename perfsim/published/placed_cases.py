@@ -1,4 +1,4 @@
-"""Published runs with their graphs placed, to be priced again and again."""
+"""Published runs with placed graphs, which fits price many times."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class PlacedCase:
 
     @property
     def calibration(self) -> str:
-        """Name of the fitted constants of its device; empty where it has none."""
-        known = self.plan.system.device.calibration
-        return "" if known is None else known.name
+        """Name of its device's calibration; empty if it has none."""
+        calibration = self.plan.system.device.calibration
+        return "" if calibration is None else calibration.name
 
 
 def place_case(case: StepCase, catalog: Catalog) -> PlacedCase:
-    """Plan a case and place its graph. Raises PerfsimError where it cannot be planned."""
+    """Plan a case and place its graph. Raises PerfsimError if it cannot be planned."""
     plan = case_plan(case, catalog)
     return PlacedCase(case, plan, place(graph_of(plan), plan.topology, contention=False))
 
 
 def place_cases(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -> list[PlacedCase]:
-    """The scored cases that can be planned and whose device has the constants called `calibration`."""
+    """The scored cases that can be planned and whose device has the calibration of that name."""
     placed = []
     for case in cases:
         if not case.scored:
@@ -51,7 +51,7 @@ def place_cases(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -
             plan = case_plan(case, catalog)
         except PerfsimError:
             continue
-        known = plan.system.device.calibration
-        if known is not None and known.name == calibration:
+        constants = plan.system.device.calibration
+        if constants is not None and constants.name == calibration:
             placed.append(place_case(case, catalog))
     return placed

@@ -1,7 +1,8 @@
-"""Ablation of the GPU model: published runs predicted again without one mechanism at a time.
+"""Ablation of the GPU model: each mechanism is removed and published runs are predicted again.
 
-A removal wraps the prices; graphs and fitted constants stay the same. `leave_out.refitted` adds the effect of
-fitting the constants again. Step times are longest paths, which ignore only contention for links.
+A removal is a wrapper around the prices; graphs do not change. Fitted constants do not change either;
+`leave_out.refitted` gives the scores after a new fit. Step times are those of the critical path, which leaves
+out only the contention for links.
 """
 
 from __future__ import annotations
@@ -26,30 +27,29 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 NOTHING = "nothing"
-"""Key of the prediction with all mechanisms."""
+"""Key of the prediction with every mechanism in place."""
 ATTENTION_CORE = ("scores", "softmax", "attention_dropout", "context", "flash_attention")
 HEAD_AND_EMBEDDING = ("embedding.", "head.")
 
 
 @dataclass(frozen=True)
 class Removal:
-    """A mechanism, and the change of prices that removes it."""
+    """A mechanism and the change of prices that removes it."""
 
     key: str
     instead: str
-    """What replaces it."""
+    """The assumption that replaces it."""
     work: Callable[[Work], bool] = lambda _: False
     """Classes of work that take no time."""
     kernel: Callable[[Kernel], bool] = lambda _: False
     """Kernels that take no time on the device; the host still launches them."""
     tasks: Callable[[TaskGraph], Mask] | None = None
-    """Tasks that take no time, for a mechanism that is part of a class of work."""
+    """Tasks that take no time, if other tasks of their class do."""
     change: Callable[[GpuCosts], None] = lambda _: None
-    """Changes other fields of the prices."""
+    """A change of the prices' constants."""
     one_tier: bool = False
-    """Whether every group communicates as if inside one node."""
-    constants: tuple[str, ...] = ()
-    """Fitted constants of the mechanism, which a new fit excludes."""
+    own: tuple[str, ...] = ()
+    """Fitted constants of the mechanism, which a new fit leaves out."""
 
 
 class WithoutMechanism(GpuCosts):
@@ -61,23 +61,19 @@ class WithoutMechanism(GpuCosts):
         removal.change(self)
 
     def duration_s(self, work: Work) -> float:
-        """Seconds of a task; 0 for removed work."""
         return 0.0 if self.removal.work(work) else super().duration_s(work)
 
     def kernel_s(self, kernel: Kernel) -> float:
-        """Seconds of a kernel; 0 for removed kernels."""
         return 0.0 if self.removal.kernel(kernel) else super().kernel_s(kernel)
 
     def group(self, ranks: RankGroup) -> Group:
-        """The group of some ranks; inside one node if tiers are removed."""
         return Group.inside_node(ranks.size) if self.removal.one_tier else super().group(ranks)
 
 
 class GemmWithoutWaves(GemmModel):
-    """GEMM prices without idle units in the last wave: tiles over compute units, not rounded up."""
+    """GEMMs without wave quantisation: tiles over compute units, not rounded up."""
 
     def geometry(self, m: Array, n: Array, k: Array, batch: Array) -> Geometry:
-        """Tiles and waves of each shape, waves not rounded up."""
         geometry = super().geometry(m, n, k, batch)
         tile = self._candidates
         tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns) * tile.split * batch
@@ -90,8 +86,8 @@ def _no_waves(costs: GpuCosts) -> None:
 
 
 def _no_host(costs: GpuCosts) -> None:
-    zero = {"host_s_per_kernel": 0.0, "host_blocking_s_per_kernel": 0.0}
-    costs.framework = costs.framework.model_copy(update=zero)
+    nothing = {"host_s_per_kernel": 0.0, "host_blocking_s_per_kernel": 0.0}
+    costs.framework = costs.framework.model_copy(update=nothing)
 
 
 def _no_power_limit(costs: GpuCosts) -> None:
@@ -126,15 +122,15 @@ def _of_category(category: str) -> Callable[[Work], bool]:
 
 
 def recomputed_collectives(graph: TaskGraph) -> Mask:
-    """Mask of the tensor-parallel collectives that follow a recomputed block."""
+    """Tensor-parallel collectives after a block that is recomputed before its backward."""
     recomputes = np.array([work.category == "recompute" for work in graph.works])[graph.work]
     communicates = np.array([work.category == "tensor_communication" for work in graph.works])
     tensor = np.flatnonzero(communicates[graph.work])
     source = graph.writer[graph.reads.values[graph.reads.start[tensor]]]
-    mask = np.zeros(len(graph), dtype=np.bool_)
+    recomputed = np.zeros(len(graph), dtype=np.bool_)
     for _ in range(2):  # with sequence parallelism an all-gather follows the reduce-scatter
-        mask[tensor] = recomputes[source] | mask[source]
-    return mask
+        recomputed[tensor] = recomputes[source] | recomputed[source]
+    return recomputed
 
 
 REMOVALS = (
@@ -145,20 +141,20 @@ REMOVALS = (
         "data-parallel and FSDP traffic",
         "free",
         work=_of_category("data_communication"),
-        constants=("partial_node_bytes_per_s",),
+        own=("partial_node_bytes_per_s",),
     ),
     Removal(
         "bridge of partial nodes",
         "every rank beside its NIC",
         change=_no_bridge,
-        constants=("partial_node_bytes_per_s",),
+        own=("partial_node_bytes_per_s",),
     ),
     Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
     Removal(
         "host-launch floor",
         "the host takes no time",
         change=_no_host,
-        constants=("host_s_per_kernel", "host_blocking_s_per_kernel"),
+        own=("host_s_per_kernel", "host_blocking_s_per_kernel"),
     ),
     Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
     Removal("gradient accumulation", "free", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
@@ -167,27 +163,25 @@ REMOVALS = (
         "attention core",
         "free",
         kernel=lambda kernel: kernel.name.startswith(ATTENTION_CORE),
-        constants=("attention_fraction", "attention_half_length"),
+        own=("attention_fraction", "attention_half_length"),
     ),
     Removal(
         "fused attention by length",
         "as in long sequences",
         change=_any_length,
-        constants=("attention_half_length",),
+        own=("attention_half_length",),
     ),
     Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(HEAD_AND_EMBEDDING)),
     Removal("optimizer", "free", work=_of_category("optimizer")),
     Removal("waves of tiles", "no idle units in the last wave", change=_no_waves),
     Removal("matrix cores want rows of 16 bytes", "they take any", change=_any_rows),
-    Removal(
-        "sustained power ceiling", "1.0 of peak", change=_no_power_limit, constants=("sustained_fraction",)
-    ),
+    Removal("sustained power ceiling", "1.0 of peak", change=_no_power_limit, own=("sustained_fraction",)),
 )
 """In the order of the table: communication, host, memory, parts of the model, matrix products."""
 
 
 def ablate(placed: PlacedCase, removals: Sequence[Removal] = REMOVALS) -> tuple[dict[str, float], Trace]:
-    """Step time by removed mechanism, including `NOTHING`, and the trace with all mechanisms.
+    """Step time by removed mechanism, with `NOTHING` among them, and the trace with all of them.
 
     Raises InputError for a case that does not run on GPUs.
     """
@@ -198,13 +192,13 @@ def ablate(placed: PlacedCase, removals: Sequence[Removal] = REMOVALS) -> tuple[
         duration_s = placed.step(WithoutMechanism(placed.plan, removal)).duration_s
         if removal.tasks is not None:
             duration_s = np.where(removal.tasks(placed.placed.graph), 0.0, duration_s)
-        # A mechanism that changes no duration needs no new run.
-        changes = not np.array_equal(duration_s, step.duration_s)
-        changed = step.run(duration_s, contention=False) if changes else trace
+        # Many mechanisms do not affect a run, which then need not be simulated again.
+        affects = not np.array_equal(duration_s, step.duration_s)
+        changed = step.run(duration_s, contention=False) if affects else trace
         steps[removal.key] = changed.step_time_s
     return steps, trace
 
 
 def shares(steps: Mapping[str, float]) -> dict[str, float]:
-    """By mechanism, the share of the step that its removal saves; negative if the step gets longer."""
+    """The fraction of the step that each removal saves; negative if the step gets longer."""
     return {key: 1.0 - seconds / steps[NOTHING] for key, seconds in steps.items() if key != NOTHING}

@@ -1,4 +1,4 @@
-"""Contents of the accuracy page: scores, ablation, families left out, and likely causes."""
+"""The content of the accuracy page: scores, ablation, families left out, and likely causes."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Removed:
     instead: str
     summary: Mapping[str, Any]
     most_hurt: str
-    """The family whose mean error grows most; empty if none grows."""
+    """The family whose mean error grows most; empty if none does."""
     most_hurt_mape: float | None
     refitted: Mapping[str, Any] | None = None
-    """The score after the constants are fitted again."""
+    """The score after a new fit of the constants without the mechanism."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class Examined:
 
     id: str
     steps_s: dict[str, float]
-    """Step time by removed mechanism; empty unless it runs on GPUs."""
+    """Step time by removed mechanism; empty for a wafer."""
     shares: dict[str, float]
-    """Shares of the step by mechanism and by category of the breakdown."""
+    """Fraction of the step by mechanism and by category of the breakdown."""
     tensor_across_nodes: bool
     tangent: Tangent | None
 
 
 @dataclass(frozen=True)
 class StepAccuracy:
-    """The score of a file of step-time cases, with explanations."""
+    """The score of a file of step-time cases and its explanation."""
 
     result: Mapping[str, Any]
     causes: Mapping[str, str]
@@ -67,12 +67,12 @@ class StepAccuracy:
 
 @dataclass(frozen=True)
 class AccuracyPage:
-    """The scores of all files, in order."""
+    """The scores of all files, in their order."""
 
     steps: Sequence[StepAccuracy]
     convergence: Sequence[Mapping[str, Any]]
     leaves_out: bool
-    """Whether families were left out of the fit in turn."""
+    """Whether each family was left out of a fit."""
 
 
 def accuracy_page(
@@ -82,7 +82,7 @@ def accuracy_page(
     leaves_out: bool = False,
     catalog: Catalog | None = None,
 ) -> AccuracyPage:
-    """The page for `results`, which `validate_file` gave for `paths`; takes minutes.
+    """The page for `results`, as from `validate_file` for `paths`; takes minutes.
 
     Raises CatalogError for a malformed file, and InputError for `leaves_out` without SciPy.
     """
@@ -104,9 +104,9 @@ def step_accuracy(
 ) -> StepAccuracy:
     """Explain the score of some step-time cases."""
     parts = mapped(partial(examine, catalog=catalog, leaves_out=leaves_out), cases)
-    examined = {case.id: case for case in parts if case is not None}
-    on_gpus = any(case.steps_s for case in examined.values())
-    tangents = [case.tangent for case in examined.values() if case.tangent is not None]
+    examined = {part.id: part for part in parts if part is not None}
+    on_gpus = any(part.steps_s for part in examined.values())
+    tangents = [part.tangent for part in examined.values() if part.tangent is not None]
     return StepAccuracy(
         result=result,
         causes=_causes(cases, result, examined),
@@ -116,7 +116,7 @@ def step_accuracy(
 
 
 def examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Examined | None:
-    """The parts of one case's step; None if it cannot be predicted."""
+    """The parts of one case; None if it cannot be predicted."""
     try:
         placed = place_case(case, catalog)
         return _EXAMINES[placed.plan.system.kind](placed, leaves_out=leaves_out and case.scored)
@@ -160,20 +160,20 @@ def _causes(
         parts = examined.get(case.id)
         if parts is None or case.id not in errors:
             continue
-        family_errors = [
-            errors[sibling.id]
-            for sibling in cases
-            if sibling.family == case.family
-            and sibling.id != case.id
-            and sibling.scored
-            and sibling.id in errors
+        relatives = [
+            errors[relative.id]
+            for relative in cases
+            if relative.family == case.family
+            and relative.id != case.id
+            and relative.scored
+            and relative.id in errors
         ]
         causes[case.id] = likely_cause(
             Facts(
                 case=case,
                 error=errors[case.id],
                 shares=parts.shares,
-                family_bias=float(np.mean(family_errors)) if family_errors else 0.0,
+                family_bias=float(np.mean(relatives)) if relatives else 0.0,
                 tensor_across_nodes=parts.tensor_across_nodes,
             )
         )
@@ -183,9 +183,9 @@ def _causes(
 def ablation(
     cases: Sequence[StepCase], examined: Mapping[str, Examined], tangents: Sequence[Tangent] = ()
 ) -> list[Removed]:
-    """The score with all mechanisms and without each of them, over the GPU cases.
+    """The score with every mechanism in place and without each one, over the GPU cases.
 
-    With `tangents` also after fitting the constants again.
+    With `tangents` also after a new fit of the constants.
     """
     on_gpus = [
         (scored_case(case, None), examined[case.id].steps_s)
@@ -206,17 +206,17 @@ def ablation(
         if hurt and after[hurt] <= before[hurt]["mape"]:
             hurt = ""
         hurt_mape = after[hurt] if hurt else None
-        after_fit = _after_fit(changed, tangents, removal.constants)
-        rows.append(Removed(removal.key, removal.instead, summary(changed), hurt, hurt_mape, after_fit))
+        again = _after_fit(changed, tangents, removal.own)
+        rows.append(Removed(removal.key, removal.instead, summary(changed), hurt, hurt_mape, again))
     return rows
 
 
 def _after_fit(
     changed: Sequence[Scored], tangents: Sequence[Tangent], without: Sequence[str]
 ) -> Mapping[str, Any] | None:
-    """The score of `changed` predictions after fitting the constants again; None without tangents."""
+    """The score of `changed` predictions after a new fit of the constants; None without tangents."""
     if not tangents:
         return None
-    steps_s = {case.id: case.predicted_s for case in changed if case.predicted_s is not None}
-    after_fit = refitted(tangents, steps_s, without)
-    return summary([replace(case, predicted_s=after_fit.get(case.id, case.predicted_s)) for case in changed])
+    steps_s = {run.id: run.predicted_s for run in changed if run.predicted_s is not None}
+    fitted_s = refitted(tangents, steps_s, without)
+    return summary([replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in changed])

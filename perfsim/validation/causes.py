@@ -1,9 +1,9 @@
-"""Likely causes of prediction errors: explicit rules over the parts of a step and the facts of a run.
+"""Likely causes of an error, by explicit rules on the parts of the predicted step and on the run.
 
 Unusual facts come first (weak evidence, a head size off the fast path, tensor parallelism between nodes,
-...), then mechanisms whose share of the step can explain the error alone, largest first. A mechanism with
-share s of the predicted step would have to take 1 - e / ((1 + e) s) times its time for an error e; it is
-named if that factor is between 0 and 2.
+...). Then come mechanisms large enough to explain the error alone, by size: a mechanism with the share s of
+the predicted step must be wrong by the factor 1 - e / ((1 + e) s), where e is the error; it is named if
+that is between 0 and 2.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ HEAD_MULTIPLE = 8
 FEWEST_ROWS = 16_000
 """A smaller vocabulary is unlikely to have been used."""
 FAMILY_BIAS = 0.05
-"""Mean error from which a family counts as off as a whole."""
+"""Mean error above which a whole family counts as biased."""
 LEAST_SHARE = 0.02
-"""Share of the step from which an unusual fact matters."""
+"""Least share of the step for an unusual fact to matter."""
 MUCH_IDLE = 0.2
 
 MECHANISMS = (
@@ -40,7 +40,7 @@ MECHANISMS = (
     "gradient_stream",
     "movement over the mesh",
 )
-"""Removals of the ablation, and categories of the breakdown, that do not contain one another."""
+"""Disjoint removals of the ablation and categories of the breakdown."""
 COMPUTING = ("forward", "backward", "recompute")
 
 
@@ -50,19 +50,19 @@ class Facts:
 
     case: StepCase
     error: float
-    """Predicted over measured, less 1."""
+    """Predicted over measured, minus 1."""
     shares: Mapping[str, float]
-    """Share of the predicted step by mechanism."""
+    """Fraction of the predicted step by mechanism."""
     family_bias: float = 0.0
     """Mean error of the other scored runs of its family; 0 if there are none."""
     tensor_across_nodes: bool = False
 
     def share(self, mechanism: str) -> float:
-        """Share of the predicted step; 0 for an unknown mechanism."""
+        """Fraction of the predicted step of a mechanism."""
         return self.shares.get(mechanism, 0.0)
 
     def factor(self, mechanism: str) -> float:
-        """The factor on the mechanism's time that would make the prediction right."""
+        """Factor on the mechanism's time that would make the prediction exact."""
         share = self.share(mechanism)
         return 1.0 - self.error / (1.0 + self.error) / share if share > 0 else float("inf")
 
@@ -72,7 +72,7 @@ class Facts:
 
 
 class Cause(NamedTuple):
-    """A cause in words, and the mechanism that it names, if any."""
+    """A cause in words, and its mechanism, if it has one."""
 
     text: str
     mechanism: str = ""
@@ -82,13 +82,13 @@ Rule = Callable[[Facts], Cause | None]
 
 
 def likely_cause(facts: Facts) -> str:
-    """At most two causes, the likeliest first."""
+    """At most two causes, the most likely first."""
     causes = [cause for rule in UNUSUAL if (cause := rule(facts)) is not None][:MOST_CAUSES]
-    named = {cause.mechanism for cause in causes}
-    heavy = sorted(set(MECHANISMS) - named, key=lambda name: (-facts.share(name), name))
+    blamed = {cause.mechanism for cause in causes}
+    heavy = sorted(set(MECHANISMS) - blamed, key=lambda name: (-facts.share(name), name))
     causes += [_by_weight(facts, mechanism) for mechanism in heavy if facts.explains(mechanism)]
     texts = [cause.text for cause in causes[:MOST_CAUSES]]
-    return "; ".join(texts) or "no single mechanism besides the matrix products is large enough"
+    return "; ".join(texts) or "no one mechanism beside the matrix products weighs enough"
 
 
 def _by_weight(facts: Facts, mechanism: str) -> Cause:
@@ -97,7 +97,7 @@ def _by_weight(facts: Facts, mechanism: str) -> Cause:
 
 
 def _share(facts: Facts, mechanism: str, name: str = "") -> str:
-    """A mechanism and its share, with an open parenthesis."""
+    """A mechanism and its share, with the parenthesis left open."""
     words = name or mechanism.replace("_", " ").replace("bubble", "pipeline bubble")
     return f"{words} ({100 * facts.share(mechanism):.0f} % of the step"
 
@@ -108,8 +108,8 @@ def _weak_evidence(facts: Facts) -> Cause | None:
     notes = [part.strip() for part in facts.case.notes.split(";")]
     reasons = [part.removeprefix("weak:").strip() for part in notes if part.startswith("weak:")]
     assumed = [re.split(r"[:(]", part)[0].strip() for part in facts.case.assumed]
-    reason = reasons[0] if reasons else f"not printed: {', '.join(assumed)}" if assumed else ""
-    return Cause(f"weak evidence ({reason})" if reason else "weak evidence")
+    why = reasons[0] if reasons else f"not printed: {', '.join(assumed)}" if assumed else ""
+    return Cause(f"weak evidence ({why})" if why else "weak evidence")
 
 
 def _head_size(facts: Facts) -> Cause | None:

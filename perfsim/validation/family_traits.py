@@ -1,4 +1,4 @@
-"""Traits of the published runs of each family, recorded with their errors."""
+"""Common traits of a family of published runs, recorded with their errors."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def traits_of_case(case: StepCase, catalog: Catalog) -> Traits:
 
 
 def family_traits(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, dict[str, Any]]:
-    """By family, the values and ranges of the traits of its scored runs."""
-    runs_of: dict[str, list[Traits]] = {}
+    """Traits of the scored runs of each family: values that occur, and ranges."""
+    by_family: dict[str, list[Traits]] = {}
     for case in cases:
         try:
             if case.scored:
                 traits = traits_of_case(case, catalog)
-                runs_of.setdefault(case.family, []).append(traits)
+                by_family.setdefault(case.family, []).append(traits)
         except PerfsimError:
             continue
-    return {family: _together(runs) for family, runs in runs_of.items()}
+    return {family: _together(runs) for family, runs in by_family.items()}
 
 
 def _together(runs: Sequence[Traits]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Errors of runs predicted with constants fitted without them, from which prediction bands follow.
+"""Errors of runs predicted with constants that were fitted without them, from which bands are taken.
 
-GPU families are left out as a whole (`leave_out`), wafer logs with all others of their software release.
-Five wafer logs are too few for a percentile; the half-width of their 90 % band follows from Student's
-distribution and their root mean square error r: t_95(n) r sqrt(1 + 1/n).
+GPU runs are left out by family (`leave_out`), wafer logs by software release. Five wafer logs are too few for
+a percentile, so the half-width of their 90 % band is Student's, from their root mean square error r:
+t_95(n) r sqrt(1 + 1/n).
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ WAFER = "wse-2"
 """The wafer whose constants are fitted to the public logs."""
 
 HeldOut = dict[str, Mapping[str, Any]]
-"""Scores by family, and of all runs under `ALL`."""
+"""Scores by family, and over all runs under `ALL`."""
 
 
 def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
-    """Scores of a file of cases, each family or release left out of the fit; takes minutes, needs scipy."""
+    """Scores of a file of step-time cases, each left out of its fit; takes minutes, needs scipy."""
     catalog = catalog or default_catalog()
     cases = parse_file(path, CaseFile, catalog).cases
     if any(case.strategy == "weight-streaming" for case in cases):
         return _wafers(path, cases, catalog)
-    tangents = [slopes for slopes in mapped(partial(_tangent, catalog=catalog), cases) if slopes is not None]
-    return {row.family: row.outside for row in leave_out(tangents, cases, catalog)}
+    tangents = mapped(partial(_tangent, catalog=catalog), cases)
+    rows = leave_out([run for run in tangents if run is not None], cases, catalog)
+    return {row.family: row.outside for row in rows}
 
 
 def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any] | None:
@@ -52,8 +53,8 @@ def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, A
     predicted = leave_releases_out(path, WAFER, catalog)
     scored = [scored_case(case, predicted.get(case.id)) for case in cases if case.scored]
     rows = [
-        {"id": log.id, "measured_s": log.measured_s, "predicted_s": log.predicted_s, "error": log.error}
-        for log in scored
+        {"id": run.id, "measured_s": run.measured_s, "predicted_s": run.predicted_s, "error": run.error}
+        for run in scored
     ]
     return {"summary": _band_of_few(scored), "cases": rows}
 
@@ -80,14 +81,14 @@ def _wafers(path: Path, cases: tuple[StepCase, ...], catalog: Catalog) -> HeldOu
     predicted = leave_releases_out(path, WAFER, catalog)
     scored = [scored_case(case, predicted.get(case.id)) for case in cases]
     rows: HeldOut = {
-        family: summary([log for log in scored if log.family == family])
-        for family in dict.fromkeys(log.family for log in scored if log.counts)
+        family: summary([run for run in scored if run.family == family])
+        for family in dict.fromkeys(run.family for run in scored if run.counts)
     }
     return {**rows, ALL: _band_of_few(scored)}
 
 
 def _band_of_few(scored: Sequence[Scored]) -> dict[str, Any]:
-    """The summary; few runs get Student's half-width if it exceeds the percentile."""
+    """The summary; for few runs with Student's half-width if it is wider than the percentile."""
     figures = summary(scored)
     errors = np.array([run.error for run in scored if run.counts and run.error is not None])
     count = len(errors)

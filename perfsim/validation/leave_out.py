@@ -1,8 +1,8 @@
-"""Each family of runs predicted with constants that were fitted without it.
+"""Predicts each family of runs with constants that were fitted without it.
 
-The constants of `step_fit` are fitted again to the runs of all other families, with the same weights and
-loss. The fit treats the logarithm of a step time as linear in the logarithms of the constants, with slopes at
-the recorded values, so it needs no new pricing. The family left out is then priced at the new constants.
+The constants of `step_fit` are fitted again to the runs of all other families, with the same weights
+and loss. For speed, each log step time is linearised in the log constants around their recorded values, so a
+fit needs no new pricing; the family left out is then priced in full with the new constants.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from perfsim.validation.score import Scored, summary
 Floats = NDArray[np.float64]
 
 ALL = "all runs"
-"""The row over all families, each with itself left out."""
+"""The row over all families, each predicted with itself left out."""
 STEP = 0.05
-"""Relative change of a constant, up and down, for its slope."""
+"""Relative step of each constant, up and down, for its slope."""
 UNSEEN = 0.01
-"""A constant whose slopes are all below this is not determined by the runs."""
+"""A constant whose slopes are all below this does not affect the runs."""
 
 
 @dataclass(frozen=True)
 class Tangent:
-    """A case's step time linearised at the recorded constants: d log(step) / d log(constant)."""
+    """A case's step time around the recorded constants: d log(step) / d log(constant), by constant."""
 
     scored: Scored
-    """Predicted with the recorded constants."""
+    """The case as predicted with the recorded constants."""
     calibration: str
     constants: tuple[float, ...]
     slopes: tuple[float, ...]
 
     @property
     def residual(self) -> float:
-        """log(predicted / measured)."""
+        """log(predicted / measured) with the recorded constants."""
         return float(np.log((self.scored.predicted_s or np.nan) / self.scored.measured_s))
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A family scored with constants fitted to all families, and to all but itself."""
+    """Scores of a family with all families in the fit, and with itself left out."""
 
     family: str
     calibration: str
     inside: dict[str, Any]
     outside: dict[str, Any]
     constants: dict[str, float]
-    """Fitted without the family."""
+    """The constants fitted without the family."""
     kept: tuple[str, ...] = ()
-    """Constants that no other family determines; they keep their recorded values."""
+    """Constants at their recorded values, because no other family determines them."""
     borrowed: str = ""
-    """The device whose constants are used if no other run is on this one."""
+    """The device whose constants are used, if no other run was made on this one."""
 
 
 def tangent(placed: PlacedCase, scored: Scored) -> Tangent:
@@ -90,15 +90,15 @@ def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: C
     """Every family with scored runs, in the order of the cases, then `ALL`; needs scipy."""
     used = [run for run in tangents if run.scored.counts]
     rows = [_without(family, used) for family in dict.fromkeys(run.scored.family for run in used)]
-    ids = {run.scored.id for run in used}
-    pairs = [
+    used_ids = {run.scored.id for run in used}
+    questions = [
         (case, tuple(row.constants.values()))
         for row in rows
         for case in cases
-        if case.family == row.family and case.id in ids
+        if case.family == row.family and case.id in used_ids
     ]
-    predicted = mapped(partial(_predict, catalog=catalog), pairs)
-    by_id = {case.id: seconds for (case, _), seconds in zip(pairs, predicted, strict=True)}
+    predicted = mapped(partial(_predict, catalog=catalog), questions)
+    by_id = {case.id: seconds for (case, _), seconds in zip(questions, predicted, strict=True)}
     rows = [replace(row, outside=_summary(row.family, used, by_id)) for row in rows]
     return [*rows, LeftOut(ALL, "", _summary(ALL, used, {}), _summary(ALL, used, by_id), {})]
 
@@ -106,9 +106,9 @@ def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: C
 def refitted(
     tangents: Sequence[Tangent], steps_s: Mapping[str, float], without: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Step times by case after a new fit of a changed model that gives `steps_s` at the recorded constants.
+    """Step times by case after a new fit, given those with the recorded constants in `steps_s`.
 
-    `without` names constants that the changed model does not have. Slopes are those of the full model.
+    `without` names constants that the model no longer has. Slopes are those of the unchanged model.
     """
     moved = [
         replace(run, scored=replace(run.scored, predicted_s=steps_s[run.scored.id]))
@@ -117,60 +117,56 @@ def refitted(
     ]
     first = Counter(run.calibration for run in moved).most_common(1)[0][0]
     kept = ~np.isin(CONSTANTS, without)
-    refitted_s = {}
+    fitted_s = {}
     for calibration in dict.fromkeys(run.calibration for run in moved):
-        runs = [run for run in moved if run.calibration == calibration]
-        change = _fit(runs, _free(calibration == first) & kept & _determined(runs))
-        for run in runs:
-            refitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(np.dot(run.slopes, change)))
-    return refitted_s
-
-
-def _determined(runs: Sequence[Tangent]) -> NDArray[np.bool_]:
-    """Which constants the runs depend on."""
-    return np.asarray(np.abs([run.slopes for run in runs]).max(axis=0) > UNSEEN)
+        own = [run for run in moved if run.calibration == calibration]
+        seen = np.abs([run.slopes for run in own]).max(axis=0) > UNSEEN
+        change = _fit(own, _free(calibration == first) & kept & seen)
+        for run in own:
+            fitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(np.dot(run.slopes, change)))
+    return fitted_s
 
 
 def _free(decides_all: bool) -> NDArray[np.bool_]:
-    """Which constants are fitted to the runs of a device: all, or only those of the device."""
+    """The constants that the runs of a device determine: all, or only those of the device."""
     return np.arange(len(CONSTANTS)) >= (0 if decides_all else len(SHARED))
 
 
-def _predict(pair: tuple[StepCase, tuple[float, ...]], catalog: Catalog) -> float:
-    case, constants = pair
+def _predict(question: tuple[StepCase, tuple[float, ...]], catalog: Catalog) -> float:
+    case, constants = question
     return predict_with(place_case(case, catalog), np.array(constants))
 
 
 def _summary(family: str, tangents: Sequence[Tangent], predicted: dict[str, float]) -> dict[str, Any]:
-    cases = [run.scored for run in tangents if family in (ALL, run.scored.family)]
-    return summary([replace(case, predicted_s=predicted.get(case.id, case.predicted_s)) for case in cases])
+    own = [run.scored for run in tangents if family in (ALL, run.scored.family)]
+    return summary([replace(run, predicted_s=predicted.get(run.id, run.predicted_s)) for run in own])
 
 
 def _without(family: str, tangents: Sequence[Tangent]) -> LeftOut:
-    """New constants for a family's device, fitted to the other families.
+    """New constants for a family's device from the other families.
 
-    The shared constants are fitted to the device with the most runs; another device's runs determine only
-    its own constants. A device without other runs uses those of the first.
+    The device with most runs determines the shared constants; the runs of another one only its own. A
+    device without other runs takes the constants of the first.
     """
     first = Counter(run.calibration for run in tangents).most_common(1)[0][0]
-    left_out = [run for run in tangents if run.scored.family == family]
+    own = [run for run in tangents if run.scored.family == family]
     rest = [run for run in tangents if run.scored.family != family]
-    calibration = left_out[0].calibration
+    calibration = own[0].calibration
     same = [run for run in rest if run.calibration == calibration]
     borrowed = "" if same else first
-    at = np.array((same or [run for run in rest if run.calibration == first] or left_out)[0].constants)
+    at = np.array((same or [run for run in rest if run.calibration == first] or own)[0].constants)
     free = _free(calibration == first)
     kept: tuple[str, ...] = ()
     if same:
-        determined = _determined(same)
-        kept = tuple(np.array(CONSTANTS)[free & ~determined].tolist())
-        at = at * np.exp(_fit(same, free & determined))
+        seen = np.abs([run.slopes for run in same]).max(axis=0) > UNSEEN
+        kept = tuple(np.array(CONSTANTS)[free & ~seen].tolist())
+        at = at * np.exp(_fit(same, free & seen))
     values = dict(zip(CONSTANTS, [rounded(value) for value in at.tolist()], strict=True))
     return LeftOut(family, calibration, _summary(family, tangents, {}), {}, values, kept, borrowed)
 
 
 def _fit(tangents: Sequence[Tangent], free: NDArray[np.bool_]) -> Floats:
-    """Change of the logarithms of the constants: least squares, equal weight per family, soft L1."""
+    """Change of the log constants by robust least squares, with equal weight per family."""
     sizes = Counter(run.scored.family for run in tangents)
     weight = np.array([1.0 / np.sqrt(sizes[run.scored.family]) for run in tangents])
     slopes = np.array([run.slopes for run in tangents])[:, free] * weight[:, None]
@@ -178,11 +174,11 @@ def _fit(tangents: Sequence[Tangent], free: NDArray[np.bool_]) -> Floats:
     change = np.zeros(len(CONSTANTS))
     if free.any():
         optimize: Any = scipy_optimize()
-        solution = optimize.least_squares(
+        result = optimize.least_squares(
             lambda moved: start + slopes @ moved,
             np.zeros(int(free.sum())),
             loss="soft_l1",
             f_scale=OUTLIER * float(weight.mean()),
         )
-        change[free] = solution.x
+        change[free] = result.x
     return change

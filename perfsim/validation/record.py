@@ -1,4 +1,4 @@
-"""Writes the records of `perfsim validate --record` into the package of a checkout."""
+"""Writes all records of `perfsim validate --record` into the package; for a checkout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfsim.validation.record_reached import write_reached
 
 
 def write_records(paths: Sequence[Path], results: Sequence[Mapping[str, Any]]) -> None:
-    """Record the errors of `results`, with and without families left out, and the utilisation reached."""
+    """Record the errors of `results`, with and without held-out families, and the utilisation reached."""
     scores = {
         path.name: held_out(path)
         for path, result in zip(paths, results, strict=True)

@@ -1,4 +1,4 @@
-"""Scores of predictions against measured runs, defined as in the README of the cases."""
+"""Scores of predictions against measured runs, as defined in the README of the cases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 FEWEST_LAYOUTS = 4
-"""Layouts that a sweep needs for a rank correlation."""
+"""Least number of layouts of a sweep for a rank correlation."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Scored:
 
     @property
     def error(self) -> float | None:
-        """Relative error: predicted over measured, less 1."""
+        """Relative error: predicted over measured, minus 1."""
         return None if self.predicted_s is None else self.predicted_s / self.measured_s - 1.0
 
     @property
@@ -56,22 +56,22 @@ def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
     """The summary of each family, with its ranking of layouts."""
     result = {}
     for family in dict.fromkeys(case.family for case in cases):
-        members = [case for case in cases if case.family == family]
-        ranked = rankings(members)
+        own = [case for case in cases if case.family == family]
+        ranked = rankings(own)
         result[family] = {
-            **summary(members),
-            "kendall_tau": float(np.mean([ranking["kendall_tau"] for ranking in ranked])) if ranked else None,
-            "regret": max(ranking["regret"] for ranking in ranked) if ranked else None,
+            **summary(own),
+            "kendall_tau": float(np.mean([sweep["kendall_tau"] for sweep in ranked])) if ranked else None,
+            "regret": max(sweep["regret"] for sweep in ranked) if ranked else None,
         }
     return result
 
 
 def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
-    """Rankings of the sweeps with at least four scored layouts: tau-a, regret, and the fastest cases.
+    """Rankings of sweeps with at least four scored layouts: Kendall's tau-a, regret and the two choices.
 
-    `chosen` is the case that is predicted fastest, `best` the case that is measured fastest.
+    `chosen` is the case predicted as fastest, `best` the one measured as fastest.
     """
-    rows = []
+    ranked = []
     for (family, sweep), runs in _sweeps(cases).items():
         points = [_mean(layout) for layout in runs.values()]
         if len(points) < FEWEST_LAYOUTS:
@@ -81,7 +81,7 @@ def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
         layouts = list(runs)
         chosen = min(range(len(points)), key=lambda index: points[index][1])
         best = min(range(len(points)), key=lambda index: points[index][0])
-        rows.append(
+        ranked.append(
             {
                 "family": family,
                 "sweep": sweep,
@@ -92,11 +92,11 @@ def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
                 "best": runs[layouts[best]][0].id,
             }
         )
-    return rows
+    return ranked
 
 
 def _sweeps(cases: Sequence[Scored]) -> dict[tuple[str, str], dict[str, list[Scored]]]:
-    """The scored runs by sweep and layout."""
+    """The runs of each layout of each sweep."""
     sweeps: dict[tuple[str, str], dict[str, list[Scored]]] = {}
     for case in cases:
         if case.counts and case.sweep is not None and case.predicted_s is not None:
@@ -106,7 +106,7 @@ def _sweeps(cases: Sequence[Scored]) -> dict[tuple[str, str], dict[str, list[Sco
 
 
 def _mean(runs: Sequence[Scored]) -> tuple[float, float]:
-    """Measured and predicted seconds of one layout, its repeats averaged."""
+    """Measured and predicted seconds of one layout, averaged over repeats."""
     measured = float(np.mean([run.measured_s for run in runs]))
     return measured, float(np.mean([run.predicted_s for run in runs if run.predicted_s is not None]))
 

@@ -1,4 +1,4 @@
-"""Predicts published runs, and compares with a baseline of one constant efficiency."""
+"""Predicts published runs and compares them with a one-constant baseline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perfsim.validation.score import Scored, families, one_constant, rankings, s
 
 
 def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
-    """Score one file of cases, step times or convergence; CatalogError lists every problem."""
+    """Score one file of cases, step times or convergence; CatalogError lists malformed ones."""
     catalog = catalog or default_catalog()
     data = load_mapping(path, catalog).data
     rows = data.get("cases") or []
@@ -37,8 +37,8 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
 
 
 def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any]:
-    """Predict every case; cases that cannot be predicted are listed with the reason."""
-    answers: list[float | str] = mapped(partial(_prediction_or_reason, catalog=catalog), cases)
+    """Predict every case; failed ones are listed with the reason."""
+    answers = _predict_all(cases, catalog)
     failed = [
         {"id": case.id, "error": answer}
         for case, answer in zip(cases, answers, strict=True)
@@ -48,36 +48,40 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
         scored_case(case, None if isinstance(answer, str) else answer)
         for case, answer in zip(cases, answers, strict=True)
     ]
-    baseline, by_baseline = _baseline(cases, scored, catalog)
+    baseline, of_baseline = _baseline(cases, scored, catalog)
     return {
         "kind": "step_time",
         "count": len(cases),
         "failed": failed,
         "summary": summary(scored),
-        "summary_predicted": summary([case for case in scored if case.predicted_s is not None]),
+        "summary_predicted": summary([run for run in scored if run.predicted_s is not None]),
         "baseline": baseline,
         "families": families(scored),
-        "families_baseline": families(by_baseline),
+        "families_baseline": families(of_baseline),
         "families_traits": family_traits(cases, catalog),
         "sweeps": rankings(scored),
         "without_release": _without_release(cases, scored, catalog),
         "cases": [
             {
-                "id": row.id,
-                "family": row.family,
-                "evidence": row.evidence,
-                "inferred": [] if row.counts else list(case.inferred),
-                "measured_s": row.measured_s,
-                "predicted_s": row.predicted_s,
-                "error": row.error,
+                "id": run.id,
+                "family": run.family,
+                "evidence": run.evidence,
+                "inferred": [] if run.counts else list(case.inferred),
+                "measured_s": run.measured_s,
+                "predicted_s": run.predicted_s,
+                "error": run.error,
             }
-            for case, row in zip(cases, scored, strict=True)
+            for case, run in zip(cases, scored, strict=True)
         ],
     }
 
 
-def _prediction_or_reason(case: StepCase, catalog: Catalog) -> float | str:
-    """Predicted seconds, or the reason why the case cannot be predicted."""
+def _predict_all(cases: Sequence[StepCase], catalog: Catalog) -> list[float | str]:
+    """Predictions in the order of the cases, or the reason of a failure."""
+    return mapped(partial(_predict_or_say_why, catalog=catalog), cases)
+
+
+def _predict_or_say_why(case: StepCase, catalog: Catalog) -> float | str:
     try:
         return predict_s(case, catalog)
     except PerfsimError as error:
@@ -85,7 +89,7 @@ def _prediction_or_reason(case: StepCase, catalog: Catalog) -> float | str:
 
 
 def scored_case(case: StepCase, predicted_s: float | None) -> Scored:
-    """A case with its prediction, if there is one."""
+    """A case with its prediction, None if it failed."""
     layout = repr((case.parallel, case.training.micro_batch_size, case.training.recompute))
     return Scored(
         case.id, case.family, case.evidence, case.sweep, layout, case.measured.step_time_s, predicted_s
@@ -95,9 +99,9 @@ def scored_case(case: StepCase, predicted_s: float | None) -> Scored:
 def _baseline(
     cases: Sequence[StepCase], scored: Sequence[Scored], catalog: Catalog
 ) -> tuple[dict[str, Any], list[Scored]]:
-    """Summary and predictions of the baseline: hardware FLOPs / (devices x peak x e).
+    """Hardware FLOPs over devices x peak x e, with the one e that minimises the mean error of the file.
 
-    The efficiency e is one constant that minimises the mean error of the file.
+    Returns its summary and its predictions.
     """
     ideal: dict[str, float] = {}
     for case in cases:
@@ -105,28 +109,27 @@ def _baseline(
             ideal[case.id] = _ideal_s(case, catalog)
         except PerfsimError:
             continue
-    counted = [case for case in scored if case.counts and case.id in ideal]
-    if not counted:
+    usable = [run for run in scored if run.counts and run.id in ideal]
+    if not usable:
         return summary([]), []
-    efficiency = one_constant([ideal[case.id] for case in counted], [case.measured_s for case in counted])
-    predictions = [replace(case, predicted_s=ideal[case.id] / efficiency) for case in counted]
-    return {**summary(predictions), "n": len(counted), "efficiency": efficiency}, predictions
+    efficiency = one_constant([ideal[run.id] for run in usable], [run.measured_s for run in usable])
+    predictions = [replace(run, predicted_s=ideal[run.id] / efficiency) for run in usable]
+    return {**summary(predictions), "n": len(usable), "efficiency": efficiency}, predictions
 
 
 def _without_release(
     cases: Sequence[StepCase], scored: Sequence[Scored], catalog: Catalog
 ) -> dict[str, dict[str, Any]]:
-    """The summary without each wafer release that has a single scored run, and without all of them.
+    """The summary without each software release that has one scored run, and without all of them.
 
     A single log largely determines the efficiency of its release, so its error says little.
     """
     release = {case.id: _measured_release(case, catalog) for case in cases}
-    counts = Counter(release[case.id] for case in scored if case.counts)
+    counts = Counter(release[run.id] for run in scored if run.counts)
     alone = sorted(name for name, count in counts.items() if name and count == 1)
     groups = [(name,) for name in alone] + ([tuple(alone)] if len(alone) > 1 else [])
     return {
-        ", ".join(group): summary([case for case in scored if release[case.id] not in group])
-        for group in groups
+        ", ".join(group): summary([run for run in scored if release[run.id] not in group]) for group in groups
     }
 
 
@@ -142,7 +145,7 @@ def _measured_release(case: StepCase, catalog: Catalog) -> str:
 
 
 def _ideal_s(case: StepCase, catalog: Catalog) -> float:
-    """The step at the full peak of every device, recompute included."""
+    """Step time at the full peak of every device, with recompute."""
     job, system = case_job(case, catalog), case_system(case, catalog)
     refuse_contradictions(case, system)
     flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")
