@@ -16,7 +16,7 @@ from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, WHOLE_DEVICE, Kin
 from perfsim.proof.execution.adam import Moments, adam
 from perfsim.proof.execution.gpu_compute import SHARDED_PARAMETERS, GpuCompute, Partial
 from perfsim.proof.execution.layout import Array, cut
-from perfsim.proof.execution.movement import combined, joined, pieces, summed
+from perfsim.proof.execution.movement import combined, pieces, summed
 from perfsim.proof.execution.program import (
     Cell,
     Claim,
@@ -100,7 +100,7 @@ class GpuCompiler(GpuCompute):
         axis = SEQUENCE if info.axis is None else info.axis
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
-            whole = joined([own[0] for own in values], axis)
+            whole = np.concatenate([own[0] for own in values], axis=axis)
             return [(whole.copy(),) for _ in members]
 
         claims = [(0, info.claim)] if info.claim else []
@@ -157,7 +157,7 @@ class GpuCompiler(GpuCompute):
         ends = [(first, EMBEDDING), (last, HEAD)]
         names = ["gradient shard" if end in self.sharded else "gradient" for end in ends]
         cells = [Cell(place, name, block) for (place, block), name in zip(ends, names, strict=True)]
-        operands = [self.operand(handle, anywhere=True) for handle in task.reads]
+        operands = self.operands(anywhere=True)
         count, shard = len(operands), names[0] == "gradient shard"
 
         def words(*_: Any) -> int:
@@ -167,9 +167,9 @@ class GpuCompiler(GpuCompute):
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             results = []
             for rank, own in zip(members, values, strict=True):
-                tables = [own[count].copy(), own[count + 1].copy()]
-                self._sum_words(rank, tables, shard=shard)
-                results.append((None, None, *tables))
+                gradients = [own[count].copy(), own[count + 1].copy()]
+                self._sum_words(rank, gradients, shard=shard)
+                results.append((None, None, *gradients))
             return results
 
         self.add(
@@ -179,11 +179,11 @@ class GpuCompiler(GpuCompute):
             message=Message("table", words),
         )
 
-    def _sum_words(self, rank: int, tables: list[Array], *, shard: bool) -> None:
-        """Set the words of both tables to their sum."""
+    def _sum_words(self, rank: int, gradients: list[Array], *, shard: bool) -> None:
+        """Set the words in the gradients of embedding and LM head to their sum."""
         parts = [self._words(rank, block, shard=shard) for block in (EMBEDDING, HEAD)]
-        total = tables[0][parts[0]] + tables[1][parts[1]]
-        tables[0][parts[0]] = tables[1][parts[1]] = total
+        total = gradients[0][parts[0]] + gradients[1][parts[1]]
+        gradients[0][parts[0]] = gradients[1][parts[1]] = total
 
     def _words(self, rank: int, block: int, *, shard: bool) -> slice:
         """Position of the words in a block's flat vector, or in its shard."""
@@ -222,7 +222,7 @@ class GpuCompiler(GpuCompute):
         shards = [Cell(self.place, "gradient shard", block) for block in blocks]
         kept = shards if scatters and self.scattered else []
         self.sharded |= {(self.place, block) for block in blocks if scatters}
-        operands = [self.operand(handle) for handle in task.reads]
+        operands = self.operands()
         first = len(operands)
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
@@ -272,7 +272,7 @@ class GpuCompiler(GpuCompute):
             self.slot_of[self.place, task.block] = Cell(
                 self.place, "slot of gathered weights", number % GATHER_SLOTS
             )
-        operands = [self.operand(handle) for handle in task.reads]
+        operands = self.operands()
         masters = [self.cell("weight shard", block) for block in blocks]
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
@@ -291,9 +291,9 @@ class GpuCompiler(GpuCompute):
         self.add([*operands, *masters], writes, kernel, joined=True, message=message)
 
     # ---------------------------------------------------------------------------------- update
-    def optimizer(self, task: Task) -> None:
+    def optimizer(self, _: Task) -> None:
         """Adam on the parameters of this rank; clears their gradients."""
-        operands = [self.operand(handle, anywhere=True) for handle in task.reads]
+        operands = self.operands(anywhere=True)
         reads, writes, claims, updates = list(operands), self.handle(), [], []
         for block in sorted(self.homes[self.place], reverse=True):
             shard = (self.place, block) in self.sharded
@@ -322,10 +322,10 @@ class GpuCompiler(GpuCompute):
                 gradients = summed(values[where : where + count])
                 states.append((gradients, values[where + count], values[where + count + 1]))
                 where += count + 2
-            tables = {block: i for i, (block, _, _) in enumerate(updates)}
-            if tied and EMBEDDING in tables and HEAD in tables:
-                both = [states[tables[EMBEDDING]][0], states[tables[HEAD]][0]]
-                self._sum_words(rank, both, shard=updates[tables[EMBEDDING]][1])
+            index = {block: i for i, (block, _, _) in enumerate(updates)}
+            if tied and EMBEDDING in index and HEAD in index:
+                both = [states[index[EMBEDDING]][0], states[index[HEAD]][0]]
+                self._sum_words(rank, both, shard=updates[index[EMBEDDING]][1])
             results: list[Any] = [None]
             for (block, shard, count), clear, (gradient, weights, moments) in zip(
                 updates, clears, states, strict=True

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from perfsim.graph import Task, TaskGraph, block_name
 from perfsim.graph.symmetry import rank_of, width_of
 from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure
+from perfsim.proof.execution.serial import SmallTraining
+from perfsim.proof.execution.vocabulary import Tokens
 
 SHARED = -1
 """The place of buffers that exist once for all ranks (MemoryX)."""
@@ -116,8 +115,8 @@ def task_name(graph: TaskGraph, task: Task) -> str:
 class Compiler:
     """Compiles a graph task by task; subclasses implement the operations."""
 
-    def __init__(self, graph: TaskGraph) -> None:
-        self.graph = graph
+    def __init__(self, graph: TaskGraph, training: SmallTraining) -> None:
+        self.graph, self.training = graph, training
         self.program = Program(graph)
         self.last_writer: dict[Cell, int] = {}
         self.handles: dict[int, tuple[Cell, ...]] = {}
@@ -148,9 +147,15 @@ class Compiler:
         """Add the action of one task."""
         raise NotImplementedError
 
-    def rows(self, rank: int, microbatch: int) -> NDArray[np.int64]:
+    def rows(self, rank: int, microbatch: int) -> Tokens:
         """The samples of the batch that a rank has in a micro-batch."""
         raise NotImplementedError
+
+    def tokens(self, rank: int, step: int, microbatch: int) -> tuple[Tokens, Tokens]:
+        """Inputs and targets of a rank in a micro-batch."""
+        inputs, targets = self.training.words(step)
+        rows = self.rows(rank, microbatch)
+        return inputs[rows], targets[rows]
 
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""
@@ -173,6 +178,14 @@ class Compiler:
             if cell.place in (self.place, SHARED) or self.place == SHARED or anywhere:
                 return cell
         raise self.refuse(f"tensor {handle}", "it is not on this device: nothing sent it here")
+
+    def operands(self, *, anywhere: bool = False) -> list[Cell]:
+        """The cells of all tensors that the present task reads."""
+        return [self.operand(handle, anywhere=anywhere) for handle in self.task.reads]
+
+    def results(self) -> list[Cell]:
+        """The cells of all tensors that the present task writes, on its own device."""
+        return [cell for position in range(len(self.task.writes)) for cell in self.handle(position)]
 
     def handle(self, position: int = 0, *places: int, label: str = "") -> list[Cell]:
         """The cells of a tensor that the present task writes, by default on its own device."""
