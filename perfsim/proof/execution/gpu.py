@@ -72,12 +72,12 @@ class GpuCompiler(GpuCompute):
         adds = not self.scattered and info.later is None
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
-            whole = combined([own[0] for own in values], statistics=info.statistics)
+            whole = combined([inputs[0] for inputs in values], statistics=info.statistics)
             given = pieces(whole, len(members), axis) if scatters else [whole.copy() for _ in members]
             if total is None:
                 return [(piece,) for piece in given]
-            norm = summed([own[1] for own in values])
-            sums = [own[2] + norm if adds else norm.copy() for own in values]
+            norm = summed([inputs[1] for inputs in values])
+            sums = [inputs[2] + norm if adds else norm.copy() for inputs in values]
             return list(zip(given, sums, strict=True))
 
         claims = [(0, info.claim)] if info.claim and not scatters else []
@@ -100,7 +100,7 @@ class GpuCompiler(GpuCompute):
         axis = SEQUENCE if info.axis is None else info.axis
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
-            whole = np.concatenate([own[0] for own in values], axis=axis)
+            whole = np.concatenate([inputs[0] for inputs in values], axis=axis)
             return [(whole.copy(),) for _ in members]
 
         claims = [(0, info.claim)] if info.claim else []
@@ -122,8 +122,8 @@ class GpuCompiler(GpuCompute):
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             return [
-                (pieces(own[0], peers, HIDDEN)[rank % peers] if shares else own[0].copy(),)
-                for rank, own in zip(members, values, strict=True)
+                (pieces(inputs[0], peers, HIDDEN)[rank % peers] if shares else inputs[0].copy(),)
+                for rank, inputs in zip(members, values, strict=True)
             ]
 
         if shares:
@@ -166,8 +166,8 @@ class GpuCompiler(GpuCompute):
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             results = []
-            for rank, own in zip(members, values, strict=True):
-                gradients = [own[count].copy(), own[count + 1].copy()]
+            for rank, inputs in zip(members, values, strict=True):
+                gradients = [inputs[count].copy(), inputs[count + 1].copy()]
                 self._sum_words(rank, gradients, shard=shard)
                 results.append((None, None, *gradients))
             return results
@@ -229,23 +229,23 @@ class GpuCompiler(GpuCompute):
             results: list[list[Any]] = [[None] for _ in members]
             where = first
             for number, (block, cells) in enumerate(zip(blocks, made, strict=True)):
-                total = summed([summed(own[where : where + len(cells)]) for own in values])
+                total = summed([summed(inputs[where : where + len(cells)]) for inputs in values])
                 where += len(cells)
-                for index, (rank, own) in enumerate(zip(members, values, strict=True)):
+                for index, (rank, inputs) in enumerate(zip(members, values, strict=True)):
                     if not scatters:
                         results[index] += [total.copy(), *(np.zeros_like(total) for _ in cells[1:])]
                         continue
                     shard = self.share(rank).layouts[block].shard(total, len(members), index)
-                    results[index].append(own[number - len(kept)] + shard if kept else shard)
+                    results[index].append(inputs[number - len(kept)] + shard if kept else shard)
             return [tuple(result) for result in results]
 
         writes = shards if scatters else [cell for cells in made for cell in cells]
         reads = [*operands, *(cell for cells in made for cell in cells), *kept]
         claims = [] if scatters else self._reduced_claims(blocks, made)
 
-        def moved(own: Values, _: tuple[Any, ...]) -> int:
+        def moved(inputs: Values, _: tuple[Any, ...]) -> int:
             firsts = [first + sum(len(cells) for cells in made[:number]) for number in range(len(made))]
-            return sum(int(own[place].size) for place in firsts)
+            return sum(int(inputs[place].size) for place in firsts)
 
         message = Message("gradients", moved, tuple(blocks))
         self.add(reads, [*self.handle(), *writes], kernel, joined=True, claims=claims, message=message)
@@ -277,7 +277,7 @@ class GpuCompiler(GpuCompute):
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             whole = [
-                self.share(members[0]).layouts[block].whole([own[len(operands) + i] for own in values])
+                self.share(members[0]).layouts[block].whole([inputs[len(operands) + i] for inputs in values])
                 for i, block in enumerate(blocks)
             ]
             return [(None, *(weights.copy() for weights in whole)) for _ in members]
@@ -316,7 +316,7 @@ class GpuCompiler(GpuCompute):
             for block, shard, count in updates
         ]
 
-        def own_update(rank: int, values: Values) -> tuple[Any, ...]:
+        def rank_update(rank: int, values: Values) -> tuple[Any, ...]:
             where, states = first, []
             for _, _, count in updates:
                 gradients = summed(values[where : where + count])
@@ -336,7 +336,7 @@ class GpuCompiler(GpuCompute):
             return tuple(results)
 
         return lambda members, values: [
-            own_update(rank, own) for rank, own in zip(members, values, strict=True)
+            rank_update(rank, inputs) for rank, inputs in zip(members, values, strict=True)
         ]
 
     # ----------------------------------------------------------------------------------- start

@@ -216,9 +216,9 @@ class Compiler:
         self.program.actions.append(action)
 
 
-def first_read(own: Values, _: tuple[Any, ...]) -> int:
+def first_read(inputs: Values, _: tuple[Any, ...]) -> int:
     """Elements of the first value read: the message of a reduction."""
-    return int(own[0].size)
+    return int(inputs[0].size)
 
 
 def first_made(_: Values, made: tuple[Any, ...]) -> int:
@@ -228,4 +228,6 @@ def first_made(_: Values, made: tuple[Any, ...]) -> int:
 
 def per_rank(function: Callable[..., tuple[Any, ...]]) -> Kernel:
     """A kernel that every rank runs alone: `function(rank, *values)`."""
-    return lambda members, values: [function(rank, *own) for rank, own in zip(members, values, strict=True)]
+    return lambda members, values: [
+        function(rank, *inputs) for rank, inputs in zip(members, values, strict=True)
+    ]

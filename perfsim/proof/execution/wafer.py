@@ -187,8 +187,8 @@ class WaferCompiler(Compiler):
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             return [
-                (None, own[0].copy() if rank in group else None)
-                for rank, own in zip(members, values, strict=True)
+                (None, inputs[0].copy() if rank in group else None)
+                for rank, inputs in zip(members, values, strict=True)
             ]
 
         operands, results = [self.operand(task.reads[0])], [*self.handle(0, place), slot]
@@ -208,8 +208,8 @@ class WaferCompiler(Compiler):
         stored = [number for number, cell in enumerate(operands) if cell.place == SHARED]
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
-            own_parts = [own for rank, own in zip(members, values, strict=True) if rank in group]
-            parts = [own[number] for own in own_parts for number in arriving]
+            in_group = [inputs for rank, inputs in zip(members, values, strict=True) if rank in group]
+            parts = [inputs[number] for inputs in in_group for number in arriving]
             total = summed([*(values[0][number] for number in stored), *parts])
             return [(total,) for _ in members]
 
