@@ -19,10 +19,12 @@ class Succession:
 
     @property
     def machine(self) -> str:
+        """`16 x cs-2`."""
         return f"{self.after.num_devices:,} x {self.after.system}"
 
     @property
     def changes(self) -> str:
+        """The layout changes in words; empty if there are none."""
         return policy_changes(self.before, self.after)
 
 

@@ -130,9 +130,7 @@ def _case(strategy: Strategy, name: str, fields: dict[str, Any]) -> Case:
     memory = {"capacity": fields.pop("capacity")} if "capacity" in fields else {}
     job = toys.job(**fields)
     if strategy.system_kind not in _TOYS:
-        raise InputError(
-            f"no toy machine of the kind {strategy.system_kind!r}: pass your own `cases`"
-        )
+        raise InputError(f"no toy machine of the kind {strategy.system_kind!r}: pass your own `cases`")
     return _TOYS[strategy.system_kind](name, strategy, job, devices, memory)
 
 
