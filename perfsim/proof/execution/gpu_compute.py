@@ -394,7 +394,3 @@ class GpuCompute(Compiler):
         """Pass the tensor to the next stage of the same device."""
         self.needs(1)
         self.compute(lambda _, operands, __: (operands[0],))
-
-    def wait(self, task: Task) -> None:
-        """A task that does nothing."""
-        self.compute(lambda *_: (None,) * len(task.writes))

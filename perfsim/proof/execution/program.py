@@ -196,6 +196,11 @@ class Compiler:
             self.program.labels[cell] = label or self.task.work.writes[position].name
         return cells
 
+    def wait(self, _: Task) -> None:
+        """A task that does nothing."""
+        operands, results = self.operands(), self.results()
+        self.add(operands, results, per_rank(lambda *_: (None,) * len(results)))
+
     def add(
         self,
         reads: Sequence[Cell],

@@ -227,12 +227,6 @@ class WaferCompiler(Compiler):
         """The wafers in a collective."""
         return task.work.group.ranks if task.work.group else range(self.layout.data)
 
-    def wait(self, _: Task) -> None:
-        """A task that does nothing."""
-        operands = self.operands()
-        results = self.results()
-        self.add(operands, results, per_rank(lambda *_: (None,) * len(results)))
-
     def update(self, task: Task) -> None:
         """Adam in MemoryX; embedding and LM head that share a word table are updated once, together."""
         operands = self.operands()
