@@ -195,6 +195,7 @@ def _fit_lines(
         )
         return float(result.cost), np.asarray(result.x)
 
+    # Which line is fastest changes with the constants, so the loss has several local minima.
     jitter = np.random.default_rng(0).normal(0, 0.3, (_STARTS, start.size))
     jitter[0] = 0.0
     _, best = min((attempt(start + shift) for shift in jitter), key=lambda attempted: attempted[0])

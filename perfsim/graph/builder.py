@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from perfsim.errors import GraphError
 from perfsim.graph.ragged import Ragged, Wide, offsets
-from perfsim.graph.symmetry import rank_of
-from perfsim.graph.task_graph import TaskGraph
+from perfsim.graph.task_graph import TaskGraph, rank_of
 from perfsim.graph.work import WHOLE_DEVICE, Work
 
 
@@ -313,7 +312,7 @@ class _StampedChunk:
         used = [
             (number, np.flatnonzero(self.slots.template == number)) for number in range(len(self.templates))
         ]
-        for number, rows in used:
+        for number, rows in used:  # per template, all its slots at once
             template = self.templates[number].columns
             where = self._positions(rows, len(template.work))
             for name in single:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from perfsim.errors import GraphError
 from perfsim.graph.ragged import Ints, Ragged, Wide, offsets
-from perfsim.graph.symmetry import gatherings, meeting_of, meetings_of, rank_of, width_of
-from perfsim.graph.task_graph import TaskGraph
+from perfsim.graph.symmetry import gatherings, meeting_of, meetings_of
+from perfsim.graph.task_graph import TaskGraph, rank_of
 from perfsim.graph.work import RankGroup, Work
 
 
@@ -51,7 +51,7 @@ def unfold(graph: TaskGraph, classes: Ints | None = None) -> Unfolded:
     `classes` has one entry per peer, as from `peer_classes`. Raises GraphError if members of one class meet
     different classes, and for a graph that is not folded.
     """
-    width = width_of(graph)
+    width = graph.width
     classes = np.arange(width, dtype=np.int32) if classes is None else np.asarray(classes, dtype=np.int32)
     if len(classes) != width:
         raise GraphError(f"a device stands for {width} ranks, but {len(classes)} have a class")
@@ -73,6 +73,7 @@ class _Unfolding:
     def __init__(self, graph: TaskGraph, classes: Ints) -> None:
         self.graph = graph
         self.width = len(classes)
+        # `offset` is the first peer of each class: its ranks name the devices of the new graph.
         numbers, self.offset, sizes = np.unique(classes, return_index=True, return_counts=True)
         if not np.array_equal(numbers, np.arange(len(numbers))):
             raise GraphError("classes of peers must be numbered 0, 1, 2, ...")
@@ -94,7 +95,7 @@ class _Unfolding:
         """The row of each folded task."""
         graph, number = self.graph, {meeting: row for row, meeting in enumerate(self.meetings)}
         of_work = np.array([number.get(meeting_of(work, self.width), 0) for work in graph.works])
-        is_shared = np.array([rank_of(name) is None for name in graph.streams])
+        is_shared = graph.stream_ranks < 0
         return np.where(is_shared[graph.stream], self.shared, of_work[graph.work])
 
     @cached_property
@@ -151,7 +152,7 @@ class _Unfolding:
 
     def _ranks(self) -> Ints:
         """The first rank of each instance."""
-        base = np.array([-1 if (rank := rank_of(name)) is None else rank for name in self.graph.streams])
+        base = self.graph.stream_ranks
         offsets = np.zeros(self.num_members.shape, dtype=np.int64)
         for row, instances in enumerate(self.members):
             offsets[row, : len(instances)] = [self.offset[members[0]] for members in instances]
@@ -224,6 +225,7 @@ class _Unfolding:
         """Tensors that each instance reads: those of the folded task, once for every member."""
         reads, row_of_value = self.graph.reads, self.graph.reads.row_of_value
         writer = self.graph.writer[reads.values]
+        # A read has one value per member of the reading instance, but only one if its writer is shared.
         single = self.row[writer] == self.shared
         before = np.stack([offsets(~single)[:-1], offsets(single)[:-1]])
         at_start = np.stack([offsets(~single)[reads.start], offsets(single)[reads.start]])

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.graph import TaskGraph, peer_classes
-from perfsim.graph.symmetry import bases_of, width_of
+from perfsim.graph.symmetry import bases_of
 from perfsim.machines.network import Network
 
 
@@ -27,7 +27,7 @@ def rank_classes(
     A single class: the graph is rightly folded as it is. Where nothing `shares_links`, places are
     alike already if they cost the same.
     """
-    width, known = width_of(graph), marks or {}
+    width, known = graph.width, marks or {}
     places = network.peer_places(graph.works, width, shares_links=shares_links)
     if places is None:
         return peer_classes(graph, known) if known else np.zeros(width, dtype=np.int32)

@@ -74,6 +74,7 @@ def tangent(placed: PlacedCase, scored: Scored) -> Tangent:
 
     def log_step(constants: Floats) -> float:
         step = step_with(placed, constants)
+        # Many constants do not affect a run, which then need not be simulated.
         moved = not np.array_equal(step.duration_s, here.duration_s)
         return float(np.log(step.run(contention=False).step_time_s if moved else step_s))
 

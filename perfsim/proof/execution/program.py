@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from perfsim.graph import Task, TaskGraph, block_name
-from perfsim.graph.symmetry import rank_of, width_of
+from perfsim.graph.task_graph import rank_of
 from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure
 from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.execution.vocabulary import Tokens
@@ -92,7 +92,7 @@ class Program:
     @property
     def width(self) -> int:
         """Ranks that each device stands for."""
-        return width_of(self.graph)
+        return self.graph.width
 
     def name(self, task: int) -> str:
         """A task as messages print it: `mlp.backward[3] of layer 5 on gpu4/compute in step 2`."""
