@@ -70,7 +70,7 @@ def _note(kinds: int, *, too_many: bool) -> str:
     """The remark on ranks of several kinds."""
     if too_many:
         return (
-            f"groups lie unevenly over nodes or leaves: {kinds:,} kinds of ranks are too many tasks to simulate, "
-            "so the first rank of each stage stands for all"
+            f"groups lie unevenly over nodes or leaves: {kinds:,} kinds of ranks are too many tasks to "
+            "simulate, so the first rank of each stage stands for all"
         )
     return f"groups lie unevenly over nodes or leaves: {kinds:,} kinds of ranks are simulated"
