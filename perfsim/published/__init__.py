@@ -1,1 +1,1 @@
-"""Published runs as questions: their files, the plan of each, and its graph."""
+"""Published runs: their case files, and the question, plan and graph of each case."""

@@ -1,4 +1,4 @@
-"""Published runs as questions: one case of a validation file becomes a job, a system and a layout."""
+"""Published runs: the cases of a validation file, and the job, system and layout of each case."""
 
 from __future__ import annotations
 
@@ -118,18 +118,18 @@ class StepCase(Spec):
 
     @property
     def inferred(self) -> tuple[str, ...]:
-        """Names of the fields that nobody printed: `batch` of "global_batch_size 121: first public ..."."""
-        names = (re.split(r"[:(]", each)[0].strip() for each in self.assumed)
+        """Names of the assumed fields, such as `batch` for "global_batch_size 121: first public ..."."""
+        names = (re.split(r"[:(]", text)[0].strip() for text in self.assumed)
         plain = (re.sub(r"\s+[\d.]+$", "", name).replace("_", " ") for name in names)
         return tuple(name.replace("global batch size", "batch") for name in plain)
 
 
 def repeated(ids: Iterable[str]) -> list[str]:
-    """What is wrong with the names of a file's cases: each that several have."""
+    """Problems with the names of a file's cases: names that occur more than once."""
     return [f"{count} cases are called {name}" for name, count in Counter(ids).items() if count > 1]
 
 
-def _one_a_name(cases: tuple[StepCase, ...]) -> tuple[StepCase, ...]:
+def _unique_names(cases: tuple[StepCase, ...]) -> tuple[StepCase, ...]:
     problems = repeated(case.id for case in cases)
     if problems:
         raise ValueError("; ".join(problems))
@@ -140,15 +140,15 @@ class CaseFile(Spec):
     """A file of step-time cases."""
 
     schema_version: int = Field(alias="schema")
-    cases: Annotated[tuple[StepCase, ...], Field(max_length=MOST_CASES), AfterValidator(_one_a_name)]
+    cases: Annotated[tuple[StepCase, ...], Field(max_length=MOST_CASES), AfterValidator(_unique_names)]
 
 
 BatchRow = Annotated[tuple[float | None, ...], Field(min_length=2, max_length=4)]
-"""Global batch, mean to the target, and where known standard deviation and number of seeds."""
+"""Global batch, mean to the target and, where known, standard deviation and number of seeds."""
 
 
 class ConvergenceCase(Spec):
-    """One benchmark at several batch sizes: how many samples or epochs it needs to its target."""
+    """One benchmark at several batch sizes: samples or epochs that it needs to reach its target."""
 
     id: str
     family: str
@@ -157,7 +157,7 @@ class ConvergenceCase(Spec):
     columns: tuple[str, ...] = ()
     points: Annotated[tuple[BatchRow, ...], Field(min_length=1)]
     notes: str = ""
-    """`fine-tuning` or `warm` at the beginning: the runs did not begin from random weights."""
+    """Begins with `fine-tuning` or `warm` where the runs did not start from random weights."""
 
 
 class ConvergenceFile(Spec):
@@ -173,8 +173,8 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
     try:
         model = TransformerConfig(name=case.id, max_position_embeddings=case.model.seq_length, **fields)
     except ValidationError as error:
-        said = "; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
-        raise InputError(f"case {case.id}: {said}") from None
+        problems = "; ".join(problem["msg"].removeprefix("Value error, ") for problem in error.errors())
+        raise InputError(f"case {case.id}: {problems}") from None
     training = case.training
     overlap = training.overlap_grad_reduce
     recipe = TrainingRecipe(
@@ -195,10 +195,10 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
 
 
 def _framework(catalog: Catalog) -> FrameworkCalibration:
-    found = catalog.calibration(FRAMEWORK)
-    if not isinstance(found, FrameworkCalibration):
+    calibration = catalog.calibration(FRAMEWORK)
+    if not isinstance(calibration, FrameworkCalibration):
         raise InputError(f"calibration {FRAMEWORK} is not of kind framework")
-    return found
+    return calibration
 
 
 def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
@@ -213,7 +213,7 @@ def system_of_device(name: str, catalog: Catalog) -> SystemSpec:
     names = catalog.names("system")
     if name in names:
         return catalog.system(name)
-    systems = [catalog.system(each) for each in names]
+    systems = [catalog.system(system_name) for system_name in names]
     for system in systems:
         if system.device.name == name:
             return system
@@ -222,9 +222,9 @@ def system_of_device(name: str, catalog: Catalog) -> SystemSpec:
 
 
 def case_layout(case: StepCase, system: SystemSpec) -> Layout | None:
-    """The layout of a case; None where the planner's is as good a guess."""
-    given = case.parallel.model_dump() | {
+    """The layout of a case; None leaves it to the planner."""
+    settings = case.parallel.model_dump() | {
         "micro_batch_size": case.training.micro_batch_size or 1,
         "recompute": case.training.recompute or "none",
     }
-    return machine_of(system).published_layout(given)
+    return machine_of(system).published_layout(settings)

@@ -1,4 +1,4 @@
-"""Published runs with their graphs placed, to be priced again and again."""
+"""Published runs with placed graphs, which fits price many times."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class PlacedCase:
     placed: Placed
 
     def step(self, costs: Costs) -> Step:
-        """The step of the case at the prices of `costs`."""
+        """The step of the case, priced by `costs`."""
         return Step(self.placed, costs)
 
     @property
     def calibration(self) -> str:
-        """Name of the fitted constants of its device; empty where it has none."""
-        known = self.plan.system.device.calibration
-        return "" if known is None else known.name
+        """Name of the calibration of its device; empty where it has none."""
+        calibration = self.plan.system.device.calibration
+        return "" if calibration is None else calibration.name
 
 
 def place_case(case: StepCase, catalog: Catalog) -> PlacedCase:
@@ -42,7 +42,7 @@ def place_case(case: StepCase, catalog: Catalog) -> PlacedCase:
 
 
 def place_cases(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -> list[PlacedCase]:
-    """The scored cases that can be planned and whose device has the constants called `calibration`."""
+    """The scored cases that can be planned and whose device uses the calibration of that name."""
     placed = []
     for case in cases:
         if not case.scored:
@@ -51,7 +51,7 @@ def place_cases(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -
             plan = case_plan(case, catalog)
         except PerfsimError:
             continue
-        known = plan.system.device.calibration
-        if known is not None and known.name == calibration:
+        own = plan.system.device.calibration
+        if own is not None and own.name == calibration:
             placed.append(place_case(case, catalog))
     return placed

@@ -1,4 +1,4 @@
-"""Published runs as questions, and their plans: each case's own layout, or the planner's."""
+"""Questions and plans of published runs, with the layout of the case or the planner's."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from perfsim.strategies import Plan
 
 
 def case_question(case: StepCase, catalog: Catalog, calibration: Calibration | None = None) -> Question:
-    """What a published run asks; a fit tries a `calibration` of its own.
+    """The question of a published run; a fit passes a trial `calibration`.
 
-    That the run did fit is known, so a memory model that says otherwise does not refuse it. Raises InputError
-    for a case that contradicts itself, or that names what the catalogue does not have.
+    The run did fit in memory, so a memory model that disagrees does not refuse it. Raises InputError for a
+    case that contradicts itself or names an entry that the catalogue lacks.
     """
     system = case_system(case, catalog)
     refuse_contradictions(case, system)
@@ -50,6 +50,6 @@ def predict_s(case: StepCase, catalog: Catalog, calibration: Calibration | None 
 
 
 def public_cases() -> list[Path]:
-    """The files of published runs that come with perfsim."""
+    """The case files that are shipped with perfsim."""
     folder = data_root() / "studies" / "validation"
     return sorted(folder.glob("*.yaml"))

@@ -1,4 +1,4 @@
-"""One function over many items, on all cores."""
+"""A parallel map over all cores."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 FEWEST = 20
-"""Items from which on several processes are started."""
+"""Number of items from which several processes are used."""
 
 
-def mapped(function: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
-    """`function` of each item, in their order; function, items and what is found must pickle."""
+def mapped(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """`function` of each item, in order; function, items and results must pickle."""
     if len(items) < FEWEST or (os.cpu_count() or 1) == 1:
         return [function(item) for item in items]
     with ProcessPoolExecutor(initializer=_ignore_interrupts) as pool:
@@ -24,5 +24,5 @@ def mapped(function: Callable[[Item], Found], items: Sequence[Item]) -> list[Fou
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C reaches all processes of a terminal; only the first one answers it."""
+    """Leave Ctrl-C, which reaches all processes of a terminal, to the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
