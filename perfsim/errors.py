@@ -6,8 +6,10 @@ Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+from perfsim.suggest import did_you_mean
 
 
 class PerfsimError(Exception):
@@ -60,6 +62,13 @@ class InputError(PerfsimError):
     def problems(self) -> tuple[Problem, ...]:
         """Every problem with its place, what is wrong and how to fix it."""
         return self._problems
+
+
+class UnknownNameError(InputError):
+    """A name that nothing bears; the help names the nearest one and all that there are."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        super().__init__([Problem(f"unknown {kind} {name!r}", help=did_you_mean(name, known))])
 
 
 class UnitError(InputError):

@@ -12,11 +12,10 @@ from pydantic import BaseModel
 from perfsim.catalog import FOLDERS
 from perfsim.catalog.kinds import classes_of
 from perfsim.catalog.schema import yaml_schema
-from perfsim.errors import InputError, Problem
+from perfsim.errors import UnknownNameError
 from perfsim.fitting.cluster_fit import MeasuredFile
 from perfsim.published.cases import CaseFile, ConvergenceFile
 from perfsim.studies.spec import StudySpec
-from perfsim.suggest import did_you_mean
 from perfsim.sweeps.spec import SweepSpec
 
 _OWN: dict[str, type[BaseModel]] = {
@@ -33,7 +32,7 @@ KINDS = tuple(dict.fromkeys([*FOLDERS, *_OWN]))
 def schema_of(kind: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of files of a kind; InputError with the nearest for an unknown one."""
     if kind not in KINDS:
-        raise InputError([Problem(f"unknown kind `{kind}`", help=did_you_mean(kind, KINDS))])
+        raise UnknownNameError("kind", kind, KINDS)
     classes: Sequence[type[BaseModel]] = (_OWN[kind],) if kind in _OWN else classes_of(kind)
     schema = yaml_schema(kind, classes)
     if kind == "sweep":

@@ -23,8 +23,7 @@ from perfsim.convergence.hyperbola import (
     steps,
     steps_for_tokens,
 )
-from perfsim.errors import InputError, Problem
-from perfsim.suggest import did_you_mean
+from perfsim.errors import InputError, UnknownNameError
 
 __all__ = [
     "DEFAULT_LAW",
@@ -130,7 +129,7 @@ class LawInputs:
 def critical_batch(law: str = DEFAULT_LAW, inputs: LawInputs | None = None) -> CriticalBatch:
     """B_crit by the law of that name in LAWS; InputError on an unknown name or a missing input."""
     if law not in LAWS:
-        raise InputError([Problem(f"unknown critical-batch law {law!r}", help=did_you_mean(law, LAWS))])
+        raise UnknownNameError("critical-batch law", law, LAWS)
     return LAWS[law](inputs or LawInputs())
 
 

@@ -1,1 +1,1 @@
-"""From measurements to constants: what `perfsim calibrate` does, one module a kind of fit."""
+"""Fits of constants to measurements for `perfsim calibrate`, one module per kind of fit."""

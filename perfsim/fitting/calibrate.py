@@ -1,8 +1,7 @@
-"""Constants from measurements: `perfsim calibrate` turns tables into files of `hardware/calibrations`.
+"""`perfsim calibrate`: fits constants to measurements and writes files of `hardware/calibrations`.
 
 Tables are CSV with a header: `m,n,k,time_us` for GEMMs; `collective,num_gpus,bytes,time_us` for
-collectives inside one node, where `bytes` is the whole message. The optimizers are SciPy's, which
-the extra `[fit]` installs.
+collectives inside one node, where `bytes` is the whole message. Fits need SciPy, from the extra `[fit]`.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ __all__ = [
 
 _UNMEASURED = "not in the table of GEMM times; the value of the A100 until it is measured"
 GEMM_DEVICES = ("gpu",)
-"""Kinds of device whose model is fitted to tables of matrix products."""
+"""Kinds of device whose model is fitted to tables of GEMM times."""
 _DERIVED = {
     "broadcast": "a pipelined ring, like the all-gather whose lines it takes; not measured",
     "send_recv": "an all-to-all of two ranks sends half of each message: its lines; not measured",
@@ -52,7 +51,7 @@ _DERIVED = {
 
 
 def calibrate_gemm(table: Path, device: str, out: Path | None = None, *, source: str = "") -> str:
-    """Fit a device of the catalogue to a table; the YAML, or where it was written.
+    """Fit a device of the catalogue to a table; returns the YAML, or the path of the file.
 
     Raises InputError for a bad table, an unknown device, or without SciPy.
     """
@@ -65,7 +64,7 @@ def calibrate_gemm(table: Path, device: str, out: Path | None = None, *, source:
 def calibrate_collectives(
     tables: Sequence[Path], link: str, out: Path | None = None, *, source: str = ""
 ) -> str:
-    """Fit a link of the catalogue to tables; the YAML, or where it was written.
+    """Fit a link of the catalogue to tables; returns the YAML, or the path of the file.
 
     Raises InputError for a bad table, an unknown link, or without SciPy.
     """
@@ -75,11 +74,11 @@ def calibrate_collectives(
 
 
 def _refuse_link_between_nodes(link: str, catalog: Catalog) -> None:
-    """Raise InputError for a link that systems have between nodes: tables are of one node."""
+    """Raise InputError for a link between nodes, because tables are measured inside one."""
     systems = [catalog.system(name) for name in catalog.names("system")]
     links = [machine_of(system).links(system) for system in systems]
-    inside = sorted({known.name for own in links for known in own.inside_node})
-    if link in {known.name for own in links for known in own.between_nodes} - set(inside):
+    inside = sorted({inner.name for own in links for inner in own.inside_node})
+    if link in {outer.name for own in links for outer in own.between_nodes} - set(inside):
         raise InputError(
             f"{link} joins nodes; tables are of collectives inside one, over {', '.join(inside)}"
         )
@@ -88,27 +87,28 @@ def _refuse_link_between_nodes(link: str, catalog: Catalog) -> None:
 def calibrate_framework(
     cases: Path, device: str, out: Path | None = None, *, device_only: bool = False, source: str = ""
 ) -> str:
-    """Fit what the framework, the network and the device take in whole steps: a YAML file each.
+    """Fit constants of framework, network and device to whole steps: one YAML file each.
 
     `out` is a directory. Raises InputError for a bad file, an unknown device, or without SciPy.
     """
     fit = fit_steps(cases, device, device_only=device_only, source=source)
     return "\n".join(
-        _deliver(each, None if out is None else out / f"{each.name}.yaml") for each in fit.calibrations
+        _deliver(calibration, None if out is None else out / f"{calibration.name}.yaml")
+        for calibration in fit.calibrations
     )
 
 
 def calibrate_steps(measured: Path, out: Path | None = None) -> tuple[str, str]:
-    """Fit one scale to the steps of a cluster: the YAML or where it was written, and a warning or "".
+    """Fit one scale to the steps of a cluster: the YAML or the path of the file, and a warning or "".
 
     Raises InputError for a bad file, fewer than two steps, and for steps that cannot be predicted.
     """
-    found = fit_cluster(measured)
-    return _deliver(found, out), spread_warning(found) if wide(found) else ""
+    calibration = fit_cluster(measured)
+    return _deliver(calibration, out), spread_warning(calibration) if wide(calibration) else ""
 
 
 def calibrate_wafer(cases: Path, device: str, out: Path | None = None, *, source: str = "") -> str:
-    """Fit a wafer to training logs; the YAML, or where it was written.
+    """Fit a wafer to training logs; returns the YAML, or the path of the file.
 
     Raises InputError for a bad file, an unknown device, or without SciPy.
     """
@@ -116,9 +116,9 @@ def calibrate_wafer(cases: Path, device: str, out: Path | None = None, *, source
 
 
 def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> GpuCalibration:
-    """The device's calibration with a new GEMM model; what the table cannot tell is kept."""
-    known = device.calibration
-    if not isinstance(known, GpuCalibration):
+    """The device's calibration with a new GEMM model; other constants are kept."""
+    present = device.calibration
+    if not isinstance(present, GpuCalibration):
         constants, record, left_open = fit_gemm(table, device, source=source)
         unmeasured = (
             "memory",
@@ -139,11 +139,11 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             fit={"gemm": record},
         )
     constants, record, left_open = fit_gemm(table, device, source=source)
-    kept = {key: reason for key, reason in known.assumed.items() if not key.startswith("gemm.")}
-    return known.model_copy(
+    kept = {key: reason for key, reason in present.assumed.items() if not key.startswith("gemm.")}
+    return present.model_copy(
         update={
             "gemm": constants,
-            "fit": {**known.fit, "gemm": record},
+            "fit": {**present.fit, "gemm": record},
             "assumed": kept | left_open.assumed,
         }
     )
@@ -152,26 +152,26 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
 def collective_calibration(
     tables: Sequence[Path], link: LinkSpec, *, source: str = ""
 ) -> CollectiveCalibration:
-    """The link's calibration with new lines for what the tables hold and what follows from them."""
-    known = link.calibration or CollectiveCalibration(
+    """The link's calibration with new lines for the measured operations and those derived from them."""
+    present = link.calibration or CollectiveCalibration(
         name=link.name, description=f"Collectives over {link.name} inside one node"
     )
     collectives, records, assumed = fit_collectives(tables, link, source=source)
     derived = [op for op in collectives if f"collectives.{op}" not in records]
     assumed |= {f"collectives.{op}": _DERIVED[op] for op in derived}
     refitted = tuple(f"collectives.{op}" for op in collectives)
-    kept = {key: why for key, why in known.assumed.items() if not key.startswith(refitted)}
-    return known.model_copy(
+    kept = {key: why for key, why in present.assumed.items() if not key.startswith(refitted)}
+    return present.model_copy(
         update={
-            "collectives": {**known.collectives, **collectives},
-            "fit": {**known.fit, **records},
+            "collectives": {**present.collectives, **collectives},
+            "fit": {**present.fit, **records},
             "assumed": kept | assumed,
         }
     )
 
 
 def to_yaml(calibration: Calibration) -> str:
-    """The text of a calibration file: quantities with their units, one group after the other."""
+    """The text of a calibration file, with units."""
     content = _with_units(calibration.model_dump(mode="json", exclude_none=True))
     ordered = {key: content[key] for key in ("name", "kind", "description") if content.get(key)}
     ordered |= {key: value for key, value in content.items() if key not in ordered and value not in ("", {})}
@@ -179,7 +179,7 @@ def to_yaml(calibration: Calibration) -> str:
 
 
 def write_yaml(calibration: Calibration, path: Path) -> None:
-    """Write a calibration file, whole or not at all."""
+    """Write a calibration file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(path.suffix + ".partial")
     partial.write_text(to_yaml(calibration), encoding="utf-8")
@@ -189,13 +189,13 @@ def write_yaml(calibration: Calibration, path: Path) -> None:
 def _deliver(calibration: Calibration, out: Path | None) -> str:
     if out is None:
         return to_yaml(calibration).rstrip()
-    # The catalogue finds a file by its name.
+    # The catalogue finds a file by its name, so the name inside must agree.
     write_yaml(calibration.model_copy(update={"name": out.stem}), out)
     return f"Calibration: {out}"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes small groups of numbers on one line, and nothing as a reference to something above."""
+    """Writes small groups of numbers on one line, and no YAML aliases."""
 
     def ignore_aliases(self, _data: Any) -> bool:
         return True
@@ -212,7 +212,7 @@ def _represent_dict(dumper: yaml.SafeDumper, data: dict[str, Any]) -> yaml.Mappi
 
 
 def _is_small(items: list[Any]) -> bool:
-    """Numbers, short words and lists of them."""
+    """Whether all items are numbers, short words or lists of them."""
     return all(
         _is_small(item) if isinstance(item, list) else not isinstance(item, dict) and len(str(item)) < 30
         for item in items
@@ -224,7 +224,7 @@ _Dumper.add_representer(dict, _represent_dict)
 
 
 def _with_units(value: Any, name: str = "") -> Any:
-    """The same tree with every dimensioned number as a string; its name's ending tells its unit."""
+    """The tree with every dimensioned number as a string; the suffix of its name gives the unit."""
     if isinstance(value, dict):
         # The record of a fit holds fractions, under the names of the constants.
         return {key: item if key == "fit" else _with_units(item, key) for key, item in value.items()}

@@ -1,8 +1,8 @@
-"""One scale for a cluster, from two or three steps that its owner measured; kept apart from the device.
+"""One scale for a cluster, fitted to two or three steps that its owner measured; kept apart from the device.
 
-The scale is the geometric mean of measured over predicted step time: the factor that makes the errors of
-the logarithms add up to nothing, whichever case is the longest. It moves all steps of a cluster alike, so
-it cannot change which layout is best, and it says nothing of another device.
+The scale is the geometric mean of measured over predicted step time, so the log errors of the scaled cases
+sum to zero. It multiplies all step times of a cluster, so it cannot change which layout is best, and it
+does not apply to another device.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from perfsim.sizes import MOST_CASES
 from perfsim.spec import Spec
 
 FEWEST = 2
-"""Steps that a scale needs: of one alone nobody could tell how far it carries."""
+"""Steps that a scale needs: a single one would not show its uncertainty."""
 
 PLAUSIBLE = (0.2, 5.0)
-"""Between these lies what one factor may mend; beyond them a unit or a machine is wrong."""
+"""Range of a plausible scale; beyond it a unit or a machine is wrong."""
 
 
 class MeasuredCase(StepCase):
-    """A step that the user measured, written as in `studies/validation/`; these two may be left out."""
+    """A step that the user measured, as in `studies/validation/`; family and evidence are optional."""
 
     family: str = "measured"
     evidence: Literal["A", "B", "C"] = "A"
@@ -71,13 +71,15 @@ def fit_cluster(path: Path, catalog: Catalog | None = None) -> ClusterCalibratio
         problems.append(mapping.problem(("cases",), message, "make one file for each"))
     if problems:
         raise CatalogError(problems)
-    found = _fitted(file, path, devices[0], predicted)
+    calibration = _fit(file, path, devices[0], predicted)
     low, high = PLAUSIBLE
-    if not low <= found.scale <= high:
-        message = f"the steps take {found.scale:g} times as long as predicted; a scale is {low:g} to {high:g}"
+    if not low <= calibration.scale <= high:
+        message = (
+            f"the steps take {calibration.scale:g} times as long as predicted; a scale is {low:g} to {high:g}"
+        )
         help_text = "check step_time_s (in seconds), the device and the number of devices"
         raise CatalogError([mapping.problem(("cases",), message, help_text)])
-    return found
+    return calibration
 
 
 def _check(file: MeasuredFile, mapping: LocatedMapping) -> None:
@@ -91,20 +93,22 @@ def _check(file: MeasuredFile, mapping: LocatedMapping) -> None:
         raise CatalogError(problems)
 
 
-def _fitted(file: MeasuredFile, path: Path, device: str, predicted: Sequence[float]) -> ClusterCalibration:
+def _fit(file: MeasuredFile, path: Path, device: str, predicted: Sequence[float]) -> ClusterCalibration:
     measured = [case.measured.step_time_s for case in file.cases]
-    ratios = [real / told for real, told in zip(measured, predicted, strict=True)]
+    ratios = [real_s / predicted_s for real_s, predicted_s in zip(measured, predicted, strict=True)]
     scale = rounded(geometric_mean(ratios))
     steps = tuple(
         MeasuredStep(
             id=case.id,
-            measured_s=real,
-            predicted_s=rounded(told, 6),
-            residual=round(real / told / scale - 1, 4),
+            measured_s=real_s,
+            predicted_s=rounded(predicted_s, 6),
+            residual=round(real_s / predicted_s / scale - 1, 4),
         )
-        for case, real, told in zip(file.cases, measured, predicted, strict=True)
+        for case, real_s, predicted_s in zip(file.cases, measured, predicted, strict=True)
     )
-    apes = sorted(abs(told * scale / real - 1) for real, told in zip(measured, predicted, strict=True))
+    apes = sorted(
+        abs(predicted_s * scale / real_s - 1) for real_s, predicted_s in zip(measured, predicted, strict=True)
+    )
     error = stdev(math.log(ratio) for ratio in ratios) / math.sqrt(len(ratios))
     calibration = ClusterCalibration(
         name=file.cluster,

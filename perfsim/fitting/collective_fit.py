@@ -30,7 +30,7 @@ _OPS: dict[str, CollectiveOp] = {
     "sendrecv": "send_recv",
 }
 _NAMES = ("latency", "short", "medium", "long")
-"""Lines by the message size at which they win; NCCL's protocols do not map onto them one to one."""
+"""Names of the lines by message size; they do not map one to one to NCCL's protocols."""
 _START_BASE_S = (6e-6, 1e-5, 2.5e-5, 6e-5)
 _START_STEP_S = (1e-6, 1e-6, 2e-6, 4e-6)
 _START_OF_LINE_RATE = (0.3, 0.5, 0.8, 0.95)
@@ -38,13 +38,13 @@ _START_LOCAL = (0.5, 1.0, 2.0, 3.0)
 """Multiples of the line rate."""
 _STARTS = 6
 _OUTLIER = 0.05
-"""Weighted log errors past this bend the fit less and less (soft L1)."""
+"""Weighted log errors above this have decreasing influence (soft L1)."""
 _CONSTANTS = ("latency_base_s", "latency_per_step_s", "bandwidth_bytes_per_s", "local_bytes_per_s")
 _NUM_CONSTANTS = len(_CONSTANTS) * len(_NAMES)
 _AT_LINE_RATE = "the line rate of {link}, above which no line may go, and where the fit ended"
 _AT_FLOOR = "the least that the fit allows, where it ended"
 _DISAGREEMENT = 0.25
-"""Where two tables differ by more in the same octave, only the first one counts."""
+"""If two tables differ by more in an octave, only the first one counts there."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,15 @@ class CollectiveTable:
     n_bytes: Array
     time_s: Array
     table: NDArray[np.intp]
-    """Which file a row is from."""
+    """Number of the file that a row is from."""
 
     @property
     def octave(self) -> NDArray[np.intp]:
+        """Rounded binary logarithm of the message size."""
         return np.round(np.log2(self.n_bytes)).astype(np.intp)
 
     def rows(self, keep: NDArray[np.bool_]) -> CollectiveTable:
-        """Some rows."""
+        """The rows to keep."""
         return CollectiveTable(self.size[keep], self.n_bytes[keep], self.time_s[keep], self.table[keep])
 
 
@@ -73,9 +74,9 @@ def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, Collecti
         for line, row in enumerate(read_table(path, ("num_gpus", "bytes", "time_us"), ("collective",)), 2):
             op = _OPS.get(row["collective"])
             if op is None:
-                known = f"one of {', '.join(_OPS)}"
+                help_text = f"one of {', '.join(_OPS)}"
                 message = f"unknown collective {row['collective']!r}"
-                raise InputError([Problem(message, str(path), line, help=known)])
+                raise InputError([Problem(message, str(path), line, help=help_text)])
             size, n_bytes, time_us = (float(row[name]) for name in ("num_gpus", "bytes", "time_us"))
             rows[op].append((size, n_bytes, time_us * 1e-6, index))
     arrays = {op: np.array(values).T for op, values in rows.items()}
@@ -85,12 +86,12 @@ def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, Collecti
 def fit_collectives(
     table_paths: Sequence[Path], link: LinkSpec, *, source: str = ""
 ) -> tuple[dict[CollectiveOp, tuple[ProtocolSegment, ...]], dict[str, FitRecord], dict[str, str]]:
-    """Four lines for each operation that the tables hold, records by key, reasons by constant.
+    """Four lines for each measured operation, records by key, and reasons of undetermined constants.
 
-    Reasons are of what the tables do not determine. Least squares of the log error with a soft L1
-    loss; every octave of every table and group size weighs the same. Where tables disagree the first
-    one named wins. A send between two ranks is taken from the all-to-all of two, a broadcast from the
-    all-gather, unless measured. Raises InputError for a bad table or without SciPy.
+    Least squares of the log error with a soft L1 loss; every octave of every table and group size has the
+    same weight. Where tables disagree, the first one counts. A send between two ranks is derived from the
+    all-to-all of two, a broadcast from the all-gather, unless measured. Raises InputError for a bad table
+    or without SciPy.
     """
     names = " ".join(path.name for path in table_paths)
     command = f"perfsim calibrate collective {names} --link {link.name}"
@@ -104,15 +105,15 @@ def fit_collectives(
         weight = _octave_weight(kept)
         segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
         errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
-        known = lines_account(segments[op], op, kept, link)
-        assumed |= known.with_prefix(f"collectives.{op}").assumed
+        estimates = lines_account(segments[op], op, kept, link)
+        assumed |= estimates.with_prefix(f"collectives.{op}").assumed
         records[f"collectives.{op}"] = FitRecord(
             command=command,
             table=source or table_paths[0].name,
             points=errors.size,
             median_ape=rounded(_weighted_quantile(errors, weight, 0.5), 3),
             p90_ape=rounded(_weighted_quantile(errors, weight, 0.9), 3),
-            standard_errors=known.errors,
+            standard_errors=estimates.errors,
             note=f"octaves weigh the same; {rows.time_s.size - errors.size} rows contradict the first table; "
             "errors by the sandwich, constants that the table does not determine held",
         )
@@ -124,30 +125,31 @@ def lines_account(
 ) -> Account:
     """Standard errors of an operation's lines at the rows that they were fitted to.
 
-    By the sandwich of the soft L1 loss, sizes of one octave taken together. A bandwidth at the link's line
-    rate, where the fit may go no further, is the link's and no estimate.
+    By the sandwich estimator of the soft L1 loss, with the sizes of one octave as a cluster. A bandwidth at
+    the link's line rate, the bound of the fit, is that of the link and not an estimate.
     """
     names = [f"{segment.name}.{constant}" for constant in _CONSTANTS for segment in segments]
     logs = np.log(_values(segments)).ravel()
     bounded = _at_bound(names, logs, link)
     free = np.array([name not in bounded for name in names])
 
-    def predict(some: Array) -> Array:
-        every = logs.copy()
-        every[free] = some
-        return np.asarray(np.log(_predict(np.exp(every).reshape(4, -1), op, rows)))
+    def predict(free_logs: Array) -> Array:
+        all_logs = logs.copy()
+        all_logs[free] = free_logs
+        return np.asarray(np.log(_predict(np.exp(all_logs).reshape(4, -1), op, rows)))
 
     weight = _octave_weight(rows)
     error = predict(logs[free]) - np.log(rows.time_s)
     bend = 1 + weight * error**2 / _OUTLIER**2
     loss = Loss(weight * error / bend**0.5, weight / bend**1.5, cluster_of(*_cells(rows)))
-    found = account([name for name in names if name not in bounded], log_jacobian(predict, logs[free]), loss)
-    reasons = bounded | found.assumed
-    return Account(found.errors, {name: reasons[name] for name in names if name in reasons})
+    free_names = [name for name in names if name not in bounded]
+    estimates = account(free_names, log_jacobian(predict, logs[free]), loss)
+    reasons = bounded | estimates.assumed
+    return Account(estimates.errors, {name: reasons[name] for name in names if name in reasons})
 
 
 def _at_bound(names: Sequence[str], logs: Array, link: LinkSpec) -> dict[str, str]:
-    """Why the constants at a bound of the fit have their values."""
+    """Reasons for the values of constants at a bound of the fit."""
     _, low, high = _start_and_bounds(link.bandwidth)
     near = np.log(1 + 1e-3)
     bounded = {name: _AT_FLOOR for name, at in zip(names, logs < low + near, strict=True) if at}
@@ -158,12 +160,12 @@ def _at_bound(names: Sequence[str], logs: Array, link: LinkSpec) -> dict[str, st
 def _with_derived(
     segments: Mapping[CollectiveOp, tuple[ProtocolSegment, ...]],
 ) -> dict[CollectiveOp, tuple[ProtocolSegment, ...]]:
-    """The operations of a fit and those that follow from them."""
+    """The fitted operations and those derived from them."""
     complete = dict(segments)
     if "all_gather" in segments:
         complete.setdefault("broadcast", segments["all_gather"])
     if "all_to_all" in segments:
-        # An all-to-all of two sends half of each message: the same lines with half the local work.
+        # An all-to-all of two sends half of each message: the same lines with half the local bandwidth.
         halved = [_halve_local(segment) for segment in segments["all_to_all"]]
         complete.setdefault("send_recv", tuple(halved))
     return complete
@@ -183,7 +185,7 @@ def _fit_lines(
 
     def residuals(logs: Array) -> Array:
         predicted = _predict(np.exp(logs).reshape(4, -1), op, rows)
-        pull = 0.02 * (logs - start)
+        pull = 0.02 * (logs - start)  # keeps a constant that no row determines near its start
         return np.concatenate([np.sqrt(weight) * np.log(predicted / rows.time_s), pull])
 
     def attempt(guess: Array) -> tuple[float, Array]:
@@ -195,12 +197,12 @@ def _fit_lines(
 
     jitter = np.random.default_rng(0).normal(0, 0.3, (_STARTS, start.size))
     jitter[0] = 0.0
-    _, best = min((attempt(start + shift) for shift in jitter), key=lambda found: found[0])
+    _, best = min((attempt(start + shift) for shift in jitter), key=lambda attempted: attempted[0])
     return _segments(np.exp(best).reshape(4, -1))
 
 
 def _start_and_bounds(line_rate: float) -> tuple[Array, Array, Array]:
-    """Logarithms of base, step, bandwidth and local bandwidth of the four lines."""
+    """Logarithms of base, step, bandwidth and local bandwidth of the four lines, and their bounds."""
     rate = np.array(_START_OF_LINE_RATE) * line_rate
     local = np.array(_START_LOCAL) * line_rate
     start = np.array([_START_BASE_S, _START_STEP_S, rate, local])
@@ -222,7 +224,7 @@ def _predict(values: Array, op: CollectiveOp, rows: CollectiveTable) -> Array:
 
 
 def _segments(values: Array) -> tuple[ProtocolSegment, ...]:
-    """Lines sorted by what they cost before the first byte."""
+    """Lines sorted by their latency."""
     order = np.argsort(values[0] + 4 * values[1])
     return tuple(
         ProtocolSegment(
@@ -245,12 +247,12 @@ def _values(segments: Sequence[ProtocolSegment]) -> Array:
 
 
 def agreeing_rows(rows: CollectiveTable) -> CollectiveTable:
-    """The rows that a fit counts: of later tables those alone that do not contradict earlier ones."""
+    """The rows that a fit uses: those of later tables only if they do not contradict earlier ones."""
     return rows.rows(_agreeing(rows))
 
 
 def _agreeing(rows: CollectiveTable) -> NDArray[np.bool_]:
-    """Rows of the first table, and those of later ones where the medians of the octave agree."""
+    """Rows of the first table, and of later ones where the medians of the octave agree."""
     keep = np.ones(rows.time_s.size, dtype=bool)
     for table in range(1, int(rows.table.max()) + 1):
         for size, octave in set(zip(rows.size.tolist(), rows.octave.tolist(), strict=True)):
@@ -267,7 +269,7 @@ def _per_byte(rows: CollectiveTable, which: NDArray[np.bool_]) -> Array:
 
 
 def _octave_weight(rows: CollectiveTable) -> Array:
-    """The same total weight for every octave of every table and group size, 1 a cell."""
+    """Weights that give every octave of every table and group size the total 1."""
     _, index, counts = np.unique(
         np.stack(_cells(rows), axis=1), axis=0, return_inverse=True, return_counts=True
     )

@@ -13,11 +13,11 @@ from perfsim.catalog import data_root
 from perfsim.errors import InputError, Problem
 
 _MOST_PROBLEMS = 20
-"""A file of another kind would be wrong in every line."""
+"""Limit, because a file of another kind is wrong in every line."""
 
 
 def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> list[dict[str, str]]:
-    """Rows of a CSV table; `columns` hold positive numbers, `texts` words; more columns may stand there.
+    """Rows of a CSV table; `columns` hold positive numbers, `texts` words; other columns are ignored.
 
     Raises InputError with `file:line` for a missing file or column and for each value that is not
     a positive number.
@@ -32,12 +32,12 @@ def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) ->
 
 
 def scipy_optimize() -> ModuleType:
-    """SciPy's optimizers; raises InputError where SciPy is not installed."""
+    """SciPy's optimizers; raises InputError if SciPy is not installed."""
     return _scipy("optimize")
 
 
 def scipy_stats() -> ModuleType:
-    """SciPy's distributions; raises InputError where SciPy is not installed."""
+    """SciPy's distributions; raises InputError if SciPy is not installed."""
     return _scipy("stats")
 
 
@@ -50,19 +50,19 @@ def _scipy(module: str) -> ModuleType:
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """`value` with so many significant digits: a fit is not known better."""
+    """`value` with the given number of significant digits, the precision of a fit."""
     return float(f"{value:.{digits}g}")
 
 
-def need_more_than(constants: int, found: int, path: Path, what: str) -> None:
-    """Raise InputError unless there is more to fit to than there are constants; `what` names it."""
-    if found <= constants:
-        message = f"holds {found} {what}, which cannot determine {constants} constants"
+def need_more_than(constants: int, count: int, path: Path, measurements: str) -> None:
+    """Raise InputError unless there are more measurements than constants; `measurements` names them."""
+    if count <= constants:
+        message = f"holds {count} {measurements}, which cannot determine {constants} constants"
         raise InputError([Problem(message, file=str(path), help=f"at least {constants + 1} are needed")])
 
 
 def source_of(path: Path, bundled: str) -> str:
-    """The id `bundled` for a file of runs that comes with perfsim; the name of any other file."""
+    """The source id `bundled` for perfsim's own file of runs; the name of any other file."""
     ours = path.resolve().parent == (data_root() / "studies" / "validation").resolve()
     return bundled if ours else path.name
 

@@ -1,4 +1,4 @@
-"""How well a table of GEMM times determines the constants of `perfsim.costs.gemm`."""
+"""Standard errors of the constants of `perfsim.costs.gemm` from a table of GEMM times."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def gemm_account(
 ) -> Account:
     """Standard errors of a model's constants at shapes (m, n, k) that took `time_s`.
 
-    The loss is the fit's: weight times sqrt(log error^2 + floor^2). Derivatives hold each shape's tile and
-    split, which jump with the constants.
+    The loss is that of the fit: weight times sqrt(log error^2 + floor^2). Derivatives keep each shape's tile
+    and split, which jump with the constants.
     """
     geometry = model.geometry(*shapes, np.ones(time_s.shape))
     values = _values(model.constants)
@@ -49,7 +49,7 @@ def gemm_account(
     error = predict(logs) - np.log(time_s)
     smooth = np.sqrt(error**2 + floor**2)
     loss = Loss(weight * error / smooth, weight * floor**2 / smooth**3, cluster)
-    found = account(plain, log_jacobian(predict, logs), loss)
+    estimates = account(plain, log_jacobian(predict, logs), loss)
 
     def losses(name: str, step: float) -> Array:
         changed = _with(model, {name: values[name] * float(np.exp(step))})
@@ -60,14 +60,14 @@ def gemm_account(
         for name in values
         if name not in plain
     }
-    return _joined(found, widths, values)
+    return _joined(estimates, widths, values)
 
 
-def _joined(found: Account, widths: dict[str, float], values: dict[str, float]) -> Account:
-    """One account in the order of the calibration file."""
-    known = {name: rounded(width, 2) for name, width in widths.items() if width < MOST_STANDARD_ERROR}
-    errors = found.errors | known
-    assumed = found.assumed | {name: _LOOSE for name in widths if name not in known}
+def _joined(estimates: Account, widths: dict[str, float], values: dict[str, float]) -> Account:
+    """Both kinds of estimates in the order of the calibration file."""
+    narrow = {name: rounded(width, 2) for name, width in widths.items() if width < MOST_STANDARD_ERROR}
+    errors = estimates.errors | narrow
+    assumed = estimates.assumed | {name: _LOOSE for name in widths if name not in narrow}
     return Account(
         {name: errors[name] for name in values if name in errors},
         {name: assumed[name] for name in values if name in assumed} | _FIXED,
@@ -86,7 +86,7 @@ def _values(constants: GemmConstants) -> dict[str, float]:
 
 
 def _with(model: GemmModel, changes: dict[str, float]) -> GemmModel:
-    """The model with constants changed by their names; not checked, so that steps may pass a bound."""
+    """The model with constants changed by name; without validation, so a step may cross a bound."""
     tiles = tuple(
         tile.model_copy(update=_of_tile(changes, f"tiles.{tile.label}.")) for tile in model.constants.tiles
     )

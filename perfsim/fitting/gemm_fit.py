@@ -39,13 +39,13 @@ _GLOBALS: dict[str, tuple[float, float, float]] = {
 }
 """Start, lowest and highest value."""
 _FIT_ROWS = 4000
-"""Enough to find some thirty constants from afar; more rows only cost time."""
+"""Enough rows for some thirty constants; more only cost time."""
 _REFINE_ROWS = 10_000
 _EVALUATIONS = 6000
 _ERROR_FLOOR = 0.02
-"""Log errors below this count alike: repeats of one measurement differ as much."""
+"""Log errors below this count the same: repeats of one measurement differ by as much."""
 _SMALL_WEIGHT = 0.15
-"""Of a shape too small for training, against one of training size."""
+"""Weight of a shape too small for training, relative to one of training size."""
 _PRIOR = 1e-3
 """Pull towards the start, so that a constant that no row determines stays plausible."""
 
@@ -67,38 +67,38 @@ class GemmTable:
         return cls(columns[0], columns[1], columns[2], columns[3] * 1e-6)
 
     def rows(self, index: NDArray[np.intp]) -> GemmTable:
-        """Some rows."""
+        """The rows with these indices."""
         return GemmTable(self.m[index], self.n[index], self.k[index], self.time_s[index])
 
     @property
     def is_training_size(self) -> NDArray[np.bool_]:
-        """Shapes as they occur in training: many rows, wide matrices."""
+        """Shapes that occur in training: many rows, wide matrices."""
         return (self.m >= 256) & (self.n >= 512) & (self.k >= 512)
 
     @property
     def weight(self) -> Array:
-        """What each row counts in a fit."""
+        """Weight of each row in a fit."""
         return np.where(self.is_training_size, 1.0, _SMALL_WEIGHT)
 
 
 def fit_gemm(
     table_path: Path, device: DeviceSpec, *, source: str = "", evaluations: int = _EVALUATIONS
 ) -> tuple[GemmConstants, FitRecord, Account]:
-    """Constants of the device's GEMM library, fitted to half of the table, judged on the rest.
+    """Constants of the device's GEMM library, fitted to half of the table and judged on the rest.
 
-    Minimises the robust log error from two starts: a library that overrates its large tiles, and
-    one that ranks tiles right. The record's residuals are those of the rows left out, training
-    sizes only; the constants are then refined with all rows, and their standard errors are of those.
+    Minimises the robust log error from two starts: a library that overrates its large tiles, and one that
+    ranks tiles correctly. The record's residuals are those of the rows left out, training sizes only; then
+    the constants are refined with all rows, to which their standard errors apply.
     Raises InputError for a bad table or without SciPy.
     """
     table = GemmTable.read(table_path)
     scipy_optimize()
-    # One half is fitted, and it alone must be more than the constants.
+    # Only one half is fitted, so that half must have more rows than there are constants.
     shapes = np.unique(np.stack([table.m, table.n, table.k]), axis=1).shape[1]
     need_more_than(2 * len(_start_and_bounds(_CHOICE)[0]) + 1, shapes, table_path, "GEMM shapes")
     order = np.random.default_rng(0).permutation(table.time_s.size)
-    fitted = min(-(-order.size // 2), _FIT_ROWS)
-    half, rest = table.rows(order[:fitted]), table.rows(order[fitted:])
+    fit_rows = min(-(-order.size // 2), _FIT_ROWS)
+    half, rest = table.rows(order[:fit_rows]), table.rows(order[fit_rows:])
     results = [_minimise(half, device, choice, evaluations) for choice in (_CHOICE, _EFFICIENCY)]
     best, _ = min(results, key=lambda result: result[1])
     errors = absolute_errors(_constants(best), device, rest)
@@ -110,7 +110,7 @@ def fit_gemm(
         median_ape=rounded(float(np.median(judged)), 3),
         p90_ape=rounded(float(np.quantile(judged, 0.9)), 3),
         note=(
-            f"residuals of a fit to {fitted} rows, over the {judged.size} other rows with m >= 256 and "
+            f"residuals of a fit to {fit_rows} rows, over the {judged.size} other rows with m >= 256 and "
             f"n, k >= 512; over all {errors.size} others {np.median(errors):.1%} median, "
             f"{np.quantile(errors, 0.9):.1%} p90; then refined with all rows"
         ),
@@ -122,14 +122,14 @@ def fit_gemm(
 def with_errors(
     record: FitRecord, constants: GemmConstants, device: DeviceSpec, table: GemmTable
 ) -> tuple[FitRecord, Account]:
-    """The record of a fit with the standard errors of its constants, and what the table leaves open."""
-    some = table.rows(np.random.default_rng(0).permutation(table.time_s.size)[:_REFINE_ROWS])
-    shapes = (some.m, some.n, some.k)
-    found = gemm_account(_model(constants, device), shapes, some.time_s, some.weight, _ERROR_FLOOR)
+    """The record of a fit with the standard errors of its constants, and the account of all of them."""
+    sample = table.rows(np.random.default_rng(0).permutation(table.time_s.size)[:_REFINE_ROWS])
+    shapes = (sample.m, sample.n, sample.k)
+    model = _model(constants, device)
+    estimates = gemm_account(model, shapes, sample.time_s, sample.weight, _ERROR_FLOOR)
     note = f"{record.note.removesuffix(f'; {METHOD}')}; {METHOD}"
-    return record.model_copy(update={"standard_errors": found.errors, "note": note}), found.with_prefix(
-        "gemm"
-    )
+    record = record.model_copy(update={"standard_errors": estimates.errors, "note": note})
+    return record, estimates.with_prefix("gemm")
 
 
 def absolute_errors(constants: GemmConstants, device: DeviceSpec, table: GemmTable) -> Array:
@@ -161,7 +161,7 @@ def _minimise(
 
 
 def _refined(best: Array, table: GemmTable, device: DeviceSpec, evaluations: int) -> GemmConstants:
-    """Constants near `best` that suit more rows."""
+    """Constants near `best`, refined with more rows."""
     start, low, high = (np.log(values) for values in _start_and_bounds(_CHOICE))
     refined, _ = _polished(_loss(table, device, start), best, low, high, evaluations // 2)
     return _constants(refined)
@@ -172,7 +172,7 @@ def _polished(
 ) -> tuple[Array, float]:
     """Random steps along one axis at a time, longer where they help.
 
-    Which tile runs jumps with the constants, so the loss has ledges that line searches stop at.
+    The chosen tiles jump with the constants, so the loss has steps that stop line searches.
     """
     generator = np.random.default_rng(0)
     lowest = loss(best)
@@ -192,8 +192,8 @@ def _polished(
 
 
 def _loss(table: GemmTable, device: DeviceSpec, start: Array) -> Callable[[Array], float]:
-    """Weighted mean of a smoothed |log error|, with the weak pull towards the start."""
-    # Tiles and waves do not depend on what is fitted.
+    """Weighted mean of a smoothed |log error|, plus the weak prior at the start."""
+    # Tiles and waves do not depend on the fitted constants.
     batch = np.ones(table.m.shape)
     geometry = _model(_constants(start), device).geometry(table.m, table.n, table.k, batch)
     weight = table.weight / table.weight.sum()
@@ -207,17 +207,17 @@ def _loss(table: GemmTable, device: DeviceSpec, start: Array) -> Callable[[Array
 
 
 def _start_and_bounds(choice: tuple[float, ...]) -> tuple[list[float], list[float], list[float]]:
-    """Start, lowest and highest value of every fitted number, in the order of `_constants`."""
+    """Start, lowest and highest value of every constant, in the order of `_constants`."""
     triples = []
-    for efficiency, believed in zip(_EFFICIENCY, choice, strict=True):
-        triples += [(efficiency, 0.05, 1.0), (believed, 0.02, 3.0), (_OVERHEAD_K, 5.0, 1500.0)]
+    for efficiency, choice_efficiency in zip(_EFFICIENCY, choice, strict=True):
+        triples += [(efficiency, 0.05, 1.0), (choice_efficiency, 0.02, 3.0), (_OVERHEAD_K, 5.0, 1500.0)]
     triples += _GLOBALS.values()
     start, low, high = zip(*triples, strict=True)
     return list(start), list(low), list(high)
 
 
 def _constants(logs: Array) -> GemmConstants:
-    """The constants that a vector of logarithms stands for."""
+    """The constants of a vector of logarithms."""
     values = [rounded(value) for value in np.exp(logs)]
     per_tile = 3 * len(_SHAPES)
     tiles = tuple(

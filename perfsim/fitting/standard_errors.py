@@ -1,9 +1,10 @@
-"""How well measurements determine the constants fitted to them.
+"""Standard errors of constants fitted to measurements.
 
-The sandwich of a robust fit, H^-1 (sum over clusters of squared scores) H^-1, c / (c - p) times (Huber 1967,
-White 1980; rows of one cluster err together: Liang and Zeger 1986). A constant whose relative standard error
-exceeds a third is not determined: it is held where it is, which is an assumption, and the others are judged
-without it. What decides an argmin has no derivative; `profile` compares losses instead.
+The sandwich estimator of a robust fit, H^-1 (sum over clusters of squared scores) H^-1, times c / (c - p)
+(Huber 1967, White 1980; errors within a cluster are correlated: Liang and Zeger 1986). A constant whose
+relative standard error exceeds a third is not determined: it is held fixed, which is an assumption, and the
+others are estimated without it. A constant that decides an argmin has no derivative; `profile` compares
+losses instead.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ _WIDTHS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.33)
 
 @dataclass(frozen=True)
 class Account:
-    """Relative standard errors of what measurements determine, and why the rest has the value it has."""
+    """Relative standard errors of determined constants, and the reasons for the values of the others."""
 
     errors: dict[str, float] = field(default_factory=dict)
     assumed: dict[str, str] = field(default_factory=dict)
 
     def with_prefix(self, prefix: str) -> Account:
-        """The same with the reasons under the paths that a calibration file has for them."""
+        """The account with the reasons under their paths in a calibration file."""
         return Account(self.errors, {f"{prefix}.{name}": reason for name, reason in self.assumed.items()})
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss at its optimum, row by row: slope and curvature in the log error, and who errs together."""
+    """A loss at its optimum, by row: slope and curvature in the log error, and the cluster."""
 
     slope: Array
     curvature: Array
@@ -45,6 +46,7 @@ class Loss:
 
     @property
     def clusters(self) -> int:
+        """Number of clusters."""
         return int(self.cluster.max()) + 1
 
     def summed(self, scores: Array) -> Array:
@@ -61,7 +63,7 @@ def cluster_of(*columns: Array) -> NDArray[np.intp]:
 
 
 def log_jacobian(predict: Callable[[Array], Array], logs: Array) -> Array:
-    """Derivative of log seconds by log constant: central differences; one column a constant."""
+    """Derivative of log seconds by log constant, by central differences; one column per constant."""
     columns = []
     for axis in range(logs.size):
         shift = np.zeros(logs.size)
@@ -71,7 +73,7 @@ def log_jacobian(predict: Callable[[Array], Array], logs: Array) -> Array:
 
 
 def account(names: Sequence[str], jacobian: Array, loss: Loss) -> Account:
-    """Standard errors by the sandwich; the worst constant over a third is held, one after the other."""
+    """Standard errors by the sandwich estimator; constants above a third are held, the worst first."""
     running = [axis for axis in range(len(names)) if np.abs(jacobian[:, axis]).max() > 1e-9]
     idle = set(range(len(names))) - set(running)
     assumed = {
@@ -82,21 +84,21 @@ def account(names: Sequence[str], jacobian: Array, loss: Loss) -> Account:
         worst = int(np.argmax(errors))
         if errors[worst] < MOST_STANDARD_ERROR:
             break
-        of = "over 10 times" if errors[worst] > 10 else f"{errors[worst]:.0%} of"
+        share = "over 10 times" if errors[worst] > 10 else f"{errors[worst]:.0%} of"
         name = names[running.pop(worst)]
         assumed[name] = (
-            f"not determined by the table (standard error {of} the value): held where the fit ended"
+            f"not determined by the table (standard error {share} the value): held where the fit ended"
         )
-    found = _sandwich(jacobian[:, running], loss).tolist() if running else []
+    determined = _sandwich(jacobian[:, running], loss).tolist() if running else []
     return Account(
-        {names[axis]: rounded(error, 2) for axis, error in zip(running, found, strict=True)}, assumed
+        {names[axis]: rounded(error, 2) for axis, error in zip(running, determined, strict=True)}, assumed
     )
 
 
 def profile(losses: Callable[[float], Array], cluster: NDArray[np.intp]) -> float:
     """The log step of a constant at which its loss has grown by one standard error of that growth.
 
-    `losses` gives the rows' losses for a step; the wider of the two ways counts, inf beyond a third.
+    `losses` gives the rows' losses for a step; the wider of both directions counts, inf beyond a third.
     """
     best = losses(0.0)
     return max(_one_way(losses, best, cluster, sign) for sign in (1.0, -1.0))

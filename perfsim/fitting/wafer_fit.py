@@ -1,12 +1,12 @@
-"""Fitting a wafer's efficiency by release of its software to published training logs.
+"""Fits a wafer's efficiency by software release to published training logs.
 
-Most releases have one log, which cannot tell the release from the model that it trained. So all logs are
-fitted together, by least squares on log time, to an efficiency that grows by one factor a release:
+Most releases have one log, which cannot separate the release from the model it trained. So all logs are
+fitted together, by least squares on log time, to an efficiency that grows by one factor per release:
 
     efficiency(release) = level growth^(releases after the newest)
 
-A release whose log is left out lies between or beyond the others. What the mesh of cores adds is a fact
-of the hardware (`perfsim.costs.mesh`) and not fitted; the record says what a fit would make of it.
+So a release without a log is interpolated or extrapolated. The time of the mesh is a fact of the hardware
+(`perfsim.costs.mesh`) and not fitted; the record says what a fit would give for it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from perfsim.published.cases import CaseFile, StepCase
 from perfsim.published.plans import predict_s
 
 RELEASES = ("r1.6", "r1.7", "r1.8", "r1.9", "r2.0", "r2.1", "r2.2")
-"""Releases of the wafer's software in their order [tags of the Cerebras Model Zoo]."""
+"""Software releases in order [tags of the Cerebras Model Zoo]."""
 
 Values = NDArray[np.float64]
-"""Logarithms of what is fitted: level, growth where it shows, seconds of a link where they are free."""
+"""Logarithms of the fitted constants: level, growth if the logs show it, time of a link if it is free."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,18 @@ class _Fit:
 
     @property
     def first(self) -> Values:
-        """The constants to start from; growth only where the logs cover several releases."""
+        """The start values; growth only if the logs cover several releases."""
         growing = len({_release_of(case, self.start) for case in self.cases}) > 1
         values = [_level(self.start), *([_growth(self.start)] if growing else [])]
         return np.array([*values, *([np.log(self.start.link_s_per_element)] if self.link_is_free else [])])
 
     def trend(self, values: Values) -> tuple[float, float]:
-        """Level and growth, the growth of the start where the logs do not show it."""
+        """Level and growth; the start's growth if the logs do not show it."""
         grows = len(values) - self.link_is_free > 1
         return float(values[0]), float(values[1]) if grows else _growth(self.start)
 
     def calibration(self, values: Values, digits: int = 15) -> WaferCalibration:
+        """The calibration with these constants."""
         level, growth = self.trend(values)
         efficiency = {
             release: rounded(float(np.exp(level + growth * after)), digits)
@@ -72,8 +73,9 @@ class _Fit:
         return np.asarray(np.log(np.array(predicted) / np.array(measured)))
 
     def least_squares(self) -> Any:
+        """SciPy's result of the fit."""
         optimize: Any = scipy_optimize()
-        # Splitting in micro-batches makes predictions step, so derivatives are taken over a visible stride.
+        # Predictions jump with the number of micro-batches, so derivatives need a larger step than usual.
         return optimize.least_squares(self.residuals, self.first, diff_step=1e-3, x_scale=0.1)
 
 
@@ -85,35 +87,35 @@ def fit_wafer(
     cases, start = _cases(path, device, catalog)
     fit = _Fit(cases, start, catalog)
     need_more_than(len(fit.first), len(cases), path, "scored logs")
-    found = fit.least_squares()
-    record = _record(fit, found, path, device)
+    result = fit.least_squares()
+    record = _record(fit, result, path, device)
     record = record.model_copy(update={"table": source or source_of(path, record.table)})
-    return fit.calibration(found.x, digits=4).model_copy(update={"fit": {"efficiency": record}})
+    return fit.calibration(result.x, digits=4).model_copy(update={"fit": {"efficiency": record}})
 
 
 def leave_releases_out(path: Path, device: str, catalog: Catalog | None = None) -> dict[str, float]:
     """Each scored log predicted with constants fitted to other releases, in seconds by id; needs scipy.
 
-    The release left out has the efficiency that growth gives it. Leaving out one log of several of a
-    release would flatter: the others still tell of it.
+    Growth gives the efficiency of the release left out. All logs of a release are left out together, since
+    the others would still contain its efficiency.
     """
     catalog = catalog or default_catalog()
     cases, start = _cases(path, device, catalog)
     releases = {case.id: _release_of(case, start) for case in cases}
     predicted: dict[str, float] = {}
     for release in dict.fromkeys(releases.values()):
-        others = [case for case in cases if releases[case.id] != release]
-        if not others:
+        remaining = [case for case in cases if releases[case.id] != release]
+        if not remaining:
             continue
-        fit = _Fit(others, start, catalog)
+        fit = _Fit(remaining, start, catalog)
         without = fit.calibration(fit.least_squares().x)
-        mine = [case for case in cases if releases[case.id] == release]
-        predicted |= {case.id: predict_s(case, catalog, without) for case in mine}
+        left_out = [case for case in cases if releases[case.id] == release]
+        predicted |= {case.id: predict_s(case, catalog, without) for case in left_out}
     return predicted
 
 
 def _cases(path: Path, device: str, catalog: Catalog) -> tuple[list[StepCase], WaferCalibration]:
-    """The scored cases of a file, and the constants to start from."""
+    """The scored cases of a file, and the start of the fit."""
     start = catalog.device(device).calibration
     if not isinstance(start, WaferCalibration):
         raise InputError(f"{device} is no wafer with a calibration to start from")
@@ -124,7 +126,7 @@ def _cases(path: Path, device: str, catalog: Catalog) -> tuple[list[StepCase], W
 
 
 def _positions(calibration: WaferCalibration) -> dict[str, int]:
-    """How many releases after the newest measured one each is: 0 or less."""
+    """Position of each release relative to the newest measured one: 0 or less."""
     unknown = sorted(set(calibration.efficiency) - set(RELEASES))
     if unknown:
         raise InputError(f"no place in the order of releases for {', '.join(unknown)}; known: {RELEASES}")
@@ -139,7 +141,7 @@ def _level(calibration: WaferCalibration) -> float:
 
 
 def _growth(calibration: WaferCalibration) -> float:
-    """Log of the growth of the efficiency in a release, from the oldest to the newest."""
+    """Log of the growth of the efficiency per release, from the oldest to the newest."""
     positions = _positions(calibration)
     oldest = min(positions, key=positions.__getitem__)
     span = -positions[oldest]
@@ -150,13 +152,13 @@ def _release_of(case: StepCase, calibration: WaferCalibration) -> str:
     return nearest_release(case.system.software_release or "", calibration)[0]
 
 
-def _record(fit: _Fit, found: Any, path: Path, device: str) -> FitRecord:
-    apes = np.abs(np.expm1(found.fun))
-    freedom = len(fit.cases) - len(found.x)
-    covariance = _covariance(found, freedom)
-    errors = {"growth_per_release": float(np.sqrt(covariance[1, 1]))} if len(found.x) > 1 else {}
+def _record(fit: _Fit, result: Any, path: Path, device: str) -> FitRecord:
+    apes = np.abs(np.expm1(result.fun))
+    freedom = len(fit.cases) - len(result.x)
+    covariance = _covariance(result, freedom)
+    errors = {"growth_per_release": float(np.sqrt(covariance[1, 1]))} if len(result.x) > 1 else {}
     for release, after in _positions(fit.start).items():
-        slope = np.array([1.0, float(after)])[: len(found.x)]
+        slope = np.array([1.0, float(after)])[: len(result.x)]
         errors[f"efficiency.{release}"] = float(np.sqrt(slope @ covariance @ slope))
     return FitRecord(
         command=f"perfsim calibrate wafer {path.name} --device {device}",
@@ -165,33 +167,32 @@ def _record(fit: _Fit, found: Any, path: Path, device: str) -> FitRecord:
         median_ape=round(float(np.median(apes)), 4),
         p90_ape=round(float(np.percentile(apes, 90)), 4),
         standard_errors={name: round(error, 4) for name, error in sorted(errors.items())},
-        note=f"{freedom} residual degree(s) of freedom; efficiency grows {_grown(fit, found)} a release; "
-        f"errors {_errors(fit, found)}{_free_link(fit)}",
+        note=f"{freedom} residual degree(s) of freedom; efficiency grows {_grown(fit, result)} a release; "
+        f"errors {_errors(fit, result)}{_free_link(fit)}",
     )
 
 
-def _covariance(found: Any, freedom: int) -> Values:
-    inverse = np.linalg.pinv(found.jac.T @ found.jac)
-    return np.asarray(inverse * (found.fun @ found.fun) / max(freedom, 1))
+def _covariance(result: Any, freedom: int) -> Values:
+    inverse = np.linalg.pinv(result.jac.T @ result.jac)
+    return np.asarray(inverse * (result.fun @ result.fun) / max(freedom, 1))
 
 
-def _grown(fit: _Fit, found: Any) -> str:
-    return f"{np.expm1(fit.trend(found.x)[1]):.1%}"
+def _grown(fit: _Fit, result: Any) -> str:
+    return f"{np.expm1(fit.trend(result.x)[1]):.1%}"
 
 
-def _errors(fit: _Fit, found: Any) -> str:
-    pairs = zip(fit.cases, np.expm1(found.fun).tolist(), strict=True)
+def _errors(fit: _Fit, result: Any) -> str:
+    pairs = zip(fit.cases, np.expm1(result.fun).tolist(), strict=True)
     return ", ".join(f"{case.id} {error:+.1%}" for case, error in pairs)
 
 
 def _free_link(fit: _Fit) -> str:
-    """What the logs make of the seconds of a link where they may: a check, for it is not fitted."""
+    """The time of a link if it were fitted: a check only, since it is not."""
     free = _Fit(fit.cases, fit.start, fit.catalog, link_is_free=True)
     freedom = len(fit.cases) - len(free.first)
     if freedom < 1:
         return ""
-    found = free.least_squares()
-    error = np.sqrt(_covariance(found, freedom)[-1, -1])
-    return (
-        f"; a link's time, left free, becomes {np.exp(found.x[-1]) * 1e9:.3g} ns ({error:.0%} standard error)"
-    )
+    result = free.least_squares()
+    error = np.sqrt(_covariance(result, freedom)[-1, -1])
+    link_ns = np.exp(result.x[-1]) * 1e9
+    return f"; a link's time, left free, becomes {link_ns:.3g} ns ({error:.0%} standard error)"

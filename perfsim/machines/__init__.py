@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from perfsim.costs.price import Costs
-from perfsim.errors import InputError, Problem
+from perfsim.errors import UnknownNameError
 from perfsim.hardware import MACHINE_PLUGINS, SYSTEM_CLASSES, SystemSpec
 from perfsim.machines.gpu_cluster import GpuCluster
 from perfsim.machines.machine import Machine
@@ -13,7 +13,6 @@ from perfsim.machines.network import Network
 from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.strategies import Strategy, strategy
 from perfsim.strategies.plan import check_runs_on
-from perfsim.suggest import did_you_mean
 from perfsim.topology import HEALTHY, LinkHealth, Topology
 from perfsim.workload import TrainingRecipe
 
@@ -45,7 +44,7 @@ def machine(kind: str) -> Machine:
     for point in entry_points(group=MACHINE_PLUGINS, name=kind):
         installed: Machine = point.load()()
         return installed
-    raise InputError([Problem(f"unknown kind of system {kind!r}", help=did_you_mean(kind, machine_kinds()))])
+    raise UnknownNameError("kind of system", kind, machine_kinds())
 
 
 def register(machine: Machine) -> None:

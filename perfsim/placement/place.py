@@ -47,13 +47,14 @@ def place(
 
     Without `contention` no links are shared, and positions matter only where they change prices.
     """
-    links = shared_links(folded, topology, health=health) if contention else SharedLinks()
+    network = network_of(topology, health)
+    links = shared_links(folded, network) if contention else SharedLinks()
     marked = dict(marks or {})
-    places = network_of(topology, health).places() if links.flows else {}
+    places = network.places() if links.flows else {}
     keys: dict[int, Hashable] = {
         rank: (marked.get(rank), places.get(rank)) for rank in marked.keys() | places.keys()
     }
-    classes = rank_classes(folded, topology, keys, shares_links=bool(links.flows))
+    classes = rank_classes(folded, network, keys, shares_links=bool(links.flows))
     count = int(classes.max(initial=0)) + 1
     too_many = not marked and count * len(folded) > MOST_TASKS
     note = _note(count, too_many=too_many) if count > 1 and not marked else ""
@@ -62,7 +63,7 @@ def place(
         return Placed(folded, ranks[folded.stream].astype(np.int32), links, note)
     unfolded = unfold(folded, classes)
     if contention:
-        links = shared_links(unfolded.graph, topology, peers=classes, health=health)
+        links = shared_links(unfolded.graph, network, peers=classes)
     return Placed(unfolded.graph, unfolded.rank, links, note)
 
 

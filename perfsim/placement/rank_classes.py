@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 
 from perfsim.graph import TaskGraph, peer_classes
 from perfsim.graph.symmetry import bases_of, width_of
-from perfsim.machines import network_of
-from perfsim.topology import Topology
+from perfsim.machines.network import Network
 
 
 def rank_classes(
     graph: TaskGraph,
-    topology: Topology,
+    network: Network,
     marks: Mapping[int, Hashable] | None = None,
     *,
     shares_links: bool = True,
@@ -29,7 +28,7 @@ def rank_classes(
     same are alike.
     """
     width, marks = width_of(graph), marks or {}
-    places = network_of(topology).peer_places(graph.works, width, shares_links=shares_links)
+    places = network.peer_places(graph.works, width, shares_links=shares_links)
     if places is None:
         return peer_classes(graph, marks) if marks else np.zeros(width, dtype=np.int32)
     numbers = np.unique(places, axis=0, return_inverse=True)[1].reshape(-1).tolist()

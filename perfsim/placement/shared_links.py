@@ -17,10 +17,8 @@ from perfsim.engine.fairshare import Flow
 from perfsim.engine.max_min import TOLERANCE
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
 from perfsim.graph.symmetry import width_of
-from perfsim.machines import network_of
 from perfsim.machines.network import Network, PeerClasses, Traffic
 from perfsim.placement.binding_links import flows_on
-from perfsim.topology import HEALTHY, LinkHealth, Topology
 
 
 class SharedLinks(NamedTuple):
@@ -30,16 +28,13 @@ class SharedLinks(NamedTuple):
     capacities: NDArray[np.float64] | None = None
 
 
-def shared_links(
-    graph: TaskGraph, topology: Topology, *, peers: ArrayLike | None = None, health: LinkHealth = HEALTHY
-) -> SharedLinks:
+def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None = None) -> SharedLinks:
     """The communications of `graph` that contention, or a link below their own rate, can slow.
 
     `peers` is the class of each peer that `unfold` got; a folded graph needs none. Raises InputError where
     dead links leave no route.
     """
     classes = np.zeros(width_of(graph), dtype=np.int64) if peers is None else np.asarray(peers)
-    network = network_of(topology, health)
     network.check(graph)
     traffic = _traffic(graph.works, network, PeerClasses(classes))
     if not traffic:

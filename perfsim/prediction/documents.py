@@ -8,8 +8,8 @@ from typing import Any
 
 from perfsim.costs.streaming_roof import StreamingRoof
 from perfsim.engine.failures import FailedRun
-from perfsim.prediction.prediction import Perturbed, Prediction, Scaling
-from perfsim.prediction.result import Why
+from perfsim.prediction.prediction import Prediction, Scaling
+from perfsim.prediction.result import Perturbed, Why
 
 Document = dict[str, Any]
 

@@ -10,7 +10,7 @@ from perfsim.calibration import ClusterCalibration
 from perfsim.costs.price import Costs
 from perfsim.graph import GraphBuilder, Kind, TaskGraph, Work
 from perfsim.placement.place import place
-from perfsim.prediction.prediction import Perturbed
+from perfsim.prediction.result import Perturbed
 from perfsim.prediction.run import Step
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.zero import SHARDED

@@ -15,7 +15,7 @@ from perfsim.placement.place import MOST_TASKS, place
 from perfsim.placement.stragglers import PlacedStragglers, place_stragglers
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation_spec import FailureSpec, PerturbationSpec
-from perfsim.prediction.prediction import Perturbed
+from perfsim.prediction.result import Perturbed
 from perfsim.topology import LinkHealth, Topology, link_health
 from perfsim.trace import Trace
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from perfsim.engine.failures import FailedRun
 from perfsim.interop.chrome import StepTrace
-from perfsim.prediction.result import Why
-
-if TYPE_CHECKING:
-    from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.result import Perturbed, Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +25,6 @@ class MemoryBar:
     def total_bytes(self) -> float:
         """All parts together."""
         return sum(self.parts_bytes.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Perturbed:
-    """The perturbations of a run, and the step time without them."""
-
-    text: str
-    unperturbed_step_time_s: float
-    draws_s: tuple[float, ...]
-    """Step times of all draws, ascending."""
-    tasks: int
-    """Tasks of the unfolded graph."""
-    note: str = ""
-    run: FailedRun | None = None
-    """The whole run through failures, if the question has any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perfsim.costs.streaming_roof import StreamingRoof
+from perfsim.engine.failures import FailedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +90,18 @@ class Resilience:
     label: str
     rank: int
     points: tuple[ResiliencePoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Perturbed:
+    """The perturbations of a run, and the step time without them."""
+
+    text: str
+    unperturbed_step_time_s: float
+    draws_s: tuple[float, ...]
+    """Step times of all draws, ascending."""
+    tasks: int
+    """Tasks of the unfolded graph."""
+    note: str = ""
+    run: FailedRun | None = None
+    """The whole run through failures, if the question has any."""

@@ -1,1 +1,1 @@
-"""Published runs: their case files, and the question, plan and graph of each case."""
+"""Published runs: their case files, plans and graphs."""

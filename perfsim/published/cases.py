@@ -1,4 +1,4 @@
-"""Published runs: the cases of a validation file, and the job, system and layout of each case."""
+"""Case files of published runs; a case gives a job, a system and a layout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from perfsim.workload import (
 )
 
 FRAMEWORK = "pytorch-eager"
-"""The framework of every published GPU run: eager PyTorch under Megatron or FSDP."""
+"""Framework of all published GPU runs: eager PyTorch with Megatron or FSDP."""
 
 
 class CaseSystem(Spec):
@@ -47,7 +47,7 @@ class CaseSystem(Spec):
 
 
 class CaseModel(Spec):
-    """The model of a case, by Megatron's names."""
+    """The model of a case, with Megatron's names."""
 
     num_layers: Layers
     hidden_size: Width
@@ -90,7 +90,7 @@ class CaseTraining(Spec):
 
 
 class Measured(Spec):
-    """What was measured."""
+    """The measurement of a case."""
 
     step_time_s: float = Field(gt=0)
 
@@ -114,22 +114,23 @@ class StepCase(Spec):
 
     @property
     def scored(self) -> bool:
+        """Whether its error counts: its evidence is A or B."""
         return self.evidence in ("A", "B")
 
     @property
     def inferred(self) -> tuple[str, ...]:
-        """Names of the assumed fields, such as `batch` for "global_batch_size 121: first public ..."."""
-        names = (re.split(r"[:(]", text)[0].strip() for text in self.assumed)
+        """Names of assumed fields: `batch` of "global_batch_size 121: first public ..."."""
+        names = (re.split(r"[:(]", reason)[0].strip() for reason in self.assumed)
         plain = (re.sub(r"\s+[\d.]+$", "", name).replace("_", " ") for name in names)
         return tuple(name.replace("global batch size", "batch") for name in plain)
 
 
 def repeated(ids: Iterable[str]) -> list[str]:
-    """Problems with the names of a file's cases: names that occur more than once."""
+    """One message for each id that several cases of a file have."""
     return [f"{count} cases are called {name}" for name, count in Counter(ids).items() if count > 1]
 
 
-def _unique_names(cases: tuple[StepCase, ...]) -> tuple[StepCase, ...]:
+def _unique_ids(cases: tuple[StepCase, ...]) -> tuple[StepCase, ...]:
     problems = repeated(case.id for case in cases)
     if problems:
         raise ValueError("; ".join(problems))
@@ -140,15 +141,15 @@ class CaseFile(Spec):
     """A file of step-time cases."""
 
     schema_version: int = Field(alias="schema")
-    cases: Annotated[tuple[StepCase, ...], Field(max_length=MOST_CASES), AfterValidator(_unique_names)]
+    cases: Annotated[tuple[StepCase, ...], Field(max_length=MOST_CASES), AfterValidator(_unique_ids)]
 
 
 BatchRow = Annotated[tuple[float | None, ...], Field(min_length=2, max_length=4)]
-"""Global batch, mean to the target and, where known, standard deviation and number of seeds."""
+"""Global batch, mean to the target and, if known, standard deviation and number of seeds."""
 
 
 class ConvergenceCase(Spec):
-    """One benchmark at several batch sizes: samples or epochs that it needs to reach its target."""
+    """One benchmark at several batch sizes: samples or epochs to its target."""
 
     id: str
     family: str
@@ -157,7 +158,7 @@ class ConvergenceCase(Spec):
     columns: tuple[str, ...] = ()
     points: Annotated[tuple[BatchRow, ...], Field(min_length=1)]
     notes: str = ""
-    """Begins with `fine-tuning` or `warm` where the runs did not start from random weights."""
+    """Begins with `fine-tuning` or `warm` if the runs did not start from random weights."""
 
 
 class ConvergenceFile(Spec):
@@ -173,8 +174,8 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
     try:
         model = TransformerConfig(name=case.id, max_position_embeddings=case.model.seq_length, **fields)
     except ValidationError as error:
-        problems = "; ".join(problem["msg"].removeprefix("Value error, ") for problem in error.errors())
-        raise InputError(f"case {case.id}: {problems}") from None
+        messages = "; ".join(detail["msg"].removeprefix("Value error, ") for detail in error.errors())
+        raise InputError(f"case {case.id}: {messages}") from None
     training = case.training
     overlap = training.overlap_grad_reduce
     recipe = TrainingRecipe(
@@ -209,7 +210,7 @@ def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
 
 
 def system_of_device(name: str, catalog: Catalog) -> SystemSpec:
-    """The system called `name`, or the first one built of the device called `name`."""
+    """The system called `name`, or the first one with a device of that name."""
     names = catalog.names("system")
     if name in names:
         return catalog.system(name)
@@ -217,14 +218,14 @@ def system_of_device(name: str, catalog: Catalog) -> SystemSpec:
     for system in systems:
         if system.device.name == name:
             return system
-    known = sorted({system.device.name for system in systems} | set(names))
-    raise InputError(f"no system with device {name!r} in the catalogue; it has {', '.join(known)}")
+    present = sorted({system.device.name for system in systems} | set(names))
+    raise InputError(f"no system with device {name!r} in the catalogue; it has {', '.join(present)}")
 
 
 def case_layout(case: StepCase, system: SystemSpec) -> Layout | None:
-    """The layout of a case; None leaves it to the planner."""
-    settings = case.parallel.model_dump() | {
+    """The layout of a case; None if the planner chooses it."""
+    given = case.parallel.model_dump() | {
         "micro_batch_size": case.training.micro_batch_size or 1,
         "recompute": case.training.recompute or "none",
     }
-    return machine_of(system).published_layout(settings)
+    return machine_of(system).published_layout(given)

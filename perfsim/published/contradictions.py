@@ -1,4 +1,4 @@
-"""Contradictions in the description of a published run, found before it is predicted."""
+"""Checks that a published run does not contradict itself, before it is predicted."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from perfsim.published.cases import StepCase
 
 def refuse_contradictions(case: StepCase, system: SystemSpec) -> None:
     """Raise InputError with all contradictions of a case; `system` is that of `case_system`."""
-    texts = filter(None, [_of_network(case, system), _of_head(case), _of_precision(case, system)])
-    if problems := [Problem(f"case {case.id}: {text}") for text in texts]:
-        raise InputError(problems)
+    messages = [_of_network(case, system), _of_head(case), _of_precision(case, system)]
+    if any(messages):
+        raise InputError([Problem(f"case {case.id}: {text}") for text in messages if text])
 
 
 def _of_network(case: StepCase, system: SystemSpec) -> str:
-    """Several nodes without a network; a system of the catalogue has its own network."""
+    """Several nodes without a network, unless the case names a system of the catalogue, which has one."""
     node = machine_of(system).devices_per_node(system)
     if node is None or case.system.inter_node is not None:
         return ""
@@ -24,7 +24,7 @@ def _of_network(case: StepCase, system: SystemSpec) -> str:
         return ""
     return (
         f"{case.system.num_devices} devices in nodes of {node} without inter_node, which "
-        "means one node; write the bandwidth of all NICs of a node, one direction, e.g. inter_node: 1.6 Tb/s"
+        "means one node; write what all NICs of a node carry one way, e.g. inter_node: 1.6 Tb/s"
     )
 
 
@@ -33,8 +33,8 @@ def _of_head(case: StepCase) -> str:
     if positions is None or positions <= length:
         return ""
     return (
-        f"lm_head_positions {positions} is more than seq_length {length}; leave it out where the LM "
-        "head reads every position"
+        f"lm_head_positions {positions} is more than seq_length {length}; leave it out where the output "
+        "layer reads every position"
     )
 
 
@@ -42,4 +42,4 @@ def _of_precision(case: StepCase, system: SystemSpec) -> str:
     peak = system.device.peak
     if case.training.precision in peak:
         return ""
-    return f"{system.device.name} has no peak for {case.training.precision}; it has {', '.join(peak)}"
+    return f"{system.device.name} computes no {case.training.precision}; it has {', '.join(peak)}"

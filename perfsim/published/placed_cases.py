@@ -25,24 +25,24 @@ class PlacedCase:
     placed: Placed
 
     def step(self, costs: Costs) -> Step:
-        """The step of the case, priced by `costs`."""
+        """The step of the case at the prices of `costs`."""
         return Step(self.placed, costs)
 
     @property
     def calibration(self) -> str:
-        """Name of the calibration of its device; empty where it has none."""
+        """Name of its device's calibration; empty if it has none."""
         calibration = self.plan.system.device.calibration
         return "" if calibration is None else calibration.name
 
 
 def place_case(case: StepCase, catalog: Catalog) -> PlacedCase:
-    """Plan a case and place its graph. Raises PerfsimError where it cannot be planned."""
+    """Plan a case and place its graph. Raises PerfsimError if it cannot be planned."""
     plan = case_plan(case, catalog)
     return PlacedCase(case, plan, place(graph_of(plan), plan.topology, contention=False))
 
 
 def place_cases(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -> list[PlacedCase]:
-    """The scored cases that can be planned and whose device uses the calibration of that name."""
+    """The scored cases that can be planned and whose device has the calibration of that name."""
     placed = []
     for case in cases:
         if not case.scored:
@@ -51,7 +51,7 @@ def place_cases(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -
             plan = case_plan(case, catalog)
         except PerfsimError:
             continue
-        own = plan.system.device.calibration
-        if own is not None and own.name == calibration:
+        constants = plan.system.device.calibration
+        if constants is not None and constants.name == calibration:
             placed.append(place_case(case, catalog))
     return placed

@@ -1,4 +1,4 @@
-"""Questions and plans of published runs, with the layout of the case or the planner's."""
+"""Questions and plans of published runs, with the layout of the case or of the planner."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from perfsim.strategies import Plan
 
 
 def case_question(case: StepCase, catalog: Catalog, calibration: Calibration | None = None) -> Question:
-    """The question of a published run; a fit passes a trial `calibration`.
+    """The question of a published run; a fit passes its own `calibration`.
 
-    The run did fit in memory, so a memory model that disagrees does not refuse it. Raises InputError for a
-    case that contradicts itself or names an entry that the catalogue lacks.
+    The run is known to fit in memory, so the memory model cannot refuse it. Raises InputError for a case
+    that contradicts itself or names something that the catalogue lacks.
     """
     system = case_system(case, catalog)
     refuse_contradictions(case, system)
@@ -39,7 +39,7 @@ def case_question(case: StepCase, catalog: Catalog, calibration: Calibration | N
 
 
 def case_plan(case: StepCase, catalog: Catalog) -> Plan:
-    """The plan of a case. Raises PerfsimError where it cannot be planned."""
+    """The plan of a case. Raises PerfsimError if it cannot be planned."""
     return plan_of(case_question(case, catalog))
 
 
@@ -50,6 +50,6 @@ def predict_s(case: StepCase, catalog: Catalog, calibration: Calibration | None 
 
 
 def public_cases() -> list[Path]:
-    """The case files that are shipped with perfsim."""
+    """The case files that come with perfsim."""
     folder = data_root() / "studies" / "validation"
     return sorted(folder.glob("*.yaml"))

@@ -1,4 +1,4 @@
-"""A parallel map over all cores."""
+"""Maps a function over many items on all cores."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 FEWEST = 20
-"""Number of items from which several processes are used."""
+"""Least number of items for which several processes are started."""
 
 
 def mapped(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """`function` of each item, in order; function, items and results must pickle."""
+    """`function` of each item, in order; function, items and results must be picklable."""
     if len(items) < FEWEST or (os.cpu_count() or 1) == 1:
         return [function(item) for item in items]
     with ProcessPoolExecutor(initializer=_ignore_interrupts) as pool:
@@ -24,5 +24,5 @@ def mapped(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Re
 
 
 def _ignore_interrupts() -> None:
-    """Leave Ctrl-C, which reaches all processes of a terminal, to the parent process."""
+    """Ctrl-C reaches all processes of a terminal; only the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from perfsim.errors import InputError, Problem
+from perfsim.errors import InputError, Problem, UnknownNameError
 from perfsim.strategies.plan import TIGHT, Duration, Plan, Strategy
 from perfsim.strategies.streaming.strategy import WeightStreaming
 from perfsim.strategies.three_d.strategy import ThreeD
-from perfsim.suggest import did_you_mean
 
 __all__ = ["STRATEGIES", "TIGHT", "Duration", "Plan", "Strategy", "strategy", "strategy_names"]
 
@@ -49,4 +48,4 @@ def strategy(name: str) -> Strategy:
             lacks = f"the plug-in strategy {name!r} has no {', '.join(missing)}"
             raise InputError([Problem(lacks, help="inherit from perfsim.strategies.Strategy")])
         return plug_in
-    raise InputError([Problem(f"unknown strategy {name!r}", help=did_you_mean(name, strategy_names()))])
+    raise UnknownNameError("strategy", name, strategy_names())

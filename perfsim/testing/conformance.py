@@ -17,6 +17,7 @@ from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.errors import InputError, LayoutError, MemoryCapacityError, PlanError
 from perfsim.graph import GraphBuilder, TaskGraph
+from perfsim.machines import network_of
 from perfsim.placement.shared_links import shared_links
 from perfsim.prediction.planner import screen
 from perfsim.strategies import Plan, Strategy
@@ -110,7 +111,7 @@ class Case:
         """Each plan, its graph, and the graph run on links that it shares."""
         for plan in self.plans:
             graph = self.graph(plan)
-            links = shared_links(graph, self.topology)
+            links = shared_links(graph, network_of(self.topology))
             durations = price(graph, self.costs)
             yield plan, graph, simulate(graph, durations, links.flows, links.capacities)
 

@@ -1,1 +1,1 @@
-"""Predictions beside published runs: scored, explained, and repeated with each family left out."""
+"""Predictions of published runs: scored, explained, and repeated with each family left out of the fit."""

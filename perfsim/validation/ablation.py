@@ -1,8 +1,8 @@
-"""What each mechanism of the GPU model is worth: it is taken out, and published runs predicted again.
+"""Ablation of the GPU model: each mechanism is removed and published runs are predicted again.
 
-A removal is a wrapper around the prices: graphs stay as they are written. Fitted constants stay too, and
-what they could make up for after a new fit is told apart by `leave_out.refitted`. Steps are taken by their
-longest path, which leaves out only the contention for links.
+A removal is a wrapper around the prices; graphs do not change. Fitted constants do not change either;
+`leave_out.refitted` gives the scores after a new fit. Step times are those of the critical path, which leaves
+out only the contention for links.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ HEAD_AND_EMBEDDING = ("embedding.", "head.")
 
 @dataclass(frozen=True)
 class Removal:
-    """A mechanism and what is done to the prices to take it out."""
+    """A mechanism and the change of prices that removes it."""
 
     key: str
     instead: str
-    """What stands in its place."""
+    """The assumption that replaces it."""
     work: Callable[[Work], bool] = lambda _: False
     """Classes of work that take no time."""
     kernel: Callable[[Kernel], bool] = lambda _: False
     """Kernels that take no time on the device; the host still launches them."""
     tasks: Callable[[TaskGraph], Mask] | None = None
-    """Tasks that take no time, where their class does elsewhere."""
+    """Tasks that take no time, if other tasks of their class do."""
     change: Callable[[GpuCosts], None] = lambda _: None
-    """What is set to another value."""
+    """A change of the prices' constants."""
     one_tier: bool = False
     own: tuple[str, ...] = ()
-    """Fitted constants that go with the mechanism; a new fit has to do without them."""
+    """Fitted constants of the mechanism, which a new fit leaves out."""
 
 
 class WithoutMechanism(GpuCosts):
-    """The prices of a plan with one mechanism taken out."""
+    """The prices of a plan without one mechanism."""
 
     def __init__(self, plan: Plan, removal: Removal) -> None:
         super().__init__(gpu_plan(plan).topology, plan.job.recipe)
@@ -71,18 +71,18 @@ class WithoutMechanism(GpuCosts):
 
 
 class GemmWithoutWaves(GemmModel):
-    """A device that is never partly idle in its last wave: tiles over compute units, not rounded up."""
+    """GEMMs without wave quantisation: tiles over compute units, not rounded up."""
 
     def geometry(self, m: Array, n: Array, k: Array, batch: Array) -> Geometry:
-        known = super().geometry(m, n, k, batch)
+        geometry = super().geometry(m, n, k, batch)
         tile = self._candidates
         tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns) * tile.split * batch
-        return replace(known, tile_wave_flop=2 * tiles / self.compute_units * tile.rows * tile.columns)
+        return replace(geometry, tile_wave_flop=2 * tiles / self.compute_units * tile.rows * tile.columns)
 
 
 def _no_waves(costs: GpuCosts) -> None:
-    known = {field.name: getattr(costs.gemm, field.name) for field in fields(GemmModel)}
-    costs.gemm = GemmWithoutWaves(**known)
+    values = {field.name: getattr(costs.gemm, field.name) for field in fields(GemmModel)}
+    costs.gemm = GemmWithoutWaves(**values)
 
 
 def _no_host(costs: GpuCosts) -> None:
@@ -99,12 +99,12 @@ def _any_length(costs: GpuCosts) -> None:
 
 
 def _no_bridge(costs: GpuCosts) -> None:
-    known = costs.collectives.nic.calibration
-    if known is None or known.network is None:
+    calibration = costs.collectives.nic.calibration
+    if calibration is None or calibration.network is None:
         return
-    network = known.network.model_copy(update={"partial_node_bytes_per_s": None})
+    network = calibration.network.model_copy(update={"partial_node_bytes_per_s": None})
     nic = costs.collectives.nic.model_copy(
-        update={"calibration": known.model_copy(update={"network": network})}
+        update={"calibration": calibration.model_copy(update={"network": network})}
     )
     costs.collectives = replace(costs.collectives, nic=nic)
 
@@ -122,15 +122,15 @@ def _of_category(category: str) -> Callable[[Work], bool]:
 
 
 def recomputed_collectives(graph: TaskGraph) -> Mask:
-    """Tensor-parallel collectives behind a block that is run again before its backward."""
-    again = np.array([work.category == "recompute" for work in graph.works])[graph.work]
+    """Tensor-parallel collectives after a block that is recomputed before its backward."""
+    recomputes = np.array([work.category == "recompute" for work in graph.works])[graph.work]
     communicates = np.array([work.category == "tensor_communication" for work in graph.works])
     tensor = np.flatnonzero(communicates[graph.work])
     source = graph.writer[graph.reads.values[graph.reads.start[tensor]]]
-    found = np.zeros(len(graph), dtype=np.bool_)
+    recomputed = np.zeros(len(graph), dtype=np.bool_)
     for _ in range(2):  # with sequence parallelism an all-gather follows the reduce-scatter
-        found[tensor] = again[source] | found[source]
-    return found
+        recomputed[tensor] = recomputes[source] | recomputed[source]
+    return recomputed
 
 
 REMOVALS = (
@@ -181,7 +181,7 @@ REMOVALS = (
 
 
 def ablate(placed: PlacedCase, removals: Sequence[Removal] = REMOVALS) -> tuple[dict[str, float], Trace]:
-    """Step time by removed mechanism, `NOTHING` among them, and the trace with all in place.
+    """Step time by removed mechanism, with `NOTHING` among them, and the trace with all of them.
 
     Raises InputError for a case that does not run on GPUs.
     """
@@ -192,13 +192,13 @@ def ablate(placed: PlacedCase, removals: Sequence[Removal] = REMOVALS) -> tuple[
         duration_s = placed.step(WithoutMechanism(placed.plan, removal)).duration_s
         if removal.tasks is not None:
             duration_s = np.where(removal.tasks(placed.placed.graph), 0.0, duration_s)
-        # Many mechanisms play no part in a run: then nothing needs to be run again.
-        plays = not np.array_equal(duration_s, step.duration_s)
-        changed = step.run(duration_s, contention=False) if plays else trace
+        # Many mechanisms do not affect a run, which then need not be simulated again.
+        affects = not np.array_equal(duration_s, step.duration_s)
+        changed = step.run(duration_s, contention=False) if affects else trace
         steps[removal.key] = changed.step_time_s
     return steps, trace
 
 
 def shares(steps: Mapping[str, float]) -> dict[str, float]:
-    """The part of the step that goes with each mechanism; negative where the step gets longer."""
+    """The fraction of the step that each removal saves; negative if the step gets longer."""
     return {key: 1.0 - seconds / steps[NOTHING] for key, seconds in steps.items() if key != NOTHING}

@@ -1,4 +1,4 @@
-"""All that the accuracy page shows: scores, ablation, families left out, and likely causes."""
+"""The content of the accuracy page: scores, ablation, families left out, and likely causes."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ from perfsim.validation.validate import scored_case
 class Removed:
     """The score of the public GPU runs without one mechanism."""
 
-    what: str
+    mechanism: str
     instead: str
     summary: Mapping[str, Any]
     most_hurt: str
-    """The family whose mean error grows most; empty where none does."""
+    """The family whose mean error grows most; empty if none does."""
     most_hurt_mape: float | None
     refitted: Mapping[str, Any] | None = None
-    """The score after the fitted constants were given the chance to make up for it."""
+    """The score after a new fit of the constants without the mechanism."""
 
 
 @dataclass(frozen=True)
 class Examined:
-    """One case in parts."""
+    """The parts of one case's predicted step."""
 
     id: str
     steps_s: dict[str, float]
-    """Step time by removed mechanism; empty off GPUs."""
+    """Step time by removed mechanism; empty for a wafer."""
     shares: dict[str, float]
-    """Of the step, by mechanism and by category of the breakdown."""
+    """Fraction of the step by mechanism and by category of the breakdown."""
     tensor_across_nodes: bool
     tangent: Tangent | None
 
 
 @dataclass(frozen=True)
 class StepAccuracy:
-    """A file of step-time cases: its score and what explains it."""
+    """The score of a file of step-time cases and its explanation."""
 
     result: Mapping[str, Any]
     causes: Mapping[str, str]
     removed: Sequence[Removed]
     left_out: Sequence[LeftOut]
     releases_left_out: Mapping[str, Any] | None = None
-    """Of wafer logs: each as predicted without its release; None where it was not asked for."""
+    """Wafer logs predicted without their release; None if not requested."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class AccuracyPage:
     steps: Sequence[StepAccuracy]
     convergence: Sequence[Mapping[str, Any]]
     leaves_out: bool
-    """Whether families were left out of the fit in turn."""
+    """Whether each family was left out of a fit."""
 
 
 def accuracy_page(
@@ -82,7 +82,7 @@ def accuracy_page(
     leaves_out: bool = False,
     catalog: Catalog | None = None,
 ) -> AccuracyPage:
-    """What the page shows of `results`, which `validate_file` gave for `paths`; minutes of work.
+    """The page for `results`, as from `validate_file` for `paths`; takes minutes.
 
     Raises CatalogError for a malformed file, and InputError for `leaves_out` without SciPy.
     """
@@ -103,10 +103,10 @@ def step_accuracy(
     cases: Sequence[StepCase], result: Mapping[str, Any], catalog: Catalog, *, leaves_out: bool
 ) -> StepAccuracy:
     """Explain the score of some step-time cases."""
-    found = mapped(partial(examine, catalog=catalog, leaves_out=leaves_out), cases)
-    examined = {each.id: each for each in found if each is not None}
-    on_gpus = any(each.steps_s for each in examined.values())
-    tangents = [each.tangent for each in examined.values() if each.tangent is not None]
+    parts = mapped(partial(examine, catalog=catalog, leaves_out=leaves_out), cases)
+    examined = {part.id: part for part in parts if part is not None}
+    on_gpus = any(part.steps_s for part in examined.values())
+    tangents = [part.tangent for part in examined.values() if part.tangent is not None]
     return StepAccuracy(
         result=result,
         causes=_causes(cases, result, examined),
@@ -116,35 +116,35 @@ def step_accuracy(
 
 
 def examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Examined | None:
-    """Take one case apart; None where it cannot be predicted."""
+    """The parts of one case; None if it cannot be predicted."""
     try:
-        written = place_case(case, catalog)
-        return _EXAMINES[written.plan.system.kind](written, leaves_out=leaves_out and case.scored)
+        placed = place_case(case, catalog)
+        return _EXAMINES[placed.plan.system.kind](placed, leaves_out=leaves_out and case.scored)
     except PerfsimError:
         return None
 
 
-def _examine_gpus(written: PlacedCase, *, leaves_out: bool) -> Examined:
-    plan = gpu_plan(written.plan)
-    steps, trace = ablate(written)
+def _examine_gpus(placed: PlacedCase, *, leaves_out: bool) -> Examined:
+    plan = gpu_plan(placed.plan)
+    steps, trace = ablate(placed)
     idle = trace.mean_breakdown()["bubble"] / trace.step_time_s
     return Examined(
-        written.case.id,
+        placed.case.id,
         steps,
         {**shares(steps), "bubble": idle},
         plan.layout.tensor > plan.topology.devices_per_node,
-        tangent(written, scored_case(written.case, None)) if leaves_out else None,
+        tangent(placed, scored_case(placed.case, None)) if leaves_out else None,
     )
 
 
-def _examine_wafers(written: PlacedCase, *, leaves_out: bool) -> Examined:  # noqa: ARG001
-    costs = WaferCosts(wafer_plan(written.plan).topology, written.plan.job.recipe)
-    trace = written.step(costs).run(contention=False)
+def _examine_wafers(placed: PlacedCase, *, leaves_out: bool) -> Examined:  # noqa: ARG001
+    costs = WaferCosts(wafer_plan(placed.plan).topology, placed.plan.job.recipe)
+    trace = placed.step(costs).run(contention=False)
     parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
     costs.mesh = replace(costs.mesh, link_s_per_element=0.0)
-    without_s = written.step(costs).run(contention=False).step_time_s
+    without_s = placed.step(costs).run(contention=False).step_time_s
     parts["movement over the mesh"] = 1.0 - without_s / trace.step_time_s
-    return Examined(written.case.id, {}, parts, False, None)
+    return Examined(placed.case.id, {}, parts, False, None)
 
 
 _EXAMINES = {"gpu-cluster": _examine_gpus, "wafer-cluster": _examine_wafers}
@@ -157,21 +157,24 @@ def _causes(
     errors = {row["id"]: row["error"] for row in result["cases"] if row["error"] is not None}
     causes = {}
     for case in cases:
-        each = examined.get(case.id)
-        if each is None or case.id not in errors:
+        parts = examined.get(case.id)
+        if parts is None or case.id not in errors:
             continue
-        others = [
-            errors[other.id]
-            for other in cases
-            if other.family == case.family and other.id != case.id and other.scored and other.id in errors
+        relatives = [
+            errors[relative.id]
+            for relative in cases
+            if relative.family == case.family
+            and relative.id != case.id
+            and relative.scored
+            and relative.id in errors
         ]
         causes[case.id] = likely_cause(
             Facts(
                 case=case,
                 error=errors[case.id],
-                shares=each.shares,
-                family_bias=float(np.mean(others)) if others else 0.0,
-                tensor_across_nodes=each.tensor_across_nodes,
+                shares=parts.shares,
+                family_bias=float(np.mean(relatives)) if relatives else 0.0,
+                tensor_across_nodes=parts.tensor_across_nodes,
             )
         )
     return causes
@@ -211,9 +214,9 @@ def ablation(
 def _after_fit(
     changed: Sequence[Scored], tangents: Sequence[Tangent], without: Sequence[str]
 ) -> Mapping[str, Any] | None:
-    """The score of `changed` predictions once the constants are fitted again; None without tangents."""
+    """The score of `changed` predictions after a new fit of the constants; None without tangents."""
     if not tangents:
         return None
-    steps_s = {each.id: each.predicted_s for each in changed if each.predicted_s is not None}
-    again = refitted(tangents, steps_s, without)
-    return summary([replace(each, predicted_s=again.get(each.id, each.predicted_s)) for each in changed])
+    steps_s = {run.id: run.predicted_s for run in changed if run.predicted_s is not None}
+    fitted_s = refitted(tangents, steps_s, without)
+    return summary([replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in changed])

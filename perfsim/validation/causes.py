@@ -1,9 +1,9 @@
-"""Why a prediction is probably off: explicit rules over what a step is made of and what is known of the run.
+"""Likely causes of an error, by explicit rules on the parts of the predicted step and on the run.
 
-Facts that are unusual come first (weak evidence, a head size off the fast path, tensor parallelism
-between nodes, ...). Then come the mechanisms that weigh enough to explain the error alone, by weight:
-with a share s of the predicted step a mechanism must be off by the factor 1 - e / ((1 + e) s), where e
-is the error; it is named where that is between 0 and 2.
+Unusual facts come first (weak evidence, a head size off the fast path, tensor parallelism between nodes,
+...). Then come mechanisms large enough to explain the error alone, by size: a mechanism with the share s of
+the predicted step must be wrong by the factor 1 - e / ((1 + e) s), where e is the error; it is named if
+that is between 0 and 2.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from perfsim.published.cases import StepCase
 
 MOST_CAUSES = 2
 HEAD_MULTIPLE = 8
-"""Attention's matrix products read 16-byte rows only where the head size is a multiple of this."""
+"""Attention's matrix products read 16-byte rows only if the head size is a multiple of this."""
 FEWEST_ROWS = 16_000
 """A smaller vocabulary is unlikely to have been used."""
 FAMILY_BIAS = 0.05
-"""Mean error from which on a family is off as a whole."""
+"""Mean error above which a whole family counts as biased."""
 LEAST_SHARE = 0.02
-"""Of the step, for an unusual fact to matter."""
+"""Least share of the step for an unusual fact to matter."""
 MUCH_IDLE = 0.2
 
 MECHANISMS = (
@@ -40,37 +40,39 @@ MECHANISMS = (
     "gradient_stream",
     "movement over the mesh",
 )
-"""Removals of the ablation, and categories of the breakdown, that do not contain one another."""
+"""Disjoint removals of the ablation and categories of the breakdown."""
 COMPUTING = ("forward", "backward", "recompute")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A case, its error, and what its predicted step is made of."""
+    """A case, its error, and the parts of its predicted step."""
 
     case: StepCase
     error: float
-    """Predicted over measured, less 1."""
+    """Predicted over measured, minus 1."""
     shares: Mapping[str, float]
-    """Part of the predicted step by mechanism."""
+    """Fraction of the predicted step by mechanism."""
     family_bias: float = 0.0
-    """Mean error of the other scored runs of its family; 0 where there are none."""
+    """Mean error of the other scored runs of its family; 0 if there are none."""
     tensor_across_nodes: bool = False
 
     def share(self, mechanism: str) -> float:
+        """Fraction of the predicted step of a mechanism."""
         return self.shares.get(mechanism, 0.0)
 
     def factor(self, mechanism: str) -> float:
-        """What the mechanism's seconds must be multiplied by for the prediction to be right."""
+        """Factor on the mechanism's time that would make the prediction exact."""
         share = self.share(mechanism)
         return 1.0 - self.error / (1.0 + self.error) / share if share > 0 else float("inf")
 
     def explains(self, mechanism: str) -> bool:
+        """Whether the mechanism alone can explain the error."""
         return self.share(mechanism) > LEAST_SHARE and 0.0 <= self.factor(mechanism) <= 2.0
 
 
 class Cause(NamedTuple):
-    """A cause in words, and the mechanism that it blames, if it blames one."""
+    """A cause in words, and its mechanism, if it has one."""
 
     text: str
     mechanism: str = ""
@@ -80,12 +82,12 @@ Rule = Callable[[Facts], Cause | None]
 
 
 def likely_cause(facts: Facts) -> str:
-    """At most two causes, the likeliest first."""
-    found = [cause for rule in UNUSUAL if (cause := rule(facts)) is not None][:MOST_CAUSES]
-    blamed = {cause.mechanism for cause in found}
+    """At most two causes, the most likely first."""
+    causes = [cause for rule in UNUSUAL if (cause := rule(facts)) is not None][:MOST_CAUSES]
+    blamed = {cause.mechanism for cause in causes}
     heavy = sorted(set(MECHANISMS) - blamed, key=lambda name: (-facts.share(name), name))
-    found += [_by_weight(facts, mechanism) for mechanism in heavy if facts.explains(mechanism)]
-    texts = [cause.text for cause in found[:MOST_CAUSES]]
+    causes += [_by_weight(facts, mechanism) for mechanism in heavy if facts.explains(mechanism)]
+    texts = [cause.text for cause in causes[:MOST_CAUSES]]
     return "; ".join(texts) or "no one mechanism beside the matrix products weighs enough"
 
 
@@ -95,7 +97,7 @@ def _by_weight(facts: Facts, mechanism: str) -> Cause:
 
 
 def _share(facts: Facts, mechanism: str, name: str = "") -> str:
-    """A mechanism and its weight, the parenthesis left open."""
+    """A mechanism and its share, with the parenthesis left open."""
     words = name or mechanism.replace("_", " ").replace("bubble", "pipeline bubble")
     return f"{words} ({100 * facts.share(mechanism):.0f} % of the step"
 
@@ -104,9 +106,9 @@ def _weak_evidence(facts: Facts) -> Cause | None:
     if facts.case.scored:
         return None
     notes = [part.strip() for part in facts.case.notes.split(";")]
-    said = [part.removeprefix("weak:").strip() for part in notes if part.startswith("weak:")]
+    reasons = [part.removeprefix("weak:").strip() for part in notes if part.startswith("weak:")]
     assumed = [re.split(r"[:(]", part)[0].strip() for part in facts.case.assumed]
-    why = said[0] if said else f"not printed: {', '.join(assumed)}" if assumed else ""
+    why = reasons[0] if reasons else f"not printed: {', '.join(assumed)}" if assumed else ""
     return Cause(f"weak evidence ({why})" if why else "weak evidence")
 
 

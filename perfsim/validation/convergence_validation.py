@@ -6,9 +6,8 @@ Repeats of a batch size are averaged; benchmarks with at least four batch sizes 
 - *leave one out*: each batch size from all the others;
 - *larger batch*: the largest batch size from those at most half as large (at least three of them).
 
-A refused fit counts as an absolute error of 1, unless the run is fine-tuning or a warm start: those may be
-refused with that reason and then stand aside. The baseline is E constant, the geometric mean of the same
-points.
+A refused fit counts as an absolute error of 1, unless the run is fine-tuning or a warm start, for which a
+refusal is correct and not counted. The baseline is a constant E, the geometric mean of the same points.
 """
 
 from __future__ import annotations
@@ -56,20 +55,20 @@ class _Prediction:
 
     @property
     def error(self) -> float | None:
+        """Predicted over measured, minus 1; None for a refusal."""
         return None if self.predicted is None else self.predicted / self.measured - 1
 
     @property
-    def to_next(self) -> bool:
-        """True where nothing lies between the fitted batches and a largest one at least twice as large."""
+    def adjacent(self) -> bool:
+        """Whether the predicted batch, at least twice the next one, is the only one left out of the fit."""
         return self.protocol == LARGER_BATCH and self.num_fitted == len(self.benchmark.points) - 1
 
 
 def validate_convergence(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Predict every scored batch size of `cases` and sum up the errors (fractions; keys as in `--json`).
+    """Predict every scored batch size of `cases` and summarise the errors (fractions; keys as in `--json`).
 
-    `larger_batch_adjacent` keeps, of the larger-batch predictions, those where the largest batch is at least
-    twice the next and so all smaller ones were fitted. `bias` leaves refused predictions out: they have no
-    sign.
+    `larger_batch_adjacent` has the larger-batch predictions whose batch is at least twice the next one, so
+    that all smaller ones were fitted. `bias` leaves out refused predictions, which have no sign.
     """
     benchmarks, failed = _read(cases)
     scored = [b for b in benchmarks if len(b.points) >= MIN_BATCH_SIZES]
@@ -88,7 +87,7 @@ def validate_convergence(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "baseline": _baseline_score(single),
         "larger_batch": _score(larger),
         "larger_batch_baseline": _baseline_score(larger),
-        "larger_batch_adjacent": _score([p for p in larger if p.to_next]),
+        "larger_batch_adjacent": _score([p for p in larger if p.adjacent]),
         "predictions": {LEAVE_ONE_OUT: _num_counted(single), LARGER_BATCH: _num_counted(larger)},
         "families": _families(single),
         "cases": [_row(p) for p in predictions],
@@ -118,7 +117,7 @@ def _benchmark(case: Mapping[str, Any]) -> _Benchmark:
 
 
 def _run_kind(notes: str) -> str:
-    """What the notes of a case say of its runs: they start with `fine-tuning` or `warm` where it matters."""
+    """The kind of a case's runs, from notes that begin with `fine-tuning` or `warm`."""
     if notes.startswith("fine-tuning"):
         return "fine-tuning"
     return "warm-start" if notes.startswith("warm") else "pre-training"
@@ -143,21 +142,21 @@ def _larger_batch(benchmark: _Benchmark) -> list[_Prediction]:
 def _predict(
     benchmark: _Benchmark,
     protocol: str,
-    known: tuple[tuple[float, float], ...],
+    points: tuple[tuple[float, float], ...],
     target: tuple[float, float],
 ) -> _Prediction:
-    batches, measured = [point[0] for point in known], [point[1] for point in known]
+    batches, measured = [point[0] for point in points], [point[1] for point in points]
     predicted, refused = None, ""
     try:
         predicted = fit_hyperbola(batches, measured, benchmark.run_kind).examples(target[0])
     except PerfsimError as error:
         refused = str(error)
     baseline = float(np.exp(np.mean(np.log(measured))))
-    return _Prediction(benchmark, protocol, target[0], target[1], len(known), predicted, baseline, refused)
+    return _Prediction(benchmark, protocol, target[0], target[1], len(points), predicted, baseline, refused)
 
 
 def _statistics(signed: Sequence[float], num_refused: int) -> dict[str, float | None]:
-    """Median, 90th percentile and mean of |error| with refusals as 1; mean of the signed errors there are."""
+    """Median, 90th percentile and mean of |error| with refusals as 1; mean of the signed errors."""
     sizes = np.abs([*signed, *([1.0] * num_refused)])
     if sizes.size == 0:
         return {"median_ape": None, "p90_ape": None, "mape": None, "bias": None}
@@ -186,16 +185,16 @@ def _num_counted(predictions: Iterable[_Prediction]) -> int:
 def _families(predictions: Sequence[_Prediction]) -> dict[str, dict[str, float | int | None]]:
     names = sorted({p.benchmark.family for p in predictions})
     members = {name: [p for p in predictions if p.benchmark.family == name] for name in names}
-    return {name: {"n": _num_counted(found), **_score(found)} for name, found in members.items()}
+    return {name: {"n": _num_counted(own), **_score(own)} for name, own in members.items()}
 
 
 def _refusals(predictions: Sequence[_Prediction]) -> list[dict[str, str]]:
-    """One line a benchmark: how many of its predictions were refused and the first reason."""
-    found: dict[str, list[_Prediction]] = {}
+    """One line per benchmark: number of refused predictions and the first reason."""
+    by_benchmark: dict[str, list[_Prediction]] = {}
     for prediction in predictions:
-        found.setdefault(prediction.benchmark.id, []).append(prediction)
+        by_benchmark.setdefault(prediction.benchmark.id, []).append(prediction)
     lines = []
-    for id_, group in found.items():
+    for id_, group in by_benchmark.items():
         reasons = [p.refused for p in group if p.refused]
         if reasons:
             lines.append({"id": id_, "error": f"{len(reasons)} of {len(group)} refused: {reasons[0]}"})

@@ -1,4 +1,4 @@
-"""What the published runs of a family have in common, recorded with their errors."""
+"""Common traits of a family of published runs, recorded with their errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfsim.transformer import parameters
 
 
 def traits_of_case(case: StepCase, catalog: Catalog) -> Traits:
-    """What a published run is like. Raises InputError for a device that the catalogue has not."""
+    """The traits of a published run. Raises InputError for a device that is not in the catalogue."""
     device = case_system(case, catalog).device
     return Traits(
         constants=device.calibration.name if device.calibration else device.name,
@@ -26,16 +26,16 @@ def traits_of_case(case: StepCase, catalog: Catalog) -> Traits:
 
 
 def family_traits(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, dict[str, Any]]:
-    """What the scored runs of each family are like: values that occur, and ranges."""
-    found: dict[str, list[Traits]] = {}
+    """Traits of the scored runs of each family: values that occur, and ranges."""
+    by_family: dict[str, list[Traits]] = {}
     for case in cases:
         try:
             if case.scored:
                 traits = traits_of_case(case, catalog)
-                found.setdefault(case.family, []).append(traits)
+                by_family.setdefault(case.family, []).append(traits)
         except PerfsimError:
             continue
-    return {family: _together(runs) for family, runs in found.items()}
+    return {family: _together(runs) for family, runs in by_family.items()}
 
 
 def _together(runs: Sequence[Traits]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""How well runs are predicted by constants that were fitted without them: what a band may claim.
+"""Errors of runs predicted with constants that were fitted without them, from which bands are taken.
 
-GPU families are left out whole (`leave_out`), wafer logs with all others of their software's release.
-Of the five wafer logs no percentile can be taken; the half-width of a 90 % band is Student's, from
-their root mean square error r: t_95(n) r sqrt(1 + 1/n).
+GPU runs are left out by family (`leave_out`), wafer logs by software release. Five wafer logs are too few for
+a percentile, so the half-width of their 90 % band is Student's, from their root mean square error r:
+t_95(n) r sqrt(1 + 1/n).
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from perfsim.validation.score import Scored, summary
 from perfsim.validation.validate import scored_case
 
 WAFER = "wse-2"
-"""The wafer whose constants the public logs decide."""
+"""The wafer whose constants are fitted to the public logs."""
 
 HeldOut = dict[str, Mapping[str, Any]]
-"""Scores by family, and of all runs under `ALL`."""
+"""Scores by family, and over all runs under `ALL`."""
 
 
 def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
-    """Scores of a file of step-time cases, each family or log left out of the fit; minutes, needs scipy."""
+    """Scores of a file of step-time cases, each left out of its fit; takes minutes, needs scipy."""
     catalog = catalog or default_catalog()
     cases = parse_file(path, CaseFile, catalog).cases
     if any(case.strategy == "weight-streaming" for case in cases):
         return _wafers(path, cases, catalog)
-    tangents = [each for each in mapped(partial(_tangent, catalog=catalog), cases) if each is not None]
-    return {row.family: row.outside for row in leave_out(tangents, cases, catalog)}
+    tangents = mapped(partial(_tangent, catalog=catalog), cases)
+    rows = leave_out([run for run in tangents if run is not None], cases, catalog)
+    return {row.family: row.outside for row in rows}
 
 
 def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any] | None:
-    """Each scored wafer log as predicted without the logs of its release; None for a file without wafers."""
+    """Each scored wafer log predicted without the logs of its release; None for a file without wafers."""
     catalog = catalog or default_catalog()
     cases = parse_file(path, CaseFile, catalog).cases
     if not any(case.strategy == "weight-streaming" and case.scored for case in cases):
@@ -52,14 +53,14 @@ def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, A
     predicted = leave_releases_out(path, WAFER, catalog)
     scored = [scored_case(case, predicted.get(case.id)) for case in cases if case.scored]
     rows = [
-        {"id": each.id, "measured_s": each.measured_s, "predicted_s": each.predicted_s, "error": each.error}
-        for each in scored
+        {"id": run.id, "measured_s": run.measured_s, "predicted_s": run.predicted_s, "error": run.error}
+        for run in scored
     ]
     return {"summary": _band_of_few(scored), "cases": rows}
 
 
 def add_releases_left_out(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> bool:
-    """Add `left_out` to the result of each file of wafer logs; whether all files were such."""
+    """Add `left_out` to the result of each file of wafer logs; returns whether all files are such."""
     for path, result in zip(paths, results, strict=True):
         left_out = releases_left_out(path) if result["kind"] == "step_time" else None
         if left_out is not None:
@@ -80,16 +81,16 @@ def _wafers(path: Path, cases: tuple[StepCase, ...], catalog: Catalog) -> HeldOu
     predicted = leave_releases_out(path, WAFER, catalog)
     scored = [scored_case(case, predicted.get(case.id)) for case in cases]
     rows: HeldOut = {
-        family: summary([each for each in scored if each.family == family])
-        for family in dict.fromkeys(each.family for each in scored if each.counts)
+        family: summary([run for run in scored if run.family == family])
+        for family in dict.fromkeys(run.family for run in scored if run.counts)
     }
     return {**rows, ALL: _band_of_few(scored)}
 
 
 def _band_of_few(scored: Sequence[Scored]) -> dict[str, Any]:
-    """The summary; of few runs with a half-width that holds for them in place of the percentile."""
+    """The summary; for few runs with Student's half-width if it is wider than the percentile."""
     figures = summary(scored)
-    errors = np.array([each.error for each in scored if each.counts and each.error is not None])
+    errors = np.array([run.error for run in scored if run.counts and run.error is not None])
     count = len(errors)
     if 0 < count < FEWEST:
         stats: Any = scipy_stats()

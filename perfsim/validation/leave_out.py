@@ -1,9 +1,8 @@
-"""Each family of runs predicted with constants that were fitted without it.
+"""Predicts each family of runs with constants that were fitted without it.
 
 The constants of `step_fit` are fitted again to the runs of all other families, with the same weights
-and loss. The logarithm of each step time is taken as linear in the logarithms of the constants, with
-slopes measured about the recorded ones, so a fit needs no new pricing; the family left out is then
-priced in full at the new constants.
+and loss. For speed, each log step time is linearised in the log constants around their recorded values, so a
+fit needs no new pricing; the family left out is then priced in full with the new constants.
 """
 
 from __future__ import annotations
@@ -28,46 +27,47 @@ from perfsim.validation.score import Scored, summary
 Floats = NDArray[np.float64]
 
 ALL = "all runs"
-"""The row over every family, each with itself left out."""
+"""The row over all families, each predicted with itself left out."""
 STEP = 0.05
-"""How far each constant is moved up and down to see the slope."""
+"""Relative step of each constant, up and down, for its slope."""
 UNSEEN = 0.01
-"""A constant whose slope is below this everywhere says nothing about the runs."""
+"""A constant whose slopes are all below this does not affect the runs."""
 
 
 @dataclass(frozen=True)
 class Tangent:
-    """A case's step time about the recorded constants: d log(step) / d log(constant), by constant."""
+    """A case's step time around the recorded constants: d log(step) / d log(constant), by constant."""
 
     scored: Scored
-    """Predicted with the recorded constants."""
+    """The case as predicted with the recorded constants."""
     calibration: str
     constants: tuple[float, ...]
     slopes: tuple[float, ...]
 
     @property
     def residual(self) -> float:
+        """log(predicted / measured) with the recorded constants."""
         return float(np.log((self.scored.predicted_s or np.nan) / self.scored.measured_s))
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A family, scored with all families in the fit and with itself left out of it."""
+    """Scores of a family with all families in the fit, and with itself left out."""
 
     family: str
     calibration: str
     inside: dict[str, Any]
     outside: dict[str, Any]
     constants: dict[str, float]
-    """Fitted without the family."""
+    """The constants fitted without the family."""
     kept: tuple[str, ...] = ()
-    """Constants that no other family tells anything about: at their recorded values."""
+    """Constants at their recorded values, because no other family determines them."""
     borrowed: str = ""
-    """The device whose constants stand in, where no other run was made on this one."""
+    """The device whose constants are used, if no other run was made on this one."""
 
 
 def tangent(placed: PlacedCase, scored: Scored) -> Tangent:
-    """The slopes of one case. Raises InputError off GPUs."""
+    """The slopes of one case. Raises InputError for a case that does not run on GPUs."""
     at = recorded_constants(placed)
     here = step_with(placed, at)
     step_s = here.run(contention=False).step_time_s
@@ -88,77 +88,77 @@ def tangent(placed: PlacedCase, scored: Scored) -> Tangent:
 
 def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: Catalog) -> list[LeftOut]:
     """Every family with scored runs, in the order of the cases, then `ALL`; needs scipy."""
-    used = [each for each in tangents if each.scored.counts]
-    found = [_without(family, used) for family in dict.fromkeys(each.scored.family for each in used)]
-    known = {each.scored.id for each in used}
-    asked = [
-        (case, tuple(each.constants.values()))
-        for each in found
+    used = [run for run in tangents if run.scored.counts]
+    rows = [_without(family, used) for family in dict.fromkeys(run.scored.family for run in used)]
+    used_ids = {run.scored.id for run in used}
+    questions = [
+        (case, tuple(row.constants.values()))
+        for row in rows
         for case in cases
-        if case.family == each.family and case.id in known
+        if case.family == row.family and case.id in used_ids
     ]
-    predicted = mapped(partial(_predict, catalog=catalog), asked)
-    by_id = {case.id: seconds for (case, _), seconds in zip(asked, predicted, strict=True)}
-    rows = [replace(each, outside=_summary(each.family, used, by_id)) for each in found]
+    predicted = mapped(partial(_predict, catalog=catalog), questions)
+    by_id = {case.id: seconds for (case, _), seconds in zip(questions, predicted, strict=True)}
+    rows = [replace(row, outside=_summary(row.family, used, by_id)) for row in rows]
     return [*rows, LeftOut(ALL, "", _summary(ALL, used, {}), _summary(ALL, used, by_id), {})]
 
 
 def refitted(
     tangents: Sequence[Tangent], steps_s: Mapping[str, float], without: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Step times by case after a new fit, where the model with the recorded constants gives `steps_s`.
+    """Step times by case after a new fit, given those with the recorded constants in `steps_s`.
 
-    `without` names constants that the model no longer has. Slopes are those of the whole model.
+    `without` names constants that the model no longer has. Slopes are those of the unchanged model.
     """
     moved = [
-        replace(each, scored=replace(each.scored, predicted_s=steps_s[each.scored.id]))
-        for each in tangents
-        if each.scored.counts
+        replace(run, scored=replace(run.scored, predicted_s=steps_s[run.scored.id]))
+        for run in tangents
+        if run.scored.counts
     ]
-    first = Counter(each.calibration for each in moved).most_common(1)[0][0]
+    first = Counter(run.calibration for run in moved).most_common(1)[0][0]
     kept = ~np.isin(CONSTANTS, without)
-    found = {}
-    for calibration in dict.fromkeys(each.calibration for each in moved):
-        mine = [each for each in moved if each.calibration == calibration]
-        seen = np.abs([each.slopes for each in mine]).max(axis=0) > UNSEEN
-        change = _fit(mine, _free(calibration == first) & kept & seen)
-        for each in mine:
-            found[each.scored.id] = steps_s[each.scored.id] * float(np.exp(np.dot(each.slopes, change)))
-    return found
+    fitted_s = {}
+    for calibration in dict.fromkeys(run.calibration for run in moved):
+        own = [run for run in moved if run.calibration == calibration]
+        seen = np.abs([run.slopes for run in own]).max(axis=0) > UNSEEN
+        change = _fit(own, _free(calibration == first) & kept & seen)
+        for run in own:
+            fitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(np.dot(run.slopes, change)))
+    return fitted_s
 
 
 def _free(decides_all: bool) -> NDArray[np.bool_]:
-    """Which constants the runs of a device decide: all, or those of the device alone."""
+    """The constants that the runs of a device determine: all, or only those of the device."""
     return np.arange(len(CONSTANTS)) >= (0 if decides_all else len(SHARED))
 
 
-def _predict(asked: tuple[StepCase, tuple[float, ...]], catalog: Catalog) -> float:
-    case, constants = asked
+def _predict(question: tuple[StepCase, tuple[float, ...]], catalog: Catalog) -> float:
+    case, constants = question
     return predict_with(place_case(case, catalog), np.array(constants))
 
 
 def _summary(family: str, tangents: Sequence[Tangent], predicted: dict[str, float]) -> dict[str, Any]:
-    mine = [each.scored for each in tangents if family in (ALL, each.scored.family)]
-    return summary([replace(each, predicted_s=predicted.get(each.id, each.predicted_s)) for each in mine])
+    own = [run.scored for run in tangents if family in (ALL, run.scored.family)]
+    return summary([replace(run, predicted_s=predicted.get(run.id, run.predicted_s)) for run in own])
 
 
 def _without(family: str, tangents: Sequence[Tangent]) -> LeftOut:
     """New constants for a family's device from the other families.
 
-    The device with most runs decides the shared constants; another one's runs decide its own
-    alone. A device without other runs borrows those of the first.
+    The device with most runs determines the shared constants; the runs of another one only its own. A
+    device without other runs takes the constants of the first.
     """
-    first = Counter(each.calibration for each in tangents).most_common(1)[0][0]
-    mine = [each for each in tangents if each.scored.family == family]
-    others = [each for each in tangents if each.scored.family != family]
-    calibration = mine[0].calibration
-    same = [each for each in others if each.calibration == calibration]
+    first = Counter(run.calibration for run in tangents).most_common(1)[0][0]
+    own = [run for run in tangents if run.scored.family == family]
+    rest = [run for run in tangents if run.scored.family != family]
+    calibration = own[0].calibration
+    same = [run for run in rest if run.calibration == calibration]
     borrowed = "" if same else first
-    at = np.array((same or [each for each in others if each.calibration == first] or mine)[0].constants)
+    at = np.array((same or [run for run in rest if run.calibration == first] or own)[0].constants)
     free = _free(calibration == first)
     kept: tuple[str, ...] = ()
     if same:
-        seen = np.abs([each.slopes for each in same]).max(axis=0) > UNSEEN
+        seen = np.abs([run.slopes for run in same]).max(axis=0) > UNSEEN
         kept = tuple(np.array(CONSTANTS)[free & ~seen].tolist())
         at = at * np.exp(_fit(same, free & seen))
     values = dict(zip(CONSTANTS, [rounded(value) for value in at.tolist()], strict=True))
@@ -166,19 +166,19 @@ def _without(family: str, tangents: Sequence[Tangent]) -> LeftOut:
 
 
 def _fit(tangents: Sequence[Tangent], free: NDArray[np.bool_]) -> Floats:
-    """Change of the logarithms of the constants: least squares, one weight a family, soft on outliers."""
-    sizes = Counter(each.scored.family for each in tangents)
-    weight = np.array([1.0 / np.sqrt(sizes[each.scored.family]) for each in tangents])
-    slopes = np.array([each.slopes for each in tangents])[:, free] * weight[:, None]
-    start = np.array([each.residual for each in tangents]) * weight
+    """Change of the log constants by robust least squares, with equal weight per family."""
+    sizes = Counter(run.scored.family for run in tangents)
+    weight = np.array([1.0 / np.sqrt(sizes[run.scored.family]) for run in tangents])
+    slopes = np.array([run.slopes for run in tangents])[:, free] * weight[:, None]
+    start = np.array([run.residual for run in tangents]) * weight
     change = np.zeros(len(CONSTANTS))
     if free.any():
         optimize: Any = scipy_optimize()
-        found = optimize.least_squares(
+        result = optimize.least_squares(
             lambda moved: start + slopes @ moved,
             np.zeros(int(free.sum())),
             loss="soft_l1",
             f_scale=OUTLIER * float(weight.mean()),
         )
-        change[free] = found.x
+        change[free] = result.x
     return change

@@ -1,4 +1,4 @@
-"""Everything that `perfsim validate --record` writes into the package; for a checkout."""
+"""Writes all records of `perfsim validate --record` into the package; for a checkout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfsim.validation.record_reached import write_reached
 
 
 def write_records(paths: Sequence[Path], results: Sequence[Mapping[str, Any]]) -> None:
-    """Record the errors of `results`, also with families left out of the fit, and the utilisation reached."""
+    """Record the errors of `results`, with and without held-out families, and the utilisation reached."""
     scores = {
         path.name: held_out(path)
         for path, result in zip(paths, results, strict=True)

@@ -12,19 +12,19 @@ from perfsim.prediction.accuracy import recorded
 from perfsim.validation.leave_out import ALL
 
 KINDS = {"gpu.yaml": ("gpu-cluster", "3d"), "weight_streaming.yaml": ("wafer-cluster", "weight-streaming")}
-"""Files of public cases: the kind of system and the strategy that their errors speak for."""
+"""Files of public cases, with the kind of system and the strategy to which their errors apply."""
 
 
 HeldOutOfFiles = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""By file and family, the score when the family is left out of the fit (`held_out`)."""
+"""Score of each family left out of the fit, by file and family (`held_out`)."""
 
 
 def record_of(
     results: Iterable[Mapping[str, Any]], held_out: HeldOutOfFiles | None = None
 ) -> list[dict[str, Any]]:
-    """The record that the results of `perfsim validate` give, over the cases that can be predicted.
+    """The record of the results of `perfsim validate`, over the cases that can be predicted.
 
-    Without `held_out` those figures stay as they are recorded: they take minutes.
+    Without `held_out`, whose figures take minutes, the recorded ones are kept.
     """
     entries: list[dict[str, Any]] = []
     for result in results:
@@ -58,12 +58,12 @@ def record_of(
 
 
 def _outside(file: str, family: str, held_out: HeldOutOfFiles | None) -> Mapping[str, Any]:
-    """A score of runs left out of the fit: the new one, the recorded one, or the worst there is."""
+    """Score of held-out runs: the new one, else the recorded one, else an error of 1."""
     if held_out is not None and file in held_out:
         return held_out[file][family]
-    known = [entry for entry in recorded() if str(entry["family"]).endswith(f"/{file}")]
-    rows = [row for entry in known for row in (entry, *entry["families"]) if row["family"] == family]
-    row: Mapping[str, Any] = rows[0] if rows else (known[0] if known else {})
+    entries = [entry for entry in recorded() if str(entry["family"]).endswith(f"/{file}")]
+    rows = [row for entry in entries for row in (entry, *entry["families"]) if row["family"] == family]
+    row: Mapping[str, Any] = rows[0] if rows else (entries[0] if entries else {})
     return {name: row.get(f"held_out_{name}", 1.0) for name in ("median_ape", "p90_ape")}
 
 
@@ -81,7 +81,7 @@ def _figures(
 
 
 def record_text(results: Iterable[Mapping[str, Any]], held_out: HeldOutOfFiles | None = None) -> str:
-    """The record as it is kept."""
+    """The text of the record."""
     return _text(record_of(results, held_out))
 
 
@@ -90,9 +90,9 @@ def _text(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_record(results: Iterable[Mapping[str, Any]], held_out: HeldOutOfFiles | None = None) -> Path:
-    """Put the record in the package; for a checkout, after a change that moves results.
+    """Write the record into the package; for a checkout, after a change of results.
 
-    A kind of system that the results do not speak of keeps what is recorded of it.
+    Entries for other kinds of system are kept.
     """
     path = Path(accuracy.__file__).with_name(accuracy.RECORD)
     entries = {entry["system_kind"]: entry for entry in (*recorded(), *record_of(results, held_out))}

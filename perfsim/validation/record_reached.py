@@ -31,19 +31,19 @@ def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
 
 
 def step_files() -> list[Path]:
-    """The public files of step times."""
+    """The public files with step times."""
     return [path for path in public_cases() if path.name in KINDS]
 
 
 def record_text(paths: Iterable[Path]) -> str:
-    """The record as it is kept, of all files of step times."""
+    """The text of the record over all files with step times."""
     catalog = default_catalog()
     rows = [row for path in paths for row in reached_of(parse_file(path, CaseFile, catalog).cases, catalog)]
     return "[\n" + ",\n".join(json.dumps(list(row)) for row in rows) + "\n]\n"
 
 
 def write_reached() -> Path:
-    """Put the record of the public runs in the package; for a checkout, after a change of the cases."""
+    """Write the record of the public runs into the package; for a checkout, after a change of cases."""
     path = Path(reached.__file__).with_name(reached.RECORD)
     path.write_text(record_text(step_files()), encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""How predictions are scored against measured runs; definitions as in the README of the cases."""
+"""Scores of predictions against measured runs, as defined in the README of the cases."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 FEWEST_LAYOUTS = 4
-"""Layouts that a sweep needs for a rank correlation."""
+"""Least number of layouts of a sweep for a rank correlation."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """One case with its prediction; `predicted_s` is None where it failed."""
+    """One case with its prediction; `predicted_s` is None if it failed."""
 
     id: str
     family: str
@@ -27,12 +27,12 @@ class Scored:
 
     @property
     def error(self) -> float | None:
-        """Relative error: predicted over measured, less 1."""
+        """Relative error: predicted over measured, minus 1."""
         return None if self.predicted_s is None else self.predicted_s / self.measured_s - 1.0
 
     @property
     def counts(self) -> bool:
-        """Evidence C is predicted and shown, not scored."""
+        """Whether it is scored; evidence C is only predicted and shown."""
         return self.evidence in ("A", "B")
 
 
@@ -53,25 +53,25 @@ def summary(cases: Iterable[Scored]) -> dict[str, Any]:
 
 
 def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
-    """The summary of each family, with how well it ranks layouts."""
+    """The summary of each family, with its ranking of layouts."""
     result = {}
     for family in dict.fromkeys(case.family for case in cases):
-        mine = [case for case in cases if case.family == family]
-        ranked = rankings(mine)
+        own = [case for case in cases if case.family == family]
+        ranked = rankings(own)
         result[family] = {
-            **summary(mine),
-            "kendall_tau": float(np.mean([each["kendall_tau"] for each in ranked])) if ranked else None,
-            "regret": max(each["regret"] for each in ranked) if ranked else None,
+            **summary(own),
+            "kendall_tau": float(np.mean([sweep["kendall_tau"] for sweep in ranked])) if ranked else None,
+            "regret": max(sweep["regret"] for sweep in ranked) if ranked else None,
         }
     return result
 
 
 def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
-    """How well each sweep of at least four scored layouts is ranked: tau-a, regret, and the two choices.
+    """Rankings of sweeps with at least four scored layouts: Kendall's tau-a, regret and the two choices.
 
-    `chosen` is the case that is predicted fastest, `best` the one that is.
+    `chosen` is the case predicted as fastest, `best` the one measured as fastest.
     """
-    found = []
+    ranked = []
     for (family, sweep), runs in _sweeps(cases).items():
         points = [_mean(layout) for layout in runs.values()]
         if len(points) < FEWEST_LAYOUTS:
@@ -81,7 +81,7 @@ def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
         layouts = list(runs)
         chosen = min(range(len(points)), key=lambda index: points[index][1])
         best = min(range(len(points)), key=lambda index: points[index][0])
-        found.append(
+        ranked.append(
             {
                 "family": family,
                 "sweep": sweep,
@@ -92,7 +92,7 @@ def rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
                 "best": runs[layouts[best]][0].id,
             }
         )
-    return found
+    return ranked
 
 
 def _sweeps(cases: Sequence[Scored]) -> dict[tuple[str, str], dict[str, list[Scored]]]:
@@ -106,7 +106,7 @@ def _sweeps(cases: Sequence[Scored]) -> dict[tuple[str, str], dict[str, list[Sco
 
 
 def _mean(runs: Sequence[Scored]) -> tuple[float, float]:
-    """Measured and predicted seconds of one layout, its repeats averaged."""
+    """Measured and predicted seconds of one layout, averaged over repeats."""
     measured = float(np.mean([run.measured_s for run in runs]))
     return measured, float(np.mean([run.predicted_s for run in runs if run.predicted_s is not None]))
 

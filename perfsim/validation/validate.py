@@ -1,4 +1,4 @@
-"""Predicting published runs, beside a baseline that any fool could use."""
+"""Predicts published runs and compares them with a one-constant baseline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perfsim.validation.score import Scored, families, one_constant, rankings, s
 
 
 def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
-    """Score one file of cases, step times or convergence; CatalogError lists what is malformed."""
+    """Score one file of cases, step times or convergence; CatalogError lists malformed ones."""
     catalog = catalog or default_catalog()
     data = load_mapping(path, catalog).data
     rows = data.get("cases") or []
@@ -37,7 +37,7 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
 
 
 def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any]:
-    """Predict every case; those that cannot be predicted are listed with the reason."""
+    """Predict every case; failed ones are listed with the reason."""
     answers = _predict_all(cases, catalog)
     failed = [
         {"id": case.id, "error": answer}
@@ -54,7 +54,7 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
         "count": len(cases),
         "failed": failed,
         "summary": summary(scored),
-        "summary_predicted": summary([each for each in scored if each.predicted_s is not None]),
+        "summary_predicted": summary([run for run in scored if run.predicted_s is not None]),
         "baseline": baseline,
         "families": families(scored),
         "families_baseline": families(of_baseline),
@@ -63,21 +63,21 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
         "without_release": _without_release(cases, scored, catalog),
         "cases": [
             {
-                "id": each.id,
-                "family": each.family,
-                "evidence": each.evidence,
-                "inferred": [] if each.counts else list(case.inferred),
-                "measured_s": each.measured_s,
-                "predicted_s": each.predicted_s,
-                "error": each.error,
+                "id": run.id,
+                "family": run.family,
+                "evidence": run.evidence,
+                "inferred": [] if run.counts else list(case.inferred),
+                "measured_s": run.measured_s,
+                "predicted_s": run.predicted_s,
+                "error": run.error,
             }
-            for case, each in zip(cases, scored, strict=True)
+            for case, run in zip(cases, scored, strict=True)
         ],
     }
 
 
 def _predict_all(cases: Sequence[StepCase], catalog: Catalog) -> list[float | str]:
-    """Predictions in the order of the cases, or why there is none."""
+    """Predictions in the order of the cases, or the reason of a failure."""
     return mapped(partial(_predict_or_say_why, catalog=catalog), cases)
 
 
@@ -89,7 +89,7 @@ def _predict_or_say_why(case: StepCase, catalog: Catalog) -> float | str:
 
 
 def scored_case(case: StepCase, predicted_s: float | None) -> Scored:
-    """A case with its prediction; None where there is none."""
+    """A case with its prediction, None if it failed."""
     layout = repr((case.parallel, case.training.micro_batch_size, case.training.recompute))
     return Scored(
         case.id, case.family, case.evidence, case.sweep, layout, case.measured.step_time_s, predicted_s
@@ -101,7 +101,7 @@ def _baseline(
 ) -> tuple[dict[str, Any], list[Scored]]:
     """Hardware FLOPs over devices x peak x e, with the one e that minimises the mean error of the file.
 
-    Its summary, and the cases as it predicts them.
+    Returns its summary and its predictions.
     """
     ideal: dict[str, float] = {}
     for case in cases:
@@ -109,33 +109,32 @@ def _baseline(
             ideal[case.id] = _ideal_s(case, catalog)
         except PerfsimError:
             continue
-    known = [each for each in scored if each.counts and each.id in ideal]
-    if not known:
+    usable = [run for run in scored if run.counts and run.id in ideal]
+    if not usable:
         return summary([]), []
-    efficiency = one_constant([ideal[each.id] for each in known], [each.measured_s for each in known])
-    predictions = [replace(each, predicted_s=ideal[each.id] / efficiency) for each in known]
-    return {**summary(predictions), "n": len(known), "efficiency": efficiency}, predictions
+    efficiency = one_constant([ideal[run.id] for run in usable], [run.measured_s for run in usable])
+    predictions = [replace(run, predicted_s=ideal[run.id] / efficiency) for run in usable]
+    return {**summary(predictions), "n": len(usable), "efficiency": efficiency}, predictions
 
 
 def _without_release(
     cases: Sequence[StepCase], scored: Sequence[Scored], catalog: Catalog
 ) -> dict[str, dict[str, Any]]:
-    """The summary without each release of a wafer's software that one scored run decides, and without all.
+    """The summary without each software release that has one scored run, and without all of them.
 
-    One log has much to say about the efficiency of its own release, so its error tells less than another's.
+    A single log largely determines the efficiency of its release, so its error says little.
     """
     release = {case.id: _measured_release(case, catalog) for case in cases}
-    counts = Counter(release[each.id] for each in scored if each.counts)
+    counts = Counter(release[run.id] for run in scored if run.counts)
     alone = sorted(name for name, count in counts.items() if name and count == 1)
     groups = [(name,) for name in alone] + ([tuple(alone)] if len(alone) > 1 else [])
     return {
-        ", ".join(group): summary([each for each in scored if release[each.id] not in group])
-        for group in groups
+        ", ".join(group): summary([run for run in scored if release[run.id] not in group]) for group in groups
     }
 
 
 def _measured_release(case: StepCase, catalog: Catalog) -> str:
-    """The software release whose efficiency a case uses; empty where none counts."""
+    """The software release whose efficiency a case uses; empty if it uses none."""
     try:
         calibration = case_system(case, catalog).device.calibration
         if case.system.software_release is None or not isinstance(calibration, WaferCalibration):
@@ -146,7 +145,7 @@ def _measured_release(case: StepCase, catalog: Catalog) -> str:
 
 
 def _ideal_s(case: StepCase, catalog: Catalog) -> float:
-    """The step at the full peak of every device, recompute included."""
+    """Step time at the full peak of every device, with recompute."""
     job, system = case_job(case, catalog), case_system(case, catalog)
     refuse_contradictions(case, system)
     flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")

@@ -16,7 +16,7 @@ from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.perturb import with_stragglers
 from perfsim.graph import GraphBuilder, TaskGraph, unfold
-from perfsim.machines import build_topology, costs_for
+from perfsim.machines import build_topology, costs_for, network_of
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import shared_links
 from perfsim.placement.stragglers import place_stragglers
@@ -60,7 +60,9 @@ def folded_run(each: Case) -> Trace:
     """From building the graph to the simulated trace."""
     graph = written(each.plan)
     duration_s = price(graph, each.costs)
-    links = shared_links(graph, each.plan.topology, peers=rank_classes(graph, each.plan.topology))
+    links = shared_links(
+        graph, network_of(each.plan.topology), peers=rank_classes(graph, network_of(each.plan.topology))
+    )
     return simulate(graph, duration_s, links.flows, links.capacities)
 
 
@@ -77,7 +79,7 @@ def straggling_run(each: Case) -> Trace:
 def unfolded_run(each: Case) -> Trace:
     """Every rank written."""
     graph = unfold(written(each.plan)).graph
-    links = shared_links(graph, each.plan.topology)
+    links = shared_links(graph, network_of(each.plan.topology))
     return simulate(graph, price(graph, each.costs), links.flows, links.capacities)
 
 

@@ -35,7 +35,7 @@ def report(factory: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="session")
 def sweep_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    points = [ScalingPoint("gpu", 8 * 2**i, 100 / 1.9**i) for i in range(6)]
+    points = [ScalingPoint("gpu", 8 * 2**i, 100 / 1.9**i, 0.95**i) for i in range(6)]
     cases = [ValidationPoint(f"case {i}", "megatron", 10.0 + i, 11.0 + i, 0.1) for i in range(5)]
     cells = [[1.0, 20.0, 300.0], [2.0, None, 600.0]]
     names = {"x_name": "batch", "y_name": "system", "z_name": "Time", "unit": "days"}

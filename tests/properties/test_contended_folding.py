@@ -15,6 +15,7 @@ from perfsim.engine import critical_path, simulate
 from perfsim.graph import unfold
 from perfsim.graph.symmetry import width_of
 from perfsim.hardware import FatTreeSpec
+from perfsim.machines import network_of
 from perfsim.placement.place import place
 from perfsim.placement.shared_links import shared_links
 from perfsim.prediction.evaluation import evaluate, longest_path_s
@@ -59,10 +60,10 @@ def steps(toys: ModuleType, layout: ParallelLayout, topology: Topology) -> Steps
     costs = toys.ToyCosts(topology.system)
     durations = price(graph, costs)
     every, apart = unfold(graph), place(graph, topology)
-    links = shared_links(every.graph, topology, peers=np.arange(width_of(graph)))
+    links = shared_links(every.graph, network_of(topology), peers=np.arange(width_of(graph)))
     return Steps(
         critical_path(graph, durations).step_time_s,
-        simulate(graph, durations, *shared_links(graph, topology)).step_time_s,
+        simulate(graph, durations, *shared_links(graph, network_of(topology))).step_time_s,
         simulate(apart.graph, price(apart.graph, costs), *apart.links).step_time_s,
         simulate(every.graph, durations[every.task], *links).step_time_s,
     )
@@ -114,7 +115,7 @@ def test_an_evaluation_takes_as_long_as_all_ranks_written_out_and_to_the_bit_whe
     path_s = longest_path_s(toys.graph_of(plan), plan.topology, costs)
     assert path_s == critical_path(every, durations).step_time_s
     found = evaluate(plan, costs)
-    links = shared_links(every, plan.topology, peers=np.arange(layout.tensor * layout.data))
+    links = shared_links(every, network_of(plan.topology), peers=np.arange(layout.tensor * layout.data))
     full_s = simulate(every, durations, *links).step_time_s
     assert found.step_time_s == pytest.approx(full_s, rel=1e-9)
     if found.trace.graph is found.graph:

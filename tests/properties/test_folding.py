@@ -15,6 +15,7 @@ from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.graph import TaskGraph, peer_classes, unfold
 from perfsim.graph.symmetry import as_slowest_peers, meeting_of, rank_of, width_of
+from perfsim.machines import network_of
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import shared_links
 from perfsim.strategies import Plan
@@ -135,13 +136,13 @@ def test_ranks_that_share_links_run_as_the_written_one(
     plan = toys.plan("3d", toys.job(4 * chosen.data, {"overlap_grad_reduce": True}), chosen, system)
     graph = toys.graph_of(plan)
     duration_s = price(graph, toys.ToyCosts(system))
-    classes = rank_classes(graph, plan.topology)
+    classes = rank_classes(graph, network_of(plan.topology))
     unfolded, partly = unfold(graph), unfold(graph, classes)
     if classes.any():
         return  # the groups of this layout lie unlike over the nodes: it may not be folded
-    links = shared_links(graph, plan.topology, peers=classes)
+    links = shared_links(graph, network_of(plan.topology), peers=classes)
     folded = simulate(graph, duration_s, links.flows, links.capacities)
-    links = shared_links(unfolded.graph, plan.topology)
+    links = shared_links(unfolded.graph, network_of(plan.topology))
     run = simulate(unfolded.graph, duration_s[unfolded.task], links.flows, links.capacities)
     assert partly.graph.digest() == graph.digest()
     assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()

@@ -18,6 +18,7 @@ from perfsim.costs.streaming_roof import roof_tokens
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.graph import unfold
+from perfsim.machines import network_of
 from perfsim.placement.shared_links import shared_links
 from perfsim.strategies import Plan, strategy
 from perfsim.trace import Trace
@@ -56,7 +57,7 @@ def planned(
 def run(plan: Plan, costs: WaferCosts, toys: ModuleType) -> Trace:
     """The step as the engine runs it."""
     graph = toys.graph_of(plan)
-    links = shared_links(graph, plan.topology)
+    links = shared_links(graph, network_of(plan.topology))
     return simulate(graph, price(graph, costs), links.flows, links.capacities)
 
 

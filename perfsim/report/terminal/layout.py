@@ -6,6 +6,8 @@ show it alike.
 
 from __future__ import annotations
 
+import math
+import re
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -16,8 +18,10 @@ from perfsim.report.table import Table
 MIN_WIDTH, PIPE_WIDTH = 80, 100
 MAX_PROSE = 100
 """Longer lines of prose are hard to read."""
-MIN_COLUMN = 10
-"""Width under which a column is not narrowed any further."""
+MAX_WORD = 30
+"""Longer words may be broken where a column is narrow."""
+_BREAK = re.compile(r"\s|(?<=[^\W\d]-)(?=[^\W\d])")
+"""Where `textwrap` breaks lines: at spaces, and after a hyphen between letters."""
 MARK = "*"
 """Before the best cell of a column."""
 
@@ -45,7 +49,7 @@ def table_lines(table: Table, width: int) -> list[str]:
     head, rows = _head(table), [_marked(table, index) for index in range(len(table.rows))]
     widths = [max(map(len, column)) for column in zip(*head, *rows, strict=True)]
     gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
-    _squeeze(widths, table.numeric, width - gap * (len(widths) - 1))
+    _squeeze(widths, [*head, *rows], table.numeric, width - gap * (len(widths) - 1))
     lines = [_line(row, widths, table.numeric, gap) for row in head]
     if lines:
         lines.append("-" * min(sum(widths) + gap * (len(widths) - 1), width))
@@ -77,14 +81,31 @@ def _marked(table: Table, row: int) -> list[str]:
     ]
 
 
-def _squeeze(widths: list[int], numeric: frozenset[int], room: int) -> None:
-    """Narrow the widest column of names, again and again, until all columns fit or none can give way."""
-    names = [index for index in range(len(widths)) if index not in numeric]
-    while sum(widths) > room and names:
-        widest = max(names, key=lambda index: widths[index])
-        if widths[widest] <= MIN_COLUMN:
+def _squeeze(widths: list[int], rows: Sequence[Sequence[str]], numeric: frozenset[int], room: int) -> None:
+    """Narrow columns of names until all fit or none can give way, so that few cells have to wrap."""
+    least = [
+        size if index in numeric else max(map(_longest_word, column))
+        for index, (size, column) in enumerate(zip(widths, zip(*rows, strict=True), strict=False))
+    ]
+    while sum(widths) > room:
+        names = [index for index, size in enumerate(least) if widths[index] > size]
+        if not names:
             return
-        widths[widest] -= 1
+        widths[min(names, key=lambda index: (_lines(rows, widths, index), -widths[index], -index))] -= 1
+
+
+def _longest_word(cell: str) -> int:
+    """Length of the longest part that cannot wrap; very long words, such as addresses, are broken."""
+    indent = len(cell) - len(cell.lstrip(f"{MARK} "))
+    return min(MAX_WORD, indent + max(map(len, re.split(_BREAK, cell[indent:]))))
+
+
+def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int], narrowed: int) -> int:
+    """About how many lines the rows take with one column narrower by one."""
+    sizes = [max(width - (index == narrowed), 1) for index, width in enumerate(widths)]
+    return sum(
+        max(math.ceil(len(cell) / size) for cell, size in zip(row, sizes, strict=True)) for row in rows
+    )
 
 
 def _wrapped(row: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perfsim.prediction.prediction import Perturbed, Prediction
-from perfsim.prediction.result import SamplingSummary
+from perfsim.prediction.prediction import Prediction
+from perfsim.prediction.result import Perturbed, SamplingSummary
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import MAX_PROSE, table_lines, terminal_width
 from perfsim.report.text import duration, human, integer, layout_long, peak_memory, percent

@@ -107,14 +107,14 @@ def worst_table(accuracy: StepAccuracy, *, scored: bool) -> Table:
 def ablation_table(removed: Sequence[Removed]) -> Table:
     """The score without each mechanism; the largest mean error first."""
     complete, *ablated = removed
-    ablated.sort(key=lambda removal: (-(removal.summary["mape"] or 0.0), removal.what))
+    ablated.sort(key=lambda removal: (-(removal.summary["mape"] or 0.0), removal.mechanism))
     rows = []
     for removal in (complete, *ablated):
         figures = removal.summary
         worst = f"{removal.most_hurt}: {_percent(removal.most_hurt_mape)}" if removal.most_hurt else text.NONE
         rows.append(
             [
-                removal.what,
+                removal.mechanism,
                 removal.instead or text.NONE,
                 *(_percent(figures[key]) for key in _FIGURES),
                 _signed(figures["bias"]),

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import numpy as np
 
+from perfsim.machines import network_of
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.workload import ParallelLayout, StreamingLayout
 
@@ -14,7 +15,7 @@ def classes(toys: ModuleType, gpus: int, marks: dict[int, float] | None = None, 
     system = toys.gpu_cluster(gpus=gpus, nics=gpus)
     chosen = ParallelLayout(**layout)
     plan = toys.plan("3d", toys.job(12 * chosen.data), chosen, system)
-    return rank_classes(toys.graph_of(plan), plan.topology, marks).tolist()
+    return rank_classes(toys.graph_of(plan), network_of(plan.topology), marks).tolist()
 
 
 def test_groups_that_fill_nodes_evenly_may_be_folded(toys: ModuleType) -> None:
@@ -35,5 +36,5 @@ def test_wafers_are_alike(toys: ModuleType) -> None:
     layout = StreamingLayout(data=3, micro_batch_size=2)
     plan = toys.plan("weight-streaming", toys.job(12), layout, toys.wafer_cluster())
     graph = toys.graph_of(plan)
-    assert not rank_classes(graph, plan.topology).any()
-    assert np.array_equal(rank_classes(graph, plan.topology, {1: 2.0}), [0, 1, 0])
+    assert not rank_classes(graph, network_of(plan.topology)).any()
+    assert np.array_equal(rank_classes(graph, network_of(plan.topology), {1: 2.0}), [0, 1, 0])

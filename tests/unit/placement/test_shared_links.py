@@ -11,6 +11,7 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TaskGraph, Work
 from perfsim.hardware import FatTreeSpec
+from perfsim.machines import network_of
 from perfsim.placement.shared_links import SharedLinks, shared_links
 from perfsim.topology import Topology, link_health
 from perfsim.workload import ParallelLayout, StreamingLayout
@@ -35,7 +36,7 @@ def reduce(name: str, group: RankGroup) -> Work:
 
 
 def run(graph: TaskGraph, topology: Topology) -> list[float]:
-    links = shared_links(graph, topology)
+    links = shared_links(graph, network_of(topology))
     durations = np.full(len(graph), SECONDS)
     return simulate(graph, durations, links.flows, links.capacities).end_s.tolist()
 
@@ -62,7 +63,7 @@ def test_flows_on_different_links_or_directions_do_not_meet(
     toys: ModuleType, topology: Topology, first: tuple[int, int], second: tuple[int, int]
 ) -> None:
     apart = graph((send(toys, "a", *first), "gpu0/a"), (send(toys, "b", *second), "gpu0/b"))
-    assert shared_links(apart, topology).flows == {}
+    assert shared_links(apart, network_of(topology)).flows == {}
     assert run(apart, topology) == [SECONDS, SECONDS]
 
 
@@ -72,7 +73,7 @@ def test_tasks_of_one_stream_never_overlap_so_they_do_not_contend(
     builder = GraphBuilder()
     for name in ("a", "b"):
         builder.task(send(toys, name, 0, 8), "gpu0/send-next")
-    assert shared_links(builder.build(), topology).flows == {}
+    assert shared_links(builder.build(), network_of(topology)).flows == {}
 
 
 def test_two_gpus_that_share_a_nic_are_priced_at_half_of_it_and_slow_each_other_no_further(
@@ -114,13 +115,13 @@ def test_inside_a_node_and_alone_nothing_is_put_on_the_network(toys: ModuleType,
         (send(toys, "near", 0, 1), "gpu0/send-next"),
         (toys.compute("c"), "gpu0/compute"),
     )
-    assert shared_links(quiet, topology) == SharedLinks()
+    assert shared_links(quiet, network_of(topology)) == SharedLinks()
 
 
 def test_a_wafer_tree_carries_one_stream_each_way_so_nothing_is_shared(toys: ModuleType) -> None:
     layout = StreamingLayout(data=4, micro_batch_size=8)
     plan = toys.plan("weight-streaming", toys.job(32), layout, toys.wafer_cluster())
-    assert shared_links(toys.graph_of(plan), plan.topology) == SharedLinks()
+    assert shared_links(toys.graph_of(plan), network_of(plan.topology)) == SharedLinks()
 
 
 def test_reductions_and_pipeline_transfers_of_a_real_step_slow_each_other(toys: ModuleType) -> None:
@@ -128,7 +129,7 @@ def test_reductions_and_pipeline_transfers_of_a_real_step_slow_each_other(toys: 
     plan = toys.plan("3d", job, ParallelLayout(tensor=8, pipeline=2, data=2))
     written = toys.graph_of(plan)
     durations = price(written, toys.ToyCosts(plan.system))
-    links = shared_links(written, plan.topology)
+    links = shared_links(written, network_of(plan.topology))
     assert links.flows
     contended = simulate(written, durations, links.flows, links.capacities)
     free = critical_path(written, durations)
@@ -145,7 +146,7 @@ def oversubscribed(toys: ModuleType, nodes: int, nodes_per_leaf: int, oversubscr
 
 
 def folded_run(graph: TaskGraph, topology: Topology, width: int) -> list[float]:
-    links = shared_links(graph, topology, peers=np.zeros(width, dtype=np.int64))
+    links = shared_links(graph, network_of(topology), peers=np.zeros(width, dtype=np.int64))
     durations = np.full(len(graph), SECONDS)
     return simulate(graph, durations, links.flows, links.capacities).end_s.tolist()
 
@@ -171,7 +172,7 @@ def test_a_ring_crosses_between_leaves_once_each_way_for_each_of_its_peers(toys:
 def test_groups_inside_a_leaf_do_not_see_its_uplinks(toys: ModuleType) -> None:
     topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=16.0)
     ring = graph((reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"))
-    assert shared_links(ring, topology, peers=np.zeros(32, dtype=np.int64)).flows == {}
+    assert shared_links(ring, network_of(topology), peers=np.zeros(32, dtype=np.int64)).flows == {}
 
 
 def test_a_reduction_and_a_send_meet_on_uplinks_though_their_nics_differ(toys: ModuleType) -> None:
@@ -213,7 +214,7 @@ def test_classes_of_peers_together_load_what_all_peers_load(toys: ModuleType) ->
     parted = graph(
         (send(toys, "next", 0, 32), "gpu0/send-next"), (send(toys, "other", 5, 37), "gpu5/send-next")
     )
-    links = shared_links(parted, topology, peers=peers)
+    links = shared_links(parted, network_of(topology), peers=peers)
     durations = np.full(2, SECONDS)
     ends = simulate(parted, durations, links.flows, links.capacities).end_s.tolist()
     assert ends == [4 * SECONDS] * 2
@@ -223,7 +224,7 @@ def test_classes_of_peers_together_load_what_all_peers_load(toys: ModuleType) ->
 def test_a_link_at_half_its_capacity_takes_twice_as_long(toys: ModuleType, topology: Topology) -> None:
     alone = graph((send(toys, "next", 0, 8), "gpu0/send-next"))
     health = link_health(topology, {"node0/nic0-leaf0": 0.5})
-    links = shared_links(alone, topology, health=health)
+    links = shared_links(alone, network_of(topology, health))
     assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).makespan_s == 2 * SECONDS
 
 
@@ -239,7 +240,7 @@ def test_two_messages_share_the_only_nic_that_dead_ones_leave_them(
     def took(*ends: tuple[int, int]) -> list[float]:
         sends = ((send(toys, f"m{source}", source, target), f"gpu{source}/send") for source, target in ends)
         messages = graph(*sends)
-        links = shared_links(messages, topology, health=dead)
+        links = shared_links(messages, network_of(topology, dead))
         durations = np.full(len(ends), SECONDS)
         return simulate(messages, durations, links.flows, links.capacities).end_s.tolist()
 
@@ -264,7 +265,7 @@ def test_one_slow_port_slows_the_broadcast_to_all(toys: ModuleType) -> None:
     topology = toys.topology(16, toys.wafer_cluster())
     load = Work("load", Kind.MEM_LOAD, "memoryx_read", "weight_stream", comm_bytes=1e6)
     alone = graph((load, "memoryx/out"))
-    links = shared_links(alone, topology, health=link_health(topology, {"swarmx/1/1-cs5": 0.25}))
+    links = shared_links(alone, network_of(topology, link_health(topology, {"swarmx/1/1-cs5": 0.25})))
     assert len(links.capacities) == 1
     assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).makespan_s == 4 * SECONDS
 
@@ -283,7 +284,7 @@ def test_a_step_on_a_fourth_of_the_uplinks_is_longer_by_what_its_sends_wait(toys
     steps = []
     for oversubscription in (1.0, 4.0):
         topology = oversubscribed(toys, nodes=2, nodes_per_leaf=1, oversubscription=oversubscription)
-        links = shared_links(written, topology)
+        links = shared_links(written, network_of(topology))
         steps.append(simulate(written, durations, links.flows, links.capacities).step_time_s)
     sends = [work for work in written.works if work.kind is Kind.COMM_SEND]
     assert len(sends) == 2

@@ -12,6 +12,7 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.graph import Kind, Work, unfold
 from perfsim.graph.symmetry import width_of
+from perfsim.machines import network_of
 from perfsim.placement.place import place
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import shared_links
@@ -118,11 +119,11 @@ def test_a_layout_that_fills_nodes_evenly_is_folded_and_says_nothing(toys: Modul
 def test_where_links_are_shared_uneven_peers_are_written_for_what_they_enter(toys: ModuleType) -> None:
     plan = planned(toys, 4, 1e8, tensor=3, data=4)
     graph = toys.graph_of(plan)
-    prices = rank_classes(graph, plan.topology, shares_links=False)
-    links = rank_classes(graph, plan.topology)
+    prices = rank_classes(graph, network_of(plan.topology), shares_links=False)
+    links = rank_classes(graph, network_of(plan.topology))
     assert len(set(prices.tolist())) < len(set(links.tolist())), "as dear, but not on the same NICs"
     costs = toys.ToyCosts(plan.system)
     every = unfold(graph).graph
-    shared = shared_links(every, plan.topology, peers=np.arange(width_of(graph)))
+    shared = shared_links(every, network_of(plan.topology), peers=np.arange(width_of(graph)))
     right = simulate(every, price(every, costs), *shared).step_time_s
     assert evaluate(plan, costs).step_time_s == pytest.approx(right, rel=1e-9)

@@ -15,6 +15,7 @@ from perfsim.engine.grid import FINEST_EXPONENT
 from perfsim.errors import InputError
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TensorClass, Work
 from perfsim.hardware import FatTreeSpec
+from perfsim.machines import network_of
 from perfsim.placement.shared_links import shared_links
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.expansion import expanded, in_steps, parse_expansion
@@ -81,7 +82,7 @@ def on_thin_uplinks(toys: ModuleType, evaluation: Evaluation, steps: str) -> tup
     builder.fold(32)
     graph, costs = in_steps(builder.build(), evaluation.costs, {"sum": steps} if steps else {})
     durations = price(graph, costs)
-    links = shared_links(graph, topology)
+    links = shared_links(graph, network_of(topology))
     assert links.flows
     took = simulate(graph, durations, links.flows, links.capacities)
     return ((took.end_s - took.start_s) / durations).tolist(), took.makespan_s

@@ -36,7 +36,7 @@ def _one_line(row: dict[str, Any]) -> str:
     [
         ({"system": {"device": "b200"}}, "no system with device 'b200'"),
         ({"model": {"num_attention_heads": 63}}, "is not a multiple of num_attention_heads 63"),
-        ({"training": {"precision": "fp8"}}, "has no peak for fp8; it has "),
+        ({"training": {"precision": "fp8"}}, "computes no fp8; it has "),
         (
             {"system": {"num_devices": 512, "devices_per_node": 8, "inter_node": None}},
             "512 devices in nodes of 8 without inter_node, which means one node",

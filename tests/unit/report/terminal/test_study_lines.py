@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.prediction.prediction import Perturbed
+from perfsim.prediction.result import Perturbed
 from perfsim.report.study.page import study_page
 from perfsim.report.terminal.study import MAX_LINES, study_lines
 from perfsim.report.text import encodable

@@ -14,6 +14,7 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.errors import MemoryCapacityError
 from perfsim.graph import TaskGraph
+from perfsim.machines import network_of
 from perfsim.placement.shared_links import shared_links
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.stages import stage_memory, stages_of
@@ -140,7 +141,7 @@ def test_the_screening_formula_is_within_15_percent_of_the_simulation(
     job = toys.job(batch, {"overlap_grad_reduce": overlap}, num_layers=16, tied_embeddings=tied)
     plan = toys.plan("3d", job, layout(schedule, **changes))
     written, costs = toys.graph_of(plan), toys.ToyCosts(plan.system)
-    durations, links = price(written, costs), shared_links(written, plan.topology)
+    durations, links = price(written, costs), shared_links(written, network_of(plan.topology))
     simulated = simulate(written, durations, links.flows, links.capacities).step_time_s
     assert strategy("3d").estimate_s(plan, costs.duration_s) == pytest.approx(simulated, rel=0.15)
     alone, path = simulate(written, durations), critical_path(written, durations)
