@@ -59,8 +59,8 @@ class WaferNetwork(Network):
         links, rate = self.tree.tree_links(DIRECTIONS[work.op]), self.costs.stream_bytes_per_s
         if work.op in SPILLING:
             ends = ("memoryx", 0) if work.op == "fetch" else (0, "memoryx")
-            ports = [edge for edge in self.tree.route(*ends) if edge.kind == "io"]
-            links, rate = self.tree.link_ids(ports), self.costs.feed_bytes_per_s
+            links = tuple(edge.link for edge in self.tree.route(*ends) if edge.kind == "io")
+            rate = self.costs.feed_bytes_per_s
         elif work.op.startswith("reduce_in_tree"):
             kinds, rate = self.tree.links(), self.costs.tree_bytes_per_s
             links = tuple(link for link in links if kinds[link].kind != "memoryx")
