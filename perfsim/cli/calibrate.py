@@ -14,7 +14,7 @@ source_option = click.option(
 yaml_option = out_option("YAML file to write. [default: standard output]")
 
 
-@click.group()
+@click.group(short_help="Fit constants to your own measurements.")
 def calibrate() -> None:
     """Fit constants of a device, a link or a cluster to your own measurements."""
 
@@ -32,7 +32,7 @@ def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
     click.echo(calibrate_gemm(table, device, out, source=source))
 
 
-@calibrate.command()
+@calibrate.command(short_help="Fit the collective model to tables of measurements.")
 @click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--link", required=True, help="Catalogue name of the measured link.")
 @yaml_option
@@ -46,7 +46,7 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: st
     click.echo(calibrate_collectives(list(tables), link, out, source=source))
 
 
-@calibrate.command()
+@calibrate.command(short_help="Fit a device's host times and sustained ceiling to whole steps.")
 @click.argument("cases", type=click.Path(path_type=Path))
 @click.option("--device", required=True, help="Catalogue name of the device of the runs.")
 @out_option("Folder for the YAML. [default: standard output]")
@@ -60,7 +60,7 @@ def framework(cases: Path, device: str, out: Path | None, device_only: bool, sou
     click.echo(calibrate_framework(cases, device, out, device_only=device_only, source=source))
 
 
-@calibrate.command()
+@calibrate.command(short_help="Fit one scale for your cluster to steps measured on it.")
 @click.argument("measured", type=click.Path(path_type=Path))
 @yaml_option
 def steps(measured: Path, out: Path | None) -> None:
@@ -74,7 +74,7 @@ def steps(measured: Path, out: Path | None) -> None:
         click.echo(f"warning: {warning}", err=True)
 
 
-@calibrate.command()
+@calibrate.command(short_help="Fit a wafer's efficiency by software release to logs.")
 @click.argument("cases", type=click.Path(path_type=Path))
 @click.option("--device", default="wse-2", show_default=True, help="Catalogue name of the wafer.")
 @yaml_option

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MOST_ORDERS = 10_000
 
 
-@click.command()
+@click.command(short_help="Execute schedules in NumPy and compare with serial training.")
 @click.argument("target", metavar="MODEL|STUDY")
 @click.option("--strategy", default="", help="Only this strategy. [default: all; 3d for a --layout]")
 @click.option(

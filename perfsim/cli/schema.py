@@ -9,7 +9,7 @@ import click
 from perfsim.cli.options import out_option
 
 
-@click.command()
+@click.command(short_help="Print or write JSON Schemas of the YAML files.")
 @click.argument("kind", required=False)
 @out_option("Folder for <kind>.schema.json files. [default: standard output]")
 def schema(kind: str | None, out: Path | None) -> None:

@@ -10,7 +10,7 @@ from perfsim.cli.output import print_json, print_lines
 KINDS = ("systems", "devices", "models", "recipes", "wall_clocks", "studies", "strategies")
 
 
-@click.command()
+@click.command(short_help="List what the catalogue holds, with sources.")
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("name", required=False)
 @json_option

@@ -12,7 +12,7 @@ from perfsim.cli.output import print_json, print_lines, progress
 from perfsim.cli.sweep import answer_sweep
 
 
-@click.command()
+@click.command(short_help="Answer a study: which machine is first at the target, and why.")
 @click.argument("study")
 @click.option("--compare", default="", metavar="A,B", help="Only these strategies, e.g. 3d,weight-streaming.")
 @click.option(

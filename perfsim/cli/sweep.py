@@ -12,7 +12,7 @@ from perfsim.cli.output import print_json, print_lines
 from perfsim.errors import PlanError
 
 
-@click.command()
+@click.command(short_help="Answer a grid of questions from a file.")
 @click.argument("file", type=click.Path(path_type=Path))
 @out_option("Folder for the report and the finished points. [default: reports/NAME]")
 @click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes. [default: all cores]")

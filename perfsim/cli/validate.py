@@ -10,7 +10,7 @@ from perfsim.cli.options import json_option, must_exist
 from perfsim.cli.output import print_json, print_lines
 
 
-@click.command()
+@click.command(short_help="Compare predictions with published runs.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @json_option
 @click.option(
@@ -18,7 +18,7 @@ from perfsim.cli.output import print_json, print_lines
     type=click.IntRange(min=0),
     default=10,
     show_default=True,
-    help="How many of the cases that are furthest off to list.",
+    help="Number of cases to list, largest errors first.",
 )
 @click.option(
     "--record", is_flag=True, help="Write the errors into the package, for studies to quote; for a checkout."

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from perfsim.errors import GraphError
 from perfsim.graph.ragged import Ragged, Wide, offsets
-from perfsim.graph.symmetry import rank_of
-from perfsim.graph.task_graph import TaskGraph
+from perfsim.graph.task_graph import TaskGraph, rank_of
 from perfsim.graph.work import WHOLE_DEVICE, Work
 
 

@@ -8,7 +8,6 @@ and *classes* number them: peers of one class have equal times.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,8 +17,6 @@ from perfsim.errors import GraphError
 from perfsim.graph.ragged import Ints, Wide
 from perfsim.graph.task_graph import TaskGraph
 from perfsim.graph.work import Kind, Work
-
-_DEVICE = re.compile(r"([a-z]+)(\d+)")
 
 
 class Meeting(NamedTuple):
@@ -41,27 +38,9 @@ class Meeting(NamedTuple):
 ALONE = Meeting(1, 1)
 
 
-def rank_of(stream: str) -> int | None:
-    """The rank of a stream; None for a stream of several ranks or of all, such as MemoryX."""
-    match = _DEVICE.fullmatch(stream.split("/", 1)[0])
-    return int(match[2]) if match else None
-
-
-def width_of(graph: TaskGraph) -> int:
-    """Number of ranks that each device stands for. Raises GraphError if devices differ in it."""
-    widths = {
-        ranks
-        for ranks, name in zip(graph.stands_for, graph.streams, strict=True)
-        if rank_of(name) is not None
-    }
-    if len(widths) > 1:
-        raise GraphError("this graph is partly unfolded: its devices stand for unlike numbers of ranks")
-    return widths.pop() if widths else 1
-
-
 def bases_of(graph: TaskGraph) -> list[int]:
     """The rank of every device in the graph, ascending."""
-    return sorted({rank for name in graph.streams if (rank := rank_of(name)) is not None})
+    return sorted({rank for rank in graph.stream_ranks.tolist() if rank >= 0})
 
 
 def meeting_of(work: Work, width: int) -> Meeting:
@@ -76,11 +55,11 @@ def meeting_of(work: Work, width: int) -> Meeting:
 
 def meetings_of(graph: TaskGraph) -> list[Meeting]:
     """All distinct meetings of peers in a graph, `ALONE` first."""
-    width, meetings = width_of(graph), {ALONE}
+    width, meetings = graph.width, {ALONE}
     used = np.unique(graph.stream.astype(np.int64) * len(graph.works) + graph.work).tolist()
     for stream, work in (divmod(key, len(graph.works)) for key in used):
-        rank, group = rank_of(graph.streams[stream]), graph.works[work].group
-        if rank is None:
+        rank, group = int(graph.stream_ranks[stream]), graph.works[work].group
+        if rank < 0:
             continue
         meetings.add(meeting := meeting_of(graph.works[work], width))
         if meeting != ALONE and group is not None and group.start != rank:
@@ -97,7 +76,7 @@ def peer_classes(graph: TaskGraph, marks: Mapping[int, Hashable] | None = None) 
     is colour refinement; it ends because classes are only ever split. A single class means that the
     folded graph is exact.
     """
-    width, bases, meetings = width_of(graph), bases_of(graph), meetings_of(graph)
+    width, bases, meetings = graph.width, bases_of(graph), meetings_of(graph)
     marks = marks or {}
     classes = _numbered([tuple(marks.get(base + offset) for base in bases) for offset in range(width)])
     while True:
@@ -119,7 +98,7 @@ def as_slowest_peers(graph: TaskGraph, factors: Mapping[int, float]) -> dict[int
     meeting = min(inner, key=lambda candidate: candidate.size, default=ALONE)
     slowdown: dict[int, float] = {}
     for base in bases_of(graph):
-        for first in {meeting.first(offset) for offset in range(width_of(graph))}:
+        for first in {meeting.first(offset) for offset in range(graph.width)}:
             group = [base + offset for offset in meeting.offsets(first)]
             slowest = max(factors.get(rank, 1.0) for rank in group)
             slowdown |= dict.fromkeys(group, slowest) if slowest != 1.0 else {}

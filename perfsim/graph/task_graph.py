@@ -12,6 +12,7 @@ A stream is named by its device and its purpose, `gpu0/compute`, or by several d
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,15 @@ from perfsim.graph.ragged import Ints, Ragged, offsets
 from perfsim.graph.work import Work
 
 Shorts = NDArray[np.int16]
+
+
+_DEVICE = re.compile(r"([a-z]+)(\d+)")
+
+
+def rank_of(stream: str) -> int | None:
+    """The rank of a stream; None for a stream of several ranks or of all, such as MemoryX."""
+    match = _DEVICE.fullmatch(stream.split("/", 1)[0])
+    return int(match[2]) if match else None
 
 
 class Task(NamedTuple):
@@ -90,6 +100,24 @@ class TaskGraph:
     def tasks(self) -> Iterator[Task]:
         """All tasks in the order of their ids."""
         return (self.task(index) for index in range(len(self)))
+
+    @cached_property
+    def stream_ranks(self) -> Ints:
+        """The rank of each stream; -1 for one of several ranks or of all, such as MemoryX."""
+        ranks = (rank_of(name) for name in self.streams)
+        return np.array([-1 if rank is None else rank for rank in ranks], dtype=np.int32)
+
+    @cached_property
+    def width(self) -> int:
+        """Number of ranks that each written device stands for. Raises GraphError if devices differ in it."""
+        widths = {
+            ranks
+            for ranks, rank in zip(self.stands_for, self.stream_ranks.tolist(), strict=True)
+            if rank >= 0
+        }
+        if len(widths) > 1:
+            raise GraphError("this graph is partly unfolded: its devices stand for unlike numbers of ranks")
+        return widths.pop() if widths else 1
 
     @property
     def num_tensors(self) -> int:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from perfsim.errors import GraphError
 from perfsim.graph.ragged import Ints, Ragged, Wide, offsets
-from perfsim.graph.symmetry import gatherings, meeting_of, meetings_of, rank_of, width_of
-from perfsim.graph.task_graph import TaskGraph
+from perfsim.graph.symmetry import gatherings, meeting_of, meetings_of
+from perfsim.graph.task_graph import TaskGraph, rank_of
 from perfsim.graph.work import RankGroup, Work
 
 
@@ -51,7 +51,7 @@ def unfold(graph: TaskGraph, classes: Ints | None = None) -> Unfolded:
     `classes` has one entry per peer, as from `peer_classes`. Raises GraphError if members of one class meet
     different classes, and for a graph that is not folded.
     """
-    width = width_of(graph)
+    width = graph.width
     classes = np.arange(width, dtype=np.int32) if classes is None else np.asarray(classes, dtype=np.int32)
     if len(classes) != width:
         raise GraphError(f"a device stands for {width} ranks, but {len(classes)} have a class")
@@ -94,7 +94,7 @@ class _Unfolding:
         """The row of each folded task."""
         graph, number = self.graph, {meeting: row for row, meeting in enumerate(self.meetings)}
         of_work = np.array([number.get(meeting_of(work, self.width), 0) for work in graph.works])
-        is_shared = np.array([rank_of(name) is None for name in graph.streams])
+        is_shared = graph.stream_ranks < 0
         return np.where(is_shared[graph.stream], self.shared, of_work[graph.work])
 
     @cached_property
@@ -151,7 +151,7 @@ class _Unfolding:
 
     def _ranks(self) -> Ints:
         """The first rank of each instance."""
-        base = np.array([-1 if (rank := rank_of(name)) is None else rank for name in self.graph.streams])
+        base = self.graph.stream_ranks
         offsets = np.zeros(self.num_members.shape, dtype=np.int64)
         for row, instances in enumerate(self.members):
             offsets[row, : len(instances)] = [self.offset[members[0]] for members in instances]

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.graph import TaskGraph, unfold
-from perfsim.graph.symmetry import rank_of
 from perfsim.machines import network_of
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import SharedLinks, shared_links
@@ -59,8 +58,7 @@ def place(
     too_many = not marked and count * len(folded) > MOST_TASKS
     note = _note(count, too_many=too_many) if count > 1 and not marked else ""
     if count == 1 or too_many:
-        ranks = np.array([-1 if (rank := rank_of(name)) is None else rank for name in folded.streams])
-        return Placed(folded, ranks[folded.stream].astype(np.int32), links, note)
+        return Placed(folded, folded.stream_ranks[folded.stream], links, note)
     unfolded = unfold(folded, classes)
     if contention:
         links = shared_links(unfolded.graph, network, peers=classes)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.graph import TaskGraph, peer_classes
-from perfsim.graph.symmetry import bases_of, width_of
+from perfsim.graph.symmetry import bases_of
 from perfsim.machines.network import Network
 
 
@@ -27,7 +27,7 @@ def rank_classes(
     With a single class the graph can stay folded. Unless something `shares_links`, positions that cost the
     same are alike.
     """
-    width, marks = width_of(graph), marks or {}
+    width, marks = graph.width, marks or {}
     places = network.peer_places(graph.works, width, shares_links=shares_links)
     if places is None:
         return peer_classes(graph, marks) if marks else np.zeros(width, dtype=np.int32)

@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from perfsim.engine.fairshare import Flow
 from perfsim.engine.max_min import TOLERANCE
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
-from perfsim.graph.symmetry import width_of
 from perfsim.machines.network import Network, PeerClasses, Traffic
 from perfsim.placement.binding_links import flows_on
 
@@ -34,7 +33,7 @@ def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None 
     `peers` is the class of each peer that `unfold` got; a folded graph needs none. Raises InputError where
     dead links leave no route.
     """
-    classes = np.zeros(width_of(graph), dtype=np.int64) if peers is None else np.asarray(peers)
+    classes = np.zeros(graph.width, dtype=np.int64) if peers is None else np.asarray(peers)
     network.check(graph)
     traffic = _traffic(graph.works, network, PeerClasses(classes))
     if not traffic:

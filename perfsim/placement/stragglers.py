@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from perfsim.graph import TaskGraph
-from perfsim.graph.symmetry import as_slowest_peers, width_of
+from perfsim.graph.symmetry import as_slowest_peers
 from perfsim.machines import network_of
 from perfsim.placement.place import Placed, place
 from perfsim.strategies import Plan
@@ -53,7 +53,7 @@ def place_stragglers(
     if may_join and (step_only or len(folded) > MANY_TASKS):
         alike = as_slowest_peers(folded, factors)
         network = network_of(topology)
-        if network.peer_places(folded.works, width_of(folded), shares_links=False) is None:
+        if network.peer_places(folded.works, folded.width, shares_links=False) is None:
             placed = place(folded, topology, marks=alike)
             if not placed.links.flows or network.peers_keep_step(plan.layout):
                 return PlacedStragglers(placed, alike, TOGETHER)

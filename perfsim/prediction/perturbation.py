@@ -10,7 +10,6 @@ import numpy as np
 from perfsim.engine.failures import Checkpoints, FailedRun, exponential_failures, run_with_failures
 from perfsim.engine.perturb import with_jitter, with_stragglers
 from perfsim.errors import InputError
-from perfsim.graph.symmetry import width_of
 from perfsim.placement.place import MOST_TASKS, place
 from perfsim.placement.stragglers import PlacedStragglers, place_stragglers
 from perfsim.prediction.evaluation import Evaluation
@@ -54,7 +53,7 @@ def _draw(
     apart = bool(spec.jitter) and _fits(evaluation)
     marks: dict[int, Hashable] = dict(factors)
     if apart:
-        width = width_of(folded)
+        width = folded.width
         replica = {rank: rank % width // plan.layout.tensor for rank in range(plan.topology.num_devices)}
         marks = {rank: (factors.get(rank), number) for rank, number in replica.items()}
     if spec.jitter:
@@ -80,7 +79,7 @@ def _factors(spec: PerturbationSpec, devices: int, rng: np.random.Generator) -> 
 
 
 def _fits(evaluation: Evaluation) -> bool:
-    replicas = width_of(evaluation.graph) // evaluation.plan.layout.tensor
+    replicas = evaluation.graph.width // evaluation.plan.layout.tensor
     return replicas * len(evaluation.graph) <= MOST_TASKS
 
 

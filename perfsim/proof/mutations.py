@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
-from perfsim.graph.symmetry import meeting_of, width_of
+from perfsim.graph.symmetry import meeting_of
 from perfsim.proof.execution.faults import Fault
 from perfsim.proof.execution.order import Edge, Precedence
 from perfsim.proof.execution.program import task_name
@@ -74,7 +74,7 @@ def _without(subject: Subject, kind: str, edges: dict[Edge, None]) -> Iterator[M
 
 def wrong_groups(subject: Subject) -> Iterator[Mutation]:
     """Give each collective a wrong group: half of its peers, or as many peers with another stride."""
-    graph, width = subject.graph, width_of(subject.graph)
+    graph, width = subject.graph, subject.graph.width
     for task in graph.tasks():
         group = task.work.group
         if task.work.kind is not Kind.COMM_COLL or group is None or meeting_of(task.work, width).size == 1:

@@ -66,7 +66,7 @@ def _template() -> jinja2.Template:
 
 def _view(section: Section) -> dict[str, Any]:
     """A section as the template reads it."""
-    names = ("heading", "lead", "html", "table", "alt", "note", "level", "anchor")
+    names = ("heading", "lead", "table", "alt", "note", "level", "anchor")
     view = {name: getattr(section, name) for name in names}
     view["plot"], view["height"] = "", 0
     if section.figure is not None:

@@ -7,23 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
-from markupsafe import Markup
 
 from perfsim.report.table import Table
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading, a lead on what the section helps to decide, and a figure or HTML with its table.
+    """A heading, a lead on what the section helps to decide, and a figure with its table.
 
-    `alt` describes the figure in words. `html` is inserted as it is: pass `Markup` built with escaping.
-    `slug` fixes the ids (`figure-<slug>`); the default is made from the heading.
+    `alt` describes the figure in words. `slug` fixes the ids (`figure-<slug>`); the default is made from
+    the heading.
     """
 
     heading: str
     lead: str = ""
     figure: go.Figure | None = None
-    html: Markup | None = None
     table: Table | None = None
     alt: str = ""
     slug: str = ""

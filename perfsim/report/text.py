@@ -118,22 +118,13 @@ def peak_memory(prediction: Prediction) -> str:
     return memory(prediction.peak_memory_bytes, prediction.memory_capacity_bytes)
 
 
-_SHORT: Mapping[str, tuple[str, ...]] = {
-    "tp": ("tp", "tensor", "tensor_model_parallel_size"),
-    "pp": ("pp", "pipeline", "pipeline_model_parallel_size"),
-    "vp": ("vp", "virtual_pipeline", "virtual_pipeline_model_parallel_size"),
-    "dp": ("dp", "data", "data_parallel_size"),
-    "mbs": ("mbs", "micro_batch_size"),
+_SHORT = {
+    "tensor": "tp",
+    "pipeline": "pp",
+    "virtual_pipeline": "vpp",
+    "data": "dp",
+    "micro_batch_size": "mbs",
 }
-
-
-def _degrees(layout: Mapping[str, Any]) -> dict[str, Any]:
-    degrees: dict[str, Any] = {}
-    for short, names in _SHORT.items():
-        for name in names:
-            if layout.get(name) is not None:
-                degrees.setdefault(short, layout[name])
-    return degrees
 
 
 def layout_short(layout: Mapping[str, Any]) -> str:
@@ -148,19 +139,19 @@ def layout_short(layout: Mapping[str, Any]) -> str:
 
 def _degrees_text(layout: Mapping[str, Any]) -> str:
     """`tp8 dp16 mbs4`: degrees of tensor and pipeline are left out where they are 1."""
-    unsaid = ("tp", "pp", "vp")
-    degrees = {name: value for name, value in _degrees(layout).items() if name not in unsaid or value != 1}
-    return " ".join(f"{name}{value}" for name, value in degrees.items())
+    degrees = {name: layout[name] for name in _SHORT if layout.get(name) is not None}
+    always = ("data", "micro_batch_size")
+    return " ".join(
+        f"{_SHORT[name]}{value}" for name, value in degrees.items() if name in always or value != 1
+    )
 
 
 def layout_long(layout: Mapping[str, Any]) -> str:
     """The degrees and every other setting that is switched on, by its name."""
-    degree_names = {name for names in _SHORT.values() for name in names}
     words = [_degrees_text(layout)]
     for name, value in layout.items():
-        if name in degree_names or value in (None, False, 0, "", "none"):
-            continue
-        words.append(f"{human(name)} {_plain_value(value)}".removesuffix(" yes"))
+        if name not in _SHORT and value not in (None, False, 0, "", "none"):
+            words.append(f"{human(name)} {_plain_value(value)}".removesuffix(" yes"))
     return ", ".join(word for word in words if word)
 
 

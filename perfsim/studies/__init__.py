@@ -1,1 +1,1 @@
-"""Questions and answers: the only place where strategies, engines, numerics and convergence meet."""
+"""Studies: several machines compared on one training run, each at its own best batch."""

@@ -1,4 +1,4 @@
-"""What an answer rests on: every description of the study, value by value, with its source."""
+"""The inputs of an answer with their sources: every value of every description that the study uses."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from perfsim.studies.spec import StudySpec
 
 
 def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
-    """Inputs of an answer: law of the critical batch, model, recipe, systems, fitted constants."""
+    """Inputs of an answer: critical batch, model, recipe, systems, fitted constants, cluster calibrations."""
     catalog = default_catalog()
-    found = [*_target(target), *_described(catalog, "model", spec.model.name)]
-    found += _described(catalog, "recipe", spec.recipe.name)
-    for system in {each.system.name: each.system for each in spec.candidates}.values():
-        found += _described(catalog, "system", system.name)
-        found += _described(catalog, "device", system.device.name)
+    assumptions = [*_target(target), *_described(catalog, "model", spec.model.name)]
+    assumptions += _described(catalog, "recipe", spec.recipe.name)
+    for system in {candidate.system.name: candidate.system for candidate in spec.candidates}.values():
+        assumptions += _described(catalog, "system", system.name)
+        assumptions += _described(catalog, "device", system.device.name)
         if system.device.calibration is not None:
-            found += constants_of(system.device.calibration, catalog)
+            assumptions += constants_of(system.device.calibration, catalog)
         for calibration in machine_of(system).calibrations(system, spec.recipe):
-            found += constants_of(calibration, catalog)
-    for clock in {each.wall_clock.name: None for each in spec.candidates if each.wall_clock}:
-        found += _described(catalog, "wall_clock", clock)
+            assumptions += constants_of(calibration, catalog)
+    for candidate in spec.candidates:
+        if candidate.wall_clock is not None:
+            assumptions += _described(catalog, "wall_clock", candidate.wall_clock.name)
     for candidate in spec.candidates:
         if candidate.cluster_calibration is not None:
-            found += _scale(candidate.cluster_calibration, catalog)
-    return tuple(dict.fromkeys(found))
+            assumptions += _cluster_scale(candidate.cluster_calibration, catalog)
+    return tuple(dict.fromkeys(assumptions))
 
 
 def _target(target: Target) -> Iterator[Assumption]:
@@ -53,20 +54,20 @@ def _target(target: Target) -> Iterator[Assumption]:
         "convergence",
         "same training recipe on every machine",
         "equal samples to the target at equal batch",
-        "another optimizer recipe moves samples by up to 1.8 times at large batch (MLPerf reference runs)",
+        "another optimizer changes the samples by up to 1.8 times at large batch (MLPerf reference runs)",
         "assumption",
     )
     yield Assumption(
         "convergence",
         "no failures, no stragglers, no compilation",
         "goodput 1 on every machine",
-        "the same on both sides, so that neither is favoured; a wall clock, where one is named, stands apart",
+        "assumed for every machine alike; a wall clock, where a candidate names one, is reported separately",
         "assumption",
     )
 
 
-def _scale(calibration: ClusterCalibration, catalog: Catalog) -> list[Assumption]:
-    """The user's measurements, case by case."""
+def _cluster_scale(calibration: ClusterCalibration, catalog: Catalog) -> list[Assumption]:
+    """The scale fitted to the user's measured steps, with its cases."""
     cases = "; ".join(
         f"{case.id}: measured {case.measured_s:.4g} s, predicted {case.predicted_s:.4g} s, "
         f"{100 * case.residual:+.1f} % after scaling"
@@ -83,7 +84,7 @@ def _described(catalog: Catalog, kind: str, name: str) -> list[Assumption]:
     try:
         rows = catalog.describe(name, kind)
     except CatalogError:
-        return [Assumption(kind, name, "written inside the study", "the study's own file", "assumption")]
+        return [Assumption(kind, name, "defined inside the study", "the study's own file", "assumption")]
     return [
         Assumption(
             topic=f"{kind} {name}",

@@ -1,4 +1,4 @@
-"""From a run to the plain values of a result."""
+"""The result of one candidate: its prediction, batch curve and timeline as plain values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from perfsim.studies.batches import BatchChoice
 from perfsim.studies.result import BatchPoint, CandidateResult
 
 MOST_BARS = 4000
-"""Timeline bars of one candidate; a whole step of a large run has hundreds of thousands of tasks."""
+"""Timeline bars of one candidate; a step of a large run has hundreds of thousands of tasks."""
 
 
 def candidate_result(
-    evaluation: Evaluation, choice: BatchChoice, curve: Sequence[BatchChoice], tried: Sequence[int] = ()
+    evaluation: Evaluation, choice: BatchChoice, batch_curve: Sequence[BatchChoice], tried: Sequence[int] = ()
 ) -> CandidateResult:
-    """A candidate at its best batch, the best of those `tried`."""
+    """A candidate at its best batch of those in `tried`."""
     prediction = prediction_of(evaluation)
     edge = edge_remark(tried, prediction.global_batch_size)
     scaling = prediction.cluster_calibration
@@ -33,7 +33,7 @@ def candidate_result(
         steps=choice.answer.steps,
         time_to_accuracy_s=choice.answer.time_s,
         time_to_accuracy_band_s=choice.answer.band_s,
-        batch_curve=tuple(_point(each) for each in curve),
+        batch_curve=tuple(_point(point) for point in batch_curve),
         timeline=timeline(evaluation),
         batch_at_edge=edge,
     )
@@ -52,26 +52,26 @@ def _point(choice: BatchChoice) -> BatchPoint:
 
 
 def timeline(evaluation: Evaluation) -> tuple[TimelineBar, ...]:
-    """The tasks of the measured step as bars; neighbours of one kind on one stream become one bar.
+    """The tasks of the measured step as bars; adjacent tasks of one kind on one stream merge.
 
-    Times count from the start of the measured step. Bars past `MOST_BARS` are left out from the end.
+    Times count from the start of the measured step. Bars beyond the first `MOST_BARS` are left out.
     """
     trace = evaluation.trace
     graph = trace.graph
     low, high = trace.step_window_s
-    chosen = np.flatnonzero((trace.end_s > low) & (trace.start_s < high) & (trace.end_s > trace.start_s))
-    chosen = chosen[np.lexsort((chosen, trace.start_s[chosen], graph.stream[chosen]))]
+    tasks = np.flatnonzero((trace.end_s > low) & (trace.start_s < high) & (trace.end_s > trace.start_s))
+    tasks = tasks[np.lexsort((tasks, trace.start_s[tasks], graph.stream[tasks]))]
     bars: list[TimelineBar] = []
-    for task in chosen.tolist():
+    for task in tasks.tolist():
         span = trace.span(task)
         start, end = max(span.start_s, low) - low, min(span.end_s, high) - low
         last = bars[-1] if bars else None
-        joins = (
+        merges = (
             last is not None
             and (last.lane, last.category, last.microbatch) == (span.stream, span.category, span.tag)
             and start <= last.end_s
         )
-        if last is not None and joins:
+        if last is not None and merges:
             bars[-1] = TimelineBar(last.lane, last.name, last.category, last.start_s, end, last.microbatch)
         else:
             bars.append(TimelineBar(span.stream, span.name, span.category, start, end, span.tag))

@@ -1,4 +1,4 @@
-"""Fitted constants as inputs of an answer: each value, its standard error, and the fit it comes from."""
+"""Calibration constants as inputs of an answer: value, standard error, and the fit or source."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DIGITS = 4
 
 
 def constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption]:
-    """One entry a fit with all its constants, and one for each constant from a source or an assumption."""
+    """One entry per fit with all its constants, and one per constant that has a source or an assumption."""
     topic = f"calibration {calibration.name}"
     fitted: dict[str, list[str]] = {group: [] for group in calibration.fit}
-    found = []
+    from_sources = []
     for path, value in leaves(calibration.model_dump(exclude=set(_NOT_CONSTANTS))):
         group = _covering(path, calibration.fit)
         if group:
@@ -34,21 +34,18 @@ def constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption]
             basis = f"assumed: {calibration.assumed[assumed]}" if assumed else ""
             basis = basis or _source(calibration.sources[source], catalog)
             kind = "assumption" if assumed else "datasheet"
-            found.append(Assumption(topic, path, _text(path, value), basis, kind))
+            from_sources.append(Assumption(topic, path, _text(path, value), basis, kind))
     return [
         *(
-            Assumption(
-                topic, group, _group_text(values, calibration.fit[group]), _basis(record, catalog), "fit"
-            )
-            for group, values in fitted.items()
-            for record in (calibration.fit[group],)
+            Assumption(topic, group, _group_text(fitted[group], record), _basis(record, catalog), "fit")
+            for group, record in calibration.fit.items()
         ),
-        *found,
+        *from_sources,
     ]
 
 
 def leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every constant of a calibration by its dotted path; a list is one constant."""
+    """Every constant of a calibration with its dotted path; a list counts as one constant."""
     if isinstance(data, Mapping):
         for key, value in data.items():
             yield from leaves(value, f"{path}.{key}" if path else str(key))
@@ -57,17 +54,17 @@ def leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _covering(path: str, groups: Mapping[str, Any]) -> str:
-    """The longest of the groups that a path lies in; empty where none holds it."""
+    """The innermost of the groups that contain a path; empty if none does."""
     holding = [group for group in groups if path == group or path.startswith(f"{group}.")]
     return max(holding, key=len, default="")
 
 
 def _text(path: str, value: Any) -> str:
-    """A constant with its unit; of a list of records each record in brackets."""
+    """A constant with its unit; each record of a list stands in brackets."""
     if isinstance(value, (list, tuple)):
-        return ", ".join(_text(path, each) for each in value)
+        return ", ".join(_text(path, item) for item in value)
     if isinstance(value, Mapping):
-        inside = (f"{name} {_text(name, each)}" for name, each in value.items() if each is not None)
+        inside = (f"{name} {_text(name, item)}" for name, item in value.items() if item is not None)
         return f"[{'; '.join(inside)}]"
     if isinstance(value, float) and path.endswith("_bytes_per_s"):
         return format_quantity(value, "bytes_per_s", DIGITS)
@@ -96,6 +93,5 @@ def _basis(record: FitRecord, catalog: Catalog) -> str:
 
 
 def _source(source_id: str, catalog: Catalog) -> str:
-    """A registered source in words; the id itself where it is a user's own file."""
-    known = catalog.sources().get(source_id)
-    return str(known) if known else source_id
+    """The citation of a registered source; for a user's own file its name."""
+    return str(catalog.sources().get(source_id) or source_id)

@@ -15,14 +15,14 @@ from perfsim.studies.perturbed_candidates import check_links
 from perfsim.studies.spec import StudySpec
 
 DEFAULTS = {"name": "study", "title": "A study", "question": ""}
-"""What a mapping need not say."""
+"""Values of fields that a mapping may leave out."""
 NAMED = {"model": "model", "recipe": "recipe"}
 NAMED_BY_CANDIDATE = {"system": "system", "cluster_calibration": "calibration", "wall_clock": "wall_clock"}
-"""Fields that may be a name or a path, and the kind of what they name."""
+"""Fields whose value may be a name or a path, and the catalogue kind that they name."""
 
 
 def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
-    """A study of the catalogue by name, or from a file; CatalogError lists all that is wrong."""
+    """A study of the catalogue by name, or from a file; CatalogError lists every problem."""
     catalog = catalog or default_catalog()
     path = Path(catalog.study_path(name_or_path))
     study = parse_file(path, StudySpec, catalog)
@@ -33,8 +33,7 @@ def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
 def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
     """A study from its fields as in YAML; names may be objects, quantities floats in SI units.
 
-    `extends` names a study whose fields are taken where none is given. Raises CatalogError with all that is
-    wrong.
+    Fields that are not given come from the study named by `extends`. CatalogError lists every problem.
     """
     given = dict(fields)
     base = given.pop("extends", None)
@@ -50,7 +49,7 @@ def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
 
 
 def _candidate(candidate: Any, catalog: Catalog) -> Any:
-    """A candidate with what it names; one device count may stand without a list."""
+    """A candidate with its names resolved; a single device count needs no list."""
     if not isinstance(candidate, Mapping):
         return candidate
     devices = candidate.get("devices")
@@ -59,6 +58,6 @@ def _candidate(candidate: Any, catalog: Catalog) -> Any:
 
 
 def _loaded(fields: Mapping[str, Any], kinds: Mapping[str, str], catalog: Catalog) -> dict[str, Any]:
-    """Fields with the descriptions in place of their names."""
+    """The fields with names replaced by the descriptions that they name."""
     named = {key for key, value in fields.items() if key in kinds and isinstance(value, (str, Path))}
     return {**fields, **{key: catalog.load(kinds[key], str(fields[key])) for key in named}}

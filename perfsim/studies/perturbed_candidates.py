@@ -1,7 +1,8 @@
-"""One list of perturbations for unlike candidates: what of it falls on which, and what falls on none."""
+"""A study's perturbations applied to each candidate, as far as its system has the named ranks and links."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,47 +18,49 @@ from perfsim.topology import Topology, ends_of, links_with_state, nearest_link
 
 
 def perturbed_candidate(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Evaluation:
-    """A candidate under what of a study's perturbations falls on it; remarks join its plan's notes.
+    """A candidate under the perturbations that apply to it; remarks are added to the notes of its plan.
 
-    Raises InputError, naming the candidate, where dead links leave no route.
+    Raises InputError, naming the candidate, if dead links leave no route.
     """
     plan = evaluation.plan
-    fitting, remarks = restricted(spec, plan.topology)
+    applicable, remarks = restricted(spec, plan.topology)
     try:
-        found = perturbed(evaluation, fitting)
+        disturbed = perturbed(evaluation, applicable)
     except InputError as error:
-        problems = [
-            replace(each, message=f"perturbations of {label}: {each.message}") for each in error.problems
-        ]
-        raise InputError(problems) from None
-    if found.perturbed is not None and found.perturbed.note:
-        remarks.append(found.perturbed.note)
-    return replace(found, plan=replace(plan, notes=(*plan.notes, *remarks)))
+        raise InputError(
+            [
+                replace(problem, message=f"perturbations of {label}: {problem.message}")
+                for problem in error.problems
+            ]
+        ) from None
+    if disturbed.perturbed is not None and disturbed.perturbed.note:
+        remarks.append(disturbed.perturbed.note)
+    return replace(disturbed, plan=replace(plan, notes=(*plan.notes, *remarks)))
 
 
 def restricted(spec: PerturbationSpec, topology: Topology) -> tuple[PerturbationSpec, list[str]]:
     """The perturbations that apply to one system, and remarks on those that do not.
 
-    A straggler beyond the last rank is moved to it; the slowest of those moved counts.
+    Stragglers beyond the last rank become one straggler at the last rank, with the largest of their factors.
     """
     last = topology.num_devices - 1
-    inside = [each for each in spec.stragglers if each.rank <= last]
-    beyond = [each for each in spec.stragglers if each.rank > last]
+    stragglers = [straggler for straggler in spec.stragglers if straggler.rank <= last]
+    beyond = [straggler for straggler in spec.stragglers if straggler.rank > last]
     remarks = [
-        f"perturbed: there is no rank {each.rank}, so the last one, rank {last}, is slow" for each in beyond
+        f"perturbed: rank {straggler.rank} does not exist; rank {last} is slow instead"
+        for straggler in beyond
     ]
     if beyond:
-        slowest = max(each.factor for each in beyond)
-        own = 1.0
-        for each in inside:
-            own *= each.factor if each.rank == last else 1.0
-        inside = [each for each in inside if each.rank != last]
-        inside.append(StragglerSpec(rank=last, factor=max(own, slowest)))
-    known = links_with_state(topology) if spec.links else {}
-    own_links = [each for each in spec.links if each.system in (None, topology.system.name)]
-    there = tuple(each for each in own_links if ends_of(each.link) in known)
-    remarks += [f"perturbed: this one has no link {each.link}" for each in own_links if each not in there]
-    return spec.model_copy(update={"stragglers": tuple(inside), "links": there}), remarks
+        # Several stragglers at one rank multiply.
+        at_last = math.prod(straggler.factor for straggler in stragglers if straggler.rank == last)
+        slowest = max(at_last, *(straggler.factor for straggler in beyond))
+        stragglers = [straggler for straggler in stragglers if straggler.rank != last]
+        stragglers.append(StragglerSpec(rank=last, factor=slowest))
+    present = links_with_state(topology) if spec.links else {}
+    addressed = [link for link in spec.links if link.system in (None, topology.system.name)]
+    links = tuple(link for link in addressed if ends_of(link.link) in present)
+    remarks += [f"perturbed: this system has no link {link.link}" for link in addressed if link not in links]
+    return spec.model_copy(update={"stragglers": tuple(stragglers), "links": links}), remarks
 
 
 def check_links(study: StudySpec, mapping: LocatedMapping) -> None:
@@ -65,26 +68,29 @@ def check_links(study: StudySpec, mapping: LocatedMapping) -> None:
     links = study.perturbations.links if study.perturbations is not None else ()
     if not links:
         return
-    candidates = [
-        build_topology(each.system, devices) for each in study.candidates for devices in each.devices
+    topologies = [
+        build_topology(candidate.system, devices)
+        for candidate in study.candidates
+        for devices in candidate.devices
     ]
-    problems = []
-    for number, link in enumerate(links):
-        for key, message, help_text in _missing(link, candidates):
-            problems.append(mapping.problem(("perturbations", "links", number, key), message, help_text))
+    problems = [
+        mapping.problem(("perturbations", "links", number, key), message, help_text)
+        for number, link in enumerate(links)
+        for key, message, help_text in _missing(link, topologies)
+    ]
     if problems:
         raise CatalogError(problems)
 
 
-def _missing(link: LinkSpecLeft, candidates: list[Topology]) -> Iterator[tuple[str, str, str]]:
-    """Key, message and help of what is wrong with a link that no candidate has."""
-    systems = {each.system.name for each in candidates}
+def _missing(link: LinkSpecLeft, topologies: list[Topology]) -> Iterator[tuple[str, str, str]]:
+    """Key, message and help for a link that no candidate has."""
+    systems = {topology.system.name for topology in topologies}
     if link.system is not None and link.system not in systems:
         message = f"no candidate is a system {link.system!r}"
         yield "system", message, did_you_mean(link.system, sorted(systems))
         return
-    asked = [each for each in candidates if link.system in (None, each.system.name)]
-    ends = {each: None for topology in asked for each in links_with_state(topology)}
+    addressed = [topology for topology in topologies if link.system in (None, topology.system.name)]
+    ends = {pair: None for topology in addressed for pair in links_with_state(topology)}
     if ends_of(link.link) not in ends:
         where = "no candidate" if link.system is None else f"no candidate on {link.system}"
         yield "link", f"{where} has a link {link.link!r}", nearest_link(link.link, ends)

@@ -1,4 +1,4 @@
-"""What a study answers with: plain values, the single input of every report and of `--json`."""
+"""The result of a study as plain values: the only input of its report and of `--json`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class CandidateResult(Prediction):
     batch_curve: tuple[BatchPoint, ...]
     timeline: tuple[TimelineBar, ...]
     batch_at_edge: str = ""
-    """A remark where the best batch is the smallest or the largest of those tried."""
+    """A remark if the best batch is the smallest or the largest of those tried."""
     whole_run: tuple[RunPart, ...] = ()
-    """The wall clock part by part, the sum last; empty where the study asks for the steps alone."""
+    """The parts of the wall clock, the sum last; empty if the candidate names no wall clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One input of the answer: its value as a person writes it and where it comes from."""
+    """One input of the answer: its value with a unit, and its source."""
 
     topic: str
     name: str
@@ -53,7 +53,7 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """A candidate without any feasible plan, and why."""
+    """A candidate without a feasible plan, and the reason."""
 
     label: str
     reason: str
@@ -61,7 +61,7 @@ class Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class StudyResult:
-    """A question, its candidates in the order asked, and the sentence that answers it."""
+    """A question, its candidates in the order of the study, and the sentence that answers it."""
 
     study: str
     title: str
@@ -75,18 +75,18 @@ class StudyResult:
     critical_batch_band_tokens: tuple[float, float]
     candidates: tuple[CandidateResult, ...]
     verdict: str
-    """One comparison sentence with a range."""
+    """The comparison of the candidates in words, with a range."""
     infeasible: tuple[Infeasible, ...] = ()
     ratio_bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """By candidate label: 90 % band of its time over the soonest candidate's."""
+    """By candidate label: 90 % band of the ratio of its time to the fastest candidate's."""
     suggested_batch_tokens: Mapping[str, float] = field(default_factory=dict)
-    """By published law, the batch that it suggests for this run; no critical batches."""
+    """Global batch by published scaling law; these are not critical batches."""
     assumptions: tuple[Assumption, ...] = ()
     sampling: Mapping[str, SamplingSummary] = field(default_factory=dict)
     """By candidate label."""
     accuracy: tuple[Accuracy, ...] = ()
     resilience: tuple[Resilience, ...] = ()
-    """By candidate, where the study asks for it."""
+    """By candidate, if the study asks for it."""
     perturbed: str = ""
-    """What disturbs the candidates' steps; empty: nothing."""
+    """The perturbations of the candidates' steps; empty if there are none."""
     inputs_digest: str = ""

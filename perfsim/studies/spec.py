@@ -1,4 +1,4 @@
-"""A study as it is written in YAML: a model, a recipe, and the machines to compare."""
+"""The YAML form of a study: a model, a recipe, and the machines to compare."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class CandidateSpec(Spec):
     system: SerializeAsAny[SystemSpec]
     devices: Annotated[tuple[Devices, ...], Field(min_length=1, max_length=MOST_CHOICES)]
     cluster_calibration: ClusterCalibration | None = None
-    """What `perfsim calibrate steps` made of steps measured on this machine; scales its step times."""
+    """The result of `perfsim calibrate steps` for this machine; scales its step times."""
     wall_clock: WallClockSpec | None = None
-    """What the run waits for besides its steps; None: time to accuracy is that of the steps alone."""
+    """Queue, compilation, checkpoints and failures of the whole run; None: only the steps are counted."""
 
 
 class ConvergenceSpec(Spec):
-    """How batch size turns into steps."""
+    """How the number of steps depends on the batch size."""
 
     law: str = "data_law"
     critical_batch_tokens: Annotated[float, Field(gt=0)] | None = None
@@ -53,13 +53,13 @@ class StudySpec(CatalogSpec):
     convergence: ConvergenceSpec = ConvergenceSpec()
     sampling: SamplingSpec = SamplingSpec()
     perturbations: PerturbationSpec | None = None
-    """What disturbs every candidate's step at its best batch and layout, which are chosen without."""
+    """Applied to every candidate's step after its batch and layout are chosen without them."""
     resilience: ResilienceSpec | None = None
-    """Asks for step times against the severity of one straggler."""
+    """Asks for step time as a function of the severity of one straggler."""
 
 
 def with_verify(spec: StudySpec, mode: str | None) -> StudySpec:
-    """The study with this mode of sampling; as it is where there is none."""
+    """The study with this mode of sampling; None keeps the study's own."""
     if mode is None:
         return spec
     given = {"mode": mode, "tasks": spec.sampling.tasks or SamplingSpec().tasks}

@@ -1,4 +1,4 @@
-"""What published laws for a good batch say of a study: where others would begin to search."""
+"""Batches that published scaling laws suggest for a study."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from perfsim.studies.spec import StudySpec
 from perfsim.transformer import parameters
 
 MINICPM_SCALE = "C4"
-"""The corpus on which MiniCPM's law measures its loss; on another it says nothing."""
+"""The corpus on which MiniCPM's law measures its loss; the law holds for no other."""
 
 
 def suggested_batches(spec: StudySpec, d_min_tokens: float) -> dict[str, float]:
-    """By law, the global batch in tokens that it suggests for the study's run.
+    """The suggested global batch in tokens by law.
 
-    DeepSeek's needs the run's FLOPs without embeddings, 6 N D; MiniCPM's a target loss on C4.
+    DeepSeek's law needs the run's FLOPs without embeddings, 6 N D; MiniCPM's needs a target loss on C4.
     """
     counts = parameters(spec.model)
     compute_flop = 6.0 * spec.model.num_layers * counts.layer_matrices * d_min_tokens
-    found = {"DeepSeek LLM (arXiv 2401.02954)": deepseek_tokens(compute_flop)}
+    suggested = {"DeepSeek LLM (arXiv 2401.02954)": deepseek_tokens(compute_flop)}
     loss = spec.recipe.target_loss
     if loss is not None and spec.convergence.loss_scale.casefold() == MINICPM_SCALE.casefold():
-        found["MiniCPM (arXiv 2404.06395)"] = minicpm_tokens(loss)
-    return found
+        suggested["MiniCPM (arXiv 2404.06395)"] = minicpm_tokens(loss)
+    return suggested

@@ -1,4 +1,4 @@
-"""The sentence that a study ends in: who is first, by how much, and how surely."""
+"""The verdict of a study: which candidate is fastest, by how much, and with what certainty."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def verdict(answers: Sequence[Answer]) -> str:
 
 
 def ratio_bands(answers: Sequence[Answer]) -> dict[str, tuple[float, float]]:
-    """By candidate label, the 90 % band of its time over the soonest's."""
+    """By candidate label, the 90 % band of the ratio of its time to the fastest candidate's."""
     first = min(answers, key=lambda answer: answer.time.time_s)
     bands = {}
     for answer in answers:
@@ -50,25 +50,25 @@ def ratio_bands(answers: Sequence[Answer]) -> dict[str, tuple[float, float]]:
 
 
 def ratio_of(answer: Answer, first: Answer) -> RatioBand:
-    """The 90 % band of one time over another; two sizes of one machine share the error of its step time."""
+    """The 90 % band of the ratio of two times; on one system the step-time error cancels."""
     if answer.candidate.system == first.candidate.system:
         return ratio_band(replace(answer.time, step_time_error=0.0), replace(first.time, step_time_error=0.0))
     return ratio_band(answer.time, first.time)
 
 
 def _rival(ranked: Sequence[Answer]) -> Answer:
-    """The fastest of another strategy or system; the second where all are alike."""
+    """The fastest candidate with another strategy or system, else the second fastest."""
     first = ranked[0].candidate
-    others = [
+    unlike = [
         answer
         for answer in ranked[1:]
         if (answer.candidate.strategy, answer.candidate.system) != (first.strategy, first.system)
     ]
-    return others[0] if others else ranked[1]
+    return unlike[0] if unlike else ranked[1]
 
 
 def _tokens(samples: float) -> str:
-    """How many fewer tokens the first candidate needs, or how many more."""
+    """How many times fewer or more tokens the first candidate needs."""
     if round(samples, 2) == 1.0:
         return "as many tokens"
     return f"{samples:.2f} times fewer tokens" if samples > 1 else f"{1 / samples:.2f} times more tokens"

@@ -1,4 +1,4 @@
-"""The whole run of a candidate: its steps at the best batch, and what its wall clock holds besides."""
+"""The whole run of a candidate: its steps at the best batch, and waiting times such as queue and failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfsim.units import DAY_S
 
 
 def whole_run_of(question: Question, choice: BatchChoice) -> tuple[RunPart, ...]:
-    """The parts of a candidate's wall clock; none where the study names no wall clock for it."""
+    """The parts of a candidate's wall clock; empty if it names none."""
     if question.wall_clock is None:
         return ()
     training = Training(
@@ -26,12 +26,12 @@ def whole_run_of(question: Question, choice: BatchChoice) -> tuple[RunPart, ...]
 
 
 def whole_run_sentence(candidates: Sequence[CandidateResult]) -> str:
-    """How long the candidates take with all that they wait for; empty where no wall clock is named."""
-    sums = [(each.label, each.whole_run[-1]) for each in candidates if each.whole_run]
+    """How long the candidates' whole runs take; empty if no candidate names a wall clock."""
+    totals = [(candidate.label, candidate.whole_run[-1]) for candidate in candidates if candidate.whole_run]
     words = [
-        f"{label} {each.typical_s / DAY_S:.3g} days ({each.low_s / DAY_S:.3g} to {each.high_s / DAY_S:.3g})"
-        for label, each in sums
+        f"{label} {run.typical_s / DAY_S:.3g} days ({run.low_s / DAY_S:.3g} to {run.high_s / DAY_S:.3g})"
+        for label, run in totals
     ]
     if not words:
         return ""
-    return f" The whole run, with what it waits for besides its steps: {'; '.join(words)}."
+    return f" The whole run, with waiting times besides its steps: {'; '.join(words)}."

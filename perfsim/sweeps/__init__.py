@@ -1,1 +1,1 @@
-"""Grids of questions: expanded, computed once on several processes, kept, compared."""
+"""Sweeps: a study asked at every point of a grid, computed in parallel, stored and compared."""

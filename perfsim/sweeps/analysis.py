@@ -1,4 +1,4 @@
-"""What the points of a sweep say together: each kind of comparison, computed once, when first asked for."""
+"""Comparisons between the points of a sweep, each computed once when first asked for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfsim.sweeps.variants import Change, changes_of, differing, variants_of
 
 @dataclass(frozen=True)
 class Analysis:
-    """Comparisons between the points of a sweep; empty where the sweep has nothing of a kind to compare."""
+    """Comparisons between the points of a sweep; empty if the sweep has nothing to compare in that way."""
 
     points: tuple[PointResult, ...]
 
@@ -27,17 +27,17 @@ class Analysis:
 
     @cached_property
     def series(self) -> Sequence[Series]:
-        """Every machine under every circumstance, at its best batch for each number of devices."""
+        """Every machine under every setting of the grid, at its best batch for each number of devices."""
         return series_of(self.feasible)
 
     @cached_property
     def targets(self) -> Sequence[Sequence[Series]]:
-        """The series grouped by what they train: a time can be compared within a group only."""
+        """The series grouped by model and target; times are comparable only within a group."""
         return same_target(self.series)
 
     @cached_property
     def matches(self) -> Sequence[Match]:
-        """The fewest devices of the first machine that are as fast as each point of the others."""
+        """For each point of the other machines, the fewest devices of the first machine that are as fast."""
         return matches(self.series)
 
     @cached_property
@@ -52,17 +52,17 @@ class Analysis:
 
     @cached_property
     def changes(self) -> Mapping[str, Sequence[Change]]:
-        """By what variants have in common, each variant's point beside the first variant's."""
+        """By the settings that variants share, each variant's point compared with the first variant's."""
         return changes_of(self.feasible, self.variants)
 
     @cached_property
     def differences(self) -> Mapping[str, Sequence[str]]:
-        """By dotted path, the value in each variant where the variants differ."""
+        """By dotted path, the value in each variant, for paths where the variants differ."""
         return differing(self.points, self.variants)
 
     @cached_property
     def successions(self) -> Mapping[str, Sequence[Succession]]:
-        """By machine, what the planner changed from each variant to the next where models differ."""
+        """By machine, layout changes from each variant to the next, if variants train different models."""
         return successions(self.points)
 
     @cached_property

@@ -1,9 +1,9 @@
-"""The axes of a grid: a dotted path, its values as they stand in the file, and what they may change."""
+"""The axes of a grid: dotted paths with their values, checked against the fields that they change."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError, create_model
@@ -22,7 +22,7 @@ from perfsim.units import YAML_CONTEXT
 MACHINE_ROOTS = ("strategy", "system", "devices")
 STUDY_ROOTS = ("model", "recipe", "convergence", "batch_sizes")
 BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes")
-"""A choice of who trains, not a circumstance: the best value counts."""
+"""Axes over the batch, which the trainer chooses: comparisons take the best value."""
 VARIANT = "variant"
 """The setting of a point that names its variant."""
 
@@ -35,7 +35,7 @@ class Axis:
     key: Mark
     nodes: tuple[Node, ...]
     where: str = "grid"
-    """What a message starts with: `grid`, or the variant."""
+    """The start of messages: `grid`, or the variant."""
 
     @property
     def root(self) -> str:
@@ -43,7 +43,7 @@ class Axis:
 
     @property
     def inner(self) -> str:
-        """The path below a system."""
+        """The path after its root."""
         return self.path.partition(".")[2]
 
     @property
@@ -52,7 +52,7 @@ class Axis:
 
 
 def read_axes(mapping: LocatedMapping, paths: Iterable[str]) -> tuple[list[Axis], list[Problem]]:
-    """The axes of a file at these paths, without those whose path or list is already wrong."""
+    """The valid axes of a file at these paths, and the problems of the others."""
     axes, problems = [], []
     for path in paths:
         key = place(mapping.node, ("grid", path), of_key=True)
@@ -69,7 +69,7 @@ def read_axes(mapping: LocatedMapping, paths: Iterable[str]) -> tuple[list[Axis]
 
 
 def read_variant(mapping: LocatedMapping, name: str) -> tuple[list[Axis], list[Problem]]:
-    """What a variant changes, as axes of one value each; without those whose path is already wrong."""
+    """The changes of a variant as axes of one value each, and the problems of invalid paths."""
     axes, problems = [], []
     for path, node in mapping.node.mapping["variants"].mapping[name].mapping.items():
         key = place(mapping.node, ("variants", name, path), of_key=True)
@@ -87,21 +87,21 @@ def _unknown(axis: Axis, more: Sequence[str] = ()) -> Problem:
 
 
 def check_study_axis(axis: Axis, study: StudySpec, catalog: Catalog) -> list[Problem]:
-    """What is wrong with an axis over the study's own fields."""
+    """Problems of an axis over the study's own fields."""
     return _wrong_path(axis, study, axis.path, catalog) or _wrong_values(axis, study, axis.path, catalog)
 
 
 def check_system_axis(axis: Axis, systems: Sequence[SystemSpec], catalog: Catalog) -> list[Problem]:
-    """What is wrong with an axis over fields of systems; one system that has the field is enough."""
-    having = [system for system in systems if has_field(system, axis.inner)]
-    if having:
-        return _wrong_values(axis, having[0], axis.inner, catalog)
+    """Problems of an axis over fields of systems; at least one system must have the field."""
+    owners = [system for system in systems if has_field(system, axis.inner)]
+    if owners:
+        return _wrong_values(axis, owners[0], axis.inner, catalog)
     nearest = max(systems, key=lambda system: _reached(system, axis.inner.split(".")))
     return _wrong_path(axis, nearest, axis.inner, catalog)
 
 
 def check_machine_axis(axis: Axis, candidates: Sequence[CandidateSpec], catalog: Catalog) -> list[Problem]:
-    """What is wrong with an axis over whole strategies, systems or device counts."""
+    """Problems of an axis over strategies, systems or device counts."""
     problems = []
     for node in axis.nodes:
         try:
@@ -122,13 +122,13 @@ def _listed(node: Node) -> Node:
 
 
 def has_field(spec: BaseModel, path: str) -> bool:
-    """Whether a dotted path leads to a field of a description."""
+    """Whether a description has a field at this dotted path."""
     parts = path.split(".")
     return _reached(spec, parts) == len(parts)
 
 
 def _reached(spec: object, parts: Sequence[str]) -> int:
-    """How many parts of a path can be followed; a mapping may be given a new last key."""
+    """How many parts of a path exist; the last part may be a new key of a mapping."""
     for count, part in enumerate(parts):
         if isinstance(spec, BaseModel) and part in type(spec).model_fields:
             spec = getattr(spec, part)
@@ -168,7 +168,7 @@ def _placed(mark: Mark, prefix: str, problem: Problem) -> Problem:
 
 
 def _owner(spec: BaseModel, parts: Sequence[str]) -> tuple[type[BaseModel], int]:
-    """The class that holds the last field of a path, and where in the path that field stands."""
+    """The class that holds the last field of a path, and the index of that field in the path."""
     owner, index = type(spec), 0
     value: Any = spec
     for count, part in enumerate(parts):
@@ -186,7 +186,7 @@ def _is_name(spec: BaseModel, parts: Sequence[str]) -> bool:
 
 
 def _refused(spec: BaseModel, parts: Sequence[str], node: Node, axis: Axis) -> list[Problem]:
-    """What the field itself refuses of a value, read as YAML: units are asked for."""
+    """The field's own complaints about a value in YAML form, where quantities need units."""
     owner, index = _owner(spec, parts)
     field = parts[index]
     annotation: Any = owner.model_fields[field].rebuild_annotation()
@@ -201,13 +201,6 @@ def _refused(spec: BaseModel, parts: Sequence[str], node: Node, axis: Axis) -> l
 
 
 def _prefixed(axis: Axis, problem: Problem) -> Problem:
-    """The same under the whole path of the axis."""
+    """The problem with the axis's full path in its message."""
     message = problem.message.partition(": ")[2] or problem.message
-    return Problem(
-        f"{axis.where}: {axis.path}: {message}",
-        problem.file,
-        problem.line,
-        problem.column,
-        problem.excerpt,
-        problem.help,
-    )
+    return replace(problem, message=f"{axis.where}: {axis.path}: {message}")

@@ -1,4 +1,4 @@
-"""A grid and its variants become points, each a study of one candidate, resolved before anything runs."""
+"""Expands a grid and its variants into points, each a study of one candidate, before anything runs."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ from perfsim.sweeps.axes import (
 from perfsim.sweeps.spec import SweepSpec
 
 MOST_POINTS = 100_000
-Settings = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One candidate at one number of devices, everything else fixed."""
+    """One candidate at one number of devices with all other fields fixed."""
 
     study: StudySpec
-    """With this candidate and this number of devices only."""
+    """With exactly one candidate and one number of devices."""
     settings: Mapping[str, Any]
-    """The variant, and the values of the grid that made this point, as written, without the machine's."""
+    """The variant, and the grid's values except strategy, system and devices, as written in the file."""
 
     @property
     def candidate(self) -> CandidateSpec:
@@ -56,17 +55,12 @@ class SweepPoint:
         machine = f"{self.num_devices} x {self.candidate.system.name}, {self.candidate.strategy}"
         return ", ".join([machine, *(f"{path} {value}" for path, value in self.settings.items())])
 
-    @property
-    def variant(self) -> str:
-        """The name of its variant; empty where there are none."""
-        return str(self.settings.get(VARIANT, ""))
-
 
 def expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple[SweepPoint, ...]:
-    """Every point of a sweep in its order: variants, candidates, devices, then the axes as written.
+    """Every point of a sweep, ordered by variant, candidate, devices, then the axes of the file.
 
-    An axis over a field that a candidate's system does not have leaves that candidate alone; a variant of
-    such a field leaves it out. Raises CatalogError with all that is wrong, at its lines.
+    An axis over a field that a candidate's system does not have is ignored for that candidate; a variant
+    that changes such a field omits the candidate. Raises CatalogError with every problem and its line.
     """
     axes, problems = read_axes(mapping, spec.grid.model_extra or {})
     parts: list[tuple[str, list[Axis]]] = []
@@ -90,19 +84,19 @@ def expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple[
 
 
 def _inner(axes: Sequence[Axis]) -> list[Axis]:
-    """The axes that change what lies in a study or a system, not which machine it is."""
+    """The axes over fields inside a study or a system, without those over strategy, system and devices."""
     return [axis for axis in axes if axis.path not in MACHINE_ROOTS]
 
 
 def _candidates(spec: SweepSpec, axes: Sequence[Axis], catalog: Catalog) -> list[CandidateSpec]:
-    """The candidates of the grid, or of the study, with the machines that axes put in their place."""
+    """The candidates of the grid, or of the study, varied by the axes over machines."""
     candidates: Sequence[CandidateSpec] = spec.grid.candidates or spec.study.candidates
-    whole = [axis for axis in axes if axis.path in MACHINE_ROOTS]
-    return [each for one in candidates for each in _machines(one, whole, catalog)]
+    machine_axes = [axis for axis in axes if axis.path in MACHINE_ROOTS]
+    return [machine for candidate in candidates for machine in _machines(candidate, machine_axes, catalog)]
 
 
 def _check_changes(spec: SweepSpec, groups: Sequence[Sequence[Axis]], catalog: Catalog) -> list[Problem]:
-    """What is wrong with the axes of the grid, and with those of each variant beside them."""
+    """Problems of the grid's axes (the first group) and of each variant's, combined with the grid's."""
     candidates: Sequence[CandidateSpec] = spec.grid.candidates or spec.study.candidates
     problems: list[Problem] = []
     for axes in groups:
@@ -135,7 +129,7 @@ def _check(
 
 
 def _machines(candidate: CandidateSpec, axes: Sequence[Axis], catalog: Catalog) -> Iterator[CandidateSpec]:
-    """A candidate with the strategies, systems and device counts that an axis puts in its place."""
+    """A candidate varied by axes over strategies, systems and device counts; only pairs that can run."""
     given: dict[str, list[Any]] = {axis.path: axis.values for axis in axes}
     systems: list[SystemSpec] = [catalog.system(name) for name in given.get("system", [])]
     strategies = given.get("strategy", [candidate.strategy])
@@ -152,7 +146,7 @@ def _machines(candidate: CandidateSpec, axes: Sequence[Axis], catalog: Catalog) 
 
 @dataclass(frozen=True)
 class _Builder:
-    """Makes points; studies and systems that were changed in the same way are made once."""
+    """Makes points; equal changes of a study or a system are applied only once."""
 
     base: StudySpec
     catalog: Catalog
@@ -165,20 +159,20 @@ class _Builder:
     ) -> Iterator[SweepPoint]:
         if not all(_suits(axis, candidate) for axis in changes):
             return
-        own = [axis for axis in axes if _suits(axis, candidate)]
-        count = len(candidate.devices) * prod(len(axis.nodes) for axis in own)
+        relevant = [axis for axis in axes if _suits(axis, candidate)]
+        count = len(candidate.devices) * prod(len(axis.nodes) for axis in relevant)
         if count > MOST_POINTS:
             message = f"grid: {count:,} points for one candidate; at most {MOST_POINTS:,} are answered"
             raise CatalogError([self.mapping.problem(("grid",), message)])
-        named = {VARIANT: variant} if variant else {}
+        variant_setting = {VARIANT: variant} if variant else {}
         changed = {axis.path: axis.values[0] for axis in changes}
-        for devices, values in product(candidate.devices, product(*(axis.values for axis in own))):
-            settings = {axis.path: value for axis, value in zip(own, values, strict=True)}
+        for devices, values in product(candidate.devices, product(*(axis.values for axis in relevant))):
+            settings = {axis.path: value for axis, value in zip(relevant, values, strict=True)}
             study = self.changed(candidate, devices, {**settings, **changed})
-            yield SweepPoint(study, {**named, **settings})
+            yield SweepPoint(study, {**variant_setting, **settings})
 
     def changed(self, candidate: CandidateSpec, devices: int, changes: dict[str, Any]) -> StudySpec:
-        """The study of one candidate at one number of devices with these values."""
+        """The study of one candidate at one number of devices with these changes, checked without running."""
         try:
             system = self.system(candidate.system, changes)
             chosen = candidate.model_copy(update={"system": system, "devices": (devices,)})
@@ -208,7 +202,7 @@ class _Builder:
         return self.systems[key]
 
     def study(self, settings: Mapping[str, Any]) -> StudySpec:
-        """The base with its own changes, whole descriptions first and then what lies in them."""
+        """The base study with changes: whole descriptions first, then fields inside them."""
         changes = {path: value for path, value in settings.items() if not path.startswith("system.")}
         key = repr(changes)
         if key not in self.studies:
@@ -219,15 +213,15 @@ class _Builder:
 
 
 def _suits(axis: Axis, candidate: CandidateSpec) -> bool:
-    """Whether a candidate has what an axis changes."""
+    """Whether a candidate has the field of an axis."""
     return axis.root != "system" or has_field(candidate.system, axis.inner)
 
 
 def _probe(study: StudySpec) -> None:
-    """Ask all that can be refused without running: target, device count, prices. InputError says what."""
+    """Raise InputError for anything that can be refused without running: target, device count, prices."""
     candidate = study.candidates[0]
     try:
         target_of(study)
         question_of(study, candidate, candidate.devices[0]).check()
     except PlanError:
-        return  # no plan is an answer, and the run will give it
+        return  # the run reports a point without a feasible plan

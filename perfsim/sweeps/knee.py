@@ -1,7 +1,7 @@
 """Where a machine stops scaling, and which part of a step is the cause.
 
-Perfect scaling keeps the device-seconds that a token costs. Their growth, cause by cause, is what
-scaling loses; the knee is the first number of devices that loses a tenth.
+With perfect scaling the device-seconds of a token stay constant; their growth is the loss, split by cause.
+The knee is the first number of devices with a scaling efficiency under 90 %.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.scaling import Series
 
 KNEE = 0.9
-"""Scaling efficiency under which a machine no longer scales."""
+"""Scaling efficiency below which a machine no longer scales."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Scaling:
 
     @property
     def knee(self) -> PointResult | None:
-        """The first point under 90 % scaling efficiency; None where there is none."""
+        """The first point under 90 % scaling efficiency, if there is one."""
         return next((point for point in self.series.points if self.efficiency(point) < KNEE), None)
 
     def speedup(self, point: PointResult) -> float:
-        """Tokens per second over those of the smallest machine."""
+        """Throughput relative to the smallest machine."""
         return point.prediction.tokens_per_s / self.first.prediction.tokens_per_s
 
     def efficiency(self, point: PointResult) -> float:
@@ -45,7 +45,7 @@ class Scaling:
         return self.speedup(point) * self.first.num_devices / point.num_devices
 
     def losses(self, point: PointResult) -> dict[str, float]:
-        """By cause, the share in the growth of a token's device-seconds since the smallest machine.
+        """By cause, its share of the growth in device-seconds per token since the smallest machine.
 
         Largest first; causes that shrank are left out.
         """
@@ -57,17 +57,17 @@ class Scaling:
 
     @property
     def sentence(self) -> str:
-        """How far the series scales, and why no further."""
+        """How far the series scales and what limits it."""
         return _sentence(self)
 
 
 def scalings(series: Sequence[Series]) -> list[Scaling]:
-    """The series that have several numbers of devices."""
+    """The series with more than one number of devices."""
     return [Scaling(member) for member in series if len(member.points) > 1]
 
 
 def cost_of_token(point: PointResult) -> dict[str, float]:
-    """Device-seconds of one token by cause."""
+    """Device-seconds per token by cause."""
     scale = point.num_devices / point.target_time.batch_tokens
     return {cause: seconds * scale for cause, seconds in point.parts_s.items()}
 
@@ -96,7 +96,7 @@ def _percent(share: float) -> str:
 
 
 def _in_time(scaling: Scaling) -> str:
-    """The efficiency in time to the target, where a batch that grows wastes tokens."""
+    """The efficiency in time to the target, if a growing batch needs noticeably more tokens."""
     share = scaling.series.efficiency(scaling.last)
     if abs(share - scaling.efficiency(scaling.last)) < 0.05:
         return ""
@@ -104,7 +104,7 @@ def _in_time(scaling: Scaling) -> str:
 
 
 def _roof(point: PointResult) -> str:
-    """How many tokens would hide what is streamed; empty on machines that stream nothing."""
+    """How many tokens a micro-batch needs to hide streaming; empty on machines that stream nothing."""
     roof = point.prediction.why.streaming_roof
     if roof is None or not roof.hidden_from_tokens:
         return ""
@@ -115,5 +115,5 @@ def _roof(point: PointResult) -> str:
 
 
 def _largest(losses: dict[str, float]) -> list[tuple[str, float]]:
-    """The largest loss, and the second where it is a fifth of all."""
+    """The largest loss, and the second if it exceeds a fifth of the total."""
     return [item for index, item in enumerate(losses.items()) if index == 0 or (index == 1 and item[1] > 0.2)]

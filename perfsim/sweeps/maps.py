@@ -1,4 +1,4 @@
-"""Time to the target over devices and one more field, one map for each machine."""
+"""Maps of time to the target over devices and one more field, one per machine."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from perfsim.sweeps.points import Circumstances, PointResult, setting_text
 
 @dataclass(frozen=True)
 class TimeMap:
-    """The times of some points: numbers of devices across, one more field down."""
+    """Times to the target: numbers of devices in columns, one more field in rows."""
 
     machine: str
     """`cs-2, weight-streaming`; empty for a map of all machines."""
     fixed: Circumstances
-    """The settings that are on no axis of this map."""
+    """The settings that this map holds fixed."""
     path: str | None
-    """The field that goes down; None where the machines do."""
+    """The field of the rows; None if the rows are machines."""
     counts: tuple[int, ...]
     rows: tuple[str, ...]
     times_s: Mapping[tuple[str, int], float]
-    """By row and number of devices; a point without a feasible plan is missing."""
+    """By row and number of devices; points without a feasible plan are absent."""
 
     @property
     def of_batch(self) -> bool:
@@ -30,22 +30,22 @@ class TimeMap:
 
 
 def time_maps(points: Sequence[PointResult]) -> list[TimeMap]:
-    """One map for each machine and each value of what is on no axis, or one of all machines.
+    """One map per machine and combination of fixed settings, or one map of all machines.
 
-    Down goes the batch where the grid varies it, else the first field that it varies, else the machines.
+    The rows are the batch if the grid varies it, else the first field that it varies, else the machines.
     Maps of a single cell are left out.
     """
     groups: dict[tuple[str, Circumstances, str | None], list[PointResult]] = {}
-    for machine, own in _by_machine(points).items():
-        path = _vertical(own)
-        for point in own:
+    for machine, members in _by_machine(points).items():
+        path = _row_path(members)
+        for point in members:
             fixed = tuple(
                 (name, setting_text(value)) for name, value in point.settings.items() if name != path
             )
             groups.setdefault((machine, fixed, path), []).append(point)
     if all(path is None for _, _, path in groups):
         groups = {("", (), None): list(points)}
-    maps = [_map(*key, own) for key, own in groups.items()]
+    maps = [_map(*key, members) for key, members in groups.items()]
     return [time_map for time_map in maps if len(time_map.counts) * len(time_map.rows) > 1]
 
 
@@ -56,8 +56,8 @@ def _by_machine(points: Sequence[PointResult]) -> dict[str, list[PointResult]]:
     return machines
 
 
-def _vertical(points: Sequence[PointResult]) -> str | None:
-    """The field with several values that goes down."""
+def _row_path(points: Sequence[PointResult]) -> str | None:
+    """The field of the rows: one with several values."""
     paths = dict.fromkeys(path for point in points for path in point.settings)
     varied = [path for path in paths if len({setting_text(point.settings.get(path)) for point in points}) > 1]
     return next((path for path in (*BATCH_PATHS, *varied) if path in varied), None)

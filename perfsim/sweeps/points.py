@@ -21,14 +21,14 @@ OVER_MESH = "weights over the mesh"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a point is answered with: the step at its best batch, and the time to the target."""
+    """The answer of a point: the step at its best batch, and the time to the target."""
 
     prediction: Prediction
     target_time: TimeToAccuracy
     whole_run: tuple[RunPart, ...] = ()
 
     def document(self) -> Document:
-        """By the names of the JSON interface; this is also what is stored of a point."""
+        """The answer under the names of the JSON interface; also the stored form."""
         return {
             **document_of(self.prediction),
             "batch_tokens": self.target_time.batch_tokens,
@@ -42,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class PointResult:
-    """A point with its answer, or with the reasons why it has none."""
+    """A point with its answer, or with the reasons why it has no feasible plan."""
 
     point: SweepPoint
     answer: Answer | None
@@ -55,14 +55,14 @@ class PointResult:
     @property
     def prediction(self) -> Prediction:
         """The step at the best batch; ValueError for a point without a feasible plan."""
-        return self._given().prediction
+        return self._feasible_answer().prediction
 
     @property
     def target_time(self) -> TimeToAccuracy:
-        """The time to the target, which points are compared by; ValueError without a feasible plan."""
-        return self._given().target_time
+        """The time to the target; ValueError for a point without a feasible plan."""
+        return self._feasible_answer().target_time
 
-    def _given(self) -> Answer:
+    def _feasible_answer(self) -> Answer:
         if self.answer is None:
             raise ValueError(f"{self.point.label} has no feasible plan")
         return self.answer
@@ -81,7 +81,8 @@ class PointResult:
 
     @property
     def variant(self) -> str:
-        return self.point.variant
+        """The name of its variant; empty if the sweep has none."""
+        return str(self.settings.get(VARIANT, ""))
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -89,21 +90,21 @@ class PointResult:
 
     @property
     def circumstances(self) -> Circumstances:
-        """The settings that are not a choice of the trainer: all but the batch."""
+        """The settings except the batch, which the trainer chooses."""
         return tuple(
             (path, setting_text(value)) for path, value in self.settings.items() if path not in BATCH_PATHS
         )
 
     @property
     def batch_text(self) -> str:
-        """The global batch, or what the grid asked for where there is no plan; empty where it did not ask."""
+        """The global batch; without a plan the one the grid asked for, empty if it varies none."""
         if self.feasible:
             return setting_text(self.prediction.global_batch_size)
         return next((setting_text(self.settings[path]) for path in BATCH_PATHS if path in self.settings), "")
 
     @property
     def parts_s(self) -> dict[str, float]:
-        """Seconds of a step by cause; the passage of weights over a wafer's mesh apart from computing."""
+        """Seconds of a step by cause; moving weights over a wafer's mesh is separate from computing."""
         why = self.prediction.why
         parts, fixed_s = dict(why.parts_s), why.fixed_s
         if not fixed_s:
@@ -111,7 +112,7 @@ class PointResult:
         return {"compute": parts.pop("compute") - fixed_s, OVER_MESH: fixed_s, **parts}
 
     def as_dict(self) -> dict[str, Any]:
-        """By the names of the JSON interface; `reasons` instead of metrics where no plan is feasible."""
+        """Under the names of the JSON interface; without a feasible plan `reasons` replace metrics."""
         return {
             "strategy": self.strategy,
             "system": self.system,

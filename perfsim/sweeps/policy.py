@@ -1,4 +1,4 @@
-"""What the planner changed: how the layout of one point differs from that of another, in words."""
+"""Layout differences between two points, in words."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NAMES = {
     "sequence_parallel": "sequence parallel",
 }
 _DERIVED = ("num_microbatches", "recompute_layers", "stream_chunks", *_DEGREES)
-"""Fields that follow from other fields, or that are worded together with them."""
+"""Fields that follow from other fields, or that are stated together with them."""
 
 
 def policy_changes(before: PointResult, after: PointResult) -> str:
-    """`tp1 dp8 -> tp2 dp4, micro-batch 4 -> 2`: each field of the layout that differs; empty where none does.
+    """`tp1 dp8 -> tp2 dp4, micro-batch 4 -> 2`: each field of the layout that differs; empty if none does.
 
-    The data-parallel degree is no choice where the number of devices differs.
+    The data-parallel degree is not compared if the numbers of devices differ.
     """
     old, new = before.prediction.layout, after.prediction.layout
     changes = _degrees(old, new, same_devices=before.num_devices == after.num_devices)
@@ -36,8 +36,8 @@ def policy_changes(before: PointResult, after: PointResult) -> str:
 
 
 def _degrees(old: Mapping[str, Any], new: Mapping[str, Any], *, same_devices: bool) -> list[str]:
-    chosen = [name for name in _DEGREES if name != "data" or same_devices]
-    if all(old.get(name, 1) == new.get(name, 1) for name in chosen):
+    compared = [name for name in _DEGREES if name != "data" or same_devices]
+    if all(old.get(name, 1) == new.get(name, 1) for name in compared):
         return []
     worded = [name for name in _DEGREES if old.get(name, 1) != 1 or new.get(name, 1) != 1]
     ends = (" ".join(f"{_DEGREES[name]}{layout.get(name, 1)}" for name in worded) for layout in (old, new))

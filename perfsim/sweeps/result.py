@@ -1,4 +1,4 @@
-"""A sweep's result: every point in the order of the grid, and what the points say together."""
+"""The result of a sweep: every point in the order of the grid, with the comparisons between them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SweepResult:
         return sweep_verdict(self.analysis)
 
     def as_dict(self) -> dict[str, Any]:
-        """One document; the same grid gives the same, whatever was stored before."""
+        """The result as one document, independent of which points were already stored."""
         return {
             "sweep": self.name,
             "title": self.title,

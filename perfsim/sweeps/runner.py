@@ -1,4 +1,4 @@
-"""Answering a grid of questions: on several processes, each finished point kept, none computed twice."""
+"""Runs a sweep on several processes; every finished point is stored and never computed twice."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ Finished = Iterator[tuple[str, Stored | PerfsimError]]
 STORE = "points.sqlite"
 """The file of finished points in a sweep's folder."""
 POINT_S = 0.6
-"""Seconds a point takes before any was timed: the mean over the grid of `capacity_20b`."""
+"""Estimated seconds of a point when none is stored yet: the mean over the grid of `capacity_20b`."""
 START_S = 2.0
-"""Seconds until a process has started and imported what it needs."""
+"""Seconds for a process to start and import perfsim."""
 PROGRESS_S = 2.0
 """Least time between two lines of progress."""
 
 
 class SweepInterrupted(PerfsimError):
-    """Ctrl-C; what was finished is kept."""
+    """Ctrl-C; finished points are kept."""
 
     exit_code = 130
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A grid that was read and found to be in order."""
+    """A sweep that was read and checked, with its points."""
 
     spec: SweepSpec
     points: tuple[SweepPoint, ...]
@@ -67,7 +67,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a run would have to do."""
+    """The work of a run: how many points, how many of them stored, and an estimate of its time."""
 
     name: str
     points: int
@@ -86,7 +86,7 @@ class SweepPlan:
 
     @property
     def line(self) -> str:
-        """The same for a person."""
+        """The plan as one line of text."""
         if self.stored == self.points:
             return f"{self.name}: {self.points:,} points, all of them stored"
         return (
@@ -98,7 +98,7 @@ class SweepPlan:
 def load_sweep(name_or_path: str, catalog: Catalog | None = None) -> Sweep:
     """A sweep by its name in studies/ or from a file, with every point resolved.
 
-    Raises CatalogError with all that is wrong in the file.
+    Raises CatalogError with every problem of the file.
     """
     catalog = StudyCatalog((catalog or default_catalog()).roots)
     path = catalog.study_path(name_or_path)
@@ -107,13 +107,13 @@ def load_sweep(name_or_path: str, catalog: Catalog | None = None) -> Sweep:
 
 
 def is_sweep(name_or_path: str, catalog: Catalog | None = None) -> bool:
-    """Whether a file of the studies asks a study's question at several points."""
+    """Whether a file in studies/ is a sweep rather than a study."""
     catalog = catalog or default_catalog()
     return "study" in load_mapping(catalog.study_path(name_or_path), catalog).data
 
 
 def only_strategies(sweep: Sweep, names: Sequence[str]) -> Sweep:
-    """The points of these strategies; InputError where there are none. No names: all of them."""
+    """The points of these strategies, or all without names; InputError for a strategy without points."""
     known = list(dict.fromkeys(point.candidate.strategy for point in sweep.points))
     for name in names:
         if name not in known:
@@ -123,7 +123,7 @@ def only_strategies(sweep: Sweep, names: Sequence[str]) -> Sweep:
 
 
 def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> SweepPlan:
-    """How many points there are, how many are stored, and about how long the others take."""
+    """How many points a sweep has, how many are stored, and an estimate of the time for the others."""
     digests = {digest_of(point.study): point for point in sweep.points}
     stored: dict[str, Stored] = {}
     if store_path.exists():
@@ -142,7 +142,7 @@ def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> Sweep
 
 
 def _expected_s(point: SweepPoint, digests: Mapping[str, SweepPoint], stored: Mapping[str, Stored]) -> float:
-    """The mean time of stored points with the same strategy."""
+    """The mean time of stored points of the same strategy."""
     alike = [
         answer.seconds
         for digest, answer in stored.items()
@@ -154,9 +154,9 @@ def _expected_s(point: SweepPoint, digests: Mapping[str, SweepPoint], stored: Ma
 def run_sweep(
     sweep: Sweep, store_path: Path, *, jobs: int | None = None, tell: Tell = lambda _: None
 ) -> SweepResult:
-    """Answer every point that is not stored yet, and keep each answer as soon as it is there.
+    """Answer every point that is not stored yet, storing each answer as soon as it is finished.
 
-    Raises SweepInterrupted at Ctrl-C and PerfsimError where points fail; all finished ones are kept.
+    Raises SweepInterrupted at Ctrl-C and PerfsimError if points fail; all finished points are kept.
     """
     digests = [digest_of(point.study) for point in sweep.points]
     by_digest = dict(zip(digests, sweep.points, strict=True))
@@ -172,25 +172,27 @@ def run_sweep(
         except KeyboardInterrupt:
             raise SweepInterrupted(_kept("interrupted", progress)) from None
         except BrokenProcessPool:
-            why = "a process died, perhaps for want of memory (try fewer --jobs)"
-            raise PerfsimError(_kept(why, progress)) from None
+            reason = "a process died, perhaps out of memory (try fewer --jobs)"
+            raise PerfsimError(_kept(reason, progress)) from None
     if failed:
         reasons = "\n".join(f"{by_digest[digest].label}: {error}" for digest, error in failed.items())
         raise PerfsimError(_kept(reasons, progress))
     results = [_result(point, answers[digest]) for digest, point in zip(digests, sweep.points, strict=True)]
     spec = sweep.spec
-    rests_on = _assumptions(sweep.points)
-    return SweepResult(spec.name, spec.title, spec.question, spec.study.name, tuple(results), rests_on)
+    assumptions = _assumptions(sweep.points)
+    return SweepResult(spec.name, spec.title, spec.question, spec.study.name, tuple(results), assumptions)
 
 
 def _assumptions(points: Sequence[SweepPoint]) -> tuple[Assumption, ...]:
-    """What all points rest on, each description once."""
+    """The assumptions of all points, each once."""
     studies = {
         (point.study.model.name, point.study.recipe.name, _machine_name(point)): point.study
         for point in points
     }
-    found = [each for study in studies.values() for each in assumptions_of(study, target_of(study))]
-    return tuple(dict.fromkeys(found))
+    assumptions = (
+        assumption for study in studies.values() for assumption in assumptions_of(study, target_of(study))
+    )
+    return tuple(dict.fromkeys(assumptions))
 
 
 def _machine_name(point: SweepPoint) -> tuple[str, ...]:
@@ -201,7 +203,7 @@ def _machine_name(point: SweepPoint) -> tuple[str, ...]:
 def _keep(
     finished: Finished, store: Store, answers: dict[str, Stored], progress: _Progress
 ) -> dict[str, PerfsimError]:
-    """Store every answer as it comes; returns the points that failed, which are not stored."""
+    """Store every answer as it arrives; returns the errors of points that failed."""
     failed = {}
     for digest, answer in finished:
         if isinstance(answer, LimitError):
@@ -211,14 +213,14 @@ def _keep(
             continue
         store.put(digest, answer)
         answers[digest] = answer
-        progress.one_more()
+        progress.count_finished()
     return failed
 
 
-def _kept(what: str, progress: _Progress) -> str:
+def _kept(reason: str, progress: _Progress) -> str:
     return (
-        f"{what}: {progress.done} of {progress.total} points are finished and kept; "
-        "the same command goes on from there"
+        f"{reason}: {progress.done} of {progress.total} points are finished and kept; "
+        "the same command continues from there"
     )
 
 
@@ -229,11 +231,11 @@ def _processes(jobs: int | None, pending: int) -> int:
 
 @contextmanager
 def _answering(pending: Mapping[str, SweepPoint], jobs: int) -> Iterator[Finished]:
-    """Answers in the order in which they are finished; no process outlives this, however it ends."""
+    """Answers in the order in which they finish; every process has ended when this returns or raises."""
     if jobs == 1:
         yield _one_by_one(pending)
         return
-    others = set(active_children())
+    earlier = set(active_children())
     spawn = get_context("spawn")
     limits = present_limits().in_other_processes(spawn)
     pool = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=hold, initargs=(limits,))
@@ -243,7 +245,7 @@ def _answering(pending: Mapping[str, SweepPoint], jobs: int) -> Iterator[Finishe
         yield _as_finished(futures)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(active_children()) - others:
+        for process in set(active_children()) - earlier:
             process.terminate()
         raise
     finally:
@@ -266,7 +268,7 @@ def _as_finished(futures: Mapping[Future[Stored], str]) -> Finished:
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Processes started here never see Ctrl-C, which a terminal sends to all: the parent ends them."""
+    """Processes started inside ignore Ctrl-C, which a terminal sends to all; the parent terminates them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -278,7 +280,7 @@ def _interrupts_ignored() -> Iterator[None]:
 
 
 def answer_text(study: StudySpec) -> Stored:
-    """The answer to a study of one candidate as JSON text; runs in a process of its own."""
+    """The answer to a study of one candidate as JSON text; the entry point of a worker process."""
     started = time.perf_counter()
     text = json.dumps(_answer(study), sort_keys=True)
     return Stored(text, time.perf_counter() - started)
@@ -315,21 +317,21 @@ def _result(point: SweepPoint, stored: Stored) -> PointResult:
 
 
 class _Progress:
-    """Counts points and says now and then how far the sweep is."""
+    """Counts finished points and reports progress at most every `PROGRESS_S`."""
 
     def __init__(self, total: int, stored: int, tell: Tell) -> None:
         self.total, self.stored, self.done = total, stored, stored
-        self.started = self.told = time.monotonic()
+        self.started = self.reported = time.monotonic()
         self.tell = tell
         if stored < total:
             tell(f"{total} points, {stored} of them stored")
 
-    def one_more(self) -> None:
+    def count_finished(self) -> None:
         self.done += 1
         now = time.monotonic()
-        if now - self.told < PROGRESS_S and self.done < self.total:
+        if now - self.reported < PROGRESS_S and self.done < self.total:
             return
-        self.told = now
+        self.reported = now
         left_s = (now - self.started) / (self.done - self.stored) * (self.total - self.done)
         left = f", about {left_s:.0f} s left" if self.done < self.total else ""
         self.tell(f"{self.done} of {self.total} points{left}")

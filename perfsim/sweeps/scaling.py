@@ -1,4 +1,4 @@
-"""Machines over numbers of devices, each at its best batch, and how many of one match another."""
+"""Series of one machine over numbers of devices at its best batch, and how many of one match another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfsim.sweeps.points import Circumstances, PointResult, settings_text
 
 @dataclass(frozen=True)
 class Series:
-    """One machine under one set of circumstances: its best point at each number of devices."""
+    """One machine under one combination of settings: its best point at each number of devices."""
 
     strategy: str
     system: str
@@ -31,7 +31,7 @@ class Series:
 
     @property
     def circumstance(self) -> str:
-        """The name of its variant, and what else the grid varies."""
+        """The name of its variant, and the other settings of the grid."""
         return settings_text(self.circumstances)
 
     @property
@@ -54,8 +54,8 @@ class Series:
 class Match:
     """The fewest devices of a series that are as fast as a point of another machine.
 
-    `fewest` is the central estimate, `possibly` and `surely` are where the low and the high end of the
-    ratio's 90 % band are as fast. None: more than the series has.
+    `fewest` is the central estimate; `possibly` and `surely` take the low and the high end of the 90 % band
+    of the ratio of times. None: more devices than the series has.
     """
 
     rival: PointResult
@@ -66,23 +66,23 @@ class Match:
 
     @property
     def between(self) -> tuple[PointResult, float] | None:
-        """The largest count that is too slow, and the interpolated number of devices (log-log).
+        """The largest point that is too slow, and the interpolated number of devices (log-log).
 
-        None where the smallest count of the series is fast enough already, or none is.
+        None if the smallest point of the series is fast enough, or no point is.
         """
-        if self.fewest is None or self.series.points.index(self.fewest) == 0:
+        if self.fewest is None or self.fewest is self.series.points[0]:
             return None
         slower = self.series.points[self.series.points.index(self.fewest) - 1]
-        few, many = math.log(slower.num_devices), math.log(self.fewest.num_devices)
-        slow_s, fast_s, goal_s = (
+        fewer, more = math.log(slower.num_devices), math.log(self.fewest.num_devices)
+        slow, fast, rival = (
             math.log(point.target_time.time_s) for point in (slower, self.fewest, self.rival)
         )
-        share = (slow_s - goal_s) / (slow_s - fast_s) if slow_s > fast_s else 1.0
-        return slower, math.exp(few + share * (many - few))
+        share = (slow - rival) / (slow - fast) if slow > fast else 1.0
+        return slower, math.exp(fewer + share * (more - fewer))
 
 
 def series_of(feasible: Sequence[PointResult]) -> list[Series]:
-    """Every machine under every circumstance, in the order of the grid."""
+    """Every machine under every combination of settings, in the order of the grid."""
     groups: dict[tuple[str, str, Circumstances], list[PointResult]] = {}
     for point in feasible:
         groups.setdefault((point.strategy, point.system, point.circumstances), []).append(point)
@@ -90,12 +90,11 @@ def series_of(feasible: Sequence[PointResult]) -> list[Series]:
 
 
 def _best(points: Iterable[PointResult]) -> list[PointResult]:
-    """The fastest at each number of devices; of ties the smaller batch."""
+    """The fastest point at each number of devices; ties go to the smaller batch."""
     best: dict[int, PointResult] = {}
     for point in points:
-        known = best.get(point.num_devices)
-        if known is None or _rank(point) < _rank(known):
-            best[point.num_devices] = point
+        count = point.num_devices
+        best[count] = min(best.get(count, point), point, key=_rank)
     return [best[count] for count in sorted(best)]
 
 
@@ -106,8 +105,7 @@ def _rank(point: PointResult) -> tuple[float, float]:
 def matches(series: Sequence[Series]) -> list[Match]:
     """For every point of the later machines, the fewest devices of the first machine that are as fast.
 
-    A machine counts under the first circumstance of the grid that it shares with the first machine.
-    Empty where there is one machine.
+    A machine is compared by its first series with the target of the first machine. Empty for one machine.
     """
     if not series:
         return []
@@ -120,14 +118,14 @@ def matches(series: Sequence[Series]) -> list[Match]:
 
 
 def same_target(series: Iterable[Series]) -> list[list[Series]]:
-    """Series grouped by what they train: one model and one target in each group."""
+    """Series grouped by model and target."""
     groups: list[list[Series]] = []
     for member in series:
-        known = next((group for group in groups if _same_target(group[0], member)), None)
-        if known is None:
+        group = next((group for group in groups if _same_target(group[0], member)), None)
+        if group is None:
             groups.append([member])
         else:
-            known.append(member)
+            group.append(member)
     return groups
 
 
@@ -136,7 +134,7 @@ def _same_target(a: Series, b: Series) -> bool:
 
 
 def _comparable(a: Series, b: Series) -> bool:
-    """Whether two machines train to the same target."""
+    """Whether two series train to the same target."""
     time_a, time_b = a.points[0].target_time, b.points[0].target_time
     return time_a.critical == time_b.critical and time_a.d_min_tokens == time_b.d_min_tokens
 

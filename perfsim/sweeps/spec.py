@@ -1,4 +1,4 @@
-"""A sweep as it is written in YAML: a study, and the fields of it that vary."""
+"""The YAML form of a sweep: a study, and the fields of it that vary."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from perfsim.studies.spec import CandidateSpec, StudySpec
 
 
 class GridSpec(Spec):
-    """What varies: machines under `candidates`, any other field of the study under its dotted path.
+    """The fields that vary: machines under `candidates`, any other field of the study under its dotted path.
 
-    Each path has a list of values, written as the field itself would be: `recipe.global_batch_size:
+    Each path has a list of values in the form of the field itself: `recipe.global_batch_size:
     [512, 1024]`, `system.node.nic.bandwidth: [100 Gb/s, 200 Gb/s]`, `model: [gpt3_13b, gpt3_20b]`.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     candidates: tuple[CandidateSpec, ...] = ()
-    """Instead of the study's own."""
+    """Replaces the study's own candidates."""
 
 
 class VariantSpec(Spec):
-    """What one variant changes together: any paths that a grid may have, each with its one value."""
+    """The changes of one variant: paths as in a grid, each with one value."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class SweepSpec(CatalogSpec):
-    """A question asked at every point of a grid, of every variant."""
+    """A study asked at every point of a grid, for every variant."""
 
     title: str
     question: str = ""
     study: StudySpec
-    """The name of a study, a path, or a study written here (with `extends`, what differs)."""
+    """A study's name or path, or a study written here (with `extends`: only its differences)."""
     grid: GridSpec = GridSpec()
     variants: dict[str, VariantSpec] = Field(default_factory=dict)
-    """By name, what is changed at once: `twice the I/O: {system.io_ports: 24}`; the first is the base."""
+    """By name, the fields it changes: `twice the I/O: {system.io_ports: 24}`; the first is the base."""
 
 
 class StudyCatalog(Catalog):
-    """A catalogue that also reads studies, so that a sweep names one as a system names its device."""
+    """A catalogue that also loads studies, so that a sweep can name one."""
 
     def load(self, kind: str, name_or_path: str, beside: Path | None = None) -> Any:
-        """The description of a kind, studies included."""
+        """The description of a kind, including studies."""
         if kind == "study":
             return parse_file(self.find(kind, name_or_path, beside), StudySpec, self)
         return super().load(kind, name_or_path, beside)

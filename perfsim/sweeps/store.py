@@ -1,8 +1,7 @@
-"""Finished points on disk: what was asked, as a digest, and what was answered, as JSON text.
+"""Finished points on disk: a digest of the inputs, and the answer as JSON text, in one SQLite file per sweep.
 
-One SQLite file for a sweep. A point is stored as soon as it is answered and found again under the
-digest of everything that decides its answer, so a sweep that was stopped goes on where it was, and
-a changed input is a new question.
+A point is stored as soon as it is answered, under the digest of everything that affects its answer. An
+interrupted sweep continues from there, and a changed input has a new digest.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from perfsim.studies.spec import StudySpec
 from perfsim.version import __version__
 
 SCHEMA = 1
-"""Kept in the file's `user_version`; another number is another layout of the table."""
+"""Version of the table's columns, kept in the file's `user_version`."""
 WAIT_S = 30.0
-"""How long to wait for another process that writes."""
+"""How long to wait while another process writes."""
 
 _PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit"})
-"""What explains a value and decides nothing."""
-_ASKED = ("model", "recipe", "convergence", "batch_sizes", "candidates")
+"""Keys that explain a value and do not affect an answer."""
+_INPUTS = ("model", "recipe", "convergence", "batch_sizes", "candidates")
 _PRESENTATION = frozenset({"report", "api", "cli", "__main__.py"})
 
 
@@ -40,7 +39,7 @@ class StoreError(PerfsimError):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An answer as JSON text, and the seconds that it took to compute."""
+    """An answer as JSON text, and the seconds it took to compute."""
 
     text: str
     seconds: float
@@ -49,8 +48,8 @@ class Stored:
 class Store:
     """The table of finished points in one file; a context manager that closes it.
 
-    Several processes may use one file at the same time. Raises StoreError for a file that is no
-    store, that cannot be written, or that another process holds for too long.
+    Several processes may use one file at the same time. Raises StoreError for a file that is not
+    a store, cannot be written, or is locked by another process for too long.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,8 +66,8 @@ class Store:
     def _prepare(self) -> None:
         with _explained(self.path):
             self._connection.execute("PRAGMA journal_mode = WAL")
-            (found,) = self._connection.execute("PRAGMA user_version").fetchone()
-            if found not in (0, SCHEMA):
+            (schema,) = self._connection.execute("PRAGMA user_version").fetchone()
+            if schema not in (0, SCHEMA):
                 raise StoreError(
                     f"{self.path} was written by another release of perfsim; delete it, or give another --out"
                 )
@@ -87,28 +86,28 @@ class Store:
         self._connection.close()
 
     def put(self, digest: str, answer: Stored) -> None:
-        """Keep an answer; it is on disk when this returns."""
+        """Store an answer; it is on disk when this returns."""
         with _explained(self.path):
             self._connection.execute(
                 "INSERT OR REPLACE INTO points VALUES (?, ?, ?)", (digest, answer.text, answer.seconds)
             )
 
     def find(self, digests: Iterable[str]) -> dict[str, Stored]:
-        """The answers that are there, by digest."""
-        found = {}
+        """The stored answers among these digests, by digest."""
+        answers = {}
         with _explained(self.path):
             for digest in dict.fromkeys(digests):
                 row = self._connection.execute(
                     "SELECT answer, seconds FROM points WHERE digest = ?", (digest,)
                 ).fetchone()
                 if row is not None:
-                    found[digest] = Stored(*row)
-        return found
+                    answers[digest] = Stored(*row)
+        return answers
 
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """SQLite's refusals and the file system's, in words that help."""
+    """Turns errors of SQLite and the file system into StoreError."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -118,30 +117,30 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def digest_of(study: StudySpec) -> str:
-    """SHA-256 of all that decides the answer to a study, in 64 hexadecimal digits.
+    """SHA-256 of everything that affects the answer to a study, in 64 hexadecimal digits.
 
-    These are the resolved descriptions (hardware, calibrations, model, recipe, candidates, batches,
-    law), without names of files, titles, sources and reasons; and the version of the model.
+    This covers the resolved descriptions (hardware, calibrations, model, recipe, candidates, batches, law)
+    without file names, titles, sources and reasons, and the version of the model.
     """
-    inputs = {name: _decisive(study.model_dump(mode="json", include={name})[name]) for name in _ASKED}
+    inputs = {name: _without_prose(study.model_dump(mode="json", include={name})[name]) for name in _INPUTS}
     document = {"inputs": inputs, "model_version": model_version()}
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode("utf-8")).hexdigest()
 
 
-def _decisive(value: Any) -> Any:
+def _without_prose(value: Any) -> Any:
     """A description without its prose."""
     if isinstance(value, Mapping):
-        return {key: _decisive(item) for key, item in value.items() if key not in _PROSE}
+        return {key: _without_prose(item) for key, item in value.items() if key not in _PROSE}
     if isinstance(value, list):
-        return [_decisive(item) for item in value]
+        return [_without_prose(item) for item in value]
     return value
 
 
 @cache
 def model_version() -> str:
-    """The version of the model: perfsim's, its computing modules', and the recorded errors that set bands.
+    """The version of perfsim, of its computing modules, and of the recorded errors that set bands.
 
-    The modules count because a correction must not leave an old answer in a store.
+    The modules are included so that a corrected model does not reuse old answers.
     """
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()

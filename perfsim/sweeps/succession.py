@@ -1,4 +1,4 @@
-"""From one variant to the next on the same machine: what the planner changed where models differ."""
+"""Layout changes on one machine from each variant to the next, if the variants train different models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfsim.sweeps.policy import policy_changes
 
 @dataclass(frozen=True)
 class Succession:
-    """One machine from one variant to the next."""
+    """One machine in two successive variants."""
 
     before: PointResult
     after: PointResult
@@ -27,9 +27,9 @@ class Succession:
 
 
 def successions(points: Sequence[PointResult]) -> dict[str, list[Succession]]:
-    """By machine, each variant beside the one before; empty where all variants train one model.
+    """By machine, each variant with the previous one; empty if all variants train the same model.
 
-    Only of machines that have one point in each variant.
+    Only machines with at most one feasible point per variant are included.
     """
     if not points or not points[0].variant:
         return {}
@@ -40,16 +40,16 @@ def successions(points: Sequence[PointResult]) -> dict[str, list[Succession]]:
         if point.feasible:
             machines.setdefault((point.system, point.strategy, point.num_devices), []).append(point)
     steps_of: dict[str, list[Succession]] = {}
-    for own in machines.values():
-        names = [point.variant for point in own]
-        if len(own) > 1 and len(set(names)) == len(names):
-            steps = [Succession(before, after) for before, after in pairwise(own)]
+    for members in machines.values():
+        names = {point.variant for point in members}
+        if len(names) == len(members) > 1:
+            steps = [Succession(before, after) for before, after in pairwise(members)]
             steps_of.setdefault(steps[0].machine, steps)
     return steps_of
 
 
 def policy_sentence(steps_of: Mapping[str, Sequence[Succession]]) -> str:
-    """What the planner changed on each machine from the first variant to the last; empty without any."""
+    """The layout changes on each machine from the first variant to the last; empty without successions."""
     if not steps_of:
         return ""
     first = next(iter(steps_of.values()))

@@ -1,4 +1,4 @@
-"""What variants change: each beside the first where both do the same work, or all side by side."""
+"""Effects of variants: step time relative to the first variant, or times to the target side by side."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from perfsim.sweeps.policy import policy_changes
 from perfsim.units import DAY_S
 
 SAME = 0.01
-"""A change of the step time below this counts as none."""
+"""Relative changes of the step time below this are not reported one by one."""
 MAX_NAMED = 6
-"""Changes of one group that a sentence names."""
+"""Most changes of one group that a sentence names."""
 _PROSE = ("description", "sources", "assumed", "fit", "name")
 
 
 @dataclass(frozen=True)
 class Change:
-    """A point beside the same point of the first variant."""
+    """A point and the corresponding point of the first variant."""
 
     base: PointResult
     point: PointResult
 
     @property
     def ratio(self) -> float:
-        """Its step time over the base's."""
+        """Its step time relative to the base's."""
         return self.point.prediction.step_time_s / self.base.prediction.step_time_s
 
     @property
     def policy(self) -> str:
-        """What the planner chose differently, beside what the variant changes; empty where nothing."""
+        """Differences between the two layouts; empty if there are none."""
         return policy_changes(self.base, self.point)
 
 
@@ -43,9 +43,9 @@ def variants_of(points: Sequence[PointResult]) -> list[str]:
 
 
 def changes_of(feasible: Sequence[PointResult], variants: Sequence[str]) -> dict[str, list[Change]]:
-    """By what variants have in common, every variant's point beside the first variant's.
+    """By the settings that variants share, every variant's point compared with the first variant's.
 
-    Only where all do the same work (one model, one batch); empty where variants differ in that.
+    Empty if the variants train different models or batches, because step times are then not comparable.
     """
     groups: dict[str, dict[str, PointResult]] = {}
     sizes = _several_sizes(feasible)
@@ -56,22 +56,22 @@ def changes_of(feasible: Sequence[PointResult], variants: Sequence[str]) -> dict
         for name, points in groups.items()
         if variants and variants[0] in points
     }
-    return changes if all(_same_work(change) for own in changes.values() for change in own) else {}
+    return changes if all(_same_work(change) for group in changes.values() for change in group) else {}
 
 
 def common(point: PointResult, *, sizes: bool) -> str:
-    """What a point shares with those of other variants: settings of the grid, devices where they vary."""
+    """What a point shares with other variants' points: the grid's settings; with `sizes` also its devices."""
     settings = [f"{path.rpartition('.')[2]} {setting_text(value)}" for path, value in _grid(point).items()]
     count = [f"{point.num_devices:,} devices"] if sizes else []
     return ", ".join([*count, *settings]) or "all else equal"
 
 
 def _several_sizes(feasible: Sequence[PointResult]) -> bool:
-    """Whether a variant runs on several numbers of devices; one that only has another number compares."""
+    """Whether any variant runs on several numbers of devices."""
     counts: dict[str, set[int]] = {}
     for point in feasible:
         counts.setdefault(point.variant, set()).add(point.num_devices)
-    return any(len(own) > 1 for own in counts.values())
+    return any(len(numbers) > 1 for numbers in counts.values())
 
 
 def _grid(point: PointResult) -> dict[str, Any]:
@@ -85,16 +85,13 @@ def _same_work(change: Change) -> bool:
 
 
 def variant_sentences(feasible: Sequence[PointResult], changes: Mapping[str, Sequence[Change]]) -> list[str]:
-    """What variants change, in words: the step time where all do the same work, else the time to the target.
-
-    The time to the target is told machine by machine.
-    """
+    """The effect of variants in words: step times if all do the same work, else times to the target."""
     if changes:
-        return [_changed(name, own) for name, own in changes.items()]
+        return [_changed(name, group) for name, group in changes.items()]
     machines: dict[str, list[PointResult]] = {}
     for point in feasible:
         machines.setdefault(f"{point.num_devices:,} x {point.system}", []).append(point)
-    return [_times(name, own) for name, own in machines.items()]
+    return [_times(name, members) for name, members in machines.items()]
 
 
 def _changed(name: str, changes: Sequence[Change]) -> str:
@@ -144,7 +141,7 @@ def _time(seconds: float) -> str:
 
 
 def differing(points: Sequence[PointResult], variants: Sequence[str]) -> dict[str, list[str]]:
-    """By dotted path of a study, its value in each variant, where they differ; names and prose left out."""
+    """By dotted path of a study, its value in each variant, if they differ; names and prose are left out."""
     first = {name: next(point for point in points if point.variant == name) for name in variants}
     flat = {name: _study(point.point.study) for name, point in first.items()}
     paths = dict.fromkeys(path for values in flat.values() for path in values)
@@ -153,7 +150,7 @@ def differing(points: Sequence[PointResult], variants: Sequence[str]) -> dict[st
 
 
 def _study(study: StudySpec) -> dict[str, str]:
-    """The values of a study that decide its answer, by dotted path."""
+    """The values of a study's model, recipe and system by dotted path."""
     parts = {"model": study.model, "recipe": study.recipe, "system": study.candidates[0].system}
     return {f"{root}.{path}": value for root, part in parts.items() for path, value in _flat(part).items()}
 
@@ -164,7 +161,7 @@ def _flat(spec: Any) -> dict[str, str]:
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
-        if "fit" in value:  # fitted constants go by their name
+        if "fit" in value:  # fitted constants are represented by their name
             yield path, str(value["name"])
             return
         for key, item in value.items():

@@ -1,4 +1,4 @@
-"""The verdict of a sweep: how many of one machine match another, or how well a machine scales."""
+"""The verdict of a sweep: how many devices of one machine match another, or how well a machine scales."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from perfsim.sweeps.variants import variant_sentences
 from perfsim.units import DAY_S
 
 MAX_SENTENCES = 3
-"""Of a verdict on variants; the page has the rest."""
+"""Most sentences of one kind; the page shows the rest."""
 
 
 def sweep_verdict(analysis: Analysis) -> str:
-    """Which machine is first at the target, and what helps to decide between machines."""
+    """Which machine reaches the target first, and how machines compare or scale."""
     if not analysis.feasible:
         reasons = analysis.points[0].reasons if analysis.points else ("the grid is empty",)
         return f"No point of the grid has a feasible plan: {'; '.join(reasons)}."
@@ -26,7 +26,7 @@ def sweep_verdict(analysis: Analysis) -> str:
 
 
 def _bounds(feasible: Sequence[PointResult]) -> str:
-    """The systems that lose nothing, which no release of their software reaches; empty without any."""
+    """Names systems at peak efficiency, which no software release reaches; empty if there are none."""
     peak = {
         point.system
         for point in feasible
@@ -48,7 +48,7 @@ def _compared(analysis: Analysis) -> str:
 
 
 def _of_variants(analysis: Analysis) -> list[str]:
-    """How each variant scales; where none has several device counts, what each changes."""
+    """How each variant scales; if none has several device counts, the effect of each."""
     sentences = [scaling.sentence for scaling in analysis.scalings]
     if not sentences:
         sentences = variant_sentences(analysis.feasible, analysis.changes)
@@ -56,7 +56,7 @@ def _of_variants(analysis: Analysis) -> list[str]:
 
 
 def _machine(point: PointResult) -> str:
-    """`16 x cs-2`, and under which settings of the grid's further axes."""
+    """`16 x cs-2`, with the settings of the grid."""
     return _with_settings(f"{point.num_devices:,} x {point.system}", point.circumstances)
 
 
@@ -78,11 +78,11 @@ def _number(value: float) -> str:
 
 
 def _matched(matches: Sequence[Match]) -> str:
-    """The largest rival that is matched and one a quarter of its size, or that none is."""
-    own = [match for match in matches if match.rival.system == matches[0].rival.system]
-    matched = [match for match in own if match.fewest is not None]
+    """The largest rival that is matched and one at most a quarter of its size, or that none is matched."""
+    same_rival = [match for match in matches if match.rival.system == matches[0].rival.system]
+    matched = [match for match in same_rival if match.fewest is not None]
     if not matched:
-        series, rival = own[0].series, own[0].rival
+        series, rival = same_rival[0].series, same_rival[0].rival
         system = _with_settings(series.system, series.circumstances)
         most = f"{series.counts[-1]:,}"
         return f"No number of {system} up to {most} matches {_machine(rival)} ({_days(rival)})."

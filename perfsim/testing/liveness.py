@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.graph import Kind, TaskGraph
-from perfsim.graph.symmetry import rank_of
+from perfsim.graph.task_graph import rank_of
 from perfsim.trace import Trace
 
 SAVED = "saved"

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.graph import unfold
-from perfsim.graph.symmetry import width_of
 from perfsim.hardware import FatTreeSpec
 from perfsim.machines import network_of
 from perfsim.placement.place import place
@@ -60,7 +59,7 @@ def steps(toys: ModuleType, layout: ParallelLayout, topology: Topology) -> Steps
     costs = toys.ToyCosts(topology.system)
     durations = price(graph, costs)
     every, apart = unfold(graph), place(graph, topology)
-    links = shared_links(every.graph, network_of(topology), peers=np.arange(width_of(graph)))
+    links = shared_links(every.graph, network_of(topology), peers=np.arange(graph.width))
     return Steps(
         critical_path(graph, durations).step_time_s,
         simulate(graph, durations, *shared_links(graph, network_of(topology))).step_time_s,

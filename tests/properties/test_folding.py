@@ -14,7 +14,8 @@ from perfsim.costs.price import price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.graph import TaskGraph, peer_classes, unfold
-from perfsim.graph.symmetry import as_slowest_peers, meeting_of, rank_of, width_of
+from perfsim.graph.symmetry import as_slowest_peers, meeting_of
+from perfsim.graph.task_graph import rank_of
 from perfsim.machines import network_of
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import shared_links
@@ -64,7 +65,7 @@ def slow_ends(graph: TaskGraph, duration_s: np.ndarray) -> np.ndarray:
     A collective begins, for all of its members at once, when the last of them has its inputs and its
     stream free. `duration_s` has the shape of the result; that of a collective is its first member's.
     """
-    width = width_of(graph)
+    width = graph.width
     ends = np.zeros((len(graph), width))
     last: dict[str, int] = {}
     for task in graph.tasks():
@@ -82,7 +83,7 @@ def slow_ends(graph: TaskGraph, duration_s: np.ndarray) -> np.ndarray:
 
 def perturbed(graph: TaskGraph, duration_s: np.ndarray, factors: dict[int, float]) -> np.ndarray:
     """Durations of every rank's copy: compute of rank r takes factors[r] times as long."""
-    each = np.repeat(duration_s[:, None], width_of(graph), axis=1)
+    each = np.repeat(duration_s[:, None], graph.width, axis=1)
     ranks = np.array([-1 if (rank := rank_of(name)) is None else rank for name in graph.streams])
     computes = np.array([not work.kind.is_communication for work in graph.works])[graph.work]
     for task in np.flatnonzero(computes & (ranks[graph.stream] >= 0)):
@@ -119,7 +120,7 @@ def test_every_rank_runs_as_the_written_one(
     assert run.start_s.tobytes() == folded.start_s[unfolded.task].tobytes()
     assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()
     assert unfolded.graph.flop == pytest.approx(graph.flop, rel=1e-12)
-    width, spent = width_of(graph), run.device_breakdowns()
+    width, spent = graph.width, run.device_breakdowns()
     for device, seconds in folded.device_breakdowns().items():
         base = int(device.removeprefix("gpu"))
         for peer in range(width):

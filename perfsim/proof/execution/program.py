@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.graph import Task, TaskGraph, block_name
-from perfsim.graph.symmetry import rank_of, width_of
+from perfsim.graph.task_graph import rank_of
 from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure
 
 SHARED = -1
@@ -93,7 +93,7 @@ class Program:
     @property
     def width(self) -> int:
         """Ranks that each device stands for."""
-        return width_of(self.graph)
+        return self.graph.width
 
     def name(self, task: int) -> str:
         """A task as messages print it: `mlp.backward[3] of layer 5 on gpu4/compute in step 2`."""

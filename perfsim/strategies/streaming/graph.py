@@ -70,7 +70,7 @@ class StreamingWriter:
         return PassWorks(blocks, samples_work(self.plan, size))
 
     def _slots(self, numbers: np.ndarray, templates: list[Template]) -> Slots:
-        """The pass that each port of a slot reads: the previous one, the update, or the user of its buffer."""
+        """The pass that each port of a slot reads: the previous pass, the update, or the buffer's user."""
         passes = self.plan.num_microbatches
         index = np.arange(len(numbers), dtype=np.int64)
         updated = np.where(index >= passes, index // passes * passes - 1, -1)

@@ -129,8 +129,8 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
             share = 100 * job.recipe.weight_sparsity
             yield (
                 f"{share:.4g} % of the layers' weights are zero: MFU counts FLOPs of nonzero weights, HFU "
-                "executed FLOPs; it is assumed, and known for few models, that as many tokens reach the target "
-                "as for the dense model"
+                "executed FLOPs; it is assumed, and known for few models, that as many tokens reach the "
+                "target as for the dense model"
             )
 
     def emit(self, plan: StreamingPlan, builder: GraphBuilder) -> None:

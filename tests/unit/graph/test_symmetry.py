@@ -9,7 +9,8 @@ import pytest
 
 from perfsim.errors import GraphError
 from perfsim.graph import GraphBuilder, RankGroup, TaskGraph, peer_classes, unfold
-from perfsim.graph.symmetry import ALONE, Meeting, meetings_of, rank_of, width_of
+from perfsim.graph.symmetry import ALONE, Meeting, meetings_of
+from perfsim.graph.task_graph import rank_of
 
 
 def folded(toys: ModuleType, tensor: int, data: int, pipeline: int = 2) -> TaskGraph:
@@ -31,7 +32,7 @@ def folded(toys: ModuleType, tensor: int, data: int, pipeline: int = 2) -> TaskG
 
 def test_peers_meet_in_tensor_groups_and_in_data_groups(toys: ModuleType) -> None:
     graph = folded(toys, tensor=4, data=2)
-    assert width_of(graph) == 8
+    assert graph.width == 8
     assert meetings_of(graph) == [ALONE, Meeting(1, 4), Meeting(4, 2)]
     assert list(Meeting(1, 4).offsets(6)) == [4, 5, 6, 7]
     assert list(Meeting(4, 2).offsets(6)) == [2, 6]

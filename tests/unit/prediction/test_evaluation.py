@@ -11,7 +11,6 @@ import pytest
 from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.graph import Kind, Work, unfold
-from perfsim.graph.symmetry import width_of
 from perfsim.machines import network_of
 from perfsim.placement.place import place
 from perfsim.placement.rank_classes import rank_classes
@@ -124,6 +123,6 @@ def test_where_links_are_shared_uneven_peers_are_written_for_what_they_enter(toy
     assert len(set(prices.tolist())) < len(set(links.tolist())), "as dear, but not on the same NICs"
     costs = toys.ToyCosts(plan.system)
     every = unfold(graph).graph
-    shared = shared_links(every, network_of(plan.topology), peers=np.arange(width_of(graph)))
+    shared = shared_links(every, network_of(plan.topology), peers=np.arange(graph.width))
     right = simulate(every, price(every, costs), *shared).step_time_s
     assert evaluate(plan, costs).step_time_s == pytest.approx(right, rel=1e-9)

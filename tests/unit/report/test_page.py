@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from markupsafe import Markup
 
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
 from perfsim.report.page import render_page, write_page
@@ -122,14 +121,12 @@ def test_any_sections_make_a_page(tmp_path: Path) -> None:
         Section(
             "Scaling & more", "Lead.", figure=scaling_curve([ScalingPoint("gpu", 8, 1.0, 1.0)]), alt="A line."
         ),
-        Section("Words", html=Markup("<p class='own'>ready</p>")),
         Section("Numbers", table=Table(("a", "b"), [["1", "<2>"]], numeric=frozenset({1}))),
     ]
     path = write_page("A <sweep>", sections, tmp_path / "deep" / "page.html", head=Head(verdict="Done."))
     page = path.read_text("utf-8")
     assert 'id="figure-scaling-more"' in page
     assert "<title>A &lt;sweep&gt;</title>" in page
-    assert "<p class='own'>ready</p>" in page
     assert '<td class="num">&lt;2&gt;</td>' in page
 
 

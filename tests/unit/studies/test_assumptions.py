@@ -146,7 +146,7 @@ def test_a_model_written_inside_the_study_is_the_studys_own_assumption(spec: Stu
     own = spec.model_copy(update={"model": spec.model.model_copy(update={"name": "mine"})})
     found = assumptions_of(own, target_of(own))
     assert (
-        Assumption("model", "mine", "written inside the study", "the study's own file", "assumption") in found
+        Assumption("model", "mine", "defined inside the study", "the study's own file", "assumption") in found
     )
 
 

@@ -54,8 +54,8 @@ def test_gpus_and_a_wafer_answer_one_study_with_a_slow_rank_and_slow_links(tmp_p
     assert wafer.step_time_s > 1.5 * calm[1].step_time_s
     assert gpus.perturbed is not None
     assert gpus.perturbed.text.startswith("rank 3 computes 2 times as long, node0/nic0-leaf0")
-    assert "perturbed: there is no rank 3, so the last one, rank 0, is slow" in wafer.notes
-    assert "perturbed: this one has no link memoryx-swarmx/0/0" in gpus.notes
+    assert "perturbed: rank 3 does not exist; rank 0 is slow instead" in wafer.notes
+    assert "perturbed: this system has no link memoryx-swarmx/0/0" in gpus.notes
     assert not any("nic0" in note for note in wafer.notes), "named as another system's"
 
 

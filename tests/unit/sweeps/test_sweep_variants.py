@@ -59,7 +59,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
 
 
 def test_every_variant_has_every_point_of_the_grid(steps: SweepResult) -> None:
-    asked = [(point.point.variant, point.point.num_devices) for point in steps.points]
+    asked = [(point.variant, point.num_devices) for point in steps.points]
     names = ["as it is", "twice the I/O", "a quarter of MemoryX"]
     assert steps.analysis.variants == names
     assert asked == [(name, count) for name in names for count in (1, 32)]
@@ -154,7 +154,7 @@ variants:
   half: {recipe.global_batch_size: 32, system.memoryx.servers: 6}
 """
     points = load_sweep(written(tmp_path, text)).points
-    names = [(point.variant, point.candidate.system.name) for point in points]
+    names = [(point.settings["variant"], point.candidate.system.name) for point in points]
     assert names.count(("as it is", "dgx-a100-80gb")) == 1
     assert ("half", "dgx-a100-80gb") not in names
 
@@ -190,7 +190,7 @@ def test_a_policy_that_changed_beside_the_mechanism_is_named_with_it(tmp_path: P
     path.write_text(ABLATED, encoding="utf-8")
     result = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
     (changes,) = result.analysis.changes.values()
-    policies = {change.point.point.variant: change.policy for change in changes}
+    policies = {change.point.variant: change.policy for change in changes}
     assert policies["as it is"] == policies["SwarmX fan-out 2"] == ""
     assert policies["a small wafer"].startswith("micro-batch ")
     assert f"(policy changed: {policies['a small wafer']})" in result.verdict
@@ -200,7 +200,7 @@ def test_what_the_planner_changed_from_model_to_model_is_told_machine_by_machine
     steps_of = models.analysis.successions
     assert set(steps_of) == {"1 x cs-2", "32 x cs-2"}
     (step,) = steps_of["1 x cs-2"]
-    assert (step.before.point.variant, step.after.point.variant) == ("small", "large")
+    assert (step.before.variant, step.after.variant) == ("small", "large")
     assert step.changes == policy_changes(step.before, step.after)
     assert policy_sentence(models.analysis.successions).startswith(
         "What the planner changed from small to large: 1 x cs-2: "
