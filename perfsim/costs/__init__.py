@@ -1,1 +1,1 @@
-"""Seconds and bytes of the work in a task graph: GEMMs, memory-bound kernels, memory, prices."""
+"""Cost models: seconds and bytes of the work in a task graph."""

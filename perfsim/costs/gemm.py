@@ -1,4 +1,4 @@
-"""How long a matrix product takes on a GPU: tiles, waves, memory and the power limit.
+"""The time of a matrix product on a GPU: tiles, waves, memory and the power limit.
 
 The library cuts the m x n result into tiles a x b (and k into s slices), and the device works on
 `compute_units` of them at a time:
@@ -9,10 +9,10 @@ The library cuts the m x n result into tiles a x b (and k into s slices), and th
     memory  = 2 batch (mk + kn + mn) / (memory_fraction bandwidth)
     seconds = launch + (compute^p + memory^p)^(1/p)
 
-The last, partly filled wave costs a whole one (wave quantisation). Which tile and split run is the
-library's guess, not the fastest: the argmin of the same expression with the `choice_` constants.
-Power then bends the achieved fraction of peak e under a ceiling c: seconds (1 + (e/c)^q)^(1/q).
-In a short benchmark the ceiling comes down with the kernel's own length; in training
+A partly filled last wave costs as much as a full one (wave quantisation). The library picks tile and split
+by a heuristic, not the fastest: the argmin of the same expression with the `choice_` constants.
+The power limit keeps the achieved fraction of peak e under a ceiling c: seconds (1 + (e/c)^q)^(1/q).
+In a short benchmark the ceiling falls with the length of the kernel; in training
 (`sustained=True`) it is `sustained_fraction`. Tiles and waves: NVIDIA, "Matrix Multiplication
 Background User's Guide"; the constants are fitted, see `perfsim.fitting.calibrate`.
 """
@@ -32,16 +32,16 @@ from perfsim.errors import InputError
 Array = NDArray[np.float64]
 
 ELEMENT_BYTES = 2.0
-"""Operands and results: bf16 or fp16."""
+"""Bytes of an element of operands and results: bf16 or fp16."""
 _PARTIAL_SUM_BYTES = 8.0
-"""One fp32 partial sum, written and read."""
+"""Bytes of one fp32 partial sum, written and read."""
 _CHUNK = 4096
-"""Shapes priced at once: candidates times shapes must stay in cache."""
+"""Shapes priced at once, so that an array of candidates times shapes stays in cache."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Every (tile orientation, split) that may run; arrays of shape (candidates, 1)."""
+    """All candidates (tile orientation, split); arrays of shape (candidates, 1)."""
 
     tile_index: NDArray[np.intp]
     rows: Array
@@ -63,7 +63,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a set of shapes needs before any fitted number enters; (candidates, shapes) arrays."""
+    """Quantities of shapes that do not depend on fitted constants; (candidates, shapes) arrays."""
 
     tile_wave_flop: Array
     """FLOP of one compute unit per unit of k over all waves: waves 2ab."""
@@ -154,7 +154,7 @@ class GemmModel:
     def price(
         self, geometry: Geometry, *, sustained: bool = False, chosen: NDArray[np.intp] | None = None
     ) -> Array:
-        """Seconds of shapes whose geometry is known: a fit computes it once; `chosen` is a `choice`."""
+        """Seconds of shapes from their geometry, which a fit computes once; `chosen` is from `choice`."""
         compute = self._compute_s(geometry, self.choice(geometry) if chosen is None else chosen)
         memory = geometry.n_bytes / (self.constants.memory_fraction * self.memory_bytes_per_s)
         p = self.constants.overlap_sharpness
@@ -167,17 +167,17 @@ class GemmModel:
         return Candidates.of(self.constants)
 
     def choice(self, geometry: Geometry) -> NDArray[np.intp]:
-        """The candidate, tile and split, that the library picks for each shape: (1, shapes)."""
+        """Index of the candidate that the library picks for each shape; shape (1, shapes)."""
         latency = geometry.is_split * self.constants.split_latency_s
         summing = geometry.partial_sum_bytes / self.memory_bytes_per_s
         columns = geometry.k_per_slice + self._by_candidate("overhead_k")
-        believed = geometry.tile_wave_flop * columns / self._unit_peak
-        believed /= self._by_candidate("choice_efficiency")
-        believed += self.constants.choice_split_traffic * summing + latency
-        return np.asarray(np.argmin(believed, axis=0)[None, :])
+        estimate = geometry.tile_wave_flop * columns / self._unit_peak
+        estimate /= self._by_candidate("choice_efficiency")
+        estimate += self.constants.choice_split_traffic * summing + latency
+        return np.asarray(np.argmin(estimate, axis=0)[None, :])
 
     def _compute_s(self, geometry: Geometry, chosen: NDArray[np.intp]) -> Array:
-        """Compute time of the candidates chosen, one a shape."""
+        """Compute time of the chosen candidate of each shape."""
 
         def pick(values: Array) -> Array:
             return np.asarray(np.take_along_axis(values, chosen, axis=0)[0])
@@ -198,7 +198,7 @@ class GemmModel:
         return np.array(values)[self._candidates.tile_index]
 
     def _under_power_limit(self, seconds: Array, flop: Array, sustained: bool) -> Array:
-        """The same work when the achieved fraction of peak bends under the power ceiling."""
+        """Seconds with the achieved fraction of peak kept under the power ceiling."""
         fraction = flop / (seconds * self.peak_flop_per_s)
         age = seconds / self.constants.burst_s
         ceiling = 1 - (1 - self.constants.burst_fraction) * age / (1 + age)

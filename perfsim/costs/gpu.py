@@ -1,8 +1,8 @@
 """Seconds of work on a GPU cluster.
 
-A compute task takes as long as its kernels on the GPU, and no less than the host needs to launch
-them (a smooth maximum, since the host runs ahead only so far). A collective takes what its
-algorithm takes on the links that its group spans.
+A compute task takes as long as its kernels on the GPU, but at least as long as the host takes to launch
+them (a smooth maximum, since the host can run ahead only so far). The time of a collective follows from its
+algorithm and the links that its group spans.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from perfsim.transformer import Kernel
 from perfsim.workload import TrainingRecipe
 
 MATRIX_CORE_MULTIPLE = 8
-"""Matrix cores take 16-byte rows: n and k of a 16-bit product are multiples of this, or it runs without
-them (NVIDIA, Matrix Multiplication Background User's Guide)."""
+"""Matrix cores need rows of 16 bytes: a 16-bit product uses them only if n and k are multiples of this
+(NVIDIA, Matrix Multiplication Background User's Guide)."""
 COLLECTIVE_LAUNCHES = 3
-"""What the host does for one collective: the communication stream waits, the kernel, the wait for it."""
+"""Host launches of one collective: a wait on the communication stream, the kernel, the wait for it."""
 
 
 class GpuKernels:
-    """Prices what one GPU of a system computes under one recipe; prices are remembered."""
+    """Prices the compute of one GPU under one recipe; prices are cached."""
 
     def __init__(self, system: SystemSpec, recipe: TrainingRecipe) -> None:
         self.recipe = recipe
@@ -44,12 +44,12 @@ class GpuKernels:
         self._kernels: dict[Kernel, float] = {}
 
     def compute_s(self, work: Work) -> float:
-        """Seconds of the kernels of one task, no less than the host takes to launch them."""
+        """Seconds of the kernels of one task, at least the time of the host to launch them."""
         device_s = sum(self.kernel_s(kernel) for kernel in work.kernels)
         return self._with_host(device_s, work.launches)
 
     def _with_host(self, device_s: float, launches: int) -> float:
-        """Device time joined with the host's: the longer of the two, or both where the host waits."""
+        """Device and host time combined: the longer of the two, or their sum where the host blocks."""
         host_s = launches * self.framework.host_s_per_kernel
         if self.recipe.host_blocking:
             return device_s + host_s + launches * self.framework.host_blocking_s_per_kernel
@@ -57,10 +57,10 @@ class GpuKernels:
 
     def kernel_s(self, kernel: Kernel) -> float:
         """Seconds of one kernel on the device."""
-        known = self._kernels.get(kernel)
-        if known is None:
-            known = self._kernels[kernel] = self._kernel_s(kernel)
-        return known
+        seconds = self._kernels.get(kernel)
+        if seconds is None:
+            seconds = self._kernels[kernel] = self._kernel_s(kernel)
+        return seconds
 
     def _kernel_s(self, kernel: Kernel) -> float:
         if kernel.op == "elementwise":
@@ -74,29 +74,29 @@ class GpuKernels:
         return max(seconds, self._vector_s(kernel))
 
     def _vector_s(self, kernel: Kernel) -> float:
-        """What a product takes that cannot use matrix cores; 0 where it can, or no vector peak is known."""
+        """Seconds of a product that cannot use matrix cores; 0 where it can, or no vector peak is known."""
         aligned = kernel.n % MATRIX_CORE_MULTIPLE == 0 and kernel.k % MATRIX_CORE_MULTIPLE == 0
         if aligned or self.vector_flop_per_s is None:
             return 0.0
         return kernel.flop / self.vector_flop_per_s
 
     def _uncached_bytes(self, kernel: Kernel) -> float:
-        """Bytes a memory-bound kernel moves to and from memory.
+        """Bytes that a memory-bound kernel moves to and from memory.
 
-        Half of its bytes are read, and what the kernel before wrote is read from the cache, as far as
-        the cache holds it; half of the cache counts, since the rest holds what is being written.
+        Half of its bytes are reads, and the output of the previous kernel is read from the cache as far as it
+        fits. Half of the cache counts, since the other half holds the kernel's own output.
         """
-        each = kernel.bytes_accessed / kernel.launches
-        return kernel.launches * (each - min(each, self.cache_bytes) / 2)
+        bytes_per_launch = kernel.bytes_accessed / kernel.launches
+        return kernel.launches * (bytes_per_launch - min(bytes_per_launch, self.cache_bytes) / 2)
 
     def _attention_s(self, kernel: Kernel) -> float:
-        """Fused attention; at length s it reaches s / (s + half length) of what it does on long sequences."""
+        """Fused attention; at length s it reaches s / (s + half length) of its speed on long sequences."""
         slower = 1.0 + self.gpu.attention_half_length / kernel.m
         return kernel.flop * slower / (self.gpu.attention_fraction * self.peak_flop_per_s)
 
 
 class GpuCosts(GpuKernels, Costs):
-    """Prices classes of work for one recipe on one GPU cluster; prices are remembered."""
+    """Prices classes of work for one recipe on one GPU cluster; prices are cached."""
 
     def __init__(self, topology: FatTree, recipe: TrainingRecipe) -> None:
         super().__init__(topology.system, recipe)
@@ -105,12 +105,12 @@ class GpuCosts(GpuKernels, Costs):
         self._works: dict[Work, float] = {}
 
     def duration_s(self, work: Work) -> float:
-        """Seconds of one task of this class when nothing else uses its links."""
-        known = self._works.get(work)
-        if known is None:
-            known = self._communication_s(work) if work.kind.is_communication else self.compute_s(work)
-            self._works[work] = known
-        return known
+        """Seconds of one task of this class without contention."""
+        seconds = self._works.get(work)
+        if seconds is None:
+            seconds = self._communication_s(work) if work.kind.is_communication else self.compute_s(work)
+            self._works[work] = seconds
+        return seconds
 
     def _communication_s(self, work: Work) -> float:
         if work.group is None:
@@ -122,7 +122,7 @@ class GpuCosts(GpuKernels, Costs):
         return self._with_host(device_s, COLLECTIVE_LAUNCHES)
 
     def send_s(self, ends: RankGroup, n_bytes: float, /) -> float:
-        """The device's time alone."""
+        """Seconds of a message on the device, without host time."""
         return self.collectives.time_s("send_recv", n_bytes, self.group(ends))
 
     def group(self, ranks: RankGroup) -> Group:
@@ -141,7 +141,7 @@ def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:
 
 
 def smooth_maximum(a: float, b: float, sharpness: float) -> float:
-    """(a^p + b^p)^(1/p): the larger of the two, a little more where they are close."""
+    """(a^p + b^p)^(1/p): the larger of the two, or slightly more where they are close."""
     largest = max(a, b)
     if largest <= 0.0:
         return 0.0

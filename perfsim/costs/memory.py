@@ -1,10 +1,10 @@
 """Memory in closed form: model states and activations, per pipeline stage.
 
-Model states a parameter [Megatron-LM README, distributed optimizer]: with bf16, parameters 2, fp32
-gradients 4 and the optimizer 12 (fp32 copy and two moments); with fp16, parameters 2, gradients 2 and
-the optimizer 16, since the fp32 main gradients are sharded with it. Pure bf16 keeps every one of the
-four at 2 bytes. ZeRO 1 shards the optimizer over the data-parallel ranks, ZeRO 2 the gradients as
-well, ZeRO 3 the parameters too.
+Bytes of model states per parameter [Megatron-LM README, distributed optimizer]: with bf16, parameters 2,
+fp32 gradients 4 and the optimizer 12 (fp32 copy and two moments); with fp16, parameters 2, gradients 2 and
+the optimizer 16, since the fp32 main gradients are sharded with it. Pure bf16 keeps parameters, gradients and
+both moments in 2 bytes each. ZeRO 1 shards the optimizer over the data-parallel ranks, ZeRO 2 also the
+gradients, ZeRO 3 also the parameters.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from perfsim.transformer import (
 from perfsim.workload import ParallelLayout, TrainingRecipe
 
 LOGIT_BYTES = 6.0
-"""A logit in half precision and its copy in fp32."""
+"""Bytes of a logit in half precision and its fp32 copy."""
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What one place holds at its peak."""
+    """Peak memory use of one place, by part."""
 
     place: str
     parts_bytes: Mapping[str, float]
     capacity_bytes: float
     on_device: bool = True
-    """False for a store beside the devices, such as MemoryX."""
+    """False for memory outside the devices, such as MemoryX."""
 
     @property
     def total_bytes(self) -> float:
@@ -53,7 +53,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """Bytes a parameter of each model state, before sharding."""
+    """Bytes per parameter of each model state, before sharding."""
 
     parameters: float
     gradients: float
@@ -61,7 +61,7 @@ class StateBytes:
 
 
 def state_bytes(recipe: TrainingRecipe) -> StateBytes:
-    """Model states a parameter under a recipe's precision."""
+    """Bytes per parameter of the model states under a recipe's precision."""
     updated = updated_state_bytes(recipe)
     if recipe.precision in ("fp32", "tf32"):
         return StateBytes(4.0, 4.0, updated)
@@ -73,7 +73,7 @@ def state_bytes(recipe: TrainingRecipe) -> StateBytes:
 
 
 def updated_state_bytes(recipe: TrainingRecipe) -> float:
-    """Bytes a parameter that the optimizer reads and writes: moments, and the fp32 copy of 16-bit weights."""
+    """Bytes per parameter of optimizer states: moments, and the fp32 copy of 16-bit weights."""
     moments = {"adam": 2, "adamw": 2, "sgd": 1}[recipe.optimizer]
     if recipe.precision in ("fp32", "tf32"):
         return 4.0 * moments
@@ -83,7 +83,7 @@ def updated_state_bytes(recipe: TrainingRecipe) -> float:
 
 
 def main_grad_bytes(recipe: TrainingRecipe) -> float:
-    """Bytes of one accumulated gradient, which is also what is reduced among replicas."""
+    """Bytes of one accumulated gradient; gradients are reduced over replicas at this width."""
     return HALF if recipe.reduce_precision in ("bf16", "fp16") else 4.0
 
 
@@ -100,7 +100,7 @@ def sharded_state_bytes(
 
 
 def stage_parameters(part: LayerSlice, num_layers: int, first: bool, last: bool) -> float:
-    """Parameters of one tensor rank of a stage: its layers, the embedding, the head."""
+    """Parameters of one tensor rank of a stage: its layers, the embedding, the LM head."""
     counts = parameters(part.model)
     total = num_layers * counts.layer / part.tensor
     table = padded_vocab_size(part.model, part.tensor) * part.model.hidden_size / part.tensor
@@ -113,17 +113,17 @@ def stage_parameters(part: LayerSlice, num_layers: int, first: bool, last: bool)
 
 
 def stage_activation_bytes(part: LayerSlice, layout: ParallelLayout, layers: float) -> float:
-    """Activations that one micro-batch leaves on a stage of `layers` layers."""
+    """Activations that a stage of `layers` layers keeps for one micro-batch."""
     return layers * layer_activation_bytes(part, layout.recompute)
 
 
 def stage_weight_input_bytes(
     part: LayerSlice, layers: float, positions: int, first: bool, last: bool
 ) -> float:
-    """What one micro-batch's weight gradients still need of a stage once its backward is over.
+    """Bytes that weight gradients of one micro-batch still need after the backward of a stage.
 
-    Inputs and output gradients of all linear layers and norms, whatever the recompute mode; with the
-    head the gradient of the logits, with the embedding that of its output.
+    Inputs and output gradients of all linear layers and norms, in any recompute mode; with the LM head also
+    the gradient of the logits, with the embedding also that of its output.
     """
     total = layers * (attention_weight_input_bytes(part) + mlp_weight_input_bytes(part))
     if first:
@@ -134,7 +134,7 @@ def stage_weight_input_bytes(
 
 
 def stage_working_bytes(part: LayerSlice, layout: ParallelLayout, positions: int, last: bool) -> float:
-    """What one pass needs for itself: a layer made again, and the logits on the last stage."""
+    """Temporary bytes of one pass: a recomputed layer, or the logits on the last stage."""
     working = 0.0
     if layout.recompute != "none":
         working = layer_activation_bytes(part, "none") - layer_activation_bytes(part, layout.recompute)

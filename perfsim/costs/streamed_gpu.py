@@ -1,7 +1,7 @@
-"""Seconds of work where weights stream to GPUs: kernels as on any GPU, movement as around a wafer.
+"""Seconds of work where weights stream to GPUs: compute as on any GPU, streams as on a wafer cluster.
 
 ZeRO 3 with its parameters in an external store is weight streaming: MemoryX broadcasts a layer through
-SwarmX, each GPU computes on its own slice of the batch, gradients are summed on their way back.
+SwarmX, each GPU computes its slice of the batch, and gradients are summed on the way back.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ class StreamedGpuCosts(Costs):
     """Prices classes of work for one recipe on GPUs under a SwarmX tree."""
 
     def __init__(self, topology: WaferTree, recipe: TrainingRecipe) -> None:
-        self.topology = topology
         self.kernels = GpuKernels(topology.system, recipe)
         self.streams = StreamCosts(topology)
 
     def duration_s(self, work: Work) -> float:
-        """Seconds of one task of this class. Zeros in weights save movement and no arithmetic."""
+        """Seconds of one task of this class. Zeros in weights save movement but no arithmetic."""
         moving_s = self.streams.duration_s(work)
         return work.share * self.kernels.compute_s(work) if moving_s is None else moving_s

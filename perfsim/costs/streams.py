@@ -1,13 +1,12 @@
-"""Seconds of what moves around a wafer: weights, gradients, samples, spilled activations, updates.
+"""Seconds of movement around a wafer: weights, gradients, samples, spilled activations, updates.
 
-Weights and gradients pass a tree at line rate: a layer occupies MemoryX and the tree for its bytes
-over the slowest link, and its first byte takes one hop and one chunk a level. MemoryX is many weight
-servers: where a layer is sharded over all of them they send, read and update it together, where it
-lies on one it goes at that one's rate. An update takes the longer of its memory traffic and its
-arithmetic.
+Weights and gradients cross the tree at line rate: a layer occupies MemoryX and the tree for its bytes
+over the bandwidth of the slowest link, and its first byte takes one hop and one chunk per level. MemoryX has
+many weight servers: all of them send, read and update a layer that is sharded over them; a layer on a single
+server moves at the rate of that server. An update takes the longer of its memory traffic and its arithmetic.
 
-Not counted: adding the gradients of micro-batches in MemoryX. That moves 10 B a parameter in DRAM beside 2 B
-on the wire, which stays hidden where a server's DRAM is five times as fast as its port (12 times on CS-2).
+Not counted: adding the gradients of micro-batches in MemoryX. That moves 10 B per parameter in DRAM for 2 B
+on the wire, which is hidden where a server's DRAM is five times as fast as its port (12 times on CS-2).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from perfsim.topology import WaferTree
 
 
 class StreamCosts:
-    """Prices movement on one wafer-scale cluster."""
+    """Prices movement on one wafer cluster."""
 
     def __init__(self, topology: WaferTree) -> None:
         system = self.system = topology.system
@@ -26,8 +25,8 @@ class StreamCosts:
         self.shares = store.servers if store.placement == "sharded" else 1
         """Servers that work on one layer."""
         self.tree_bytes_per_s = min(system.swarmx.bandwidth, system.io_bytes_per_s)
-        one_bytes_per_s = min(store.server.bandwidth, store.server.dram.bandwidth)
-        self.stream_bytes_per_s = min(self.shares * one_bytes_per_s, self.tree_bytes_per_s)
+        server_bytes_per_s = min(store.server.bandwidth, store.server.dram.bandwidth)
+        self.stream_bytes_per_s = min(self.shares * server_bytes_per_s, self.tree_bytes_per_s)
         feeders = system.activation_servers
         self.feed_bytes_per_s = min(feeders.per_system * feeders.bandwidth, system.io_bytes_per_s)
         self._path_s = topology.route_seconds("memoryx", 0)
@@ -49,13 +48,13 @@ class StreamCosts:
         return self._reduce_s(work) if work.op.startswith("reduce") else None
 
     def _reduce_s(self, work: Work) -> float:
-        """A gradient up to MemoryX or to where SwarmX sums it; all its chunks but the last hide the hops."""
+        """A gradient up to MemoryX or SwarmX; only its last chunk shows the latency of the hops."""
         rate = self.tree_bytes_per_s if work.op.startswith("reduce_in_tree") else self.stream_bytes_per_s
         latency_s = 0.0 if work.op.endswith("_part") else self.tree_latency_s(work.comm_bytes)
         return work.comm_bytes / rate + latency_s
 
     def tree_latency_s(self, n_bytes: float) -> float:
-        """First byte from MemoryX to a system, or back: the hops of its path and a chunk a level."""
+        """First byte between MemoryX and a system: the hops of its path and a chunk per level."""
         tree = self.system.swarmx
         return self._path_s + self._depth * min(tree.chunk, n_bytes) / tree.bandwidth
 
@@ -65,7 +64,7 @@ class StreamCosts:
         return max(n_bytes / server.dram.bandwidth, flop / server.arithmetic) / self.shares
 
     def flash_bytes_per_s(self) -> float:
-        """Flash of the servers that hold a layer, where it does one thing at a time."""
+        """Flash bandwidth of the servers that hold a layer, when it only reads or only writes."""
         flash = self.system.memoryx.server.flash
         if flash is None:
             raise CatalogError(f"{self.system.name}: MemoryX has no flash")

@@ -1,7 +1,7 @@
-"""Seconds of work on a wafer-scale cluster.
+"""Seconds of work on a wafer cluster.
 
-Compute is FLOPs over the efficiency that a software release was measured to reach, plus movement over
-the mesh of cores (`perfsim.costs.mesh`); what moves around a wafer is priced by `perfsim.costs.streams`.
+Compute takes its FLOPs at the measured efficiency of a software release, plus movement over the mesh of
+cores (`perfsim.costs.mesh`); movement around a wafer is priced by `perfsim.costs.streams`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,19 @@ from perfsim.topology import WaferTree
 from perfsim.workload import TrainingRecipe
 
 PEAK = "peak"
-"""The software release of a machine without inefficiency."""
-PEAK_NOTE = "upper bound, never observed: the wafer at its peak, its mesh without delay"
+"""The software release of an ideal machine."""
+PEAK_NOTE = "upper bound, never observed: the wafer at its peak, without delay on its mesh"
 
 
 class WaferCosts(Costs):
-    """Prices classes of work for one recipe on one wafer-scale cluster."""
+    """Prices classes of work for one recipe on one wafer cluster."""
 
     def __init__(self, topology: WaferTree, recipe: TrainingRecipe) -> None:
         system = topology.system
         calibration = system.device.calibration
         if not isinstance(calibration, WaferCalibration):
             raise CatalogError(f"device {system.device.name} names no wafer calibration")
-        self.system = system
-        self.topology = topology
-        self.release, self.note = nearest_release(
-            recipe.software_release or system.software_release, calibration
-        )
+        self.release, _ = nearest_release(recipe.software_release or system.software_release, calibration)
         peak = self.release == PEAK
         efficiency = 1.0 if peak else calibration.efficiency[self.release]
         self.flop_per_s = efficiency * peak_flop_per_s(system, recipe)
@@ -45,7 +41,6 @@ class WaferCosts(Costs):
         )
         self.zeros_saved = system.streaming.sparse_harvest * recipe.weight_sparsity
         self.streams = StreamCosts(topology)
-        self.stream_bytes_per_s = self.streams.stream_bytes_per_s
 
     def duration_s(self, work: Work) -> float:
         """Seconds of one task of this class."""
@@ -55,19 +50,19 @@ class WaferCosts(Costs):
         return work.share * (self.mesh.duration_s(work.kernels) - self._harvested_s(work))
 
     def movement_s(self, work: Work, /) -> float:
-        """Seconds of a task of this class in which operands and partial sums pass the mesh."""
+        """Seconds of a task of this class to move operands and partial sums over the mesh."""
         return work.share * sum(self.mesh.movement_s(kernel) for kernel in work.kernels)
 
     def fixed_s(self, work: Work, /) -> float:
-        """Seconds in which weights and their gradients pass the mesh."""
+        """Seconds to move weights and their gradients over the mesh."""
         return work.share * self.mesh.weights_s(work.kernels)
 
     def arithmetic_flop_per_s(self, _work: Work, /) -> float:
-        """The same for all matrix products."""
+        """FLOP/s of matrix products, the same for all."""
         return self.flop_per_s
 
     def _harvested_s(self, work: Work) -> float:
-        """Seconds of arithmetic that the zeros in a layer's sparse matrices save; what moves stays."""
+        """Seconds of arithmetic saved by zeros in a layer's sparse matrices; movement is unchanged."""
         if not self.zeros_saved or not work.op.startswith("layer."):
             return 0.0
         matrices = sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
@@ -75,19 +70,19 @@ class WaferCosts(Costs):
 
 
 def nearest_release(wanted: str, calibration: WaferCalibration) -> tuple[str, str]:
-    """The measured release to use for `wanted`, and a remark where it is another.
+    """The measured release to use for `wanted`, and a remark where it is a different release.
 
-    Releases are ordered by number; an unknown one uses the nearest earlier, the earliest if none is.
-    `peak` is no release but the bound of all: efficiency 1, a mesh without delay.
+    Releases are ordered by number; an unmeasured release uses the nearest earlier release, or the earliest.
+    `peak` is an upper bound for all releases: efficiency 1, a mesh without delay.
     """
     if wanted == PEAK:
         return PEAK, PEAK_NOTE
-    known = sorted(calibration.efficiency, key=_number)
-    if wanted in known:
+    measured = sorted(calibration.efficiency, key=_number)
+    if wanted in measured:
         return wanted, ""
-    earlier = [release for release in known if _number(release) <= _number(wanted)]
-    chosen = earlier[-1] if earlier else known[0]
-    return chosen, f"no measurement of software release {wanted}: efficiency of {chosen} used"
+    earlier = [release for release in measured if _number(release) <= _number(wanted)]
+    chosen = earlier[-1] if earlier else measured[0]
+    return chosen, f"no measurement of software release {wanted}: the efficiency of {chosen} is used"
 
 
 def _number(release: str) -> tuple[int, ...]:

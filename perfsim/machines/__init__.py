@@ -1,4 +1,4 @@
-"""Kinds of machines: everything that differs between them, each kind in a room of its own."""
+"""Kinds of machines: everything that differs between them, one package per kind."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ __all__ = [
     "strategy_for",
 ]
 
-MACHINES: dict[str, Machine] = {known.kind: known for known in (GpuCluster(), WaferCluster())}
+MACHINES: dict[str, Machine] = {kind.kind: kind for kind in (GpuCluster(), WaferCluster())}
 
 
 def machine_kinds() -> list[str]:
-    """Every kind of machine, those of installed plug-ins included."""
+    """Names of all kinds of machines, including those of installed plug-ins."""
     return sorted({*MACHINES, *(point.name for point in entry_points(group=MACHINE_PLUGINS))})
 
 
 def machine(kind: str) -> Machine:
-    """The machine of a kind; InputError names the nearest."""
+    """The machine of a kind; InputError suggests the nearest name."""
     if kind in MACHINES:
         return MACHINES[kind]
     for point in entry_points(group=MACHINE_PLUGINS, name=kind):
@@ -48,39 +48,39 @@ def machine(kind: str) -> Machine:
 
 
 def register(machine: Machine) -> None:
-    """Make a kind of machine known, to questions and to YAML, for the rest of the process."""
+    """Add a kind of machine for questions and YAML, for the rest of the process."""
     MACHINES[machine.kind] = machine
     SYSTEM_CLASSES[machine.kind] = machine.system_type
 
 
 def machine_of(system: SystemSpec) -> Machine:
-    """The machine that a system is one of."""
+    """The kind of machine that a system is."""
     return machine(system.kind)
 
 
 def build_topology(system: SystemSpec, num_devices: int) -> Topology:
     """The network of the first `num_devices` devices of a system.
 
-    Raises InputError for no device, more systems than the cluster can have, or a last node that
-    would stay partly empty (a single node may).
+    Raises InputError for zero devices, more systems than the cluster can have, or a partly filled last node
+    (a single node may be partly filled).
     """
     return machine_of(system).topology(system, num_devices)
 
 
 def costs_for(topology: Topology, recipe: TrainingRecipe) -> Costs:
-    """What prices work on a system."""
+    """The cost model of a system under a recipe."""
     return machine_of(topology.system).costs(topology, recipe)
 
 
 def network_of(topology: Topology, health: LinkHealth = HEALTHY) -> Network:
-    """A topology, whole unless its `health` says otherwise, as communication meets it."""
+    """The network as communication uses it, with degraded links by its `health`."""
     return machine_of(topology.system).network(topology, health)
 
 
 def strategy_for(name: str, system: SystemSpec) -> Strategy:
-    """The strategy of that name, the machine's own where it is empty.
+    """The strategy of that name; an empty name means the machine's default strategy.
 
-    InputError where it runs on another kind of machine.
+    Raises InputError where it runs on another kind of machine.
     """
     chosen = strategy(name or machine_of(system).default_strategy)
     check_runs_on(chosen, system)

@@ -1,4 +1,4 @@
-"""What a machine says about why a step takes as long as it does."""
+"""How a kind of machine explains step times: causes and remedies."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from perfsim.topology import Topology
 
 Floats = NDArray[np.float64]
 HEAVY = 0.15
-"""Share of the step from which recomputing, or movement inside a device, is named."""
-LOOK = "find in the timeline what the devices wait for"
+"""Share of the step above which recomputation, or movement inside a device, is mentioned."""
+LOOK = "see in the timeline what the devices wait for"
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,21 @@ class Lane:
     name: str
     busy_s: float
     saved: float
-    """Share of the step that it would save if it were twice as fast."""
+    """Share of the step saved if it were twice as fast."""
 
 
 class Explanation:
-    """The reasons and remedies of one kind of machine; these are of any.
+    """Causes and remedies for one kind of machine; the defaults hold for any kind.
 
-    A *lane* is what one part of the machine does beside computing: a link with the servers behind it, flash.
+    A *lane* is a part of the machine that moves data beside compute: a link and its servers, flash.
     """
 
     lanes: Mapping[str, str] = {}
-    """Of each operation that moves the lane that does it; empty: no part of the machine is told apart."""
+    """The lane of each operation that moves data; empty where lanes are not distinguished."""
     layer_fixed_s = 0.0
-    """Of a layer and step whatever its tokens, by another fit of the published runs; 0: there is none."""
+    """Seconds a layer and step independent of tokens, by another fit of published runs; 0: no such fit."""
     more = "more devices"
-    """What makes a step shorter that is bound by computing."""
+    """What shortens a step that is bound by compute."""
 
     def busy_s(self, topology: Topology, graph: TaskGraph, duration_s: Floats, lane: str) -> float:
         """Seconds a step that a lane is busy."""
@@ -52,36 +52,36 @@ class Explanation:
         return self._together_s(topology, lane, streams) / len(graph.step_ends)
 
     def works_of(self, graph: TaskGraph, lane: str) -> NDArray[np.bool_]:
-        """Which classes of work are a lane's."""
+        """Which classes of work run on a lane."""
         return np.array([self.lanes.get(work.op) == lane for work in graph.works])
 
     def _together_s(self, _topology: Any, _lane: str, streams_s: Floats, /) -> float:
-        """Streams of a lane work at once."""
+        """Busy seconds of a lane from those of its streams, which run in parallel by default."""
         return float(streams_s.max(initial=0.0))
 
     def roof(
         self, _plan: Any, _graph: TaskGraph, _costs: Costs, _duration_s: Floats, /
     ) -> StreamingRoof | None:
-        """Tokens under which streamed weights arrive too late; None where nothing streams."""
+        """Tokens needed to hide streamed weights; None where nothing streams."""
         return None
 
     def cause(self, _lane: Lane, wait: str, /) -> str:
-        """The cause that a limiting lane stands for where `wait` is waited for most."""
+        """The cause to name for a limiting lane; `wait` is the longest wait."""
         return wait
 
     def about_roof(self, _roof: StreamingRoof, _lane: Lane | None, /) -> str:
-        """A sentence about how a step stands to its roof."""
+        """A sentence that compares a step with its roof."""
         return ""
 
     def wait_remedy(self, _cause: str, _plan: Any, _lane: Lane | None, _roof: StreamingRoof | None, /) -> str:
-        """What shortens a step that waits."""
+        """What shortens a step that is bound by a wait."""
         return LOOK
 
-    def compute_remedy(self, plan: Plan, moving: float, again: float) -> str:
-        """What shortens a step bound by computing; shares of it are movement and recomputing."""
-        if again > max(HEAVY, moving):
+    def compute_remedy(self, plan: Plan, moving: float, recompute: float) -> str:
+        """What shortens a step bound by compute; `moving` and `recompute` are shares of the step."""
+        if recompute > max(HEAVY, moving):
             return (
-                f"room for activations, of which making again takes {100 * again:.0f} % of the step; "
+                f"memory for more activations (recomputation takes {100 * recompute:.0f} % of the step), "
                 f"or {self.more}"
             )
         return self._more_compute(plan, moving)

@@ -1,4 +1,4 @@
-"""A layout as text, `tp=8,pp=4,dp=4,mbs=1`: its settings by the names of a layout type's fields."""
+"""Layouts as text, `tp=8,pp=4,dp=4,mbs=1`: settings by the fields of a layout type, or by short names."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SHORT_NAMES = {
 
 
 def settings(text: str) -> Iterator[tuple[str, str, str]]:
-    """Of each setting the text as it stands, its long name, and its value."""
+    """The text, long name and value of each setting."""
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = item.partition("=")
         yield item, SHORT_NAMES.get(key.strip(), key.strip()), value.strip()
 
 
 def parsed_settings(text: str, layout_type: type) -> dict[str, Any]:
-    """The fields of a layout that a text names; LayoutError lists all that is wrong.
+    """The layout fields that a text sets; LayoutError lists all problems.
 
     `layers_per_stage` is written 11-11-11-11.
     """
@@ -49,7 +49,7 @@ def parsed_settings(text: str, layout_type: type) -> dict[str, Any]:
 
 
 class _Wrong(Exception):
-    """What is wrong with a setting, and the nearest mend."""
+    """A problem with a setting, and how to fix it."""
 
     def __init__(self, message: str, help_text: str) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class _Wrong(Exception):
 
 
 def _parsed(name: str, value: str, layout_type: type) -> Any:
-    """A field's value."""
+    """The value of a field, by its type."""
     defaults: dict[str, Any] = {field.name: field.default for field in fields(layout_type)}
     if name not in defaults:
         known = [*(short for short, long in SHORT_NAMES.items() if long in defaults), *defaults]

@@ -1,4 +1,4 @@
-"""What a kind of machine answers for itself."""
+"""The interface of a kind of machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Setting(NamedTuple):
     name: str
     value: str
     usual: str = ""
-    """What most users set instead, as a layout's text; empty where the value is usual."""
+    """What most users set instead, as layout text; empty where the value is usual."""
 
 
 class SystemLinks(NamedTuple):
@@ -34,38 +34,38 @@ class SystemLinks(NamedTuple):
 
 
 class Machine(ABC):
-    """One kind of system: all that differs between kinds stands behind it.
+    """One kind of system: everything that differs between kinds is behind this interface.
 
-    A kind overrides what is not as it stands here; it is given systems, topologies and layouts of its own
-    types.
+    A kind overrides the defaults that do not fit it. It is only given systems, topologies and layouts of its
+    own types.
     """
 
     kind: ClassVar[str]
     """The `kind` of its systems in YAML."""
     layout_type: ClassVar[type]
-    """The layouts of its strategies, a dataclass with a default for every field."""
+    """The layout type of its strategies, a dataclass with a default for every field."""
     system_type: ClassVar[type[SystemSpec]]
-    """Its systems as they are read."""
+    """The specification type of its systems."""
     explanation: ClassVar[Explanation] = Explanation()
-    """Why steps take as long as they do."""
+    """Causes and remedies of step times."""
     default_strategy: ClassVar[str]
-    """The strategy of a question that names none."""
+    """The strategy where a question names none."""
 
     # ---------------------------------------------------------------------------------- hardware
     @abstractmethod
     def topology(self, system: Any, num_devices: int) -> Topology:
-        """The network of the first `num_devices` devices; InputError for numbers that cannot be."""
+        """The network of the first `num_devices` devices; InputError for an impossible number."""
 
     @abstractmethod
     def costs(self, topology: Any, recipe: TrainingRecipe) -> Costs:
-        """What prices work."""
+        """The cost model under a recipe."""
 
     def network(self, _topology: Any, _health: LinkHealth, /) -> Network:
-        """The topology in some state of health, as communication meets it."""
+        """The network as communication uses it, with links degraded by its health."""
         return Network()
 
     def devices_per_node(self, _system: Any, /) -> int | None:
-        """Devices that need no network to reach one another; None where there are no nodes."""
+        """Devices that share a node; None where there are no nodes."""
         return None
 
     def links(self, _system: Any, /) -> SystemLinks:
@@ -73,45 +73,45 @@ class Machine(ABC):
         return SystemLinks()
 
     def calibrations(self, _system: Any, _recipe: TrainingRecipe, /) -> list[Calibration]:
-        """Fitted constants beside the device's own that prices rest on."""
+        """Calibrations, besides the device's own, that prices use."""
         return []
 
     def at_peak(self, _system: Any, _recipe: TrainingRecipe, /) -> bool:
-        """Whether a system is taken without any inefficiency, as none ever is."""
+        """Whether the system is assumed to run at peak, an upper bound that was never observed."""
         return False
 
     # ------------------------------------------------------------------------------ published runs
     def published_system(
         self, system: Any, _devices_per_node: int | None, _inter_node: float | None, /
     ) -> SystemSpec:
-        """A system of the catalogue as a published run describes it.
+        """A system of the catalogue, changed as a published run describes it.
 
-        `inter_node` is what all NICs of a node carry one way, in bytes/s.
+        `inter_node` is the bandwidth of all NICs of a node, one direction, in bytes/s.
         """
         described: SystemSpec = system
         return described
 
     def published_layout(self, _settings: Mapping[str, Any], /) -> Layout | None:
-        """The layout of a published run from its settings; None where the planner's is as good a guess."""
+        """The layout of a published run from its settings; None leaves it to the planner."""
         return None
 
     # ----------------------------------------------------------------------------------- layouts
     def usual_settings(self, _layout: Any, _recipe: TrainingRecipe, /) -> list[Setting]:
-        """The settings that matter for a layout, and what is usual."""
+        """The settings that matter for a layout, and their usual values."""
         return []
 
     def parse_layout(self, text: str, devices: int) -> Layout:
-        """`tp=8,pp=4,dp=4,mbs=1` as a layout, long names too; LayoutError lists all that is wrong.
+        """The layout of a text such as `tp=8,pp=4,dp=4,mbs=1`; LayoutError lists all problems.
 
-        What the text leaves out follows from the rest and the number of devices.
+        Long names work too. Omitted settings follow from the rest and the number of devices.
         """
         return self._completed(parsed_settings(text, self.layout_type), devices)
 
     def _completed(self, given: dict[str, Any], devices: int) -> Layout:
-        """A layout of which some fields are given."""
+        """A layout from the fields that are given."""
         layout: Layout = self.layout_type(**({"data": devices} | given))
         return layout
 
     def in_chunks(self, _layout: Any, /) -> Layout:
-        """A layout that streams layers in chunks; InputError where nothing streams."""
+        """The layout with layers streamed in chunks; InputError where nothing streams."""
         raise InputError(f"detail chunk: no weights are streamed on a {self.kind}")

@@ -1,9 +1,9 @@
-"""What communication puts on a network, counted for all ranks that a written one stands for.
+"""Traffic of communication on a network, counted for all ranks that a folded rank stands for.
 
 A folded graph writes one peer and one replica; the others do the same at the same time, on the same
-uplinks. So one class of work is one class of flows over all links that any of its *images* crosses,
-as often as they cross it, and all images run at the rate that the tightest of those links allows:
-peers wait for one another before the step ends.
+uplinks. So a class of work is one flow over all links that any of its copies crosses, counted as often as
+copies cross it. All copies run at the rate of the most contended link, since peers wait for one another
+before the step ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Traffic:
-    """How often a communication crosses each link, and the rate at which it runs on an idle network."""
+    """How often a communication crosses each link, and its rate on an idle network."""
 
     links: Ints
     times: Ints
@@ -32,7 +32,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class PeerClasses:
-    """Which of the ranks that a written device stands for do the same; `numbers` has one entry a peer."""
+    """Classes of the peers that a folded device stands for; `numbers` has the class of each peer."""
 
     numbers: Ints
 
@@ -41,7 +41,7 @@ class PeerClasses:
         return len(self.numbers)
 
     def groups_like(self, group: RankGroup) -> Ints:
-        """The ranks of a group and of all groups whose members are of the same classes, one a row."""
+        """Ranks of the group and of all groups whose members have the same classes, one group a row."""
         ranks = np.arange(group.size) * group.stride + group.start
         block = ranks // self.width
         together = group.size > 1 and block.min() == block.max()
@@ -51,36 +51,35 @@ class PeerClasses:
         members = firsts[:, None] + stride * np.arange(size)
         whole = members[:, -1] < self.width
         firsts, members = firsts[whole], members[whole]
-        kinds = np.sort(self.numbers[members], axis=1)
+        classes = np.sort(self.numbers[members], axis=1)
         own = int(ranks[0] if group.stride > 0 or not together else ranks[-1]) % self.width
-        mine = kinds[np.searchsorted(firsts, own)]
-        like = firsts[(kinds == mine).all(axis=1)]
+        own_classes = classes[np.searchsorted(firsts, own)]
+        like = firsts[(classes == own_classes).all(axis=1)]
         return np.asarray(ranks + (like - own)[:, None])
 
 
 class Network:
-    """A topology in some state of health, as communication meets it.
+    """A topology as communication uses it, with links degraded by its health.
 
-    This one is wide enough for everything: nothing shares a link, and all ranks stand alike. Kinds of
-    machine override what is otherwise on theirs.
+    The default has no shared links, and all ranks have like positions. Kinds of machine override it.
     """
 
     def check(self, _graph: TaskGraph, /) -> None:
-        """Raises InputError for a graph whose traffic cannot be counted as it is written."""
+        """Raises InputError for a graph whose traffic cannot be counted."""
 
     def traffic(self, _work: Work, _peers: PeerClasses, /) -> Traffic | None:
-        """What a class of communication puts on shared links; None for nothing.
+        """Traffic of a class of communication on shared links; None for none.
 
         Raises InputError where dead links leave no route.
         """
         return None
 
     def bytes_per_s(self, links: Ints, /) -> Floats:
-        """Capacity of links as `traffic` names them."""
+        """Capacity of links by the ids that `traffic` uses."""
         return np.full(len(links), np.inf)
 
     def places(self) -> Mapping[int, Hashable]:
-        """What the network makes of each rank, where it makes a difference."""
+        """The position of each rank, where positions make a difference."""
         return {}
 
     def peer_places(
@@ -91,12 +90,12 @@ class Network:
         *,
         shares_links: bool,  # noqa: ARG002
     ) -> Ints | None:
-        """How the groups of each of `width` peers lie, one row a peer; None where they all lie alike.
+        """The positions of the groups of `width` peers, one row a peer; None where all are alike.
 
-        Without `shares_links` groups lie alike that cost the same.
+        Without `shares_links`, positions that cost the same are alike.
         """
         return None
 
     def peers_keep_step(self, _layout: Any, /) -> bool:
-        """Whether tensor peers put nothing on shared links before the slowest of them could."""
+        """Whether tensor peers never send on shared links before the slowest peer could."""
         return True

@@ -1,1 +1,1 @@
-"""What a graph puts on the network: which ranks differ, which links are shared, which of them bind."""
+"""Placing a graph on a network: which ranks differ, which links they share, and which of those links bind."""

@@ -1,9 +1,9 @@
-"""Which links can bind at all: the others are dropped before a run, so that it costs no time for them.
+"""Which links can limit flows; the others are dropped before a run, which saves the engine time.
 
-A link allows its classes of flows the rates r with sum(count x r) <= capacity. A link is implied by
-another whose counts over capacity are no smaller for any class: whatever the second allows, the first
-allows too. Max-min fair rates depend on nothing but what all links allow together, so they stay the
-same. All links of a tree that a broadcast crosses become one, however many leaves the tree has.
+A link with some capacity admits flow rates r with sum(count x r) <= capacity. Link A is implied by link B
+where B's counts over capacity are at least A's for every flow: rates that B admits, A admits too. Max-min
+fair rates depend only on the rates that all links together admit, so dropping implied links does not change
+them. All links of a tree that a broadcast crosses become one, however many leaves the tree has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Loads = Mapping[int, int]
 
 
 def binding_links(loads: Sequence[Loads], capacities: Mapping[int, float]) -> list[int]:
-    """The links that no other one implies, ascending; of equal ones the first."""
+    """The links that no other link implies, ascending; of equal links the first."""
     columns: dict[int, dict[int, float]] = {}
     for row, load in enumerate(loads):
         for link, count in load.items():
@@ -33,7 +33,7 @@ def binding_links(loads: Sequence[Loads], capacities: Mapping[int, float]) -> li
     for link in sorted(order, key=order.__getitem__):
         column = columns[link]
         rarest = min(column, key=lambda row: len(by_row.get(row, ())))
-        if any(_implies(columns[other], column) for other in by_row.get(rarest, ())):
+        if any(_implies(columns[link_b], column) for link_b in by_row.get(rarest, ())):
             continue
         kept.append(link)
         for row in column:
@@ -41,16 +41,16 @@ def binding_links(loads: Sequence[Loads], capacities: Mapping[int, float]) -> li
     return sorted(kept)
 
 
-def _implies(column: Mapping[int, float], other: Mapping[int, float]) -> bool:
-    return all(column.get(row, 0.0) >= load for row, load in other.items())
+def _implies(column: Mapping[int, float], implied: Mapping[int, float]) -> bool:
+    return all(column.get(row, 0.0) >= load for row, load in implied.items())
 
 
 def flows_on(
     loads: Sequence[Loads], bytes_per_s: Sequence[float], capacities: Mapping[int, float]
 ) -> tuple[list[Flow], NDArray[np.float64]]:
-    """Flows on the links that can bind, renumbered from 0, and the capacities of those.
+    """Flows on the binding links, renumbered from 0, and the capacities of these links.
 
-    A link that everybody crosses a multiple of k times is one of a k-th of the capacity.
+    A link that every flow crosses a multiple of k times becomes one with a k-th of the capacity.
     """
     links = binding_links(loads, capacities)
     units = [gcd(*(load[link] for load in loads if link in load)) for link in links]
@@ -71,4 +71,4 @@ def reduced(flows: Sequence[Flow], capacities: ArrayLike) -> tuple[list[Flow], N
         loads.append(load)
     capacity = dict(enumerate(np.asarray(capacities, dtype=np.float64).tolist()))
     fewer, kept = flows_on(loads, [flow.bytes_per_s for flow in flows], capacity)
-    return [each._replace(weight=flow.weight) for each, flow in zip(fewer, flows, strict=True)], kept
+    return [short._replace(weight=flow.weight) for short, flow in zip(fewer, flows, strict=True)], kept

@@ -1,8 +1,8 @@
-"""A graph on a network: the ranks that differ written out, and the links that they share.
+"""A graph on a network: ranks that differ are unfolded, and shared links are found.
 
-Peers that a folded graph writes once must do the same. What parts them is a mark (a straggler), groups
-that lie unlike over nodes (`folding`), a link of their own that is not whole, or the leaf that they are
-under where uplinks are thin: then some of them cross and others do not.
+A folded graph writes one peer for all, so all peers must behave alike. Peers differ by a mark (a straggler),
+by how their groups lie over nodes (`rank_classes`), by a degraded link of their own, or by their leaf where
+uplinks are oversubscribed, since then only some of them cross uplinks.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from perfsim.placement.shared_links import SharedLinks, shared_links
 from perfsim.topology import HEALTHY, LinkHealth, Topology
 
 MOST_TASKS = 3_000_000
-"""Past this peers stay folded, and run as the slowest of them."""
+"""Above this many tasks peers stay folded, and the first rank stands for all."""
 
 
 class Placed(NamedTuple):
-    """A graph in which every rank that differs is written."""
+    """A graph in which ranks that differ have tasks of their own."""
 
     graph: TaskGraph
     rank: NDArray[np.int32]
-    """The (first) rank of each task; -1 on a stream that all share."""
+    """The (first) rank of each task; -1 on a stream that all ranks share."""
     links: SharedLinks
     note: str = ""
-    """What is written where peers do not all stand alike."""
+    """A remark on how ranks that differ are simulated; empty where peers are alike."""
 
 
 def place(
@@ -42,34 +42,34 @@ def place(
     health: LinkHealth = HEALTHY,
     contention: bool = True,
 ) -> Placed:
-    """A folded graph with the ranks written out that marks, their places or the network tell apart.
+    """Unfold the ranks that differ by their marks or by their position in the network.
 
-    Without `contention` no links are shared, and only what places cost tells ranks apart.
+    Without `contention` no links are shared, and positions matter only where they change prices.
     """
     network = network_of(topology, health)
     links = shared_links(folded, network) if contention else SharedLinks()
-    told = dict(marks or {})
+    marked = dict(marks or {})
     places = network.places() if links.flows else {}
-    together: dict[int, Hashable] = {
-        rank: (told.get(rank), places.get(rank)) for rank in told.keys() | places.keys()
+    keys: dict[int, Hashable] = {
+        rank: (marked.get(rank), places.get(rank)) for rank in marked.keys() | places.keys()
     }
-    classes = rank_classes(folded, network, together, shares_links=bool(links.flows))
+    classes = rank_classes(folded, network, keys, shares_links=bool(links.flows))
     count = int(classes.max(initial=0)) + 1
-    too_many = not told and count * len(folded) > MOST_TASKS
-    note = _note(count, too_many=too_many) if count > 1 and not told else ""
+    too_many = not marked and count * len(folded) > MOST_TASKS
+    note = _note(count, too_many=too_many) if count > 1 and not marked else ""
     if count == 1 or too_many:
         return Placed(folded, folded.stream_ranks[folded.stream], links, note)
-    found = unfold(folded, classes)
+    unfolded = unfold(folded, classes)
     if contention:
-        links = shared_links(found.graph, network, peers=classes)
-    return Placed(found.graph, found.rank, links, note)
+        links = shared_links(unfolded.graph, network, peers=classes)
+    return Placed(unfolded.graph, unfolded.rank, links, note)
 
 
 def _note(kinds: int, *, too_many: bool) -> str:
-    """What to tell of ranks of several kinds."""
+    """The remark on ranks of several kinds."""
     if too_many:
         return (
-            f"ranks of {kinds:,} kinds, because groups lie unevenly over nodes or leaves: too many tasks to "
-            "write, so that the first rank of each stage stands for all"
+            f"groups lie unevenly over nodes or leaves: {kinds:,} kinds of ranks are too many tasks to "
+            "simulate, so the first rank of each stage stands for all"
         )
-    return f"ranks of {kinds:,} kinds written: groups lie unevenly over nodes or leaves"
+    return f"groups lie unevenly over nodes or leaves: {kinds:,} kinds of ranks are simulated"

@@ -1,6 +1,6 @@
-"""Whether ranks that are written once may be: their groups must lie alike over the nodes.
+"""Which peers of a folded graph differ, because their groups lie differently over the nodes.
 
-A folded graph is priced and run for one peer of each pipeline rank, which must hold for all others.
+A folded graph is priced and simulated for one peer of each pipeline rank, which must hold for all peers.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ def rank_classes(
     *,
     shares_links: bool = True,
 ) -> NDArray[np.int32]:
-    """The classes of peers that have to be written apart: by where they stand, and by `marks` of ranks.
+    """The class of each peer, by its position in the network and by the `marks` of ranks.
 
-    A single class: the graph is rightly folded as it is. Where nothing `shares_links`, places are
-    alike already if they cost the same.
+    With a single class the graph can stay folded. Unless something `shares_links`, positions that cost the
+    same are alike.
     """
-    width, known = graph.width, marks or {}
+    width, marks = graph.width, marks or {}
     places = network.peer_places(graph.works, width, shares_links=shares_links)
     if places is None:
-        return peer_classes(graph, known) if known else np.zeros(width, dtype=np.int32)
+        return peer_classes(graph, marks) if marks else np.zeros(width, dtype=np.int32)
     numbers = np.unique(places, axis=0, return_inverse=True)[1].reshape(-1).tolist()
-    every = {
-        base + peer: (numbers[peer], known.get(base + peer))
+    keys = {
+        base + peer: (numbers[peer], marks.get(base + peer))
         for base in bases_of(graph)
         for peer in range(width)
     }
-    return peer_classes(graph, every)
+    return peer_classes(graph, keys)

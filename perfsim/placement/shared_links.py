@@ -1,8 +1,7 @@
-"""Which communications share links, so that the engine must arbitrate them.
+"""Which communications contend for links, so that the engine must share bandwidth among them.
 
-Only links that can be asked for more than they carry matter: a link whose users, all at full speed
-at once, stay under its capacity slows nobody and is left out. Of the others only those are kept that
-no other one implies (`engine.binding_links`).
+Only links whose peak demand exceeds their capacity matter: a link that can carry all its users at full
+speed at once slows none of them and is left out. Of the rest, only binding links are kept (`binding_links`).
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from perfsim.placement.binding_links import flows_on
 
 
 class SharedLinks(NamedTuple):
-    """Flows by work id, and the capacity of every link that they name."""
+    """Flows by work id, and the capacity of every link on their routes."""
 
     flows: Mapping[int, Flow] = MappingProxyType({})
     capacities: NDArray[np.float64] | None = None
 
 
 def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None = None) -> SharedLinks:
-    """The communications of `graph` that others can slow, or that the network is too thin for.
+    """The communications of `graph` that contention, or a link below their own rate, can slow.
 
-    `peers` numbers the classes of the ranks that a written device stands for, as `unfold` was given
-    them; a folded graph needs none. Raises InputError where dead links leave no route.
+    `peers` is the class of each peer that `unfold` got; a folded graph needs none. Raises InputError where
+    dead links leave no route.
     """
     classes = np.zeros(graph.width, dtype=np.int64) if peers is None else np.asarray(peers)
     network.check(graph)
     traffic = _traffic(graph.works, network, PeerClasses(classes))
     if not traffic:
         return SharedLinks()
-    row = {number: each for each, number in enumerate(traffic)}
+    row = {number: index for index, number in enumerate(traffic)}
     table, capacities = _table(list(traffic.values()), network)
     demand = np.zeros(len(capacities))
     streams: dict[int, list[int]] = {}
@@ -57,11 +56,11 @@ def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None 
 
 
 def _table(traffic: Sequence[Traffic], network: Network) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What each communication asks of each link, in bytes/s, and their capacities; like links once."""
-    links = np.unique(np.concatenate([each.links for each in traffic]))
+    """Demand of each communication on each link and the capacities, in bytes/s; equal columns stand once."""
+    links = np.unique(np.concatenate([flow.links for flow in traffic]))
     table = np.zeros((len(traffic) + 1, len(links)))
-    for row, each in enumerate(traffic):
-        table[row, np.searchsorted(links, each.links)] = each.times * each.bytes_per_s
+    for row, flow in enumerate(traffic):
+        table[row, np.searchsorted(links, flow.links)] = flow.times * flow.bytes_per_s
     table[-1] = network.bytes_per_s(links)
     columns = np.ascontiguousarray(table.T)
     first = {column.tobytes(): index for index, column in reversed(list(enumerate(columns)))}
@@ -69,15 +68,15 @@ def _table(traffic: Sequence[Traffic], network: Network) -> tuple[NDArray[np.flo
     return table[:-1], table[-1]
 
 
-def _crossings(traffic: Traffic, asked: NDArray[np.float64], links: NDArray[np.intp]) -> dict[int, int]:
-    times = np.rint(asked[links] / traffic.bytes_per_s).astype(np.int64)
-    return {link: each for link, each in zip(links.tolist(), times.tolist(), strict=True) if each}
+def _crossings(traffic: Traffic, demand: NDArray[np.float64], links: NDArray[np.intp]) -> dict[int, int]:
+    times = np.rint(demand[links] / traffic.bytes_per_s).astype(np.int64)
+    return {link: count for link, count in zip(links.tolist(), times.tolist(), strict=True) if count}
 
 
 def _traffic(works: Sequence[Work], network: Network, peers: PeerClasses) -> dict[int, Traffic]:
-    """By work id; works of one group and direction put the same on the network."""
+    """Traffic by work id; works of one group and direction have the same."""
     known: dict[tuple[RankGroup | None, bool, str], Traffic | None] = {}
-    found: dict[int, Traffic] = {}
+    by_work: dict[int, Traffic] = {}
     for number, work in enumerate(works):
         if work.kind is Kind.COMP:
             continue
@@ -85,12 +84,12 @@ def _traffic(works: Sequence[Work], network: Network, peers: PeerClasses) -> dic
         if key not in known:
             known[key] = network.traffic(work, peers)
         if (traffic := known[key]) is not None:
-            found[number] = traffic
-    return found
+            by_work[number] = traffic
+    return by_work
 
 
 def _works_on_streams(graph: TaskGraph) -> list[tuple[int, int]]:
     """Every (work, stream) that occurs."""
     width = len(graph.streams)
-    found = np.bincount(graph.work * np.int64(width) + graph.stream, minlength=1)
-    return [divmod(each, width) for each in np.flatnonzero(found).tolist()]
+    counts = np.bincount(graph.work * np.int64(width) + graph.stream, minlength=1)
+    return [divmod(code, width) for code in np.flatnonzero(counts).tolist()]

@@ -1,9 +1,9 @@
-"""Slow ranks written out: alone where that matters, with their tensor peers where it cannot be told.
+"""Graphs with stragglers: each slow rank apart from its peers, or together with its tensor peers.
 
-Tensor peers wait for one another after every block, so a step with one straggler takes as long, to the
-bit, if they are as slow (`graph.symmetry.as_slowest_peers`): half as many classes, whose chains stay whole.
-That holds while nothing else tells the peers apart: where they stand, or links on which one of them, not
-waiting for the straggler, would take its share earlier.
+Tensor peers wait for one another after every block, so a step with one straggler takes exactly as long if
+all its tensor peers are as slow (`graph.symmetry.as_slowest_peers`). That halves the classes of ranks and
+keeps their chains of tasks whole. It holds only where the peers are alike otherwise: their positions
+are alike, and no peer could take its share of a link earlier than the straggler.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from perfsim.strategies import Plan
 from perfsim.topology import HEALTHY, LinkHealth
 
 MANY_TASKS = 100_000
-"""Folded tasks from which on a straggler's peers are written with it; below, their waiting is shown."""
+"""Folded tasks above which tensor peers are as slow as their straggler; below, their waiting is shown."""
 TOGETHER = (
-    "the straggler's tensor peers are written with it: the step takes as long, and their waiting for it "
-    "counts as computing"
+    "the straggler's tensor peers are simulated as slow as it is: the step time is the same, and their wait "
+    "for it counts as compute"
 )
 
 
 class PlacedStragglers(NamedTuple):
-    """A graph with slow ranks written out."""
+    """A graph whose slow ranks have tasks of their own."""
 
     placed: Placed
     factors: Mapping[int, float]
-    """How many times as long every slow rank computes, as it is written."""
+    """Slow ranks as simulated, and how many times as long each one computes."""
     note: str = ""
-    """Where peers are written slow that are not."""
+    """A remark where peers are simulated as slow as the straggler."""
 
 
 def place_stragglers(
@@ -44,13 +44,13 @@ def place_stragglers(
     *,
     step_only: bool = False,
 ) -> PlacedStragglers:
-    """A folded graph with the ranks of `factors` apart; one straggler with its tensor peers if it may be.
+    """Unfold the ranks of `factors`; a single straggler stays with its tensor peers where that is exact.
 
-    Unless only the time of the step is asked for (`step_only`), that is done where it is worth it.
+    That is done for large graphs, and always where only the step time matters (`step_only`).
     """
     topology = plan.topology
-    one = len(factors) == 1 and plan.layout.tensor > 1 and not health.left
-    if one and (step_only or len(folded) > MANY_TASKS):
+    may_join = len(factors) == 1 and plan.layout.tensor > 1 and not health.left
+    if may_join and (step_only or len(folded) > MANY_TASKS):
         alike = as_slowest_peers(folded, factors)
         network = network_of(topology)
         if network.peer_places(folded.works, folded.width, shares_links=False) is None:

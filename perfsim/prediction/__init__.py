@@ -1,1 +1,1 @@
-"""One question answered: a layout is planned, its graph placed on the network, run and explained."""
+"""From a question to its prediction: a layout is planned, its graph placed, simulated and explained."""

@@ -1,7 +1,7 @@
-"""How surely a step time is known: the errors met on published runs, recorded with the constants.
+"""The accuracy of a step time: errors on published runs, recorded with the calibrations.
 
-`perfsim validate --record` writes them; a test fails when they are stale. A plan is spoken for by the
-family of runs most like it (`perfsim.prediction.likeness`).
+`perfsim validate --record` writes the record; a test fails when it is stale. A plan has the errors of the
+family of runs that is most like it (`perfsim.prediction.likeness`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from perfsim.prediction.result import Accuracy
 from perfsim.strategies import Plan
 
 RECORD = "accuracy.json"
+UNKNOWN_ERROR = 1.0
+"""assumed: without published runs a step time is known to a factor of two."""
+FEWEST = 8
+"""Runs that a family needs for a 90th percentile of its own."""
 
 
 @cache
 def recorded() -> tuple[dict[str, Any], ...]:
-    """The record, one entry a kind of system."""
+    """The recorded errors, one entry per kind of system."""
     text = files("perfsim.prediction").joinpath(RECORD).read_text(encoding="utf-8")
     entries: tuple[dict[str, Any], ...] = tuple(json.loads(text))
     return entries
@@ -33,20 +37,19 @@ def accuracy_of(plan: Plan) -> Accuracy:
 
 
 def step_time_error(plan: Plan) -> float:
-    """Half-width of the 90 % band of a plan's step time: the worse of in the fit and left out of it."""
+    """Half-width of the 90 % band of a plan's step time: the larger of the errors in and out of the fit."""
     accuracy = accuracy_of(plan)
     return max(accuracy.p90_ape, accuracy.held_out_p90_ape)
 
 
 def nearest(system_kind: str, traits: Traits) -> Accuracy:
-    """The errors of the recorded family most like `traits`; with few runs never below those of all.
+    """The errors of the recorded family most like `traits`; with few runs, at least the errors of all runs.
 
-    A kind of system without published runs has the error that is assumed for the unknown.
+    A kind of system without published runs has `UNKNOWN_ERROR`.
     """
-    every = [entry for entry in recorded() if entry["system_kind"] == system_kind]
-    if not every:
+    whole = next((entry for entry in recorded() if entry["system_kind"] == system_kind), None)
+    if whole is None:
         return _unknown(system_kind)
-    whole = every[0]
     ranked = sorted(
         whole["families"],
         key=lambda family: (round(unlikeness(traits, family)[0], 9), -family["n"], family["family"]),
@@ -76,21 +79,15 @@ def _unknown(system_kind: str) -> Accuracy:
         p90_ape=UNKNOWN_ERROR,
         held_out_p90_ape=UNKNOWN_ERROR,
         baseline_median_ape=UNKNOWN_ERROR,
-        likeness=f"no published run on a {system_kind} is known: a factor of two is assumed",
+        likeness=f"no published run on a {system_kind} is recorded: an error of a factor of two is assumed",
     )
 
 
 def _at_least(figure: str, family: Mapping[str, Any], whole: Mapping[str, Any], few: bool) -> float:
-    """A figure of a family, and with few runs no less than that of all."""
+    """A figure of a family; with few runs, at least that of all runs."""
     return float(max(family[figure], whole[figure]) if few else family[figure])
 
 
 def _in_words(differences: tuple[str, ...], few: bool, whole: Mapping[str, Any]) -> str:
-    words = "; ".join(differences) or "like it in device, parallelism and size"
-    return f"{words}; few runs, so no less than the 90th percentile of all {whole['n']}" if few else words
-
-
-UNKNOWN_ERROR = 1.0
-"""assumed: without published runs a step time is known to a factor of two."""
-FEWEST = 8
-"""Runs that a family needs for a 90th percentile of its own."""
+    words = "; ".join(differences) or "the same device, parallelism and range of sizes"
+    return f"{words}; few runs, so at least the 90th percentile of all {whole['n']} runs" if few else words

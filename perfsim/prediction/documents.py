@@ -1,4 +1,4 @@
-"""Predictions as JSON documents: one function writes their keys, one reads them back."""
+"""Predictions as JSON documents, written and read back."""
 
 from __future__ import annotations
 
@@ -15,25 +15,14 @@ Document = dict[str, Any]
 
 
 def document_of(prediction: Prediction) -> Document:
-    """What runs, candidates of studies and points of sweeps say of a step, by the names of the JSON."""
+    """The JSON of a step in runs, candidates of studies and points of sweeps."""
+    scaling = prediction.cluster_calibration
     return {
-        "strategy": prediction.strategy,
-        "system": prediction.system,
-        "num_devices": prediction.num_devices,
+        **{name: getattr(prediction, name) for name in _PLAIN},
         "layout": dict(prediction.layout),
-        "global_batch_size": prediction.global_batch_size,
-        "step_time_s": prediction.step_time_s,
-        "tokens_per_s": prediction.tokens_per_s,
-        "mfu": prediction.mfu,
-        "hfu": prediction.hfu,
-        "bubble_fraction": prediction.bubble_fraction,
-        "exposed_communication_fraction": prediction.exposed_communication_fraction,
-        "peak_memory_bytes": prediction.peak_memory_bytes,
         "step_breakdown_s": dict(prediction.breakdown_s),
         "why": asdict(prediction.why),
-        "cluster_calibration": None
-        if prediction.cluster_calibration is None
-        else asdict(prediction.cluster_calibration),
+        "cluster_calibration": None if scaling is None else asdict(scaling),
         "perturbed": None if prediction.perturbed is None else _perturbed(prediction.perturbed),
     }
 
@@ -56,7 +45,7 @@ def _perturbed(perturbed: Perturbed) -> Document:
 
 
 def prediction_from(document: Mapping[str, Any], model: str) -> Prediction:
-    """The prediction that `document_of` wrote; memory, notes and the run itself are not kept."""
+    """The prediction that `document_of` wrote, without memory, notes and the run itself."""
     fields = {name: document[name] for name in _PLAIN}
     scaling = document["cluster_calibration"]
     return Prediction(
@@ -83,6 +72,7 @@ _PLAIN = (
     "exposed_communication_fraction",
     "peak_memory_bytes",
 )
+"""Fields of `Prediction` that are written as they are, in the order of the document."""
 
 
 def _why_from(document: Mapping[str, Any]) -> Why:

@@ -1,15 +1,15 @@
 """Which family of published runs is most like a plan: by device, sharding, degrees and sizes.
 
-Unlikeness adds up what differs, in points that anyone can check:
+Unlikeness is a sum of points for differences:
 
-    3    no run on a device with the same fitted constants
-    2    parameters sharded (ZeRO 3, FSDP) here and nowhere there, or the other way round
-    1    tensor parallelism used here and nowhere there, or the other way round
+    3    no run of the family is on a device with the same calibration
+    2    parameters are sharded (ZeRO 3, FSDP) in the plan and in no run of the family, or the reverse
+    1    the same for tensor parallelism
     1    the same for pipeline parallelism
-    1    for each factor of ten by which the model lies outside the sizes there
-    1    for each factor of ten by which the number of devices lies outside those there
+    1    for each factor of ten by which the model is outside the sizes of the family
+    1    for each factor of ten by which the number of devices is outside those of the family
 
-The least unlike family speaks for the plan; of equals the one with more runs.
+A plan has the errors of the family with the fewest points; of equal families, the one with more runs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SHARDED = 3
 
 @dataclass(frozen=True)
 class Traits:
-    """What a plan, or one run of a family, is like."""
+    """The traits of a plan, or of one run of a family."""
 
     constants: str
-    """The name of the device's fitted constants."""
+    """Name of the device's calibration."""
     sharded: bool
     tensor: bool
     pipeline: bool
@@ -40,7 +40,7 @@ class Traits:
 
 
 def traits_of_plan(plan: Plan) -> Traits:
-    """What a plan is like."""
+    """The traits of a plan."""
     device, layout = plan.system.device, plan.layout
     return Traits(
         constants=device.calibration.name if device.calibration else device.name,
@@ -53,21 +53,21 @@ def traits_of_plan(plan: Plan) -> Traits:
 
 
 def unlikeness(traits: Traits, family: Mapping[str, Any]) -> tuple[float, tuple[str, ...]]:
-    """How unlike a family is, in points, and the differences in words."""
+    """Unlikeness of a family in points, and the differences in words."""
     points, words = 0.0, []
     if traits.constants not in family["constants"]:
         points += 3.0
-        words.append(f"runs on {' and '.join(family['constants'])} instead of {traits.constants}")
-    for name, weight, what in _KINDS:
-        here = getattr(traits, name)
-        if here not in family[name]:
+        words.append(f"measured on {' and '.join(family['constants'])} instead of {traits.constants}")
+    for name, weight, label in _KINDS:
+        in_plan = getattr(traits, name)
+        if in_plan not in family[name]:
             points += weight
-            words.append(f"{what} {'only here' if here else 'only there'}")
-    for name, what in (("parameters", "model"), ("num_devices", "number of devices")):
+            words.append(f"{label} {'only in this plan' if in_plan else 'only in the family'}")
+    for name, label in (("parameters", "model"), ("num_devices", "number of devices")):
         factor = _outside(getattr(traits, name), *family[name])
         if factor > 1.0:
             points += math.log10(factor)
-            words.append(f"{what} {factor:.1f} times outside its range")
+            words.append(f"{label} outside its range by a factor of {factor:.1f}")
     return points, tuple(words)
 
 
@@ -79,5 +79,5 @@ _KINDS = (
 
 
 def _outside(value: float, low: float, high: float) -> float:
-    """The factor by which a value lies outside a range; 1 inside it."""
+    """The factor by which a value is outside a range; 1 inside it."""
     return max(low / value, value / high, 1.0)

@@ -1,7 +1,7 @@
-"""Which part of a machine limits a step: each taken twice as fast, and the step run again.
+"""Which part of a machine limits a step: the step is simulated again with each part twice as fast.
 
-Being busy longest is not yet the cause, as lanes wait for one another; the one that limits is the one
-whose speed shortens the step most.
+The lane that is busy longest is not always the cause, since lanes wait for one another. The limiting lane
+is the one whose speed shortens the step most.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ SPEED_UP = 2.0
 LEAST_BUSY = 0.05
 """Share of the step below which a lane is not tried."""
 LEAST_SAVED = 0.01
-"""Share of the step below which a faster part is no remedy."""
+"""Share of the step that a faster part must save to be a remedy."""
 
 
 def limiting_lane(plan: Plan, step: Step) -> Lane | None:
-    """The lane that shortens the step most where it is twice as fast; None where none does."""
-    own = machine_of(plan.system).explanation
-    if not own.lanes:
+    """The lane that shortens the step most when it is twice as fast; None where no lane does."""
+    explanation = machine_of(plan.system).explanation
+    if not explanation.lanes:
         return None
     graph, durations = step.placed.graph, step.duration_s
     contention = bool(step.placed.links.flows)
     before_s = step.run(contention=contention).step_time_s / step.scale
     tried = []
-    for name in dict.fromkeys(own.lanes.values()):
-        busy_s = own.busy_s(plan.topology, graph, durations, name)
+    for name in dict.fromkeys(explanation.lanes.values()):
+        busy_s = explanation.busy_s(plan.topology, graph, durations, name)
         if busy_s >= LEAST_BUSY * before_s:
-            faster = np.where(own.works_of(graph, name)[graph.work], durations / SPEED_UP, durations)
+            faster = np.where(explanation.works_of(graph, name)[graph.work], durations / SPEED_UP, durations)
             after_s = step.run(faster, contention=contention).step_time_s / step.scale
             tried.append(Lane(name, busy_s, 1.0 - after_s / before_s))
     best = max(tried, key=lambda lane: lane.saved, default=None)

@@ -1,4 +1,4 @@
-"""A step, and a run, under perturbations: the graph stays what it is, and is unfolded where ranks differ."""
+"""Steps and runs under perturbations; the graph is unfolded where ranks differ."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from perfsim.trace import Trace
 
 
 def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
-    """The same plan under perturbations; of several draws the one of median step time.
+    """The evaluation under perturbations; of several draws, the one with the median step time.
 
-    Raises InputError for a rank or a link that is not there, and where dead links leave no route.
+    Raises InputError for a rank or link that does not exist, and where dead links leave no route.
     """
     plan = evaluation.plan
     _check_ranks(spec, plan.topology)
     if evaluation.perturbed is not None:
-        raise InputError("a step that is perturbed already cannot be perturbed again")
-    health = link_health(plan.topology, {each.link: each.left for each in spec.links})
+        raise InputError("this step is perturbed already")
+    health = link_health(plan.topology, {link.link: link.left for link in spec.links})
     drawn = [_draw(evaluation, spec, health, number) for number in range(spec.draws if spec.is_random else 1)]
     draws = sorted((trace for trace, _ in drawn), key=lambda trace: trace.step_time_s)
     trace = draws[(len(draws) - 1) // 2]
     summary = Perturbed(
         text=text_of(spec),
         unperturbed_step_time_s=evaluation.step_time_s,
-        draws_s=tuple(each.step_time_s for each in draws),
+        draws_s=tuple(draw.step_time_s for draw in draws),
         tasks=len(trace.graph),
         note="; ".join(dict.fromkeys(filter(None, [_note(evaluation, spec), *(note for _, note in drawn)]))),
         run=_run(trace.step_time_s, spec.failure, spec.seed),
@@ -46,7 +46,7 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
 def _draw(
     evaluation: Evaluation, spec: PerturbationSpec, health: LinkHealth, number: int
 ) -> tuple[Trace, str]:
-    """One step, and what is to be said of how it is written."""
+    """One draw of the step, and a note on how it is simulated."""
     plan, folded = evaluation.plan, evaluation.graph
     rng = np.random.default_rng([spec.seed, number])
     factors = _factors(spec, plan.topology.num_devices, rng)
@@ -55,7 +55,7 @@ def _draw(
     if apart:
         width = folded.width
         replica = {rank: rank % width // plan.layout.tensor for rank in range(plan.topology.num_devices)}
-        marks = {rank: (factors.get(rank), which) for rank, which in replica.items()}
+        marks = {rank: (factors.get(rank), number) for rank, number in replica.items()}
     if spec.jitter:
         slow = PlacedStragglers(place(folded, plan.topology, marks=marks, health=health), factors)
     else:
@@ -68,10 +68,10 @@ def _draw(
 
 
 def _factors(spec: PerturbationSpec, devices: int, rng: np.random.Generator) -> dict[int, float]:
-    """How much longer each slow rank computes in one step."""
+    """Compute time factors of the slow ranks in one draw."""
     factors: dict[int, float] = {}
-    for each in spec.stragglers:
-        factors[each.rank] = factors.get(each.rank, 1.0) * each.factor
+    for straggler in spec.stragglers:
+        factors[straggler.rank] = factors.get(straggler.rank, 1.0) * straggler.factor
     if spec.step_stragglers is not None:
         for rank in np.flatnonzero(rng.random(devices) < spec.step_stragglers.share).tolist():
             factors[rank] = factors.get(rank, 1.0) * spec.step_stragglers.factor
@@ -85,18 +85,18 @@ def _fits(evaluation: Evaluation) -> bool:
 
 def _note(evaluation: Evaluation, spec: PerturbationSpec) -> str:
     if spec.jitter and not _fits(evaluation):
-        return "replicas jitter alike: written apart they would be too many tasks, so this is a lower bound"
+        return "all replicas have the same jitter, as separate ones are too many tasks: a lower bound"
     return ""
 
 
 def _check_ranks(spec: PerturbationSpec, topology: Topology) -> None:
-    for each in spec.stragglers:
-        if each.rank >= topology.num_devices:
-            raise InputError(f"straggler {each.rank}: the ranks are 0 to {topology.num_devices - 1}")
+    for straggler in spec.stragglers:
+        if straggler.rank >= topology.num_devices:
+            raise InputError(f"straggler {straggler.rank}: the ranks are 0 to {topology.num_devices - 1}")
 
 
 def _run(step_time_s: float, failure: FailureSpec | None, seed: int) -> FailedRun | None:
-    """Many steps with failures."""
+    """The whole run through failures; None where there are none."""
     if failure is None:
         return None
     checkpoints = Checkpoints(failure.checkpoint, failure.restart, failure.write)
@@ -105,16 +105,16 @@ def _run(step_time_s: float, failure: FailureSpec | None, seed: int) -> FailedRu
 
 
 def text_of(spec: PerturbationSpec) -> str:
-    """What disturbs, in a line."""
-    parts = [f"rank {each.rank} computes {each.factor:g} times as long" for each in spec.stragglers]
+    """The perturbations in one line."""
+    parts = [f"rank {slow.rank} computes {slow.factor:g} times as long" for slow in spec.stragglers]
     if spec.step_stragglers is not None:
         share, factor = spec.step_stragglers.share, spec.step_stragglers.factor
-        parts.append(f"{100 * share:g} % of the ranks of a step {factor:g} times as long")
+        parts.append(f"{100 * share:g} % of the ranks of a step compute {factor:g} times as long")
     if spec.jitter:
         parts.append(f"jitter with sigma {spec.jitter:g}")
-    for each in spec.links:
-        name = each.link if each.system is None else f"{each.link} of {each.system}"
-        parts.append(f"{name} {f'at {100 * each.left:g} %' if each.left else 'dead'}")
+    for link in spec.links:
+        name = link.link if link.system is None else f"{link.link} of {link.system}"
+        parts.append(f"{name} {f'at {100 * link.left:g} %' if link.left else 'dead'}")
     if spec.failure is not None:
         when = "one failure" if spec.failure.at is not None else "failures"
         parts.append(f"{when} with restart from checkpoints")

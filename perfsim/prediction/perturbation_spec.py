@@ -1,4 +1,4 @@
-"""Perturbations as they are written: in a study's YAML, or after `perfsim run --perturb`."""
+"""Perturbations in the YAML of a study, or in the text of `perfsim run --perturb`."""
 
 from __future__ import annotations
 
@@ -25,54 +25,54 @@ class StragglerSpec(Spec):
 
 
 class StepStragglersSpec(Spec):
-    """Ranks that are slow for one step: each with probability `share`, drawn anew for every step."""
+    """Ranks that are slow for one step, each with probability `share`; drawn for every step."""
 
     share: Share
     factor: Factor
 
 
 class LinkSpecLeft(Spec):
-    """What is left of a link, named by its ends (`leaf0-spine3`, `node0/nic0-leaf0`); 0 is dead."""
+    """The remaining bandwidth share of a link, named by its ends (`leaf0-spine3`); 0 is dead."""
 
     link: str
     left: Share
     system: str | None = None
-    """In a study of several: the system whose link it is; None: of every candidate that has it."""
+    """The system of the link in a study of several systems; None: every candidate that has the link."""
 
 
 class FailureSpec(Spec):
-    """Failures of the job, at a time or by their mean distance, with restart from the last checkpoint."""
+    """Failures of the job, at a time or by the mean time between them; the last checkpoint is restored."""
 
     at: Seconds | None = None
     mttf: Seconds | None = None
-    """Mean time between failures of the whole job; `convergence.goodput` has rates of clusters."""
+    """Mean time between failures of the whole job; see `convergence.goodput` for rates of clusters."""
     checkpoint: Annotated[Seconds, Field(gt=0)]
-    """Training between two checkpoints."""
+    """Training time between two checkpoints."""
     restart: Annotated[Seconds, Field(ge=0)]
-    """From a failure until training goes on from the last checkpoint."""
+    """Time from a failure until training continues from the last checkpoint."""
     write: Annotated[Seconds, Field(ge=0)] = 0.0
-    """How long training stands still for one checkpoint."""
+    """Time that training stops to write one checkpoint."""
     steps: PositiveInt = 10_000
 
     @model_validator(mode="after")
     def _one_cause(self) -> FailureSpec:
         if (self.at is None) == (self.mttf is None):
-            raise ValueError("failures come at a time (`at`) or by their mean distance (`mttf`): give one")
+            raise ValueError("failures need either a time (`at`) or a mean time between them (`mttf`)")
         if self.mttf is not None and self.mttf <= 0:
             raise ValueError("mttf must be above 0")
         return self
 
 
 class ResilienceSpec(Spec):
-    """Step time against the severity of one straggler: what a study draws of every candidate."""
+    """Step time against the severity of one straggler, a figure for every candidate of a study."""
 
     rank: NonNegativeInt = 0
-    """The slow GPU or wafer; the last one of a machine that has fewer."""
+    """The slow GPU or wafer; the last rank of a machine with fewer."""
     severities: Annotated[tuple[Factor, ...], Field(min_length=1, max_length=16)] = (1.1, 1.25, 1.5, 2.0)
 
 
 class PerturbationSpec(Spec):
-    """What disturbs a step or a run; the same seed gives the same bytes."""
+    """Perturbations of a step or a run; the same seed gives identical results."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     stragglers: tuple[StragglerSpec, ...] = ()
@@ -81,22 +81,22 @@ class PerturbationSpec(Spec):
     """Sigma of lognormal noise, mean 1, on every computation of every rank."""
     links: tuple[LinkSpecLeft, ...] = ()
     draws: Annotated[int, Field(ge=1, le=64)] = 3
-    """Steps drawn where something is random; the one of median time is shown."""
+    """Number of draws where something is random; the draw with the median step time is the result."""
     failure: FailureSpec | None = None
 
     @model_validator(mode="after")
-    def _each_link_once(self) -> PerturbationSpec:
+    def _unique_links(self) -> PerturbationSpec:
         seen: dict[frozenset[str], set[str | None]] = {}
-        for each in self.links:
-            systems = seen.setdefault(frozenset(each.link.split("-")), set())
-            if each.system in systems or None in systems or (systems and each.system is None):
-                raise ValueError(f"link {each.link} is given twice; keep one of them")
-            systems.add(each.system)
+        for link in self.links:
+            systems = seen.setdefault(frozenset(link.link.split("-")), set())
+            if link.system in systems or None in systems or (systems and link.system is None):
+                raise ValueError(f"link {link.link} is given twice; keep one entry")
+            systems.add(link.system)
         return self
 
     @property
     def is_random(self) -> bool:
-        """Whether two steps differ."""
+        """Whether draws differ."""
         return bool(self.jitter) or self.step_stragglers is not None
 
 
@@ -104,7 +104,7 @@ EXAMPLE = "straggler=1.3@rank5,jitter=0.02,seed=1"
 _PLAIN = ("jitter", "seed", "draws")
 _FAILURE = ("at", "mttf", "checkpoint", "restart", "write", "steps")
 _SEVERAL = ("straggler", "slow", "dead")
-"""What may be given more than once, each time for another rank or link."""
+"""Keys that may be repeated, for different ranks or links."""
 _AT = {
     "straggler": "1.3@rank5",
     "step-straggler": "1.3@0.01",
@@ -114,7 +114,7 @@ _AT = {
 
 
 def parse_perturbations(text: str) -> PerturbationSpec:
-    """`straggler=1.3@rank5,jitter=0.02,seed=1` as a specification; InputError lists all that is wrong."""
+    """The specification of `straggler=1.3@rank5,jitter=0.02,seed=1`; InputError lists all problems."""
     given: dict[str, Any] = {"stragglers": [], "links": []}
     problems = []
     seen: set[str] = set()
@@ -122,13 +122,11 @@ def parse_perturbations(text: str) -> PerturbationSpec:
         key, _, value = (part.strip() for part in item.partition("="))
         try:
             if key in seen and key not in _SEVERAL:
-                raise InputError([Problem(f"{key} is given twice", help="keep one of them")])
+                raise InputError([Problem(f"{key} is given twice", help="keep one entry")])
             seen.add(key)
             _read(given, key, value)
         except InputError as error:
-            problems += [
-                replace(each, message=f"--perturb {item!r}: {each.message}") for each in error.problems
-            ]
+            problems += [replace(p, message=f"--perturb {item!r}: {p.message}") for p in error.problems]
         except ValueError as error:
             problems.append(Problem(f"--perturb {item!r}: {error}", help=_help(key)))
     if problems:
@@ -169,10 +167,10 @@ def _help(key: str) -> str:
 
 
 def _lines(error: ValueError) -> list[str]:
-    """What pydantic found, one line each."""
+    """The errors of pydantic, one per line."""
     errors = getattr(error, "errors", None)
     if errors is None:
         return [str(error)]
     return [
-        f"{'.'.join(map(str, each['loc']))}: {each['msg'].removeprefix('Value error, ')}" for each in errors()
+        f"{'.'.join(map(str, item['loc']))}: {item['msg'].removeprefix('Value error, ')}" for item in errors()
     ]

@@ -1,4 +1,4 @@
-"""From a question to its prediction: a layout is given or found, its graph run, and the step explained."""
+"""From a question to its prediction: a layout is given or planned, simulated and explained."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def predict(question: Question) -> Prediction:
 
 
 def _planned(question: Question) -> tuple[Evaluation, str]:
-    """The given layout or the planner's, run; and a remark on the settings that a given layout leaves out."""
+    """The evaluated layout, given or planned, and a remark on settings that a given layout omits."""
     if question.layout is None:
         return best_plan(question), ""
     plan, named = plan_of(question), question.named_settings
@@ -49,21 +49,21 @@ def _evaluated(question: Question, plan: Plan) -> Evaluation:
 
 
 def _batch_remark(question: Question) -> str:
-    """Where the batch comes from if the question gives none; empty where it does."""
+    """A remark on the default batch; empty where the question gives a batch."""
     if question.batch is not None:
         return ""
     of_recipe = question.recipe.batch_over(question.devices)
     if of_recipe is not None:
-        return f"no batch was given: the recipe's {of_recipe:,} sequences were taken"
+        return f"no batch was given: the recipe's {of_recipe:,} sequences are used"
     return (
-        f"no batch was given: {DEFAULT_BATCH_PER_DEVICE} sequences a device were taken, "
-        f"{question.job.global_batch_size:,} in all; another batch is another step "
+        f"no batch was given: {DEFAULT_BATCH_PER_DEVICE} sequences per device are used, "
+        f"{question.job.global_batch_size:,} in all; the step time depends on it "
         "(--batch, --batch-per-device)"
     )
 
 
 def prediction_of(evaluation: Evaluation) -> Prediction:
-    """The plain values of a run, with the reasons for its length; its notes are the plan's."""
+    """The prediction of an evaluation, with the causes of its step time and the notes of its plan."""
     plan = evaluation.plan
     return Prediction(
         model=plan.job.model.name,
@@ -94,7 +94,7 @@ def prediction_of(evaluation: Evaluation) -> Prediction:
 
 
 def published_remarks(prediction: Prediction) -> tuple[str, str]:
-    """Remarks where a prediction lies outside what published runs show; empty where it does not."""
+    """Remarks where a prediction is outside the range of published runs; empty strings elsewhere."""
     if prediction.evaluation is None:
         return "", ""
     plan = prediction.evaluation.plan
@@ -102,11 +102,11 @@ def published_remarks(prediction: Prediction) -> tuple[str, str]:
 
 
 def system_label(plan: Plan) -> str:
-    """The name of a plan's system; one without any inefficiency is named as what it is."""
+    """The name of a plan's system; a system at peak is marked as an upper bound."""
     name, peak = plan.system.name, machine_of(plan.system).at_peak(plan.system, plan.job.recipe)
     return f"{name} at peak (upper bound, never observed)" if peak else name
 
 
 def _scaling(cluster: ClusterCalibration | None) -> Scaling | None:
-    """The user's own scale, named wherever its step time stands."""
+    """The user's cluster calibration as a plain value."""
     return None if cluster is None else Scaling(cluster.name, cluster.scale, cluster_note(cluster))

@@ -1,4 +1,4 @@
-"""What one question is answered with: plain values, and the run behind them where it is at hand."""
+"""The answer to one question: plain values, and the run behind them if it is kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfsim.prediction.result import Perturbed, Why
 
 @dataclass(frozen=True, slots=True)
 class MemoryBar:
-    """What one pipeline stage or one wafer holds at its peak, part by part."""
+    """Peak memory of one pipeline stage or one wafer, by part."""
 
     place: str
     parts_bytes: Mapping[str, float]
@@ -29,7 +29,7 @@ class MemoryBar:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The user's own measurements, by which step times were multiplied."""
+    """The user's cluster calibration, which multiplies step times."""
 
     name: str
     scale: float
@@ -45,14 +45,14 @@ class Prediction:
     system: str
     num_devices: int
     layout: Mapping[str, Any]
-    """The settings of the layout by their names in YAML."""
+    """Settings of the layout by their YAML names."""
     global_batch_size: int
     step_time_s: float
     tokens_per_s: float
     mfu: float
-    """Model FLOPs over what all devices could do in the step; recomputed FLOPs do not count."""
+    """Model FLOPs utilisation: model FLOPs over peak FLOPs of all devices, without recomputation."""
     hfu: float
-    """The same with recomputed FLOPs."""
+    """Hardware FLOPs utilisation: the same with recomputation."""
     bubble_fraction: float
     exposed_communication_fraction: float
     peak_memory_bytes: float
@@ -62,19 +62,19 @@ class Prediction:
     cluster_calibration: Scaling | None = None
     perturbed: Perturbed | None = None
     memory: tuple[MemoryBar, ...] = ()
-    """One entry a pipeline stage, or one for a wafer."""
+    """One entry per pipeline stage, or one for a wafer."""
     notes: tuple[str, ...] = ()
     evaluation: Evaluation | None = field(default=None, repr=False, compare=False)
-    """The run that this was read from; None for a prediction that was stored."""
+    """The run behind the values; None for a stored prediction."""
 
     @property
     def label(self) -> str:
-        """`128 x dgx-a100-80gb, 3d`: how a person names this machine and strategy."""
+        """Machine and strategy, such as `128 x dgx-a100-80gb, 3d`."""
         return f"{self.num_devices} x {self.system}, {self.strategy}"
 
     @property
     def memory_capacity_bytes(self) -> float:
-        """Capacity of the place that holds most; NaN where memory was not kept."""
+        """Memory capacity of the fullest stage; NaN for a stored prediction."""
         fullest = max(self.memory, key=lambda bar: bar.total_bytes, default=None)
         return fullest.capacity_bytes if fullest is not None else math.nan
 
@@ -87,7 +87,7 @@ class Prediction:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What to keep in mind with this step: its notes."""
+        """The notes of the step."""
         return self.notes
 
     @property

@@ -1,4 +1,4 @@
-"""What is asked of one machine: a model, a recipe and a system, and what of their layout is given."""
+"""A question: a model, a recipe and a machine, and as much of the layout as is given."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
 
 Detail = Literal["layer", "chunk"]
 DEFAULT_BATCH_PER_DEVICE = 8
-"""Sequences a device and step where the question gives no batch."""
+"""Sequences per device and step where neither question nor recipe gives a batch."""
 DEFAULT_RECIPE = "gpt3_pretraining"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One model trained on one machine; what is not given is chosen.
+    """One model trained on one machine; settings that are not given are chosen.
 
-    A question is checked when its parts are first asked for: `check` asks for all of them.
+    Parts of a question are checked at first use; `check` checks all of them.
     """
 
     model: TransformerConfig
@@ -37,23 +37,23 @@ class Question:
     devices: int
     strategy: str | Strategy
     batch: int | None = None
-    """Sequences a step over all devices; None: the recipe's, else `DEFAULT_BATCH_PER_DEVICE` a device."""
+    """Sequences per step over all devices; None: the recipe's, else `DEFAULT_BATCH_PER_DEVICE` per device."""
     layout: Layout | str | None = None
     """A layout, or its text (`tp=8,pp=4`); None: the planner chooses."""
     must_fit: bool = True
     """Whether a given layout that needs too much memory is refused."""
     cluster: ClusterCalibration | None = None
-    """Measurements of the user's own cluster; their scale multiplies step times."""
+    """Calibration of the user's own cluster; its scale multiplies step times."""
     wall_clock: WallClockSpec | None = None
-    """What a whole run waits for besides its steps."""
+    """Interruptions of a whole run besides its steps."""
     detail: Detail = "layer"
     """How finely a wafer cluster streams: a layer as a whole, or in chunks."""
     expand: str = ""
-    """Collectives to write as steps, as `expansion.parse_expansion` reads it."""
+    """Collectives to expand into steps, in the syntax of `expansion.parse_expansion`."""
     perturbations: PerturbationSpec | None = None
-    """What disturbs the step."""
+    """Perturbations of the step."""
     prices: Costs | None = field(default=None, repr=False, compare=False)
-    """What prices work in place of the machine's own cost model."""
+    """A cost model that replaces the machine's own."""
 
     @property
     def label(self) -> str:
@@ -74,7 +74,7 @@ class Question:
 
     @cached_property
     def costs(self) -> Costs:
-        """What prices the work of a step."""
+        """The cost model of the step."""
         return costs_for(self.topology, self.recipe) if self.prices is None else self.prices
 
     @property
@@ -85,32 +85,32 @@ class Question:
 
     @property
     def scale(self) -> float:
-        """What the user's measurements multiply step times by; 1 without any."""
+        """The factor of the user's cluster calibration; 1 without one."""
         return 1.0 if self.cluster is None else self.cluster.scale
 
     @property
     def given_layout(self) -> Layout | None:
-        """The layout that is asked for; LayoutError lists what is wrong with its text."""
+        """The given layout; LayoutError lists the problems of its text."""
         if isinstance(self.layout, str):
             return machine_of(self.system).parse_layout(self.layout, self.devices)
         return self.layout
 
     @property
     def named_settings(self) -> list[str] | None:
-        """The settings that a layout's text names; None where the layout is no text."""
+        """The settings that the text of a layout names; None where the layout is not text."""
         return [name for _, name, _ in settings(self.layout)] if isinstance(self.layout, str) else None
 
     def at(self, batch: int) -> Question:
         """The same question at another global batch, on the same topology and prices."""
-        other = replace(self, batch=batch)
-        other.__dict__.update(chosen=self.chosen, topology=self.topology, costs=self.costs)
-        return other
+        question = replace(self, batch=batch)
+        question.__dict__.update(chosen=self.chosen, topology=self.topology, costs=self.costs)
+        return question
 
     def check(self) -> Question:
-        """Refuse what can be refused without planning. Raises InputError.
+        """Make all checks that need no planning. Raises InputError.
 
-        These are a strategy of another kind of system, a number of devices that the system cannot have,
-        measurements of another device, and a device without the constants that prices need.
+        It refuses a strategy of another kind of system, a number of devices that the system cannot have,
+        a cluster calibration of another device, and a device without the constants that prices need.
         """
         check_device(self.cluster, self.system)
         _ = self.chosen, self.topology, self.costs

@@ -1,6 +1,6 @@
-"""What published runs reached: their model FLOPs utilisation, to hold a plan's against.
+"""The model FLOPs utilisation of published runs, to compare plans with.
 
-Recorded beside the accuracy record; it depends on the cases alone, not on any prediction.
+Recorded beside the accuracy record; it depends only on the cases, not on predictions.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from perfsim.strategies import Plan
 
 RECORD = "reached.json"
 MARGIN = 1.05
-"""A plan above the best run by less than about the median error of predictions is not above it."""
+"""Tolerance of the comparison with the best run: about the median error of predictions."""
 FAR_FEWER = 2
-"""A wafer with fewer than one in so many of the sequences of every log is far from all of them."""
+"""A remark is made where every published log has more than this many times the sequences per wafer."""
 LIKE_SCALE = 4
-"""A run speaks for plans of at most so many times its devices."""
+"""A run is compared with plans of at most this many times its devices."""
 
 
 class Reached(NamedTuple):
-    """One published run and the share of peak that its model's FLOPs took."""
+    """One published run and its model FLOPs utilisation."""
 
     id: str
     device: str
@@ -31,12 +31,12 @@ class Reached(NamedTuple):
     num_devices: int
     mfu: float
     sequences: float = 0.0
-    """Of a step on one device."""
+    """Per step and device."""
 
 
 @cache
 def recorded() -> tuple[Reached, ...]:
-    """The record."""
+    """The recorded runs."""
     text = files("perfsim.prediction").joinpath(RECORD).read_text(encoding="utf-8")
     return tuple(Reached(*row) for row in json.loads(text))
 
@@ -44,8 +44,8 @@ def recorded() -> tuple[Reached, ...]:
 def fewer_than_published(plan: Plan, fixed_s: float) -> str:
     """A remark where a wafer has far fewer sequences than any published log; empty elsewhere.
 
-    The logs cannot tell a time that a layer takes whatever its tokens from a lower efficiency. `fixed_s` is
-    what the mesh takes of a step; the machine's `layer_fixed_s` is another reading of the same logs.
+    The logs cannot separate a fixed time per layer from a lower efficiency. `fixed_s` is the fixed time of a
+    step in this model; the machine's `layer_fixed_s` is the result of another fit of the same logs.
     """
     calibration = plan.system.device.calibration
     own = [row.sequences for row in recorded() if row.device == getattr(calibration, "name", "")]
@@ -56,18 +56,18 @@ def fewer_than_published(plan: Plan, fixed_s: float) -> str:
     layers = plan.job.model.num_layers
     more_s = max(0.0, layer_s * layers - fixed_s)
     return (
-        f"{per_system:,.3g} sequences a system: no published log here has fewer than {min(own):,.0f}, so "
-        f"what a layer takes whatever its tokens is unknown; {1e3 * fixed_s / layers:.2g} ms a step are "
-        f"counted, and with {1e3 * layer_s:.2g} ms, as another fit of the logs has it, a step takes "
+        f"{per_system:,.3g} sequences per system: all published logs used here have {min(own):,.0f} or more, "
+        f"so the fixed time of a layer is uncertain; {1e3 * fixed_s / layers:.2g} ms per layer and step are "
+        f"counted, and with {1e3 * layer_s:.2g} ms, the result of another fit of the logs, a step takes "
         f"up to {more_s:.2g} s longer"
     )
 
 
 def above_all_published(plan: Plan, mfu: float) -> str:
-    """A remark where a plan's MFU lies above every published run of its kind; empty where one reached it.
+    """A remark where a plan's MFU is above every comparable published run; empty elsewhere.
 
-    Of its kind are runs on the same device with the same attention on at least a quarter of the
-    devices; where there is none, on any number, and then with any attention.
+    Comparable runs use the same device and the same attention on at least a quarter of the devices; if there
+    are none, on any number of devices; if there are still none, with any attention.
     """
     device, attention = plan.system.device.name, plan.job.recipe.attention
     own = [row for row in recorded() if row.device == device]
@@ -83,9 +83,9 @@ def above_all_published(plan: Plan, mfu: float) -> str:
             best = max(rows, key=lambda row: row.mfu)
             if mfu <= best.mfu * MARGIN:
                 return ""
-            known = f"{100 * best.mfu:.0f} % ({best.id}, {best.num_devices} devices)"
+            reached = f"{100 * best.mfu:.0f} % ({best.id}, {best.num_devices} devices)"
             return (
-                f"MFU {100 * mfu:.0f} % lies above every published run known here on {device} {words}: "
-                f"the best has {known}; take it as optimistic"
+                f"MFU {100 * mfu:.0f} % is above every published run recorded here on {device} {words}: "
+                f"the best has {reached}; the prediction may be optimistic"
             )
     return ""

@@ -1,4 +1,4 @@
-"""What an answer adds about itself: settings nobody named, a batch at the edge of what was tried."""
+"""Remarks on an answer: settings left at defaults, and a best batch at the edge of those tried."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from perfsim.strategies import Plan
 
 
 def defaults_remark(named: Iterable[str], plan: Plan) -> str:
-    """Which settings of a layout were left at their defaults, and which Megatron users usually set.
+    """The settings of a layout that are left at defaults, and their usual values among Megatron users.
 
-    Only settings that matter for the layout's degrees.
+    Only settings that matter for the layout's degrees are listed.
     """
     given = set(named)
     settings = machine_of(plan.system).usual_settings(plan.layout, plan.job.recipe)
@@ -24,11 +24,11 @@ def defaults_remark(named: Iterable[str], plan: Plan) -> str:
 
 
 def edge_remark(tried: Sequence[int], best: int) -> str:
-    """A remark where the best batch is the first or the last of the batches tried; empty inside."""
+    """A remark where the best batch is the smallest or largest of those tried; empty elsewhere."""
     if len(tried) < 2 or min(tried) < best < max(tried):
         return ""
-    side, other = ("smallest", "smaller") if best <= min(tried) else ("largest", "larger")
+    side, direction = ("smallest", "smaller") if best <= min(tried) else ("largest", "larger")
     return (
-        f"best batch {best} is the {side} of the {len(tried)} tried ({min(tried)} to {max(tried)} "
-        f"sequences): a {other} one may be better; widen batch_sizes"
+        f"best batch {best} is the {side} of {len(tried)} tried ({min(tried)} to {max(tried)} "
+        f"sequences): a {direction} batch may be better; widen batch_sizes"
     )

@@ -1,4 +1,4 @@
-"""How a step suffers from one slow device: step time against how slow it is, for each candidate."""
+"""Resilience to one slow device: step time against the severity of a straggler."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from perfsim.prediction.result import Resilience, ResiliencePoint
 
 
 def resilience(evaluation: Evaluation, label: str, spec: ResilienceSpec) -> Resilience:
-    """Step times of an unperturbed evaluation's plan with one straggler of every severity asked for.
+    """Step times of an unperturbed evaluation's plan with one straggler, for each severity.
 
-    The graph is unfolded once: only for the classes of ranks that the straggler parts.
+    The graph is unfolded once, into the classes of ranks that the straggler separates.
     """
     plan = evaluation.plan
     rank = min(spec.rank, plan.topology.num_devices - 1)

@@ -1,4 +1,4 @@
-"""Parts of an answer that are plain values: reasons, timelines, accuracy, sampling, resilience."""
+"""Plain values of an answer: causes, timelines, accuracy, sampling, resilience."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TimelineBar:
     name: str
     category: str
     """forward, backward, recompute, optimizer, tensor_communication, pipeline_communication,
-    data_communication, weight_stream, gradient_stream, update: decides the colour."""
+    data_communication, weight_stream, gradient_stream or update; it sets the colour."""
     start_s: float
     end_s: float
     microbatch: int = -1
@@ -25,41 +25,41 @@ class TimelineBar:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a step takes as long as it does."""
+    """The causes of a step time."""
 
     cause: str
-    """`compute`, or the wait that decides."""
+    """`compute`, or the wait that limits the step."""
     parts_s: Mapping[str, float]
-    """Every second of the step by cause; they add up to it."""
+    """Seconds by cause, which add up to the step time."""
     remedy: str
     sentence: str
     fixed_s: float = 0.0
-    """Of the seconds of computing, those that layers take whatever their tokens, where that is known."""
+    """Compute seconds that do not depend on the number of tokens, where known."""
     streaming_roof: StreamingRoof | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSummary:
-    """What correctness sampling covered."""
+    """The result of correctness sampling."""
 
     tasks_sampled: int
     tasks_total: int
     flop_share: float
-    """Share of the step's GEMM FLOPs that the sampled work classes stand for."""
+    """Share of the step's GEMM FLOPs in the sampled classes of work."""
     worst_relative_error: float
     bound: float
     passed: bool
     by_partition: Mapping[str, int] = field(default_factory=dict)
     mode: str = "sample"
     worst: str = ""
-    """The sample that came closest to its bound: name, pass, and how it was partitioned."""
+    """The sample closest to its bound: name, pass and partition."""
     failed: tuple[str, ...] = ()
-    """Samples whose partition gave another product, in the same words."""
+    """Samples whose partitioned product is wrong, in the same format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How well predictions of this kind met published runs."""
+    """Errors of predictions for the family of published runs most like a plan."""
 
     strategy: str
     family: str
@@ -68,16 +68,16 @@ class Accuracy:
     p90_ape: float
     baseline_median_ape: float
     held_out_p90_ape: float
-    """The 90th percentile for runs that were left out of the fit; what bands are made of."""
+    """The 90th percentile for runs left out of the fit."""
     likeness: str = ""
-    """In what the family differs from what was asked, in words."""
+    """Differences between the family and the plan, in words."""
     unlikeness: float = 0.0
-    """The same in points."""
+    """The differences in points (`likeness.unlikeness`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResiliencePoint:
-    """The step with one device that computes `severity` times as long."""
+    """Step time with one device that computes `severity` times as long."""
 
     severity: float
     step_time_s: float
@@ -85,7 +85,7 @@ class ResiliencePoint:
 
 @dataclass(frozen=True, slots=True)
 class Resilience:
-    """How a candidate's step suffers from one slow device; the first point is the step without."""
+    """Step times of a candidate with one slow device; the first point is without."""
 
     label: str
     rank: int
@@ -94,14 +94,14 @@ class Resilience:
 
 @dataclass(frozen=True, slots=True)
 class Perturbed:
-    """What disturbed a run, and the step without it."""
+    """The perturbations of a run, and the step time without them."""
 
     text: str
     unperturbed_step_time_s: float
     draws_s: tuple[float, ...]
     """Step times of all draws, ascending."""
     tasks: int
-    """Tasks of the graph with the ranks that differ written out."""
+    """Tasks of the unfolded graph."""
     note: str = ""
     run: FailedRun | None = None
-    """Many steps with failures, where they were asked for."""
+    """The whole run through failures, if the question has any."""

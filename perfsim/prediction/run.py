@@ -1,7 +1,7 @@
-"""One optimizer step, ready to run: a graph placed on its network, priced, simulated and scaled.
+"""One optimizer step: a graph placed on its network, priced, simulated and scaled.
 
-This is the only place where a graph is priced and run. Whatever changes a run (perturbations, collectives
-as steps, a part of the machine twice as fast, constants of a fit) changes what a `Step` is made of.
+Graphs are priced and simulated only here. Perturbations, expanded collectives, faster parts of a machine
+and trial constants of a fit are all expressed by the fields of a `Step` or the durations given to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Step:
-    """A placed graph with the prices of its work; `scale` stretches every second of its runs."""
+    """A placed graph with a cost model; `scale` multiplies all times of its runs."""
 
     placed: Placed
     costs: Costs = field(repr=False)
@@ -30,16 +30,16 @@ class Step:
 
     @cached_property
     def duration_s(self) -> Floats:
-        """Seconds of every task where nothing is contended, before `scale`; shape (tasks,)."""
+        """Seconds of every task without contention, before `scale`; shape (tasks,)."""
         return price(self.placed.graph, self.costs)
 
     def run(self, duration_s: Floats | None = None, *, contention: bool = True) -> Trace:
-        """Run the step, with other durations of its tasks if they are given.
+        """Simulate the step, with other task durations if given.
 
-        Without `contention` the run is the longest path, which counts toward no limit on simulated tasks.
-        Raises DeadlockError and LimitError as `engine.simulate` does.
+        Without `contention` the times are those of the critical path, which does not count toward the limit
+        on simulated tasks. Raises DeadlockError and LimitError as `engine.simulate` does.
         """
         graph = self.placed.graph
-        took_s = self.duration_s if duration_s is None else duration_s
-        trace = simulate(graph, took_s, *self.placed.links) if contention else critical_path(graph, took_s)
+        seconds = self.duration_s if duration_s is None else duration_s
+        trace = simulate(graph, seconds, *self.placed.links) if contention else critical_path(graph, seconds)
         return trace.scaled(self.scale)

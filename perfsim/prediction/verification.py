@@ -1,4 +1,4 @@
-"""Correctness sampling of a step: its GEMMs, drawn and done for real in NumPy."""
+"""Correctness sampling of a step: some of its GEMMs are computed in NumPy, partitioned and whole."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.transformer import Kernel
 
 SAMPLE_FLOP = 2e7
-"""Of one sample: blocks this large keep the check of a whole study under a second."""
+"""FLOPs of one sample; with blocks of this size the check of a whole study takes under a second."""
 FULL_FLOP = 2e9
-"""Of all samples together where every class is executed: about a second of one core."""
+"""FLOPs of all samples where every class is executed: about a second on one core."""
 
 _PASSES: dict[str, GemmPass] = {
     "dgrad": "dgrad",
@@ -28,9 +28,9 @@ _PASSES: dict[str, GemmPass] = {
     "dgrad_queries": "dgrad",
     "dgrad_keys": "wgrad",
 }
-"""By the end of a kernel's name: which product of its layer it is, attention's products included."""
+"""The pass of a GEMM by the suffix of its kernel's name, including products of attention."""
 _ATTENTION = ("scores", "context")
-"""Products of a head, one of them at least a rank."""
+"""Products of attention heads; each rank has at least one head."""
 _FLASH: dict[str, tuple[tuple[str, GemmPass], ...]] = {
     "flash_attention": (("scores", "forward"), ("context", "forward")),
     "flash_attention.backward": (
@@ -41,22 +41,22 @@ _FLASH: dict[str, tuple[tuple[str, GemmPass], ...]] = {
         ("scores", "wgrad"),
     ),
 }
-"""The products that one fused attention kernel does, of equal FLOPs each [2205.14135 Alg. 1 and 4]."""
+"""The products in one fused attention kernel, of equal FLOPs [2205.14135 Alg. 1 and 4]."""
 
 
-def sample_step(evaluation: Evaluation, asked: SamplingSpec) -> SamplingSummary | None:
-    """Draw GEMMs of a simulated step and check their partition; None where none is wanted.
+def sample_step(evaluation: Evaluation, spec: SamplingSpec) -> SamplingSummary | None:
+    """Draw GEMMs of a simulated step and check their partition; None where sampling is off.
 
-    `full` executes every class of GEMM in the step; the blocks shrink so that the cost stays bounded.
+    `full` executes every class of GEMM in the step, with smaller blocks so that the cost stays bounded.
     """
     samples = gemm_samples(evaluation.graph, evaluation.plan.layout.tensor)
-    if asked.mode == "off" or not asked.tasks or not samples:
+    if spec.mode == "off" or not spec.tasks or not samples:
         return None
-    full = asked.mode == "full"
+    full = spec.mode == "full"
     report = sample_gemms(
         samples,
-        count=len(samples) if full else asked.tasks,
-        seed=asked.seed,
+        count=len(samples) if full else spec.tasks,
+        seed=spec.seed,
         max_flop_each=FULL_FLOP / len(samples) if full else SAMPLE_FLOP,
     )
     return SamplingSummary(
@@ -67,20 +67,20 @@ def sample_step(evaluation: Evaluation, asked: SamplingSpec) -> SamplingSummary 
         bound=report.bound,
         passed=report.passed,
         by_partition={partition: part.sampled for partition, part in report.by_partition.items()},
-        mode=asked.mode,
+        mode=spec.mode,
         worst=_in_words(report.worst),
-        failed=tuple(_in_words(each) for each in report.details if not each.passed),
+        failed=tuple(_in_words(sample) for sample in report.details if not sample.passed),
     )
 
 
 def verified(prediction: Prediction, mode: str) -> SamplingSummary | None:
-    """The samples of one prediction; None where `mode` is off. Raises ValueError for a stored prediction."""
+    """The sampling of one prediction; None where `mode` is off. Raises ValueError for a stored prediction."""
     return sample_step(prediction.run, SamplingSpec.model_validate({"mode": mode}))
 
 
 def must_be_right(summaries: Iterable[SamplingSummary]) -> None:
-    """Raise VerificationError with every sample whose partition gave another product."""
-    wrong = [each for summary in summaries for each in summary.failed]
+    """Raise VerificationError with every sample whose partitioned product is wrong."""
+    wrong = [sample for summary in summaries for sample in summary.failed]
     if wrong:
         raise VerificationError("sampled products differ from the unpartitioned ones: " + "; ".join(wrong))
 
@@ -92,9 +92,9 @@ def _in_words(result: SampleResult) -> str:
 
 
 def gemm_samples(graph: TaskGraph, tensor: int = 1) -> list[GemmSample]:
-    """Every class of GEMM in a graph, with how many products of the graph belong to it.
+    """Every class of GEMM in a graph, weighted by its number of products.
 
-    `tensor` ranks share the heads of attention between them.
+    Attention heads are divided over `tensor` ranks.
     """
     counts = np.bincount(graph.work, minlength=len(graph.works))
     weights: dict[Kernel, float] = {}
@@ -106,7 +106,7 @@ def gemm_samples(graph: TaskGraph, tensor: int = 1) -> list[GemmSample]:
 
 
 def _samples(kernel: Kernel, weight: float, tensor: int) -> Iterator[GemmSample]:
-    """The unpartitioned products behind one rank's share of them."""
+    """The unpartitioned products of which one rank computes a share."""
     if kernel.op == "attention":
         products = _FLASH[kernel.name]
         for name, which in products:
@@ -116,10 +116,10 @@ def _samples(kernel: Kernel, weight: float, tensor: int) -> Iterator[GemmSample]
             yield GemmSample(full, m, n, k, "heads", tensor, flop, weight, which, kernel.batch * tensor)
         return
     which = _PASSES.get(kernel.name.rpartition(".")[2], "forward")
-    own = GemmShape(kernel.m, kernel.n, kernel.k)
+    shard = GemmShape(kernel.m, kernel.n, kernel.k)
     if kernel.name.endswith(".dgrad_keys"):  # written as its transpose
-        own = GemmShape(kernel.n, kernel.m, kernel.k)
-    m, n, k = layer_of(own, which)
+        shard = GemmShape(kernel.n, kernel.m, kernel.k)
+    m, n, k = layer_of(shard, which)
     flop = kernel.flop / kernel.batch
     if kernel.batch > 1 or kernel.name.partition(".")[0] in _ATTENTION:
         heads = kernel.batch * tensor

@@ -1,4 +1,4 @@
-"""How much of a step's arithmetic is executed for real, as a study or an option says it."""
+"""Settings of correctness sampling, in the YAML of a study or an option."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Verify = Literal["off", "sample", "full"]
 
 
 MOST_SAMPLES = 10_000
-"""No step has more classes of GEMM than this."""
+"""More than the classes of GEMM in any step."""
 
 
 class SamplingSpec(Spec):
-    """How much of the schedule's arithmetic is executed for real."""
+    """How many GEMMs of a step are computed to check their partition."""
 
     mode: Verify = "sample"
-    """off; sample: `tasks` classes of GEMM drawn by their FLOPs; full: every class of the step."""
+    """off; sample: `tasks` classes of GEMM, drawn in proportion to FLOPs; full: every class."""
     tasks: Annotated[int, Field(ge=0, le=MOST_SAMPLES)] = 12
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0

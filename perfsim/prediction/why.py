@@ -1,4 +1,4 @@
-"""Why a step takes as long as it does: every second by cause, the cause that decides, the nearest remedy."""
+"""Why a step takes as long as it does: seconds by cause, the limiting cause, and the nearest remedy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from perfsim.strategies import Plan
 from perfsim.trace import Trace
 
 DECIDES = 0.1
-"""Share of the step from which waiting is the answer, and below which computing is."""
+"""Share of the step from which the longest wait is the cause; below it, compute is."""
 MENTIONED = 0.005
-"""Share of the step below which a wait is not worth a word."""
+"""Share of the step below which a wait is not mentioned."""
 
 STREAMS = {
     "weight_stream": "exposed streaming",
@@ -26,42 +26,42 @@ STREAMS = {
     "bubble": "bubble",
     "optimizer": "optimizer",
 }
-"""Category of a task, or `bubble`, to the cause it stands for; other waits keep their name."""
+"""The cause for each category of tasks, or `bubble`; other waits keep their name."""
 
 
 def why(plan: Plan, step: Step, trace: Trace) -> Why:
-    """The causes of a step's seconds. They add up to the step; the sentence names the one that decides."""
+    """The causes of a step time, which add up to it; the sentence names the limiting cause."""
     parts = causes_s(trace)
     graph, costs, step_s = step.placed.graph, step.costs, trace.step_time_s
-    own = machine_of(plan.system).explanation
-    roof = own.roof(plan, graph, costs, step.duration_s)
-    computing = sum(parts.values()) - sum(_waits(parts).values())
+    explanation = machine_of(plan.system).explanation
+    roof = explanation.roof(plan, graph, costs, step.duration_s)
+    compute_s = sum(parts.values()) - sum(_waits(parts).values())
     waits = sorted(_waits(parts).items(), key=lambda item: -item[1])
     decides = bool(waits) and waits[0][1] >= DECIDES * step_s
     lane, cause = None, "compute"
     if decides:
         lane, wait = limiting_lane(plan, step), waits[0][0]
-        cause = own.cause(lane, wait) if lane is not None else wait
-        remedy = own.wait_remedy(cause, plan, lane, roof)
+        cause = explanation.cause(lane, wait) if lane is not None else wait
+        remedy = explanation.wait_remedy(cause, plan, lane, roof)
     else:
-        again = trace.mean_breakdown().get("recompute", 0.0) / step_s
-        remedy = own.compute_remedy(plan, mean_s(graph, costs.movement_s) / step_s, again)
-    shares = [("compute", computing), *waits]
+        recompute = trace.mean_breakdown().get("recompute", 0.0) / step_s
+        remedy = explanation.compute_remedy(plan, mean_s(graph, costs.movement_s) / step_s, recompute)
+    shares = [("compute", compute_s), *waits]
     text = ", ".join(
         f"{name} {100 * seconds / step_s:.1f} %"
         for name, seconds in shares
         if name == "compute" or seconds >= MENTIONED * step_s
     )
-    about = own.about_roof(roof, lane) if roof is not None else ""
+    about = explanation.about_roof(roof, lane) if roof is not None else ""
     sentence = f"{_verb(cause)}: {text} of the step. {about}Nearest remedy: {remedy}."
     return Why(cause, parts, remedy, sentence, mean_s(graph, costs.fixed_s), roof)
 
 
 def causes_s(trace: Trace) -> dict[str, float]:
-    """Every second of the step by cause: compute, and what is waited for where nothing hides it.
+    """Seconds of the step by cause: compute, and exposed waits.
 
-    Where weights are streamed, the wait between two steps is the update's, except for gradients that are
-    still on their way: the first weights of a step start when their update is done.
+    Where weights are streamed, a weight stall between two steps counts as the update bubble, since the first
+    weights of a step are sent when their update is done.
     """
     seconds = trace.mean_breakdown()
     parts: dict[str, float] = {"compute": 0.0}
@@ -87,4 +87,4 @@ def _waits(parts: Mapping[str, float]) -> dict[str, float]:
 
 
 def _verb(cause: str) -> str:
-    return "Bound by computing" if cause == "compute" else f"Slowed by {cause}"
+    return "Bound by compute" if cause == "compute" else f"Slowed by {cause}"

@@ -1,4 +1,4 @@
-"""Ways to train on many devices. One file each; the registry below is the one line to add."""
+"""Strategies to train on many devices, and their registry."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from perfsim.strategies.three_d.strategy import ThreeD
 __all__ = ["STRATEGIES", "TIGHT", "Duration", "Plan", "Strategy", "strategy", "strategy_names"]
 
 STRATEGIES: dict[str, Strategy] = {
-    each.name: each
-    for each in (
+    known.name: known
+    for known in (
         ThreeD(),
-        ThreeD("data", ("data",), "data parallelism alone: every device holds the model"),
-        ThreeD("tensor", ("tensor",), "tensor parallelism alone: every layer is cut over all devices"),
-        ThreeD("pipeline", ("pipeline",), "pipeline parallelism alone: layers are dealt over all devices"),
+        ThreeD("data", ("data",), "data parallelism alone: every device holds the whole model"),
+        ThreeD("tensor", ("tensor",), "tensor parallelism alone: every layer is split over all devices"),
+        ThreeD("pipeline", ("pipeline",), "pipeline parallelism alone: layers are divided over all devices"),
         ThreeD(
             "zero3",
             ("tensor", "data"),
-            "data (and tensor) parallelism with everything sharded: ZeRO 3, FSDP",
+            "data (and tensor) parallelism with sharded parameters, gradients and optimizer: ZeRO 3, FSDP",
             zero_stage=3,
         ),
         WeightStreaming(),
@@ -29,12 +29,12 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 ENTRY_POINTS = "perfsim.strategies"
-PROMISED = [member for member in vars(Strategy) if not member.startswith("_")]
+MEMBERS = [member for member in vars(Strategy) if not member.startswith("_")]
 """Every member of the protocol."""
 
 
 def strategy_names() -> list[str]:
-    """Every strategy, those of installed plug-ins included."""
+    """Names of all strategies, including those of installed plug-ins."""
     return sorted({*STRATEGIES, *(point.name for point in entry_points(group=ENTRY_POINTS))})
 
 
@@ -44,7 +44,7 @@ def strategy(name: str) -> Strategy:
         return STRATEGIES[name]
     for point in entry_points(group=ENTRY_POINTS, name=name):
         plug_in: Strategy = point.load()()
-        if missing := [member for member in PROMISED if not hasattr(plug_in, member)]:
+        if missing := [member for member in MEMBERS if not hasattr(plug_in, member)]:
             lacks = f"the plug-in strategy {name!r} has no {', '.join(missing)}"
             raise InputError([Problem(lacks, help="inherit from perfsim.strategies.Strategy")])
         return plug_in

@@ -1,4 +1,4 @@
-"""What a strategy promises, and the plan that it makes."""
+"""The strategy protocol, and the plans that strategies make."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfsim.topology import Topology
 from perfsim.workload import Job, Layout
 
 Duration = Callable[[Work], float]
-"""Seconds of a class of work on an idle system."""
+"""Seconds of a class of work without contention."""
 
 LayoutT_co = TypeVar("LayoutT_co", bound=Layout, covariant=True, default=Layout)
 TopologyT_co = TypeVar("TopologyT_co", bound=Topology, covariant=True, default=Topology)
@@ -24,14 +24,14 @@ OwnLayout = TypeVar("OwnLayout", bound=Layout, default=Any)
 OwnTopology = TypeVar("OwnTopology", bound=Topology, default=Any)
 
 TIGHT = 0.95
-"""Share of memory above which a plan is at risk: fragmentation could make it fail."""
+"""Share of memory above which fragmentation could make a plan fail."""
 
 
 @dataclass(frozen=True)
 class Plan(Generic[LayoutT_co, TopologyT_co]):
-    """A layout that was checked against the job and the system: ready to be written as a graph.
+    """A layout that was checked against the job and the system, ready to be written as a graph.
 
-    A strategy's own functions name its types of layout and topology; to all others a plan is a plan.
+    Functions of a strategy use its own types of layout and topology; all other code uses plain `Plan`.
     """
 
     strategy: str
@@ -40,10 +40,10 @@ class Plan(Generic[LayoutT_co, TopologyT_co]):
     layout: LayoutT_co
     num_microbatches: int
     memory: tuple[MemoryUse, ...]
-    """One entry a pipeline stage, or one for a wafer and one for MemoryX."""
+    """One entry per pipeline stage, or one for a wafer and one for MemoryX."""
     notes: tuple[str, ...] = ()
     least_steps: int = 1
-    """Optimizer steps that a graph of it has at least; strategies write as many as show the steady state."""
+    """Fewest optimizer steps in its graph; strategies may write more to reach the steady state."""
 
     @property
     def system(self) -> SystemSpec:
@@ -51,24 +51,24 @@ class Plan(Generic[LayoutT_co, TopologyT_co]):
 
     @property
     def peak_memory_bytes(self) -> float:
-        """Most bytes that any computing device holds."""
+        """Peak memory of the fullest device."""
         return max(use.total_bytes for use in self.memory if use.on_device)
 
     @property
     def memory_share(self) -> float:
-        """Memory of the fullest computing device over its capacity."""
+        """Largest share of a device's memory that is used."""
         return max(use.total_bytes / use.capacity_bytes for use in self.memory if use.on_device)
 
 
 class Strategy(Protocol[OwnLayout, OwnTopology]):
-    """One way to train on many devices: one file, these functions, and one line in the registry.
+    """One way to train on many devices: these functions, and one line in the registry.
 
-    A class that inherits from it gets the defaults (`variants`); one that does not defines every member.
+    A class that inherits gets the default of `variants`; one that does not must define every member.
     """
 
     @property
     def name(self) -> str:
-        """What `--strategy` calls it."""
+        """The name for `--strategy`."""
 
     @property
     def system_kind(self) -> str:
@@ -83,32 +83,32 @@ class Strategy(Protocol[OwnLayout, OwnTopology]):
 
     def variants(
         self,
-        job: Job,  # noqa: ARG002 - the default lists none, whatever the question
+        job: Job,  # noqa: ARG002 - the default lists none
         topology: OwnTopology,  # noqa: ARG002
         layout: OwnLayout,  # noqa: ARG002
     ) -> Iterator[OwnLayout]:
-        """Further legal layouts like one of `layouts`, tried only where that is promising or nearly fits."""
+        """More legal layouts similar to `layout`, tried only where it is promising or nearly fits."""
         return iter(())
 
     def plan(
         self, job: Job, topology: OwnTopology, layout: OwnLayout, *, check_memory: bool = True
     ) -> Plan[OwnLayout, OwnTopology]:
-        """Check one layout; LayoutError or MemoryCapacityError list every reason at once."""
+        """Check one layout. Raises LayoutError or MemoryCapacityError with all reasons."""
 
     def emit(self, plan: Plan[OwnLayout, OwnTopology], builder: GraphBuilder) -> None:
-        """Write as many optimizer steps as show the steady state, and the plan's least number."""
+        """Write the optimizer steps needed to reach the steady state, and at least `plan.least_steps`."""
 
     def estimate_s(self, plan: Plan[OwnLayout, OwnTopology], duration: Duration) -> float:
-        """A closed form for the step time, on the same work classes, for screening."""
+        """A closed form of the step time, on the same classes of work, for screening."""
 
 
 def runs_on(strategy: Strategy, system: SystemSpec) -> bool:
-    """Whether a strategy is for this kind of system."""
+    """Whether a strategy runs on this kind of system."""
     return strategy.system_kind == system.kind
 
 
 def check_runs_on(strategy: Strategy, system: SystemSpec) -> None:
-    """Raises InputError where a strategy is for another kind of system."""
+    """Raises InputError where a strategy runs on another kind of system."""
     if not runs_on(strategy, system):
         raise InputError(
             f"strategy {strategy.name} runs on a {strategy.system_kind}; {system.name} is a {system.kind}"

@@ -1,4 +1,4 @@
-"""From a schedule's order to slots: which template each slot stamps, and whose output it reads."""
+"""From the order of a schedule to slots: the template of each slot, and the slots whose outputs it reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSES: tuple[Pass, ...] = get_args(Pass)
 
 @dataclass(frozen=True)
 class Index:
-    """Which slot runs a pass of a micro-batch through a virtual stage."""
+    """The slot of each pass, virtual stage and micro-batch."""
 
     number: Wide
 
@@ -26,31 +26,36 @@ class Index:
 
 
 FREED = ("freed0", "freed1", "freed2")
-"""What frees the buffers of gradients: see `Reduction.leave`."""
+"""Outputs whose tasks free gradient buffers: see `Reduction.leave`."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """The templates of each pass, one a virtual stage."""
+    """The templates of each pass, one per virtual stage."""
 
     usual: dict[Pass, list[Template]]
     special: dict[Pass, list[Template]] = field(default_factory=dict)
-    """Those of the last micro-batch, or of the first pass of its kind on a rank, where they differ."""
+    """Templates of the last micro-batch, or of the first pass of its kind on a rank, where they differ."""
     first_is_special: bool = False
 
     @property
     def templates(self) -> list[Template]:
-        """All templates, in the order in which `number` counts them."""
-        return [each for group in (self.usual, self.special) for same in group.values() for each in same]
+        """All templates, in the order of `numbers`."""
+        return [
+            template
+            for group in (self.usual, self.special)
+            for of_pass in group.values()
+            for template in of_pass
+        ]
 
     def numbers(self, which: Pass, *, special: bool) -> int:
-        """Where the templates of a pass begin among `templates`."""
-        keys = [(False, each) for each in self.usual] + [(True, each) for each in self.special]
+        """Index of the first template of a pass in `templates`."""
+        keys = [(False, name) for name in self.usual] + [(True, name) for name in self.special]
         wanted = (special and which in self.special, which)
         return keys.index(wanted) * len(self.usual["F"])
 
     def ports(self, which: Pass) -> set[str]:
-        """What any template of a pass reads from outside."""
+        """The ports that any template of a pass reads."""
         return {
             name
             for group in (self.usual, self.special)
@@ -62,10 +67,10 @@ class Passes:
 def pipeline_slots(
     merged: list[Slot], placement: Placement, passes: Passes, num_microbatches: int
 ) -> tuple[Slots, Index]:
-    """Every slot of a step.
+    """All slots of a step.
 
-    A forward reads the activation of the virtual stage before it, a backward the gradient of the one
-    after it and what its own forward saved, W what its own backward left.
+    A forward reads the activation of the previous virtual stage. A backward reads the gradient of the next
+    stage and what its own forward saved. W reads what its own backward saved.
     """
     count = placement.num_stages
     place_of = np.array(
@@ -82,9 +87,9 @@ def pipeline_slots(
     template, freed = _templates(passes, passed, rank, place, microbatch == num_microbatches - 1)
 
     def where(which: Pass, source: Pass, shift: int = 0) -> Wide:
-        """For slots of pass `which`, the slot of pass `source` of the virtual stage `shift` further on."""
-        found = number[PASSES.index(source), place + shift, microbatch]
-        return np.where(passed == PASSES.index(which), found, -1)
+        """For slots of pass `which`, the slot of pass `source`, `shift` virtual stages further; else -1."""
+        slots = number[PASSES.index(source), place + shift, microbatch]
+        return np.where(passed == PASSES.index(which), slots, -1)
 
     activation, gradient = where("F", "F", -1), where("B", "B", 1)
     sources = {name: (where("W", "B"), name) for name in passes.ports("W")}
@@ -97,18 +102,18 @@ def pipeline_slots(
 def _templates(
     passes: Passes, passed: Wide, rank: Wide, place: Wide, final: NDArray[np.bool_]
 ) -> tuple[Wide, Wide]:
-    """The template of each slot, and the slot before it on its rank that freed the buffers of gradients."""
+    """The template of each slot, and the latest slot before it on its rank that frees gradient buffers."""
     first = np.array(
         [
-            [passes.numbers(which, special=each) if which in passes.usual else 0 for each in (False, True)]
+            [passes.numbers(which, special=kind) if which in passes.usual else 0 for kind in (False, True)]
             for which in PASSES
         ]
     )
     usual, special = first[passed, 0] + place, first[passed, 1] + place
     frees = np.array(["freed0" in template.outputs for template in passes.templates])
     template, freed = np.where(final, special, usual), np.full(len(passed), -1, dtype=np.int64)
-    for each in np.unique(rank):
-        slots = np.flatnonzero(rank == each)
+    for number in np.unique(rank):
+        slots = np.flatnonzero(rank == number)
         if passes.first_is_special:
             until = np.argmax(frees[special[slots]]) if frees[special[slots]].any() else len(slots)
             template[slots] = np.where(np.arange(len(slots)) <= until, special[slots], usual[slots])

@@ -1,9 +1,9 @@
-"""The network of a system: which links a message crosses, how fast they are and how long they take.
+"""The network of a system: the links that a message crosses, with their bandwidth and latency.
 
 A GPU cluster is a fat tree: `node0/gpu0`, `node0/nvswitch`, `node0/nic0`, `leaf0`, `spine0`. A wafer
-cluster is a tree: `memoryx`, `swarmx/0/0` (level from the root / index), `cs0`. Every link has two
-directions, each an `Edge` with an id of its own; ids count from 0 in the order of construction, so
-the same system gives the same ids. Links and graph are made when they are first asked for.
+cluster is a tree: `memoryx`, `swarmx/0/0` (level from the root / index), `cs0`. Each direction of a link
+is an `Edge` with its own id; ids count from 0 in the order of construction, so the same system has the same
+ids. Links and graph are built at first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all topologies have: links with ids, routes between places, shapes of groups."""
+"""The interface of topologies: links with ids, routes, shapes of groups."""
 
 from __future__ import annotations
 
@@ -10,21 +10,17 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from perfsim.errors import InputError
 from perfsim.hardware import SystemSpec
 
 if TYPE_CHECKING:
     import networkx as nx
 
-Floats = NDArray[np.float64]
 LinkKind = Literal["scale_up", "host", "nic", "uplink", "memoryx", "swarmx", "io"]
 
 
 class Edge(NamedTuple):
-    """One direction of a link: `seconds` until the first byte is through, switch entered included."""
+    """One direction of a link: `seconds` is its latency, including the switch that it enters."""
 
     link: int
     source: str
@@ -38,7 +34,7 @@ Route = tuple[Edge, ...]
 
 
 class GroupShape(NamedTuple):
-    """How a group of ranks lies over the nodes; `ranks_per_node` is that of the fullest node."""
+    """How a group of ranks lies over nodes; `ranks_per_node` is that of the fullest node."""
 
     size: int
     ranks_per_node: int
@@ -46,7 +42,7 @@ class GroupShape(NamedTuple):
 
 
 class Cable(NamedTuple):
-    """Both directions of a link: `seconds` from `a` to `b`, and from `b` back to `a`."""
+    """Both directions of a link: `seconds` are the latencies from `a` to `b` and back."""
 
     a: str
     b: str
@@ -59,7 +55,7 @@ class Topology(ABC):
     """A network of devices 0 to `num_devices` - 1, and the routes between them."""
 
     devices_per_node: int
-    """Ranks that share a node: rank r is on node r // devices_per_node."""
+    """Ranks on one node: rank r is on node r // devices_per_node."""
 
     def __init__(self, system: SystemSpec, num_devices: int) -> None:
         if num_devices < 1:
@@ -70,7 +66,7 @@ class Topology(ABC):
 
     @abstractmethod
     def device(self, rank: int) -> str:
-        """Name of the device of a rank; InputError for a rank that there is not."""
+        """Name of the device of a rank; InputError for a rank that does not exist."""
 
     @abstractmethod
     def _cables(self) -> Iterator[Cable]:
@@ -78,7 +74,7 @@ class Topology(ABC):
 
     @abstractmethod
     def _path(self, source: str, target: str) -> list[str]:
-        """Names along the route, both ends included; both names exist and differ."""
+        """Names along the route, including both ends, which exist and differ."""
 
     # ------------------------------------------------------------------------------------ links
     @cached_property
@@ -94,17 +90,12 @@ class Topology(ABC):
         return {(edge.source, edge.target): edge for edge in self._edges}
 
     def links(self) -> Route:
-        """All edges; an edge stands at the place of its id."""
+        """All edges; the index of an edge is its id."""
         return self._edges
 
     @cached_property
-    def link_bytes_per_s(self) -> Floats:
-        """Capacity of every link, by id."""
-        return np.array([edge.bytes_per_s for edge in self._edges], dtype=np.float64)
-
-    @cached_property
     def graph(self) -> nx.MultiDiGraph[str]:
-        """The network for networkx; edges carry `link` (also their key), `kind`, `bytes_per_s`, `seconds`."""
+        """The networkx graph; edges have `link` (their key), `kind`, `bytes_per_s`, `seconds`."""
         import networkx as nx
 
         graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
@@ -119,8 +110,8 @@ class Topology(ABC):
     def route(self, source: int | str, target: int | str) -> Route:
         """Edges from one rank or named place to another; empty from a place to itself.
 
-        Between devices it is the fastest way for a first byte that crosses no other device, through the
-        source's and the target's own NICs. Raises InputError for a place that does not exist.
+        Between devices it is the route of lowest latency that crosses no other device, through the NICs of
+        source and target. Raises InputError for a place that does not exist.
         """
         ends = (self._name(source), self._name(target))
         if ends not in self._routes:
@@ -129,13 +120,8 @@ class Topology(ABC):
         return self._routes[ends]
 
     def route_seconds(self, source: int | str, target: int | str) -> float:
-        """Latency of a route: the seconds of its edges together."""
+        """Latency of a route: the sum over its edges."""
         return math.fsum(edge.seconds for edge in self.route(source, target))
-
-    @staticmethod
-    def link_ids(route: Iterable[Edge]) -> tuple[int, ...]:
-        """Ids of the edges of a route, in its order."""
-        return tuple(edge.link for edge in route)
 
     @cached_property
     def _places(self) -> frozenset[str]:
@@ -151,7 +137,7 @@ class Topology(ABC):
 
     # ----------------------------------------------------------------------------------- groups
     def group_shape(self, ranks: Iterable[int]) -> GroupShape:
-        """Size of a group, the most ranks it has on one node, and its nodes; ranks are distinct."""
+        """Size of a group, its ranks on the fullest node, and its number of nodes; ranks are distinct."""
         ranks = list(ranks)
         if not ranks:
             raise InputError("a group needs at least one rank")

@@ -10,21 +10,22 @@ from numpy.typing import NDArray
 
 from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
-from perfsim.topology.base import Cable, Floats, Route, Topology
+from perfsim.topology.base import Cable, Route, Topology
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 class FatTree(Topology):
     """Nodes of GPUs under leaf and spine switches.
 
-    Where GPUs and NICs are not as many, the NICs that a set of GPUs shares are one `nic` with their
-    bytes/s added: 8 GPUs have eight, four, or with 12 NICs four of three NICs each. A link's latency
-    is that of a message from adapter to adapter, so each of the two links it crosses has half; the
-    edge into a leaf or spine adds the switch. The way from a GPU to its NIC is no slower than the NIC
-    and takes no time of its own. A leaf has as many uplinks as NICs, divided by the oversubscription,
-    each to a spine of its own; a message takes the spine that its destination determines, so that
-    nodes which all send equally far do not collide.
+    Where the numbers of GPUs and NICs differ, the NICs that GPUs share are one `nic` with their total
+    bytes/s: 8 GPUs have eight or four of them; with 12 NICs, four of three NICs each. The latency of a NIC
+    is that of a message between two adapters, so each of the two links that it crosses has half; the
+    edge into a leaf or spine adds the switch. The link from a GPU to its NIC is as fast as the NIC and adds
+    no latency. A leaf has as many uplinks as NICs below it, divided by the oversubscription, each to a
+    different spine. The destination determines the spine of a message, so that nodes which all send to
+    the same distance do not collide.
     """
 
     system: GpuClusterSpec
@@ -53,12 +54,12 @@ class FatTree(Topology):
 
     @property
     def nic_bytes_per_s(self) -> float:
-        """Of one `nic{k}`: all the NICs that stand behind it, one direction."""
+        """Bandwidth of one `nic{k}`, the NICs that it stands for together, one direction."""
         return self.system.node.inter_node_bytes_per_s / self.nics_per_node
 
     @property
     def leaf_bytes_per_s(self) -> float:
-        """From one leaf to all spines, one direction."""
+        """Bandwidth from one leaf to all spines, one direction."""
         fabric = self.system.fabric
         return fabric.nodes_per_leaf * self.system.node.inter_node_bytes_per_s / fabric.oversubscription
 
@@ -71,8 +72,8 @@ class FatTree(Topology):
         switch = (self.system.fabric.switch_latency,) * 2
         for leaf in range(self.leaves):
             for spine in range(self.spines):
-                each = self.leaf_bytes_per_s / self.spines
-                yield Cable(f"leaf{leaf}", f"spine{spine}", "uplink", each, switch)
+                bytes_per_s = self.leaf_bytes_per_s / self.spines
+                yield Cable(f"leaf{leaf}", f"spine{spine}", "uplink", bytes_per_s, switch)
 
     def _node_cables(self, node: int) -> Iterator[Cable]:
         scale_up, nic = self.system.node.scale_up, self.system.node.nic
@@ -97,11 +98,11 @@ class FatTree(Topology):
         return 2 * self.nodes * self._cables_of_node
 
     def crossings(self, source: Ints, target: Ints) -> Ints:
-        """Links of NICs and leaves on the way between ranks, one row a pair; -1: none.
+        """NIC links and uplinks on the route between ranks, one row per pair; -1: none.
 
         The columns are out of the source's NIC, up from its leaf, down to the target's leaf and into
-        the target's NIC. A leaf spreads its messages over all its uplinks, as adaptive routing does,
-        so that these stand as one link, with the id of the first.
+        the target's NIC. Adaptive routing spreads the messages of a leaf over all its uplinks, so these
+        count as one link, with the id of the first uplink.
         """
         size, first_nic = self.devices_per_node, 2 * min(self.devices_per_node, self.num_devices)
         (a, gpu_a), (b, gpu_b) = np.divmod(source, size), np.divmod(target, size)
@@ -111,13 +112,13 @@ class FatTree(Topology):
         leaf_a, leaf_b = a // self.system.fabric.nodes_per_leaf, b // self.system.fabric.nodes_per_leaf
         up = self._first_uplink + 2 * leaf_a * self.spines
         down = self._first_uplink + 2 * leaf_b * self.spines + 1
-        found = np.stack([out, up, down, into], axis=-1)
-        found[leaf_a == leaf_b, 1:3] = -1
-        found[a == b] = -1
-        return found
+        links = np.stack([out, up, down, into], axis=-1)
+        links[leaf_a == leaf_b, 1:3] = -1
+        links[a == b] = -1
+        return links
 
     def crossed_bytes_per_s(self, links: Ints, left: Mapping[int, float]) -> Floats:
-        """Capacity of links as `crossings` names them; `left` is the share that is left of single ones."""
+        """Capacity of links by the ids of `crossings`; `left` is the remaining share of degraded links."""
         shares = [self._share_left(link, left) if left else 1.0 for link in links.tolist()]
         whole = np.where(links >= self._first_uplink, self.leaf_bytes_per_s, self.nic_bytes_per_s)
         return np.asarray(whole * shares)
@@ -128,16 +129,16 @@ class FatTree(Topology):
         return math.fsum(left.get(link + 2 * spine, 1.0) for spine in range(self.spines)) / self.spines
 
     def is_thin(self, left: Mapping[int, float]) -> bool:
-        """Whether leaves carry less up than their nodes could send."""
+        """Whether uplinks are thin: a leaf carries less up than its nodes can send."""
         thin = self.system.fabric.oversubscription > 1.0
         return self.leaves > 1 and (thin or any(link >= self._first_uplink for link in left))
 
     def node_of_nic(self, link: int) -> int | None:
-        """The node whose NIC a link belongs to; None for an uplink."""
+        """The node of a NIC link; None for an uplink."""
         return link // 2 // self._cables_of_node if link < self._first_uplink else None
 
     def crossed(self, route: Route) -> list[int]:
-        """The links of a route as `crossings` names them."""
+        """The links of a route by the ids of `crossings`."""
         links = []
         for edge in route:
             if edge.kind == "nic":

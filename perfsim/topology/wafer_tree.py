@@ -14,8 +14,8 @@ from perfsim.topology.base import Cable, Topology
 class WaferTree(Topology):
     """Wafer-scale systems under a tree of broadcast-reduce nodes, MemoryX at its root.
 
-    The tree has the fewest levels that its fan-out allows, one at least. The edge into a SwarmX node
-    takes that node's hop, the edges of a system the latency of its ports besides.
+    The tree has the fewest levels that its fan-out allows, at least one. An edge into a SwarmX node has the
+    latency of that node's hop; the edges of a system also have the latency of its ports.
     """
 
     system: WaferClusterSpec
@@ -31,7 +31,7 @@ class WaferTree(Topology):
         while levels[0] > 1:
             levels.insert(0, -(-levels[0] // system.swarmx.fan_out))
         self.tree_levels = tuple(levels)
-        """How many SwarmX nodes each level has, from the root down."""
+        """Number of SwarmX nodes on each level, from the root down."""
 
     @property
     def tree_depth(self) -> int:
@@ -43,7 +43,7 @@ class WaferTree(Topology):
         return f"cs{rank}"
 
     def tree_links(self, direction: Literal["down", "up"]) -> tuple[int, ...]:
-        """Links that a broadcast from MemoryX to all systems crosses, or a reduction back to it."""
+        """Links that a broadcast from MemoryX to all systems crosses, or a reduction to MemoryX."""
         return tuple(edge.link for edge in self._edges if edge.link % 2 == (direction == "up"))
 
     def _cables(self) -> Iterator[Cable]:
@@ -60,7 +60,7 @@ class WaferTree(Topology):
 
     @property
     def port_bytes_per_s(self) -> float:
-        """Between the tree and one system, one direction."""
+        """Bandwidth between the tree and one system, one direction."""
         return min(self.system.io_bytes_per_s, self.system.swarmx.bandwidth)
 
     @cached_property

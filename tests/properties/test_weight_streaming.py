@@ -418,10 +418,10 @@ def test_the_bubble_between_steps_is_gradient_update_and_weights_of_the_first_bl
 def test_prices_and_topology_agree_on_the_way_from_memoryx_to_a_system(
     toys: ModuleType, systems: int
 ) -> None:
-    _, costs = planned(toys, systems, systems)
-    chunk_s = costs.topology.tree_depth * 2**18 / LINK
+    plan, costs = planned(toys, systems, systems)
+    chunk_s = plan.topology.tree_depth * 2**18 / LINK
     assert costs.streams.tree_latency_s(1e9) == pytest.approx(
-        costs.topology.route_seconds("memoryx", systems - 1) + chunk_s
+        plan.topology.route_seconds("memoryx", systems - 1) + chunk_s
     )
 
 

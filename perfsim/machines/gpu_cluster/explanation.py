@@ -13,7 +13,7 @@ class GpuExplanation(Explanation):
     """What shortens a step on GPUs."""
 
     def wait_remedy(self, cause: str, plan: Plan, _lane: Lane | None, _roof: StreamingRoof | None, /) -> str:
-        """By the cause."""
+        """The remedy for a cause."""
         return _REMEDIES[cause](plan) if cause in _REMEDIES else LOOK
 
     def _more_compute(self, plan: Plan, _moving: float, /) -> str:
@@ -26,8 +26,8 @@ def _bubble(plan: Plan) -> str:
     if stages == 1:
         return LOOK
     return (
-        f"more micro-batches than {plan.num_microbatches:,} through {stages} stages, by a larger batch or "
-        "fewer stages, or a schedule with less bubble (interleaved, zb1p)"
+        f"more than {plan.num_microbatches:,} micro-batches for {stages} stages (a larger batch or fewer "
+        "stages), or a schedule with a smaller bubble (interleaved, zb1p)"
     )
 
 

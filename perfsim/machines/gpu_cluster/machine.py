@@ -1,4 +1,4 @@
-"""The kind `gpu-cluster`."""
+"""The kind of machine `gpu-cluster`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GpuCluster(Machine):
         return FatTreeNetwork(topology, health)
 
     def devices_per_node(self, system: GpuClusterSpec, /) -> int:
-        """GPUs behind one switch."""
+        """GPUs behind one NVLink switch."""
         return system.node.devices
 
     def links(self, system: GpuClusterSpec, /) -> SystemLinks:
@@ -50,14 +50,14 @@ class GpuCluster(Machine):
         return SystemLinks((system.node.scale_up,), (system.node.nic,))
 
     def calibrations(self, system: GpuClusterSpec, recipe: TrainingRecipe, /) -> list[Calibration]:
-        """Those of links, and of the framework's host side."""
+        """Calibrations of links and of the framework's host overhead."""
         links = (system.node.scale_up.calibration, system.node.nic.calibration)
-        return [known for known in (*links, recipe.framework) if known is not None]
+        return [calibration for calibration in (*links, recipe.framework) if calibration is not None]
 
     def published_system(
         self, system: GpuClusterSpec, devices_per_node: int | None, inter_node: float | None, /
     ) -> GpuClusterSpec:
-        """With the node size and the network of the run, as one NIC a device."""
+        """The system with the node size and network of the run, one NIC per device."""
         devices = devices_per_node or system.node.devices
         node = system.node.model_copy(update={"devices": devices})
         if inter_node is not None:
@@ -67,14 +67,14 @@ class GpuCluster(Machine):
         return system.model_copy(update={"node": node})
 
     def published_layout(self, settings: Mapping[str, Any], /) -> ParallelLayout:
-        """Its own layout, with as many chunks as its schedule has at least."""
+        """The layout of the run, with at least the chunks that its schedule needs."""
         chunks = max(settings["virtual_pipeline"], least_chunks(settings["schedule"]))
         return ParallelLayout(**{**settings, "virtual_pipeline": chunks})
 
     def usual_settings(self, layout: ParallelLayout, recipe: TrainingRecipe, /) -> list[Setting]:
-        """What Megatron-LM's README recommends.
+        """The settings that Megatron-LM's README recommends.
 
-        That is sequence parallelism with tensor parallelism, the distributed optimizer (ZeRO 1) with data
+        These are sequence parallelism with tensor parallelism, the distributed optimizer (ZeRO 1) with data
         parallelism, and selective recompute where attention keeps its scores.
         """
         rows = [Setting("micro_batch_size", str(layout.micro_batch_size))]
@@ -90,7 +90,7 @@ class GpuCluster(Machine):
         return rows
 
     def _completed(self, given: dict[str, Any], devices: int) -> ParallelLayout:
-        """A missing `dp` is what the devices leave, a schedule what `vpp` asks for."""
+        """The layout; `dp` defaults to the remaining devices, `schedule` to what `vpp` needs."""
         layout = ParallelLayout(**given)
         if layout.virtual_pipeline > 1 and "schedule" not in given:
             layout = replace(layout, schedule="interleaved")
@@ -102,7 +102,7 @@ class GpuCluster(Machine):
 
 
 def gpu_plan(plan: Plan) -> ThreeDPlan:
-    """A plan on this kind of machine, as one; InputError where it runs on another."""
+    """The plan with the types of a GPU cluster; InputError where it runs on another kind."""
     if not isinstance(plan.topology, FatTree):
-        raise InputError(f"{plan.system.name} is no GPU cluster")
+        raise InputError(f"{plan.system.name} is not a GPU cluster")
     return cast(ThreeDPlan, plan)

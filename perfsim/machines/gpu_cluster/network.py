@@ -1,4 +1,4 @@
-"""What GPUs put on NICs and the uplinks of leaves."""
+"""Traffic of GPUs on NICs and on the uplinks of leaf switches."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class FatTreeNetwork(Network):
         self.tree, self.health = tree, health
 
     def traffic(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
-        """What a class of work puts on NICs and uplinks; None where all of it stays inside nodes.
+        """Traffic of a class of work on NICs and uplinks; None where all of it stays inside nodes.
 
-        A send goes one way. In a collective across nodes the ranks of a node form as many rings, each
-        through its own share of the NICs, so that every rank sends to one neighbour and receives from
-        another at that share whatever the algorithm: this is what collectives are priced by.
+        A send goes one way. In a collective across nodes each rank of a node is on a ring of its own and has
+        an equal share of the node's NICs. So every rank sends to one neighbour and receives from another at
+        that share, whatever the algorithm, which agrees with how collectives are priced.
         """
         if work.group is None or work.group.size < 2:
             return None
@@ -50,61 +50,61 @@ class FatTreeNetwork(Network):
         return Traffic(crossed, times, share)
 
     def _around(self, links: Ints, source: Ints, target: Ints) -> Ints:
-        """The links of all routes, those of a route that is cut replaced by a way around the cut."""
+        """The links of all routes; routes over dead links take a detour."""
         used = np.unique(links[links >= 0])
         cut = used[self.bytes_per_s(used) == 0.0]
         broken = np.isin(links, cut).any(axis=1)
         rest = [links[~broken].ravel()]
         for a, b in zip(source[broken].tolist(), target[broken].tolist(), strict=True):
-            around = route_around(self.tree, a, b, self.health.dead)
-            rest.append(np.array(self.tree.crossed(around), dtype=np.int64))
+            detour = route_around(self.tree, a, b, self.health.dead)
+            rest.append(np.array(self.tree.crossed(detour), dtype=np.int64))
         return np.concatenate(rest)
 
     def bytes_per_s(self, links: Ints, /) -> Floats:
-        """Capacity of NICs, and of leaves towards all spines."""
+        """Capacity of NICs, and of all uplinks of a leaf together."""
         return self.tree.crossed_bytes_per_s(links, self.health.left)
 
     def places(self) -> dict[int, Hashable]:
-        """The leaf of each rank where uplinks are thin, the rank itself where a NIC of its node is ill."""
-        parted = self.tree.is_thin(self.health.left)
-        sick = {self.tree.node_of_nic(link) for link in self.health.left}
+        """The leaf of each rank where uplinks are thin, and the rank where a NIC of its node is degraded."""
+        thin = self.tree.is_thin(self.health.left)
+        degraded = {self.tree.node_of_nic(link) for link in self.health.left}
         places: dict[int, Hashable] = {}
         for rank in range(self.tree.num_devices):
             node = rank // self.tree.devices_per_node
-            if parted or node in sick:
-                leaf = node // self.tree.system.fabric.nodes_per_leaf if parted else 0
-                places[rank] = (leaf, rank if node in sick else None)
+            if thin or node in degraded:
+                leaf = node // self.tree.system.fabric.nodes_per_leaf if thin else 0
+                places[rank] = (leaf, rank if node in degraded else None)
         return places
 
     def peer_places(self, works: Sequence[Work], width: int, /, *, shares_links: bool) -> Ints | None:
-        """Where the groups of peers enter nodes and leaves."""
+        """Where the groups of each peer enter nodes and leaves."""
         if width == 1:
             return None
         columns = []
         for spread in dict.fromkeys(Spread.of(work, self.tree, width) for work in works if work.group):
-            lies = spread.lies(self.tree, width, shares_links=shares_links)
-            if (lies != lies[0]).any():
-                columns.append(lies)
+            entries = spread.entries_of_peers(self.tree, width, shares_links=shares_links)
+            if (entries != entries[0]).any():
+                columns.append(entries)
         return np.concatenate(columns, axis=1) if columns else None
 
     def peers_keep_step(self, layout: ParallelLayout, /) -> bool:
-        """They meet at the end of every block, inside a node whose leaf carries what it sends.
+        """Whether tensor peers are in one node, synchronise after every block, and uplinks are not thin.
 
-        Where weight gradients are a pass of their own, they meet only at its end.
+        Where weight gradients are a pass of their own, peers synchronise only at its end.
         """
         inside = self.tree.devices_per_node % layout.tensor == 0
         return inside and not self.tree.is_thin({}) and not schedule_called(layout.schedule).splits_backward
 
 
 def _round_hops(groups: Ints, op: str) -> tuple[Ints, Ints]:
-    """Who sends to whom in `tree.all_reduce.2`: that round of a tree (`prediction.expansion`)."""
+    """Sources and targets of a round of a tree, such as `tree.all_reduce.2` (`prediction.expansion`)."""
     _, name, number = op.split(".")
     pairs = np.array(tree.round_pairs(cast(CollectiveOp, name), groups.shape[1], int(number)))
     return groups[:, pairs[:, 0]].ravel(), groups[:, pairs[:, 1]].ravel()
 
 
 def _ring_hops(groups: Ints, devices_per_node: int) -> tuple[Ints, Ints]:
-    """Who sends to whom across nodes: rank j of each node to rank j of the group's next node."""
+    """Sources and targets across nodes: rank j of each node sends to rank j of the group's next node."""
     ranks = np.sort(groups, axis=1)
     nodes = ranks // devices_per_node
     across = nodes[:, 0] != nodes[:, -1]
@@ -112,16 +112,16 @@ def _ring_hops(groups: Ints, devices_per_node: int) -> tuple[Ints, Ints]:
     target = np.empty_like(ranks)
     enters = np.insert(nodes[:, 1:] != nodes[:, :-1], 0, True, axis=1)
     left = np.ones(len(ranks), dtype=bool)
-    while left.any():  # one way over the nodes at a time; mostly there is one
-        begins = enters[np.argmax(left)]
-        rows = left & (enters == begins).all(axis=1)
-        target[rows] = ranks[rows][:, _next_in_ring(begins)]
+    while left.any():  # groups that lie alike over nodes at once; usually all do
+        pattern = enters[np.argmax(left)]
+        rows = left & (enters == pattern).all(axis=1)
+        target[rows] = ranks[rows][:, _next_in_ring(pattern)]
         left &= ~rows
     return ranks.ravel(), target.ravel()
 
 
 def _next_in_ring(enters: NDArray[np.bool_]) -> Ints:
-    """For each place of a group, in the order of ranks, the place that it sends to."""
+    """For each member of a group, in the order of ranks, the member that it sends to."""
     first = np.flatnonzero(enters)
     count = np.diff(np.append(first, len(enters)))
     node = np.cumsum(enters) - 1

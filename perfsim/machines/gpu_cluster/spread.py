@@ -1,9 +1,8 @@
-"""How a group of ranks, and the like groups of its peers, lie over nodes and leaves.
+"""How a group of ranks, and the corresponding groups of its peers, lie over nodes and leaves.
 
-A folded graph is priced and run for one peer of each pipeline rank. That holds for the others if every
-communication of theirs spans as many nodes, equally filled: prices ask for no more. Where links are
-shared besides, groups must enter nodes at the same members, and cross leaves alike where these are
-thinner than the NICs under them.
+A folded graph is priced and simulated for one peer of each pipeline rank. For prices, this holds for all
+peers if their communications span as many nodes, equally filled. Where links are shared, groups must also
+enter nodes at the same members, and cross leaves alike where uplinks are oversubscribed.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from perfsim.topology import FatTree
 
 
 class Spread(NamedTuple):
-    """A group of a written rank and which of its peers share it: all that its places depend on."""
+    """A group of a folded rank and which peers share it; its position depends on nothing else."""
 
     group: RankGroup
     stride: int
     size: int
-    """Of the meeting of peers."""
+    """Number of peers in one group."""
 
     @classmethod
     def of(cls, work: Work, tree: FatTree, width: int) -> Spread:
-        """Groups whole nodes apart (leaves, where these count) lie alike."""
+        """The spread of a work's group, shifted by whole nodes (leaves, where uplinks are thin)."""
         group = work.group or RankGroup(0, 1, 1)
         fabric = tree.system.fabric
         alike = tree.devices_per_node * (fabric.nodes_per_leaf if fabric.oversubscription > 1.0 else 1)
@@ -38,8 +37,8 @@ class Spread(NamedTuple):
         moved = RankGroup(first % alike, abs(group.stride), group.size)
         return cls(moved, meeting.stride, meeting.size)
 
-    def lies(self, tree: FatTree, width: int, *, shares_links: bool) -> Ints:
-        """One row a peer: where its group enters nodes, or how many it spans and the fullest's members."""
+    def entries_of_peers(self, tree: FatTree, width: int, *, shares_links: bool) -> Ints:
+        """One row a peer: where its group enters nodes, or its number of nodes and members on the fullest."""
         offset = np.arange(width)
         first, of_peer = np.unique(
             offset - offset // self.stride % self.size * self.stride, return_inverse=True
@@ -50,14 +49,14 @@ class Spread(NamedTuple):
         if not shares_links:
             return _shapes(enters)[of_peer]
         fabric = tree.system.fabric
-        if fabric.oversubscription <= 1.0:  # no leaf can be asked for more than it carries
+        if fabric.oversubscription <= 1.0:  # uplinks carry all that the NICs below can send
             return np.asarray(enters[of_peer], dtype=np.int64)
         leaves = np.diff(nodes // fabric.nodes_per_leaf, axis=1) != 0
         return np.concatenate([enters, leaves], axis=1, dtype=np.int64)[of_peer]
 
 
 def _shapes(enters: NDArray[np.bool_]) -> Ints:
-    """Nodes of every group and the members on the fullest, from where its members enter nodes."""
+    """Number of nodes of every group and members on its fullest node."""
     place = np.arange(1, enters.shape[1] + 1)
     since = np.maximum.accumulate(np.where(enters, place, 0), axis=1)
     fullest = (place - since).max(axis=1, initial=0) + 1

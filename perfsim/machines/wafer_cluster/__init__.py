@@ -1,4 +1,4 @@
-"""Systems that weights are streamed to, under a tree of SwarmX nodes."""
+"""Systems under a SwarmX tree, to which weights are streamed."""
 
 from perfsim.machines.wafer_cluster.machine import WaferCluster, wafer_plan
 

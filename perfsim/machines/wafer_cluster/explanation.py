@@ -1,4 +1,4 @@
-"""How near a streamed step is to waiting, in tokens, what limits it, and what would help."""
+"""What limits a step of weight streaming, the tokens that hide its streams, and remedies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LANES = {
     "fetch": "spilling",
     "memoryx_update": "update",
 }
-"""Of each operation that moves the part of the machine that does it."""
+"""The lane of each operation that moves data."""
 LINK_WAITS = ("exposed streaming", "gradient egress", "update bubble")
 CAUSES = {
     "flash": "flash",
@@ -35,23 +35,23 @@ CAUSES = {
     "spilling": "exposed spilling",
     "update": "update bubble",
 }
-"""What limits, as a cause; a faster link helps whatever of `LINK_WAITS` is waited for most."""
+"""The cause of each limiting lane; a limiting link is named by the longest of `LINK_WAITS`."""
 
 
 class StreamingExplanation(Explanation):
-    """Why steps of weight streaming take as long as they do."""
+    """Causes and remedies for steps of weight streaming."""
 
     lanes = LANES
     layer_fixed_s = 0.0055
-    """Forward and backward. assumed: a fit of the same logs with a constant for each layer where we have the
-    movement over the mesh (which grows with the layer); only for a remark."""
+    """Forward and backward. assumed: a fit of the same logs with a constant per layer in place of our
+    movement over the mesh, which grows with the layer; used only in a remark."""
     more = "more systems, each with the same batch"
 
     def _together_s(self, tree: WaferTree, lane: str, streams_s: Floats, /) -> float:
-        """Streams that share a bandwidth take turns; with blocks on servers of their own all work at once."""
+        """Streams that share a bandwidth take turns; servers with blocks of their own work in parallel."""
         memoryx, flash = tree.system.memoryx, tree.system.memoryx.server.flash
-        turns = {"link": not tree.system.swarmx.duplex, "flash": flash is not None and not flash.duplex}
-        if not turns.get(lane, False):
+        half_duplex = {"link": not tree.system.swarmx.duplex, "flash": flash is not None and not flash.duplex}
+        if not half_duplex.get(lane, False):
             return float(streams_s.max(initial=0.0))
         return float(streams_s.sum()) / (memoryx.servers if memoryx.placement == "by_layer" else 1)
 
@@ -59,7 +59,7 @@ class StreamingExplanation(Explanation):
     def roof(
         self, plan: StreamingPlan, graph: TaskGraph, costs: Costs, duration_s: Floats, /
     ) -> StreamingRoof | None:
-        """Tokens of a micro-batch on one system, and those under which its weights arrive too late."""
+        """Tokens of a micro-batch on one system, and the tokens that hide its streams."""
         load, use = _named(graph, "layer.load"), _named(graph, "layer.forward")
         if load is None or use is None:
             return None
@@ -81,7 +81,7 @@ class StreamingExplanation(Explanation):
     def _step_wide(
         self, plan: StreamingPlan, graph: TaskGraph, costs: Costs, duration_s: Floats
     ) -> dict[str, float]:
-        """Tokens whose computation takes as long as flash and updates do, which tokens do not lengthen."""
+        """Tokens whose compute hides flash and updates, whose times do not depend on tokens."""
         steps = len(graph.step_ends)
         computing = np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
         compute_s = float(duration_s[computing].sum()) / steps
@@ -95,12 +95,12 @@ class StreamingExplanation(Explanation):
         }
 
     def about_roof(self, roof: StreamingRoof, lane: Lane | None, /) -> str:
-        """How a micro-batch stands to the tokens that hide what streams; samples grow with it."""
+        """The micro-batch compared with the tokens that hide its streams; none hide samples or spills."""
         if lane is not None and lane.name in ("input", "spilling"):
-            late = "Samples come" if lane.name == "input" else "Spilled activations move"
-            return f"{late} more slowly than tokens are computed, whatever the batch. "
+            late = "Samples arrive" if lane.name == "input" else "Spilled activations move"
+            return f"{late} more slowly than their tokens are computed, whatever the batch. "
         if not roof.hidden_from_tokens:
-            return "A layer's weights pass the mesh no faster than they arrive. "
+            return "A layer's weights take longer to pass over the mesh than to arrive, whatever the batch. "
         than = "above" if roof.tokens >= roof.hidden_from_tokens else "below"
         arithmetic = f" ({roof.formula_tokens:,.0f} by arithmetic alone)" if roof.lane == "link" else ""
         return (
@@ -110,7 +110,7 @@ class StreamingExplanation(Explanation):
 
     # ------------------------------------------------------------------------------------ remedies
     def cause(self, lane: Lane, wait: str, /) -> str:
-        """A link shows as the wait that it makes."""
+        """The cause of a lane; a link is named by the wait that it causes."""
         if lane.name == "link":
             return wait if wait in LINK_WAITS else "exposed streaming"
         return CAUSES[lane.name]
@@ -118,7 +118,7 @@ class StreamingExplanation(Explanation):
     def wait_remedy(
         self, _cause: str, plan: StreamingPlan, lane: Lane | None, roof: StreamingRoof | None, /
     ) -> str:
-        """The part that limits, twice as fast, or more tokens beside what stays."""
+        """A faster limiting part, or more tokens per stream of the weights."""
         if roof is None:
             return LOOK
         remedies = []
@@ -127,13 +127,11 @@ class StreamingExplanation(Explanation):
             remedies.append(f"{part} twice as fast ({100 * lane.saved:.0f} % off the step)")
         if lane is not None and lane.name == "flash":
             in_flash = sum(use.total_bytes for use in plan.memory if use.place == "MemoryX flash")
-            remedies.append(
-                f"{in_flash / 1e12:,.3g} TB more DRAM in MemoryX, which leave flash nothing to do"
-            )
+            remedies.append(f"{in_flash / 1e12:,.3g} TB more DRAM in MemoryX, so that flash is not needed")
         if lane is None or lane.name not in ("input", "spilling"):
             remedies.append(_more_tokens(plan, roof))
         if lane is not None and lane.name == "spilling":
-            remedies.append("a smaller batch, which need not leave the wafer")
+            remedies.append("a smaller batch, whose activations fit on the wafer")
         return ", or ".join(remedies)
 
     def _more_compute(self, plan: Plan, moving: float, /) -> str:
@@ -150,41 +148,41 @@ def _named(graph: TaskGraph, name: str) -> Work | None:
 
 
 def _more_tokens(plan: StreamingPlan, roof: StreamingRoof) -> str:
-    """More sequences at once: they take hardly longer where something else is waited for."""
+    """More sequences per micro-batch, or a larger batch where these are enough."""
     size = plan.layout.micro_batch_size
     sequences = int(-(-roof.hidden_from_tokens // plan.job.seq_length))
     if sequences <= size:
         return "a larger batch, so that fewer steps wait for their first weights"
     how = "a larger batch" if plan.num_microbatches == 1 else "room for more activations"
     return (
-        f"{sequences:,} sequences a system and micro-batch instead of {size:,} ({how}: more tokens while "
-        "the rest takes as long)"
+        f"{sequences:,} sequences per system and micro-batch instead of {size:,} ({how}), whose compute "
+        "hides the streams"
     )
 
 
 def part_of(lane: str, tree: WaferTree) -> str:
-    """The part of the machine that a lane is made of: what would have to be faster."""
+    """The part of the machine that sets the speed of a lane."""
     system = tree.system
     if lane == "flash":
         return "MemoryX's flash"
     if lane == "update":
-        return f"the {_slower_of_update(system)} of MemoryX's servers"
+        return f"the {_update_bottleneck(system)} of MemoryX's servers"
     feeders = system.activation_servers
     if lane in ("input", "spilling") and feeders.per_system * feeders.bandwidth <= system.io_bytes_per_s:
         return "the activation servers"
     if lane in ("input", "spilling"):
         return "the I/O ports"
-    return _slowest_of_link(system, StreamCosts(tree).shares)
+    return _link_bottleneck(system, StreamCosts(tree).shares)
 
 
-def _slower_of_update(system: WaferClusterSpec) -> str:
-    """Of memory and arithmetic, by Adam's 28 B and 15 FLOP a parameter."""
+def _update_bottleneck(system: WaferClusterSpec) -> str:
+    """DRAM or arithmetic, whichever is slower for Adam's 28 B and 15 FLOP a parameter."""
     server = system.memoryx.server
     return "DRAM" if 28.0 / server.dram.bandwidth >= 15.0 / server.arithmetic else "arithmetic"
 
 
-def _slowest_of_link(system: WaferClusterSpec, shares: int) -> str:
-    """Between MemoryX and a system all that is as slow as the slowest; all of it must be faster."""
+def _link_bottleneck(system: WaferClusterSpec, shares: int) -> str:
+    """The slowest parts between MemoryX and a system; parts of equal speed must all become faster."""
     server = system.memoryx.server
     rates = {
         "the I/O ports": system.io_bytes_per_s,
@@ -194,5 +192,5 @@ def _slowest_of_link(system: WaferClusterSpec, shares: int) -> str:
     }
     slowest = min(rates.values())
     names = [name for name, rate in rates.items() if rate < slowest * 1.001]
-    *others, last = [name.replace("their", "the servers'") if len(names) == 1 else name for name in names]
-    return f"{', '.join(others)} and {last}" if others else last
+    *first, last = [name.replace("their", "the servers'") if len(names) == 1 else name for name in names]
+    return f"{', '.join(first)} and {last}" if first else last

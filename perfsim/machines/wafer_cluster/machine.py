@@ -1,4 +1,4 @@
-"""The kind `wafer-cluster`."""
+"""The kind of machine `wafer-cluster`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perfsim.workload import StreamingLayout, TrainingRecipe
 
 
 class WaferCluster(Machine):
-    """Systems that weights are streamed to, under a tree of SwarmX nodes."""
+    """Systems under a SwarmX tree, to which weights are streamed."""
 
     kind = "wafer-cluster"
     system_type = WaferClusterSpec
@@ -34,32 +34,32 @@ class WaferCluster(Machine):
         return WaferTree(system, num_devices)
 
     def costs(self, topology: WaferTree, recipe: TrainingRecipe) -> Costs:
-        """By what computes, a wafer or a GPU."""
+        """The cost model by the device that computes, a wafer or a GPU."""
         costs: type[WaferCosts | StreamedGpuCosts]
         costs = StreamedGpuCosts if topology.system.device.kind == "gpu" else WaferCosts
         return costs(topology, recipe)
 
     def network(self, topology: WaferTree, health: LinkHealth, /) -> WaferNetwork:
-        """MemoryX and the tree."""
+        """Traffic on MemoryX and the tree."""
         return WaferNetwork(topology, health)
 
     def at_peak(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> bool:
-        """`peak` stands in the place of a software release."""
+        """Whether the software release is `peak`."""
         return (recipe.software_release or system.software_release) == PEAK
 
     def _completed(self, given: dict[str, Any], devices: int) -> StreamingLayout:
-        """A missing `dp` is all systems; whoever names `recompute_layers` means full recompute."""
+        """The layout; `dp` defaults to all systems, and `recompute_layers` implies full recompute."""
         if given.get("recompute_layers"):
             given.setdefault("recompute", "full")
         return StreamingLayout(**({"data": devices} | given))
 
     def in_chunks(self, layout: StreamingLayout, /) -> StreamingLayout:
-        """The same where it streams in chunks already."""
+        """The layout with layers streamed in chunks; unchanged where they are already."""
         return layout if layout.stream_chunks > 1 else replace(layout, stream_chunks=STREAM_CHUNKS)
 
 
 def wafer_plan(plan: Plan) -> StreamingPlan:
-    """A plan on this kind of machine, as one; InputError where it runs on another."""
+    """The plan with the types of a wafer cluster; InputError where it runs on another kind."""
     if not isinstance(plan.topology, WaferTree):
-        raise InputError(f"{plan.system.name} is no wafer cluster")
+        raise InputError(f"{plan.system.name} is not a wafer cluster")
     return cast(StreamingPlan, plan)

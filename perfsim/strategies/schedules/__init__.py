@@ -1,8 +1,8 @@
 """Pipeline schedules as data: the order in which each stage runs its slots.
 
-A slot is one pass of one micro-batch through one model chunk. Schedules know nothing of devices or
-models; what they promise (each slot once, in order, a bounded number in flight, the bubble of equal
-times) is tested alone.
+A slot is one pass of one micro-batch through one model chunk. Schedules do not depend on devices or models.
+Their properties (each slot once, in order, bounded micro-batches in flight, the bubble for equal times) are
+tested separately.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ __all__ = [
 OrderOf = Callable[[int, int, int], list[StageOrder]]
 """(pipeline, virtual, micro-batches): the order of every stage."""
 InFlight = Callable[[int, int, int, int], tuple[Held, ...]]
-"""(stage, pipeline, virtual, micro-batches): what a stage holds when it holds most."""
+"""(stage, pipeline, virtual, micro-batches): what a stage holds at its peak."""
 Bubble = Callable[[Ranks, int, int, bool], float]
 """(ranks, virtual, micro-batches, whether ranks end together): idle seconds of the slowest rank."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """One schedule: its order, and in closed form what it holds and how long it idles."""
+    """A schedule: its order, and closed forms of what it holds in flight and of its bubble."""
 
     name: str
     order: OrderOf
     in_flight: InFlight
     bubble_s: Bubble
     chunks: int | None = 1
-    """Chunks a rank; None: as many as asked for."""
+    """Chunks per rank; None: any number."""
     splits_backward: bool = False
-    """Weight gradients are a pass of their own."""
+    """Weight gradients are a separate pass."""
     v_shaped: bool = False
     skewed: bool = False
-    """A rank updates without waiting for the others, so later stages run whole steps later."""
+    """A rank updates without waiting for other ranks, so later stages run their whole steps later."""
 
 
 SCHEDULES: dict[str, Schedule] = {
-    each.name: each
-    for each in (
+    known.name: known
+    for known in (
         Schedule("1f1b", one_f_one_b.order, one_f_one_b.in_flight, one_f_one_b.bubble_s),
         Schedule("gpipe", gpipe.order, gpipe.in_flight, one_f_one_b.bubble_s),
         Schedule("interleaved", interleaved.order, interleaved.in_flight, one_f_one_b.bubble_s, chunks=None),
@@ -102,7 +102,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def schedule_called(name: str) -> Schedule:
-    """The schedule of that name; LayoutError lists the known ones."""
+    """The schedule of that name; LayoutError lists the known schedules."""
     if name not in SCHEDULES:
         raise LayoutError(f"unknown schedule {name!r}; known: {', '.join(sorted(SCHEDULES))}")
     return SCHEDULES[name]
@@ -118,7 +118,7 @@ def schedule(name: str, pipeline: int, virtual: int, microbatches: int) -> list[
 
 
 def chunks_problem(chosen: Schedule, virtual: int) -> str:
-    """What is wrong with a number of chunks a rank; empty where nothing is."""
+    """The problem with a number of chunks per rank; empty where there is none."""
     if chosen.chunks in (None, virtual):
         return ""
     if chosen.chunks == 1:
@@ -127,20 +127,20 @@ def chunks_problem(chosen: Schedule, virtual: int) -> str:
 
 
 def least_chunks(name: str) -> int:
-    """Chunks a rank of a schedule where the question names none."""
+    """The default number of chunks per rank of a schedule."""
     chosen = SCHEDULES.get(name)
     return (chosen.chunks if chosen else None) or 1
 
 
 def placement(name: str, pipeline: int, virtual: int) -> Placement:
-    """Which virtual stage stands on which rank under a schedule."""
+    """The placement of virtual stages on ranks under a schedule."""
     return Placement(pipeline, virtual, schedule_called(name).v_shaped)
 
 
 def in_flight(name: str, stage: int, pipeline: int, virtual: int, microbatches: int) -> tuple[Held, ...]:
-    """What a stage holds when it holds most, in micro-batches of the whole stage.
+    """What a stage holds at its peak, in micro-batches of the whole stage.
 
-    One moment, or several where it depends on the bytes of activations and of what W reads.
+    There are several candidates where the peak depends on the bytes of activations and of W's inputs.
     """
     return schedule_called(name).in_flight(stage, pipeline, virtual, microbatches)
 
@@ -148,9 +148,9 @@ def in_flight(name: str, stage: int, pipeline: int, virtual: int, microbatches: 
 def bubble_s(
     name: str, ranks: Sequence[PassTimes], virtual: int, microbatches: int, *, together: bool | None = None
 ) -> float:
-    """Idle seconds of the slowest rank in a step: the step is m times its pace, and this.
+    """Idle seconds of the slowest rank: a step takes m times its pass times plus this bubble.
 
-    `together` overrides whether all ranks end a step at the same time, as under a tied embedding.
+    `together` overrides whether all ranks end a step at the same time, as with a tied embedding.
     """
     chosen = schedule_called(name)
     if together is None:

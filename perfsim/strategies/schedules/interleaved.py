@@ -7,7 +7,7 @@ from perfsim.strategies.schedules.slot import Held, Pass, Slot, StageOrder
 
 
 def order(pipeline: int, virtual: int, microbatches: int) -> list[StageOrder]:
-    """Micro-batches go round in groups of `pipeline`; their number must be a multiple."""
+    """Micro-batches run in groups of `pipeline`; their number must be a multiple of it."""
     if microbatches % pipeline:
         raise LayoutError(
             f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline ({pipeline})"
@@ -37,7 +37,7 @@ def _stage_order(stage: int, pipeline: int, virtual: int, microbatches: int) -> 
 def in_flight(stage: int, pipeline: int, virtual: int, microbatches: int) -> tuple[Held, ...]:
     """At the first stage p (1 + (p - 1) / (p v)) micro-batches [2205.05198].
 
-    A single group of micro-batches runs all forwards first, so every stage holds all of it.
+    With a single group of micro-batches all forwards run first, so every stage holds all of them.
     """
     if microbatches == pipeline:
         return (Held(float(microbatches)),)

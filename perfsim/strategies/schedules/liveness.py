@@ -1,4 +1,4 @@
-"""What a rank holds over its order, counted slot by slot."""
+"""What a rank holds in flight, counted slot by slot over its order."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from perfsim.strategies.schedules.slot import Held, StageOrder
 
 
 def held_at_peak(order: StageOrder, virtual: int) -> tuple[Held, ...]:
-    """The moments at which a rank can hold most, for an order with W slots.
+    """The possible peaks of a rank, for an order with W slots.
 
-    A forward adds activations, a backward turns them into what its weight gradients read, W frees
-    that. Which moment is the worst depends on the bytes of the two, so all that no other moment
-    exceeds in both are given.
+    A forward adds activations, a backward turns these into inputs of weight gradients, and W frees them.
+    Which moment is the peak depends on the bytes of both, so all Pareto-optimal moments are returned.
     """
     activations = weight_inputs = 0
-    least: dict[int, int] = {}
+    most_inputs: dict[int, int] = {}
     for slot in order:
         activations += {"F": 1, "B": -1, "W": 0}[slot.which]
         weight_inputs += {"F": 0, "B": 1, "W": -1}[slot.which]
-        least[activations] = max(least.get(activations, 0), weight_inputs)
+        most_inputs[activations] = max(most_inputs.get(activations, 0), weight_inputs)
     peaks: list[Held] = []
     most = -1
-    for count in sorted(least, reverse=True):
-        if least[count] > most:
-            most = least[count]
+    for count in sorted(most_inputs, reverse=True):
+        if most_inputs[count] > most:
+            most = most_inputs[count]
             peaks.append(Held(count / virtual, most / virtual))
     return tuple(peaks)

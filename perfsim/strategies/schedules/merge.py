@@ -1,4 +1,4 @@
-"""All stages' orders in one: the order in which a graph can be written."""
+"""The orders of all stages merged into one, in which a graph can be written."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from perfsim.strategies.schedules.placement import Placement
 from perfsim.strategies.schedules.slot import Pass, Slot, StageOrder
 
 MOST_STAGES = 8
-"""Stages that the report of a deadlock names."""
+"""Stages that a deadlock message lists."""
 IN_WORDS: dict[Pass, str] = {"F": "forward", "B": "backward", "W": "weight gradients"}
 
 
 def merged_order(orders: list[StageOrder], placement: Placement) -> list[Slot]:
-    """All slots in one topological order: each after the slot whose output it reads.
+    """All slots in one topological order, where each slot follows the slot whose output it reads.
 
-    A forward follows the forward of the virtual stage before it, a backward the backward of the one
-    after it (the last virtual stage's own forward), weight gradients their own backward. Raises
-    DeadlockError, saying which slot of each stage waits for which, where no stage can go on.
+    A forward follows the forward of the previous virtual stage. A backward follows the backward of the next
+    stage, or on the last stage its own forward. Weight gradients follow their own backward. Raises
+    DeadlockError where no stage can proceed, with the slot that each stage waits for.
     """
     places = [
         [placement.virtual_stage(rank, chunk) for chunk in range(placement.virtual)]
@@ -55,7 +55,7 @@ def merged_order(orders: list[StageOrder], placement: Placement) -> list[Slot]:
 
 
 def _deadlock(orders: Sequence[StageOrder], placement: Placement, position: Sequence[int]) -> str:
-    """Which slot of each stage is stuck, and what it waits for."""
+    """The message: the stuck slot of each stage and the slot that it waits for."""
     left = [order[reached] for order, reached in zip(orders, position, strict=True) if reached < len(order)]
     total = sum(len(order) for order in orders)
     lines = [f"the schedule deadlocks: {total - sum(position)} of {total} slots can never run"]
@@ -72,7 +72,7 @@ def _deadlock(orders: Sequence[StageOrder], placement: Placement, position: Sequ
 
 
 def _read_by(slot: Slot, placement: Placement) -> Slot:
-    """The slot whose output a stuck one reads."""
+    """The slot whose output a stuck slot reads."""
     place, last = placement.virtual_stage(slot.stage, slot.chunk), placement.num_stages - 1
     which: Pass = "F" if slot.which == "F" or (slot.which == "B" and place == last) else "B"
     step = {"F": -1, "W": 0}.get(slot.which, 1 if place < last else 0)

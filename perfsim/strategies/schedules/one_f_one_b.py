@@ -6,7 +6,7 @@ from perfsim.strategies.schedules.slot import Held, Ranks, Slot, StageOrder
 
 
 def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
-    """On stage i p - i - 1 warm-up forwards, then one forward, one backward."""
+    """Stage i runs p - i - 1 warm-up forwards, then alternates one forward and one backward."""
     return [_stage_order(stage, pipeline, microbatches) for stage in range(pipeline)]
 
 
@@ -20,10 +20,10 @@ def _stage_order(stage: int, pipeline: int, microbatches: int) -> StageOrder:
 
 
 def in_flight(stage: int, pipeline: int, _: int, microbatches: int) -> tuple[Held, ...]:
-    """On stage i p - i micro-batches."""
+    """Stage i holds p - i micro-batches."""
     return (Held(float(min(pipeline - stage, microbatches))),)
 
 
 def bubble_s(ranks: Ranks, virtual: int, _microbatches: int, _together: bool) -> float:
-    """(p - 1) (F + B) / v: one micro-batch fills the other ranks and drains them [2104.04473 2.2]."""
+    """(p - 1) (F + B) / v: one micro-batch fills and drains the other ranks [2104.04473 2.2]."""
     return ranks.others.total_s / virtual

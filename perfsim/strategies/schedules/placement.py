@@ -1,4 +1,4 @@
-"""Which virtual stage stands on which rank: the one place that knows."""
+"""The placement of virtual stages on pipeline ranks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Placement:
-    """Virtual stages, in the order of the data, on the ranks of a pipeline.
+    """Virtual stages, numbered in the order of the forward pass, on the ranks of a pipeline.
 
-    Chunks go round the ranks: chunk c of rank r is virtual stage c p + r. In a V every other chunk
-    comes back: chunk 1 of rank r is virtual stage 2 p - 1 - r, so the last stands beside the first.
+    Chunk c of rank r is virtual stage c p + r. In a V, every other chunk is in reverse order: chunk 1 of
+    rank r is virtual stage 2 p - 1 - r, so the last virtual stage is on the rank of the first.
     """
 
     pipeline: int
@@ -23,11 +23,11 @@ class Placement:
 
     @property
     def last_rank(self) -> int:
-        """The rank of the last virtual stage: head and loss."""
+        """The rank of the last virtual stage, with LM head and loss."""
         return self.rank(self.num_stages - 1)
 
     def virtual_stage(self, rank: int, chunk: int) -> int:
-        """The virtual stage that a chunk of a rank is."""
+        """The virtual stage of a chunk of a rank."""
         return chunk * self.pipeline + self._turned(rank, chunk)
 
     def rank(self, number: int) -> int:
@@ -36,7 +36,7 @@ class Placement:
         return self._turned(offset, chunk)
 
     def of_rank(self, rank: int) -> list[int]:
-        """The virtual stages of a rank, chunk by chunk."""
+        """The virtual stages of a rank, by chunk."""
         return [self.virtual_stage(rank, chunk) for chunk in range(self.virtual)]
 
     def _turned(self, rank: int, chunk: int) -> int:

@@ -1,4 +1,4 @@
-"""What schedules are made of: slots, and what a rank holds between them."""
+"""The parts of schedules: slots, what a rank holds between slots, and pass times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 Pass = Literal["F", "B", "W"]
 """Forward, backward, weight gradients.
 
-Where a schedule has no W, B makes the gradients of inputs and weights; else of inputs alone.
+B computes gradients of inputs and weights, or only of inputs where the schedule has W passes.
 """
 
 
@@ -28,9 +28,9 @@ class Held(NamedTuple):
     """What a rank holds at one moment, in micro-batches of the whole rank."""
 
     activations: float
-    """From the forward to the backward."""
+    """Held from forward to backward."""
     weight_inputs: float = 0.0
-    """From the backward to the weight gradients: the inputs and output gradients of the weights."""
+    """Inputs and output gradients of the weights, held from backward to weight gradients."""
 
 
 class PassTimes(NamedTuple):
@@ -46,16 +46,16 @@ class PassTimes(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """The times of all ranks, seen from the slowest, which sets the pace."""
+    """Pass times of all ranks; the slowest rank sets the pace."""
 
     slowest: PassTimes
     others: PassTimes
-    """Summed over all ranks but the slowest."""
+    """Sum over all ranks except the slowest."""
     num_ranks: int
 
     @classmethod
     def of(cls, ranks: Sequence[PassTimes]) -> Ranks:
-        """Sort the ranks of a pipeline into the slowest and the others."""
-        slowest = max(ranks, key=lambda each: each.total_s)
+        """The slowest rank of a pipeline, and the sum over the others."""
+        slowest = max(ranks, key=lambda times: times.total_s)
         sums = [sum(values) for values in zip(*ranks, strict=True)]
         return cls(slowest, PassTimes(*(a - b for a, b in zip(sums, slowest, strict=True))), len(ranks))

@@ -1,11 +1,11 @@
-"""Zero bubble with one chunk a rank: ZB-H1 (`zb1p`) and ZB-H2 (`zb2p`) [2401.10241 section 2].
+"""Zero bubble with one chunk per rank: ZB-H1 (`zb1p`) and ZB-H2 (`zb2p`) [2401.10241 section 2].
 
-1F1B in which stage i runs `ahead` (p - i - 1) forwards before its first pair, and W comes `ahead` i
-micro-batches after its B. With `ahead` 1 every stage holds what the first holds under 1F1B, p
-micro-batches; with 2 it holds 2 p - 1, the first backward arrives when the forwards are done, and no
-stage idles between its first slot and its last. Towards the end the delayed W fill the time in
-which 1F1B drains. That a stage starts later and ends later than the one before it costs nothing
-where the optimizer does not wait for the other stages (section 4: validated after the update).
+1F1B in which stage i runs `ahead` (p - i - 1) forwards before its first pair, and W follows its B after
+`ahead` i micro-batches. With `ahead` 1 every stage holds p micro-batches, as the first stage under 1F1B.
+With `ahead` 2 it holds 2 p - 1, the first backward arrives when the forwards are done, and no stage idles
+between its first and last slot. At the end, the delayed W passes fill the drain phase of 1F1B. A stage
+starts and ends later than the previous stage, which costs nothing where the optimizer does not wait for
+other stages (section 4: validation after the update).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def _stage_order(ahead: int, stage: int, pipeline: int, microbatches: int) -> St
 
 @lru_cache(maxsize=4096)
 def _in_flight(ahead: int, stage: int, pipeline: int, _: int, microbatches: int) -> tuple[Held, ...]:
-    """At most `ahead` (p - 1) + 1 micro-batches on every stage; one more each repeats the moment before."""
+    """At most `ahead` (p - 1) + 1 micro-batches per stage; more micro-batches do not change the peak."""
     enough = ahead * pipeline + 1
     return held_at_peak(_stage_order(ahead, stage, pipeline, min(microbatches, enough)), 1)
 
 
 def _bubble_s(ahead: int, ranks: Ranks, _: int, microbatches: int, together: bool) -> float:
-    """(p - 1) (F + B - `ahead` W), with fewer W where there are few micro-batches [section 2.3].
+    """(p - 1) (F + B - `ahead` W), with fewer W for few micro-batches, and at least 0 [section 2.3].
 
-    Never negative; and where stages end together the last one's late start, (p - 1) F, remains.
+    Where stages end together, the late start of the last stage, (p - 1) F, remains.
     """
     filled = min(ahead * (ranks.num_ranks - 1), microbatches - 1) * ranks.slowest.weights_s
     least = ranks.others.forward_s if together else 0.0

@@ -1,11 +1,10 @@
-"""Zero bubble with two chunks a rank in a V (`zbv`) [2401.10241 section 6].
+"""Zero bubble with two chunks per rank in a V (`zbv`) [2401.10241 section 6].
 
-Rank r runs chunk 0 on the way out and chunk 1 on the way back, so head and embedding share rank 0
-and every rank holds 2 p chunks of micro-batches: what the first stage holds under 1F1B. If every
-pass takes one unit, the first micro-batch reaches chunk 0 of rank r at time r, chunk 1 at
-2 p - 1 - r, and its backward at 2 p + r. From that follow the phases below: their lengths fill the
-time between those arrivals, then six passes a micro-batch repeat, then the W that the far ranks
-put off fill the drain.
+Data passes the ranks through chunk 0 in ascending order and through chunk 1 in descending order, so LM head
+and embedding are both on rank 0. Every rank holds 2 p chunks of micro-batches, as much as the first stage
+under 1F1B. If every pass takes one unit, the first micro-batch reaches chunk 0 of rank r at time r, chunk 1
+at 2 p - 1 - r, and its backward at 2 p + r. The lengths of the phases below fill the time between these
+arrivals. Then six passes per micro-batch repeat, and at the end the delayed W passes fill the drain.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ PASSES: dict[str, tuple[Pass, int]] = {
     "B": ("B", 1),
     "W": ("W", 1),
 }
-"""A letter a pass: small on the way out (chunk 0), large on the way back (chunk 1)."""
+"""A letter for each pass: lower case for chunk 0, upper case for chunk 1."""
 
 
 def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
-    """The order of every rank; fewer than 2 p - 1 micro-batches leave holes in that of 2 p - 1."""
+    """The order of every rank; fewer than 2 p - 1 micro-batches use a part of the order for 2 p - 1."""
     return [_rank_order(rank, pipeline, microbatches) for rank in range(pipeline)]
 
 
@@ -46,15 +45,15 @@ def _rank_order(rank: int, pipeline: int, microbatches: int) -> StageOrder:
 
 
 def _phases(rank: int, pipeline: int, more: int) -> tuple[tuple[str, int], ...]:
-    """What a rank runs, how often; `more` micro-batches than fill the pipeline."""
+    """Passes of each phase and repetitions, with `more` micro-batches than fill the pipeline."""
     nearer = pipeline - rank
     return (
-        ("f", 2 * nearer - 1),  # until the first micro-batch comes back
-        ("Ff", rank),  # until its backward comes
+        ("f", 2 * nearer - 1),  # until the first micro-batch returns
+        ("Ff", rank),  # until its backward arrives
         ("FBW", nearer),  # the rank is full: each forward waits for a W
         ("fbwFBW", more + rank),  # the steady state
-        ("bwFBW", nearer - 1),  # no more micro-batches go out
-        ("bB", rank),  # no more come back; W is put off to let backwards go ahead
+        ("bwFBW", nearer - 1),  # no new micro-batches
+        ("bB", rank),  # no more return; W is delayed in favour of backwards
         ("bw", nearer),
         ("W", rank),
         ("w", rank),
@@ -63,16 +62,16 @@ def _phases(rank: int, pipeline: int, more: int) -> tuple[tuple[str, int], ...]:
 
 @lru_cache(maxsize=4096)
 def in_flight(rank: int, pipeline: int, _: int, microbatches: int) -> tuple[Held, ...]:
-    """At most 2 p chunks; micro-batches beyond those that fill the pipeline repeat the steady state."""
+    """At most 2 p chunks; micro-batches beyond those that fill the pipeline do not change the peak."""
     return held_at_peak(_rank_order(rank, pipeline, min(microbatches, 2 * pipeline)), CHUNKS)
 
 
 def bubble_s(ranks: Ranks, _: int, microbatches: int, together: bool) -> float:
-    """(p - 1) (B - W), never negative; more where the micro-batches do not fill the pipeline.
+    """(p - 1) (B - W), at least 0; larger where the micro-batches do not fill the pipeline.
 
-    Derived from the phases: nothing idles while B takes no longer than W. With few micro-batches
-    one passes all ranks both ways, and the F of the others fill that: (p - 1) (F + B) - (m - 1) F.
-    Where ranks end together the last one's late start, (p - 1) F / 2, remains.
+    Derived from the phases: there is no bubble where B takes no longer than W. With few micro-batches, the
+    first passes all ranks in both directions while F of the rest run: (p - 1) (F + B) - (m - 1) F.
+    Where ranks end together, the late start of the last rank, (p - 1) F / 2, remains.
     """
     slowest, others = ranks.slowest, ranks.others
     least = others.forward_s / CHUNKS if together else 0.0

@@ -1,4 +1,4 @@
-"""What weight streaming streams at once, embedding, layers, head, and the work each of them asks for."""
+"""The blocks of weight streaming (embedding, layers, LM head), and their classes of work."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ R = TypeVar("R")
 
 
 class Blocks(NamedTuple, Generic[T]):
-    """Something of each kind of block; all layers are alike, so it is made of a layer once."""
+    """One value per kind of block; all layers are alike, so they share one."""
 
     embedding: T
     layer: T
     head: T
 
-    def of(self, made: Callable[[T], R]) -> Blocks[R]:
-        """What is made of each of them."""
-        return Blocks(made(self.embedding), made(self.layer), made(self.head))
+    def of(self, function: Callable[[T], R]) -> Blocks[R]:
+        """`function` of the value of each kind of block."""
+        return Blocks(function(self.embedding), function(self.layer), function(self.head))
 
     def in_order(self, num_layers: int) -> list[T]:
-        """One entry a block, in the order in which the model is streamed forward."""
+        """One entry per block, in the order of the forward pass."""
         return [self.embedding, *[self.layer] * num_layers, self.head]
 
 
 @dataclass(frozen=True)
 class Block:
-    """What is streamed at once: the embedding, one layer, or the head."""
+    """A unit of streaming: the embedding, one layer, or the LM head."""
 
     name: str
     num_parameters: float
     updated: float
-    """Parameters that its own update changes: a table that embedding and head share is the embedding's."""
+    """Parameters that its update changes; a tied embedding belongs to the embedding block."""
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
     layer: bool
@@ -55,7 +55,7 @@ class Block:
 
 @lru_cache(maxsize=512)
 def blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Blocks[Block]:
-    """The kinds of block of a model, as a device computes them; `positions` reach the head."""
+    """The kinds of block of a model on a device; `positions` are the inputs of the LM head."""
     model = part.model
     counts = parameters(model)
     forward = (*transformer.attention_forward(part), *transformer.mlp_forward(part))
@@ -85,10 +85,10 @@ def blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Block
 
 @dataclass(frozen=True)
 class BlockWorks:
-    """The classes of work of one block; what streams is one chunk of it, the rest whole.
+    """The classes of work of one block; streams are of one chunk, the rest of the whole block.
 
-    `stage`, `state_read` and `state_write` are there where that part of MemoryX lies in flash; `spill`
-    and `fetch` where the input (or everything kept) of a layer leaves the wafer.
+    `stage`, `state_read` and `state_write` exist where weights or optimizer state are in flash; `spill`
+    and `fetch` exist where activations of a layer leave the wafer.
     """
 
     load: Work
@@ -98,7 +98,7 @@ class BlockWorks:
     backward: Work
     reduce: Work
     reduce_part: Work
-    """All chunks of a gradient but the last: its latency is hidden behind them."""
+    """For all chunks of a gradient except the last, which hide their latency."""
     update: Work
     stage: Work | None
     state_read: Work | None
@@ -106,18 +106,18 @@ class BlockWorks:
     spill: Work | None
     fetch: Work | None
 
-    def each(self) -> list[Work]:
-        """The classes of work that there are."""
+    def classes(self) -> list[Work]:
+        """The classes of work that exist."""
         works = (getattr(self, name) for name in _FIELDS)
         return [work for work in works if work is not None]
 
     def changed(self, change: Callable[[Work], Work]) -> BlockWorks:
-        """The same with another class of work for each that there is."""
+        """The same with every class of work changed."""
         works = ((name, getattr(self, name)) for name in _FIELDS)
         return BlockWorks(**{name: work and change(work) for name, work in works})
 
     def in_tree(self) -> BlockWorks:
-        """The same where the gradient stays in SwarmX to be summed with the next."""
+        """The same with gradients that stay in SwarmX to be summed."""
         return replace(
             self,
             reduce=replace(self.reduce, op="reduce_in_tree"),
@@ -125,19 +125,19 @@ class BlockWorks:
         )
 
 
-_FIELDS = tuple(each.name for each in fields(BlockWorks))
+_FIELDS = tuple(field.name for field in fields(BlockWorks))
 
 
 def outline(work: Work) -> Work:
-    """A class of work without its sizes: what it is called, does and writes."""
-    writes = tuple(TensorClass(each.name, 0.0) for each in work.writes)
+    """A class of work without its sizes: name, kind, operation and outputs."""
+    writes = tuple(TensorClass(tensor.name, 0.0) for tensor in work.writes)
     return Work(work.name, work.kind, work.op, work.category, writes=writes)
 
 
 def block_works(
     plan: StreamingPlan, micro_batch_size: int | None = None, chunks: int = 1
 ) -> Blocks[BlockWorks]:
-    """The work of each kind of block, cut in `chunks`."""
+    """The work of each kind of block, split into `chunks`."""
     device = device_of(plan.topology.system)
     part = device.layer_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size)
     positions = plan.job.recipe.lm_head_positions or plan.job.seq_length
@@ -145,7 +145,7 @@ def block_works(
 
 
 def samples_work(plan: StreamingPlan, micro_batch_size: int) -> Work:
-    """The samples of one micro-batch on their way from the activation servers."""
+    """The transfer of one micro-batch of samples from the activation servers."""
     job = plan.job
     n_bytes = micro_batch_size * job.seq_length * plan.topology.system.activation_servers.bytes_per_token
     samples = TensorClass("samples", n_bytes)
@@ -153,7 +153,7 @@ def samples_work(plan: StreamingPlan, micro_batch_size: int) -> Work:
 
 
 class _Maker:
-    """Makes the works of one block."""
+    """Builds the classes of work of one block."""
 
     def __init__(self, block: Block, plan: StreamingPlan, part: LayerSlice, chunks: int) -> None:
         self.block, self.plan, self.part, self.chunks = block, plan, part, chunks
@@ -168,17 +168,17 @@ class _Maker:
         gradient_bytes = kept * self.system.gradient_bytes / chunks
         hidden = TensorClass("hidden", self.part.activation_bytes / chunks)
         gradients = TensorClass("gradients", gradient_bytes)
-        again = self.plan.layout.recompute_layers and block.layer
+        recomputes = self.plan.layout.recompute_layers and block.layer
         updated = kept_parameters(job, block.updated, layer=block.layer)
         state_bytes = updated * store.state_bytes if store.state_in_flash else 0.0
-        back_bytes = state_bytes
+        write_bytes = state_bytes
         if store.weights_in_flash:
-            back_bytes += streamed_bytes(job, self.system, block.updated, layer=block.layer)
+            write_bytes += streamed_bytes(job, self.system, block.updated, layer=block.layer)
         return BlockWorks(
             load=self._move("load", "memoryx_read", "weight_stream", "weights", whole / chunks),
             broadcast=self._move("broadcast", "broadcast", "weight_stream", "weights", whole / chunks),
             forward=self._compute("forward", block.forward, hidden),
-            recompute=self._compute("recompute", block.forward, hidden) if again else None,
+            recompute=self._compute("recompute", block.forward, hidden) if recomputes else None,
             backward=self._compute("backward", block.backward, hidden, gradients),
             reduce=self._move("reduce", "reduce", "gradient_stream", "gradients", gradient_bytes),
             reduce_part=self._move("reduce", "reduce_part", "gradient_stream", "gradients", gradient_bytes),
@@ -189,8 +189,8 @@ class _Maker:
             state_read=self._move("state_read", "flash_read", "update", "state", state_bytes)
             if store.state_in_flash
             else None,
-            state_write=self._move("state_write", "flash_write", "update", "state", back_bytes)
-            if back_bytes
+            state_write=self._move("state_write", "flash_write", "update", "state", write_bytes)
+            if write_bytes
             else None,
             **self._spilled(),
         )

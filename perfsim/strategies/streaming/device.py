@@ -1,4 +1,4 @@
-"""What weights are streamed to: a wafer, or a GPU with memory of its own."""
+"""The devices that weights are streamed to: a wafer, or a GPU."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from perfsim.workload import Job
 
 
 class StreamedDevice(ABC):
-    """How one kind of device computes layers whose weights are streamed to it."""
+    """How a kind of device computes layers with streamed weights."""
 
     place: str
-    """What computes, as the name of its memory."""
+    """Name of the device and its memory."""
 
     @abstractmethod
     def layer_slice(self, job: Job, micro_batch_size: int) -> LayerSlice:
-        """A layer as one device computes it, whole."""
+        """The layer that one device computes, without partitioning."""
 
     @abstractmethod
     def kept_bytes(self, part: LayerSlice) -> float:
-        """Everything that a layer keeps for its backward."""
+        """Bytes that a layer keeps for its backward without recompute."""
 
     @abstractmethod
     def kernels(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        """What the device computes of a pass, with its weights streamed row by row."""
+        """The kernels of a pass that take time on the device, with weights streamed row by row."""
 
 
 class Wafer(StreamedDevice):
-    """Attention in full, its scores made in tiles and never kept, and no dropout masks.
+    """Standard attention whose scores are computed in tiles and not kept, and no dropout masks.
 
-    What is no matrix product is done while weights and activations pass the mesh.
+    Kernels other than matrix products are hidden behind the movement of weights and activations.
     """
 
     place = "wafer"
@@ -45,16 +45,16 @@ class Wafer(StreamedDevice):
         )
 
     def kept_bytes(self, part: LayerSlice) -> float:
-        """All but attention scores."""
+        """All activations except attention scores."""
         return layer_activation_bytes(part, "selective")
 
     def kernels(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        """Matrix products alone."""
+        """Only matrix products."""
         return tuple(_streamed(kernel) for kernel in kernels if kernel.op == "gemm")
 
 
 class StreamedGpu(StreamedDevice):
-    """The kernels of any GPU."""
+    """A GPU that runs all its kernels as usual."""
 
     place = "GPU"
 
@@ -64,16 +64,16 @@ class StreamedGpu(StreamedDevice):
         return replace(whole, attention=job.recipe.attention, dropout=job.recipe.dropout)
 
     def kept_bytes(self, part: LayerSlice) -> float:
-        """Attention scores included, where the attention kernel keeps them."""
+        """All activations, with attention scores where the attention kernel keeps them."""
         return layer_activation_bytes(part, "none")
 
     def kernels(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        """Every kernel."""
+        """All kernels."""
         return tuple(_streamed(kernel) for kernel in kernels)
 
 
 def _streamed(kernel: Kernel) -> Kernel:
-    """A product with its weights streamed; one of activations with activations involves no weight."""
+    """The kernel, marked as streamed if it is a product with weights."""
     if kernel.op != "gemm" or kernel.partition == "none":
         return kernel
     return replace(kernel, partition="streamed")
@@ -84,5 +84,5 @@ DEVICES: Mapping[DeviceKind, StreamedDevice] = {"wafer": WAFER, "gpu": StreamedG
 
 
 def device_of(system: WaferClusterSpec) -> StreamedDevice:
-    """What computes in a system."""
+    """The device of a system."""
     return DEVICES[system.device.kind]

@@ -1,9 +1,8 @@
-"""The step of weight streaming in closed form: what planning screens memory policies with.
+"""The step of weight streaming in closed form, with which the planner screens memory policies.
 
-Every block of every micro-batch takes the longest of what runs beside one another: compute, weights in,
-gradients out, activations out or back. In the last micro-batch a block is updated when its gradient is
-complete and the update before it is done; the first block is the last of them, and then its weights
-come down for the next step.
+Each block of each micro-batch takes the longest of what runs in parallel: compute, weights in, gradients
+out, activations out or back. In the last micro-batch a block is updated when its gradient is complete and
+the previous update is done. The first block is updated last; then its weights are sent for the next step.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from perfsim.strategies.streaming.graph import last_micro_batch
 
 
 def estimate_s(plan: StreamingPlan, duration: Duration) -> float:
-    """All micro-batches, each at its own size, and the bubble between two steps."""
+    """All micro-batches, the last at its own size, and the bubble between two steps."""
     estimate = _Estimate(plan, duration)
     full = estimate.pass_s(plan.layout.micro_batch_size, last=False)
     last = estimate.pass_s(last_micro_batch(plan), last=True)
@@ -33,7 +32,7 @@ class _Estimate:
         return 0.0 if work is None else self.duration(work)
 
     def pass_s(self, micro_batch_size: int, *, last: bool) -> float:
-        """One micro-batch forward and backward, or its samples where they come more slowly."""
+        """One micro-batch forward and backward, or the transfer of its samples where that takes longer."""
         works, layers = block_works(self.plan, micro_batch_size), self.plan.job.model.num_layers
         streaming = self.plan.topology.system.streaming
         if not last and streaming.accumulate_at == "swarmx":
@@ -49,41 +48,41 @@ class _Estimate:
         return self.joined_s(works, self.duration(works.forward), spill)
 
     def backward_s(self, works: BlockWorks, *, last: bool) -> float:
-        """Backward and what is made again for it; groups of several layers stream their weights for that."""
+        """Backward and recomputation; groups of several layers stream their weights once more for it."""
         layout = self.plan.layout
-        again, first, behind = self.seconds(works.recompute), 0.0, 0.0
-        if again and layout.recompute_layers > 1:
-            first, again = self.joined_s(works, again), 0.0
+        recompute, first, behind = self.seconds(works.recompute), 0.0, 0.0
+        if recompute and layout.recompute_layers > 1:
+            first, recompute = self.joined_s(works, recompute), 0.0
         up = self.up_s(works, last=last)
         if last and works.stage is not None:
             behind = self.seconds(works.state_read) + self.turns_s(works)
         if not self.plan.topology.system.swarmx.duplex:
             behind, up = behind + up, 0.0
         elif not last:
-            up = 0.0  # what is still on its way leaves beside the next forward
-        backward = again + self.duration(works.backward)
+            up = 0.0  # the rest leaves during the next forward
+        backward = recompute + self.duration(works.backward)
         fetch = self.seconds(works.fetch) / self.group
         return first + self.joined_s(works, backward, up, fetch, behind=behind)
 
     def update_pace_s(self, works: BlockWorks) -> float:
-        """What one update keeps busy longest."""
+        """Seconds of an update in its slowest part, which sets the pace of updates."""
         read = self.seconds(works.state_read) if works.stage is None else 0.0
         return max(self.duration(works.update), self.seconds(works.state_write), read + self.turns_s(works))
 
     def turns_s(self, works: BlockWorks) -> float:
-        """What a block writes to flash, where that keeps it from reading."""
+        """Seconds to write a block's state to half-duplex flash, which blocks reads."""
         flash = self.plan.topology.system.memoryx.server.flash
         return self.seconds(works.state_write) if flash is not None and not flash.duplex else 0.0
 
     def up_s(self, works: BlockWorks, *, last: bool) -> float:
-        """A block's gradient up to MemoryX, where it leaves the wafer in this micro-batch."""
+        """Seconds to send a block's gradient to MemoryX; 0 where it stays on the wafer."""
         if not last and self.plan.topology.system.streaming.accumulate_at == "wafer":
             return 0.0
         return self.duration(works.reduce) / self.at_once
 
     @property
     def at_once(self) -> int:
-        """Weight servers that work on blocks of their own."""
+        """Number of blocks that weight servers process in parallel."""
         memoryx = self.plan.topology.system.memoryx
         return memoryx.servers if memoryx.placement == "by_layer" else 1
 
@@ -92,26 +91,26 @@ class _Estimate:
         return max(1, self.plan.layout.recompute_layers)
 
     def joined_s(self, works: BlockWorks, compute_s: float, *beside_s: float, behind: float = 0.0) -> float:
-        """A block's computation beside its weights, what comes `behind` them, and what else runs meanwhile.
+        """Seconds of a block whose compute, weights and other streams (`beside_s`) run in parallel.
 
-        Weights come at the pace of links and flash, and into one of 1 + prefetch_depth slots, which each
-        is taken from the sending of a block to the end of its computation; a block's chunks overlap.
+        Weights arrive at the pace of links and flash, with `behind` seconds of other work on these. They go
+        into one of 1 + prefetch_depth buffers, which is occupied from sending a block to the end of its
+        compute; chunks of a block overlap.
         """
         load = self.duration(works.load)
         pace = max(load, self.seconds(works.stage)) / self.at_once + behind
-        slots = 1 + self.plan.topology.system.streaming.prefetch_depth
-        taken = (load + self.duration(works.broadcast) + compute_s) / slots
-        if slots == 1:  # all chunks but the first come beside the computation of those before
-            late = min(load, compute_s) * (1 - 1 / self.plan.layout.stream_chunks)
-            taken -= late
+        buffers = 1 + self.plan.topology.system.streaming.prefetch_depth
+        taken = (load + self.duration(works.broadcast) + compute_s) / buffers
+        if buffers == 1:  # each chunk after the first is sent during compute
+            taken -= min(load, compute_s) * (1 - 1 / self.plan.layout.stream_chunks)
         return max(compute_s, pace, taken, *beside_s, 0.0)
 
     def bubble_s(self) -> float:
-        """From the end of a step's backward to the first block's new weights on the wafer.
+        """Seconds from the end of a step's backward to the first block's new weights on the wafer.
 
-        Updates follow one another at the pace of their slowest part: reading states, arithmetic, writing
-        states. Servers that hold blocks of their own work side by side. The weights of the first block
-        come when all is done.
+        Updates follow one another at the pace of their slowest part: reading state, arithmetic, writing
+        state. Servers with blocks of their own work in parallel. The weights of the first block are sent
+        after all updates.
         """
         works, at_once = block_works(self.plan, last_micro_batch(self.plan)), self.at_once
         seconds = works.of(

@@ -1,10 +1,10 @@
-"""Writing the steps of weight streaming: passes over the model, one a micro-batch.
+"""Writes the steps of weight streaming: passes over the model, one per micro-batch.
 
-What differs between passes is only what they find: weights of an update or the initial ones,
-gradients to add to, slots that a pass before frees; and the last one of a step updates each block as
-soon as its gradient is complete. Streams: `memoryx/out`, `swarmx/down`, `csK/compute`, `swarmx/up`,
-`memoryx/update`; where they are asked for `memoryx/flash-read`, `memoryx/flash-write`, `csK/spill`,
-`csK/fetch`, and `csK/samples` for the input.
+Passes differ only in their inputs (initial or updated weights, gradients to add to, buffers that an earlier
+pass frees), and in that the last pass of a step updates each block as soon as its gradient is complete.
+Streams: `memoryx/out`, `swarmx/down`, `csK/compute`, `swarmx/up`, `memoryx/update`, and `csK/samples` for
+the input; where flash or spilling is used, `memoryx/flash-read`, `memoryx/flash-write`, `csK/spill` and
+`csK/fetch`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LEAST_STEPS = 2
 
 
 def last_micro_batch(plan: StreamingPlan) -> int:
-    """Sequences of the last micro-batch of a system: what the others leave of its batch."""
+    """Sequences in the last micro-batch of a system, which may be smaller than the others."""
     per_system = -(-plan.job.global_batch_size // plan.layout.data)
     return per_system - (plan.num_microbatches - 1) * plan.layout.micro_batch_size
 
 
 @dataclass
 class StreamingWriter:
-    """Writes the steps of a plan, two at least."""
+    """Writes the steps of a plan, at least two."""
 
     plan: StreamingPlan
     builder: GraphBuilder
@@ -69,17 +69,17 @@ class StreamingWriter:
             blocks = blocks.of(BlockWorks.in_tree)
         return PassWorks(blocks, samples_work(self.plan, size))
 
-    def _slots(self, template: np.ndarray, templates: list[Template]) -> Slots:
-        """Each slot's neighbours: the pass before it, the update before it, who used its samples' slot."""
+    def _slots(self, numbers: np.ndarray, templates: list[Template]) -> Slots:
+        """The pass that each port of a slot reads: the previous pass, the update, or the buffer's user."""
         passes = self.plan.num_microbatches
-        index = np.arange(len(template), dtype=np.int64)
+        index = np.arange(len(numbers), dtype=np.int64)
         updated = np.where(index >= passes, index // passes * passes - 1, -1)
         refilled = index - self.plan.topology.system.activation_servers.prefetch
         sources = {}
-        for name in {name for each in templates for name in each.ports}:
+        for name in {name for template in templates for name in template.ports}:
             if name.startswith(("weights", "state")):
                 source = updated
             else:
                 source = refilled if name == "sampled" else index - 1
             sources[name] = (np.maximum(source, -1).astype(np.int64), name)
-        return Slots(template.astype(np.int64), index % passes, sources)
+        return Slots(numbers.astype(np.int64), index % passes, sources)

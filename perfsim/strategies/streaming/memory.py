@@ -1,11 +1,11 @@
-"""Where activations live around a wafer: an explicit policy, chosen because the batch rarely fits.
+"""Memory policies for the activations of a wafer, needed because a batch rarely fits.
 
-The batch of one system is split in `M` micro-batches, and of each layer either everything that its
-backward needs is kept (*resident*), or only the input of every group of `g` layers, whose activations
-are made again before their backward (*recompute*). What is kept may leave the wafer for the activation
-servers and come back before it is needed (*spill*). Attention scores are never kept: they are produced
-and consumed in tiles. One fp16 tensor a layer for a whole published batch already exceeds 40 GB, so
-"all resident" is refused where it does not fit, and a published batch is never called impossible.
+The batch of a system is split into micro-batches. Of each layer, either all activations for its backward are
+kept (*resident*), or only the input of every group of `g` layers is kept and the activations are recomputed
+before their backward (*recompute*, with recompute interval `g`). Kept activations may go to the activation
+servers and return before they are needed (*spill*). Attention scores are never kept: they are computed
+and used in tiles. One fp16 tensor per layer for a whole published batch already exceeds 40 GB, so
+"all resident" is refused where it does not fit, while other policies can run every published batch.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from perfsim.transformer import HALF, LayerSlice, parameters
 from perfsim.workload import Job, StreamingLayout
 
 IN_FLIGHT = 2
-"""Spilled tensors that the wafer still holds: one that is made or used, one on its way."""
+"""Spilled tensors that the wafer still holds: one in use, one in transfer."""
 
 
 def spilled_unit_bytes(part: LayerSlice, group: int, device: StreamedDevice) -> float:
-    """What leaves the device at once: everything that a layer keeps, or the input of a group."""
+    """Bytes of one spill: everything that a layer keeps, or the input of a group."""
     return device.kept_bytes(part) if group == 0 else part.activation_bytes
 
 
 def activation_parts_bytes(job: Job, layout: StreamingLayout, device: StreamedDevice) -> dict[str, float]:
-    """Activations of one micro-batch on one device: what is kept, and what one group needs to run."""
+    """Activations of one micro-batch on one device: kept bytes, and the working set of one group."""
     part = device.layer_slice(job, layout.micro_batch_size)
     layers = job.model.num_layers
     whole = device.kept_bytes(part)
@@ -42,7 +42,7 @@ def activation_parts_bytes(job: Job, layout: StreamingLayout, device: StreamedDe
 
 
 def spilled_bytes(job: Job, layout: StreamingLayout, device: StreamedDevice) -> float:
-    """Activations of one micro-batch that lie on the activation servers of one system."""
+    """Activations of one micro-batch on the activation servers of one system."""
     if not layout.spill:
         return 0.0
     part = device.layer_slice(job, layout.micro_batch_size)
@@ -51,9 +51,9 @@ def spilled_bytes(job: Job, layout: StreamingLayout, device: StreamedDevice) -> 
 
 
 def stream_buffer_bytes(job: Job, system: WaferClusterSpec) -> float:
-    """Weights on their way: of each layer that may be under way a chunk, or all of it.
+    """Buffers for streamed weights: one layer, or one chunk of it, for each layer in flight.
 
-    Where weights are used as they arrive and never stored, a layer holds the rows in flight.
+    A chunk is enough where weights are used as they arrive and are not stored.
     """
     streaming = system.streaming
     held = system.swarmx.chunk
@@ -68,7 +68,7 @@ def stream_buffer_bytes(job: Job, system: WaferClusterSpec) -> float:
 
 
 def gradient_sum_bytes(job: Job, layout: StreamingLayout, system: WaferClusterSpec, per_system: int) -> float:
-    """Gradients that a wafer sums over its micro-batches, where it does so at all."""
+    """Gradients that a wafer accumulates over micro-batches; 0 where it does not."""
     if system.streaming.accumulate_at != "wafer" or layout.micro_batch_size >= per_system:
         return 0.0
     return GRADIENT_SUM_BYTES * Store(job, system).kept
@@ -77,7 +77,7 @@ def gradient_sum_bytes(job: Job, layout: StreamingLayout, system: WaferClusterSp
 def wafer_memory(
     job: Job, layout: StreamingLayout, system: WaferClusterSpec, per_system: int
 ) -> tuple[MemoryUse, ...]:
-    """What a wafer, MemoryX and the activation servers hold at their peak."""
+    """Peak memory of a wafer, MemoryX and the activation servers."""
     own, device = system.device.memory, device_of(system)
     parts = activation_parts_bytes(job, layout, device)
     parts["stream buffers"] = stream_buffer_bytes(job, system)
@@ -88,34 +88,34 @@ def wafer_memory(
     uses = [MemoryUse(device.place, parts, own.capacity), *Store(job, system).uses()]
     if layout.spill:
         servers = system.activation_servers
-        beside = {"activations": spilled_bytes(job, layout, device)}
+        spilled = {"activations": spilled_bytes(job, layout, device)}
         capacity = servers.per_system * servers.capacity
-        uses.append(MemoryUse("activation servers", beside, capacity, on_device=False))
+        uses.append(MemoryUse("activation servers", spilled, capacity, on_device=False))
     return tuple(uses)
 
 
 def largest_micro_batch(
     job: Job, system: WaferClusterSpec, per_system: int, group: int, *, spill: bool = False
 ) -> int:
-    """The largest micro-batch of a system that fits under a policy; 0 where none does.
+    """The largest micro-batch of a system that fits under a policy; 0 where none fits.
 
     Activations are linear in the micro-batch, so this is a division.
     """
-    one = StreamingLayout(micro_batch_size=1, recompute_layers=group, spill=spill)
+    single = StreamingLayout(micro_batch_size=1, recompute_layers=group, spill=spill)
     free = system.device.memory.usable_bytes - stream_buffer_bytes(job, system)
     device = device_of(system)
-    each = sum(activation_parts_bytes(job, one, device).values())
-    fits = int(free // each)
+    sequence_bytes = sum(activation_parts_bytes(job, single, device).values())
+    fits = int(free // sequence_bytes)
     if fits < per_system:
-        fits = int((free - gradient_sum_bytes(job, one, system, per_system)) // each)
+        fits = int((free - gradient_sum_bytes(job, single, system, per_system)) // sequence_bytes)
     if spill:
         servers = system.activation_servers
-        fits = min(fits, int(servers.per_system * servers.capacity // spilled_bytes(job, one, device)))
+        fits = min(fits, int(servers.per_system * servers.capacity // spilled_bytes(job, single, device)))
     return max(0, min(per_system, fits))
 
 
 def even_micro_batch(per_system: int, largest: int) -> int:
-    """The micro-batch size that splits a system's batch into equal parts, the last maybe smaller."""
+    """The micro-batch size that splits a system's batch evenly; the last part may be smaller."""
     count = -(-per_system // largest)
     return -(-per_system // count)
 

@@ -1,9 +1,9 @@
-"""What MemoryX holds and moves for each parameter, and which of its media holds it.
+"""What MemoryX holds and moves for each parameter, in DRAM or flash.
 
-Of a parameter MemoryX keeps the copy that it streams (as wide as on the wire) and what the optimizer
-needs: the fp32 master, its moments, and the fp32 sum of the gradients. Adam reads 12 B of state and
-the gradient and writes the state back: 28 B and about 15 FLOP a parameter, once a step. What is
-sparse is neither stored nor updated where it is zero.
+MemoryX keeps each parameter in the format that it streams, and the state of the optimizer: the fp32
+master copy, moments, and the fp32 sum of gradients. Adam reads 12 B of state and the gradient and writes
+the state back: 28 B and about 15 FLOP per parameter and step. Zeros of sparse weights are neither stored nor
+updated.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ MASTER_BYTES = 4.0
 GRADIENT_SUM_BYTES = 4.0
 MOMENT_BYTES = {"adam": 8.0, "adamw": 8.0, "sgd": 0.0}
 UPDATE_FLOP = {"adam": 15.0, "adamw": 17.0, "sgd": 2.0}
-"""Multiplications, additions, roots and divisions of one parameter's update, counted in its formula."""
+"""Multiplications, additions, roots and divisions in the update formula of one parameter."""
 
 
 def kept_parameters(job: Job, num_parameters: float, *, layer: bool) -> float:
-    """Parameters of a block that are not zero; only the matrices of layers are sparse."""
+    """Nonzero parameters of a block; only the matrices of layers are sparse."""
     return num_parameters - job.recipe.weight_sparsity * _sparse_matrices(job, layer=layer)
 
 
 def streamed_bytes(job: Job, system: WaferClusterSpec, num_parameters: float, *, layer: bool) -> float:
-    """Bytes of a block on the wire: its kept weights, those of sparse matrices with an index each."""
+    """Bytes of a block on the wire: its nonzero weights, with an index for each weight of sparse matrices."""
     kept = kept_parameters(job, num_parameters, layer=layer)
     sparsity = job.recipe.weight_sparsity
     indexed = (1.0 - sparsity) * _sparse_matrices(job, layer=layer) if sparsity else 0.0
@@ -40,7 +40,7 @@ def _sparse_matrices(job: Job, *, layer: bool) -> float:
 
 
 def update_kernel(optimizer: str, num_parameters: float) -> Kernel:
-    """The optimizer on so many parameters: state read and written, gradient read, fp32."""
+    """The optimizer on some parameters: state read and written, gradient read, in fp32."""
     state_bytes = MASTER_BYTES + MOMENT_BYTES[optimizer]
     return Kernel(
         name=optimizer,
@@ -51,7 +51,7 @@ def update_kernel(optimizer: str, num_parameters: float) -> Kernel:
 
 
 class Store:
-    """Where MemoryX keeps a job: each part in DRAM while that lasts, unless the system says where."""
+    """Where MemoryX keeps a job: in DRAM while there is room, unless the system says where."""
 
     def __init__(self, job: Job, system: WaferClusterSpec) -> None:
         self.memoryx = system.memoryx
@@ -74,7 +74,7 @@ class Store:
 
     @property
     def state_bytes(self) -> float:
-        """Of a parameter, read before its update and written after it."""
+        """Bytes per parameter that are read before its update and written after it."""
         return MASTER_BYTES + self.moment_bytes
 
     def _in_flash(self, wanted: str, parts: dict[str, float], free: float) -> bool:
@@ -83,7 +83,7 @@ class Store:
         return sum(parts.values()) > free and self.memoryx.flash_bytes > 0
 
     def uses(self) -> Iterator[MemoryUse]:
-        """What each medium holds; flash only where it holds something."""
+        """Memory use of DRAM, and of flash if it is used."""
         dram = (self.weights if not self.weights_in_flash else {}) | (
             self.state if not self.state_in_flash else {}
         )
@@ -94,14 +94,14 @@ class Store:
 
     @property
     def note(self) -> str:
-        """What a model needs of MemoryX, in words."""
+        """What MemoryX holds, in words."""
         where = {False: "DRAM", True: "flash"}
-        weights, state = (_shown(sum(parts.values())) for parts in (self.weights, self.state))
+        weights, state = (_size_text(sum(parts.values())) for parts in (self.weights, self.state))
         return (
             f"MemoryX holds {weights} of weights in {where[self.weights_in_flash]} and "
             f"{state} of optimizer state in {where[self.state_in_flash]}"
         )
 
 
-def _shown(n_bytes: float) -> str:
+def _size_text(n_bytes: float) -> str:
     return f"{n_bytes / 1e12:.3g} TB" if n_bytes >= 1e12 else f"{n_bytes / 1e9:.3g} GB"

@@ -1,11 +1,11 @@
 """One pass of weight streaming, recorded once: a micro-batch forward and backward over the model.
 
-Weights are asked for when the block `prefetch_depth` before the one ahead is done, whole or in chunks;
-a chunk is used when it has arrived, and a chunk of gradients leaves when it was made. A graph in chunks
-only weakens what a graph in layers waits for and does the same work, so it never takes longer. With
-prefetch it gains, a micro-batch, at most two loads and one reduction of each kind of block (embedding,
-layer, head) and the latency of each load. Without prefetch a layer's weights come before its computation
-in layers, and beside it in chunks: there the chunk level is the truer one.
+Weights are sent, whole or in chunks, when a buffer is free: 1 + `prefetch_depth` blocks can be in flight. A
+chunk is used when it arrives, and a chunk of gradients leaves when it is computed. A graph in chunks has the
+same work and weaker dependencies than a graph in layers, so it never takes longer. With prefetch it saves,
+per micro-batch, at most two loads and one reduction of each kind of block (embedding, layer, LM head) and
+the latency of each load. Without prefetch, a layer's weights arrive before its compute in a graph in layers,
+and during it in a graph in chunks, which is then the more accurate one.
 """
 
 from __future__ import annotations
@@ -24,36 +24,37 @@ DEVICE = "cs0"
 
 
 class PassKind(NamedTuple):
-    """What a pass finds and does."""
+    """The inputs and duties of a pass."""
 
     updated: bool
-    """Its weights come from an update; otherwise they are the initial ones."""
+    """Its weights come from an update, not from initialisation."""
     adds: bool
-    """Its gradients are added to those of a pass before."""
+    """Its gradients are added to those of an earlier pass."""
     follows: bool
+    """There is an earlier pass."""
     refilled: bool
-    """Its samples take the place of some that a pass before used."""
+    """Its samples take the buffer of samples of an earlier pass."""
     last: bool
-    """Of its step: the blocks are updated."""
+    """It is the last pass of its step, which updates the blocks."""
 
 
 class PassWorks(NamedTuple):
-    """The work of a pass: of each kind of block, and its samples."""
+    """The work of a pass: that of each kind of block, and its samples."""
 
     blocks: Blocks[BlockWorks]
     samples: Work
 
-    def each(self) -> list[Work]:
-        """All classes of work, in an order that depends only on which there are."""
-        return [work for block in self.blocks for work in block.each()] + [self.samples]
+    def classes(self) -> list[Work]:
+        """All classes of work, in an order that depends only on which of them exist."""
+        return [work for block in self.blocks for work in block.classes()] + [self.samples]
 
     def outlines(self) -> PassWorks:
-        """The same without sizes: passes with equal outlines differ in nothing but their classes of work."""
+        """The same without sizes; passes with equal outlines differ only in their classes of work."""
         return PassWorks(self.blocks.of(lambda block: block.changed(outline)), outline(self.samples))
 
 
 class PassRules(NamedTuple):
-    """What a layout and a system say about who waits for whom in a pass."""
+    """Settings of a layout and a system that determine the dependencies of a pass."""
 
     num_layers: int
     recompute_layers: int
@@ -62,7 +63,7 @@ class PassRules(NamedTuple):
     staged_layers: int
     gradients_on_wafer: bool
     servers: int | None
-    """Weight servers with blocks of their own; None: each holds a part of every block."""
+    """Number of weight servers with blocks of their own; None: blocks are sharded over all servers."""
 
     @classmethod
     def of(cls, plan: StreamingPlan) -> PassRules:
@@ -79,9 +80,9 @@ class PassRules(NamedTuple):
 
 
 def recorded(works: PassWorks, rules: PassRules, kind: PassKind, builder: GraphBuilder) -> Template:
-    """A pass in a graph: recorded once for all batches and devices, and bound to this one's work."""
+    """The template of a pass, recorded once for all batches and devices and rebound to the given work."""
     outlines = works.outlines()
-    bound = dict(zip(outlines.each(), works.each(), strict=True))
+    bound = dict(zip(outlines.classes(), works.classes(), strict=True))
     return _recording(outlines, rules, kind).rebound(builder, bound)
 
 
@@ -99,12 +100,12 @@ class PassRecorder:
     rules: PassRules
     kind: PassKind
     computed: list[int] = field(default_factory=list)
-    """Last tensor of each block computed so far, in order: what frees the slots of prefetched weights."""
+    """Last tensor of each computed block, in order; its end frees a buffer of prefetched weights."""
     sent: list[int] = field(default_factory=list)
-    """Last tensor of each block sent: what frees the DRAM for the next ones read from flash."""
+    """Last tensor of each sent block; its end frees DRAM for the next block from flash."""
     updates: list[int] = field(default_factory=list)
     spilled: dict[int, int] = field(default_factory=dict)
-    """What left the wafer, by the first block of its group."""
+    """Spilled tensors by the first block of their group."""
     started: list[int] = field(default_factory=list)
     """The last tensor before each group's backward, in order."""
 
@@ -118,13 +119,13 @@ class PassRecorder:
 
     @property
     def group(self) -> int:
-        """Layers whose activations are made again together, from the input of the first."""
+        """Recompute interval: layers whose activations are recomputed from the input of the first."""
         return max(1, self.rules.recompute_layers)
 
     def _task(
         self, number: int, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()
     ) -> int:
-        """Record one task of a block; the first tensor that it writes."""
+        """Record one task of a block and return the first tensor that it writes."""
         block = {0: EMBEDDING, len(self.blocks) - 1: HEAD}.get(number, number - 1)
         return self.template.task(work, stream, reads, after, block=block).tensor
 
@@ -134,16 +135,16 @@ class PassRecorder:
         gradient = hidden[-1]
         for group in reversed(self._groups()):
             self.started.append(gradient)
-            inputs = self._again(group, hidden)
+            inputs = self._recompute_group(group, hidden)
             for number in reversed(group):
-                gradient = self._backward(number, gradient, inputs[number], made=len(group) > 1)
+                gradient = self._backward(number, gradient, inputs[number], recomputed=len(group) > 1)
                 self.computed.append(gradient)
         for distance in range(1, self.depth + 2):
             self.template.output(f"computed-{distance}", self.computed[-distance])
         return self.template
 
     def _forward(self) -> list[int]:
-        """Last tensor of each block."""
+        """The last tensor of each block."""
         used = [self.template.port("sampled")] if self.kind.refilled else []
         samples = self.template.task(self.works.samples, f"{DEVICE}/samples", (), used)
         hidden: list[int] = [samples.tensor]
@@ -160,40 +161,40 @@ class PassRecorder:
         return hidden[1:]
 
     def _groups(self) -> list[range]:
-        """Blocks in runs that are made again together; embedding and head stand alone."""
+        """Groups of blocks that are recomputed together; embedding and LM head have groups of their own."""
         head = len(self.blocks) - 1
         layers = [range(first, min(first + self.group, head)) for first in range(1, head, self.group)]
         return [range(1), *layers, range(head, head + 1)]
 
-    def _again(self, group: range, hidden: list[int]) -> dict[int, int]:
-        """The input of each block of a group; made again from the group's own where it was not kept.
+    def _recompute_group(self, group: range, hidden: list[int]) -> dict[int, int]:
+        """The input of each block of a group, recomputed from the group's input where it was not kept.
 
-        That takes the weights of the group once more. A group of one makes its activations again
-        from the weights that its backward gets anyway.
+        Recomputation streams the weights of the group once more. A group of a single block recomputes its
+        activations with the weights that its backward gets anyway.
         """
         inputs = {group[0]: self._fetched(group[0], hidden)}
         for number, following in pairwise(group):
-            inputs[following] = self._made_again(number, inputs[number])
+            inputs[following] = self._recompute_block(number, inputs[number])
         if len(group) > 1:
-            self._made_again(group[-1], inputs[group[-1]])
+            self._recompute_block(group[-1], inputs[group[-1]])
         return inputs
 
-    def _made_again(self, number: int, before: int) -> int:
-        again = self._compute(number, self._recompute(number), self._stream(number), [before])
-        self.computed.append(again)
-        return again
+    def _recompute_block(self, number: int, before: int) -> int:
+        tensor = self._compute(number, self._recompute_work(number), self._stream(number), [before])
+        self.computed.append(tensor)
+        return tensor
 
-    def _recompute(self, number: int) -> Work:
+    def _recompute_work(self, number: int) -> Work:
         work = self.blocks[number].recompute
         if work is None:
-            raise GraphError(f"block {number} is in a group that is made again, but has no work for it")
+            raise GraphError(f"block {number} is in a recompute group, but has no recompute work")
         return work
 
-    def _backward(self, number: int, gradient: int, before: int, *, made: bool) -> int:
+    def _backward(self, number: int, gradient: int, before: int, *, recomputed: bool) -> int:
         works = self.blocks[number]
         weights = self._stream(number)
         reads = [gradient, before]
-        if works.recompute is not None and not made:
+        if works.recompute is not None and not recomputed:
             reads.append(self._compute(number, works.recompute, weights, [before]))
         if self.kind.adds and self.rules.gradients_on_wafer:
             reads.append(self.template.port(f"gradient{number}"))
@@ -203,40 +204,40 @@ class PassRecorder:
 
     # -------------------------------------------------------------------------------- weights in
     def _stream(self, number: int) -> list[int]:
-        """Send a block's weights to every wafer, no further ahead than the prefetch depth."""
+        """Send a block's weights to every wafer, at most the prefetch depth ahead."""
         works = self.blocks[number]
         reads: list[int] = [self.template.port(f"weights{number}")] if self.kind.updated else []
         if works.stage is not None:
             stream = self._server("memoryx/flash-read", number)
-            reads = [self._task(number, works.stage, stream, reads, self._behind(self.sent))]
+            reads = [self._task(number, works.stage, stream, reads, self._room_in_dram(self.sent))]
         freed, arrived = self._freed(), []
         for chunk in range(self.rules.chunks):
             load = self._task(number, works.load, self._server("memoryx/out", number), reads, freed)
-            lane = f"swarmx/down{chunk or ''}"  # hops are a delay, so chunks on their way overlap
+            lane = f"swarmx/down{chunk or ''}"  # a lane per chunk: hops are latency, so chunks overlap
             arrived.append(self._task(number, works.broadcast, lane, [load]))
         self.sent.append(load)
         return arrived
 
     def _freed(self) -> list[int]:
-        """The computation whose end frees the slot that the next weights take."""
+        """The compute task whose end frees the buffer for the next weights."""
         index = len(self.computed) - 1 - self.depth
         if index >= 0:
             return [self.template.writer(self.computed[index])]
         return [self.template.port(f"computed-{-index}")] if self.kind.follows else []
 
-    def _behind(self, done: Sequence[int]) -> list[int]:
-        """What must be over before one more layer is read from flash."""
+    def _room_in_dram(self, done: Sequence[int]) -> list[int]:
+        """The task that must end before one more layer is read from flash."""
         staged = self.rules.staged_layers
         return [self.template.writer(done[-staged])] if len(done) >= staged else []
 
     def _server(self, stream: str, number: int) -> str:
-        """The stream of the weight server that holds a block; one for all where each holds a part."""
+        """The stream of the weight server of a block; a common one where blocks are sharded."""
         servers = self.rules.servers
         return stream if servers is None else f"{stream}{number % servers}"
 
     # ------------------------------------------------------------------------------ gradients out
     def _egress(self, number: int, parts: list[int]) -> None:
-        """Gradients up the tree, added to those of passes before; the last pass updates the block."""
+        """Send gradients up the tree, added to those of earlier passes; the last pass updates the block."""
         works, name = self.blocks[number], f"gradient{number}"
         adds = [self.template.port(name)] if self.kind.adds and not self.rules.gradients_on_wafer else []
         self.template.output(name, parts[-1])
@@ -251,12 +252,14 @@ class PassRecorder:
             self._update(number, up)
 
     def _update(self, number: int, gradients: list[int]) -> None:
-        """The optimizer on MemoryX, as soon as a block's gradient is complete."""
+        """Run the optimizer on MemoryX as soon as a block's gradient is complete."""
         works, reads = self.blocks[number], list(gradients)
         if works.state_read is not None:
             before = [self.template.port(f"state{number}")] if self.kind.updated else []
             stream = self._server("memoryx/flash-read", number)
-            reads.append(self._task(number, works.state_read, stream, before, self._behind(self.updates)))
+            reads.append(
+                self._task(number, works.state_read, stream, before, self._room_in_dram(self.updates))
+            )
         weights = self._task(number, works.update, self._server("memoryx/update", number), reads)
         self.updates.append(weights)
         if works.state_write is not None:
@@ -268,18 +271,18 @@ class PassRecorder:
 
     # -------------------------------------------------------------------------------- activations
     def _spill(self, first: int, tensor: int) -> None:
-        """Have what the backward of a group needs leave the wafer."""
+        """Spill the tensor that the backward of a group needs."""
         work = self.blocks[first].spill
         if work is not None:
             self.spilled[first] = self._task(first, work, f"{DEVICE}/spill", [tensor])
 
     def _room(self) -> list[int]:
-        """The spill whose end leaves room for one more tensor: the one before the last."""
+        """The spill before the last, whose end makes room for one more tensor."""
         out = list(self.spilled.values())
         return [self.template.writer(out[-2])] if len(out) > 1 else []
 
     def _fetched(self, first: int, hidden: list[int]) -> int:
-        """The input of a group: on the wafer, or brought back while the group before it runs."""
+        """The input of a group, on the wafer or fetched while the previous group runs."""
         work = self.blocks[first].fetch
         kept = hidden[max(first - 1, 0)]
         if work is None or first not in self.spilled:
@@ -296,7 +299,7 @@ class PassRecorder:
         reads: Sequence[int],
         after: Sequence[int] = (),
     ) -> int:
-        """Last tensor of one computation."""
+        """The last tensor of one computation."""
         return self._tasks(number, work, weights, reads, after)[-1]
 
     def _tasks(
@@ -307,6 +310,6 @@ class PassRecorder:
         reads: Sequence[int],
         after: Sequence[int] = (),
     ) -> list[int]:
-        """One task for each chunk of the weights; the first tensor that each writes."""
+        """One task per chunk of the weights; returns the first tensor of each task."""
         stream = f"{DEVICE}/compute"
         return [self._task(number, work, stream, [chunk, *reads], after) for chunk in weights]

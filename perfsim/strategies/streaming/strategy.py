@@ -1,10 +1,10 @@
-"""Weight streaming: weights live in MemoryX and pass over the wafer layer by layer, twice a step.
+"""Weight streaming: weights are in MemoryX and are streamed to the wafer layer by layer, twice a step.
 
-Streams of one step: `memoryx/out` sends a layer's weights, `swarmx/down` broadcasts them,
-`csK/compute` uses them; backward streams the same weights again, `swarmx/up` sums the gradients on
-their way, and `memoryx/update` updates a layer as soon as its gradient is complete. The next step's
-weights of a layer wait for that update. Every system gets the same weights and its own slice of the
-batch, so one system is written and stands for all.
+Streams of a step: `memoryx/out` sends a layer's weights, `swarmx/down` broadcasts them, `csK/compute` uses
+them. The backward streams the same weights again, `swarmx/up` sums the gradients on the way, and
+`memoryx/update` updates a layer as soon as its gradient is complete. The weights of a layer for the next step
+wait for that update. Every system gets the same weights and its own slice of the batch, so the graph is
+folded to one system.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from perfsim.workload import Job, StreamingLayout
 
 RECOMPUTE_GROUPS = (0, 1, 2, 4)
 STREAM_CHUNKS = 16
-"""Pieces of a layer where it streams in chunks and nobody says in how many."""
+"""Default number of chunks of a layer where layers are streamed in chunks."""
 MOST_CHUNKS = 4096
-"""Pieces of a layer: past this a chunk of a published model is smaller than what a tree node forwards."""
+"""Limit of `stream_chunks`: with more, a chunk of a published model is smaller than a chunk of SwarmX."""
 
 
 class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
@@ -49,10 +49,10 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
     summary = "layers stream from MemoryX over wafers that hold only activations (data parallel)"
 
     def layouts(self, job: Job, topology: WaferTree) -> Iterator[StreamingLayout]:
-        """Of the recompute groups those that need the fewest micro-batches; spilled where it saves some.
+        """Recompute intervals with the fewest micro-batches, and spilled layouts where these need fewer.
 
-        The software splits a batch that exceeds the wafer, and only such a batch: its best published
-        micro-batches are some 90 sequences, where keeping all activations would leave room for a few.
+        The real software splits only a batch that exceeds the wafer. Its best published micro-batches have
+        some 90 sequences, while only a few would fit with all activations kept.
         """
         system = topology.system
         per_system = -(-job.global_batch_size // topology.num_devices)
@@ -69,7 +69,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
     def plan(
         self, job: Job, topology: WaferTree, layout: StreamingLayout, *, check_memory: bool = True
     ) -> StreamingPlan:
-        """Check one layout; `micro_batch_size` is per system and micro-batch."""
+        """Check one layout; `micro_batch_size` is per system."""
         check_runs_on(self, topology.system)
         system = topology.system
         problems = self._problems(job, topology, layout)
@@ -116,21 +116,21 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
             if remark:
                 yield remark
             if calibration.name != system.device.name:
-                yield f"no measurement of {system.device.name}: efficiencies of {calibration.name}"
+                yield f"no measurement of {system.device.name}: efficiencies of {calibration.name} are used"
         yield Store(job, system).note
         if layout.stream_chunks < needed_chunks(system):
             yield (
-                "a layer's weights are waited for as a whole, though they are used as they arrive; without "
-                "prefetch that is too slow: stream_chunks or --detail chunk shows what overlaps"
+                "compute waits for all weights of a layer, though the machine uses weights as they arrive; "
+                "without prefetch this step is too slow: stream_chunks or --detail chunk models the overlap"
             )
         elif needed_chunks(system) > 1:
             yield f"no prefetch: layers are streamed and used in {layout.stream_chunks} chunks"
         if job.recipe.weight_sparsity:
             share = 100 * job.recipe.weight_sparsity
             yield (
-                f"{share:.4g} % of the layers' weights are zero: MFU counts the FLOPs of those kept, HFU "
-                "what is executed; whether as many tokens reach the target as for the dense model is "
-                "assumed, and known for few models"
+                f"{share:.4g} % of the layers' weights are zero: MFU counts FLOPs of nonzero weights, HFU "
+                "executed FLOPs; it is assumed, and known for few models, that as many tokens reach the "
+                "target as for the dense model"
             )
 
     def emit(self, plan: StreamingPlan, builder: GraphBuilder) -> None:
@@ -139,21 +139,21 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         StreamingWriter(plan, builder).write()
 
     def estimate_s(self, plan: StreamingPlan, duration: Duration) -> float:
-        """Sum over blocks of the larger of compute and stream, and the bubble between two steps."""
+        """The larger of compute and streams, summed over blocks, and the bubble between two steps."""
         return estimate_s(plan, duration)
 
 
 def needed_chunks(system: WaferClusterSpec) -> int:
-    """Pieces of a layer without which the step would be wrong: one where the next layer is prefetched.
+    """Chunks of a layer that an accurate step needs: 1 where layers are prefetched or held whole.
 
-    Without prefetch only the chunks of a layer overlap with its own computation, if it is not held whole.
+    Without prefetch, weights overlap with compute only between chunks of the same layer.
     """
     whole = system.streaming.prefetch_depth > 0 or system.streaming.weights_held == "layer"
     return 1 if whole else STREAM_CHUNKS
 
 
 def _overflow(use: MemoryUse) -> str:
-    """What does not fit, and what would help there."""
+    """The message for memory that does not fit, with what would help."""
     helps = {
         "wafer": "a smaller micro_batch_size or recompute_layers 1",
         "GPU": "a smaller micro_batch_size or recompute_layers 1",

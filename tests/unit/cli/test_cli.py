@@ -311,7 +311,7 @@ def test_a_point_without_json_is_told_in_words(perfsim: Run) -> None:
 def test_a_batch_that_nobody_gave_is_said(perfsim: Run) -> None:
     silent = " ".join(perfsim(*WAFERS, "--devices", "2").stdout.split())
     assert "batch 16 sequences" in silent
-    assert "no batch was given: 8 sequences a device were taken, 16 in all" in silent
+    assert "no batch was given: 8 sequences per device are used, 16 in all" in silent
     assert "no batch was given" not in perfsim(*WAFERS, "--devices", "2", "--batch", "16").stdout
     assert "else 8 per device" in " ".join(perfsim("run", "--help").stdout.split())
 

@@ -39,11 +39,11 @@ def test_a_family_that_holds_such_runs_is_not_unlike() -> None:
     ("changes", "points", "words"),
     [
         ({"constants": "h100"}, 3.0, "instead of h100"),
-        ({"sharded": True}, 2.0, "sharded parameters only here"),
-        ({"pipeline": False}, 1.0, "pipeline parallelism only there"),
-        ({"parameters": 1e12}, 1.0, "model 10.0 times outside"),
-        ({"parameters": 1e8}, 1.0, "model 10.0 times outside"),
-        ({"num_devices": 51200}, 2.0, "number of devices 100.0 times outside"),
+        ({"sharded": True}, 2.0, "sharded parameters only in this plan"),
+        ({"pipeline": False}, 1.0, "pipeline parallelism only in the family"),
+        ({"parameters": 1e12}, 1.0, "model outside its range by a factor of 10.0"),
+        ({"parameters": 1e8}, 1.0, "model outside its range by a factor of 10.0"),
+        ({"num_devices": 51200}, 2.0, "number of devices outside its range by a factor of 100.0"),
     ],
 )
 def test_each_difference_has_its_points_and_its_words(

@@ -73,7 +73,7 @@ def test_a_tensor_group_across_nodes_is_not_priced_as_one_inside(toys: ModuleTyp
     right_s = longest_path_s(graph, plan.topology, costs)
     assert right_s == folded_s(toys, plan, costs) + reductions * (ACROSS_S - INSIDE_S)
     note = place(graph, plan.topology, contention=False).note
-    assert note == "ranks of 2 kinds written: groups lie unevenly over nodes or leaves"
+    assert note == "groups lie unevenly over nodes or leaves: 2 kinds of ranks are simulated"
 
 
 def test_replicas_on_one_node_and_on_two_are_not_the_same(toys: ModuleType) -> None:
@@ -91,7 +91,7 @@ def test_neighbours_in_the_node_for_some_replicas_are_across_for_others(toys: Mo
     """Stages of three ranks on nodes of four: 0 to 3 stays inside, 1 to 4 and 2 to 5 do not."""
     plan = planned(toys, 4, data=3, pipeline=4)
     found = evaluate(plan, CountingNodes(4, "pipeline_communication"))
-    assert "ranks of 3 kinds written" in found.plan.notes[-1]
+    assert "3 kinds of ranks are simulated" in found.plan.notes[-1]
     sends = {work.group.ranks[:2] for work in found.trace.graph.works if work.kind is Kind.COMM_SEND}
     assert {(0, 3), (1, 4), (2, 5)} <= {tuple(ranks) for ranks in sends}
 

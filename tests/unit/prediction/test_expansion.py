@@ -133,7 +133,7 @@ def test_what_does_not_run_so_is_refused(evaluation: Evaluation, text: str, mess
 
 def test_a_gather_does_not_run_as_a_tree() -> None:
     gathers = ps.predict(**{**POINT, "layout": "tp=8,pp=1,dp=4,mbs=1,zero=1"}).run
-    with pytest.raises(InputError, match="does not run as a tree: all_reduce, broadcast do"):
+    with pytest.raises(InputError, match="cannot run as a tree; these can: all_reduce, broadcast"):
         expanded(gathers, "data.all_gather=tree")
 
 

@@ -105,7 +105,7 @@ def test_the_part_that_limits_is_the_cause_and_twice_as_fast_saves_what_the_reme
 def test_a_remedy_of_more_sequences_names_more_and_makes_each_cheaper(bound: Bound) -> None:
     before = run(bound, {})
     said = re.search(
-        r"([\d,]+) sequences a system and micro-batch instead of ([\d,]+)", prediction_of(before).why.remedy
+        r"([\d,]+) sequences per system and micro-batch instead of ([\d,]+)", prediction_of(before).why.remedy
     )
     if bound.cause == "input":
         assert said is None, "samples grow with the batch"

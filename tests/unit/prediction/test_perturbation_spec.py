@@ -41,7 +41,7 @@ def test_ranks_may_be_called_by_their_device() -> None:
         ("jitter=3", "less than or equal to 1"),
         ("mttf=8,checkpoint=1h,restart=1h", "8 has no unit"),
         ("mttf=8h", "failure.checkpoint: Field required"),
-        ("mttf=8h,at=2h,checkpoint=1h,restart=1h", "give one"),
+        ("mttf=8h,at=2h,checkpoint=1h,restart=1h", "failures need either"),
         ("mttf=0s,checkpoint=1h,restart=1h", "mttf must be above 0"),
         ("seed=-1", "greater than or equal to 0"),
         ("jitter=0.02,jitter=0.3", "jitter is given twice"),

@@ -80,8 +80,8 @@ def test_a_terminal_shows_the_notes() -> None:
 @pytest.mark.parametrize(
     ("best", "said"),
     [
-        (8, "best batch 8 is the smallest of the 3 tried (8 to 32 sequences): a smaller one may be better"),
-        (32, "best batch 32 is the largest of the 3 tried (8 to 32 sequences): a larger one may be better"),
+        (8, "best batch 8 is the smallest of 3 tried (8 to 32 sequences): a smaller batch may be better"),
+        (32, "best batch 32 is the largest of 3 tried (8 to 32 sequences): a larger batch may be better"),
         (16, ""),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_study_flags_a_best_batch_at_the_edge_in_summary_terminal_and_report(t
     small = spec.model_copy(update={"candidates": (wafer,), "sampling": off})
     edge = run_study(small.model_copy(update={"batch_sizes": (1000, 2000)})).result
     (candidate,) = edge.candidates
-    assert "is the smallest of the 2 tried (1000 to 2000 sequences)" in candidate.batch_at_edge
+    assert "is the smallest of 2 tried (1000 to 2000 sequences)" in candidate.batch_at_edge
     assert candidate.batch_at_edge in candidate.notes
     assert study_document(edge)["candidates"][0]["batch_at_edge"] == candidate.batch_at_edge
     assert "best batch at the edge of those tried, another may be better: 1 x cs-2" in study_lines(edge)

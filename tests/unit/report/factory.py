@@ -106,7 +106,7 @@ def _candidate(
     best = min(curve, key=lambda point: point.time_to_accuracy_s)
     fields: dict[str, Any] = {
         "model": "gpt3_20b",
-        "why": Why("compute", {}, "more devices", "Bound by computing."),
+        "why": Why("compute", {}, "more devices", "Bound by compute."),
         "hfu": 0.0,
         "bubble_fraction": 0.0,
         "exposed_communication_fraction": 0.0,

@@ -13,7 +13,7 @@ from perfsim.report.terminal.run import run_lines
 
 @pytest.fixture
 def prediction() -> Prediction:
-    sentence = "Bound by computing: compute 90.0 % of the step. Nearest remedy: more devices."
+    sentence = "Bound by compute: compute 90.0 % of the step. Nearest remedy: more devices."
     return Prediction(
         model="gpt3_xl",
         strategy="3d",
@@ -36,7 +36,7 @@ def prediction() -> Prediction:
 
 def test_the_lines_say_why_its_step_is_as_long_as_it_is(prediction: Prediction) -> None:
     text = " ".join(" ".join(run_lines(prediction)).split())
-    assert "why Bound by computing: compute 90.0 % of the step. Nearest remedy: more devices." in text
+    assert "why Bound by compute: compute 90.0 % of the step. Nearest remedy: more devices." in text
 
 
 def test_every_metric_is_shown(prediction: Prediction) -> None:
