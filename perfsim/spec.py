@@ -25,6 +25,8 @@ class Spec(BaseModel):
         Quantities are text with a unit or floats in SI units. A description with a name takes a new one that
         tells the changes, unless `name` is among them. Raises CatalogError with everything that is wrong.
         """
+        if not changes:
+            return self
         data = self.model_dump()
         problems = [problem for path, value in changes.items() for problem in _put(data, path, value)]
         if problems:

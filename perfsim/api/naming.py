@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog
-from perfsim.errors import InputError, Problem
+from perfsim.errors import InputError, PerfsimError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.prediction.cluster import cluster_named
 from perfsim.spec import Spec
@@ -31,6 +33,24 @@ def system_of(given: Named | SystemSpec, catalog: Catalog) -> SystemSpec:
     return system
 
 
+def names_of(given: Any, argument: str) -> list[str]:
+    """One name or several as a list. Raises InputError for what are no names."""
+    names = [given] if isinstance(given, str) else given
+    listed = list(names) if isinstance(names, Iterable) else [names]
+    if not all(isinstance(name, str) for name in listed):
+        raise InputError(f"{argument}: names such as ['3d', 'weight-streaming'] are expected, not {given!r}")
+    return listed
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[Path]:
+    """Turns what the file system refuses into a PerfsimError that names the path."""
+    try:
+        yield Path(path)
+    except OSError as error:
+        raise PerfsimError(f"{path}: {error.strerror or error}") from None
+
+
 def cluster_of(given: Named | ClusterCalibration | None, catalog: Catalog) -> ClusterCalibration | None:
     """The user's own measurements, by name or as themselves; None where there are none."""
     return cluster_named(str(given), catalog) if isinstance(given, (str, Path)) else given
@@ -38,6 +58,6 @@ def cluster_of(given: Named | ClusterCalibration | None, catalog: Catalog) -> Cl
 
 def _neither(given: Any, kind: str) -> Problem:
     return Problem(
-        f"{kind}: a {type(given).__name__} is given",
+        f"{kind}: {type(given).__name__} is not what is expected",
         help=f"give a name of the catalogue, the path of a YAML file, or an object (Catalog().{kind}s[...])",
     )

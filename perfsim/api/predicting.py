@@ -39,14 +39,14 @@ def predict(
 
     Raises InputError for what cannot be asked and PlanError where no plan fits, both with all reasons.
     """
-    catalog = catalog or default_catalog()
+    catalog, perturb = catalog or default_catalog(), perturb or None
     question = Question(
         model=described(model, "model", catalog),
         recipe=described(recipe, "recipe", catalog),
         system=system_of(system, catalog),
         devices=devices,
-        strategy=strategy or "",
-        layout=layout or None,
+        strategy="" if strategy is None else strategy,
+        layout=None if layout == "" else layout,
         batch=batch,
         cluster=cluster_of(cluster, catalog),
         perturbations=parse_perturbations(perturb) if isinstance(perturb, str) else perturb,

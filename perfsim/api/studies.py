@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from perfsim.api.frames import Row, Rows, frame, html_table
-from perfsim.api.naming import Named
+from perfsim.api.naming import Named, names_of, writing
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
 from perfsim.errors import InputError, Problem
@@ -57,8 +57,9 @@ def study(
         spec = study_from(study, catalog)
     else:
         spec = load_study(str(study), catalog)
-    names = [compare] if isinstance(compare, str) else list(compare)
-    return StudyAnswer(run_study(with_verify(spec, verify), names, progress))
+    if verify is not None and verify not in get_args(Verify):
+        raise InputError(f"verify: {verify!r} is none of {', '.join(get_args(Verify))}")
+    return StudyAnswer(run_study(with_verify(spec, verify), names_of(compare, "compare"), progress))
 
 
 @dataclass(frozen=True, repr=False)
@@ -184,7 +185,8 @@ class StudyAnswer:
         """Write the report, `summary.json` and a trace of each candidate; returns the page."""
         from perfsim.report.study.write import write_study
 
-        return write_study(self.run, Path(folder))
+        with writing(folder) as path:
+            return write_study(self.run, path)
 
     def document(self, report: str = "") -> dict[str, Any]:
         """The answer as `perfsim study --json` prints it; `report` is where the page stands."""
@@ -246,6 +248,9 @@ class StudyFigures:
         """One step of a candidate, task by task."""
         from perfsim.report.figures.timeline import cut_timelines, timeline
 
+        count = len(self.result.candidates)
+        if not 0 <= candidate < count:
+            raise InputError(f"candidate {candidate}: the candidates are 0 to {count - 1}")
         chosen = self.result.candidates[candidate]
         return timeline(chosen, cut_timelines([chosen])[0].bars)
 
@@ -263,4 +268,6 @@ def _fits(name: str, candidate: CandidateResult) -> bool:
 
 def _plain(name: str) -> str:
     """A name without case, signs and the `x` between number and system."""
+    if not isinstance(name, str):
+        raise InputError(f"a candidate is named by text such as '16 cs-2', not {name!r}")
     return " ".join(re.sub(r"[^a-z0-9]+", " ", re.sub(r"\bx\b", " ", name.casefold())).split())

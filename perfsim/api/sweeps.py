@@ -10,8 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from perfsim.api.frames import Row, frame, html_table
-from perfsim.api.naming import Named
+from perfsim.api.naming import Named, names_of, writing
 from perfsim.catalog import Catalog
+from perfsim.errors import InputError
 from perfsim.report.text import layout_short
 from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.result import SweepResult
@@ -51,7 +52,10 @@ def sweep(
     Raises InputError for what is wrong in the file and PerfsimError where points fail.
     """
     asked = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog)
-    asked = only_strategies(asked, list(compare))
+    asked = only_strategies(asked, names_of(compare, "compare"))
+    processes: Any = jobs
+    if processes is not None and not (isinstance(processes, int) and processes >= 1):
+        raise InputError(f"jobs: {jobs!r} is not a whole number of processes, 1 or more")
     if folder is not None:
         return SweepAnswer(run_sweep(asked, Path(folder) / STORE, jobs=jobs, tell=progress))
     with TemporaryDirectory() as nowhere:
@@ -101,7 +105,8 @@ class SweepAnswer:
         """Write the report; returns the page."""
         from perfsim.report.sweep.page import write_sweep
 
-        return write_sweep(self.result, Path(folder))
+        with writing(folder) as path:
+            return write_sweep(self.result, path)
 
     def document(self, report: str = "") -> dict[str, Any]:
         """The answer as `perfsim sweep --json` prints it; `report` is where the page stands."""

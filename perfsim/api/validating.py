@@ -24,6 +24,8 @@ def validate(file: str | Path, catalog: Catalog | None = None) -> Validation:
     `published_cases` lists the files that come with perfsim. Raises InputError for a file that is not there
     or that is malformed; a case that cannot be predicted is listed in `failed`.
     """
+    if not isinstance(file, (str, Path)):
+        raise InputError(f"validate: a path is expected, not {file!r}")
     path = Path(file)
     if not path.is_file():
         raise InputError([Problem("there is no such file", file=str(path))])

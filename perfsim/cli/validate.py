@@ -39,17 +39,17 @@ def validate(
     files: tuple[Path, ...], as_json: bool, worst: int, record: bool, page: Path | None, leave_out: bool
 ) -> None:
     """Predict published runs (FILES, or the public cases) and print the errors beside a baseline."""
+    from perfsim.api.validating import validate as answer
     from perfsim.published.plans import public_cases
     from perfsim.report.terminal.validation import validation_lines
     from perfsim.validation.held_out import add_releases_left_out
-    from perfsim.validation.validate import validate_file
 
     paths = files or tuple(public_cases())
     if leave_out and page is None and not files:
         raise click.UsageError(_NEEDS_PAGE)
     for path in paths:
         must_exist(path)
-    results = [validate_file(path) for path in paths]
+    results = [dict(answer(path).document) for path in paths]
     if leave_out and not add_releases_left_out(paths, results) and page is None:
         raise click.UsageError(_NEEDS_PAGE)
     if page is not None:

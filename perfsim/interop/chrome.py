@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perfsim.errors import PerfsimError
 from perfsim.trace import Span, Trace
 
 MICROSECONDS = 1e6
@@ -69,7 +70,10 @@ class StepTrace:
 
     def save(self, path: str | Path) -> Path:
         """Write it for Perfetto and chrome://tracing; gzipped where the name ends in .gz."""
-        return write_chrome_trace(self.run, Path(path))
+        try:
+            return write_chrome_trace(self.run, Path(path))
+        except OSError as error:
+            raise PerfsimError(f"{path}: {error.strerror or error}") from None
 
 
 def _device(stream: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from perfsim.errors import PerfsimError
 from perfsim.interop.chrome import StepTrace
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.result import Perturbed, Why
@@ -80,9 +81,9 @@ class Prediction:
 
     @property
     def run(self) -> Evaluation:
-        """The run behind the values. Raises ValueError for a stored prediction."""
+        """The run behind the values. Raises PerfsimError for a stored prediction."""
         if self.evaluation is None:
-            raise ValueError(f"{self.label}: the run of a stored prediction is not kept; predict it again")
+            raise PerfsimError(f"{self.label}: the run of a stored prediction is not kept; predict it again")
         return self.evaluation
 
     @property
@@ -92,5 +93,5 @@ class Prediction:
 
     @property
     def trace(self) -> StepTrace:
-        """Start and end of every task of the step. Raises ValueError for a stored prediction."""
+        """Start and end of every task of the step. Raises PerfsimError for a stored prediction."""
         return StepTrace(self.run.trace)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from types import NoneType
+from typing import Any, Literal, get_args
 
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.price import Costs
+from perfsim.errors import InputError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.machines import build_topology, costs_for, machine_of, strategy_for
 from perfsim.machines.layout_text import settings
 from perfsim.prediction.cluster import check_device
 from perfsim.prediction.perturbation_spec import PerturbationSpec
+from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.strategies import Strategy
 from perfsim.topology import Topology
 from perfsim.wall_clock import WallClockSpec
@@ -109,9 +113,46 @@ class Question:
     def check(self) -> Question:
         """Make all checks that need no planning. Raises InputError.
 
-        It refuses a strategy of another kind of system, a number of devices that the system cannot have,
-        a cluster calibration of another device, and a device without the constants that prices need.
+        It refuses values of a wrong type or outside their range, a strategy of another kind of system, a
+        number of devices that the system cannot have, a cluster calibration of another device, and a device
+        without the constants that prices need.
         """
+        if problems := list(self._wrong_values()):
+            raise InputError(problems)
         check_device(self.cluster, self.system)
         _ = self.chosen, self.topology, self.costs
         return self
+
+    def _wrong_values(self) -> Iterator[Problem]:
+        """Values of a wrong type, or outside their range."""
+        types: tuple[tuple[str, Any, type | tuple[type, ...]], ...] = (
+            ("model", self.model, TransformerConfig),
+            ("recipe", self.recipe, TrainingRecipe),
+            ("system", self.system, SystemSpec),
+            ("cluster", self.cluster, (ClusterCalibration, NoneType)),
+            ("perturbations", self.perturbations, (PerturbationSpec, NoneType)),
+            ("expand", self.expand, str),
+        )
+        for name, value, wanted in types:
+            if not isinstance(value, wanted):
+                names = wanted if isinstance(wanted, tuple) else (wanted,)
+                words = " or ".join(kind.__name__.replace("NoneType", "None") for kind in names)
+                yield Problem(f"{name}: {type(value).__name__} is not {words}")
+        for name, value, most in (
+            ("devices", self.devices, MOST_DEVICES),
+            ("batch", self.batch, MOST_SEQUENCES),
+        ):
+            whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+            if not whole and (name == "devices" or value is not None):
+                yield Problem(f"{name}: {value!r} is not a whole number from 1 to {most:,}")
+        if not isinstance(self.strategy, str) and not hasattr(self.strategy, "plan"):
+            yield Problem(f"strategy: {type(self.strategy).__name__} is neither a name nor a strategy")
+        if self.detail not in get_args(Detail):
+            yield Problem(f"detail: {self.detail!r} is none of {', '.join(get_args(Detail))}")
+        if isinstance(self.system, SystemSpec):
+            own = machine_of(self.system).layout_type
+            if not isinstance(self.layout, (str, NoneType, own)):
+                yield Problem(
+                    f"layout: {type(self.layout).__name__} is no layout of a {self.system.kind}",
+                    help=f"give a {own.__name__}, or text such as dp={self.devices},mbs=1",
+                )

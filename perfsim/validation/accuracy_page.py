@@ -119,7 +119,8 @@ def examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Examined |
     """The parts of one case; None if it cannot be predicted."""
     try:
         placed = place_case(case, catalog)
-        return _EXAMINES[placed.plan.system.kind](placed, leaves_out=leaves_out and case.scored)
+        examine_kind = _EXAMINES.get(placed.plan.system.kind)
+        return examine_kind and examine_kind(placed, leaves_out=leaves_out and case.scored)
     except PerfsimError:
         return None
 

@@ -3,11 +3,12 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import perfsim as ps
-from perfsim.workload import ParallelLayout
+from perfsim.workload import ParallelLayout, StreamingLayout
 
 LAYOUT = "tp=2,pp=2,dp=2,mbs=1"
 
@@ -73,6 +74,34 @@ def test_without_a_strategy_the_systems_own_is_taken(system: str, strategy: str)
     assert prediction.caveats == prediction.notes
 
 
-def test_what_is_neither_name_nor_object_is_refused() -> None:
-    with pytest.raises(ps.PerfsimError, match="model: a int is given"):
-        ps.predict(model=3, system="cs-2", devices=1)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": 3}, "model: int is not what is expected"),
+        ({"model": ps.Catalog().systems["cs-2"]}, "model: WaferClusterSpec is not TransformerConfig"),
+        ({"system": ps.Catalog().models["gpt3_xl"]}, "system: TransformerConfig is not SystemSpec"),
+        ({"devices": "8"}, "devices: '8' is not a whole number"),
+        ({"devices": True}, "devices: True is not a whole number"),
+        ({"batch": 0}, "batch: 0 is not a whole number from 1"),
+        ({"batch": "many"}, "batch: 'many'"),
+        ({"layout": 3}, "layout: int is no layout of a gpu-cluster"),
+        ({"layout": StreamingLayout(data=8)}, "layout: StreamingLayout is no layout of a gpu-cluster"),
+        ({"strategy": 3}, "strategy: int is neither a name nor a strategy"),
+        ({"strategy": "3-d"}, "did you mean `3d`"),
+        ({"cluster": 3}, "cluster: int is not ClusterCalibration or None"),
+        ({"perturb": 3}, "perturbations: int is not PerturbationSpec or None"),
+        ({"detail": "atom"}, "detail: 'atom' is none of layer, chunk"),
+        ({"expand": 3}, "expand: int is not str"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_with_its_problems(change: dict[str, Any], said: str) -> None:
+    asked = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 16, "layout": LAYOUT}
+    with pytest.raises(ps.PerfsimError) as refused:
+        ps.predict(**{**asked, **change})
+    assert any(said in str(problem) for problem in refused.value.problems)
+
+
+def test_a_trace_that_cannot_be_written_is_refused(prediction: ps.Prediction, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ps.PerfsimError, match="file"):
+        prediction.trace.save(tmp_path / "file" / "t.json")

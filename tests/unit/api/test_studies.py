@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,22 @@ def test_caveats_name_their_candidate(answer: ps.StudyAnswer) -> None:
 def test_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ps.study({**STUDY, "candidates": STUDY["candidates"][1:]})
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda answer: answer.ratio(3),
+        lambda answer: answer.figures.timeline(99),
+        lambda answer: ps.study(STUDY, compare=[3]),  # type: ignore[list-item]
+        lambda answer: ps.study(STUDY, compare=3),  # type: ignore[arg-type]
+        lambda answer: ps.study(STUDY, verify="some"),  # type: ignore[arg-type]
+        lambda answer: ps.validate(3),  # type: ignore[arg-type]
+        lambda answer: ps.sweep("capacity_20b", jobs=-1),
+        lambda answer: answer.save(__file__),
+    ],
+)
+def test_what_makes_no_sense_is_a_perfsim_error(answer: ps.StudyAnswer, ask: Callable[..., object]) -> None:
+    with pytest.raises(ps.PerfsimError) as refused:
+        ask(answer)
+    assert refused.value.problems

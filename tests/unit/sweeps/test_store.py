@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfsim.catalog import Catalog, data_root
+from perfsim.prediction.perturbation_spec import PerturbationSpec
 from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, StudySpec
 from perfsim.sweeps import store as store_module
 from perfsim.sweeps.store import Store, Stored, StoreError, digest_of
@@ -98,6 +99,11 @@ CHANGES: dict[str, Callable[[], StudySpec]] = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_what_decides_an_answer_changes_the_digest(what: str) -> None:
     assert digest_of(CHANGES[what]()) != digest_of(a_study())
+
+
+def test_what_perturbs_the_steps_of_a_study_changes_the_digest() -> None:
+    slow = PerturbationSpec.model_validate({"stragglers": [{"rank": 0, "factor": 2.0}]})
+    assert digest_of(a_study(perturbations=slow)) != digest_of(a_study())
 
 
 def test_what_only_explains_leaves_the_digest_alone() -> None:
