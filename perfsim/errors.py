@@ -65,10 +65,10 @@ class InputError(PerfsimError):
 
 
 class UnknownNameError(InputError):
-    """A name that nothing bears; the help names the nearest one and all that there are."""
+    """An unknown name; the help lists all names, the nearest one first."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        super().__init__([Problem(f"unknown {kind} {name!r}", help=did_you_mean(name, known))])
+    def __init__(self, kind: str, name: str, names: Iterable[str]) -> None:
+        super().__init__([Problem(f"unknown {kind} {name!r}", help=did_you_mean(name, names))])
 
 
 class UnitError(InputError):

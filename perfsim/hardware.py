@@ -1,8 +1,7 @@
-"""What exists: devices, links, nodes and systems, as frozen descriptions in SI units.
+"""Hardware descriptions: devices, links, nodes and systems, frozen, in SI units.
 
-A description is read from `hardware/**/*.yaml` by `perfsim.catalog`; quantities are strings with a
-unit there and floats in SI here. Datasheet facts live in these classes, fitted constants in
-`perfsim.calibration`, and a description only names the calibration it uses.
+`perfsim.catalog` reads them from `hardware/**/*.yaml`, where quantities are strings with a unit. They
+hold datasheet values; fitted constants are in `perfsim.calibration`, and a description names its calibration.
 """
 
 from __future__ import annotations
@@ -31,27 +30,28 @@ StoreTier = Literal["auto", "dram", "flash"]
 
 
 class MemorySpec(Spec):
-    """A memory: how much it holds and how fast it is read."""
+    """A memory with its capacity and bandwidth."""
 
     capacity: Bytes
     bandwidth: BytesPerSecond
     reserved: Bytes = 0.0
-    """Not available to a training step: context, communication buffers, fragmentation; code on a wafer."""
+    """Not available to a training step: context, communication buffers, fragmentation; on a wafer, code."""
     cache: Bytes = 0.0
-    """Last-level cache in front of it."""
+    """Size of its last-level cache."""
 
     @property
     def usable_bytes(self) -> float:
+        """Capacity for a training step."""
         return self.capacity - self.reserved
 
 
 class DeviceSpec(CatalogSpec):
-    """A device that computes: a GPU, or a wafer."""
+    """A GPU or a wafer."""
 
     kind: DeviceKind
     peak: dict[Precision, FlopPerSecond]
     vector_peak: dict[Precision, FlopPerSecond] = Field(default_factory=dict)
-    """Of the units beside the matrix cores, which run matrices of odd sizes."""
+    """Peak of the units outside the matrix cores, which compute matrices of odd sizes."""
     memory: MemorySpec
     compute_units: PositiveInt
     """Streaming multiprocessors of a GPU, cores of a wafer."""
@@ -60,25 +60,25 @@ class DeviceSpec(CatalogSpec):
 
 
 class LinkSpec(CatalogSpec):
-    """A link in one direction: bytes a second and the seconds that the first byte takes."""
+    """A link in one direction: bytes per second, and seconds for the first byte."""
 
     bandwidth: BytesPerSecond
     latency: Seconds
     calibration: CollectiveCalibration | None = None
-    """How collectives behave on this link, where that was measured."""
+    """Measured performance of collectives on this link."""
 
 
 class InNetworkSpec(Spec):
-    """Switches that sum in passing (SHARP): an all-reduce crosses each device's link once each way."""
+    """In-network reduction (SHARP): an all-reduce crosses each device's link once in each direction."""
 
     bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
-    """Message over time of a long all-reduce. What nccl-tests calls bus bandwidth is 2 (n - 1) / n of it."""
+    """Message size over time of a long all-reduce; the bus bandwidth of nccl-tests is 2 (n - 1) / n of it."""
     latency: Seconds
-    """Before the first byte, the library's start-up; across nodes the hops of the tree come on top."""
+    """Start-up of the library before the first byte; across nodes the hops of the tree are added."""
 
 
 class NodeSpec(Spec):
-    """A server: devices behind one switch, and NICs that all devices share equally."""
+    """A server: devices on one switch, and NICs that all devices share equally."""
 
     devices: Devices
     scale_up: LinkSpec
@@ -86,19 +86,19 @@ class NodeSpec(Spec):
     nics: Devices
     nic: LinkSpec
     devices_share_nics: bool = False
-    """Several devices stand beside one NIC, though `nics` counts a share of it for each device."""
+    """Whether several devices share one NIC although `nics` counts one per device."""
 
     in_network: InNetworkSpec | None = None
-    """Of all-reduces inside the node (NVLink SHARP); None: the devices alone sum."""
+    """NVLink SHARP for all-reduces inside the node; None: only devices reduce."""
 
     @property
     def has_shared_nics(self) -> bool:
-        """Whether devices have to share the NIC that they stand beside."""
+        """Whether several devices share a NIC."""
         return self.devices_share_nics or self.nics < self.devices
 
     @property
     def inter_node_bytes_per_s(self) -> float:
-        """All NICs of the node together, one direction."""
+        """Bandwidth of all NICs of the node, one direction."""
         return self.nics * self.nic.bandwidth
 
 
@@ -109,13 +109,13 @@ class FatTreeSpec(Spec):
     oversubscription: Annotated[float, Field(ge=1.0)] = 1.0
     switch_latency: Seconds
     in_network: InNetworkSpec | None = None
-    """Of all-reduces across nodes (InfiniBand SHARP); None: the devices alone sum."""
+    """InfiniBand SHARP for all-reduces across nodes; None: only devices reduce."""
 
 
 class SystemSpec(CatalogSpec):
-    """A machine of some kind; the number of its devices is the question's, not the system's.
+    """A machine of some kind; the question, not the system, gives the number of devices.
 
-    A field of this type takes a system of every kind in `system_classes`; its key `kind` chooses.
+    A field of this type accepts a system of any kind in `system_classes`, chosen by its key `kind`.
     """
 
     kind: str
@@ -134,7 +134,7 @@ class SystemSpec(CatalogSpec):
 
 
 class GpuClusterSpec(SystemSpec):
-    """Nodes of GPUs under a fat tree; the number of nodes is the question's, not the system's."""
+    """Nodes of GPUs under a fat tree."""
 
     kind: Literal["gpu-cluster"]
     node: NodeSpec
@@ -142,47 +142,47 @@ class GpuClusterSpec(SystemSpec):
 
 
 class TierSpec(Spec):
-    """One medium of a weight server."""
+    """A storage medium of a weight server."""
 
     capacity: Bytes
     bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
-    """Of reads and writes together."""
+    """Reads and writes together."""
 
 
 class FlashSpec(TierSpec):
     """The flash of a weight server."""
 
     duplex: bool = False
-    """Whether reads and writes each have the bandwidth; else they share it."""
+    """Whether reads and writes have the bandwidth each; else they share it."""
 
 
 class WeightServerSpec(Spec):
-    """One server of MemoryX: it stores a part of the parameters and updates them."""
+    """One MemoryX server, which stores and updates a part of the parameters."""
 
     bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
-    """Each way, towards SwarmX."""
+    """In each direction, towards SwarmX."""
     dram: TierSpec
     flash: FlashSpec | None = None
     arithmetic: Annotated[FlopPerSecond, Field(gt=0)]
-    """Of the optimizer."""
+    """Rate of the optimizer's arithmetic."""
 
 
 class MemoryXSpec(Spec):
-    """The store of weights and optimizer state on weight servers, with the arithmetic of the optimizer."""
+    """MemoryX: weight servers that store weights and optimizer state and run the optimizer."""
 
     servers: PositiveInt
     server: WeightServerSpec
     placement: Literal["sharded", "by_layer"]
-    """sharded: every server holds a part of each layer, so that a layer comes from all at once;
-    by_layer: a layer lies on one server, the next one on the next."""
+    """sharded: every server stores a part of each layer, so all servers send a layer together;
+    by_layer: a layer is on one server, the next layer on the next server."""
     weights_in: StoreTier
-    """Where the copy of the weights lies that is streamed; auto: DRAM where it fits."""
+    """Location of the streamed copy of the weights; auto: DRAM if it fits."""
     optimizer_state_in: StoreTier
-    """Where master weights, moments and summed gradients lie; auto: DRAM where they fit."""
+    """Location of master weights, moments and summed gradients; auto: DRAM if they fit."""
 
     @property
     def bandwidth(self) -> float:
-        """Each way, all servers together."""
+        """Bandwidth of all servers in each direction."""
         return self.servers * self.server.bandwidth
 
     @property
@@ -197,34 +197,34 @@ class MemoryXSpec(Spec):
 
 
 class ActivationServersSpec(Spec):
-    """The servers beside each system that feed it samples and may keep activations for it."""
+    """Servers of each system that provide samples and may store its activations."""
 
     per_system: PositiveInt
     bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
-    """Of one server, each way."""
+    """One server, in each direction."""
     capacity: Bytes
-    """Of one server."""
+    """One server."""
     bytes_per_token: Annotated[float, Field(ge=0)]
-    """Of a sample on the wire."""
+    """Bytes of a sample on the wire, per token."""
     prefetch: PositiveInt
-    """Micro-batches of samples that may lie ready before they are used."""
+    """Micro-batches of samples that may be buffered ahead of use."""
 
 
 class StreamingSpec(Spec):
-    """How weights and gradients stream: what the software chooses, and a researcher may vary."""
+    """How weights and gradients are streamed: choices of the software, which studies may vary."""
 
     prefetch_depth: Annotated[int, Field(ge=0)]
-    """Layers whose weights may be sent ahead of the one that computes."""
+    """Layers whose weights may be sent ahead of the computing layer."""
     weights_held: Literal["chunk", "layer"]
-    """What a wafer holds of a layer on its way: a chunk, used as it arrives, or all of it."""
+    """How much of an arriving layer a wafer holds: a chunk, used on arrival, or the whole layer."""
     accumulate_at: Literal["memoryx", "swarmx", "wafer"]
     """Where the gradients of a step's micro-batches are summed."""
     staged_layers: PositiveInt
-    """Layers read from flash into DRAM ahead of the one that is sent."""
+    """Layers read from flash into DRAM ahead of the layer that is sent."""
     sparse_index_overhead: Annotated[float, Field(ge=0)]
-    """Bytes of an index for each byte of a kept weight of a sparse matrix."""
+    """Index bytes per byte of a kept weight of a sparse matrix."""
     sparse_harvest: Annotated[float, Field(ge=0, le=1)]
-    """Share of the multiplications by zero that are saved: h. A matrix takes 1 - h s of its time."""
+    """Share h of multiplications by zero that are skipped; a matrix takes 1 - h s of its dense time."""
 
 
 class SwarmXSpec(Spec):
@@ -232,16 +232,16 @@ class SwarmXSpec(Spec):
 
     fan_out: Annotated[int, Field(ge=2)]
     bandwidth: BytesPerSecond
-    """Each way, towards one system."""
+    """In each direction, towards one system."""
     hop_latency: Seconds
     chunk: Annotated[Bytes, Field(gt=0)]
-    """What a tree node forwards at once: the unit of pipelining."""
+    """Unit in which a tree node forwards data, and thus of pipelining."""
     duplex: bool = True
-    """Whether weights down and gradients up each have the bandwidth of a link; else they share it."""
+    """Whether weights down and gradients up have the bandwidth of a link each; else they share it."""
 
 
 class WaferClusterSpec(SystemSpec):
-    """Wafer-scale systems under a SwarmX tree, fed by one MemoryX and by activation servers of their own."""
+    """Wafer-scale systems under a SwarmX tree, with one MemoryX and activation servers per system."""
 
     kind: Literal["wafer-cluster"]
     io_ports: Devices
@@ -252,15 +252,15 @@ class WaferClusterSpec(SystemSpec):
     streaming: StreamingSpec
     max_systems: Devices
     software_release: str
-    """The release whose efficiency is used unless the question names another."""
+    """The software release whose efficiency is used unless the recipe names another."""
     weight_bytes: Annotated[float, Field(gt=0)]
-    """Bytes on the wire for one weight."""
+    """Bytes of a weight on the wire."""
     gradient_bytes: Annotated[float, Field(gt=0)]
-    """Bytes on the wire for one gradient."""
+    """Bytes of a gradient on the wire."""
 
     @property
     def io_bytes_per_s(self) -> float:
-        """Into one system, one direction."""
+        """I/O bandwidth of one system, one direction."""
         return self.io_ports * self.io_link.bandwidth
 
 
@@ -268,13 +268,13 @@ SYSTEM_CLASSES: dict[str, type[SystemSpec]] = {
     "gpu-cluster": GpuClusterSpec,
     "wafer-cluster": WaferClusterSpec,
 }
-"""Systems by their kind; `perfsim.machines.register` adds to them."""
+"""System classes by kind; `perfsim.machines.register` adds to them."""
 MACHINE_PLUGINS = "perfsim.machines"
-"""Entry points of kinds of machine in other packages."""
+"""Entry-point group of kinds of machine in other packages."""
 
 
 def system_classes() -> dict[str, type[SystemSpec]]:
-    """The classes of systems by kind, those of installed plug-ins included."""
+    """System classes by kind, including those of installed plug-ins."""
     return _plugin_classes() | SYSTEM_CLASSES
 
 

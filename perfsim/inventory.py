@@ -1,4 +1,4 @@
-"""What the catalogue holds: the names of a kind, or the values of one entry with their sources."""
+"""Lists the catalogue: the names of a kind, or the values of one entry with their sources."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _description(kind: str, name: str) -> str:
 
 
 def entry(kind: str, name: str) -> Rows:
-    """Every value of one entry with its source; InputError names the nearest for an unknown one."""
+    """Every value of one entry with its source; InputError names the nearest for an unknown name."""
     if kind == "strategies":
         return [_strategy(name)]
     if kind not in SINGULAR:

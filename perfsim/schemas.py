@@ -25,34 +25,34 @@ _OWN: dict[str, type[BaseModel]] = {
     "convergence": ConvergenceFile,
     "measured": MeasuredFile,
 }
-"""Kinds that the catalogue does not know; `validate` reads cases, `calibrate steps` what was measured."""
+"""Kinds outside the catalogue; `validate` reads cases, `calibrate steps` reads measured steps."""
 KINDS = tuple(dict.fromkeys([*FOLDERS, *_OWN]))
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of files of a kind; InputError with the nearest for an unknown one."""
+    """The JSON Schema (draft 2020-12) of files of a kind; InputError suggests the nearest kind."""
     if kind not in KINDS:
         raise UnknownNameError("kind", kind, KINDS)
     classes: Sequence[type[BaseModel]] = (_OWN[kind],) if kind in _OWN else classes_of(kind)
     schema = yaml_schema(kind, classes)
     if kind == "sweep":
-        # Any field of the study may be an axis: a path that only the study knows, with its values.
+        # Any dotted path of the study may be an axis, so its name is not checked here.
         for name in ("GridSpec", "GridSpec.changes"):
             schema["$defs"][name]["additionalProperties"] = {"type": "array", "minItems": 1}
     return schema
 
 
 def write_schemas(folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
-    """One file a kind, `<kind>.schema.json`, in a folder that is made where it is missing."""
+    """Write one file per kind, `<kind>.schema.json`; creates the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    paths = []
     for kind in kinds:
         path = folder / f"{kind}.schema.json"
         path.write_text(schema_text(schema_of(kind)), encoding="utf-8")
-        written.append(path)
-    return written
+        paths.append(path)
+    return paths
 
 
 def schema_text(schema: dict[str, Any]) -> str:
-    """JSON with keys in their own order and a final newline; the same on every run."""
+    """Deterministic JSON text, keys in their own order, with a final newline."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

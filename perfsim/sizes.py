@@ -1,7 +1,7 @@
 """Upper bounds on the size of a question; a larger value is most likely a typing error.
 
-Each bound is at least ten times the largest published run. Bounds are checked when a file is read, so
-the error names the line and comes before minutes of work.
+Each bound is at least ten times the largest published run. Bounds are checked when a file is read, so the
+error names the line and appears before any long computation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_VOCABULARY = 2**24
 MOST_POSITIONS = 2**24
 """Tokens of a sequence."""
 MOST_CHOICES = 256
-"""Entries of a list that each cost a plan: batches, device counts, candidates."""
+"""Entries of a list that need a plan each: batches, device counts, candidates."""
 MOST_CASES = 10_000
 """In one file of runs."""
 MOST_LAYER_PASSES = 2**20

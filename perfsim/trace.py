@@ -172,6 +172,7 @@ class Trace:
             for category in order(names):
                 chosen = tasks[names == category]
                 spans = np.stack([self.start_s[chosen], self.end_s[chosen]], axis=1).clip(low, high)
+                # Only time that no earlier category has taken counts.
                 merged = _merge(np.concatenate([taken, spans]))
                 added_s = _length_s(merged) - _length_s(taken)
                 seconds[category] = seconds.get(category, 0.0) + added_s

@@ -1,12 +1,12 @@
-"""What a run waits for besides its steps, as ranges: queue, compilation, loading, checkpoints, failures.
+"""Waiting times of a run besides its steps, as ranges: queue, compilation, loading, checkpoints, failures.
 
-Read from `hardware/wall_clocks/*.yaml`; a study's candidate names one, and without it a run is its steps.
-`perfsim.convergence.wall_clock` turns a description into seconds.
+Read from `hardware/wall_clocks/*.yaml` and named by a study's candidate; without one only the steps count.
+`perfsim.convergence.wall_clock` converts a description into seconds.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -16,48 +16,44 @@ from perfsim.units import BytesPerSecond, Seconds
 Positive = Annotated[float, Field(gt=0)]
 
 
-class SecondsRange(Spec):
+class _Range(Spec):
+    """A value that varies between runs."""
+
+    low: float
+    typical: float
+    high: float
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.low <= self.typical <= self.high:
+            raise ValueError(
+                f"low {self.low:g}, typical {self.typical:g} and high {self.high:g} must be in this order"
+            )
+        return self
+
+
+class SecondsRange(_Range):
     """A duration that varies between runs."""
 
     low: Seconds
     typical: Seconds
     high: Seconds
 
-    @model_validator(mode="after")
-    def _in_order(self) -> SecondsRange:
-        _ordered(self.low, self.typical, self.high)
-        return self
 
-
-class RateRange(Spec):
-    """A rate in bytes a second that varies between runs."""
+class RateRange(_Range):
+    """A rate in bytes per second that varies between runs."""
 
     low: Annotated[BytesPerSecond, Field(gt=0)]
     typical: Annotated[BytesPerSecond, Field(gt=0)]
     high: Annotated[BytesPerSecond, Field(gt=0)]
 
-    @model_validator(mode="after")
-    def _in_order(self) -> RateRange:
-        _ordered(self.low, self.typical, self.high)
-        return self
 
-
-class NumberRange(Spec):
+class NumberRange(_Range):
     """A plain number that varies between runs."""
 
     low: Annotated[float, Field(ge=0)]
     typical: Annotated[float, Field(ge=0)]
     high: Annotated[float, Field(ge=0)]
-
-    @model_validator(mode="after")
-    def _in_order(self) -> NumberRange:
-        _ordered(self.low, self.typical, self.high)
-        return self
-
-
-def _ordered(low: float, typical: float, high: float) -> None:
-    if not low <= typical <= high:
-        raise ValueError(f"low {low:g}, typical {typical:g} and high {high:g} must be in this order")
 
 
 class WallClockSpec(CatalogSpec):
@@ -66,30 +62,30 @@ class WallClockSpec(CatalogSpec):
     queue: SecondsRange | None = None
     """Until the machine is free."""
     compile: SecondsRange | None = None
-    """Compiling the model; the low end if it was compiled before."""
+    """Compilation of the model; the low end applies if it was compiled before."""
     load: SecondsRange | None = None
     """Loading the program up to the first step, without weights; repeated at each restart."""
     weight_rate: RateRange | None = None
     """Rate of sending the first weights, and those of a checkpoint at each restart."""
     weight_bytes: Positive = 4.0
-    """Bytes a parameter of the weights that are sent."""
+    """Bytes per parameter of the weights that are sent."""
     checkpoint_rate: RateRange | None = None
     """Rate of writing a checkpoint, during which training stops."""
     checkpoint_bytes: Positive = 12.0
-    """Bytes a parameter of a checkpoint: fp32 weights and two moments."""
+    """Bytes per parameter of a checkpoint: fp32 weights and two moments."""
     checkpoint_every: PositiveInt | Literal["young"] = "young"
-    """Steps between two checkpoints; young: the interval of least loss, sqrt(2 write MTTF)."""
+    """Steps between two checkpoints; young: the optimal interval, sqrt(2 write MTTF)."""
     failures_per_node_day: NumberRange | None = None
     """Per GPU node, or per wafer-scale system."""
     restart: SecondsRange | None = None
     """From a failure until training resumes, without loading."""
     stragglers: NumberRange | None = None
-    """Step time with stragglers over without, one factor a run."""
+    """Ratio of step times with and without stragglers, one factor per run."""
     teardown: SecondsRange | None = None
     """After the last step."""
 
     @model_validator(mode="after")
-    def _interval_can_be_found(self) -> WallClockSpec:
+    def _interval_is_defined(self) -> WallClockSpec:
         failing = self.failures_per_node_day is not None and self.failures_per_node_day.typical > 0
         if self.checkpoint_rate is not None and self.checkpoint_every == "young" and not failing:
             raise ValueError(

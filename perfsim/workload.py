@@ -1,7 +1,4 @@
-"""What is trained and how: model, recipe, and the two together as a job.
-
-Field names are Megatron's.
-"""
+"""Workloads: model, training recipe, job and layouts, with the field names of Megatron."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ Attention = Literal["standard", "flash"]
 
 
 class TransformerConfig(CatalogSpec):
-    """A decoder (or encoder) stack of identical layers between an embedding and a head."""
+    """A decoder (or encoder) stack of identical layers between an embedding and an LM head."""
 
     num_layers: Layers
     hidden_size: Width
@@ -49,11 +46,11 @@ class TransformerConfig(CatalogSpec):
     head_bias: bool = False
     bias: bool = True
     attention_bias: bool | None = None
-    """Biases of the attention's linears; None: as `bias`."""
+    """Whether the attention's linears have biases; None: as `bias`."""
     norms_per_layer: Literal[1, 2] = 2
-    """1: attention and MLP read one normalised input, side by side (GPT-J)."""
+    """1: attention and MLP run in parallel on one normalised input (GPT-J)."""
     causal: bool = True
-    """A position sees only what stands before it; false for an encoder."""
+    """Whether a position attends only to earlier ones; false for an encoder."""
     position_embedding: Literal["learned", "rotary", "alibi", "none"] = "learned"
 
     @model_validator(mode="after")
@@ -71,75 +68,78 @@ class TransformerConfig(CatalogSpec):
         return self
 
     def __hash__(self) -> int:
-        """By shape: kernels and prices of a model are remembered under it."""
+        """By shape, because kernels and prices are cached by model."""
         return hash((self.name, self.num_layers, self.hidden_size, self.ffn_hidden_size, self.vocab_size))
 
     @property
     def query_groups(self) -> int:
+        """Number of key and value heads."""
         return self.num_query_groups or self.num_attention_heads
 
     @property
     def has_attention_bias(self) -> bool:
+        """Whether the attention's linears have biases."""
         return self.bias if self.attention_bias is None else self.attention_bias
 
     @property
     def head_size(self) -> int:
+        """Width of an attention head."""
         return self.hidden_size // self.num_attention_heads
 
 
 class TrainingRecipe(CatalogSpec):
-    """How a model is trained: precision, optimizer, lengths, and what ends the run."""
+    """How a model is trained: precision, optimizer, sequence length, batch, and the target of the run."""
 
     seq_length: Positions
     precision: Precision = "bf16"
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     global_batch_size: Sequences | None = None
-    """Sequences over all devices; None: the study chooses."""
+    """Sequences over all devices; None: chosen by the study."""
     batch_size_per_device: PositiveInt | None = None
-    """Sequences on each device, so that the global batch grows with their number (weak scaling)."""
+    """Sequences per device, so the global batch grows with the number of devices (weak scaling)."""
     attention: Attention = "standard"
     recompute: Recompute | Literal["auto"] = "auto"
-    """auto: the planner chooses the cheapest mode that fits."""
+    """auto: the planner chooses the fastest mode that fits."""
     overlap_grad_reduce: bool = False
     grad_bucket: Bytes | None = None
-    """Gradients that are reduced at once where that overlaps: whole layers, as many as fill it; None: one."""
+    """Size of a bucket of overlapped gradient reduction, in whole layers; None: one layer."""
     reduce_precision: Precision | None = None
     """Precision of gradients on the wire; None: fp32 main gradients (Megatron mixed precision)."""
     dropout: bool = True
-    """Attention and residual dropout, which cost a pass over memory and keep their masks."""
+    """Attention and residual dropout, which take a pass over memory and store their masks."""
     host_blocking: bool = False
-    """The host waits for every kernel (CUDA_LAUNCH_BLOCKING)."""
+    """Whether the host waits for every kernel (CUDA_LAUNCH_BLOCKING)."""
     lm_head_positions: Positions | None = None
-    """Positions of each sequence that reach the language-model head; None: all."""
+    """Positions of each sequence that reach the LM head; None: all."""
     tokens: Annotated[float, Field(gt=0)] | None = None
-    """D_min: tokens to the target in the limit of small batches."""
+    """D_min, the tokens to the target in the limit of small batches."""
     tokens_per_parameter: Annotated[float, Field(gt=0)] | None = None
-    """The same as a multiple of the model's parameters (20: Chinchilla)."""
+    """D_min as a multiple of the model's parameters (20: Chinchilla)."""
     target_loss: Annotated[float, Field(gt=0)] | None = None
-    """Nats a token; turned into `tokens` by a loss law."""
+    """Nats per token; a loss law converts it into `tokens`."""
     framework: FrameworkCalibration | None = None
-    """What the training framework's host side costs; needed on GPUs."""
+    """Host-side costs of the training framework; required on GPUs."""
     software_release: str | None = None
-    """Release of a wafer cluster's software; None: the system's. peak: an upper bound, never observed."""
+    """Software release of a wafer cluster; None: the system's. peak: an upper bound, never observed."""
     weight_sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the weights of the layers' matrices that are zero, anywhere; wafers skip them."""
+    """Share of unstructured zeros in the layers' weight matrices, which wafers skip."""
 
     @model_validator(mode="after")
-    def _one_of_each(self) -> TrainingRecipe:
-        for one, other in (
+    def _exclude_each_other(self) -> TrainingRecipe:
+        for first, second in (
             ("global_batch_size", "batch_size_per_device"),
             ("tokens", "tokens_per_parameter"),
         ):
-            if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise ValueError(f"{one} and {other} say the same thing twice: write one of them")
+            if getattr(self, first) is not None and getattr(self, second) is not None:
+                raise ValueError(f"{first} and {second} exclude each other: write only one of them")
         return self
 
     def __hash__(self) -> int:
-        """By what decides the work: passages of a recipe are remembered under it."""
+        """By the fields that determine kernels, because these are cached by recipe."""
         return hash((self.name, self.seq_length, self.precision, self.optimizer, self.attention))
 
     def batch_over(self, num_devices: int) -> int | None:
-        """Sequences a step over so many devices, where the recipe says."""
+        """Global batch on so many devices; None if the recipe gives none."""
         if self.batch_size_per_device is not None:
             return self.batch_size_per_device * num_devices
         return self.global_batch_size
@@ -147,7 +147,7 @@ class TrainingRecipe(CatalogSpec):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One model trained by one recipe with a chosen global batch (sequences, all devices)."""
+    """One model trained by one recipe with a given global batch (sequences over all devices)."""
 
     model: TransformerConfig
     recipe: TrainingRecipe
@@ -155,18 +155,20 @@ class Job:
 
     @property
     def seq_length(self) -> int:
+        """Tokens per sequence."""
         return self.recipe.seq_length
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens per step over all devices."""
         return self.global_batch_size * self.recipe.seq_length
 
 
 class Layout(Protocol):
-    """How a job is divided over devices: what all kinds of layout have in common.
+    """How a job is divided over devices; the interface common to all kinds of layout.
 
-    `tensor` ranks compute each layer together, a batch passes `pipeline` ranks one after another, and
-    `data` replicas train on their own share of the batch.
+    `tensor` ranks compute each layer together, a batch passes through `pipeline` ranks, and `data` replicas
+    each train on a share of the batch.
     """
 
     @property
@@ -180,7 +182,7 @@ class Layout(Protocol):
 
     @property
     def zero_stage(self) -> int:
-        """How much of the training state the replicas share between them [1910.02054]; 0: nothing."""
+        """ZeRO stage: how much of the training state is sharded over the replicas [1910.02054]; 0: none."""
 
     @property
     def micro_batch_size(self) -> int: ...
@@ -193,10 +195,10 @@ class Layout(Protocol):
 
     @property
     def short(self) -> str:
-        """One line, as people say it: `tp8 pp4 dp4 mbs1 recompute full`."""
+        """One line of text: `tp8 pp4 dp4 mbs1 recompute full`."""
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
-        """Its fields by the names of the JSON interface."""
+        """Its fields under the names of the JSON interface."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ class ParallelLayout:
     """A layout on GPUs: degrees, schedule, micro-batch and memory mode, all named as in YAML.
 
     Ranks: tensor innermost, then data, then pipeline; consecutive ranks fill a node.
-    `layers_per_stage` has one entry per virtual stage in the order of the data; None: even.
+    `layers_per_stage` has one entry per virtual stage, in the order of the forward pass; None: even.
     """
 
     tensor: int = 1
@@ -228,15 +230,15 @@ class ParallelLayout:
 
     @property
     def short(self) -> str:
-        """`tp8 pp4 dp4 mbs1`, with the schedule where that is not 1F1B."""
+        """`tp8 pp4 dp4 mbs1`, with the schedule if it is not 1F1B."""
         degrees = f"tp{self.tensor} pp{self.pipeline} dp{self.data} mbs{self.micro_batch_size}"
-        how = "" if self.schedule == "1f1b" else f" {self.schedule}"
+        schedule = "" if self.schedule == "1f1b" else f" {self.schedule}"
         chunks = f" vpp{self.virtual_pipeline}" if self.schedule == "interleaved" else ""
         sharded = f" zero{self.zero_stage}" if self.zero_stage > 1 else ""
-        return f"{degrees}{how}{chunks}{sharded} recompute {self.recompute}"
+        return f"{degrees}{schedule}{chunks}{sharded} recompute {self.recompute}"
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
-        """Its fields by the names of the JSON interface."""
+        """Its fields under the names of the JSON interface."""
         return {
             "tensor": self.tensor,
             "pipeline": self.pipeline,
@@ -256,9 +258,9 @@ class ParallelLayout:
 class StreamingLayout:
     """A layout of weight streaming: every system computes whole layers on its share of the batch.
 
-    `data` counts systems. `recompute_layers` is the number of layers whose activations are recomputed
-    together (0: all are kept), `spill` keeps activations on activation servers instead of the device, and
-    `stream_chunks` is the number of pieces in which a layer streams (1: as a whole).
+    `data` counts systems. `recompute_layers` is the recompute interval in layers (0: all activations are
+    kept), `spill` stores activations on activation servers instead of the device, and `stream_chunks` is the
+    number of pieces in which a layer is streamed (1: as a whole).
     """
 
     data: int = 1
@@ -278,7 +280,7 @@ class StreamingLayout:
 
     @property
     def zero_stage(self) -> int:
-        """0: the systems hold no state that they could share."""
+        """0, because the systems hold no state to shard."""
         return 0
 
     @property
@@ -291,7 +293,7 @@ class StreamingLayout:
         return f"dp{self.data} mbs{self.micro_batch_size} recompute {self.recompute}"
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
-        """Its fields by the names of the JSON interface."""
+        """Its fields under the names of the JSON interface."""
         chunks = {"stream_chunks": self.stream_chunks} if self.stream_chunks > 1 else {}
         return {
             "data": self.data,

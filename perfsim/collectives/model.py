@@ -133,6 +133,7 @@ class CollectiveModel:
             return self._network.send_recv_latency_s + n_bytes / self._nic_bytes_per_s
         if op == "all_to_all":
             return self._all_to_all_across(n_bytes, group)
+        # NCCL runs trees across nodes for all-reduces only.
         protocols = [p for p in self._network.protocols if p.algorithm == "ring" or op == "all_reduce"]
         return np.asarray(np.min([self._protocol_s(p, op, n_bytes, group) for p in protocols], axis=0))
 

@@ -148,6 +148,7 @@ def _band(
 ) -> tuple[float, float]:
     low_crit, high_crit = critical.band_tokens
     centre = math.log(overhead(batch, critical.tokens))
+    # A given length has no error of the examples: every batch trains on the same tokens.
     least = 0.0 if critical.given_length else math.log1p(LEAST_EXAMPLES_ERROR)
     down = max(centre - math.log(overhead(batch, high_crit)), least)
     up = max(math.log(overhead(batch, low_crit)) - centre, least)

@@ -30,6 +30,7 @@ def critical_path(graph: TaskGraph, duration_s: Floats) -> Trace:
 
 def longest_path(graph: TaskGraph, ticks: Ticks, exponent: int) -> Trace:
     """`critical_path` with durations in ticks of 2^exponent s."""
+    # Ticks are added as integers and scaled by a power of two, so every time is exact.
     chains, tick_s = graph.chains, 2.0**exponent
     total, before = chains.running_sums(ticks)
     starts_s = _starts(chains.pairs, total, before, tick_s)

@@ -118,6 +118,7 @@ class FairShare:
         self.live_flows += 1
 
     def _touch(self, path: PathClass) -> None:
+        # Rates are solved at the end of the instant, when all its starts and ends are known.
         if not self._dirty and not self._inside:
             _EndOfInstant(self.env, self._solve)
         self._dirty[path] = None

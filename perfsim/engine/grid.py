@@ -52,4 +52,4 @@ def on_exact_grid(run: Run, duration_s: Floats) -> Trace:
         needed = grid_exponent(trace.makespan_s)
         if needed <= exponent:
             return trace
-        exponent = needed
+        exponent = needed  # rounding to a coarser grid can lengthen the run, so check again

@@ -43,7 +43,7 @@ def fill_one_link(units: list[int], caps: list[float], capacity: float) -> list[
             for c in live:
                 rates[c] = share
             break
-        taken = 0.0
+        taken = 0.0  # a plain loop adds in the same order as `fill_by_loop`, so results are bitwise equal
         for c in live:
             if caps[c] <= share:
                 taken += units[c] * caps[c]

@@ -78,7 +78,7 @@ class PathClass:
         self.fraction = fraction
         if fraction < 1.0:
             service_s, marks = self.service_s, self.marks
-            if self.ends:
+            if self.ends:  # slowed for the first time: exact ends become marks of the service clock
                 for end_s, number, weight, on_done in self.ends:
                     heappush(marks, (service_s + (end_s - now_s), number, weight, on_done))
                 self.ends.clear()

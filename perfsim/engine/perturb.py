@@ -52,5 +52,5 @@ def with_jitter(
         drawn = rng.standard_normal(len(tasks))
         np.maximum(worst, drawn, out=worst, where=counts > number)
     noisy = duration_s.copy()
-    noisy[tasks] *= np.exp(sigma * worst - sigma**2 / 2)
+    noisy[tasks] *= np.exp(sigma * worst - sigma**2 / 2)  # the shift makes the mean of one draw 1
     return noisy

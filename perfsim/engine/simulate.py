@@ -104,6 +104,7 @@ class _Run:
         self.env = simpy.Environment()
         self.share = FairShare(self.env, links.capacities, grid_s=2.0**exponent)
         tasks = np.flatnonzero(flowing)
+        # A flow's duration is unknown, so it must be a chain of its own.
         self.chains = chains = graph.chains_around(flowing) if len(tasks) else graph.chains
         self.since_s = in_seconds(chains.since_start(ticks), exponent)
         self.flow_of = dict(zip(chains.chain[tasks].tolist(), tasks.tolist(), strict=True))

@@ -17,29 +17,13 @@ from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError
 from perfsim.fitting.cluster_fit import fit_cluster
 from perfsim.fitting.collective_fit import fit_collectives
-from perfsim.fitting.gemm_fit import GemmTable, absolute_errors, fit_gemm
+from perfsim.fitting.gemm_fit import fit_gemm
 from perfsim.fitting.step_fit import fit_steps
 from perfsim.fitting.wafer_fit import fit_wafer
 from perfsim.hardware import DeviceSpec, LinkSpec
 from perfsim.machines import machine_of
 from perfsim.prediction.cluster import spread_warning, wide
 from perfsim.units import format_quantity
-
-__all__ = [
-    "GemmTable",
-    "absolute_errors",
-    "calibrate_collectives",
-    "calibrate_framework",
-    "calibrate_gemm",
-    "calibrate_steps",
-    "calibrate_wafer",
-    "collective_calibration",
-    "fit_collectives",
-    "fit_gemm",
-    "gpu_calibration",
-    "to_yaml",
-    "write_yaml",
-]
 
 _UNMEASURED = "not in the table of GEMM times; the value of the A100 until it is measured"
 GEMM_DEVICES = ("gpu",)
@@ -118,8 +102,8 @@ def calibrate_wafer(cases: Path, device: str, out: Path | None = None, *, source
 def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> GpuCalibration:
     """The device's calibration with a new GEMM model; other constants are kept."""
     present = device.calibration
+    constants, record, undetermined = fit_gemm(table, device, source=source)
     if not isinstance(present, GpuCalibration):
-        constants, record, left_open = fit_gemm(table, device, source=source)
         unmeasured = (
             "memory",
             "kernel_latency_s",
@@ -135,16 +119,15 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             memory=MemoryConstants(fraction=0.87),
             kernel_latency_s=3e-6,
             sustained_fraction=0.775,
-            assumed=dict.fromkeys(unmeasured, _UNMEASURED) | left_open.assumed,
+            assumed=dict.fromkeys(unmeasured, _UNMEASURED) | undetermined.assumed,
             fit={"gemm": record},
         )
-    constants, record, left_open = fit_gemm(table, device, source=source)
     kept = {key: reason for key, reason in present.assumed.items() if not key.startswith("gemm.")}
     return present.model_copy(
         update={
             "gemm": constants,
             "fit": {**present.fit, "gemm": record},
-            "assumed": kept | left_open.assumed,
+            "assumed": kept | undetermined.assumed,
         }
     )
 

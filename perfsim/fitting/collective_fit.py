@@ -195,6 +195,7 @@ def _fit_lines(
         )
         return float(result.cost), np.asarray(result.x)
 
+    # Which line is fastest changes with the constants, so the loss has several local minima.
     jitter = np.random.default_rng(0).normal(0, 0.3, (_STARTS, start.size))
     jitter[0] = 0.0
     _, best = min((attempt(start + shift) for shift in jitter), key=lambda attempted: attempted[0])
@@ -247,12 +248,7 @@ def _values(segments: Sequence[ProtocolSegment]) -> Array:
 
 
 def agreeing_rows(rows: CollectiveTable) -> CollectiveTable:
-    """The rows that a fit uses: those of later tables only if they do not contradict earlier ones."""
-    return rows.rows(_agreeing(rows))
-
-
-def _agreeing(rows: CollectiveTable) -> NDArray[np.bool_]:
-    """Rows of the first table, and of later ones where the medians of the octave agree."""
+    """Rows of the first table, and of later ones in octaves whose medians agree with it."""
     keep = np.ones(rows.time_s.size, dtype=bool)
     for table in range(1, int(rows.table.max()) + 1):
         for size, octave in set(zip(rows.size.tolist(), rows.octave.tolist(), strict=True)):
@@ -261,11 +257,11 @@ def _agreeing(rows: CollectiveTable) -> NDArray[np.bool_]:
             if first.any() and later.any():
                 ratio = np.median(_per_byte(rows, later)) / np.median(_per_byte(rows, first))
                 keep[later] = abs(ratio - 1) <= _DISAGREEMENT
-    return keep
+    return rows.rows(keep)
 
 
-def _per_byte(rows: CollectiveTable, which: NDArray[np.bool_]) -> Array:
-    return rows.time_s[which] / rows.n_bytes[which]
+def _per_byte(rows: CollectiveTable, mask: NDArray[np.bool_]) -> Array:
+    return rows.time_s[mask] / rows.n_bytes[mask]
 
 
 def _octave_weight(rows: CollectiveTable) -> Array:

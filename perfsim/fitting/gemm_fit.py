@@ -96,7 +96,7 @@ def fit_gemm(
     # Only one half is fitted, so that half must have more rows than there are constants.
     shapes = np.unique(np.stack([table.m, table.n, table.k]), axis=1).shape[1]
     need_more_than(2 * len(_start_and_bounds(_CHOICE)[0]) + 1, shapes, table_path, "GEMM shapes")
-    order = np.random.default_rng(0).permutation(table.time_s.size)
+    order = np.random.default_rng(0).permutation(table.time_s.size)  # a table may be sorted
     fit_rows = min(-(-order.size // 2), _FIT_ROWS)
     half, rest = table.rows(order[:fit_rows]), table.rows(order[fit_rows:])
     results = [_minimise(half, device, choice, evaluations) for choice in (_CHOICE, _EFFICIENCY)]

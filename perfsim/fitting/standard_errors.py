@@ -85,6 +85,7 @@ def account(names: Sequence[str], jacobian: Array, loss: Loss) -> Account:
         if errors[worst] < MOST_STANDARD_ERROR:
             break
         share = "over 10 times" if errors[worst] > 10 else f"{errors[worst]:.0%} of"
+        # One at a time: holding one constant may determine another that was correlated with it.
         name = names[running.pop(worst)]
         assumed[name] = (
             f"not determined by the table (standard error {share} the value): held where the fit ended"

@@ -312,7 +312,7 @@ class _StampedChunk:
         used = [
             (number, np.flatnonzero(self.slots.template == number)) for number in range(len(self.templates))
         ]
-        for number, rows in used:
+        for number, rows in used:  # per template, all its slots at once
             template = self.templates[number].columns
             where = self._positions(rows, len(template.work))
             for name in single:

@@ -126,6 +126,7 @@ class Chains:
 
     def running_sums(self, ticks: Wide) -> tuple[Wide, Wide]:
         """Running sums of ticks over all tasks, by place, and the sum before each chain."""
+        # Sums of whole ticks are exact, so one running sum over all chains loses no precision.
         total = ticks.take(self.order).cumsum()
         heads = self.first[:-1]
         return total, total.take(heads) - ticks.take(self.order.take(heads))
@@ -142,6 +143,7 @@ class Chains:
         chain = self.waits_for.row_of_value
         position = np.arange(len(values)) - start[chain]
         value, place = last[self.chain[values]], self.place[values]
+        # Row 0 of a chain compares its first two dependencies, row i > 0 the value so far with the next one.
         row = first[chain] + np.maximum(position - 1, 0)
         begins = position == 0
         left_value[row[begins]], left_place[row[begins]] = value[begins], place[begins]
@@ -166,7 +168,7 @@ def chains(
 ) -> Chains:
     """The chains of a graph; tasks in `apart`, whose duration is not known yet, are chains of their own."""
     tasks = np.arange(len(follows), dtype=np.int32)
-    joined = follows >= 0
+    joined = follows >= 0  # the tasks that continue a chain
     if apart is not None:
         joined &= ~(apart | apart[follows])
     next_task = np.full(len(follows), -1, dtype=np.int32)
@@ -205,6 +207,7 @@ def _of_heads(heads: Wide, waits: Waits, sources: Sequence[Ragged]) -> Ragged:
         rows = source.rows(heads[long])
         pairs.append((long[rows.row_of_value], rows.values))
     head, dependency = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    # One key per (head, dependency), so that sorting finds repeats.
     keys = head[dependency >= 0] * np.int64(len(waits.long)) + dependency[dependency >= 0]
     keys.sort()
     head, dependency = np.divmod(keys[np.append(True, keys[1:] != keys[:-1])[: len(keys)]], len(waits.long))

@@ -81,6 +81,7 @@ def peer_classes(graph: TaskGraph, marks: Mapping[int, Hashable] | None = None) 
     classes = _numbered([tuple(marks.get(base + offset) for base in bases) for offset in range(width)])
     while True:
         seen = [_groups(classes, meeting) for meeting in meetings]
+        # Peers stay together only if they were and if all their groups have equal classes.
         refined = _numbered(list(zip(classes.tolist(), *seen, strict=True)))
         if refined.max(initial=0) == classes.max(initial=0):
             return refined

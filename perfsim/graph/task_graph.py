@@ -171,6 +171,7 @@ class TaskGraph:
         implied = (self.stream[task_ids] == self.stream[waits_for]) & (
             self.stream_predecessor[task_ids] != waits_for
         )
+        # One key per (task, dependency): sorting orders them and finds repeats.
         pairs = task_ids[~implied] * len(self) + waits_for[~implied]
         pairs.sort(kind="stable")
         first = np.ones(len(pairs), dtype=bool)

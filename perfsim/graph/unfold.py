@@ -73,6 +73,7 @@ class _Unfolding:
     def __init__(self, graph: TaskGraph, classes: Ints) -> None:
         self.graph = graph
         self.width = len(classes)
+        # `offset` is the first peer of each class: its ranks name the devices of the new graph.
         numbers, self.offset, sizes = np.unique(classes, return_index=True, return_counts=True)
         if not np.array_equal(numbers, np.arange(len(numbers))):
             raise GraphError("classes of peers must be numbered 0, 1, 2, ...")
@@ -224,6 +225,7 @@ class _Unfolding:
         """Tensors that each instance reads: those of the folded task, once for every member."""
         reads, row_of_value = self.graph.reads, self.graph.reads.row_of_value
         writer = self.graph.writer[reads.values]
+        # A read has one value per member of the reading instance, but only one if its writer is shared.
         single = self.row[writer] == self.shared
         before = np.stack([offsets(~single)[:-1], offsets(single)[:-1]])
         at_start = np.stack([offsets(~single)[reads.start], offsets(single)[reads.start]])

@@ -26,6 +26,7 @@ def error_bound(k: int, dtype: np.dtype[Any]) -> float:
     u is half the spacing of numbers at 1. `|x| |w|` itself is computed in `dtype`, so it may be too small
     by a factor of 1 - gamma_k.
     """
+    # The float64 reference has an error too.
     own = gamma(k, float(np.finfo(dtype).eps) / 2)
     return (own + gamma(k, float(np.finfo(np.float64).eps) / 2)) * (1 + own)
 

@@ -239,6 +239,7 @@ def block_of(sample: GemmSample, max_flop: float) -> GemmShape:
     shape, max_flop = sample.product, max_flop / _products(sample)
     rows, columns, depth = _parts_along(sample)
     least_m, least_n = min(shape.m, max(SMALLEST_SIDE, rows)), min(shape.n, max(SMALLEST_SIDE, columns))
+    # Only the forward streams along k: rows of the weight are its depth.
     streams_depth = sample.partition == "streamed" and sample.which == "forward"
     most_k = max(STREAMED_ROWS, depth) if streams_depth else shape.k
     k = min(shape.k, most_k, max(depth, 1, int(max_flop / (2 * least_m * least_n))))
@@ -298,7 +299,7 @@ def _is_exact(
     )
     return _equal(sample, left, right, execute) and (
         sample.partition != "streamed"
-        or sample.which == "wgrad"
+        or sample.which == "wgrad"  # reads no weight
         or _equal(sample, left, _sparse(right, rng), execute)
     )
 

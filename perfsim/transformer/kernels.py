@@ -145,7 +145,10 @@ def linear_wgrad(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[K
         gemm(f"{forward.name}.wgrad", k, n, m, partition=cut, parts=parts, weight_gradient=True),
         *((elementwise(f"{forward.name}.bias_gradient", HALF * m * n),) if bias else ()),
         elementwise(
-            f"{forward.name}.accumulate", n * k * (HALF + 2 * main_grad_bytes), launches=2 if bias else 1
+            # Reads the new gradient, reads and writes the accumulated one.
+            f"{forward.name}.accumulate",
+            n * k * (HALF + 2 * main_grad_bytes),
+            launches=2 if bias else 1,
         ),
     )
 
@@ -239,7 +242,7 @@ def _flash(name: str, part: LayerSlice, matmuls: int) -> Kernel:
         name=name,
         op="attention",
         flop=matmuls * 2.0 * heads * s * s * d * seen,
-        bytes_accessed=2 * matmuls * HALF * heads * s * d,
+        bytes_accessed=2 * matmuls * HALF * heads * s * d,  # scores stay on chip
         m=s,
         n=s,
         k=d,

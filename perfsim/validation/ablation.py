@@ -48,7 +48,7 @@ class Removal:
     change: Callable[[GpuCosts], None] = lambda _: None
     """A change of the prices' constants."""
     one_tier: bool = False
-    own: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
     """Fitted constants of the mechanism, which a new fit leaves out."""
 
 
@@ -141,20 +141,20 @@ REMOVALS = (
         "data-parallel and FSDP traffic",
         "free",
         work=_of_category("data_communication"),
-        own=("partial_node_bytes_per_s",),
+        constants=("partial_node_bytes_per_s",),
     ),
     Removal(
         "bridge of partial nodes",
         "every rank beside its NIC",
         change=_no_bridge,
-        own=("partial_node_bytes_per_s",),
+        constants=("partial_node_bytes_per_s",),
     ),
     Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
     Removal(
         "host-launch floor",
         "the host takes no time",
         change=_no_host,
-        own=("host_s_per_kernel", "host_blocking_s_per_kernel"),
+        constants=("host_s_per_kernel", "host_blocking_s_per_kernel"),
     ),
     Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
     Removal("gradient accumulation", "free", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
@@ -163,19 +163,21 @@ REMOVALS = (
         "attention core",
         "free",
         kernel=lambda kernel: kernel.name.startswith(ATTENTION_CORE),
-        own=("attention_fraction", "attention_half_length"),
+        constants=("attention_fraction", "attention_half_length"),
     ),
     Removal(
         "fused attention by length",
         "as in long sequences",
         change=_any_length,
-        own=("attention_half_length",),
+        constants=("attention_half_length",),
     ),
     Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(HEAD_AND_EMBEDDING)),
     Removal("optimizer", "free", work=_of_category("optimizer")),
     Removal("waves of tiles", "no idle units in the last wave", change=_no_waves),
     Removal("matrix cores want rows of 16 bytes", "they take any", change=_any_rows),
-    Removal("sustained power ceiling", "1.0 of peak", change=_no_power_limit, own=("sustained_fraction",)),
+    Removal(
+        "sustained power ceiling", "1.0 of peak", change=_no_power_limit, constants=("sustained_fraction",)
+    ),
 )
 """In the order of the table: communication, host, memory, parts of the model, matrix products."""
 
@@ -192,7 +194,7 @@ def ablate(placed: PlacedCase, removals: Sequence[Removal] = REMOVALS) -> tuple[
         duration_s = placed.step(WithoutMechanism(placed.plan, removal)).duration_s
         if removal.tasks is not None:
             duration_s = np.where(removal.tasks(placed.placed.graph), 0.0, duration_s)
-        # Many mechanisms do not affect a run, which then need not be simulated again.
+        # A mechanism that changes no duration needs no new simulation.
         affects = not np.array_equal(duration_s, step.duration_s)
         changed = step.run(duration_s, contention=False) if affects else trace
         steps[removal.key] = changed.step_time_s

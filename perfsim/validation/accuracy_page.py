@@ -206,8 +206,8 @@ def ablation(
         if hurt and after[hurt] <= before[hurt]["mape"]:
             hurt = ""
         hurt_mape = after[hurt] if hurt else None
-        again = _after_fit(changed, tangents, removal.own)
-        rows.append(Removed(removal.key, removal.instead, summary(changed), hurt, hurt_mape, again))
+        after_fit = _after_fit(changed, tangents, removal.constants)
+        rows.append(Removed(removal.key, removal.instead, summary(changed), hurt, hurt_mape, after_fit))
     return rows
 
 

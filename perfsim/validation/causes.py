@@ -88,7 +88,7 @@ def likely_cause(facts: Facts) -> str:
     heavy = sorted(set(MECHANISMS) - blamed, key=lambda name: (-facts.share(name), name))
     causes += [_by_weight(facts, mechanism) for mechanism in heavy if facts.explains(mechanism)]
     texts = [cause.text for cause in causes[:MOST_CAUSES]]
-    return "; ".join(texts) or "no one mechanism beside the matrix products weighs enough"
+    return "; ".join(texts) or "no single mechanism besides the matrix products is large enough"
 
 
 def _by_weight(facts: Facts, mechanism: str) -> Cause:

@@ -74,6 +74,7 @@ def tangent(placed: PlacedCase, scored: Scored) -> Tangent:
 
     def log_step(constants: Floats) -> float:
         step = step_with(placed, constants)
+        # Many constants do not affect a run, which then need not be simulated.
         moved = not np.array_equal(step.duration_s, here.duration_s)
         return float(np.log(step.run(contention=False).step_time_s if moved else step_s))
 
@@ -120,11 +121,15 @@ def refitted(
     fitted_s = {}
     for calibration in dict.fromkeys(run.calibration for run in moved):
         own = [run for run in moved if run.calibration == calibration]
-        seen = np.abs([run.slopes for run in own]).max(axis=0) > UNSEEN
-        change = _fit(own, _free(calibration == first) & kept & seen)
+        change = _fit(own, _free(calibration == first) & kept & _affecting(own))
         for run in own:
             fitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(np.dot(run.slopes, change)))
     return fitted_s
+
+
+def _affecting(runs: Sequence[Tangent]) -> NDArray[np.bool_]:
+    """The constants that affect some of the runs."""
+    return np.asarray(np.abs([run.slopes for run in runs]).max(axis=0) > UNSEEN)
 
 
 def _free(decides_all: bool) -> NDArray[np.bool_]:
@@ -158,9 +163,9 @@ def _without(family: str, tangents: Sequence[Tangent]) -> LeftOut:
     free = _free(calibration == first)
     kept: tuple[str, ...] = ()
     if same:
-        seen = np.abs([run.slopes for run in same]).max(axis=0) > UNSEEN
-        kept = tuple(np.array(CONSTANTS)[free & ~seen].tolist())
-        at = at * np.exp(_fit(same, free & seen))
+        affecting = _affecting(same)
+        kept = tuple(np.array(CONSTANTS)[free & ~affecting].tolist())
+        at = at * np.exp(_fit(same, free & affecting))
     values = dict(zip(CONSTANTS, [rounded(value) for value in at.tolist()], strict=True))
     return LeftOut(family, calibration, _summary(family, tangents, {}), {}, values, kept, borrowed)
 

@@ -38,7 +38,7 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
 
 def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any]:
     """Predict every case; failed ones are listed with the reason."""
-    answers = _predict_all(cases, catalog)
+    answers: list[float | str] = mapped(partial(_prediction_or_reason, catalog=catalog), cases)
     failed = [
         {"id": case.id, "error": answer}
         for case, answer in zip(cases, answers, strict=True)
@@ -76,12 +76,8 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
     }
 
 
-def _predict_all(cases: Sequence[StepCase], catalog: Catalog) -> list[float | str]:
-    """Predictions in the order of the cases, or the reason of a failure."""
-    return mapped(partial(_predict_or_say_why, catalog=catalog), cases)
-
-
-def _predict_or_say_why(case: StepCase, catalog: Catalog) -> float | str:
+def _prediction_or_reason(case: StepCase, catalog: Catalog) -> float | str:
+    """Predicted seconds, or the reason why there are none."""
     try:
         return predict_s(case, catalog)
     except PerfsimError as error:

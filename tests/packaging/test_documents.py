@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
+DECISIONS = tuple(sorted(path.name for path in (ROOT / "docs/decisions").glob("[0-9]*.md")))
 DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
     "ARCHITECTURE.md",
     "docs/glossary.md",
+    "docs/decisions/README.md",
+    *(f"docs/decisions/{name}" for name in DECISIONS),
+    "hardware/README.md",
     "reports/README.md",
     "studies/README.md",
+    "workloads/README.md",
 )
+MOST_WORDS_OF_THE_ARCHITECTURE = 1200
+MOST_LINES_OF_A_DECISION = 18
 FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PATH_IN_CODE = re.compile(r"`([\w.-]+(?:/[\w.-]+)*(?:/|\.(?:py|md|yaml|ipynb|toml)))`")
+"""A file, or a folder with a slash at its end, of the repository or of the package."""
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)")
 
 
@@ -72,6 +83,58 @@ def test_every_module_that_the_glossary_names_exists(repository: Path) -> None:
     for name in names:
         path = repository / name.replace(".", "/")
         assert path.is_dir() or path.with_suffix(".py").exists(), name
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_path_that_a_document_names_exists(repository: Path, name: str) -> None:
+    document = repository / name
+    places = (repository, repository / "perfsim", document.parent)
+    named = PATH_IN_CODE.findall(document.read_text("utf-8"))
+    absent = [path for path in named if not any((place / path).exists() for place in places)]
+    assert not absent
+
+
+def test_the_architecture_is_short_enough_to_be_read(repository: Path) -> None:
+    words = (repository / "ARCHITECTURE.md").read_text("utf-8").split()
+    assert len(words) <= MOST_WORDS_OF_THE_ARCHITECTURE, "move details to docs/decisions or a docstring"
+
+
+def test_the_architecture_lists_the_rooms_as_the_layers_do(repository: Path) -> None:
+    contracts = tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    (layers,) = (contract["layers"] for contract in contracts["contracts"] if contract["id"] == "layers")
+    text = (repository / "ARCHITECTURE.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    assert [re.findall(r"\w+", row) for row in rows] == [re.findall(r"\w+", layer) for layer in layers]
+
+
+def test_architecture_and_glossary_link_to_one_another(repository: Path) -> None:
+    assert "(docs/glossary.md)" in (repository / "ARCHITECTURE.md").read_text("utf-8")
+    assert "(../ARCHITECTURE.md)" in (repository / "docs/glossary.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_a_decision_has_context_decision_and_consequence_and_is_short(repository: Path, name: str) -> None:
+    text = (repository / "docs/decisions" / name).read_text("utf-8")
+    assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE) == ["Context", "Decision", "Consequence"]
+    assert len(text.splitlines()) <= MOST_LINES_OF_A_DECISION
+
+
+def test_the_index_lists_every_decision_by_its_title(repository: Path) -> None:
+    folder = repository / "docs/decisions"
+    listed = re.findall(r"^- \[(.*)\]\((.*)\)$", (folder / "README.md").read_text("utf-8"), re.MULTILINE)
+    heads = [(folder / name).read_text("utf-8").splitlines()[0].removeprefix("# ") for name in DECISIONS]
+    assert listed == list(zip(heads, DECISIONS, strict=True))
+
+
+def test_the_check_runs_the_test_command_of_the_readme(repository: Path) -> None:
+    shown = {
+        command
+        for command in commands((repository / "README.md").read_text("utf-8"), "make")
+        if "test" in command
+    }
+    assert shown == {"make test"}
+    script = (repository / ".ci/run").read_text("utf-8")
+    assert re.search(r"^ *tests default .*\bmake test$", script, re.MULTILINE)
 
 
 def test_the_readme_fits_in_one_sitting(repository: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_sweep_varies_any_field_by_a_list_of_values() -> None:
 # ------------------------------------------------------------------------------------ the verb
 def test_an_editor_shows_the_words_of_the_class_beside_a_key() -> None:
     properties = schema_of("device")["$defs"]["MemorySpec"]["properties"]
-    assert properties["cache"]["description"] == "Last-level cache in front of it."
+    assert properties["cache"]["description"] == "Size of its last-level cache."
     assert schema_of("device")["$defs"]["quantity.bytes"]["examples"] == ["10 GB"]
 
 

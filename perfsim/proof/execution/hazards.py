@@ -32,7 +32,9 @@ def hazards(program: Program, precedence: Precedence) -> Iterator[Fault]:
             writer = last_write.get(cell, START)
             if writer != START and not precedence.before(writer, task):
                 yield _fault(program, task, cell, "may write it before {} has", writer)
-            last_write[cell] = task
+            last_write[cell] = (
+                task  # earlier writers precede it, so later tasks need to wait only for this one
+            )
         for cell in action.reads:
             if cell not in overwritten:
                 readers.setdefault(cell, []).append(task)

@@ -72,6 +72,7 @@ def random_order(deps: Ragged, rng: np.random.Generator) -> list[int]:
     order = []
     for draw in draws:
         index = int(draw * len(ready))
+        # Swap with the last one: removal in constant time.
         ready[index], ready[-1] = ready[-1], ready[index]
         task = ready.pop()
         order.append(task)

@@ -64,7 +64,7 @@ def head_forward(w: Weights, x: Array, targets: Tokens, share: Share) -> tuple[A
     if "head_bias" in w:
         logits = logits + w["head_bias"]
     real = min(share.rows, share.model.vocab_size - share.first_row)
-    logits[..., max(real, 0) :] = -np.inf
+    logits[..., max(real, 0) :] = -np.inf  # padding rows take no part in the softmax
     most = logits.max(axis=-1)
     safe = np.where(np.isfinite(most), most, 0.0)
     total = np.exp(logits - safe[..., None]).sum(axis=-1)

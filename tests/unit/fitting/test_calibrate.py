@@ -15,6 +15,8 @@ from perfsim.collectives import CollectiveModel, Group
 from perfsim.costs.gemm import GemmModel
 from perfsim.errors import InputError
 from perfsim.fitting import calibrate
+from perfsim.fitting.collective_fit import fit_collectives
+from perfsim.fitting.gemm_fit import GemmTable, absolute_errors, fit_gemm
 from perfsim.fitting.standard_errors import Account
 from perfsim.hardware import DeviceSpec, LinkSpec, MemorySpec
 from perfsim.units import YAML_CONTEXT
@@ -69,17 +71,17 @@ def write_collective_table(path: Path, factor: float = 1.0) -> Path:
 
 def test_gemm_fit_predicts_rows_that_it_did_not_see(tmp_path: Path) -> None:
     table = write_gemm_table(tmp_path / "gemm.csv")
-    constants, record, _ = calibrate.fit_gemm(table, DEVICE, evaluations=600)
+    constants, record, _ = fit_gemm(table, DEVICE, evaluations=600)
     assert record.command == "perfsim calibrate gemm gemm.csv --device some-gpu"
     assert record.points == 400
     assert record.median_ape < 0.06
-    errors = calibrate.absolute_errors(constants, DEVICE, calibrate.GemmTable.read(table))
+    errors = absolute_errors(constants, DEVICE, GemmTable.read(table))
     assert np.median(errors) < 0.06
 
 
 def test_collective_fit_finds_the_lines_again(tmp_path: Path) -> None:
     table = write_collective_table(tmp_path / "nccl.csv")
-    segments, records, _ = calibrate.fit_collectives([table], LINK, source="here")
+    segments, records, _ = fit_collectives([table], LINK, source="here")
     assert records["collectives.all_reduce"].median_ape < 0.02
     assert records["collectives.all_reduce"].table == "here"
     assert len(segments["all_to_all"]) == 4
@@ -97,8 +99,8 @@ def test_a_fit_accounts_for_every_constant_that_it_gives(tmp_path: Path) -> None
 def test_the_first_table_wins_where_two_contradict(tmp_path: Path) -> None:
     first = write_collective_table(tmp_path / "first.csv")
     second = write_collective_table(tmp_path / "second.csv", factor=3.0)
-    alone, _, _ = calibrate.fit_collectives([first], LINK)
-    both, records, _ = calibrate.fit_collectives([first, second], LINK)
+    alone, _, _ = fit_collectives([first], LINK)
+    both, records, _ = fit_collectives([first, second], LINK)
     assert both == alone
     assert records["collectives.all_reduce"].note.startswith("octaves weigh the same; 63 rows contradict")
 
@@ -119,31 +121,31 @@ def test_a_bad_table_is_refused_at_its_line(tmp_path: Path, text: str, message: 
     path = tmp_path / "bad.csv"
     path.write_text(text)
     with pytest.raises(InputError, match=message):
-        calibrate.fit_gemm(path, DEVICE)
+        fit_gemm(path, DEVICE)
 
 
 def test_every_bad_line_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_text("m,n,k,time_us\n0,2,3,4\n1,2,3,4\n1,2,3,?\n")
     with pytest.raises(InputError) as refusal:
-        calibrate.fit_gemm(path, DEVICE)
+        fit_gemm(path, DEVICE)
     assert [problem.line for problem in refusal.value.problems] == [2, 4]
 
 
 def test_a_missing_file_and_a_binary_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.csv: cannot be read"):
-        calibrate.fit_gemm(tmp_path / "none.csv", DEVICE)
+        fit_gemm(tmp_path / "none.csv", DEVICE)
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"\xff\xfe\x00m,n")
     with pytest.raises(InputError, match="is not a CSV table"):
-        calibrate.fit_gemm(binary, DEVICE)
+        fit_gemm(binary, DEVICE)
 
 
 def test_an_unknown_collective_is_refused_at_its_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_text("collective,num_gpus,bytes,time_us\nall_reduce,2,512,9\nall_scatter,2,512,9\n")
     with pytest.raises(InputError, match=r"bad\.csv:3: unknown collective 'all_scatter'"):
-        calibrate.fit_collectives([path], LINK)
+        fit_collectives([path], LINK)
 
 
 def test_without_scipy_the_refusal_says_how_to_install_it(
@@ -151,7 +153,7 @@ def test_without_scipy_the_refusal_says_how_to_install_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(InputError, match=r"pip install .*perfsim\[fit\]"):
-        calibrate.fit_gemm(write_gemm_table(tmp_path / "gemm.csv"), DEVICE)
+        fit_gemm(write_gemm_table(tmp_path / "gemm.csv"), DEVICE)
 
 
 @pytest.mark.parametrize("name", ["a100-sxm4", "h100-sxm5", "nvlink3", "nvlink4", "infiniband-hdr"])

@@ -136,7 +136,7 @@ def test_speed_up_of_the_smallest_machine_is_one(steps: SweepResult) -> None:
         ("variants:\n  a: {strategy: weight-steaming}\n", "weight-streaming"),
         (
             "variants:\n  a: {recipe.global_batch_size: 8, recipe.batch_size_per_device: 8}\n",
-            "say the same thing twice",
+            "exclude each other",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_wafer_names_its_release() -> None:
 
 
 def test_without_any_cause_that_is_said() -> None:
-    assert likely_cause(facts(0.4, {})).startswith("no one mechanism")
+    assert likely_cause(facts(0.4, {})).startswith("no single mechanism")
 
 
 def test_an_assumed_vocabulary_is_named_with_the_rows_that_would_fit() -> None:
