@@ -34,10 +34,12 @@ class Replicas:
 
     @property
     def stream(self) -> str:
+        """The communication stream of the group."""
         return f"{self.device}/{DATA_STREAM}"
 
     @property
     def size(self) -> int:
+        """Number of replicas."""
         return self.ranks.size
 
     @property

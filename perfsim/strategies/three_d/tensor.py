@@ -108,6 +108,7 @@ class TensorGroup:
 
     @property
     def compute(self) -> str:
+        """The compute stream of the rank."""
         return f"{self.device}/{COMPUTE}"
 
     def all_reduce(self, template: Template, tensor: int, n_bytes: float | None = None) -> int:

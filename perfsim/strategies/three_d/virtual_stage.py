@@ -31,10 +31,12 @@ class VirtualStage:
 
     @property
     def first(self) -> bool:
+        """Whether it is the first stage, with the embedding."""
         return self.number == 0
 
     @property
     def last(self) -> bool:
+        """Whether it is the last stage, with LM head and loss."""
         return self.number == self.num_stages - 1
 
     @property
@@ -44,6 +46,7 @@ class VirtualStage:
 
     @property
     def hidden(self) -> TensorClass:
+        """The hidden activation between layers."""
         return TensorClass("hidden", self.group.part.activation_bytes)
 
 
