@@ -32,8 +32,8 @@ class Case(NamedTuple):
 
 def catalogue_cases() -> list[Case]:
     """Every case; strategies of other packages take the first layout that they list."""
-    own = [*_data(), *_zero3(), *_tensor(), *_pipeline(), *_three_d(), *_weight_streaming()]
-    return own + [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
+    built_in = [*_data(), *_zero3(), *_tensor(), *_pipeline(), *_three_d(), *_weight_streaming()]
+    return built_in + [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
 
 
 def _data() -> Iterator[Case]:
@@ -66,7 +66,7 @@ def _pipeline() -> Iterator[Case]:
 
 def _three_d() -> Iterator[Case]:
     """Every schedule with every ZeRO stage; recompute modes and overlap alternate."""
-    modes, overlaps, shares = cycle(MODES), cycle((False, True)), cycle((True, False, True))
+    modes, overlaps, sequence_parallel = cycle(MODES), cycle((False, True)), cycle((True, False, True))
     base = ParallelLayout(tensor=2, pipeline=2, data=2)
     for name in SCHEDULES:
         for stage in (0, 1, 2):
@@ -76,7 +76,7 @@ def _three_d() -> Iterator[Case]:
                 virtual_pipeline=_chunks(name),
                 zero_stage=stage,
                 recompute=next(modes),
-                sequence_parallel=next(shares),
+                sequence_parallel=next(sequence_parallel),
             )
             yield Case("3d", layout, 2 if name == "interleaved" else 3, next(overlaps))
 

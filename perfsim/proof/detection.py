@@ -54,14 +54,16 @@ class MutationTally:
     def classes(self) -> list[dict[str, Any]]:
         """Explained faults by reason."""
         by_reason = [
-            (why, [name for name in self.survivors if re.match(pattern, name)])
-            for pattern, why in EXPLAINED.items()
+            (reason, [name for name in self.survivors if re.match(pattern, name)])
+            for pattern, reason in EXPLAINED.items()
         ]
-        return [{"why": why, "count": len(names), "example": names[0]} for why, names in by_reason if names]
+        return [
+            {"why": reason, "count": len(names), "example": names[0]} for reason, names in by_reason if names
+        ]
 
 
 def try_all(subject: Subject, every: int = 1, first: int = 0) -> MutationTally:
-    """Inject every fault, or each `every`-th one from `first` on; detected means with task and tensor."""
+    """Inject every `every`-th fault from `first` on; a fault is detected if task and tensor are named."""
     result = MutationTally()
     for number, mutation in enumerate(mutations(subject)):
         if number % every != first % every:
@@ -85,15 +87,15 @@ def try_plans(
     total, layouts = MutationTally(), []
     for number, plan in enumerate(plans):
         progress(f"faults in {plan.strategy} on {plan.topology.num_devices} ranks")
-        own = try_all(subject_of(plan), every, number)
-        total.add(own)
+        tally = try_all(subject_of(plan), every, number)
+        total.add(tally)
         layouts.append(
             {
                 "strategy": plan.strategy,
                 "layout": described(plan),
-                "injected": own.injected.total(),
-                "caught": own.detected.total(),
-                "unexplained": own.unexplained,
+                "injected": tally.injected.total(),
+                "caught": tally.detected.total(),
+                "unexplained": tally.unexplained,
             }
         )
     kinds = {name: {"injected": n, "caught": total.detected[name]} for name, n in total.injected.items()}

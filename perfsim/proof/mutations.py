@@ -103,10 +103,10 @@ def skipped_gradients(subject: Subject) -> Iterator[Mutation]:
     yield from _idle(subject, "gradient skipped", skips)
 
 
-def _idle(subject: Subject, kind: str, chosen: Callable[[Work], bool]) -> Iterator[Mutation]:
+def _idle(subject: Subject, kind: str, disables: Callable[[Work], bool]) -> Iterator[Mutation]:
     graph = subject.graph
     for task in graph.tasks():
-        if not chosen(task.work):
+        if not disables(task.work):
             continue
         idle = replace(task.work, op=IDLE, kind=Kind.COMP, group=None)
         description = f"{task_name(graph, task)} does nothing"

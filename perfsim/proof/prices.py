@@ -105,13 +105,13 @@ class GpuPrices:
     def _difference(self, block: int, message: Message) -> float:
         """Priced elements of a block, less those that a rank holds."""
         plan, model = self.plan, self.plan.job.model
-        own = Share(model, plan.job.seq_length, plan.layout.tensor).layouts[block]
+        held = Share(model, plan.job.seq_length, plan.layout.tensor).layouts[block]
         if block >= 0:
             whole = Share(model, plan.job.seq_length).layouts[block]
-            return whole.size / plan.layout.tensor - own.size
+            return whole.size / plan.layout.tensor - held.size
         if block == HEAD and EMBEDDING in message.blocks and self._shares_table(message):
-            return -own.size
-        return self._padding() - (own.size - own.sizes["words"] if block == HEAD else 0)
+            return -held.size
+        return self._padding() - (held.size - held.sizes["words"] if block == HEAD else 0)
 
     def _shares_table(self, message: Message) -> bool:
         """Whether embedding and LM head, both in a message, share one word table in it."""

@@ -22,11 +22,11 @@ from perfsim.proof.execution.hazards import hazards
 from perfsim.proof.execution.oracle import Oracle
 from perfsim.proof.execution.order import Edge, Precedence, dependencies, order_in_time, random_order
 from perfsim.proof.execution.program import Compiler, Program
-from perfsim.proof.execution.run import Machine, Outcome
+from perfsim.proof.execution.run import Executor, Outcome
 from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.prices import mispriced
 from perfsim.proof.provers import prover
-from perfsim.proof.small import training_of
+from perfsim.proof.small_plans import training_of
 from perfsim.strategies import Plan
 
 MOST_FAULTS = 20
@@ -126,12 +126,12 @@ class Subject:
         prices = prover(self.plan.system.kind).prices(self.plan)
         return mispriced(self.plan, prices, self.compiled[0], outcome.moved)
 
-    def machine(self) -> Machine:
-        """All ranks, ready to run."""
+    def executor(self) -> Executor:
+        """All ranks with their buffers, ready to run."""
         program, compiler = self.compiled
         layout = self.plan.layout
         oracle = Oracle(self.training, layout.tensor, layout.data, compiler.rows)
-        return Machine(program, self.unfolded, compiler.initial, oracle)
+        return Executor(program, self.unfolded, compiler.initial, oracle)
 
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
         """Random topological orders of all tasks on all ranks."""
@@ -155,7 +155,7 @@ class Subject:
             hazards = list(islice(self.hazards(), MOST_FAULTS))
             if hazards:
                 return hazards
-            outcome = self.machine().run(range(self.num_instances), thorough=True)
+            outcome = self.executor().run(range(self.num_instances), thorough=True)
             return outcome.faults + list(islice(self.mispriced(outcome), MOST_FAULTS))
         except FaultError as error:
             return [error.fault]
@@ -190,10 +190,10 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
         )
     with tally.collecting():
         tally.faults += islice(subject.hazards(), MOST_FAULTS)
-        machine = subject.machine()
+        executor = subject.executor()
         simulated = order_in_time(evaluation.trace.start_s, subject.unfolded.task)
         for number, order in enumerate([range(tasks), simulated, *subject.random_orders(orders, seed)]):
-            outcome = machine.run(order, thorough=number == 0)
+            outcome = executor.run(order, thorough=number == 0)
             tally.add(outcome)
             tally.faults += islice(subject.mispriced(outcome), MOST_FAULTS)
     return _proof(plan, tally, tasks)

@@ -12,9 +12,10 @@ from perfsim.errors import InputError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.machines import build_topology, machine
 from perfsim.proof.catalogue import Case, catalogue_cases
+from perfsim.proof.execution.serial import STEPS
 from perfsim.proof.proof import Proof, finite, prove_plan
 from perfsim.proof.provers import prover
-from perfsim.proof.small import STEPS, small_plan
+from perfsim.proof.small_plans import small_plan
 from perfsim.strategies import Plan, strategy
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
@@ -68,12 +69,12 @@ class ProofResult:
         }
 
     def _of(self, name: str) -> dict[str, Any]:
-        own = [proof for proof in self.proofs if proof.strategy == name]
+        proofs = [proof for proof in self.proofs if proof.strategy == name]
         return {
-            "passed": all(proof.passed for proof in own),
-            "max_relative_error": _worst(own),
-            "tasks": sum(proof.tasks for proof in own),
-            "layouts": [proof.as_dict() for proof in own],
+            "passed": all(proof.passed for proof in proofs),
+            "max_relative_error": _worst(proofs),
+            "tasks": sum(proof.tasks for proof in proofs),
+            "layouts": [proof.as_dict() for proof in proofs],
         }
 
 
@@ -169,13 +170,13 @@ def _of_study(request: Request, catalog: Catalog) -> Iterator[Plan]:
 def _of_layout(request: Request, model: TransformerConfig, catalog: Catalog) -> Plan:
     name = request.strategy or "3d"
     chosen = strategy(name)
-    own = prover(chosen.system_kind)
-    system = catalog.system(own.system)
+    of_kind = prover(chosen.system_kind)
+    system = catalog.system(of_kind.system)
     layout = machine(chosen.system_kind).parse_layout(request.layout, request.devices or 1)
     recipe = catalog.recipe(RECIPE)
     sequences = layout.data * layout.micro_batch_size
     batch = request.batch or sequences * 2 * layout.pipeline
-    if batch % sequences and own.even_batches:
+    if batch % sequences and of_kind.even_batches:
         raise InputError(f"--batch {batch} is not a multiple of data x micro_batch_size, {sequences}")
     topology = build_topology(system, request.devices or layout.num_devices)
     return small_plan(chosen, Job(model, recipe, batch), topology, layout, max(1, -(-batch // sequences)))

@@ -60,8 +60,8 @@ class GpuProver:
 
     def small_layout(self, layout: ParallelLayout) -> ParallelLayout:
         """Uneven stages stay uneven: none, one or two layers where there were none, one or more."""
-        given = layout.layers_per_stage
-        layers = None if given is None else tuple(min(2, count) for count in given)
+        counts = layout.layers_per_stage
+        layers = None if counts is None else tuple(min(2, count) for count in counts)
         size = min(MOST_SEQUENCES, layout.micro_batch_size)
         return replace(layout, micro_batch_size=size, layers_per_stage=layers)
 
@@ -78,7 +78,7 @@ class GpuProver:
         return GpuCompiler(graph, training, plan.layout)
 
     def prices(self, plan: ThreeDPlan) -> Prices:
-        """How GPU graphs count."""
+        """How GPU graphs count bytes and elements."""
         return GpuPrices(plan)
 
     def features(self, plan: ThreeDPlan) -> list[str]:
@@ -111,7 +111,7 @@ class StreamingProver:
         return WaferCompiler(graph, training, plan.layout, slots, system.activation_servers.prefetch)
 
     def prices(self, plan: StreamingPlan) -> Prices:
-        """How streamed graphs count."""
+        """How streamed graphs count bytes and elements."""
         return StreamingPrices(plan)
 
     def features(self, plan: StreamingPlan) -> list[str]:

@@ -10,7 +10,7 @@ from perfsim.sweeps.knee import Scaling, scalings
 from perfsim.sweeps.maps import TimeMap, time_maps
 from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.scaling import Match, Series, matches, same_target, series_of
-from perfsim.sweeps.succession import Succession, successions
+from perfsim.sweeps.succession import successions
 from perfsim.sweeps.variants import Change, changes_of, differing, variants_of
 
 
@@ -61,7 +61,7 @@ class Analysis:
         return differing(self.points, self.variants)
 
     @cached_property
-    def successions(self) -> Mapping[str, Sequence[Succession]]:
+    def successions(self) -> Mapping[str, Sequence[Change]]:
         """By machine, layout changes from each variant to the next, if variants train different models."""
         return successions(self.points)
 

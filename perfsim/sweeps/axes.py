@@ -39,6 +39,7 @@ class Axis:
 
     @property
     def root(self) -> str:
+        """The first part of the path."""
         return self.path.partition(".")[0]
 
     @property
@@ -48,6 +49,7 @@ class Axis:
 
     @property
     def values(self) -> list[Any]:
+        """The values as plain data."""
         return [node.plain() for node in self.nodes]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from typing import Any
@@ -52,8 +52,12 @@ class SweepPoint:
     @property
     def label(self) -> str:
         """`128 x dgx-a100-80gb, 3d, recipe.global_batch_size 512`."""
-        machine = f"{self.num_devices} x {self.candidate.system.name}, {self.candidate.strategy}"
-        return ", ".join([machine, *(f"{path} {value}" for path, value in self.settings.items())])
+        return _label(self.candidate, self.num_devices, self.settings)
+
+
+def _label(candidate: CandidateSpec, devices: int, settings: Mapping[str, Any]) -> str:
+    machine = f"{devices} x {candidate.system.name}, {candidate.strategy}"
+    return ", ".join([machine, *(f"{path} {value}" for path, value in settings.items())])
 
 
 def expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple[SweepPoint, ...]:
@@ -63,23 +67,23 @@ def expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple[
     that changes such a field omits the candidate. Raises CatalogError with every problem and its line.
     """
     axes, problems = read_axes(mapping, spec.grid.model_extra or {})
-    parts: list[tuple[str, list[Axis]]] = []
+    variants: list[tuple[str, list[Axis]]] = []
     for name in spec.variants:
         changes, wrong = read_variant(mapping, name)
         problems += wrong
-        parts.append((name, changes))
-    problems += _check_changes(spec, [axes, *(changes for _, changes in parts)], catalog)
+        variants.append((name, changes))
+    problems += _check_changes(spec, [axes, *(changes for _, changes in variants)], catalog)
     if problems:
         raise CatalogError(in_order(problems))
-    builder = _Builder(spec.study, catalog, mapping, {}, {})
+    builder = _Builder(spec.study, catalog, mapping)
     points = [
         point
-        for name, changes in parts or [("", [])]
+        for name, changes in variants or [("", [])]
         for candidate in _candidates(spec, [*axes, *changes], catalog)
         for point in builder.points(candidate, _inner(axes), name, _inner(changes))
     ]
     if not points:
-        raise CatalogError([mapping.problem(("grid",), "no strategy of the grid runs on one of its systems")])
+        raise CatalogError([mapping.problem(("grid",), "no strategy of the grid runs on any of its systems")])
     return tuple(points)
 
 
@@ -130,17 +134,15 @@ def _check(
 
 def _machines(candidate: CandidateSpec, axes: Sequence[Axis], catalog: Catalog) -> Iterator[CandidateSpec]:
     """A candidate varied by axes over strategies, systems and device counts; only pairs that can run."""
-    given: dict[str, list[Any]] = {axis.path: axis.values for axis in axes}
-    systems: list[SystemSpec] = [catalog.system(name) for name in given.get("system", [])]
-    strategies = given.get("strategy", [candidate.strategy])
+    values: dict[str, list[Any]] = {axis.path: axis.values for axis in axes}
+    systems: list[SystemSpec] = [catalog.system(name) for name in values.get("system", [])]
+    strategies = values.get("strategy", [candidate.strategy])
     devices = candidate.devices
-    if "devices" in given:
-        devices = tuple(
-            n for value in given["devices"] for n in (value if isinstance(value, list) else [value])
-        )
+    if "devices" in values:
+        lists = (value if isinstance(value, list) else [value] for value in values["devices"])
+        devices = tuple(count for counts in lists for count in counts)
     for name, system in product(strategies, systems or [candidate.system]):
-        own, wanted = strategy(candidate.strategy), strategy(name)
-        if runs_on(own, system) and runs_on(wanted, system):
+        if runs_on(strategy(candidate.strategy), system) and runs_on(strategy(name), system):
             yield candidate.model_copy(update={"strategy": name, "system": system, "devices": devices})
 
 
@@ -151,12 +153,13 @@ class _Builder:
     base: StudySpec
     catalog: Catalog
     mapping: LocatedMapping
-    studies: dict[str, StudySpec]
-    systems: dict[str, SystemSpec]
+    studies: dict[str, StudySpec] = field(default_factory=dict)
+    systems: dict[str, SystemSpec] = field(default_factory=dict)
 
     def points(
         self, candidate: CandidateSpec, axes: Sequence[Axis], variant: str, changes: Sequence[Axis]
     ) -> Iterator[SweepPoint]:
+        """The points of a candidate in one variant; none if it lacks a changed field."""
         if not all(_suits(axis, candidate) for axis in changes):
             return
         relevant = [axis for axis in axes if _suits(axis, candidate)]
@@ -179,18 +182,18 @@ class _Builder:
             study = self.study(changes).model_copy(update={"candidates": (chosen,)})
             _probe(study)
         except InputError as error:
-            where = f"{devices} x {candidate.system.name}, {candidate.strategy}"
-            for path, value in changes.items():
-                where += f", {path} {value}"
-            raise CatalogError([self.placed(where, problem) for problem in error.problems]) from None
+            label = _label(candidate, devices, changes)
+            raise CatalogError([self.placed(label, problem) for problem in error.problems]) from None
         return study
 
-    def placed(self, where: str, problem: Problem) -> Problem:
+    def placed(self, label: str, problem: Problem) -> Problem:
+        """The problem at the grid's line, with the label of its point, unless it has a place."""
         if problem.file:
             return problem
-        return self.mapping.problem(("grid",), f"{where}: {problem.message}", problem.help)
+        return self.mapping.problem(("grid",), f"{label}: {problem.message}", problem.help)
 
     def system(self, system: SystemSpec, settings: Mapping[str, Any]) -> SystemSpec:
+        """The system with its own changes."""
         changes = {
             path.removeprefix("system."): value
             for path, value in settings.items()

@@ -25,10 +25,12 @@ class Scaling:
 
     @property
     def first(self) -> PointResult:
+        """The smallest machine."""
         return self.series.points[0]
 
     @property
     def last(self) -> PointResult:
+        """The largest machine."""
         return self.series.points[-1]
 
     @property

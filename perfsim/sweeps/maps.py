@@ -26,6 +26,7 @@ class TimeMap:
 
     @property
     def of_batch(self) -> bool:
+        """Whether the rows are batches."""
         return self.path in BATCH_PATHS
 
 

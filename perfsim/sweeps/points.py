@@ -50,6 +50,7 @@ class PointResult:
 
     @property
     def feasible(self) -> bool:
+        """Whether it has a plan."""
         return self.answer is not None
 
     @property

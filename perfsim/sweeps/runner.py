@@ -76,6 +76,7 @@ class SweepPlan:
     estimated_s: float
 
     def as_dict(self) -> dict[str, Any]:
+        """The plan under the names of the JSON interface."""
         return {
             "sweep": self.name,
             "points": self.points,
@@ -327,6 +328,7 @@ class _Progress:
             tell(f"{total} points, {stored} of them stored")
 
     def count_finished(self) -> None:
+        """Count a finished point."""
         self.done += 1
         now = time.monotonic()
         if now - self.reported < PROGRESS_S and self.done < self.total:

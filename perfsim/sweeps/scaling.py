@@ -22,6 +22,7 @@ class Series:
 
     @property
     def machine(self) -> tuple[str, str]:
+        """Strategy and system."""
         return self.strategy, self.system
 
     @property
@@ -36,6 +37,7 @@ class Series:
 
     @property
     def counts(self) -> tuple[int, ...]:
+        """Numbers of devices, increasing."""
         return tuple(point.num_devices for point in self.points)
 
     @property

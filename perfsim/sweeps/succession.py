@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.policy import policy_changes
+from perfsim.sweeps.variants import Change
 
 
-@dataclass(frozen=True)
-class Succession:
-    """One machine in two successive variants."""
-
-    before: PointResult
-    after: PointResult
-
-    @property
-    def machine(self) -> str:
-        return f"{self.after.num_devices:,} x {self.after.system}"
-
-    @property
-    def changes(self) -> str:
-        return policy_changes(self.before, self.after)
-
-
-def successions(points: Sequence[PointResult]) -> dict[str, list[Succession]]:
+def successions(points: Sequence[PointResult]) -> dict[str, list[Change]]:
     """By machine, each variant with the previous one; empty if all variants train the same model.
 
     Only machines with at most one feasible point per variant are included.
@@ -39,23 +23,23 @@ def successions(points: Sequence[PointResult]) -> dict[str, list[Succession]]:
     for point in points:
         if point.feasible:
             machines.setdefault((point.system, point.strategy, point.num_devices), []).append(point)
-    steps_of: dict[str, list[Succession]] = {}
+    steps_of: dict[str, list[Change]] = {}
     for members in machines.values():
         names = {point.variant for point in members}
         if len(names) == len(members) > 1:
-            steps = [Succession(before, after) for before, after in pairwise(members)]
-            steps_of.setdefault(steps[0].machine, steps)
+            machine = f"{members[0].num_devices:,} x {members[0].system}"
+            steps_of.setdefault(machine, [Change(before, after) for before, after in pairwise(members)])
     return steps_of
 
 
-def policy_sentence(steps_of: Mapping[str, Sequence[Succession]]) -> str:
+def policy_sentence(steps_of: Mapping[str, Sequence[Change]]) -> str:
     """The layout changes on each machine from the first variant to the last; empty without successions."""
     if not steps_of:
         return ""
     first = next(iter(steps_of.values()))
-    ends = f"{first[0].before.variant} to {first[-1].after.variant}"
+    ends = f"{first[0].base.variant} to {first[-1].point.variant}"
     words = [
-        f"{machine}: {policy_changes(steps[0].before, steps[-1].after) or 'nothing'}"
+        f"{machine}: {policy_changes(steps[0].base, steps[-1].point) or 'nothing'}"
         for machine, steps in steps_of.items()
     ]
     return f"What the planner changed from {ends}: {'; '.join(words)}."

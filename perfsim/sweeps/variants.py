@@ -21,7 +21,7 @@ _PROSE = ("description", "sources", "assumed", "fit", "name")
 
 @dataclass(frozen=True)
 class Change:
-    """A point and the corresponding point of the first variant."""
+    """A point and the corresponding point of the first variant, or of the previous one."""
 
     base: PointResult
     point: PointResult

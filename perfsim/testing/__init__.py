@@ -1,6 +1,6 @@
-"""For tests of strategies and of perfsim itself: the promises of a strategy, toys, second ways to figures.
+"""Test support for strategies and perfsim itself: promises of a strategy, toys, independent calculations.
 
-The author of a strategy calls `check_strategy(MyStrategy())` in a test of their own.
+The author of a strategy calls `check_strategy(MyStrategy())` in a test.
 """
 
 from perfsim.testing.conformance import (

@@ -1,6 +1,6 @@
-"""What every strategy promises, checked on small machines: `check_strategy` names the promise that is broken.
+"""The promises of every strategy, checked on small machines: `check_strategy` names a broken promise.
 
-Machines, models and prices are those of `perfsim.testing.toys`, so that nothing depends on a calibration.
+Machines, models and prices come from `perfsim.testing.toys`, so nothing depends on a calibration.
 Neither pytest nor hypothesis is needed.
 """
 
@@ -29,9 +29,9 @@ from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
 from perfsim.workload import Job, Layout
 
 MOST_PLANS = 6
-"""Plans of each case that are run: spread over all of its layouts."""
+"""Plans of each case that are simulated, spread over all of its layouts."""
 SCREENING_TOLERANCE = 0.15
-"""How far the closed form may be from the simulation."""
+"""Allowed relative difference between the closed form and the simulation."""
 FLOP_TOLERANCE = 0.01
 
 JOBS: Mapping[str, dict[str, Any]] = {
@@ -62,16 +62,16 @@ JOBS: Mapping[str, dict[str, Any]] = {
         "position_embedding": "rotary",
     },
 }
-"""By name, the number of devices, a memory capacity where that is special, and changes to the toy job."""
+"""By name: number of devices, batch, memory capacity if it is special, and changes to the toy job."""
 
 
 class BrokenPromise(AssertionError):
-    """A strategy does not keep what the protocol promises; says which promise, and on which case."""
+    """A strategy breaks a promise of the protocol; the message names the promise and the case."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy that is asked for one job on one small machine, with prices for its work."""
+    """A strategy with one job on one small machine, and prices for its work."""
 
     name: str
     strategy: Strategy
@@ -79,10 +79,11 @@ class Case:
     topology: Topology
     costs: Costs
     skips_masked: bool = True
-    """Whether fused attention leaves out what the causal mask hides, as GPU kernels do."""
+    """Whether fused attention skips masked positions, as GPU kernels do."""
 
     @cached_property
     def layouts(self) -> list[Layout]:
+        """The layouts that the strategy lists."""
         return list(self.strategy.layouts(self.job, self.topology))
 
     @cached_property
@@ -97,18 +98,21 @@ class Case:
         return plans[:: max(1, math.ceil(len(plans) / MOST_PLANS))]
 
     def plan(self, layout: Layout, *, check_memory: bool = True) -> Plan:
+        """The strategy's plan of a layout."""
         return self.strategy.plan(self.job, self.topology, layout, check_memory=check_memory)
 
     def variants(self, layout: Layout) -> list[Layout]:
+        """The variants that the strategy lists of a layout."""
         return list(self.strategy.variants(self.job, self.topology, layout))
 
     def graph(self, plan: Plan) -> TaskGraph:
+        """The graph that the strategy emits for a plan."""
         builder = GraphBuilder()
         self.strategy.emit(plan, builder)
         return builder.build()
 
     def runs(self) -> Iterator[tuple[Plan, TaskGraph, Trace]]:
-        """Each plan, its graph, and the graph run on links that it shares."""
+        """Each plan, its graph, and the simulation of the graph with contention for links."""
         for plan in self.plans:
             graph = self.graph(plan)
             links = shared_links(graph, network_of(self.topology))
@@ -117,7 +121,7 @@ class Case:
 
 
 def cases_for(strategy: Strategy) -> list[Case]:
-    """Every job of `JOBS` on a toy machine of the kind that the strategy runs on."""
+    """Every job of `JOBS` on a toy machine of the strategy's kind."""
     return [_case(strategy, name, dict(fields)) for name, fields in JOBS.items()]
 
 
@@ -126,7 +130,7 @@ def _case(strategy: Strategy, name: str, fields: dict[str, Any]) -> Case:
     memory = {"capacity": fields.pop("capacity")} if "capacity" in fields else {}
     job = toys.job(**fields)
     if strategy.system_kind not in _TOYS:
-        raise InputError(f"no toy machine of the kind {strategy.system_kind!r}: pass `cases` of your own")
+        raise InputError(f"no toy machine of the kind {strategy.system_kind!r}: pass your own `cases`")
     return _TOYS[strategy.system_kind](name, strategy, job, devices, memory)
 
 
@@ -143,9 +147,9 @@ def _on_wafers(name: str, strategy: Strategy, job: Job, devices: int, memory: di
 _TOYS = {"gpu-cluster": _on_gpus, "wafer-cluster": _on_wafers}
 
 
-def _require(kept: bool, broken: str) -> None:
-    if not kept:
-        raise BrokenPromise(broken)
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise BrokenPromise(message)
 
 
 # ------------------------------------------------------------------------------------- planning
@@ -159,7 +163,7 @@ def it_says_what_it_is(case: Case) -> None:
 
 
 def listed_layouts_are_legal(case: Case) -> None:
-    """Every layout that it lists fits, or is refused for memory alone, with a change to try."""
+    """Every layout that it lists fits, or is refused only for memory, with a suggested change."""
     for layout in case.layouts:
         unchecked = case.plan(layout, check_memory=False)
         _require(unchecked.strategy == case.strategy.name, f"its plan is of strategy {unchecked.strategy!r}")
@@ -176,7 +180,7 @@ def listed_layouts_are_legal(case: Case) -> None:
 
 
 def variants_are_legal(case: Case) -> None:
-    """Every variant of a listed layout is legal, and neither that layout nor listed twice."""
+    """Every variant of a listed layout is legal, differs from that layout, and is listed once."""
     for layout in case.layouts:
         variants = case.variants(layout)
         _require(layout not in variants, f"{layout} is a variant of itself")
@@ -186,7 +190,7 @@ def variants_are_legal(case: Case) -> None:
 
 
 def nothing_unlisted_is_planned(case: Case) -> None:
-    """What the planner chooses from is what it lists: layouts, and variants of these."""
+    """The planner plans only listed layouts and their variants."""
     listed = {*case.layouts, *(variant for layout in case.layouts for variant in case.variants(layout))}
     try:
         screened = screen(toys.question(case.strategy, case.job, case.topology, case.costs))
@@ -206,7 +210,7 @@ def memory_is_itemised(case: Case) -> None:
 
 
 def other_systems_are_refused(case: Case) -> None:
-    """It refuses to plan on another kind of system, and names that system."""
+    """It refuses to plan on another kind of system and names that system."""
     for system in (toys.gpu_cluster(), toys.wafer_cluster()):
         if runs_on(case.strategy, system):
             continue
@@ -222,7 +226,7 @@ def other_systems_are_refused(case: Case) -> None:
 
 # ---------------------------------------------------------------------------------------- graph
 def all_flop_are_done(case: Case) -> None:
-    """All ranks together do the FLOPs of the model and of the recompute."""
+    """All ranks together perform the FLOPs of the model and of the recompute."""
     for plan in case.plans:
         graph, recompute = case.graph(plan), plan.layout.recompute
         done = graph.flop / len(graph.step_ends)
@@ -237,7 +241,7 @@ def all_flop_are_done(case: Case) -> None:
 
 
 def _masked_flop(job: Job, recompute: str) -> float:
-    """What fused attention leaves out (the causal half) less what it does again (scores, backward)."""
+    """FLOPs that fused attention skips (the causal half) less those it repeats (scores, backward)."""
     if job.recipe.attention == "standard":
         return 0.0
     matmul = 2.0 * job.seq_length * job.model.hidden_size * job.model.num_layers * job.tokens_per_step
@@ -246,21 +250,21 @@ def _masked_flop(job: Job, recompute: str) -> float:
 
 
 def the_same_plan_gives_the_same_graph(case: Case) -> None:
-    """Writing a plan twice gives the same graph."""
+    """Emitting a plan twice gives the same graph."""
     for plan in case.plans[:3]:
         same = case.graph(plan).digest() == case.graph(plan).digest()
         _require(same, f"{plan.layout} is written in two ways")
 
 
 def more_steps_can_be_written(case: Case) -> None:
-    """It writes as many steps as the plan asks for."""
+    """It emits as many steps as the plan requires."""
     for plan in case.plans[:2]:
         steps = len(case.graph(replace(plan, least_steps=3)).step_ends)
         _require(steps == 3, f"{plan.layout} is written with {steps} steps where the plan has least_steps 3")
 
 
 def tasks_name_their_layer(case: Case) -> None:
-    """Every layer is some task's `block`, and every task of a layer has one."""
+    """Every layer is the `block` of some task, and every task of a layer has a block."""
     for plan in case.plans[:2]:
         graph = case.graph(plan)
         absent = set(range(case.job.model.num_layers)) - set(graph.block.tolist())
@@ -284,7 +288,7 @@ def streams_and_groups_are_named(case: Case) -> None:
 
 # ----------------------------------------------------------------------------------------- runs
 def contention_only_delays(case: Case) -> None:
-    """It runs to the end, and no task ends earlier than on idle links."""
+    """The simulation completes, and no task ends earlier than on idle links."""
     for plan, graph, run in case.runs():
         path = critical_path(graph, price(graph, case.costs))
         _require(bool((run.end_s >= path.end_s).all()), f"{plan.layout}: contention makes a task end earlier")
@@ -292,7 +296,7 @@ def contention_only_delays(case: Case) -> None:
 
 
 def the_run_is_the_longest_path(case: Case) -> None:
-    """On idle links the simulation is the longest path, to the bit."""
+    """On idle links the simulation equals the longest path bit for bit."""
     for plan in case.plans:
         graph = case.graph(plan)
         durations = price(graph, case.costs)
@@ -340,11 +344,11 @@ PROMISES: tuple[Promise, ...] = (
     the_screening_formula_is_close,
     every_second_is_accounted_for,
 )
-"""Each raises BrokenPromise where a case does not keep it; its docstring says what is promised."""
+"""Each raises BrokenPromise for a case that breaks it; its docstring states the promise."""
 
 
 def check_promise(promise: Promise, case: Case) -> None:
-    """Raise BrokenPromise, which names strategy, case and promise, unless the case keeps the promise."""
+    """Raise BrokenPromise, naming strategy, case and promise, if the case breaks the promise."""
     try:
         promise(case)
     except (BrokenPromise, LayoutError, MemoryCapacityError) as error:
@@ -356,8 +360,8 @@ def check_promise(promise: Promise, case: Case) -> None:
 def check_strategy(strategy: Strategy, cases: list[Case] | None = None) -> None:
     """Raise BrokenPromise for the first promise that the strategy breaks.
 
-    `cases` are those of `cases_for` unless given. A case for which the strategy has no layout is passed
-    over, but there must be one with a plan that fits.
+    `cases` default to `cases_for(strategy)`. Cases without a layout are skipped, but at least one case must
+    have a plan that fits.
     """
     cases = cases_for(strategy) if cases is None else cases
     for case in cases:

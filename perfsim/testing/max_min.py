@@ -1,4 +1,4 @@
-"""Max-min fair rates of flows that all start together, and flows on their binding links only."""
+"""Max-min fair rates of flows that start together, without a simulation; flows on binding links only."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def max_min_rates(
 ) -> Floats:
     """Max-min fair rates of flows, in the unit of `caps` and `capacities`.
 
-    Flow i crosses the links `routes[i]` (a link named twice is loaded twice) and never exceeds
-    `caps[i]`; `weights[i]` identical flows count as one entry. No rate can grow without lowering
-    one that is no larger. Links that cannot bind, within a relative 1e-9, are left out, so a flow
-    that nobody slows gets its cap exactly.
+    Flow i crosses the links `routes[i]` (a link named twice is loaded twice) and never exceeds `caps[i]`;
+    an entry stands for `weights[i]` identical flows. No rate can grow without lowering one that is no
+    larger. Links that cannot bind, within a relative 1e-9, are left out, so an unlimited flow gets exactly
+    its cap.
     """
     weights = [1] * len(routes) if weights is None else weights
     classes: dict[tuple[tuple[int, ...], float], int] = {}
@@ -33,8 +33,8 @@ def max_min_rates(
         for route, cap in zip(routes, caps, strict=True)
     ]
     total = [0] * len(classes)
-    for of, weight in zip(member, weights, strict=True):
-        total[of] += weight
+    for index, weight in zip(member, weights, strict=True):
+        total[index] += weight
     capacity = np.asarray(capacities, dtype=np.float64)
     demand = np.zeros(len(capacity))
     for (route, cap), weight in zip(classes, total, strict=True):

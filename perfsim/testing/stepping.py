@@ -1,7 +1,6 @@
-"""An algorithm's moves carried out: as time on an idle network, and on real arrays.
+"""Executes the moves of a collective algorithm: in time on an idle network, and on arrays.
 
-These are the second way to every closed form: what the moves take when they are walked through,
-and whether they compute what they claim.
+These are independent checks of the closed forms: the time of the moves step by step, and their result.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from perfsim.collectives.group import Move
 
 Link = Callable[[int, int], tuple[float, float]]
-"""(src, dst) to (seconds of latency, bytes a second)."""
+"""(src, dst) to (latency in seconds, bytes per second)."""
 
 
 def uniform_link(latency_s: float, bytes_per_s: float) -> Link:
@@ -26,7 +25,7 @@ def uniform_link(latency_s: float, bytes_per_s: float) -> Link:
 
 
 def lockstep_s(moves: Iterable[Move], link: Link) -> float:
-    """Seconds when a step starts after all moves of the step before have arrived."""
+    """Seconds if a step starts after all moves of the previous step have arrived."""
     total_s = 0.0
     for _, step in groupby(moves, key=attrgetter("step")):
         load_bytes: defaultdict[tuple[int, int], float] = defaultdict(float)
@@ -37,7 +36,7 @@ def lockstep_s(moves: Iterable[Move], link: Link) -> float:
 
 
 def pipelined_s(moves: Iterable[Move], link: Link) -> float:
-    """Seconds when a chunk leaves as soon as its sender has it and the link is free."""
+    """Seconds if a chunk is sent as soon as its sender has it and the link is free."""
     ready_s: defaultdict[tuple[int, int], float] = defaultdict(float)
     free_s: defaultdict[tuple[int, int], float] = defaultdict(float)
     for move in moves:
@@ -51,9 +50,9 @@ def pipelined_s(moves: Iterable[Move], link: Link) -> float:
 
 
 def replay(moves: Iterable[Move], buffers: Sequence[NDArray[Any]]) -> None:
-    """Carry the moves out in place; `buffers[rank][chunk]` is what a rank holds.
+    """Execute the moves in place; `buffers[rank][chunk]` is the data of a rank.
 
-    All moves of a step read what was there before the step.
+    All moves of a step read the state before the step.
     """
     for _, step in groupby(moves, key=attrgetter("step")):
         sent = [(move, buffers[move.src][move.chunk].copy()) for move in step]

@@ -1,4 +1,4 @@
-"""Small systems, models and prices for tests: nothing here is read from the catalogue."""
+"""Small systems, models and prices for tests, independent of the catalogue."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def wafer_cluster(
 
 
 def _memoryx(stream_bytes_per_s: float, update_bytes_per_s: float) -> MemoryXSpec:
-    """Ten weight servers that stream and update at these rates together."""
+    """Ten weight servers that together stream and update at these rates."""
     return MemoryXSpec(
         servers=10,
         server=WeightServerSpec(
@@ -138,31 +138,31 @@ def model(**changes: Any) -> TransformerConfig:
 
 
 def recipe(**changes: Any) -> TrainingRecipe:
-    """bf16 with Adam on sequences of 1,024."""
+    """bf16 with Adam on sequences of 1,024 tokens."""
     return TrainingRecipe(**({"name": "toy", "seq_length": 1024} | changes))
 
 
 def job(batch: int = 32, recipe_changes: Mapping[str, Any] | None = None, **model_changes: Any) -> Job:
-    """The toy model trained by the toy recipe, with changes to either."""
+    """The toy model trained with the toy recipe, each with optional changes."""
     return Job(model(**model_changes), recipe(**(recipe_changes or {})), batch)
 
 
 def topology(devices: int, system: GpuClusterSpec | WaferClusterSpec | None = None) -> Topology:
-    """So many devices of a system; of toy GPUs unless told."""
+    """A topology of a system, by default of toy GPUs."""
     return build_topology(system or gpu_cluster(), devices)
 
 
 def plan(
     name: str, asked: Job, layout: Layout, system: GpuClusterSpec | WaferClusterSpec | None = None
 ) -> Plan:
-    """A layout planned on as many devices as it needs, memory not checked."""
+    """A plan of a layout on as many devices as it needs, without a memory check."""
     return strategy(name).plan(asked, topology(layout.num_devices, system), layout, check_memory=False)
 
 
 def question(
     chosen: str | Strategy[Any, Any], asked: Job, on: Topology, prices: Costs | None = None
 ) -> Question:
-    """What is asked of a strategy for a job on a topology, at these prices."""
+    """The question of planning a job with a strategy on a topology, at these prices."""
     return Question(
         model=asked.model,
         recipe=asked.recipe,
@@ -175,7 +175,7 @@ def question(
 
 
 def graph_of(chosen: Plan) -> TaskGraph:
-    """The graph that the plan's strategy writes."""
+    """The graph that the plan's strategy emits."""
     builder = GraphBuilder()
     strategy(chosen.strategy).emit(chosen, builder)
     return builder.build()
@@ -183,7 +183,7 @@ def graph_of(chosen: Plan) -> TaskGraph:
 
 @dataclass
 class ToyCosts(Costs):
-    """Prices on no calibration: a share of peak, memory and links at their datasheet rate."""
+    """Prices without a calibration: a fixed FLOP rate, memory and links at their datasheet rates."""
 
     system: GpuClusterSpec
     flop_per_s: float = 150e12
@@ -191,6 +191,7 @@ class ToyCosts(Costs):
     topology: Topology = field(init=False)
 
     def duration_s(self, work: Work) -> float:
+        """Seconds of a task."""
         if work.kind.is_communication:
             return self._communication_s(work)
         seconds = 0.0
@@ -211,17 +212,18 @@ class ToyCosts(Costs):
 
 @dataclass
 class TableCosts(Costs):
-    """Seconds by the name of the work; what is not named takes no time."""
+    """Seconds by name of the work; other work takes no time."""
 
     seconds: Mapping[str, float]
 
     def duration_s(self, work: Work) -> float:
+        """Seconds of a task."""
         return self.seconds.get(work.name, 0.0)
 
 
 # ------------------------------------------------------------------------------ graphs by hand
 def compute(name: str, category: str = "forward", writes: int = 1, flop_like: float = 0.0) -> Work:
-    """A class of compute work that writes so many tensors."""
+    """A class of compute work that writes `writes` tensors."""
     tensors = tuple(TensorClass(f"t{number}", flop_like) for number in range(writes))
     return Work(name, Kind.COMP, name, category, writes=tensors)
 
@@ -233,12 +235,12 @@ def transfer(name: str, ranks: RankGroup, category: str = "pipeline_communicatio
 
 
 def collective(name: str, ranks: RankGroup) -> Work:
-    """A class of sums over a group."""
+    """A class of all-reduces over a group."""
     return replace(transfer(name, ranks, "data_communication", op="all_reduce"), kind=Kind.COMM_COLL)
 
 
 def chain(lengths: Mapping[str, int], join: Callable[[GraphBuilder, dict[str, int]], None]) -> TaskGraph:
-    """Streams of tasks in order, and whatever `join` adds; it is given each stream's last tensor."""
+    """Streams of tasks in order; `join` gets each stream's last tensor and may add tasks."""
     builder = GraphBuilder()
     last: dict[str, int] = {}
     for stream, length in lengths.items():

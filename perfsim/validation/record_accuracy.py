@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +80,6 @@ def _figures(
     }
 
 
-def record_text(results: Iterable[Mapping[str, Any]], held_out: HeldOutOfFiles | None = None) -> str:
-    """The text of the record."""
-    return _text(record_of(results, held_out))
-
-
-def _text(entries: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps(entries, indent=2) + "\n"
-
-
 def write_record(results: Iterable[Mapping[str, Any]], held_out: HeldOutOfFiles | None = None) -> Path:
     """Write the record into the package; for a checkout, after a change of results.
 
@@ -96,5 +87,5 @@ def write_record(results: Iterable[Mapping[str, Any]], held_out: HeldOutOfFiles 
     """
     path = Path(accuracy.__file__).with_name(accuracy.RECORD)
     entries = {entry["system_kind"]: entry for entry in (*recorded(), *record_of(results, held_out))}
-    path.write_text(_text(list(entries.values())), encoding="utf-8")
+    path.write_text(json.dumps(list(entries.values()), indent=2) + "\n", encoding="utf-8")
     return path

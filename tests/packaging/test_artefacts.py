@@ -62,7 +62,15 @@ def test_the_source_distribution_holds_what_testing_needs(
         held = {name.split("/", 1)[1] for name in archive.getnames()}
     tests = {f"tests/{name}" for name in below(repository / "tests", "*.py")}
     assert tests <= held
-    assert {"Makefile", "LICENSE", "README.md", "ARCHITECTURE.md", ".ci/run", "hatch_build.py"} <= held
+    assert {
+        "Makefile",
+        "LICENSE",
+        "README.md",
+        "ARCHITECTURE.md",
+        ".ci/run",
+        "hatch_build.py",
+        "docs/glossary.md",
+    } <= held
 
 
 def test_an_editable_install_reads_the_checkout_and_exposes_only_the_package(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfsim.errors import LayoutError
 from perfsim.proof.execution.order import Precedence, dependencies, random_order
 from perfsim.proof.proof import Subject
-from perfsim.proof.small import small_plan, training_of
+from perfsim.proof.small_plans import small_plan, training_of
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
 from perfsim.workload import Job, ParallelLayout, StreamingLayout

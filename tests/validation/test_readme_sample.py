@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ README = Path(__file__).parents[2] / "README.md"
 @pytest.mark.slow
 def test_the_sample_in_the_readme_is_what_its_command_prints(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "perfsim", "study", "gpt3_20b", "--compare", "3d,weight-streaming"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    # Without an environment of its own a child inherits the COLUMNS that the readline library sets.
+    env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     shown = README.read_text(encoding="utf-8").partition("<!-- sample:start -->")[2]
     sample = shown.partition("<!-- sample:end -->")[0].strip().removeprefix("```\n").removesuffix("\n```")
     assert done.stdout.strip() == sample.strip(), "put what the command prints between the marks in README.md"

@@ -16,7 +16,7 @@ from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, WHOLE_DEVICE, Kin
 from perfsim.proof.execution.adam import Moments, adam
 from perfsim.proof.execution.gpu_compute import SHARDED_PARAMETERS, GpuCompute, Partial
 from perfsim.proof.execution.layout import Array, cut
-from perfsim.proof.execution.movement import combined, joined, pieces, summed
+from perfsim.proof.execution.movement import combined, pieces, summed
 from perfsim.proof.execution.program import (
     Cell,
     Claim,
@@ -72,12 +72,12 @@ class GpuCompiler(GpuCompute):
         adds = not self.scattered and info.later is None
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
-            whole = combined([own[0] for own in values], statistics=info.statistics)
+            whole = combined([inputs[0] for inputs in values], statistics=info.statistics)
             given = pieces(whole, len(members), axis) if scatters else [whole.copy() for _ in members]
             if total is None:
                 return [(piece,) for piece in given]
-            norm = summed([own[1] for own in values])
-            sums = [own[2] + norm if adds else norm.copy() for own in values]
+            norm = summed([inputs[1] for inputs in values])
+            sums = [inputs[2] + norm if adds else norm.copy() for inputs in values]
             return list(zip(given, sums, strict=True))
 
         claims = [(0, info.claim)] if info.claim and not scatters else []
@@ -100,7 +100,7 @@ class GpuCompiler(GpuCompute):
         axis = SEQUENCE if info.axis is None else info.axis
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
-            whole = joined([own[0] for own in values], axis)
+            whole = np.concatenate([inputs[0] for inputs in values], axis=axis)
             return [(whole.copy(),) for _ in members]
 
         claims = [(0, info.claim)] if info.claim else []
@@ -122,8 +122,8 @@ class GpuCompiler(GpuCompute):
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             return [
-                (pieces(own[0], peers, HIDDEN)[rank % peers] if shares else own[0].copy(),)
-                for rank, own in zip(members, values, strict=True)
+                (pieces(inputs[0], peers, HIDDEN)[rank % peers] if shares else inputs[0].copy(),)
+                for rank, inputs in zip(members, values, strict=True)
             ]
 
         if shares:
@@ -157,7 +157,7 @@ class GpuCompiler(GpuCompute):
         ends = [(first, EMBEDDING), (last, HEAD)]
         names = ["gradient shard" if end in self.sharded else "gradient" for end in ends]
         cells = [Cell(place, name, block) for (place, block), name in zip(ends, names, strict=True)]
-        operands = [self.operand(handle, anywhere=True) for handle in task.reads]
+        operands = self.operands(anywhere=True)
         count, shard = len(operands), names[0] == "gradient shard"
 
         def words(*_: Any) -> int:
@@ -166,10 +166,10 @@ class GpuCompiler(GpuCompute):
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             results = []
-            for rank, own in zip(members, values, strict=True):
-                tables = [own[count].copy(), own[count + 1].copy()]
-                self._sum_words(rank, tables, shard=shard)
-                results.append((None, None, *tables))
+            for rank, inputs in zip(members, values, strict=True):
+                gradients = [inputs[count].copy(), inputs[count + 1].copy()]
+                self._sum_words(rank, gradients, shard=shard)
+                results.append((None, None, *gradients))
             return results
 
         self.add(
@@ -179,11 +179,11 @@ class GpuCompiler(GpuCompute):
             message=Message("table", words),
         )
 
-    def _sum_words(self, rank: int, tables: list[Array], *, shard: bool) -> None:
-        """Set the words of both tables to their sum."""
+    def _sum_words(self, rank: int, gradients: list[Array], *, shard: bool) -> None:
+        """Set the words in the gradients of embedding and LM head to their sum."""
         parts = [self._words(rank, block, shard=shard) for block in (EMBEDDING, HEAD)]
-        total = tables[0][parts[0]] + tables[1][parts[1]]
-        tables[0][parts[0]] = tables[1][parts[1]] = total
+        total = gradients[0][parts[0]] + gradients[1][parts[1]]
+        gradients[0][parts[0]] = gradients[1][parts[1]] = total
 
     def _words(self, rank: int, block: int, *, shard: bool) -> slice:
         """Position of the words in a block's flat vector, or in its shard."""
@@ -222,30 +222,30 @@ class GpuCompiler(GpuCompute):
         shards = [Cell(self.place, "gradient shard", block) for block in blocks]
         kept = shards if scatters and self.scattered else []
         self.sharded |= {(self.place, block) for block in blocks if scatters}
-        operands = [self.operand(handle) for handle in task.reads]
+        operands = self.operands()
         first = len(operands)
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             results: list[list[Any]] = [[None] for _ in members]
             where = first
             for number, (block, cells) in enumerate(zip(blocks, made, strict=True)):
-                total = summed([summed(own[where : where + len(cells)]) for own in values])
+                total = summed([summed(inputs[where : where + len(cells)]) for inputs in values])
                 where += len(cells)
-                for index, (rank, own) in enumerate(zip(members, values, strict=True)):
+                for index, (rank, inputs) in enumerate(zip(members, values, strict=True)):
                     if not scatters:
                         results[index] += [total.copy(), *(np.zeros_like(total) for _ in cells[1:])]
                         continue
                     shard = self.share(rank).layouts[block].shard(total, len(members), index)
-                    results[index].append(own[number - len(kept)] + shard if kept else shard)
+                    results[index].append(inputs[number - len(kept)] + shard if kept else shard)
             return [tuple(result) for result in results]
 
         writes = shards if scatters else [cell for cells in made for cell in cells]
         reads = [*operands, *(cell for cells in made for cell in cells), *kept]
         claims = [] if scatters else self._reduced_claims(blocks, made)
 
-        def moved(own: Values, _: tuple[Any, ...]) -> int:
+        def moved(inputs: Values, _: tuple[Any, ...]) -> int:
             firsts = [first + sum(len(cells) for cells in made[:number]) for number in range(len(made))]
-            return sum(int(own[place].size) for place in firsts)
+            return sum(int(inputs[place].size) for place in firsts)
 
         message = Message("gradients", moved, tuple(blocks))
         self.add(reads, [*self.handle(), *writes], kernel, joined=True, claims=claims, message=message)
@@ -272,12 +272,12 @@ class GpuCompiler(GpuCompute):
             self.slot_of[self.place, task.block] = Cell(
                 self.place, "slot of gathered weights", number % GATHER_SLOTS
             )
-        operands = [self.operand(handle) for handle in task.reads]
+        operands = self.operands()
         masters = [self.cell("weight shard", block) for block in blocks]
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             whole = [
-                self.share(members[0]).layouts[block].whole([own[len(operands) + i] for own in values])
+                self.share(members[0]).layouts[block].whole([inputs[len(operands) + i] for inputs in values])
                 for i, block in enumerate(blocks)
             ]
             return [(None, *(weights.copy() for weights in whole)) for _ in members]
@@ -291,9 +291,9 @@ class GpuCompiler(GpuCompute):
         self.add([*operands, *masters], writes, kernel, joined=True, message=message)
 
     # ---------------------------------------------------------------------------------- update
-    def optimizer(self, task: Task) -> None:
+    def optimizer(self, _: Task) -> None:
         """Adam on the parameters of this rank; clears their gradients."""
-        operands = [self.operand(handle, anywhere=True) for handle in task.reads]
+        operands = self.operands(anywhere=True)
         reads, writes, claims, updates = list(operands), self.handle(), [], []
         for block in sorted(self.homes[self.place], reverse=True):
             shard = (self.place, block) in self.sharded
@@ -316,16 +316,16 @@ class GpuCompiler(GpuCompute):
             for block, shard, count in updates
         ]
 
-        def own_update(rank: int, values: Values) -> tuple[Any, ...]:
+        def rank_update(rank: int, values: Values) -> tuple[Any, ...]:
             where, states = first, []
             for _, _, count in updates:
                 gradients = summed(values[where : where + count])
                 states.append((gradients, values[where + count], values[where + count + 1]))
                 where += count + 2
-            tables = {block: i for i, (block, _, _) in enumerate(updates)}
-            if tied and EMBEDDING in tables and HEAD in tables:
-                both = [states[tables[EMBEDDING]][0], states[tables[HEAD]][0]]
-                self._sum_words(rank, both, shard=updates[tables[EMBEDDING]][1])
+            index = {block: i for i, (block, _, _) in enumerate(updates)}
+            if tied and EMBEDDING in index and HEAD in index:
+                both = [states[index[EMBEDDING]][0], states[index[HEAD]][0]]
+                self._sum_words(rank, both, shard=updates[index[EMBEDDING]][1])
             results: list[Any] = [None]
             for (block, shard, count), clear, (gradient, weights, moments) in zip(
                 updates, clears, states, strict=True
@@ -336,7 +336,7 @@ class GpuCompiler(GpuCompute):
             return tuple(results)
 
         return lambda members, values: [
-            own_update(rank, own) for rank, own in zip(members, values, strict=True)
+            rank_update(rank, inputs) for rank, inputs in zip(members, values, strict=True)
         ]
 
     # ----------------------------------------------------------------------------------- start

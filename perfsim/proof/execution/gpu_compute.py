@@ -75,8 +75,8 @@ class GpuCompute(Compiler):
     """Compiles the compute tasks of one GPU plan."""
 
     def __init__(self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout) -> None:
-        super().__init__(graph)
-        self.training, self.layout = training, layout
+        super().__init__(graph, training)
+        self.layout = layout
         peers = layout.tensor
         self.shares = [Share(training.model, training.seq_length, peers, peer) for peer in range(peers)]
         self.partial: dict[int, Partial] = {}
@@ -103,12 +103,6 @@ class GpuCompute(Compiler):
         size = self.layout.micro_batch_size
         first = (microbatch * self.layout.data + rank // self.layout.tensor) * size
         return np.arange(first, first + size)
-
-    def tokens(self, rank: int, step: int, microbatch: int) -> tuple[Tokens, Tokens]:
-        """Inputs and targets of a rank in a micro-batch."""
-        inputs, targets = self.training.words(step)
-        rows = self.rows(rank, microbatch)
-        return inputs[rows], targets[rows]
 
     def views(self, rank: int, block: int, flat: Array) -> Weights:
         """The named weights of a block on a rank."""
@@ -157,14 +151,13 @@ class GpuCompute(Compiler):
         claims: Sequence[tuple[int, Claim]] = (),
     ) -> None:
         """A task that each rank runs alone: `function(rank, operands of the graph, buffers)`."""
-        operands = [self.operand(handle) for handle in self.task.reads]
-        results = [cell for position in range(len(self.task.writes)) for cell in self.handle(position)]
+        operands = self.operands()
         count = len(operands)
 
         def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
             return function(rank, values[:count], values[count:])
 
-        self.add([*operands, *reads], [*results, *writes], per_rank(kernel), claims=claims)
+        self.add([*operands, *reads], [*self.results(), *writes], per_rank(kernel), claims=claims)
 
     def completes(
         self, quantity: str, number: int, norm: tuple[str, int] | None = None
@@ -398,10 +391,6 @@ class GpuCompute(Compiler):
 
     # ------------------------------------------------------------------------------------ none
     def hand_on(self, _: Task) -> None:
-        """Pass the given tensor on."""
+        """Pass the tensor to the next stage of the same device."""
         self.needs(1)
         self.compute(lambda _, operands, __: (operands[0],))
-
-    def wait(self, task: Task) -> None:
-        """A task that does nothing."""
-        self.compute(lambda *_: (None,) * len(task.writes))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import numpy as np
-
 from perfsim.proof.execution.layout import Array
 from perfsim.proof.execution.vocabulary import merged_statistics
 
@@ -28,8 +26,3 @@ def pieces(whole: Array, count: int, axis: int) -> list[Array]:
     bounds = [number * whole.shape[axis] // count for number in range(count + 1)]
     before = (slice(None),) * axis
     return [whole[(*before, slice(low, high))].copy() for low, high in pairwise(bounds)]
-
-
-def joined(parts: list[Array], axis: int) -> Array:
-    """The pieces concatenated."""
-    return np.concatenate(parts, axis=axis)

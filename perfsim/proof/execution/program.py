@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from perfsim.graph import Task, TaskGraph, block_name
 from perfsim.graph.task_graph import rank_of
 from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure
+from perfsim.proof.execution.serial import SmallTraining
+from perfsim.proof.execution.vocabulary import Tokens
 
 SHARED = -1
 """The place of buffers that exist once for all ranks (MemoryX)."""
@@ -116,8 +115,8 @@ def task_name(graph: TaskGraph, task: Task) -> str:
 class Compiler:
     """Compiles a graph task by task; subclasses implement the operations."""
 
-    def __init__(self, graph: TaskGraph) -> None:
-        self.graph = graph
+    def __init__(self, graph: TaskGraph, training: SmallTraining) -> None:
+        self.graph, self.training = graph, training
         self.program = Program(graph)
         self.last_writer: dict[Cell, int] = {}
         self.handles: dict[int, tuple[Cell, ...]] = {}
@@ -148,9 +147,15 @@ class Compiler:
         """Add the action of one task."""
         raise NotImplementedError
 
-    def rows(self, rank: int, microbatch: int) -> NDArray[np.int64]:
+    def rows(self, rank: int, microbatch: int) -> Tokens:
         """The samples of the batch that a rank has in a micro-batch."""
         raise NotImplementedError
+
+    def tokens(self, rank: int, step: int, microbatch: int) -> tuple[Tokens, Tokens]:
+        """Inputs and targets of a rank in a micro-batch."""
+        inputs, targets = self.training.words(step)
+        rows = self.rows(rank, microbatch)
+        return inputs[rows], targets[rows]
 
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""
@@ -174,6 +179,14 @@ class Compiler:
                 return cell
         raise self.refuse(f"tensor {handle}", "it is not on this device: nothing sent it here")
 
+    def operands(self, *, anywhere: bool = False) -> list[Cell]:
+        """The cells of all tensors that the present task reads."""
+        return [self.operand(handle, anywhere=anywhere) for handle in self.task.reads]
+
+    def results(self) -> list[Cell]:
+        """The cells of all tensors that the present task writes, on its own device."""
+        return [cell for position in range(len(self.task.writes)) for cell in self.handle(position)]
+
     def handle(self, position: int = 0, *places: int, label: str = "") -> list[Cell]:
         """The cells of a tensor that the present task writes, by default on its own device."""
         number = self.task.writes[position]
@@ -182,6 +195,11 @@ class Compiler:
         for cell in cells:
             self.program.labels[cell] = label or self.task.work.writes[position].name
         return cells
+
+    def wait(self, _: Task) -> None:
+        """A task that does nothing."""
+        operands, results = self.operands(), self.results()
+        self.add(operands, results, per_rank(lambda *_: (None,) * len(results)))
 
     def add(
         self,
@@ -203,9 +221,9 @@ class Compiler:
         self.program.actions.append(action)
 
 
-def first_read(own: Values, _: tuple[Any, ...]) -> int:
+def first_read(inputs: Values, _: tuple[Any, ...]) -> int:
     """Elements of the first value read: the message of a reduction."""
-    return int(own[0].size)
+    return int(inputs[0].size)
 
 
 def first_made(_: Values, made: tuple[Any, ...]) -> int:
@@ -215,4 +233,6 @@ def first_made(_: Values, made: tuple[Any, ...]) -> int:
 
 def per_rank(function: Callable[..., tuple[Any, ...]]) -> Kernel:
     """A kernel that every rank runs alone: `function(rank, *values)`."""
-    return lambda members, values: [function(rank, *own) for rank, own in zip(members, values, strict=True)]
+    return lambda members, values: [
+        function(rank, *inputs) for rank, inputs in zip(members, values, strict=True)
+    ]

@@ -35,8 +35,8 @@ class Outcome:
     """Elements of each task's message, the most of any rank; in a thorough run only."""
 
 
-class Machine:
-    """All ranks of an unfolded graph with their buffers."""
+class Executor:
+    """Runs all ranks of an unfolded graph with their buffers."""
 
     def __init__(self, program: Program, unfolded: Unfolded, initial: Initial, oracle: Oracle) -> None:
         self.program, self.initial, self.oracle = program, initial, oracle
@@ -61,9 +61,9 @@ class Machine:
         writers: list[list[int]] = [[NOBODY] * width for _ in self.cells]
         for instance in order:
             action = self.program.actions[self.task[instance]]
-            given, results = self._step(action, self.members[instance], values, writers)
+            operands, results = self._step(action, self.members[instance], values, writers)
             if thorough and action.message is not None:
-                sizes = (self._size(action, *of_rank) for of_rank in zip(given, results, strict=True))
+                sizes = (self._size(action, *of_rank) for of_rank in zip(operands, results, strict=True))
                 outcome.moved[action.task] = max(outcome.moved.get(action.task, 0), *sizes, 0)
             if action.claims:
                 for rank, result in zip(self.members[instance], results, strict=True):
@@ -74,28 +74,28 @@ class Machine:
         self, action: Action, members: Sequence[int], values: list[list[Any]], writers: list[list[int]]
     ) -> tuple[list[list[Any]], list[tuple[Any, ...]]]:
         """Execute one task and store its results; returns the values that its ranks read and wrote."""
-        task, given = action.task, []
+        task, operands = action.task, []
         for rank in members:
-            own = []
-            for index, (cell, apart) in enumerate(self.reads[task]):
-                place = rank if apart else 0
+            read = []
+            for index, (cell, per_rank) in enumerate(self.reads[task]):
+                place = rank if per_rank else 0
                 if writers[cell][place] != action.expects[index]:
                     self._begin(action, index, place, values[cell], writers[cell])
-                own.append(values[cell][place])
-            given.append(own)
-        results = self._execute(action, members, given)
+                read.append(values[cell][place])
+            operands.append(read)
+        results = self._execute(action, members, operands)
         for rank, result in zip(members, results, strict=True):
-            for (cell, apart), value in zip(self.writes[task], result, strict=True):
-                place = rank if apart else 0
+            for (cell, per_rank), value in zip(self.writes[task], result, strict=True):
+                place = rank if per_rank else 0
                 values[cell][place], writers[cell][place] = value, task
-        return given, results
+        return operands, results
 
-    def _size(self, action: Action, own: list[Any], made: tuple[Any, ...]) -> int:
+    def _size(self, action: Action, read: list[Any], made: tuple[Any, ...]) -> int:
         """Elements of a rank's message; 0 if it has none."""
         if action.message is None:
             return 0
         try:
-            return action.message.elements(own, made)
+            return action.message.elements(read, made)
         except BROKEN as error:
             raise self._failure(action, action.reads[:1], "its message cannot be counted", error) from None
 
@@ -129,7 +129,7 @@ class Machine:
         try:
             results = action.kernel(members, values)
             if len(results) != len(members) or any(len(result) != len(action.writes) for result in results):
-                raise ValueError("it makes another number of tensors than it writes")
+                raise ValueError("it computes another number of tensors than it writes")
             return results
         except BROKEN as error:
             raise self._failure(action, action.reads[:2], "cannot be computed", error) from None

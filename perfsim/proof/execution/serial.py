@@ -32,6 +32,7 @@ from perfsim.proof.execution.vocabulary import (
 from perfsim.workload import TransformerConfig
 
 STEPS = 2
+"""The second step begins with the updated weights of the first."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,6 @@ class SmallTraining:
     head_positions: int
     batch: int
     seed: int = 0
-    steps: int = STEPS
 
     @cached_property
     def share(self) -> Share:
@@ -62,7 +62,7 @@ class SmallTraining:
     @cached_property
     def _words(self) -> list[tuple[Tokens, Tokens]]:
         rng = np.random.default_rng([self.seed, 1])
-        drawn = rng.integers(0, self.model.vocab_size, (self.steps, self.batch, self.seq_length + 1))
+        drawn = rng.integers(0, self.model.vocab_size, (STEPS, self.batch, self.seq_length + 1))
         return [(step[:, :-1], step[:, 1 : self.head_positions + 1]) for step in drawn]
 
     @cached_property
@@ -111,7 +111,7 @@ def train(training: SmallTraining) -> list[Record]:
     weights = dict(training.initial)
     moments = {block: Moments.zero(training.share.layouts[block].size) for block in weights}
     records = []
-    for step in range(training.steps):
+    for step in range(STEPS):
         record = gradients(training, weights, step)
         for block, before in list(weights.items()):
             layout = training.share.layouts[block]

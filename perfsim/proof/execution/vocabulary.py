@@ -32,8 +32,8 @@ class HeadInputs(NamedTuple):
 def embedding_forward(w: Weights, tokens: Tokens, share: Share) -> Array:
     """Embeddings of the words that this peer holds, zero for others; the first peer adds positions."""
     local = tokens - share.first_row
-    mine = (local >= 0) & (local < share.rows)
-    x = np.where(mine[..., None], w["words"][np.where(mine, local, 0)], 0.0)
+    held = (local >= 0) & (local < share.rows)
+    x = np.where(held[..., None], w["words"][np.where(held, local, 0)], 0.0)
     if share.leads and "positions" in w:
         x = x + w["positions"][: tokens.shape[1]]
     return x
@@ -42,9 +42,9 @@ def embedding_forward(w: Weights, tokens: Tokens, share: Share) -> Array:
 def embedding_backward(dx: Array, tokens: Tokens, share: Share) -> Weights:
     """Gradients of the word rows of this peer, and of the positions."""
     local = tokens - share.first_row
-    mine = (local >= 0) & (local < share.rows)
+    held = (local >= 0) & (local < share.rows)
     words = np.zeros((share.rows, dx.shape[-1]))
-    np.add.at(words, local[mine], dx[mine])
+    np.add.at(words, local[held], dx[held])
     grads = {"words": words}
     if share.model.position_embedding == "learned":
         positions = np.zeros((share.seq_length, dx.shape[-1]))
@@ -69,9 +69,9 @@ def head_forward(w: Weights, x: Array, targets: Tokens, share: Share) -> tuple[A
     safe = np.where(np.isfinite(most), most, 0.0)
     total = np.exp(logits - safe[..., None]).sum(axis=-1)
     local = targets - share.first_row
-    mine = (local >= 0) & (local < max(real, 0))
-    target = np.take_along_axis(logits, np.where(mine, local, 0)[..., None], axis=-1)[..., 0]
-    return np.stack([safe, total, np.where(mine, target, 0.0)]), HeadKept(norm, z, logits)
+    held = (local >= 0) & (local < max(real, 0))
+    target = np.take_along_axis(logits, np.where(held, local, 0)[..., None], axis=-1)[..., 0]
+    return np.stack([safe, total, np.where(held, target, 0.0)]), HeadKept(norm, z, logits)
 
 
 def merged_statistics(parts: list[Array]) -> Array:

@@ -59,8 +59,8 @@ class WaferCompiler(Compiler):
     def __init__(
         self, graph: TaskGraph, training: SmallTraining, layout: StreamingLayout, slots: int, prefetch: int
     ) -> None:
-        super().__init__(graph)
-        self.training, self.layout, self.slots, self.prefetch = training, layout, slots, prefetch
+        super().__init__(graph, training)
+        self.layout, self.slots, self.prefetch = layout, slots, prefetch
         out = [task.reads[0] for task in graph.tasks() if task.work.op == "spill"]
         self.leaving = {handle: number % ROOM for number, handle in enumerate(out)}
         """The buffer of each tensor that will be spilled."""
@@ -71,8 +71,8 @@ class WaferCompiler(Compiler):
         self.share = Share(training.model, training.seq_length)
         self.slot_of: dict[int, Cell] = {}
         self.arrivals = 0
-        self.tables: dict[int, Cell] = {}
-        """Gradients of embedding and LM head, for a word table that both share."""
+        self.vocabulary_gradients: dict[int, Cell] = {}
+        """Gradients of embedding and LM head by block, for a word table that both share."""
         self.staged: set[int] = set()
         """Tensors with weights that were read from MemoryX's flash into its DRAM."""
         self.partial_sums: set[int] = set()
@@ -93,12 +93,6 @@ class WaferCompiler(Compiler):
         share = -(-batch // self.layout.data)
         first = rank * share + microbatch * size
         return np.arange(min(first, batch), min(first + size, (rank + 1) * share, batch))
-
-    def tokens(self, rank: int, step: int, microbatch: int) -> tuple[Tokens, Tokens]:
-        """Inputs and targets of a system in a micro-batch."""
-        inputs, targets = self.training.words(step)
-        rows = self.rows(rank, microbatch)
-        return inputs[rows], targets[rows]
 
     def views(self, block: int, flat: Array) -> Weights:
         """The named weights of a block."""
@@ -165,7 +159,7 @@ class WaferCompiler(Compiler):
         message: Message | None = None,
     ) -> None:
         """Copy buffers; with `last`, the task's own tensor gets the last value read."""
-        operands = [self.operand(handle) for handle in self.task.reads]
+        operands = self.operands()
         count = len(target)
 
         def run(_: int, *values: Any) -> tuple[Any, ...]:
@@ -176,7 +170,7 @@ class WaferCompiler(Compiler):
     def samples(self, task: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
         step, tag = self.step, task.tag
-        operands = [self.operand(handle) for handle in task.reads]
+        operands = self.operands()
         self.sample_slot = Cell(self.place, "slot of samples", self.batches % self.prefetch)
         self.batches += 1
         writes = [*self.handle(), self.sample_slot]
@@ -193,8 +187,8 @@ class WaferCompiler(Compiler):
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             return [
-                (None, own[0].copy() if rank in group else None)
-                for rank, own in zip(members, values, strict=True)
+                (None, inputs[0].copy() if rank in group else None)
+                for rank, inputs in zip(members, values, strict=True)
             ]
 
         operands, results = [self.operand(task.reads[0])], [*self.handle(0, place), slot]
@@ -208,19 +202,19 @@ class WaferCompiler(Compiler):
 
     def reduce(self, task: Task) -> None:
         """SwarmX sums the wafers' gradients; MemoryX or the tree adds those of earlier micro-batches."""
-        operands = [self.operand(handle) for handle in task.reads]
+        operands = self.operands()
         group = self._group(task)
         arriving = [number for number, cell in enumerate(operands) if cell.place != SHARED]
         stored = [number for number, cell in enumerate(operands) if cell.place == SHARED]
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
-            own_parts = [own for rank, own in zip(members, values, strict=True) if rank in group]
-            parts = [own[number] for own in own_parts for number in arriving]
+            in_group = [inputs for rank, inputs in zip(members, values, strict=True) if rank in group]
+            parts = [inputs[number] for inputs in in_group for number in arriving]
             total = summed([*(values[0][number] for number in stored), *parts])
             return [(total,) for _ in members]
 
         if task.block in (EMBEDDING, HEAD):
-            self.tables[task.block] = Cell(SHARED, "tensor", task.writes[0])
+            self.vocabulary_gradients[task.block] = Cell(SHARED, "tensor", task.writes[0])
         self.add(
             operands,
             self.handle(),
@@ -233,23 +227,20 @@ class WaferCompiler(Compiler):
         """The wafers in a collective."""
         return task.work.group.ranks if task.work.group else range(self.layout.data)
 
-    def wait(self, task: Task) -> None:
-        """A task that does nothing."""
-        operands = [self.operand(handle) for handle in task.reads]
-        results = [cell for position in range(len(task.writes)) for cell in self.handle(position)]
-        self.add(operands, results, per_rank(lambda *_: (None,) * len(results)))
-
     def update(self, task: Task) -> None:
         """Adam in MemoryX; embedding and LM head that share a word table are updated once, together."""
-        operands = [self.operand(handle) for handle in task.reads]
+        operands = self.operands()
         block, tied = task.block, self.training.model.tied_embeddings
         layout, count = self.share.layouts[block], len(operands)
         states = [Cell(SHARED, "weights", block), Cell(SHARED, "moments", block)]
         both = tied and block == EMBEDDING
         if both:
-            if HEAD not in self.tables:
-                raise self.refuse("gradient of the head", "no task reduced it for the table that both share")
-            operands.append(self.tables[HEAD])
+            if HEAD not in self.vocabulary_gradients:
+                raise self.refuse(
+                    "gradient of the head",
+                    "no task reduced it for the shared word table",
+                )
+            operands.append(self.vocabulary_gradients[HEAD])
             states += [Cell(SHARED, "weights", HEAD), Cell(SHARED, "moments", HEAD)]
             count += 1
 
@@ -300,8 +291,8 @@ class WaferCompiler(Compiler):
         slot = self.slot_of.get(block)
         if slot is None:
             raise self.refuse("its weights", "nothing streamed them to this wafer")
-        operands = [self.operand(handle) for handle in task.reads]
-        results = [cell for position in range(len(task.writes)) for cell in self.handle(position)]
+        operands = self.operands()
+        results = self.results()
         leaves = task.work.op.endswith("forward") and task.writes[0] in self.leaving
         out = [Cell(self.place, "slot of leaving inputs", self.leaving[task.writes[0]])] if leaves else []
         back = [self.returned[handle] for handle in task.reads if handle in self.returned]

@@ -100,9 +100,9 @@ def policies(analysis: Analysis) -> list[Section]:
         return []
     rows = [
         [
-            f"{machine}, {step.before.variant} \u2192 {step.after.variant}",
-            text.arrows(step.changes) or "nothing",
-            text.layout_long(step.after.prediction.layout),
+            f"{machine}, {step.base.variant} \u2192 {step.point.variant}",
+            text.arrows(step.policy) or "nothing",
+            text.layout_long(step.point.prediction.layout),
         ]
         for machine, steps in analysis.successions.items()
         for step in steps

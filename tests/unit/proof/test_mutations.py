@@ -68,10 +68,10 @@ def test_a_missing_wait_is_named_with_both_tasks_and_the_buffer() -> None:
 def test_a_removed_dependency_shows_in_random_orders_too() -> None:
     right = subject(FEW["zero bubble"])
     wrong = next(each for each in mutations(right) if each.kind == "data dependency removed").subject
-    machine, caught = wrong.machine(), Counter[str]()
+    executor, caught = wrong.executor(), Counter[str]()
     for order in wrong.random_orders(30, seed=0):
         try:
-            caught["right" if not machine.run(order).faults else "wrong"] += 1
+            caught["right" if not executor.run(order).faults else "wrong"] += 1
         except FaultError as error:
             caught[error.fault.kind] += 1
     assert caught["order"] > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsim.errors import LayoutError
-from perfsim.strategies.schedules import in_flight, placement, schedule
+from perfsim.strategies.schedules import SCHEDULES, in_flight, placement, schedule
 
 
 def text(name: str, pipeline: int, virtual: int, microbatches: int) -> list[str]:
@@ -88,5 +88,5 @@ def test_interleaved_needs_whole_groups() -> None:
 
 
 def test_an_unknown_schedule_lists_the_known_ones() -> None:
-    with pytest.raises(LayoutError, match="unknown schedule 'dual'; known: 1f1b, gpipe, interleaved, zb1p"):
+    with pytest.raises(LayoutError, match=f"unknown schedule 'dual'; known: {', '.join(sorted(SCHEDULES))}"):
         schedule("dual", 2, 1, 4)

@@ -200,8 +200,8 @@ def test_what_the_planner_changed_from_model_to_model_is_told_machine_by_machine
     steps_of = models.analysis.successions
     assert set(steps_of) == {"1 x cs-2", "32 x cs-2"}
     (step,) = steps_of["1 x cs-2"]
-    assert (step.before.variant, step.after.variant) == ("small", "large")
-    assert step.changes == policy_changes(step.before, step.after)
+    assert (step.base.variant, step.point.variant) == ("small", "large")
+    assert step.policy == policy_changes(step.base, step.point)
     assert policy_sentence(models.analysis.successions).startswith(
         "What the planner changed from small to large: 1 x cs-2: "
     )

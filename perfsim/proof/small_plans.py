@@ -1,10 +1,10 @@
-"""The same layout on a small model: equal stages, ranks and micro-batches, few of everything else."""
+"""Small plans: the stages, ranks and micro-batches of a plan, on a model small enough to execute."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from perfsim.proof.execution.serial import SmallTraining
+from perfsim.proof.execution.serial import STEPS, SmallTraining
 from perfsim.proof.provers import prover
 from perfsim.strategies import Plan, Strategy
 from perfsim.topology import Topology
@@ -12,8 +12,6 @@ from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
 
 HEAD_SIZE = 4
 LEAST_SEQUENCE, VOCABULARY = 4, 13
-STEPS = 2
-"""The second step begins with the updated weights of the first."""
 
 
 def small_model(model: TransformerConfig, tensor: int, num_layers: int) -> TransformerConfig:
@@ -51,10 +49,10 @@ def small_recipe(recipe: TrainingRecipe, tensor: int) -> TrainingRecipe:
 
 def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout, microbatches: int) -> Plan:
     """A plan of the small model with the same number of micro-batches, for two steps."""
-    own = prover(topology.system.kind)
-    layout = own.small_layout(layout)
+    of_kind = prover(topology.system.kind)
+    layout = of_kind.small_layout(layout)
     batch = layout.data * layout.micro_batch_size * microbatches
-    model = small_model(job.model, layout.tensor, own.small_layers(layout))
+    model = small_model(job.model, layout.tensor, of_kind.small_layers(layout))
     small_job = Job(model, small_recipe(job.recipe, layout.tensor), batch)
     plan: Plan = strategy.plan(small_job, topology, layout, check_memory=False)
     return replace(plan, least_steps=STEPS)
@@ -64,4 +62,4 @@ def training_of(plan: Plan, seed: int) -> SmallTraining:
     """The small training of a plan."""
     job = plan.job
     positions = job.recipe.lm_head_positions or job.seq_length
-    return SmallTraining(job.model, job.seq_length, positions, job.global_batch_size, seed, STEPS)
+    return SmallTraining(job.model, job.seq_length, positions, job.global_batch_size, seed)

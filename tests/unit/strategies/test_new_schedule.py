@@ -1,0 +1,42 @@
+"""A pipeline schedule as a newcomer adds it: three functions and one entry in `SCHEDULES`."""
+
+from __future__ import annotations
+
+import pytest
+
+import perfsim as ps
+from perfsim.strategies.schedules import SCHEDULES, Schedule, one_f_one_b
+from perfsim.strategies.schedules.slot import Held, Slot, StageOrder
+
+
+def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
+    """1F1B with one more forward in the warm-up of every stage."""
+    return [_stage_order(stage, pipeline, microbatches) for stage in range(pipeline)]
+
+
+def _stage_order(stage: int, pipeline: int, microbatches: int) -> StageOrder:
+    warm_up = min(pipeline - stage, microbatches)
+    slots = [Slot("F", stage, 0, number) for number in range(warm_up)]
+    for number in range(microbatches - warm_up):
+        slots += [Slot("B", stage, 0, number), Slot("F", stage, 0, number + warm_up)]
+    slots += [Slot("B", stage, 0, number) for number in range(microbatches - warm_up, microbatches)]
+    return slots
+
+
+def in_flight(stage: int, pipeline: int, _: int, microbatches: int) -> tuple[Held, ...]:
+    """On stage i p - i micro-batches."""
+    return (Held(float(min(pipeline - stage, microbatches))),)
+
+
+def test_a_new_schedule_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = Schedule("eager", order, in_flight, one_f_one_b.bubble_s)
+    monkeypatch.setitem(SCHEDULES, "eager", new)
+    prediction = ps.predict(
+        model="gpt3_13b",
+        system="dgx-a100-80gb",
+        devices=32,
+        batch=64,
+        layout="tp=4,pp=4,dp=2,mbs=1,schedule=eager,recompute=selective",
+    )
+    assert prediction.layout["schedule"] == "eager"
+    assert prediction.breakdown_s["bubble"] > 0

@@ -1,0 +1,136 @@
+"""A strategy as a newcomer writes it, whole in this file: data parallelism at ZeRO 0, without recompute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import perfsim as ps
+from perfsim import transformer
+from perfsim.costs.memory import MemoryUse, sharded_state_bytes, state_bytes
+from perfsim.errors import LayoutError, MemoryCapacityError, Problem
+from perfsim.graph import GraphBuilder, Kind, RankGroup, TensorClass, Work
+from perfsim.graph.work import EMBEDDING, HEAD
+from perfsim.strategies import STRATEGIES
+from perfsim.strategies.plan import Duration, Plan, Strategy, check_runs_on
+from perfsim.testing import check_strategy
+from perfsim.topology import FatTree
+from perfsim.workload import Job, ParallelLayout
+
+PlainPlan = Plan[ParallelLayout, FatTree]
+
+
+class PlainData(Strategy[ParallelLayout, FatTree]):
+    """Every device holds the whole model; gradients are summed once a step."""
+
+    name = "plain-data"
+    system_kind = "gpu-cluster"
+    summary = "data parallelism at ZeRO 0 without recompute"
+
+    def layouts(self, job: Job, topology: FatTree) -> Iterator[ParallelLayout]:
+        own, rest = divmod(job.global_batch_size, topology.num_devices)
+        if not rest:
+            for size in (1, 2, 4, 8):
+                if own % size == 0:
+                    yield ParallelLayout(data=topology.num_devices, micro_batch_size=size, recompute="none")
+
+    def plan(
+        self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True
+    ) -> PlainPlan:
+        check_runs_on(self, topology.system)
+        microbatches, rest = divmod(job.global_batch_size, layout.data * layout.micro_batch_size)
+        if rest or layout.data != topology.num_devices:
+            raise LayoutError([Problem(f"{layout.short} does not divide the batch over the devices")])
+        count = float(transformer.parameters(job.model).total)
+        states = sharded_state_bytes(count, state_bytes(job.recipe), 0, 1)
+        kept = job.model.num_layers * transformer.layer_activation_bytes(self._part(job, layout), "none")
+        capacity = topology.system.device.memory.capacity
+        use = MemoryUse("device", {**states, "activations": kept}, capacity)
+        if check_memory and not use.fits:
+            raise MemoryCapacityError(use.total_bytes / capacity, f"needs {use.total_bytes:.3g} B; try mbs=1")
+        return Plan(self.name, job, topology, layout, microbatches, (use,))
+
+    def _part(self, job: Job, layout: ParallelLayout) -> transformer.LayerSlice:
+        recipe = job.recipe
+        return transformer.LayerSlice(
+            job.model,
+            job.seq_length,
+            layout.micro_batch_size,
+            attention=recipe.attention,
+            dropout=recipe.dropout,
+        )
+
+    def _works(self, plan: PlainPlan) -> tuple[dict[str, Work], Work, Work]:
+        part = self._part(plan.job, plan.layout)
+        positions = plan.job.recipe.lm_head_positions or plan.job.seq_length
+        hidden = (TensorClass("hidden", part.activation_bytes),)
+        kernels = {
+            "embedding.forward": transformer.embedding_forward(part),
+            "layer.forward": (*transformer.attention_forward(part), *transformer.mlp_forward(part)),
+            "head.forward": transformer.head_forward(part, positions),
+            "head.backward": transformer.head_backward(part, positions),
+            "layer.backward": (*transformer.mlp_backward(part), *transformer.attention_backward(part)),
+            "embedding.backward": transformer.embedding_backward(part),
+        }
+        passes = {
+            name: Work(name, Kind.COMP, name, name.rpartition(".")[2], made, writes=hidden)
+            for name, made in kernels.items()
+        }
+        n_bytes = 4.0 * float(transformer.parameters(plan.job.model).total)
+        reduce = Work(
+            "data.all_reduce",
+            Kind.COMM_COLL,
+            "all_reduce",
+            "data_communication",
+            comm_bytes=n_bytes,
+            group=RankGroup(0, 1, plan.layout.data),
+            writes=(TensorClass("gradients", n_bytes),),
+        )
+        moved = (transformer.elementwise("adam", 4 * n_bytes),)
+        update = Work(
+            "optimizer", Kind.COMP, "optimizer", "optimizer", moved, writes=(TensorClass("w", 0.0),)
+        )
+        return passes, reduce, update
+
+    def emit(self, plan: PlainPlan, builder: GraphBuilder) -> None:
+        builder.fold(plan.layout.data)
+        passes, reduce, update = self._works(plan)
+        last: list[int] = []
+        for _ in range(plan.least_steps):
+            for number in range(plan.num_microbatches):
+                for name, block in _sequence(plan.job.model.num_layers):
+                    task = builder.task(passes[name], "gpu0/compute", last, tag=number, block=block)
+                    last = [task.tensor]
+            if plan.layout.data > 1:
+                last = [builder.task(reduce, "gpu0/nccl-data", last).tensor]
+            last = [builder.task(update, "gpu0/compute", last).tensor]
+            builder.end_step()
+
+    def estimate_s(self, plan: PlainPlan, duration: Duration) -> float:
+        passes, reduce, update = self._works(plan)
+        once = sum(duration(passes[name]) for name, _ in _sequence(plan.job.model.num_layers))
+        summed = duration(reduce) if plan.layout.data > 1 else 0.0
+        return plan.num_microbatches * once + summed + duration(update)
+
+
+def _sequence(num_layers: int) -> Iterator[tuple[str, int]]:
+    yield "embedding.forward", EMBEDDING
+    yield from (("layer.forward", layer) for layer in range(num_layers))
+    yield "head.forward", HEAD
+    yield "head.backward", HEAD
+    yield from (("layer.backward", layer) for layer in reversed(range(num_layers)))
+    yield "embedding.backward", EMBEDDING
+
+
+def test_it_keeps_every_promise() -> None:
+    check_strategy(PlainData())
+
+
+def test_with_one_line_in_the_registry_it_is_planned_as_it_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES, "plain-data", PlainData())
+    prediction = ps.predict(
+        model="gpt3_xl", system="dgx-a100-80gb", devices=16, strategy="plain-data", batch=64
+    )
+    assert (prediction.layout["data"], prediction.layout["zero_stage"]) == (16, 0)
+    assert prediction.step_time_s == pytest.approx(sum(prediction.breakdown_s.values()))
