@@ -40,14 +40,17 @@ class MemoryUse:
 
     @property
     def total_bytes(self) -> float:
+        """Sum of all parts."""
         return sum(self.parts_bytes.values())
 
     @property
     def fits(self) -> bool:
+        """Whether the parts fit in the capacity."""
         return self.total_bytes <= self.capacity_bytes
 
     @property
     def largest_part(self) -> str:
+        """Name of the largest part."""
         return max(self.parts_bytes, key=lambda part: self.parts_bytes[part])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from math import gcd
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from perfsim.engine.path_class import Flow
 
@@ -59,16 +59,3 @@ def flows_on(
         times = [load.get(link, 0) // unit for link, unit in zip(links, units, strict=True)]
         flows.append(Flow(tuple(np.repeat(np.arange(len(links)), times).tolist()), rate))
     return flows, np.array([capacities[link] / unit for link, unit in zip(links, units, strict=True)])
-
-
-def reduced(flows: Sequence[Flow], capacities: ArrayLike) -> tuple[list[Flow], NDArray[np.float64]]:
-    """The same flows on fewer links, with the same rates at all times."""
-    loads: list[dict[int, int]] = []
-    for flow in flows:
-        load: dict[int, int] = {}
-        for link in flow.route:
-            load[link] = load.get(link, 0) + 1
-        loads.append(load)
-    capacity = dict(enumerate(np.asarray(capacities, dtype=np.float64).tolist()))
-    fewer, kept = flows_on(loads, [flow.bytes_per_s for flow in flows], capacity)
-    return [short._replace(weight=flow.weight) for short, flow in zip(fewer, flows, strict=True)], kept

@@ -47,6 +47,7 @@ class Plan(Generic[LayoutT_co, TopologyT_co]):
 
     @property
     def system(self) -> SystemSpec:
+        """The system of the topology."""
         return self.topology.system
 
     @property

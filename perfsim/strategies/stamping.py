@@ -22,6 +22,7 @@ class Index:
     number: Wide
 
     def slot(self, which: Pass, place: int, microbatch: int) -> int:
+        """Number of the slot; -1 where there is none."""
         return int(self.number[PASSES.index(which), place, microbatch])
 
 

@@ -1,4 +1,4 @@
-"""Max-min fair rates of flows that start together, without a simulation."""
+"""Max-min fair rates of flows that start together, without a simulation; flows on binding links only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from perfsim.engine.fairshare import Flow
 from perfsim.engine.max_min import TOLERANCE, Floats, fill
+from perfsim.placement.binding_links import flows_on
 
 
 def max_min_rates(
@@ -44,3 +46,11 @@ def max_min_rates(
     ]
     rates = fill(loads, [cap for _, cap in classes], capacity.tolist())
     return np.array(rates, dtype=np.float64)[member]
+
+
+def reduced(flows: Sequence[Flow], capacities: ArrayLike) -> tuple[list[Flow], Floats]:
+    """The flows on the binding links only, with the same rates, and the capacities of these links."""
+    loads = [Counter(flow.route) for flow in flows]
+    capacity = dict(enumerate(np.asarray(capacities, dtype=np.float64).tolist()))
+    short, kept = flows_on(loads, [flow.bytes_per_s for flow in flows], capacity)
+    return [new._replace(weight=flow.weight) for new, flow in zip(short, flows, strict=True)], kept

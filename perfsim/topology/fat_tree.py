@@ -48,6 +48,7 @@ class FatTree(Topology):
         self._rank = {self.device(rank): rank for rank in range(num_devices)}
 
     def device(self, rank: int) -> str:
+        """Name of a rank's GPU, such as `node0/gpu0`."""
         self._check_rank(rank)
         node, gpu = divmod(rank, self.devices_per_node)
         return f"node{node}/gpu{gpu}"

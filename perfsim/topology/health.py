@@ -23,6 +23,7 @@ class LinkHealth:
 
     @property
     def dead(self) -> frozenset[int]:
+        """Ids of the dead links."""
         return frozenset(link for link, left in self.left.items() if left == 0.0)
 
     def bytes_per_s(self, edge: Edge) -> float:

@@ -39,6 +39,7 @@ class WaferTree(Topology):
         return len(self.tree_levels)
 
     def device(self, rank: int) -> str:
+        """Name of a rank's system, such as `cs0`."""
         self._check_rank(rank)
         return f"cs{rank}"
 

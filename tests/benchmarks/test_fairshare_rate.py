@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from perfsim.engine.fairshare import FairShare, Flow
-from perfsim.placement.binding_links import reduced
+from perfsim.testing.max_min import reduced
 
 pytestmark = pytest.mark.benchmark(timer=time.process_time)
 

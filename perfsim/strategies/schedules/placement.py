@@ -19,6 +19,7 @@ class Placement:
 
     @property
     def num_stages(self) -> int:
+        """Number of virtual stages."""
         return self.pipeline * self.virtual
 
     @property

@@ -42,6 +42,7 @@ class PassTimes(NamedTuple):
 
     @property
     def total_s(self) -> float:
+        """Seconds of all passes."""
         return sum(self)
 
 

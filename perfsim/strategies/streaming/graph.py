@@ -36,9 +36,11 @@ class StreamingWriter:
 
     @property
     def steps(self) -> int:
+        """Number of steps to write."""
         return max(LEAST_STEPS, self.plan.least_steps)
 
     def write(self) -> None:
+        """Write all steps."""
         passes = self.plan.num_microbatches
         kinds = [self._kind(index) for index in range(self.steps * passes)]
         distinct = list(dict.fromkeys(kinds))

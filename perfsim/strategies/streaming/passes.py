@@ -67,6 +67,7 @@ class PassRules(NamedTuple):
 
     @classmethod
     def of(cls, plan: StreamingPlan) -> PassRules:
+        """The settings of a plan."""
         streaming, memoryx = plan.topology.system.streaming, plan.topology.system.memoryx
         return cls(
             num_layers=plan.job.model.num_layers,
@@ -111,10 +112,12 @@ class PassRecorder:
 
     @cached_property
     def blocks(self) -> list[BlockWorks]:
+        """The work of each block, in the order of the forward pass."""
         return self.works.blocks.in_order(self.rules.num_layers)
 
     @property
     def depth(self) -> int:
+        """Prefetch depth, less than the number of block computations in a pass."""
         return min(self.rules.prefetch_depth, 2 * len(self.blocks) - 1)
 
     @property
@@ -131,6 +134,7 @@ class PassRecorder:
 
     # ---------------------------------------------------------------------------------- the pass
     def record(self) -> Template:
+        """Record the forward and backward."""
         hidden = self._forward()
         gradient = hidden[-1]
         for group in reversed(self._groups()):

@@ -1,8 +1,8 @@
-"""Data parallelism: reducing gradients among replicas, and the optimizer behind it.
+"""Data parallelism: gradient reduction over replicas, and the optimizer.
 
-ZeRO 1 [1910.02054] reduce-scatters gradients, updates its shard and all-gathers parameters; without
-it gradients are all-reduced and every replica updates everything. ZeRO 2 keeps only a shard of the
-gradients, so each micro-batch's are reduce-scattered as they are made.
+ZeRO 1 [1910.02054] reduce-scatters gradients, updates its shard and all-gathers parameters. Without
+ZeRO, gradients are all-reduced and every replica updates all parameters. ZeRO 2 keeps only a shard of the
+gradients, so the gradients of each micro-batch are reduce-scattered as they are computed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPTIMIZER_LAUNCHES = 24
 
 @dataclass(frozen=True)
 class Replicas:
-    """The data-parallel group of one rank, and the parameters that it holds."""
+    """The data-parallel group of one rank, and the number of its parameters."""
 
     recipe: TrainingRecipe
     ranks: RankGroup
@@ -34,39 +34,41 @@ class Replicas:
 
     @property
     def stream(self) -> str:
+        """The communication stream of the group."""
         return f"{self.device}/{DATA_STREAM}"
 
     @property
     def size(self) -> int:
+        """Number of replicas."""
         return self.ranks.size
 
     @property
     def shards_gradients(self) -> bool:
-        """Whether every micro-batch's gradients are scattered (ZeRO 2)."""
+        """Whether gradients are reduce-scattered in every micro-batch (ZeRO 2)."""
         return self.zero_stage == GRADIENTS_SHARDED and self.size > 1
 
     @property
     def gradient_shards(self) -> int:
-        """Among how many replicas the gradients are cut once they are reduced, as ZeRO 2 keeps them."""
+        """Number of shards of the reduced gradients, more than 1 under ZeRO 2."""
         return self.size if self.shards_gradients else 1
 
     def layers_per_bucket(self, layer_parameters: float) -> int:
-        """How many layers' gradients fill a bucket; 1 where the recipe has none."""
+        """Number of layers whose gradients fill a bucket; 1 where the recipe has no buckets."""
         bucket_bytes = self.recipe.grad_bucket
         if bucket_bytes is None or self.shards_gradients:
             return 1
         return max(1, math.ceil(bucket_bytes / (layer_parameters * main_grad_bytes(self.recipe))))
 
     def reduce_work(self, num_parameters: float) -> Work:
-        """Reduction of the gradients of some parameters over the replicas."""
+        """Reduction of the gradients of some parameters over replicas."""
         op = "all_reduce" if self.zero_stage == 0 else "reduce_scatter"
         return self._collective(op, num_parameters * main_grad_bytes(self.recipe), "gradients")
 
     def gather_work(self, num_parameters: float) -> Work:
-        """Every replica fetches the parameters that the others hold."""
+        """All-gather of some parameters over replicas."""
         return self._collective("all_gather", num_parameters * HALF, "parameters")
 
-    def _collective(self, op: str, n_bytes: float, what: str) -> Work:
+    def _collective(self, op: str, n_bytes: float, tensor: str) -> Work:
         return Work(
             name=f"data.{op}",
             kind=Kind.COMM_COLL,
@@ -74,11 +76,11 @@ class Replicas:
             category="data_communication",
             comm_bytes=n_bytes,
             group=self.ranks,
-            writes=(TensorClass(what, n_bytes),),
+            writes=(TensorClass(tensor, n_bytes),),
         )
 
     def optimizer_work(self) -> Work:
-        """Unscale, norm, clip, update and zero of the parameters this rank updates: bytes only."""
+        """The optimizer step of the parameters that this rank updates, as memory traffic only."""
         shard = self.num_parameters / (self.size if self.zero_stage else 1)
         kernel = elementwise("optimizer", shard * optimizer_bytes(self.recipe), launches=OPTIMIZER_LAUNCHES)
         return Work(
@@ -92,10 +94,10 @@ class Replicas:
 
 
 def optimizer_bytes(recipe: TrainingRecipe) -> float:
-    """Bytes that an optimizer step reads and writes a parameter.
+    """Bytes per parameter that an optimizer step reads and writes.
 
-    Read gradient and states, write states and the half-precision copy; beside that the gradient is
-    unscaled (read, write), its norm taken (read), clipped (read, write) and zeroed (write).
+    The update reads gradient and states, and writes states and the half-precision copy. The gradient is also
+    unscaled (read, write), used for the norm (read), clipped (read, write) and zeroed (write).
     """
     grad = main_grad_bytes(recipe)
     update = grad + 2 * updated_state_bytes(recipe) + HALF

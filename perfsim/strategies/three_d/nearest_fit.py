@@ -1,9 +1,8 @@
-"""The nearest change with which a layout fits its devices: tried, not guessed.
+"""The nearest change with which a layout fits in memory, found by trying.
 
-First what the largest part of the memory suggests, then every other single setting, all on the same
-devices; then a degree doubled until it fits, with replicas given up for it where there are any, with
-one of the settings where it must be, and last on more devices. Memory decides each attempt, and the
-rules of layouts whether it may be tried.
+The order is: settings that reduce the largest part of the memory, then every other single setting; a degree
+times powers of two in place of replicas, alone or with one setting; last, a larger degree on more devices.
+Only layouts that keep the rules are tried.
 """
 
 from __future__ import annotations
@@ -27,46 +26,48 @@ _SETTINGS = {
     "optimizer": ("zero_stage",),
     "gradients": ("zero_stage",),
 }
-"""By the part of the memory that is largest, what makes it smaller."""
+"""The settings that reduce each part of the memory."""
 _ALL = ("recompute", "micro_batch_size", "schedule", "zero_stage")
 
 
 def nearest_fit(
     job: Job, topology: FatTree, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], zero: bool
 ) -> str:
-    """What to try, in words; `part` is the largest of the memory, `zero` says that ZeRO stages are free."""
-    for other in _changed(layout, part, free_degrees, zero=zero):
-        if _fits(job, topology, other, free_degrees):
-            return f"try {_difference(layout, other)}, which fits"
-    return "no change of one setting and one degree makes it fit, on more devices either"
+    """What to try, in words; `part` is the largest part of the memory, `zero` that ZeRO stages are free."""
+    for changed in _changed(layout, part, free_degrees, zero=zero):
+        if _fits(job, topology, changed, free_degrees):
+            return f"try {_difference(layout, changed)}, which fits"
+    return "no change of one setting and one degree makes it fit, not even on more devices"
 
 
-def _difference(layout: ParallelLayout, other: ParallelLayout) -> str:
-    pairs = [(each.name, getattr(layout, each.name), getattr(other, each.name)) for each in fields(layout)]
+def _difference(layout: ParallelLayout, changed: ParallelLayout) -> str:
+    pairs = [
+        (field.name, getattr(layout, field.name), getattr(changed, field.name)) for field in fields(layout)
+    ]
     changes = [f"{name} {was} -> {now}" for name, was, now in pairs if was != now]
-    where = f" on {other.num_devices} devices" if other.num_devices != layout.num_devices else ""
+    where = f" on {changed.num_devices} devices" if changed.num_devices != layout.num_devices else ""
     return " and ".join(changes) + where
 
 
 def _changed(
     layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], *, zero: bool
 ) -> Iterator[ParallelLayout]:
-    """Layouts that need less memory: one setting, one degree, both at once; last on more devices."""
+    """Layouts that need less memory: one setting, one degree, both at once; last, on more devices."""
     names = [
         name for name in dict.fromkeys((*_SETTINGS.get(part, ()), *_ALL)) if zero or name != "zero_stage"
     ]
-    one = [_with(layout, name, value) for name in names for value in _values(name, layout)]
-    yield from one
-    for base in (layout, *one):
-        yield from _doubled_for_replicas(base, free_degrees)
+    variants = [_with(layout, name, value) for name in names for value in _values(name, layout)]
+    yield from variants
+    for base in (layout, *variants):
+        yield from _scaled_for_replicas(base, free_degrees)
     for factor in _powers(MOST_DEVICES // layout.num_devices):
-        for base in (layout, *one):
+        for base in (layout, *variants):
             for name in (name for name in ("tensor", "pipeline", "data") if name in free_degrees):
-                yield _doubled(base, name, factor)
+                yield _scaled(base, name, factor)
 
 
 def _values(name: str, layout: ParallelLayout) -> list[str | int]:
-    """Values that need less memory than the layout's, the nearest first."""
+    """Values that need less memory than that of the layout, the nearest first."""
     if name == "recompute":
         modes = ["none", "selective", "full"]
         return [*modes[modes.index(layout.recompute) + 1 :]]
@@ -85,15 +86,15 @@ def _with(layout: ParallelLayout, name: str, value: str | int) -> ParallelLayout
     return replace(layout, **{name: value})  # type: ignore[arg-type]  # the field's own type, by name
 
 
-def _doubled_for_replicas(layout: ParallelLayout, free_degrees: tuple[str, ...]) -> Iterator[ParallelLayout]:
-    """Tensor or pipeline times powers of two, and as many replicas less: the same devices."""
+def _scaled_for_replicas(layout: ParallelLayout, free_degrees: tuple[str, ...]) -> Iterator[ParallelLayout]:
+    """Tensor or pipeline times powers of two and replicas divided by them, on the same devices."""
     for factor in _powers(layout.data):
         if layout.data % factor == 0:
             for name in (name for name in ("tensor", "pipeline") if name in free_degrees):
-                yield replace(_doubled(layout, name, factor), data=layout.data // factor)
+                yield replace(_scaled(layout, name, factor), data=layout.data // factor)
 
 
-def _doubled(layout: ParallelLayout, name: str, factor: int) -> ParallelLayout:
+def _scaled(layout: ParallelLayout, name: str, factor: int) -> ParallelLayout:
     if name == "pipeline":
         return replace(layout, pipeline=layout.pipeline * factor, layers_per_stage=None)
     return _with(layout, name, getattr(layout, name) * factor)

@@ -1,8 +1,8 @@
-"""Pipeline parallelism: one template a virtual stage and pass, to be stamped in the schedule's order.
+"""Pipeline parallelism: one template per virtual stage and pass, stamped in the order of the schedule.
 
-A stage receives a hidden activation, runs its layers forward, sends on; and the same backwards with
-gradients. The embedding stands on the first virtual stage, head and loss on the last. Where the
-schedule splits the backward, weight gradients are a third pass on what the second left.
+A stage receives a hidden activation, runs its layers forward and sends the result; the backward does the
+same with gradients. The embedding is on the first virtual stage, LM head and loss are on the last. Where the
+schedule splits the backward, weight gradients are a third pass that uses tensors saved by the second.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, GraphBuilder, RankGroup, Template, Work
+from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, GraphBuilder, Template, Work
 from perfsim.graph.builder import Port
 from perfsim.strategies.three_d.tensor import (
-    TensorGroup,
     WeightInputs,
     emit_layer_backward,
     emit_layer_dgrad,
@@ -30,7 +29,6 @@ from perfsim.strategies.three_d.virtual_stage import (
     head_wgrad_work,
     head_work,
     softmax_sum_bytes,
-    tied_embedding_work,
     transfer_work,
 )
 
@@ -61,47 +59,47 @@ def forward_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Reduces the gradients of a virtual stage over the replicas as soon as a bucket of them is complete.
+    """Reduces the gradients of a virtual stage over replicas as soon as a bucket is complete.
 
-    So the reduction of a bucket can run while earlier layers still run backward.
+    Reductions therefore overlap with the backward of earlier layers.
     """
 
     of_layers: Callable[[int], Work]
-    """The reduction of so many layers at once."""
+    """The reduction of a number of layers at once."""
     stream: str
     embedding_and_head: Work | None = None
-    """Of embedding and head, where they are reduced in every micro-batch (ZeRO 2)."""
+    """The reduction of embedding and LM head, if it is in every micro-batch (ZeRO 2)."""
     in_flight: int | None = None
-    """Layers whose gradients may be whole at once; None: all."""
+    """Layers whose unsharded gradients fit in the buffers; None: all."""
     follows: bool = False
-    """A pass before it on this rank may still be reducing, and its buffers are those of this one."""
+    """An earlier pass on this rank may still be reducing from the same buffers."""
     per_bucket: int = 1
     """Layers that fill a bucket."""
 
-    def emit_bucket(self, template: Template, stage: VirtualStage, made: Sequence[int]) -> list[int]:
-        """Reduce the bucket that the layer made last fills; nothing where it does not.
+    def emit_bucket(self, template: Template, stage: VirtualStage, gradients: Sequence[int]) -> list[int]:
+        """Reduce a bucket if the latest gradient completes it.
 
-        `made` are the gradients of the stage's layers so far, the last layer's first.
+        `gradients` are those of the stage's layers so far, from the last layer on.
         """
-        layer, count = stage.num_layers - len(made), (len(made) - 1) % self.per_bucket + 1
+        layer, count = stage.num_layers - len(gradients), (len(gradients) - 1) % self.per_bucket + 1
         if layer and count < self.per_bucket:
             return []
         block = stage.first_layer + layer
         work = self.of_layers(count)
-        reduced = template.task(work, self.stream, made[-count:], block=block).tensor
-        for each in range(layer, layer + count):
-            template.output(f"reduced{each}", reduced)
+        reduced = template.task(work, self.stream, gradients[-count:], block=block).tensor
+        for number in range(layer, layer + count):
+            template.output(f"reduced{number}", reduced)
         return [reduced]
 
     def emit_embedding_and_head(self, template: Template, gradient: int) -> None:
-        if self.embedding_and_head is not None:
-            reduced = template.task(
-                self.embedding_and_head, self.stream, [gradient], block=EMBEDDING_AND_HEAD
-            ).tensor
+        """Reduce the gradients of embedding and LM head, if that is in every micro-batch."""
+        work = self.embedding_and_head
+        if work is not None:
+            reduced = template.task(work, self.stream, [gradient], block=EMBEDDING_AND_HEAD).tensor
             template.output("reduced_embedding_and_head", reduced)
 
     def room(self, template: Template, reduced: list[int]) -> list[int]:
-        """The reduction that frees the buffer of the next layer's gradient: here, or in the pass before."""
+        """The reduction, here or in the earlier pass, that frees the buffer of the next layer's gradient."""
         if self.in_flight is None:
             return []
         earlier = self.in_flight - len(reduced)
@@ -110,13 +108,13 @@ class Reduction:
         return [template.writer(reduced[-self.in_flight])]
 
     def room_of_embedding_and_head(self, template: Template) -> list[int]:
-        """Frees the gradient buffers of embedding and LM head: the last reduction of the pass before."""
+        """The last reduction of the earlier pass, which frees the buffers of embedding and LM head."""
         return [template.port("freed0")] if self.follows and self.embedding_and_head is not None else []
 
     def leave(self, template: Template, reduced: list[int]) -> None:
-        """Name for the next pass what frees buffers: the last reduction of all, and those of the last layers.
+        """Output the reductions that free buffers for the next pass: `freed0` is the last of all.
 
-        A pass of fewer layers than buffers names its last one for those that it lacks.
+        `freed{i}` is that of the i-th layer from the end, or the last of all in a pass with fewer layers.
         """
         if self.in_flight is None:
             return
@@ -126,14 +124,14 @@ class Reduction:
             return
         template.output("freed0", last[-1])
         for earlier in range(1, self.in_flight + 1):
-            found = reduced[-earlier] if earlier <= len(reduced) else last[-1]
-            template.output(f"freed{earlier}", found)
+            tensor = reduced[-earlier] if earlier <= len(reduced) else last[-1]
+            template.output(f"freed{earlier}", tensor)
 
 
 def backward_template(
     builder: GraphBuilder, stage: VirtualStage, reduction: Reduction | None = None
 ) -> Template:
-    """Backward of one micro-batch through one virtual stage, weight gradients included."""
+    """Backward of one micro-batch through one virtual stage, including weight gradients."""
     template, group = builder.template(), stage.group
     if stage.last:
         logits = [template.port("logits")]
@@ -144,10 +142,8 @@ def backward_template(
         gradient = _receive(template, stage, "gradient")
     gradient, reduced = _backward_layers(template, stage, gradient, reduction)
     if stage.first:
-        table, room = (
-            embedding_backward_work(stage),
-            reduction.room_of_embedding_and_head(template) if reduction else [],
-        )
+        table = embedding_backward_work(stage)
+        room = reduction.room_of_embedding_and_head(template) if reduction else []
         gradient = template.task(table, group.compute, [gradient], room, block=EMBEDDING).tensor
     if not stage.empty:
         template.output("weight_gradients", gradient)
@@ -164,9 +160,9 @@ def backward_template(
 def _backward_layers(
     template: Template, stage: VirtualStage, gradient: int, reduction: Reduction | None
 ) -> tuple[int, list[int]]:
-    """The layers of a stage backward; returns the gradient of the first one's input, and what was reduced."""
+    """The layers of a stage backward; returns the gradient of its input, and the reduced gradients."""
     shards, count = stage.shards, stage.num_layers
-    made: list[int] = []
+    gradients: list[int] = []
     reduced: list[int] = []
     block = stage.first_layer + count - 1
     ahead = [shards.gather_backward(template, count - 1, count, block)] if shards and count else []
@@ -181,15 +177,15 @@ def _backward_layers(
             template, stage.group, stage.recompute, gradient, saved, weights, room, block=block
         )
         if reduction is not None:
-            made.append(gradient)
-            reduced += reduction.emit_bucket(template, stage, made)
+            gradients.append(gradient)
+            reduced += reduction.emit_bucket(template, stage, gradients)
         if shards:
             template.output(f"reduced{layer}", shards.scatter_layer(template, gradient, block))
     return gradient, reduced
 
 
 def dgrad_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
-    """Backward of one micro-batch without weight gradients: what the stage before waits for."""
+    """Backward of one micro-batch without weight gradients, which the previous stage waits for."""
     template, group = builder.template(), stage.group
     if stage.last:
         logits = [template.port("logits")]
@@ -217,32 +213,31 @@ def dgrad_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
 def wgrad_template(
     builder: GraphBuilder, stage: VirtualStage, reduction: Reduction | None = None
 ) -> Template:
-    """Weight gradients of one micro-batch in one virtual stage, in the order of the backward."""
+    """Weight gradients of one micro-batch on one virtual stage, in the order of the backward."""
     template, group = builder.template(), stage.group
     gradient = -1
     if stage.last:
-        names = ["head_inputs", *(["head_sum"] if group.ranks.size > 1 else [])]
-        inputs_of_head = [template.port(name) for name in names]
+        inputs_of_head = [template.port("head_inputs")]
+        if group.ranks.size > 1:
+            inputs_of_head.append(template.port("head_sum"))
         room = reduction.room_of_embedding_and_head(template) if reduction else []
         gradient = template.task(
             head_wgrad_work(stage), group.compute, inputs_of_head, room, block=HEAD
         ).tensor
-    made: list[int] = []
+    gradients: list[int] = []
     reduced: list[int] = []
     for layer in reversed(range(stage.num_layers)):
-        known = WeightInputs._fields if group.ranks.size > 1 else WeightInputs._fields[:2]
-        inputs = WeightInputs(*(template.port(f"{name}{layer}") for name in known))
+        names = WeightInputs._fields if group.ranks.size > 1 else WeightInputs._fields[:2]
+        inputs = WeightInputs(*(template.port(f"{name}{layer}") for name in names))
         room = reduction.room(template, reduced) if reduction else []
         gradient = emit_layer_wgrad(template, group, inputs, room, block=stage.first_layer + layer)
         if reduction is not None:
-            made.append(gradient)
-            reduced += reduction.emit_bucket(template, stage, made)
+            gradients.append(gradient)
+            reduced += reduction.emit_bucket(template, stage, gradients)
     if stage.first:
         inputs_of_table = [template.port("embedding_inputs")]
-        table, room = (
-            embedding_backward_work(stage),
-            reduction.room_of_embedding_and_head(template) if reduction else [],
-        )
+        table = embedding_backward_work(stage)
+        room = reduction.room_of_embedding_and_head(template) if reduction else []
         gradient = template.task(table, group.compute, inputs_of_table, room, block=EMBEDDING).tensor
     if not stage.empty:
         template.output("weight_gradients", gradient)
@@ -253,7 +248,7 @@ def wgrad_template(
 
 
 def _receive(template: Template, stage: VirtualStage, name: str) -> int:
-    """What the neighbour sent; put together again where each tensor peer got a share."""
+    """The tensor from the neighbour, all-gathered where each tensor peer got a share."""
     received = template.port(name)
     sent_across = stage.previous_ranks if name == "activation" else stage.next_ranks
     if sent_across is None or stage.group.part.sequence_parallel:
@@ -262,7 +257,7 @@ def _receive(template: Template, stage: VirtualStage, name: str) -> int:
 
 
 def _send(template: Template, stage: VirtualStage, name: str, tensor: int) -> None:
-    """Give an activation to the next stage or a gradient to the previous; sent where ranks differ."""
+    """Pass an activation to the next stage or a gradient to the previous one; a send if ranks differ."""
     forward = name == "activation"
     ranks = stage.next_ranks if forward else stage.previous_ranks
     if ranks is not None:
@@ -272,15 +267,7 @@ def _send(template: Template, stage: VirtualStage, name: str, tensor: int) -> No
 
 
 def _own(template: Template, stage: VirtualStage, tensor: int) -> int:
-    """The tensor as one that this template writes, since only those can be outputs."""
+    """The tensor, copied if it is a port, since outputs must be written by this template."""
     if not isinstance(tensor, Port):
         return tensor
     return template.task(hand_on_work(stage), stage.group.compute, [tensor]).tensor
-
-
-def emit_tied_embedding(
-    builder: GraphBuilder, first: TensorGroup, ranks: RankGroup, grad_bytes: float, reads: list[int]
-) -> int:
-    """Sum the gradients of a tied embedding; both stages wait for it."""
-    work = tied_embedding_work(first, ranks, grad_bytes)
-    return builder.task(work, f"{first.device}/send-previous", reads, block=EMBEDDING_AND_HEAD).tensor

@@ -1,4 +1,4 @@
-"""Which layouts are legal: every rule in one place, and the list of all layouts that keep them."""
+"""The rules of legal layouts, and the lists of layouts that keep them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEGREES = ("tensor", "pipeline", "data")
 def layout_problems(
     job: Job, topology: FatTree, layout: ParallelLayout, strategy: str, free_degrees: tuple[str, ...]
 ) -> list[str]:
-    """Everything that is wrong with a layout, in words; empty when it is legal."""
+    """All problems of a layout, in words; empty for a legal layout."""
     return [
         *_device_problems(topology, layout, strategy, free_degrees),
         *_tensor_problems(job, layout),
@@ -90,21 +90,19 @@ def _stage_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
 
 
 def _batch_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
-    each = layout.data * layout.micro_batch_size
-    if job.global_batch_size % each:
+    per_pass = layout.data * layout.micro_batch_size
+    if job.global_batch_size % per_pass:
         yield (
             f"global_batch_size {job.global_batch_size} is not a multiple of data {layout.data} x "
             f"micro_batch_size {layout.micro_batch_size}; nearest: "
-            f"{max(1, round(job.global_batch_size / each)) * each}"
+            f"{max(1, round(job.global_batch_size / per_pass)) * per_pass}"
         )
         return
-    if problem := passes_problem(job.model.num_layers, job.global_batch_size // each):
+    microbatches = job.global_batch_size // per_pass
+    if problem := passes_problem(job.model.num_layers, microbatches):
         yield problem
-    if layout.schedule == "interleaved" and (job.global_batch_size // each) % layout.pipeline:
-        yield (
-            f"interleaved needs micro-batches ({job.global_batch_size // each}) in multiples of "
-            f"pipeline {layout.pipeline}"
-        )
+    if layout.schedule == "interleaved" and microbatches % layout.pipeline:
+        yield f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline {layout.pipeline}"
 
 
 def _nearest(count: int, wanted: int) -> int:
@@ -116,9 +114,9 @@ def _nearest(count: int, wanted: int) -> int:
 def legal_layouts(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) -> Iterator[ParallelLayout]:
     """Every legal layout on all devices under 1F1B: degrees, micro-batch size, recompute mode.
 
-    The planner's choice is kept to what practice settled: the tensor group stays inside a node
-    (unless the strategy has no other degree), sequence parallelism goes with it, and the optimizer
-    is sharded over replicas. Other schedules and ZeRO stages are `layout_variants` of these.
+    The list follows established practice: the tensor group stays inside a node (unless the strategy has no
+    other degree), sequence parallelism is used with tensor parallelism, and the optimizer is sharded over
+    replicas. Other schedules and ZeRO stages are `layout_variants` of these.
     """
     total = topology.num_devices
     for tensor in _divisors(total, "tensor" in free_degrees):
@@ -155,17 +153,17 @@ def _with_micro_batches(job: Job, tensor: int, pipeline: int, data: int) -> Iter
 
 
 def layout_variants(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[ParallelLayout]:
-    """The same degrees under every other schedule and ZeRO stage of the catalogue that is legal."""
-    for other in _variants(job, layout):
-        if other != layout and not any(_variant_problems(job, topology, other)):
-            yield other
+    """The same degrees under every other legal schedule and ZeRO stage."""
+    for variant in _variants(job, layout):
+        if variant != layout and not any(_variant_problems(job, topology, variant)):
+            yield variant
 
 
 def _variants(job: Job, layout: ParallelLayout) -> Iterator[ParallelLayout]:
     if layout.pipeline > 1:
-        for name, each in SCHEDULES.items():
+        for name, schedule in SCHEDULES.items():
             most = job.model.num_layers // layout.pipeline
-            for chunks in range(2, most + 1) if each.chunks is None else (each.chunks,):
+            for chunks in range(2, most + 1) if schedule.chunks is None else (schedule.chunks,):
                 yield replace(layout, schedule=name, virtual_pipeline=chunks)
     if layout.data > 1:
         for stage in ZERO_STAGES:
@@ -173,7 +171,7 @@ def _variants(job: Job, layout: ParallelLayout) -> Iterator[ParallelLayout]:
 
 
 def _variant_problems(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[str]:
-    """What can be wrong with a variant of a legal layout."""
+    """Problems of a variant of a legal layout; the rules of tensor parallelism are kept already."""
     yield from _device_problems(topology, layout, "", DEGREES)
     yield from _stage_problems(job, layout)
     yield from _batch_problems(job, layout)

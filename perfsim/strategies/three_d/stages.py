@@ -1,4 +1,4 @@
-"""Laying a job over the ranks of a layout: virtual stages, replicas, and what each rank holds."""
+"""Maps a job to the ranks of a layout: virtual stages, replicas, and the memory of each rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from perfsim.transformer import LayerSlice
 from perfsim.workload import Job, ParallelLayout
 
 ThreeDPlan = Plan[ParallelLayout, FatTree]
-"""A plan of a strategy of this room."""
+"""A plan of a strategy of this package."""
 
 
 def layer_slice(job: Job, layout: ParallelLayout) -> LayerSlice:
@@ -48,20 +48,20 @@ def layer_slice(job: Job, layout: ParallelLayout) -> LayerSlice:
 
 
 def layers_of_virtual_stages(job: Job, layout: ParallelLayout) -> tuple[int, ...]:
-    """Layers of each virtual stage in the order of the data."""
+    """Number of layers of each virtual stage, in the order of the forward pass."""
     if layout.layers_per_stage is not None:
         return layout.layers_per_stage
     return (job.model.num_layers // layout.num_stages,) * layout.num_stages
 
 
 def placement_of(layout: ParallelLayout) -> Placement:
-    """Which virtual stage of a layout stands on which rank."""
+    """The placement of a layout's virtual stages on ranks."""
     return placement(layout.schedule, layout.pipeline, layout.virtual_pipeline)
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Who computes what: the virtual stages of a plan and the replicas of each pipeline rank."""
+    """The virtual stages of a plan and the replicas of each pipeline rank."""
 
     virtual: tuple[VirtualStage, ...]
     replicas: tuple[Replicas, ...]
@@ -72,7 +72,7 @@ class Stages:
 
 
 def stages_of(job: Job, layout: ParallelLayout) -> Stages:
-    """Lay a job's layers over the ranks of a layout."""
+    """Map a job's layers to the ranks of a layout."""
     part, places = layer_slice(job, layout), placement_of(layout)
     layers = layers_of_virtual_stages(job, layout)
     width = layout.tensor * layout.data
@@ -85,10 +85,10 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     def group(rank: int) -> TensorGroup:
         return TensorGroup(part, RankGroup(rank * width, 1, layout.tensor), f"gpu{rank * width}")
 
-    def towards(number: int, other: int) -> RankGroup | None:
-        if not 0 <= other < len(layers) or places.rank(number) == places.rank(other):
+    def ranks_to(number: int, next_number: int) -> RankGroup | None:
+        if not 0 <= next_number < len(layers) or places.rank(number) == places.rank(next_number):
             return None
-        rank, neighbour = places.rank(number), places.rank(other)
+        rank, neighbour = places.rank(number), places.rank(next_number)
         return RankGroup(rank * width, (neighbour - rank) * width, 2)
 
     virtual = tuple(
@@ -99,8 +99,8 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
             num_layers=count,
             first_layer=sum(layers[:number]),
             group=group(places.rank(number)),
-            next_ranks=towards(number, number + 1),
-            previous_ranks=towards(number, number - 1),
+            next_ranks=ranks_to(number, number + 1),
+            previous_ranks=ranks_to(number, number - 1),
             recompute=layout.recompute,
             head_positions=positions,
             shards=_shards(part, replicas[0], sum(layers)) if layout.zero_stage == SHARDED else None,
@@ -122,7 +122,7 @@ def _replicas(job: Job, layout: ParallelLayout, rank: int, num_parameters: float
 
 
 class _Share(NamedTuple):
-    """What one rank holds of the model."""
+    """The share of the model on one rank."""
 
     layers: int
     first: bool
@@ -133,7 +133,7 @@ class _Share(NamedTuple):
 
 
 def _shares(job: Job, layout: ParallelLayout) -> list[_Share]:
-    """What each pipeline rank holds."""
+    """The share of the model on each pipeline rank."""
     places, layers = placement_of(layout), layers_of_virtual_stages(job, layout)
     last = places.last_rank
     return [
@@ -143,7 +143,7 @@ def _shares(job: Job, layout: ParallelLayout) -> list[_Share]:
 
 
 def _shards(part: LayerSlice, replicas: Replicas, num_layers: int) -> Shards:
-    """ZeRO 3 has one stage, which holds everything."""
+    """The shards of the single stage under ZeRO 3."""
     body = stage_parameters(part, num_layers, first=False, last=False)
     return Shards(replicas, body / num_layers, replicas.num_parameters - body)
 
@@ -161,7 +161,7 @@ def stage_memory(job: Job, layout: ParallelLayout, system: GpuClusterSpec) -> tu
 def _rank_bytes(
     job: Job, layout: ParallelLayout, part: LayerSlice, rank: int, share: _Share
 ) -> dict[str, float]:
-    """What one rank holds at its peak, item by item."""
+    """Peak memory of one rank, by part."""
     states = state_bytes(job.recipe)
     positions = job.recipe.lm_head_positions or job.recipe.seq_length
     num_parameters = share.parameters(part)
@@ -180,15 +180,15 @@ def _rank_bytes(
 def _held_bytes(
     job: Job, layout: ParallelLayout, part: LayerSlice, rank: int, share: _Share
 ) -> dict[str, float]:
-    """What the micro-batches in flight leave on a rank, at the moment when that is most."""
+    """Peak memory of the micro-batches in flight on a rank."""
     microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
     moments = in_flight(layout.schedule, rank, layout.pipeline, layout.virtual_pipeline, microbatches)
     activations = stage_activation_bytes(part, layout, share.layers)
     if not schedule_called(layout.schedule).splits_backward:
-        return {"activations": max(each.activations for each in moments) * activations}
+        return {"activations": max(moment.activations for moment in moments) * activations}
     positions = job.recipe.lm_head_positions or job.recipe.seq_length
     inputs = stage_weight_input_bytes(part, share.layers, positions, share.first, share.last)
-    held = max(moments, key=lambda each: each.activations * activations + each.weight_inputs * inputs)
+    held = max(moments, key=lambda moment: moment.activations * activations + moment.weight_inputs * inputs)
     return {
         "activations": held.activations * activations,
         "weight gradient inputs": held.weight_inputs * inputs,

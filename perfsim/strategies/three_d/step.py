@@ -1,4 +1,4 @@
-"""Writing one optimizer step of a 3D plan: all slots of the schedule, then gradients and update."""
+"""Writes the optimizer steps of a 3D plan: all slots of the schedule, gradient reduction, update."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from perfsim.strategies.three_d.pipeline import (
     Reduction,
     backward_template,
     dgrad_template,
-    emit_tied_embedding,
     forward_template,
     wgrad_template,
 )
 from perfsim.strategies.three_d.stages import ThreeDPlan, placement_of, stages_of
-from perfsim.strategies.three_d.virtual_stage import VirtualStage
+from perfsim.strategies.three_d.virtual_stage import VirtualStage, tied_embedding_work
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
 
 SKEWED_STEPS = 2
-"""Steps written where later ranks run later: the second shows what the skew does not cost."""
+"""Steps for skewed schedules; the second step is the steady state, where the skew costs nothing."""
 
 
 class StepWriter:
-    """One plan being written as a graph."""
+    """Writes a plan as a graph."""
 
     def __init__(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
         self.plan = plan
@@ -48,7 +47,7 @@ class StepWriter:
         self.last_pass: Pass = "W" if self.schedule.splits_backward else "B"
 
     def write(self) -> None:
-        """All steps."""
+        """Write all steps."""
         layout, microbatches = self.plan.layout, self.plan.num_microbatches
         orders = schedule(layout.schedule, layout.pipeline, layout.virtual_pipeline, microbatches)
         merged = merged_order(orders, self.placement)
@@ -64,22 +63,22 @@ class StepWriter:
             self.builder.end_step()
 
     def _passes(self) -> Passes:
-        """The templates of all passes; the last one reduces gradients where that overlaps."""
+        """The templates of all passes; the last pass reduces gradients where reductions overlap."""
         stages = self.stages.virtual
-        usual: dict[Pass, list[Template]] = {"F": [forward_template(self.builder, each) for each in stages]}
+        usual: dict[Pass, list[Template]] = {"F": [forward_template(self.builder, stage) for stage in stages]}
         if self.schedule.splits_backward:
-            usual["B"] = [dgrad_template(self.builder, each) for each in stages]
+            usual["B"] = [dgrad_template(self.builder, stage) for stage in stages]
         usual[self.last_pass] = self._last_passes(reduces=self.scattered, follows=self.scattered)
         if not self.overlap:
             return Passes(usual)
         return Passes(usual, {self.last_pass: self._last_passes(reduces=True)}, self.scattered)
 
     def _last_passes(self, *, reduces: bool, follows: bool = False) -> list[Template]:
-        """The pass after which weight gradients are complete, of every virtual stage."""
+        """The pass that completes the weight gradients, for every virtual stage."""
         write = wgrad_template if self.schedule.splits_backward else backward_template
         return [
-            write(self.builder, each, self._reduction(each, follows and self.overlap) if reduces else None)
-            for each in self.stages.virtual
+            write(self.builder, stage, self._reduction(stage, follows and self.overlap) if reduces else None)
+            for stage in self.stages.virtual
         ]
 
     def _reduction(self, stage: VirtualStage, follows: bool) -> Reduction:
@@ -97,7 +96,7 @@ class StepWriter:
         return Reduction(of_layers, stream, of_embedding_and_head, IN_FLIGHT, follows)
 
     def _reduce(self, rank: int, stamped: Stamped, index: Index) -> list[int]:
-        """Reduce what is left of a rank's gradients once its last micro-batch is done."""
+        """Reduce the remaining gradients of a rank after its last micro-batch."""
         replicas = self.stages.replicas[rank]
         final = self.plan.num_microbatches - 1
         done, rest = [], replicas.num_parameters
@@ -113,13 +112,13 @@ class StepWriter:
             if self.scattered and (stage.first or stage.last):
                 done.append(stamped.tensor(slot, "reduced_embedding_and_head"))
         complete = self.sharded or self.scattered or replicas.size == 1
-        if complete or rest < 1:  # less than a parameter is rounding
+        if complete or rest < 1:  # less than one parameter is a rounding error
             return done
         block = EMBEDDING_AND_HEAD if self.overlap else WHOLE_DEVICE
         return [self.builder.task(replicas.reduce_work(rest), replicas.stream, done, block=block).tensor]
 
     def _tie(self, gradients: list[list[int]]) -> None:
-        """Sum a tied embedding's gradient over the first and the last stage."""
+        """Sum the gradient of a tied embedding over the first and last stage, which both wait for it."""
         layout, last = self.plan.layout, self.placement.last_rank
         if last == 0 or not self.plan.job.model.tied_embeddings:
             return
@@ -127,14 +126,15 @@ class StepWriter:
         group, replicas = self.stages.virtual[0].group, self.stages.replicas[0]
         grad_bytes = main_grad_bytes(self.plan.job.recipe) / replicas.gradient_shards
         reads = gradients[0] + gradients[last]
-        summed = emit_tied_embedding(self.builder, group, ends, grad_bytes, reads)
+        work, stream = tied_embedding_work(group, ends, grad_bytes), f"{group.device}/send-previous"
+        summed = self.builder.task(work, stream, reads, block=EMBEDDING_AND_HEAD).tensor
         gradients[0], gradients[last] = [summed], [summed]
 
     def _update(self, gradients: list[list[int]], *, final: bool) -> None:
-        """Every rank updates, and gathers under ZeRO.
+        """Update the parameters of every rank, and all-gather them under ZeRO.
 
-        It waits for the gradients of all ranks (their norm); under a skewed schedule for its own,
-        since the norm is checked after the update [2401.10241 section 4].
+        An update waits for the gradients of all ranks (their norm). Under a skewed schedule it waits only for
+        its own, since the norm is checked after the update [2401.10241 section 4].
         """
         everything = sorted({tensor for tensors in gradients for tensor in tensors})
         for replicas, own in zip(self.stages.replicas, gradients, strict=True):
@@ -146,7 +146,7 @@ class StepWriter:
                 updated = self.builder.task(gather, replicas.stream, [updated]).tensor
                 if not final:  # the next step's kernels wait for the parameters
                     self.builder.task(_wait_work(), compute, [updated])
-            if self.sharded and not final:  # so do the next step's gathers
+            if self.sharded and not final:  # the next step's gathers wait too
                 self.builder.task(_wait_work(), replicas.stream, [updated])
 
 

@@ -1,8 +1,8 @@
 """3D parallelism: tensor, pipeline and data parallelism composed, as Megatron composes them.
 
-Ranks: tensor innermost, then data, then pipeline. One tensor peer of one replica is written for each
-pipeline rank; it stands for all its like (`graph.symmetry`). The plain strategies `data`, `tensor`,
-`pipeline` and `zero3` are this one with some degrees held at 1.
+Ranks: tensor innermost, then data, then pipeline. The graph is folded to one tensor peer of one replica for
+each pipeline rank (`graph.symmetry`). The plain strategies `data`, `tensor`, `pipeline` and `zero3` are this
+strategy with some degrees fixed at 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GIB = 2.0**30
 
 @dataclass(frozen=True)
 class ThreeD:
-    """The strategy `3d`, or a plain one when degrees are held at 1."""
+    """The strategy `3d`, or a plain strategy with some degrees fixed at 1."""
 
     name: str = "3d"
     free_degrees: tuple[str, ...] = ("tensor", "pipeline", "data")
@@ -37,12 +37,12 @@ class ThreeD:
     """The ZeRO stage of every layout; None: the layout's own."""
 
     def layouts(self, job: Job, topology: FatTree) -> Iterator[ParallelLayout]:
-        """Every legal layout of this strategy on all devices of the topology."""
+        """All legal layouts of this strategy on all devices of the topology."""
         for layout in legal_layouts(job, topology, self.free_degrees):
             yield layout if self.zero_stage is None else replace(layout, zero_stage=self.zero_stage)
 
     def variants(self, job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[ParallelLayout]:
-        """The same degrees under other schedules, and at other ZeRO stages unless this strategy fixes one."""
+        """The same degrees under other schedules, and other ZeRO stages unless the strategy fixes one."""
         for variant in layout_variants(job, topology, layout):
             if self.zero_stage in (None, variant.zero_stage):
                 yield variant
@@ -50,12 +50,12 @@ class ThreeD:
     def plan(
         self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True
     ) -> ThreeDPlan:
-        """Check one layout. Raises LayoutError or MemoryCapacityError with every reason."""
+        """Check one layout. Raises LayoutError or MemoryCapacityError with all reasons."""
         check_runs_on(self, topology.system)
         if self.zero_stage is not None:
             if layout.zero_stage not in (0, self.zero_stage):
-                said = f"strategy {self.name} shards at ZeRO stage {self.zero_stage}, not {layout.zero_stage}"
-                raise LayoutError([Problem(said, help="strategy 3d takes any stage")])
+                text = f"strategy {self.name} shards at ZeRO stage {self.zero_stage}, not {layout.zero_stage}"
+                raise LayoutError([Problem(text, help="strategy 3d takes any stage")])
             layout = replace(layout, zero_stage=self.zero_stage)
         problems = layout_problems(job, topology, layout, self.name, self.free_degrees)
         if problems:
@@ -81,7 +81,7 @@ class ThreeD:
         )
 
     def emit(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
-        """Write one optimizer step, or two where ranks run whole steps later than others."""
+        """Write one optimizer step, or two under a skewed schedule."""
         StepWriter(plan, builder).write()
 
     def estimate_s(self, plan: ThreeDPlan, duration: Duration) -> float:
@@ -91,7 +91,7 @@ class ThreeD:
 
 
 def _tight(memory: tuple[MemoryUse, ...]) -> tuple[str, ...]:
-    """A warning where a stage nearly fills its devices; what is reserved there is an assumption."""
+    """A warning where a stage nearly fills its memory; the reserved memory is an assumption."""
     worst = max(memory, key=lambda use: use.total_bytes / use.capacity_bytes)
     share = worst.total_bytes / worst.capacity_bytes
     if not TIGHT < share <= 1.0:

@@ -1,8 +1,8 @@
 """Tensor parallelism: the work of one layer on one rank, and its collectives.
 
-[1909.08053] Linear layers are cut by output columns, then by rows; each block ends in an all-reduce
-over the tensor group, forward and backward. With sequence parallelism [2205.05198] the all-reduce is
-a reduce-scatter and an all-gather of the same bytes.
+[1909.08053] Linear layers are split by output columns, then by rows; attention and MLP each end in an
+all-reduce over the tensor group, forward and backward. With sequence parallelism [2205.05198] the all-reduce
+is a reduce-scatter and an all-gather of the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TENSOR_STREAM = "nccl-tensor"
 
 @dataclass(frozen=True)
 class LayerWorks:
-    """Compute of one layer, block by block, for one micro-batch on one rank."""
+    """Compute of one layer, attention and MLP, for one micro-batch on one rank."""
 
     attention_forward: Work
     mlp_forward: Work
@@ -43,22 +43,22 @@ def compute_work(
 def layer_works(part: LayerSlice, recompute: str) -> LayerWorks:
     """The compute of one layer under a recompute mode.
 
-    full: both blocks run forward again before their backward; selective: only the attention core.
+    full: attention and MLP run forward again before their backward; selective: only the attention core.
     """
     hidden = TensorClass("hidden", part.activation_bytes)
     saved = TensorClass("saved", transformer.layer_activation_bytes(part, recompute))
     attention = transformer.attention_forward(part)
     mlp = (*transformer.mlp_forward(part), *transformer.mlp_residual(part))
-    attention_again: tuple[Kernel, ...] = ()
+    recomputed: tuple[Kernel, ...] = ()
     if recompute == "selective":
-        attention_again = transformer.attention_core(part)
+        recomputed = transformer.attention_core(part)
     elif recompute == "full":
-        attention_again = attention
+        recomputed = attention
     return LayerWorks(
         attention_forward=compute_work("attention.forward", "forward", attention, (hidden,)),
         mlp_forward=compute_work("mlp.forward", "forward", mlp, (hidden, saved)),
-        attention_recompute=compute_work("attention.recompute", "recompute", attention_again, (hidden,))
-        if attention_again
+        attention_recompute=compute_work("attention.recompute", "recompute", recomputed, (hidden,))
+        if recomputed
         else None,
         mlp_recompute=compute_work("mlp.recompute", "recompute", transformer.mlp_recompute(part), (hidden,))
         if recompute == "full"
@@ -72,7 +72,7 @@ def layer_works(part: LayerSlice, recompute: str) -> LayerWorks:
 
 @dataclass(frozen=True)
 class SplitWorks:
-    """The backward of one layer where weight gradients are a pass of their own."""
+    """The backward of one layer where weight gradients are a separate pass."""
 
     mlp_dgrad: Work
     attention_dgrad: Work
@@ -82,7 +82,7 @@ class SplitWorks:
 
 @lru_cache(maxsize=512)
 def split_works(part: LayerSlice) -> SplitWorks:
-    """Input gradients, which also leave what the weight gradients read, and weight gradients."""
+    """Input gradients, which also write the inputs of weight gradients, and weight gradients."""
     hidden, done = TensorClass("hidden", part.activation_bytes), TensorClass("weight_gradient", 0.0)
     mlp = TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part))
     attention = TensorClass("weight_inputs", transformer.attention_weight_input_bytes(part))
@@ -100,7 +100,7 @@ def split_works(part: LayerSlice) -> SplitWorks:
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """The tensor-parallel peers of one stage, as one of them sees them."""
+    """The tensor-parallel group of one stage, seen from one of its ranks."""
 
     part: LayerSlice
     ranks: RankGroup
@@ -108,10 +108,11 @@ class TensorGroup:
 
     @property
     def compute(self) -> str:
+        """The compute stream of the rank."""
         return f"{self.device}/{COMPUTE}"
 
     def all_reduce(self, template: Template, tensor: int, n_bytes: float | None = None) -> int:
-        """Sum a hidden activation over the group; nothing where the group has one rank."""
+        """Sum a hidden activation over the group; no task in a group of one rank."""
         if self.ranks.size == 1:
             return tensor
         names = ("reduce_scatter", "all_gather") if self.part.sequence_parallel else ("all_reduce",)
@@ -120,7 +121,7 @@ class TensorGroup:
         return tensor
 
     def all_gather(self, template: Template, tensor: int) -> int:
-        """Put a hidden activation together that arrived cut over the group."""
+        """All-gather a hidden activation that arrived split over the group."""
         if self.ranks.size == 1:
             return tensor
         return template.task(self._work("all_gather", None), self._stream, [tensor]).tensor
@@ -151,9 +152,9 @@ def emit_layer_forward(
     *,
     block: int = WHOLE_DEVICE,
 ) -> tuple[int, int]:
-    """One layer forward; returns its output and what it keeps for the backward.
+    """One layer forward; returns its output and the tensor saved for the backward.
 
-    `weights` are the layer's parameters where they must be fetched first; `block` is its number.
+    `weights` are the layer's parameters if they are gathered first; `block` is its number.
     """
     works = layer_works(group.part, recompute)
     attention = template.task(works.attention_forward, group.compute, [hidden, *weights], block=block).tensor
@@ -173,9 +174,9 @@ def emit_layer_backward(
     *,
     block: int = WHOLE_DEVICE,
 ) -> int:
-    """One layer backward, made again first where the recompute mode says so; returns its input's gradient.
+    """One layer backward, after recomputation if the mode asks for it; returns the gradient of its input.
 
-    `after` are tasks that must end first, such as those that free the room for its weight gradient.
+    `after` are tasks that must end first, such as those that free a buffer for its weight gradient.
     """
     works = layer_works(group.part, recompute)
     reads = _backward_reads(template, group, recompute, gradient, saved, weights, block)
@@ -186,9 +187,9 @@ def emit_layer_backward(
 
 
 class WeightInputs(NamedTuple):
-    """What the weight gradients of one layer read: handles of both blocks.
+    """Handles of the inputs of a layer's weight gradients.
 
-    A norm's scale and shift need the gradient that is summed over the tensor peers.
+    Scale and shift of norms need the gradient that is summed over tensor peers.
     """
 
     mlp: int
@@ -206,7 +207,7 @@ def emit_layer_dgrad(
     *,
     block: int = WHOLE_DEVICE,
 ) -> tuple[int, WeightInputs]:
-    """Input gradients of one layer, made again first; returns its input's gradient, and what W reads."""
+    """Input gradients of one layer, after recomputation; returns the input's gradient, and what W reads."""
     works = split_works(group.part)
     reads = _backward_reads(template, group, recompute, gradient, saved, (), block)
     mlp = template.task(works.mlp_dgrad, group.compute, reads, block=block).tensor
@@ -226,9 +227,9 @@ def emit_layer_wgrad(
     *,
     block: int = WHOLE_DEVICE,
 ) -> int:
-    """Weight gradients of one layer, from what its input gradients left."""
+    """Weight gradients of one layer, from tensors that its input gradients saved."""
     works = split_works(group.part)
-    sums = [[] if each is None else [each] for each in (inputs.mlp_sum, inputs.attention_sum)]
+    sums = [[] if tensor is None else [tensor] for tensor in (inputs.mlp_sum, inputs.attention_sum)]
     mlp = template.task(works.mlp_wgrad, group.compute, [inputs.mlp, *sums[0]], after, block=block).tensor
     reads = [inputs.attention, mlp, *sums[1]]
     return template.task(works.attention_wgrad, group.compute, reads, block=block).tensor
@@ -243,15 +244,15 @@ def _backward_reads(
     weights: Sequence[int],
     block: int,
 ) -> list[int]:
-    """What a layer's backward reads, after making again what was not kept."""
+    """The inputs of a layer's backward, after recomputation."""
     works = layer_works(group.part, recompute)
     reads = [gradient, saved, *weights]
     if works.attention_recompute is None:
         return reads
     inputs = [saved, gradient, *weights]
-    again = template.task(works.attention_recompute, group.compute, inputs, block=block).tensor
+    recomputed = template.task(works.attention_recompute, group.compute, inputs, block=block).tensor
     if works.mlp_recompute is not None:
-        again = group.all_reduce(template, again)
-        again = template.task(works.mlp_recompute, group.compute, [again], block=block).tensor
-        again = group.all_reduce(template, again)
-    return [*reads, again]
+        recomputed = group.all_reduce(template, recomputed)
+        recomputed = template.task(works.mlp_recompute, group.compute, [recomputed], block=block).tensor
+        recomputed = group.all_reduce(template, recomputed)
+    return [*reads, recomputed]

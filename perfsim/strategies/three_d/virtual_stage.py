@@ -1,4 +1,4 @@
-"""A virtual stage: one model chunk on one pipeline rank, and the work beside its layers."""
+"""A virtual stage: one model chunk on one pipeline rank, and its work outside layers."""
 
 from __future__ import annotations
 
@@ -17,38 +17,41 @@ class VirtualStage:
     number: int
     num_stages: int
     rank: int
-    """The pipeline rank that it stands on."""
+    """Its pipeline rank."""
     num_layers: int
     first_layer: int
-    """Number of its first layer in the model."""
+    """Index of its first layer in the model."""
     group: TensorGroup
     next_ranks: RankGroup | None
     previous_ranks: RankGroup | None
     recompute: str
     head_positions: int
     shards: Shards | None = None
-    """Where parameters are sharded over replicas (ZeRO 3)."""
+    """The shards if parameters are sharded over replicas (ZeRO 3)."""
 
     @property
     def first(self) -> bool:
+        """Whether it is the first stage, with the embedding."""
         return self.number == 0
 
     @property
     def last(self) -> bool:
+        """Whether it is the last stage, with LM head and loss."""
         return self.number == self.num_stages - 1
 
     @property
     def empty(self) -> bool:
-        """Whether it has no weights at all: it only hands on."""
+        """Whether it has no weights and only passes tensors on."""
         return not (self.num_layers or self.first or self.last)
 
     @property
     def hidden(self) -> TensorClass:
+        """The hidden activation between layers."""
         return TensorClass("hidden", self.group.part.activation_bytes)
 
 
 def embedding_work(stage: VirtualStage) -> Work:
-    """Lookup of the words of one micro-batch."""
+    """Embedding lookup of one micro-batch."""
     kernels = transformer.embedding_forward(stage.group.part)
     return compute_work("embedding.forward", "forward", kernels, (stage.hidden,))
 
@@ -60,19 +63,19 @@ def embedding_backward_work(stage: VirtualStage) -> Work:
 
 
 def head_work(stage: VirtualStage) -> Work:
-    """Language-model head and loss."""
+    """LM head and loss."""
     kernels = transformer.head_forward(stage.group.part, stage.head_positions)
     return compute_work("head.forward", "forward", kernels, (TensorClass("logits", 0.0),))
 
 
 def head_backward_work(stage: VirtualStage) -> Work:
-    """Backward of loss and head."""
+    """Backward of loss and LM head."""
     kernels = transformer.head_backward(stage.group.part, stage.head_positions)
     return compute_work("head.backward", "backward", kernels, (stage.hidden,))
 
 
 def head_dgrad_work(stage: VirtualStage) -> Work:
-    """Backward of loss and head without the head's weight gradient, and what that reads."""
+    """Input gradient of loss and LM head, with the inputs of its weight gradient."""
     part, positions = stage.group.part, stage.head_positions
     kept = TensorClass("weight_inputs", transformer.head_weight_input_bytes(part, positions))
     return compute_work(
@@ -81,18 +84,18 @@ def head_dgrad_work(stage: VirtualStage) -> Work:
 
 
 def head_wgrad_work(stage: VirtualStage) -> Work:
-    """Weight gradient of the head."""
+    """Weight gradient of the LM head."""
     kernels = transformer.head_wgrad(stage.group.part, stage.head_positions)
     return compute_work("head.wgrad", "backward", kernels, (TensorClass("weight_gradient", 0.0),))
 
 
 def hand_on_work(stage: VirtualStage) -> Work:
-    """Nothing: a stage without layers hands on, on its own rank, what it was given."""
+    """No compute: a stage without layers passes on its input within its rank."""
     return compute_work("stage.hand_on", "forward", (), (stage.hidden,))
 
 
 def transfer_work(stage: VirtualStage, ranks: RankGroup) -> Work:
-    """Send a hidden activation to the next pipeline rank, each tensor peer its own share."""
+    """Send of a hidden activation to the next pipeline rank; each tensor peer sends its share."""
     return Work(
         name="pipeline.send",
         kind=Kind.COMM_SEND,
@@ -105,12 +108,12 @@ def transfer_work(stage: VirtualStage, ranks: RankGroup) -> Work:
 
 
 def softmax_sum_bytes(stage: VirtualStage) -> float:
-    """Maximum, target and sum of exponentials a token, in fp32, over the vocabulary shards."""
+    """Bytes reduced over vocabulary shards: maximum, target and sum of exponentials per token, in fp32."""
     return 3 * 4.0 * stage.group.part.micro_batch_size * stage.head_positions
 
 
 def tied_embedding_work(first: TensorGroup, ranks: RankGroup, grad_bytes: float) -> Work:
-    """Sum of the gradients of a tied embedding over the first and the last stage."""
+    """Sum of the gradients of a tied embedding over the first and last stage."""
     rows = transformer.padded_vocab_size(first.part.model, first.part.tensor) / first.part.tensor
     n_bytes = rows * first.part.model.hidden_size * grad_bytes
     return Work(

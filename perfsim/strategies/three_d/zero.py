@@ -1,8 +1,8 @@
-"""ZeRO 3, or fully sharded data parallelism: parameters are gathered layer by layer, and never kept.
+"""ZeRO 3, or FSDP: parameters are gathered layer by layer and not kept.
 
-[1910.02054, 2304.11277] Every rank holds its shard of each layer. A layer is all-gathered before its
-forward and again before its backward, its gradients are reduce-scattered behind it, and at most two
-layers are whole at once. One communication stream carries both, in the order in which the host
+[1910.02054, 2304.11277] Every rank holds a shard of each layer. A layer is all-gathered before its
+forward and again before its backward, its gradients are reduce-scattered after it, and at most two
+layers are unsharded at once. One communication stream runs both, in the order in which the host
 issues them: the next layer's gather before this layer's reduction (backward prefetch).
 """
 
@@ -16,35 +16,35 @@ from perfsim.strategies.three_d.data import Replicas
 SHARDED = 3
 """The ZeRO stage that shards parameters."""
 IN_FLIGHT = 2
-"""Layers that are whole at once (`limit_all_gathers`)."""
+"""Layers that are unsharded at once (`limit_all_gathers`)."""
 
 
 @dataclass(frozen=True)
 class Shards:
-    """The sharded layers of one stage, and the embedding and head that wrap them."""
+    """The sharded layers of one stage, and the root unit of embedding and LM head."""
 
     replicas: Replicas
     layer_parameters: float
     root_parameters: float
-    """Embedding, head and final norm: gathered once and kept from forward to backward."""
+    """Embedding, LM head and final norm: gathered once and kept from forward to backward."""
 
     def gather_forward(self, template: Template, done: list[int], block: int) -> int:
-        """All-gather one layer; it waits until the layer `IN_FLIGHT` before it is done."""
+        """All-gather one layer, after the forward of the layer `IN_FLIGHT` before it."""
         after = [template.writer(done[-IN_FLIGHT])] if len(done) >= IN_FLIGHT else []
         return self._gather(template, self.layer_parameters, after, block)
 
     def gather_backward(self, template: Template, layer: int, num_layers: int, block: int) -> int:
-        """All-gather one layer while the one after it runs backward.
+        """All-gather one layer while the layer after it runs backward.
 
-        The first `IN_FLIGHT` gathers wait for the forward of the layers that were whole last; those
-        behind them stand after the scatter of the gradient of the layer whose room they take.
+        The first `IN_FLIGHT` gathers wait for the forward of the layers that were unsharded last. Later
+        gathers follow, on the same stream, the reduce-scatter of the layer whose memory they take.
         """
         freed = 2 * num_layers - IN_FLIGHT - 1 - layer
         after: list[int] = [template.port(f"saved{freed}")] if 0 <= freed < num_layers else []
         return self._gather(template, self.layer_parameters, after, block)
 
     def gather_root(self, template: Template) -> int:
-        """All-gather embedding and head."""
+        """All-gather embedding and LM head."""
         return self._gather(template, self.root_parameters, [], EMBEDDING_AND_HEAD)
 
     def scatter_layer(self, template: Template, gradient: int, block: int) -> int:
@@ -52,7 +52,7 @@ class Shards:
         return self._scatter(template, self.layer_parameters, gradient, block)
 
     def scatter_root(self, template: Template, gradient: int) -> int:
-        """Reduce-scatter the gradient of embedding and head."""
+        """Reduce-scatter the gradient of embedding and LM head."""
         return self._scatter(template, self.root_parameters, gradient, EMBEDDING_AND_HEAD)
 
     def gather_work(self, num_parameters: float) -> Work:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsim.engine.fairshare import Flow
-from perfsim.placement.binding_links import binding_links, flows_on, reduced
-from perfsim.testing.max_min import max_min_rates
+from perfsim.placement.binding_links import binding_links, flows_on
+from perfsim.testing.max_min import max_min_rates, reduced
 
 
 def test_a_link_that_another_of_no_more_capacity_stands_for_is_dropped() -> None:
