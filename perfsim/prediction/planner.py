@@ -76,7 +76,8 @@ class _Search:
 
     def refine(self) -> None:
         """Try the variants of layouts that are promising or nearly fit."""
-        promising = [each.plan.layout for each in sorted(self.feasible, key=_without_bubble)[:REFINED]]
+        best = sorted(self.feasible, key=_without_bubble)[:REFINED]
+        promising = [candidate.plan.layout for candidate in best]
         nearly = [layout for ratio, layout, _ in self.too_large if ratio <= NEARLY or not self.feasible]
         for layout in promising:
             for variant in self.strategy.variants(self.job, self.topology, layout):
@@ -87,10 +88,10 @@ class _Search:
                     self.attempt(variant)
 
 
-def _without_bubble(each: Screened) -> float:
-    """What the estimate would be with the pipeline always full: no schedule can be faster."""
-    microbatches, idle = each.plan.num_microbatches, each.plan.layout.pipeline - 1
-    return each.estimate_s * microbatches / (microbatches + idle)
+def _without_bubble(candidate: Screened) -> float:
+    """The estimate with the pipeline always full: no schedule can be faster."""
+    microbatches, idle = candidate.plan.num_microbatches, candidate.plan.layout.pipeline - 1
+    return candidate.estimate_s * microbatches / (microbatches + idle)
 
 
 def plan_of(question: Question) -> Plan:

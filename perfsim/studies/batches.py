@@ -46,7 +46,7 @@ def batch_grid(target: Target, seq_length: int, num_devices: int) -> list[int]:
     largest = LARGEST_SHARE * target.critical.tokens / seq_length
     grid = sorted({factor * 2**power for factor in (2, 3) for power in range(24)})
     unit = num_devices if num_devices & (num_devices - 1) else 1
-    return [unit * each for each in grid if smallest <= unit * each <= largest] or [
+    return [unit * batch for batch in grid if smallest <= unit * batch <= largest] or [
         unit * max(1, num_devices)
     ]
 

@@ -74,7 +74,7 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
     target = target_of(spec)
     answered: list[Answered] = []
     refused: list[Infeasible] = []
-    asked = [(each, devices) for each in spec.candidates for devices in each.devices]
+    asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
     for candidate, devices in asked:
         # Bad input is refused before any candidate takes its time.
         question_of(spec, candidate, devices).check()
@@ -95,7 +95,7 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
         if stopped is not None:
             refused.append(Infeasible(label, f"not answered: {stopped}"))
     if not answered:
-        raise PlanError([each.reason for each in refused])
+        raise PlanError([infeasible.reason for infeasible in refused])
     return StudyRun(_result(spec, target, answered, refused, stopped), tuple(answered), stopped)
 
 
@@ -106,14 +106,14 @@ def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
         return
     for name in dict.fromkeys(compare):
         wanted = strategy(name)
-        own = [each for each in spec.candidates if each.strategy == wanted.name]
-        like = [each for each in spec.candidates if runs_on(wanted, each.system)]
+        own = [candidate for candidate in spec.candidates if candidate.strategy == wanted.name]
+        like = [candidate for candidate in spec.candidates if runs_on(wanted, candidate.system)]
         if not own and not like:
             raise InputError(
                 [
                     Problem(
                         f"study {spec.name} has no system for strategy {name}",
-                        help=f"it compares {', '.join(each.strategy for each in spec.candidates)}",
+                        help=f"it compares {', '.join(candidate.strategy for candidate in spec.candidates)}",
                     )
                 ]
             )
@@ -173,7 +173,8 @@ def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target
         return Answered(question, evaluation, choice, (choice,), None)
     curve = batch_curve(question, target, batches)
     evaluation, choice = run_at(question, target, best_of(curve))
-    curve = [choice if each.answer.batch_tokens == choice.answer.batch_tokens else each for each in curve]
+    own_tokens = choice.answer.batch_tokens
+    curve = [choice if point.answer.batch_tokens == own_tokens else point for point in curve]
     return Answered(question, evaluation, choice, tuple(curve), None, tuple(batches))
 
 
@@ -194,11 +195,13 @@ def _batches(spec: StudySpec, target: Target, devices: int) -> list[int]:
 
 def _answer(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
     answered = _undisturbed(spec, candidate, devices, target)
-    found = None
+    slowdowns = None
     if spec.resilience is not None:
         label = f"{devices} x {candidate.system.name}, {candidate.strategy}"
-        found = resilience(answered.evaluation, label, spec.resilience)
-    answered = replace(answered, sampling=sample_step(answered.evaluation, spec.sampling), resilience=found)
+        slowdowns = resilience(answered.evaluation, label, spec.resilience)
+    answered = replace(
+        answered, sampling=sample_step(answered.evaluation, spec.sampling), resilience=slowdowns
+    )
     return _disturbed(spec, answered, target)
 
 
@@ -219,15 +222,16 @@ def _result(
     refused: Sequence[Infeasible],
     stopped: LimitError | None,
 ) -> StudyResult:
-    candidates = tuple(_candidate(each) for each in answered)
+    candidates = tuple(_candidate(answer) for answer in answered)
     critical: CriticalBatch = target.critical
     answers = [
-        Answer(candidate, each.choice.answer) for candidate, each in zip(candidates, answered, strict=True)
+        Answer(candidate, answer.choice.answer)
+        for candidate, answer in zip(candidates, answered, strict=True)
     ]
     sentence = verdict(answers) + whole_run_sentence(candidates)
     if refused:
-        what = "Not possible" if stopped is None else "Not possible, or not reached"
-        sentence += f" {what}: {'; '.join(each.label for each in refused)}."
+        verb = "Not possible" if stopped is None else "Not possible, or not reached"
+        sentence += f" {verb}: {'; '.join(infeasible.label for infeasible in refused)}."
     return StudyResult(
         study=spec.name,
         title=spec.title,
@@ -246,26 +250,26 @@ def _result(
         suggested_batch_tokens=suggested_batches(spec, target.d_min_tokens),
         assumptions=assumptions_of(spec, target),
         sampling={
-            candidate.label: each.sampling
-            for candidate, each in zip(candidates, answered, strict=True)
-            if each.sampling is not None
+            candidate.label: answer.sampling
+            for candidate, answer in zip(candidates, answered, strict=True)
+            if answer.sampling is not None
         },
         accuracy=_accuracy(answered),
-        resilience=tuple(each.resilience for each in answered if each.resilience is not None),
+        resilience=tuple(answer.resilience for answer in answered if answer.resilience is not None),
         perturbed=text_of(spec.perturbations) if spec.perturbations is not None else "",
     )
 
 
 def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
-    """The families that speak for the candidates, each once a strategy, as unlike as it gets."""
-    found: dict[tuple[str, str], Accuracy] = {}
-    for plan in (each.evaluation.plan for each in answered):
-        one = replace(accuracy_of(plan), strategy=plan.strategy)
-        key = (one.strategy, one.family)
-        found[key] = max(found.get(key, one), one, key=lambda accuracy: accuracy.unlikeness)
-    return tuple(found.values())
+    """For each strategy and family of published runs, the accuracy of its least similar candidate."""
+    by_family: dict[tuple[str, str], Accuracy] = {}
+    for plan in (answer.evaluation.plan for answer in answered):
+        accuracy = replace(accuracy_of(plan), strategy=plan.strategy)
+        key = (accuracy.strategy, accuracy.family)
+        by_family[key] = max(by_family.get(key, accuracy), accuracy, key=lambda known: known.unlikeness)
+    return tuple(by_family.values())
 
 
-def _candidate(each: Answered) -> CandidateResult:
-    found = candidate_result(each.evaluation, each.choice, each.curve, each.tried)
-    return replace(found, whole_run=whole_run_of(each.question, each.choice))
+def _candidate(answer: Answered) -> CandidateResult:
+    result = candidate_result(answer.evaluation, answer.choice, answer.curve, answer.tried)
+    return replace(result, whole_run=whole_run_of(answer.question, answer.choice))
