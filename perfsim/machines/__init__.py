@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from perfsim.costs.price import Costs
-from perfsim.errors import UnknownNameError
+from perfsim.errors import InputError, Problem, UnknownNameError
 from perfsim.hardware import MACHINE_PLUGINS, SYSTEM_CLASSES, SystemSpec
 from perfsim.machines.gpu_cluster import GpuCluster
 from perfsim.machines.machine import Machine
@@ -14,7 +14,7 @@ from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.strategies import Strategy, strategy
 from perfsim.strategies.plan import check_runs_on
 from perfsim.topology import HEALTHY, LinkHealth, Topology
-from perfsim.workload import TrainingRecipe
+from perfsim.workload import Layout, TrainingRecipe
 
 __all__ = [
     "MACHINES",
@@ -29,6 +29,8 @@ __all__ = [
     "strategy_for",
 ]
 
+LAYOUT_MEMBERS = tuple(name for name in vars(Layout) if not name.startswith("_"))
+"""What every layout answers."""
 MACHINES: dict[str, Machine] = {kind.kind: kind for kind in (GpuCluster(), WaferCluster())}
 
 
@@ -42,15 +44,23 @@ def machine(kind: str) -> Machine:
     if kind in MACHINES:
         return MACHINES[kind]
     for point in entry_points(group=MACHINE_PLUGINS, name=kind):
-        installed: Machine = point.load()()
-        return installed
+        return _checked(point.load()())
     raise UnknownNameError("kind of system", kind, machine_kinds())
 
 
 def register(machine: Machine) -> None:
     """Add a kind of machine for questions and YAML, for the rest of the process."""
-    MACHINES[machine.kind] = machine
+    MACHINES[machine.kind] = _checked(machine)
     SYSTEM_CLASSES[machine.kind] = machine.system_type
+
+
+def _checked(machine: Machine) -> Machine:
+    """The machine; InputError where its layouts lack what every layout answers."""
+    layout = machine.layout_type()
+    if lacking := [name for name in LAYOUT_MEMBERS if not hasattr(layout, name)]:
+        message = f"kind of system {machine.kind!r}: {type(layout).__name__} has no {', '.join(lacking)}"
+        raise InputError([Problem(message, help="perfsim.workload.Layout lists what a layout answers")])
+    return machine
 
 
 def machine_of(system: SystemSpec) -> Machine:

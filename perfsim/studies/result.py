@@ -31,8 +31,8 @@ class CandidateResult(Prediction):
     steps: float
     time_to_accuracy_s: float
     time_to_accuracy_band_s: tuple[float, float]
-    batch_curve: tuple[BatchPoint, ...]
-    timeline: tuple[TimelineBar, ...]
+    batch_curve: tuple[BatchPoint, ...] = field(repr=False)
+    timeline: tuple[TimelineBar, ...] = field(repr=False)
     batch_at_edge: str = ""
     """A remark if the best batch is the smallest or the largest of those tried."""
     whole_run: tuple[RunPart, ...] = ()

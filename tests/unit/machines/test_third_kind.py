@@ -279,3 +279,16 @@ def test_an_unknown_kind_in_yaml_names_the_nearest(tmp_path: Path) -> None:
     path.write_text(SYSTEM.format(kind="ring-clusters"), encoding="utf-8")
     with pytest.raises(CatalogError, match="did you mean `ring-cluster`"):
         default_catalog().system(str(path))
+
+
+def test_a_kind_whose_layouts_lack_a_member_is_refused_by_name() -> None:
+    class Bare:
+        """No layout."""
+
+    class Incomplete(RingCluster):
+        kind = "incomplete"
+        layout_type = Bare
+
+    with pytest.raises(InputError, match="kind of system 'incomplete': Bare has no tensor, pipeline"):
+        register(Incomplete())
+    assert "incomplete" not in MACHINES
