@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -61,5 +62,7 @@ def test_study_and_sweep_are_functions_whatever_was_imported_before(
 def test_a_users_file_passes_mypy_strict(tmp_path: Path, repository: Path) -> None:
     (tmp_path / "user.py").write_text(textwrap.dedent(USER_FILE), encoding="utf-8")
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "user.py"]
-    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    # mypy does not follow the import hook of an editable install, so the checkout is put on the path.
+    env = {**os.environ, "PYTHONPATH": str(repository)}
+    checked = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout

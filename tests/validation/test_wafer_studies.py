@@ -8,6 +8,7 @@ import perfsim as ps
 from perfsim.catalog import default_catalog
 from perfsim.hardware import WaferClusterSpec
 from perfsim.studies.runner import answer_candidate, target_of
+from perfsim.sweeps.axes import VARIANT
 from perfsim.sweeps.grid import SweepPoint
 from perfsim.sweeps.runner import load_sweep
 from perfsim.transformer import parameters
@@ -44,7 +45,7 @@ def test_switching_models_changes_the_four_numbers_that_define_them_and_nothing_
 
 
 def test_cerebras_gpt_runs_with_the_batches_and_tokens_that_were_used() -> None:
-    asked = {each.variant: each.study for each in points("cerebras_gpt")}
+    asked = {each.settings[VARIANT]: each.study for each in points("cerebras_gpt")}
     assert list(asked) == [*CEREBRAS_GPT, "13B"]
     for name, (batch, steps, tokens) in CEREBRAS_GPT.items():
         recipe = asked[name].recipe
@@ -91,7 +92,7 @@ def test_the_models_of_the_studies_are_in_the_catalogue() -> None:
 
 
 def test_every_ablation_is_one_line_and_changes_what_it_says() -> None:
-    found = {each.variant: each for each in points("ablations_ws")}
+    found = {each.settings[VARIANT]: each for each in points("ablations_ws")}
     systems = {name: each.candidate.system for name, each in found.items()}
     assert all(isinstance(system, WaferClusterSpec) for system in systems.values())
     base = systems["as it is"]
@@ -111,10 +112,10 @@ def test_doubling_the_link_changes_nothing_where_wafers_are_full_and_much_where_
     """The facts' property: step time is flat in weight bytes until tokens fall under the threshold."""
     steps = {}
     for each in points("ablations_ws"):
-        if each.variant in ("as it is", "twice the I/O", "half the MemoryX bandwidth"):
+        if each.settings[VARIANT] in ("as it is", "twice the I/O", "half the MemoryX bandwidth"):
             batch = each.study.recipe.global_batch_size
             answered = answer_candidate(each.study, each.candidate, each.num_devices, target_of(each.study))
-            steps[each.variant, batch] = answered.evaluation.step_time_s
+            steps[each.settings[VARIANT], batch] = answered.evaluation.step_time_s
     assert steps["twice the I/O", 768] == pytest.approx(steps["as it is", 768], rel=0.01)
     assert steps["half the MemoryX bandwidth", 768] == pytest.approx(steps["as it is", 768], rel=0.01)
     assert steps["twice the I/O", 64] < 0.95 * steps["as it is", 64]
