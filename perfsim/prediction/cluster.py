@@ -37,6 +37,11 @@ def cluster_named(name_or_path: str, catalog: Catalog) -> ClusterCalibration:
     return calibration
 
 
+def scale_of(calibration: ClusterCalibration | None) -> float:
+    """The factor by which step times are multiplied; 1 without a calibration."""
+    return 1.0 if calibration is None else calibration.scale
+
+
 def check_device(calibration: ClusterCalibration | None, system: SystemSpec) -> None:
     """Raises InputError for a calibration that was measured on another device than the system's."""
     if calibration is not None and calibration.device != system.device.name:

@@ -10,9 +10,10 @@ from perfsim.calibration import ClusterCalibration
 from perfsim.costs.price import Costs
 from perfsim.graph import GraphBuilder, Kind, TaskGraph, Work
 from perfsim.placement.place import place
+from perfsim.prediction.cluster import scale_of
 from perfsim.prediction.result import Perturbed
 from perfsim.prediction.run import Step
-from perfsim.strategies import Plan, strategy
+from perfsim.strategies import Plan, Strategy, strategy
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import Topology
 from perfsim.trace import Trace
@@ -25,7 +26,7 @@ EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update", "input", "spill
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A plan with what became of it."""
+    """A plan, its graph and its simulated step."""
 
     plan: Plan
     graph: TaskGraph
@@ -86,10 +87,10 @@ class Evaluation:
         return exposed / self.step_time_s
 
 
-def graph_of(plan: Plan) -> TaskGraph:
-    """The plan as its strategy writes it."""
+def graph_of(plan: Plan, chosen: Strategy | None = None) -> TaskGraph:
+    """The graph of a plan as its strategy writes it; `chosen` is a strategy that no registry has to know."""
     builder = GraphBuilder()
-    strategy(plan.strategy).emit(plan, builder)
+    (chosen or strategy(plan.strategy)).emit(plan, builder)
     return builder.build()
 
 
@@ -99,11 +100,6 @@ def longest_path_s(folded: TaskGraph, topology: Topology, costs: Costs, scale: f
     return step.run(contention=False).step_time_s
 
 
-def scale_of(cluster: ClusterCalibration | None) -> float:
-    """What a user's measurements multiply step times by; 1 without any."""
-    return 1.0 if cluster is None else cluster.scale
-
-
 def evaluate(
     plan: Plan,
     costs: Costs,
@@ -111,10 +107,10 @@ def evaluate(
     cluster: ClusterCalibration | None = None,
     graph: TaskGraph | None = None,
 ) -> Evaluation:
-    """Price a plan's graph and run it; it is written unless it is there.
+    """Price and simulate the graph of a plan, which is written here unless it is given.
 
-    Ranks are written once where that is right (`place`), and apart where they differ.
-    The scale of a `cluster` stretches the whole run, so that its parts keep their shares.
+    `place` writes out the ranks that differ. The scale of a `cluster` stretches the whole run, so that
+    its parts keep their shares.
     """
     graph = graph_of(plan) if graph is None else graph
     step = Step(place(graph, plan.topology), costs, scale_of(cluster))

@@ -106,7 +106,7 @@ def best_plan(question: Question, confirmed: int = CONFIRMED) -> Evaluation:
     """The fastest feasible plan of the best few of the screening, run; a cluster's scale favours none."""
     screened = screen(question)
     shortlist = screened[:confirmed]
-    graphs = [graph_of(candidate.plan) for candidate in shortlist]
+    graphs = [graph_of(candidate.plan, question.chosen) for candidate in shortlist]
     best = 0
     if len(shortlist) > 1:
         paths = [longest_path_s(graph, question.topology, question.costs) for graph in graphs]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from perfsim.calibration import ClusterCalibration
 from perfsim.machines import machine_of
 from perfsim.prediction.cluster import cluster_note
-from perfsim.prediction.evaluation import Evaluation, evaluate
+from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
 from perfsim.prediction.expansion import expanded
 from perfsim.prediction.perturbation import perturbed
 from perfsim.prediction.planner import best_plan, plan_of
@@ -45,7 +45,8 @@ def _planned(question: Question) -> tuple[Evaluation, str]:
 
 
 def _evaluated(question: Question, plan: Plan) -> Evaluation:
-    return evaluate(plan, question.costs, cluster=question.cluster)
+    graph = graph_of(plan, question.chosen)
+    return evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
 
 
 def _batch_remark(question: Question) -> str:

@@ -14,10 +14,11 @@ from perfsim.errors import InputError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.machines import build_topology, costs_for, machine_of, strategy_for
 from perfsim.machines.layout_text import settings
-from perfsim.prediction.cluster import check_device
+from perfsim.prediction.cluster import check_device, scale_of
 from perfsim.prediction.perturbation_spec import PerturbationSpec
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.strategies import Strategy
+from perfsim.strategies.plan import check_runs_on
 from perfsim.topology import Topology
 from perfsim.wall_clock import WallClockSpec
 from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
@@ -69,6 +70,7 @@ class Question:
         """The strategy; InputError where it is unknown or runs on another kind of system."""
         if isinstance(self.strategy, str):
             return strategy_for(self.strategy, self.system)
+        check_runs_on(self.strategy, self.system)
         return self.strategy
 
     @cached_property
@@ -90,7 +92,7 @@ class Question:
     @property
     def scale(self) -> float:
         """The factor of the user's cluster calibration; 1 without one."""
-        return 1.0 if self.cluster is None else self.cluster.scale
+        return scale_of(self.cluster)
 
     @property
     def given_layout(self) -> Layout | None:

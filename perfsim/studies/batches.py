@@ -61,7 +61,7 @@ def time_at(question: Question, target: Target, global_batch_size: int) -> Batch
     best = screen(asked)[0]
     if best.plan.num_microbatches * asked.model.num_layers > LONG_PASSES:
         return choice_of(best.plan, best.estimate_s * asked.scale, target)
-    step_s = longest_path_s(graph_of(best.plan), asked.topology, asked.costs, asked.scale)
+    step_s = longest_path_s(graph_of(best.plan, asked.chosen), asked.topology, asked.costs, asked.scale)
     return choice_of(best.plan, step_s, target)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import perfsim as ps
+from perfsim.strategies.three_d.strategy import ThreeD
 from perfsim.workload import ParallelLayout, StreamingLayout
 
 LAYOUT = "tp=2,pp=2,dp=2,mbs=1"
@@ -65,6 +66,18 @@ def test_the_trace_is_saved_for_perfetto(prediction: ps.Prediction, tmp_path: Pa
     spans = [event for event in events if event["ph"] == "X"]
     assert len(spans) == sum(1 for _ in prediction.trace.spans())
     assert prediction.trace.step_time_s == prediction.step_time_s
+
+
+def test_a_strategy_that_no_registry_knows_is_taken_as_an_object(prediction: ps.Prediction) -> None:
+    own = ThreeD(name="my own")
+    with_layout = ps.predict(
+        model="gpt3_xl", system="dgx-a100-80gb", devices=8, batch=16, layout=LAYOUT, strategy=own
+    )
+    assert (with_layout.strategy, with_layout.step_time_s) == ("my own", prediction.step_time_s)
+    planned = ps.predict(model="gpt3_xl", system="dgx-a100-80gb", devices=8, batch=16, strategy=own)
+    assert planned.step_time_s <= prediction.step_time_s
+    with pytest.raises(ps.PerfsimError, match="strategy my own runs on a gpu-cluster"):
+        ps.predict(model="gpt3_xl", system="cs-2", devices=1, batch=16, strategy=own)
 
 
 @pytest.mark.parametrize(("system", "strategy"), [("dgx-a100-80gb", "3d"), ("cs-2", "weight-streaming")])
