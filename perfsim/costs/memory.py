@@ -10,7 +10,11 @@ gradients, ZeRO 3 also the parameters.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfsim.transformer import (
     HALF,
@@ -22,7 +26,7 @@ from perfsim.transformer import (
     padded_vocab_size,
     parameters,
 )
-from perfsim.workload import ParallelLayout, TrainingRecipe
+from perfsim.workload import TrainingRecipe
 
 LOGIT_BYTES = 6.0
 """Bytes of a logit in half precision and its fp32 copy."""
@@ -90,15 +94,17 @@ def main_grad_bytes(recipe: TrainingRecipe) -> float:
     return HALF if recipe.reduce_precision in ("bf16", "fp16") else 4.0
 
 
+Numbers = float | NDArray[Any]
+
+
 def sharded_state_bytes(
-    num_parameters: float, states: StateBytes, zero_stage: int, data: int
-) -> dict[str, float]:
-    """Bytes of each model state on one rank."""
-    shard = [1.0 / data if zero_stage >= stage else 1.0 for stage in (3, 2, 1)]
+    num_parameters: Numbers, states: StateBytes, zero_stage: Numbers, data: Numbers
+) -> dict[str, NDArray[np.float64]]:
+    """Bytes of each model state on ranks; arguments are numbers or arrays that broadcast."""
+    shard = [np.where(zero_stage >= stage, 1.0 / data, 1.0) for stage in (3, 2, 1)]
     return {
-        "parameters": num_parameters * states.parameters * shard[0],
-        "gradients": num_parameters * states.gradients * shard[1],
-        "optimizer": num_parameters * states.optimizer * shard[2],
+        name: np.multiply(num_parameters, n_bytes * share)
+        for (name, n_bytes), share in zip(asdict(states).items(), shard, strict=True)
     }
 
 
@@ -115,34 +121,7 @@ def stage_parameters(part: LayerSlice, num_layers: int, first: bool, last: bool)
     return total
 
 
-def stage_activation_bytes(part: LayerSlice, layout: ParallelLayout, layers: float) -> float:
-    """Activations that a stage of `layers` layers keeps for one micro-batch."""
-    return layers * layer_activation_bytes(part, layout.recompute)
-
-
-def stage_weight_input_bytes(
-    part: LayerSlice, layers: float, positions: int, first: bool, last: bool
-) -> float:
-    """Bytes that weight gradients of one micro-batch still need after the backward of a stage.
-
-    Inputs and output gradients of all linear layers and norms, in any recompute mode; with the LM head also
-    the gradient of the logits, with the embedding also that of its output.
-    """
-    total = layers * (attention_weight_input_bytes(part) + mlp_weight_input_bytes(part))
-    if first:
-        total += part.activation_bytes
-    if last:
-        total += head_weight_input_bytes(part, positions)
-    return total
-
-
-def stage_working_bytes(part: LayerSlice, layout: ParallelLayout, positions: int, last: bool) -> float:
-    """Temporary bytes of one pass: a recomputed layer, or the logits on the last stage."""
-    working = 0.0
-    if layout.recompute != "none":
-        working = layer_activation_bytes(part, "none") - layer_activation_bytes(part, layout.recompute)
-    logits = 0.0
-    if last:
-        rows = padded_vocab_size(part.model, part.tensor) / part.tensor
-        logits = LOGIT_BYTES * part.micro_batch_size * positions * rows
-    return max(working, logits)
+def logit_bytes(part: LayerSlice, positions: int) -> float:
+    """Bytes of the logits of one micro-batch on one tensor rank."""
+    rows = padded_vocab_size(part.model, part.tensor) / part.tensor
+    return LOGIT_BYTES * part.micro_batch_size * positions * rows

@@ -10,7 +10,7 @@ from perfsim.engine.limits import present_limits
 from perfsim.errors import PlanError
 from perfsim.prediction.accuracy import step_time_error
 from perfsim.prediction.evaluation import Evaluation, graph_of, longest_path_s
-from perfsim.prediction.planner import best_plan, screen
+from perfsim.prediction.planner import best_plan, search
 from perfsim.prediction.question import Question
 from perfsim.strategies import Plan
 
@@ -58,7 +58,7 @@ def time_at(question: Question, target: Target, global_batch_size: int) -> Batch
     that is chosen in the end is simulated in full. Raises PlanError where no plan fits.
     """
     asked = question.at(global_batch_size)
-    best = screen(asked)[0]
+    (best,) = search(asked).best(1)
     if best.plan.num_microbatches * asked.model.num_layers > LONG_PASSES:
         return choice_of(best.plan, best.estimate_s * asked.scale, target)
     step_s = longest_path_s(graph_of(best.plan, asked.chosen), asked.topology, asked.costs, asked.scale)
