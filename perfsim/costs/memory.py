@@ -19,10 +19,6 @@ from numpy.typing import NDArray
 from perfsim.transformer import (
     HALF,
     LayerSlice,
-    attention_weight_input_bytes,
-    head_weight_input_bytes,
-    layer_activation_bytes,
-    mlp_weight_input_bytes,
     padded_vocab_size,
     parameters,
 )

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from perfsim.engine.limits import present_limits
 from perfsim.errors import LayoutError, MemoryCapacityError, PlanError
-from perfsim.graph import TaskGraph
 from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of, longest_path_s
 from perfsim.prediction.question import Question
 from perfsim.strategies import Plan
@@ -34,15 +33,6 @@ class Screened:
 
     estimate_s: float
     plan: Plan
-
-
-@dataclass(frozen=True)
-class Confirmed:
-    """A plan with its simulated step time."""
-
-    step_time_s: float
-    plan: Plan
-    graph: TaskGraph
 
 
 class Search:
@@ -131,7 +121,7 @@ def search(question: Question) -> Search:
     return Search(question)
 
 
-def confirmed(found: Search, most: int = MOST_CONFIRMED) -> list[Confirmed]:
+def confirmed(found: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
     """The plans that could be fastest, simulated, fastest first.
 
     Plans are simulated in the order of their estimates until the rest cannot be faster than the best, given
@@ -139,12 +129,12 @@ def confirmed(found: Search, most: int = MOST_CONFIRMED) -> list[Confirmed]:
     plan whose path is longer than the best step is not simulated.
     """
     question = found.question
-    plans: list[Confirmed] = []
+    runs: list[Evaluation] = []
     alike: Counter[tuple[int, ...]] = Counter()
     tried = 0
     best_s = np.inf
     for candidate in found.candidates():
-        if tried >= most or candidate.estimate_s * (1 - ESTIMATE_ERROR) > best_s:
+        if tried >= most or question.scale * candidate.estimate_s * (1 - ESTIMATE_ERROR) > best_s:
             break
         layout: Layout = candidate.plan.layout
         kind = (layout.tensor, layout.pipeline, layout.data, layout.micro_batch_size)
@@ -154,12 +144,12 @@ def confirmed(found: Search, most: int = MOST_CONFIRMED) -> list[Confirmed]:
         present_limits().in_time(lambda: f"{tried} of at most {most} layouts simulated on {question.label}")
         tried += 1
         graph = graph_of(candidate.plan, question.chosen)
-        if longest_path_s(graph, question.topology, question.costs) >= best_s:
+        if longest_path_s(graph, question.topology, question.costs, question.scale) >= best_s:
             continue
-        step_s = evaluate(candidate.plan, question.costs, graph=graph).step_time_s
-        plans.append(Confirmed(step_s, candidate.plan, graph))
-        best_s = min(best_s, step_s)
-    return sorted(plans, key=lambda plan: plan.step_time_s)
+        run = evaluate(candidate.plan, question.costs, cluster=question.cluster, graph=graph)
+        runs.append(run)
+        best_s = min(best_s, run.step_time_s)
+    return sorted(runs, key=lambda run: run.step_time_s)
 
 
 def plan_of(question: Question) -> Plan:
@@ -174,13 +164,12 @@ def best_plan(question: Question) -> Evaluation:
     """The fastest plan within the memory limit, simulated; a cluster's scale favours none."""
     found = search(question)
     best = confirmed(found)[0]
-    plan = _with_headroom(best, found)
-    return evaluate(plan, question.costs, cluster=question.cluster, graph=best.graph)
+    return replace(best, plan=_with_headroom(best.plan, found))
 
 
-def _with_headroom(best: Confirmed, found: Search) -> Plan:
+def _with_headroom(plan: Plan, found: Search) -> Plan:
     """The plan, with a note on what the memory above the limit would buy, or that nothing is within it."""
-    plan, limit = best.plan, found.question.memory_limit
+    limit = found.question.memory_limit
     if plan.memory_share > limit:
         note = f"no plan leaves more than {1 - limit:.0%} of memory free"
         return replace(plan, notes=(*plan.notes, note))

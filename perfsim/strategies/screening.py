@@ -66,6 +66,4 @@ def screened_one_by_one(strategy: Strategy[Any, Any], job: Job, topology: Any, c
             shares.append(plan.memory_share)
             estimates.append(strategy.estimate_s(plan, costs.duration_s))
     screened = len(plans) + refused.total()
-    return Screening(
-        np.array(estimates), np.array(shares), plans.__getitem__, screened, refused, closest[1]
-    )
+    return Screening(np.array(estimates), np.array(shares), plans.__getitem__, screened, refused, closest[1])

@@ -16,6 +16,8 @@ def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
     ]
 
 
-def in_flight(stage: Numbers, _pipeline: Numbers, _virtual: Numbers, microbatches: Numbers) -> tuple[Held, ...]:
+def in_flight(
+    stage: Numbers, _pipeline: Numbers, _virtual: Numbers, microbatches: Numbers
+) -> tuple[Held, ...]:
     """Every micro-batch."""
     return (Held(microbatches + np.zeros_like(stage)),)

@@ -55,9 +55,7 @@ def _in_flight(
     )
 
 
-def _bubble_s(
-    ahead: int, ranks: PacedRanks, _: Numbers, microbatches: Numbers, together: Numbers
-) -> Numbers:
+def _bubble_s(ahead: int, ranks: PacedRanks, _: Numbers, microbatches: Numbers, together: Numbers) -> Numbers:
     """(p - 1) (F + B - `ahead` W), with fewer W for few micro-batches, and at least 0 [section 2.3].
 
     Where stages end together, the late start of the last stage, (p - 1) F, remains.

@@ -20,7 +20,14 @@ from perfsim.strategies.three_d.columns import Columns
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.division import RankColumns
 from perfsim.strategies.three_d.memory import recomputed_layers, slice_bytes
-from perfsim.strategies.three_d.prices import DataPrices, Largest, PassPrices, data_prices, largest_ranks, pass_prices
+from perfsim.strategies.three_d.prices import (
+    DataPrices,
+    Largest,
+    PassPrices,
+    data_prices,
+    largest_ranks,
+    pass_prices,
+)
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
 from perfsim.topology import FatTree
 from perfsim.workload import Job
@@ -131,9 +138,7 @@ def _send_times(columns: Columns, ranks: RankColumns, passes: PassPrices) -> Pas
     return PassTimes(forward, downstream * passes.receive + upstream * passes.send, np.zeros(forward.shape))
 
 
-def _pace_of_pairs(
-    columns: Columns, ranks: RankColumns, times: PassTimes, passes: PassPrices
-) -> Floats:
+def _pace_of_pairs(columns: Columns, ranks: RankColumns, times: PassTimes, passes: PassPrices) -> Floats:
     """Seconds per micro-batch that neighbours in a tight pipeline need, shape (rows,); 0 in others.
 
     In the steady state of 1F1B a rank's next forward waits for a backward of its neighbour: two micro-batches

@@ -9,7 +9,6 @@ activations of micro-batches in flight, the temporaries of one pass, and the buf
 
 from __future__ import annotations
 
-
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -185,5 +184,3 @@ def _is_shown(name: str, layout: ParallelLayout) -> bool:
     if name == "gradient buckets":
         return layout.zero_stage >= GRADIENTS_SHARDED and layout.data > 1
     return True
-
-

@@ -134,9 +134,7 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
     """The prices of every layout's passes."""
     keys = (columns.tensor, columns.sequence_parallel, columns.micro_batch)
     split = columns.splits_backward[:, None]
-    wanted = Wanted(
-        bool(split.any()), {MODES[mode] for mode in np.unique(columns.recompute).tolist()}
-    )
+    wanted = Wanted(bool(split.any()), {MODES[mode] for mode in np.unique(columns.recompute).tolist()})
     part = _priced(SlicePrices, keys, lambda key: _slice_terms(job, topology, wanted, *key), durations)
     pipelined = columns.pipeline[:, None] > 1
     full = np.where(columns.zero[:, None] == SHARDED, part.layer_early, part.layer)

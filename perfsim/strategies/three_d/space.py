@@ -69,7 +69,9 @@ def _divisions(pipeline: int, num_layers: int) -> tuple[Division, ...]:
     divisions = []
     for name, schedule in SCHEDULES.items():
         most = num_layers // pipeline
-        chunks = range(2, most + 1) if schedule.chunks is None else range(schedule.chunks, schedule.chunks + 1)
+        chunks = (
+            range(2, most + 1) if schedule.chunks is None else range(schedule.chunks, schedule.chunks + 1)
+        )
         divisions += [divided(name, pipeline, count, num_layers) for count in chunks if count <= most]
     return tuple(divisions)
 

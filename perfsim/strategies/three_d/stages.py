@@ -72,7 +72,9 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
             previous_ranks=ranks_to(number, number - 1),
             recompute=layout.recompute,
             recompute_every=layout.recompute_every,
-            earlier_on_rank=sum(layers[number - layout.pipeline :: -layout.pipeline]) if number >= layout.pipeline else 0,
+            earlier_on_rank=sum(layers[number - layout.pipeline :: -layout.pipeline])
+            if number >= layout.pipeline
+            else 0,
             head_positions=positions,
             shards=_shards(part, replicas[0], sum(layers)) if layout.zero_stage == SHARDED else None,
         )
