@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from perfsim.cli.options import VERIFY, json_option, limits
+from perfsim.cli.options import VERIFY, emit_option, json_option, limits
 from perfsim.cli.output import print_json, print_lines
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
@@ -66,6 +66,7 @@ from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
     show_default=True,
     help="Execute matrix products of the step in NumPy: none, some, or every class.",
 )
+@emit_option
 @json_option
 @limits
 def run(
@@ -83,6 +84,7 @@ def run(
     expand: str,
     trace: Path | None,
     verify: str,
+    emit: str | None,
     as_json: bool,
 ) -> None:
     """Predict one step of one model on one system."""
@@ -111,8 +113,12 @@ def run(
     sampled = verified(prediction, verify)
     if trace is not None:
         prediction.trace.save(trace)
+    emitted = {"emitted": prediction.emit(emit)} if emit else {}
     if as_json:
-        print_json(run_document(prediction) | ({} if sampled is None else {"sampling": sampled}))
+        sampling = {} if sampled is None else {"sampling": sampled}
+        print_json(run_document(prediction) | sampling | emitted)
+    elif emitted:
+        print_lines(emitted["emitted"].splitlines())
     else:
         print_lines([*run_lines(prediction, sampled), *([f"Trace: {trace}"] if trace else [])])
     must_be_right([sampled] if sampled else [])
