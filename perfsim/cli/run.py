@@ -93,17 +93,13 @@ def run(
     from perfsim.prediction.verification import must_be_right, verified
     from perfsim.report.terminal.run import run_lines
 
-    if batch_per_device is not None:
-        if batch is not None:
-            raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
-        batch = batch_per_device * devices
     prediction = predict(
         model=model,
         system=system,
         devices=devices,
         strategy=strategy,
         layout=layout,
-        batch=batch,
+        batch=_batch(batch, batch_per_device, devices),
         recipe=recipe,
         cluster=cluster or None,
         perturb=perturb or None,
@@ -122,3 +118,12 @@ def run(
     else:
         print_lines([*run_lines(prediction, sampled), *([f"Trace: {trace}"] if trace else [])])
     must_be_right([sampled] if sampled else [])
+
+
+def _batch(batch: int | None, per_device: int | None, devices: int) -> int | None:
+    """The global batch of the options; None where none is given."""
+    if per_device is None:
+        return batch
+    if batch is not None:
+        raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
+    return per_device * devices
