@@ -172,7 +172,7 @@ def _rank_bytes(
     whole = IN_FLIGHT * layer + num_parameters - share.layers * layer
     if layout.zero_stage == SHARDED:
         parts["gathered parameters"] = whole * states.parameters
-    elif layout.zero_stage == GRADIENTS_SHARDED and layout.data > 1:
+    if layout.zero_stage >= GRADIENTS_SHARDED and layout.data > 1:
         parts["gradient buckets"] = whole * states.gradients
     return parts
 
