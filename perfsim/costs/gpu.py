@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import cast, get_args
 
 from perfsim.calibration import CollectiveOp, FrameworkCalibration, GpuCalibration
-from perfsim.collectives import CollectiveModel, Group
+from perfsim.collectives import CollectiveModel
 from perfsim.costs.gemm import GemmModel
 from perfsim.costs.price import Costs
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import RankGroup, Work
 from perfsim.hardware import SystemSpec
-from perfsim.topology import FatTree
+from perfsim.topology import FatTree, Group
 from perfsim.transformer import Kernel
 from perfsim.workload import TrainingRecipe
 
@@ -132,7 +132,7 @@ class GpuCosts(GpuKernels, Costs):
 
     def group(self, ranks: RankGroup) -> Group:
         """How a group of ranks lies over the nodes."""
-        return Group(*self.topology.group_shape(ranks.ranks))
+        return self.topology.group_shape(ranks.ranks)
 
 
 def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:
