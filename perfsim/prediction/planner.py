@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,7 +141,7 @@ def confirmed(found: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
         alike[kind] += 1
         if alike[kind] > MOST_ALIKE:
             continue
-        present_limits().in_time(lambda: f"{tried} of at most {most} layouts simulated on {question.label}")
+        present_limits().in_time(partial(_progress, tried, most, question))
         tried += 1
         graph = graph_of(candidate.plan, question.chosen)
         if longest_path_s(graph, question.topology, question.costs, question.scale) >= best_s:
@@ -152,6 +152,10 @@ def confirmed(found: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
     return sorted(runs, key=lambda run: run.step_time_s)
 
 
+def _progress(tried: int, most: int, question: Question) -> str:
+    return f"{tried} of at most {most} layouts simulated on {question.label}"
+
+
 def plan_of(question: Question) -> Plan:
     """The plan of the given layout, or the fastest. Raises as these do."""
     layout = question.given_layout
@@ -160,8 +164,24 @@ def plan_of(question: Question) -> Plan:
     return question.chosen.plan(question.job, question.topology, layout, check_memory=question.must_fit)
 
 
+def estimated(question: Question) -> Screened:
+    """The given layout, or the one of best estimate. Raises as `plan_of` does."""
+    if question.layout is None:
+        (best,) = search(question).best(1)
+        return best
+    plan = plan_of(question)
+    return Screened(question.chosen.estimate_s(plan, question.costs.duration_s), plan)
+
+
 def best_plan(question: Question) -> Evaluation:
-    """The fastest plan within the memory limit, simulated; a cluster's scale favours none."""
+    """The given layout, or the fastest plan within the memory limit, simulated.
+
+    A cluster's scale favours no plan. Raises PlanError where no plan fits, LayoutError for an illegal layout.
+    """
+    if question.layout is not None:
+        plan = plan_of(question)
+        graph = graph_of(plan, question.chosen)
+        return evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
     found = search(question)
     best = confirmed(found)[0]
     return replace(best, plan=_with_headroom(best.plan, found))

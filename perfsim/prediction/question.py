@@ -151,7 +151,7 @@ class Question:
             whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
             if not whole and (name == "devices" or value is not None):
                 yield Problem(f"{name}: {value!r} is not a whole number from 1 to {most:,}")
-        if not isinstance(self.memory_limit, (int, float)) or not 0 < self.memory_limit <= 1:
+        if not 0 < self.memory_limit <= 1:
             yield Problem(f"memory_limit: {self.memory_limit!r} is not a share of memory above 0, at most 1")
         if not isinstance(self.strategy, str) and not hasattr(self.strategy, "plan"):
             yield Problem(f"strategy: {type(self.strategy).__name__} is neither a name nor a strategy")

@@ -48,6 +48,8 @@ class Plan(Generic[LayoutT_co, TopologyT_co]):
     memory: tuple[MemoryUse, ...]
     """One entry per pipeline stage, or one for a wafer and one for MemoryX."""
     notes: tuple[str, ...] = ()
+    recomputed_share: float = 1.0
+    """Share of the layers that the recompute mode applies to."""
     least_steps: int = 1
     """Fewest optimizer steps in its graph; strategies may write more to reach the steady state."""
 

@@ -225,24 +225,24 @@ def other_systems_are_refused(case: Case) -> None:
 def all_flop_are_done(case: Case) -> None:
     """All ranks together perform the FLOPs of the model and of the recompute."""
     for plan in case.plans:
-        graph, recompute = case.graph(plan), plan.layout.recompute
+        graph, recompute, share = case.graph(plan), plan.layout.recompute, plan.recomputed_share
         done = graph.flop / len(graph.step_ends)
         once = model_flop_per_step(case.job)
         if case.skips_masked:
-            once -= _masked_flop(case.job, recompute)
+            once -= _masked_flop(case.job, recompute, share)
         # A full recompute may stop before the last linear, whose result no backward reads.
-        least = once + recompute_flop_per_step(case.job, recompute, stops_early=True)
-        most = once + recompute_flop_per_step(case.job, recompute)
+        least = once + recompute_flop_per_step(case.job, recompute, stops_early=True, share=share)
+        most = once + recompute_flop_per_step(case.job, recompute, share=share)
         within = least * (1 - FLOP_TOLERANCE) <= done <= most * (1 + FLOP_TOLERANCE)
         _require(within, f"{plan.layout} does {done:.4g} FLOPs a step, not {least:.4g} to {most:.4g}")
 
 
-def _masked_flop(job: Job, recompute: str) -> float:
+def _masked_flop(job: Job, recompute: str, share: float) -> float:
     """FLOPs that fused attention skips (the causal half) less those it repeats (scores, backward)."""
     if job.recipe.attention == "standard":
         return 0.0
     matmul = 2.0 * job.seq_length * job.model.hidden_size * job.model.num_layers * job.tokens_per_step
-    forwards = 2 if recompute == "full" else 1
+    forwards = 1 + share if recompute == "full" else 1
     return forwards * matmul * (2 - 2 / 2) + matmul * (4 - 5 / 2)
 
 

@@ -66,7 +66,7 @@ class Schedule:
     splits_backward: bool = False
     """Weight gradients are a separate pass."""
     tight: bool = False
-    """In the steady state a rank's next forward waits for a backward of its neighbour, so sends are exposed."""
+    """A rank's next forward waits for a backward of its neighbour in the steady state: sends are exposed."""
     v_shaped: bool = False
     skewed: bool = False
     """A rank updates without waiting for other ranks, so later stages run their whole steps later."""

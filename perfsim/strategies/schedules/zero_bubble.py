@@ -62,7 +62,7 @@ def _bubble_s(ahead: int, ranks: PacedRanks, _: Numbers, microbatches: Numbers, 
     """
     filled = np.minimum(ahead * (ranks.num_ranks - 1), microbatches - 1) * ranks.slowest.weights_s
     least = np.where(together, ranks.others.forward_s, 0.0)
-    return np.maximum(least, ranks.others.forward_s + ranks.others.backward_s - filled)
+    return np.asarray(np.maximum(least, ranks.others.forward_s + ranks.others.backward_s - filled))
 
 
 order_1p, order_2p = partial(_order, 1), partial(_order, 2)

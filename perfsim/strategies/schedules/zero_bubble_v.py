@@ -91,4 +91,4 @@ def bubble_s(ranks: PacedRanks, _: Numbers, microbatches: Numbers, together: Num
     least = np.where(together, others.forward_s / CHUNKS, 0.0)
     steady = others.backward_s - (ranks.num_ranks - 1) * slowest.weights_s
     unfilled = others.forward_s + others.backward_s - (microbatches - 1) * slowest.forward_s
-    return np.maximum(least, np.maximum(steady, unfilled))
+    return np.asarray(np.maximum(least, np.maximum(steady, unfilled)))

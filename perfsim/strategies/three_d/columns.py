@@ -109,12 +109,17 @@ _COLUMNS = tuple(field.name for field in fields(Columns) if field.name != "divis
 
 
 def distinct_rows(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """The first row of every distinct combination of non-negative columns, and the combination of each row."""
+    """The first row of every distinct combination of columns from 0 on, and the combination of every row."""
     code = np.zeros(len(keys[0]), dtype=np.int64)
     for column in keys:
         code = code * (int(column.max(initial=0)) + 1) + column
     _, first, of_row = np.unique(code, return_index=True, return_inverse=True)
     return first, of_row
+
+
+def from_table(table: Ints, divisions: tuple[Division, ...]) -> Columns:
+    """Columns from an array of shape (rows, fields), in the order of the fields."""
+    return Columns(**dict(zip(_COLUMNS, table.T, strict=True)), divisions=divisions)
 
 
 def division_of(job: Job, layout: ParallelLayout) -> Division:
@@ -138,4 +143,4 @@ def columns_of(job: Job, layout: ParallelLayout) -> Columns:
         layout.recompute_every,
         0,
     )
-    return Columns(*(np.array([int(value)]) for value in values), divisions=(division_of(job, layout),))
+    return from_table(np.array([values], dtype=np.int64), (division_of(job, layout),))

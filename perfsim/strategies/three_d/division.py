@@ -16,7 +16,10 @@ Ints = NDArray[np.int64]
 
 
 class RankColumns(NamedTuple):
-    """Pipeline ranks in columns, shape (rows, ranks); rows with fewer ranks repeat their first with count 0."""
+    """Pipeline ranks in columns, shape (rows, ranks).
+
+    Rows with fewer ranks repeat their first rank with `number` 0.
+    """
 
     rank: Ints
     layers: Ints
@@ -24,18 +27,20 @@ class RankColumns(NamedTuple):
     """Whether the rank holds the embedding."""
     last: NDArray[np.bool_]
     """Whether the rank holds LM head and loss."""
-    count: Ints
+    number: Ints
     """How many ranks of the pipeline are like it."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[int, ...]]) -> RankColumns:
         """The ranks of one pipeline, given as rows of the fields."""
-        rank, layers, first, last, count = np.array(rows, dtype=np.int64).T[:, None, :]
-        return cls(rank, layers, first > 0, last > 0, count)
+        rank, layers, first, last, number = np.array(rows, dtype=np.int64).T[:, None, :]
+        return cls(rank, layers, first > 0, last > 0, number)
 
     def of(self, rows: Ints) -> RankColumns:
         """The rows at these indices."""
-        return RankColumns(*(column[rows] for column in self))
+        return RankColumns(
+            self.rank[rows], self.layers[rows], self.first[rows], self.last[rows], self.number[rows]
+        )
 
 
 @dataclass(frozen=True)
@@ -130,4 +135,4 @@ def stacked(divisions: Sequence[RankColumns]) -> RankColumns:
         )
     )
     sizes = np.array([ranks.rank.size for ranks in divisions])
-    return table._replace(count=np.where(np.arange(width) < sizes[:, None], table.count, 0))
+    return table._replace(number=np.where(np.arange(width) < sizes[:, None], table.number, 0))

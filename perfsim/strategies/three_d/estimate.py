@@ -49,7 +49,7 @@ def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, durations: D
     slowest_times = PassTimes(*(np.take_along_axis(part, slowest, axis=1)[:, 0] for part in times))
     others = PassTimes(
         *(
-            (ranks.count * (busy + sent)).sum(axis=1) - part
+            (ranks.number * (busy + sent)).sum(axis=1) - part
             for busy, sent, part in zip(times, sends, slowest_times, strict=True)
         )
     )
@@ -117,8 +117,8 @@ def _hidden_reduction_s(
     """Seconds of ZeRO 2's reductions of one micro-batch that run beside compute.
 
     A pass of several layers reduces one while it computes others; the buffers of the last ones are reduced
-    beside the next forward. A pass of one layer waits for the reduction of the pass before. Where all forwards
-    run first there are none beside the reductions.
+    beside the next forward. A pass of one layer waits for the reduction of the pass before. Reductions are not
+    beside forwards where all forwards run first.
     """
     alternates = (columns.microbatches(job) > columns.pipeline)[:, None]
     virtual = columns.virtual[:, None]
@@ -147,8 +147,8 @@ def _pace_of_pairs(columns: Columns, ranks: RankColumns, times: PassTimes, passe
     """
     exposed = np.maximum(0.0, passes.send + passes.receive - times.weights_s / 2)
     busy = times.total_s
-    alike = np.where(ranks.count > 1, busy + exposed, 0.0)
-    exist = ranks.count[:, 1:] > 0
+    alike = np.where(ranks.number > 1, busy + exposed, 0.0)
+    exist = ranks.number[:, 1:] > 0
     neighbours = np.where(exist, (busy[:, 1:] + busy[:, :-1]) / 2 + exposed[:, 1:], 0.0)
     return np.where(columns.tight, np.concatenate([alike, neighbours], axis=1).max(axis=1), 0.0)
 

@@ -106,6 +106,13 @@ def recomputed_layers(columns: Columns, ranks: RankColumns) -> NDArray[np.int64]
     return np.where(columns.recompute[:, None] > 0, -(-ranks.layers // every), 0)
 
 
+def recomputed_share(layout: Columns) -> float:
+    """Share of the layers of a single layout that its recompute mode applies to; 1 without recompute."""
+    ranks = layout.divisions[0].ranks()
+    redone = recomputed_layers(layout, ranks).sum()
+    return float(redone / ranks.layers.sum()) if redone else 1.0
+
+
 def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuClusterSpec) -> dict[str, Floats]:
     """Peak memory of every rank by part, arrays of shape (rows, ranks)."""
     sizes, states = slice_bytes(job, columns), state_bytes(job.recipe)

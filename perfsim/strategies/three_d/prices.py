@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.costs.memory import main_grad_bytes
+from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.graph import RankGroup, Work
 from perfsim.strategies.plan import Durations
 from perfsim.strategies.three_d.columns import MODES, Columns, distinct_rows
@@ -176,7 +176,7 @@ def _priced(
             place += [number * len(kind._fields) + column] * len(summands)
     shape = (len(first), len(kind._fields))
     table = np.bincount(place, durations(works), minlength=shape[0] * shape[1]).reshape(shape)[of_row]
-    return kind(*(table[:, [number]] for number in range(shape[1])))
+    return kind(*(table[:, [number]].astype(np.float64) for number in range(shape[1])))
 
 
 class Wanted(NamedTuple):
@@ -194,7 +194,8 @@ def _slice_terms(
     group = TensorGroup(part, RankGroup(0, 1, tensor), "")
     positions = job.recipe.lm_head_positions or job.recipe.seq_length
     stage = VirtualStage(0, 1, 0, 0, 0, group, None, None, "none", positions)
-    works, none = layer_works(part, "none"), ()
+    works = layer_works(part, "none")
+    none: tuple[Work, ...] = ()
     inputs, weights, head_inputs, head_weights = none, none, none, none
     if wanted.split_backward:
         split = split_works(part)
@@ -243,7 +244,7 @@ def largest_ranks(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBy
     """The rank of every layout with most parameters."""
     largest = rank_parameters(sizes, ranks).argmax(axis=1)[:, None]
     layers, first, last = (
-        np.take_along_axis(column, largest, axis=1)[:, 0]
+        np.take_along_axis(column.astype(np.int64), largest, axis=1)[:, 0]
         for column in (ranks.layers, ranks.first, ranks.last)
     )
     bucket = layers_per_bucket(job.recipe, sizes.layer[:, 0], columns.zero)
@@ -297,7 +298,7 @@ def _data_terms(
     tie: list[Work] = []
     if last_rank and job.model.tied_embeddings:
         group = TensorGroup(layer_slice(job, tensor, 1, sequence_parallel=False), RankGroup(0, 1, tensor), "")
-        grad_bytes = main_grad_bytes(job.recipe) / replicas.gradient_shards
+        grad_bytes = reduced_grad_bytes(job.recipe) / replicas.gradient_shards
         tie = [tied_embedding_work(group, RankGroup(0, last_rank * tensor * data, 2), grad_bytes)]
 
     def reduce(num_parameters: float, wanted: bool = True) -> list[Work]:

@@ -53,6 +53,7 @@ def _device_problems(
 
 
 def tensor_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
+    """Problems of a layout's tensor degree and sequence parallelism."""
     model, tensor = job.model, layout.tensor
     for name, count in (
         ("num_attention_heads", model.num_attention_heads),

@@ -21,6 +21,7 @@ def layer_slice(
         sequence_parallel=sequence_parallel,
         attention=recipe.attention,
         main_grad_bytes=main_grad_bytes(recipe),
+        element_bytes=recipe.element_bytes,
         dropout=recipe.dropout,
         recompute_stops_early=zero_stage == SHARDED,
     )

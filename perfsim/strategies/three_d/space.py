@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from perfsim.sizes import MOST_LAYER_PASSES
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.strategies.three_d.columns import MODES, Columns
+from perfsim.strategies.three_d.columns import MODES, Columns, from_table
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.division import Division, divided
 from perfsim.strategies.three_d.rules import tensor_problems
@@ -48,7 +48,7 @@ def layout_space(
                 first[pipeline] = len(divisions)
                 divisions += own
             blocks.append(_block(job, topology, tensor, own, first[pipeline], zero_stage))
-    return Columns(*np.concatenate(blocks).T, divisions=tuple(divisions))
+    return from_table(np.concatenate(blocks), tuple(divisions))
 
 
 def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) -> Iterator[int]:
@@ -98,7 +98,7 @@ def _block(
     legal = ~in_groups | (share // size % pipeline == 0)
     same = np.ones(len(part), dtype=np.int64)
     columns = (same * tensor, same * data, size, zero, split, *modes[mode].T, first + part)
-    return np.stack(columns, axis=1)[legal]
+    return np.asarray(np.stack(columns, axis=1)[legal])
 
 
 def _zero_stages(pipeline: int, data: int, fixed: int | None) -> list[int]:

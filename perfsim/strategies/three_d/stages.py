@@ -60,6 +60,10 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
         rank, neighbour = places.rank(number), places.rank(next_number)
         return RankGroup(rank * width, (neighbour - rank) * width, 2)
 
+    def earlier_on_rank(number: int) -> int:
+        own = places.of_rank(places.rank(number))
+        return sum(layers[chunk] for chunk in own if chunk < number)
+
     virtual = tuple(
         VirtualStage(
             number=number,

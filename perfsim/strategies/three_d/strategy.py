@@ -22,7 +22,7 @@ from perfsim.strategies.plan import TIGHT, Duration, check_runs_on
 from perfsim.strategies.screening import MEMORY, Screening
 from perfsim.strategies.three_d.columns import Columns, columns_of
 from perfsim.strategies.three_d.estimate import estimate_steps_s
-from perfsim.strategies.three_d.memory import peak_bytes, stage_memory
+from perfsim.strategies.three_d.memory import peak_bytes, recomputed_share, stage_memory
 from perfsim.strategies.three_d.nearest_fit import nearest_fit
 from perfsim.strategies.three_d.rules import layout_problems
 from perfsim.strategies.three_d.space import layout_space
@@ -86,7 +86,9 @@ class ThreeD:
         if check_memory:
             self._refuse_overflow(job, topology, layout, memory)
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
-        return ThreeDPlan(self.name, job, topology, layout, microbatches, memory, _tight(memory))
+        share = recomputed_share(columns_of(job, layout))
+        notes = _tight(memory)
+        return ThreeDPlan(self.name, job, topology, layout, microbatches, memory, notes, share)
 
     def _refuse_overflow(
         self, job: Job, topology: FatTree, layout: ParallelLayout, memory: tuple[MemoryUse, ...]
