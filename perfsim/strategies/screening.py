@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.engine.limits import present_limits
 from perfsim.errors import LayoutError, MemoryCapacityError, PlanError
 from perfsim.workload import Job, Layout
 
@@ -53,7 +52,6 @@ def screened_one_by_one(strategy: Strategy[Any, Any], job: Job, topology: Any, c
     closest: tuple[float, Layout | None] = (np.inf, None)
     refused: Counter[str] = Counter()
     for layout in strategy.layouts(job, topology):
-        present_limits().in_time(lambda: f"{len(plans) + refused.total():,} layouts screened")
         try:
             plan = strategy.plan(job, topology, layout)
         except LayoutError as error:

@@ -95,8 +95,8 @@ def recompute_flop_per_step(
 ) -> float:
     """FLOPs of recompute: one forward of the layers (full) or of the attention core (selective).
 
-    [2104.04473 Eq. 3; 2205.05198 App. A]. `share` is that of the layers that recompute. With `stops_early` full recompute skips the MLP's second
-    linear, whose output no backward reads.
+    [2104.04473 Eq. 3; 2205.05198 App. A]. `share` is that of the layers that recompute. With `stops_early`
+    full recompute skips the MLP's second linear, whose output no backward reads.
     """
     model = job.model
     core = 4.0 * job.recipe.seq_length * model.hidden_size

@@ -34,7 +34,7 @@ class Held(NamedTuple):
 
     activations: Numbers
     """Held from forward to backward."""
-    weight_inputs: Numbers = np.zeros(1)
+    weight_inputs: Numbers = np.zeros(())
     """Inputs and output gradients of the weights, held from backward to weight gradients."""
 
 
@@ -43,7 +43,7 @@ class PassTimes(NamedTuple):
 
     forward_s: Numbers
     backward_s: Numbers
-    weights_s: Numbers = np.zeros(1)
+    weights_s: Numbers = np.zeros(())
 
     @property
     def total_s(self) -> Numbers:

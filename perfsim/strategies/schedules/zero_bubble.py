@@ -58,11 +58,14 @@ def _in_flight(
 def _bubble_s(ahead: int, ranks: PacedRanks, _: Numbers, microbatches: Numbers, together: Numbers) -> Numbers:
     """(p - 1) (F + B - `ahead` W), with fewer W for few micro-batches, and at least 0 [section 2.3].
 
-    Where stages end together, the late start of the last stage, (p - 1) F, remains.
+    A step ends with the W of a rank that is not the slowest. Where stages end together, the late start of the
+    last stage, (p - 1) F, remains.
     """
-    filled = np.minimum(ahead * (ranks.num_ranks - 1), microbatches - 1) * ranks.slowest.weights_s
-    least = np.where(together, ranks.others.forward_s, 0.0)
-    return np.asarray(np.maximum(least, ranks.others.forward_s + ranks.others.backward_s - filled))
+    others, weights_s = ranks.others, ranks.slowest.weights_s
+    filled = np.minimum(ahead * (ranks.num_ranks - 1), microbatches - 1) * weights_s
+    filled = filled + np.maximum(0.0, weights_s - others.weights_s / np.maximum(1, ranks.num_ranks - 1))
+    least = np.where(together, others.forward_s, 0.0)
+    return np.asarray(np.maximum(least, others.forward_s + others.backward_s - filled))
 
 
 order_1p, order_2p = partial(_order, 1), partial(_order, 2)

@@ -117,13 +117,14 @@ def _hidden_reduction_s(
     """Seconds of ZeRO 2's reductions of one micro-batch that run beside compute.
 
     A pass of several layers reduces one while it computes others; the buffers of the last ones are reduced
-    beside the next forward. A pass of one layer waits for the reduction of the pass before. Reductions are not
-    beside forwards where all forwards run first.
+    beside the next forward. A pass of one layer waits for the reduction of the pass before. No reduction is
+    beside a forward where all forwards run first.
     """
     alternates = (columns.microbatches(job) > columns.pipeline)[:, None]
     virtual = columns.virtual[:, None]
     several = ranks.layers >= 2 * virtual
     buffered = np.where(several, IN_FLIGHT, 1) * virtual * replicas.reduce_layer
+    buffered = buffered + _ends_scattered_s(ranks, replicas)
     beside_forwards = np.where(alternates, np.minimum(forward, buffered), 0.0)
     return np.where(several, last_pass, 0.0) + beside_forwards
 
@@ -145,7 +146,7 @@ def _pace_of_pairs(columns: Columns, ranks: RankColumns, times: PassTimes, passe
     take the passes of both ranks and a transfer each way, less the weight gradients of one, which fill the
     wait where they are a pass of their own.
     """
-    exposed = np.maximum(0.0, passes.send + passes.receive - times.weights_s / 2)
+    exposed = np.maximum(0.0, passes.farthest_send + passes.receive - times.weights_s / 2)
     busy = times.total_s
     alike = np.where(ranks.number > 1, busy + exposed, 0.0)
     exist = ranks.number[:, 1:] > 0
@@ -155,10 +156,14 @@ def _pace_of_pairs(columns: Columns, ranks: RankColumns, times: PassTimes, passe
 
 def _scattered_s(ranks: RankColumns, replicas: DataPrices) -> Floats:
     """Seconds to reduce-scatter all gradients of one micro-batch, layer by layer."""
-    ends = np.where(ranks.first & ranks.last, replicas.reduce_both, 0.0)
-    ends = ends + np.where(ranks.first & ~ranks.last, replicas.reduce_embedding, 0.0)
-    ends = ends + np.where(ranks.last & ~ranks.first, replicas.reduce_head, 0.0)
-    return np.asarray(ranks.layers * replicas.reduce_layer + ends)
+    return np.asarray(ranks.layers * replicas.reduce_layer + _ends_scattered_s(ranks, replicas))
+
+
+def _ends_scattered_s(ranks: RankColumns, replicas: DataPrices) -> Floats:
+    """Seconds to reduce-scatter the gradients of embedding and LM head where a rank holds them."""
+    both = np.where(ranks.first & ranks.last, replicas.reduce_both, 0.0)
+    embedding = np.where(ranks.first & ~ranks.last, replicas.reduce_embedding, 0.0)
+    return both + embedding + np.where(ranks.last & ~ranks.first, replicas.reduce_head, 0.0)
 
 
 def _reduction_s(

@@ -69,7 +69,9 @@ class PassPrices(NamedTuple):
     summed: Floats
     """Summing an activation over the tensor group, which ends every pass of a chunk."""
     send: Floats
-    """Sending a tensor to a neighbour in the pipeline."""
+    """Sending a tensor to a neighbour in the pipeline, the mean over neighbours."""
+    farthest_send: Floats
+    """The same between neighbours on different nodes, if there are any."""
     receive: Floats
     """Gathering a received tensor over the tensor group."""
 
@@ -98,7 +100,10 @@ class SlicePrices(NamedTuple):
     head_backward: Floats
     head_inputs: Floats
     head_weights: Floats
-    send: Floats
+    send_inside: Floats
+    """A send inside a node."""
+    send_across: Floats
+    """A send between nodes."""
     receive: Floats
 
 
@@ -137,6 +142,7 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
     wanted = Wanted(bool(split.any()), {MODES[mode] for mode in np.unique(columns.recompute).tolist()})
     part = _priced(SlicePrices, keys, lambda key: _slice_terms(job, topology, wanted, *key), durations)
     pipelined = columns.pipeline[:, None] > 1
+    far = _share_across(columns, topology)[:, None]
     full = np.where(columns.zero[:, None] == SHARDED, part.layer_early, part.layer)
     mode = columns.recompute[:, None]
     redone = np.select([mode == MODES.index("selective"), mode == MODES.index("full")], [part.core, full])
@@ -155,9 +161,17 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
         head_backward=np.where(split, part.head_inputs, part.head_backward) + part.summed,
         head_weights=np.where(split, part.head_weights, 0.0),
         summed=part.summed,
-        send=np.where(pipelined, part.send, 0.0),
+        send=np.where(pipelined, far * part.send_across + (1 - far) * part.send_inside, 0.0),
+        farthest_send=np.where(pipelined, np.where(far > 0, part.send_across, part.send_inside), 0.0),
         receive=np.where(pipelined & (columns.sequence_parallel[:, None] == 0), part.receive, 0.0),
     )
+
+
+def _share_across(columns: Columns, topology: FatTree) -> Floats:
+    """Share of the neighbours in a pipeline that are on different nodes, shape (rows,)."""
+    hops = columns.pipeline - 1
+    crossings = np.minimum(hops, -(-topology.num_devices // topology.devices_per_node) - 1)
+    return np.asarray(crossings / np.maximum(1, hops))
 
 
 def _priced(
@@ -201,7 +215,8 @@ def _slice_terms(
         split = split_works(part)
         inputs, weights = (split.mlp_dgrad, split.attention_dgrad), (split.mlp_wgrad, split.attention_wgrad)
         head_inputs, head_weights = (head_dgrad_work(stage),), (head_wgrad_work(stage),)
-    apart = topology.devices_per_node if topology.num_devices > topology.devices_per_node else 1
+    node = topology.devices_per_node
+    across = (transfer_work(stage, RankGroup(0, node, 2)),) if topology.num_devices > node else none
     return (
         (works.attention_forward, works.mlp_forward),
         (works.mlp_backward, works.attention_backward),
@@ -217,7 +232,8 @@ def _slice_terms(
         (head_backward_work(stage),),
         head_inputs,
         head_weights,
-        (transfer_work(stage, RankGroup(0, apart, 2)),) if topology.num_devices > 1 else none,
+        (transfer_work(stage, RankGroup(0, 1, 2)),) if min(node, topology.num_devices) > 1 else none,
+        across,
         group.all_gather_works(),
     )
 

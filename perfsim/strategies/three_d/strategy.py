@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
-from perfsim.engine.limits import present_limits
 from perfsim.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder, Work
 from perfsim.strategies.plan import TIGHT, Duration, check_runs_on
@@ -56,7 +55,6 @@ class ThreeD:
 
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
         """Memory and closed-form step time of all layouts, as arrays."""
-        present_limits().in_time(lambda: f"the layouts of strategy {self.name} are not screened yet")
         space = self.space(job, topology)
         if not len(space):
             return Screening(np.zeros(0), np.zeros(0), space.layout, 0, {})
