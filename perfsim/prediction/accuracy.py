@@ -39,11 +39,6 @@ def step_time_error(plan: Plan) -> float:
     return accuracy_of(plan).step_time_error
 
 
-def unshared_error(plan: Plan) -> float:
-    """The part of `step_time_error` that remains in the ratio of two runs of one machine."""
-    return accuracy_of(plan).unshared_error
-
-
 def left_out_of(system_kind: str, group: str) -> Mapping[str, Any] | None:
     """The record of a fit without a group of runs (a family, a wafer's release); None if there is none.
 
