@@ -54,8 +54,8 @@ def _coverage(summary: Mapping[str, Any], width: int) -> list[str]:
     if share is None:
         return []
     return paragraph(
-        f"{text.percent(share)} of the scored runs lie in their 90 % band. A run's band comes from constants and "
-        "errors without its family (of a wafer: without its release).",
+        f"{text.percent(share)} of the scored runs lie in their 90 % band. A run's band comes from constants "
+        "and errors without its family (of a wafer: without its release).",
         width,
     )
 
