@@ -60,8 +60,10 @@ def _edge_lines(result: StudyResult) -> list[str]:
     edges = [candidate for candidate in result.candidates if candidate.batch_at_edge]
     if not edges:
         return []
-    names = ", ".join(f"{candidate.num_devices} x {candidate.system}" for candidate in edges)
-    return [f"best batch at the edge of those tried, another may be better: {names}"]
+    machines = [f"{candidate.num_devices} x {candidate.system}" for candidate in edges]
+    several = len(set(machines)) < len(machines)
+    names = [candidate.label for candidate in edges] if several else machines
+    return [f"best batch at the edge of those tried, another may be better: {'; '.join(names)}"]
 
 
 def _sampling_lines(result: StudyResult) -> list[str]:
