@@ -141,7 +141,7 @@ def test_a_strategy_of_a_plug_in_passes_without_being_installed() -> None:
 
 
 def test_the_whole_check_ends_at_the_first_broken_promise() -> None:
-    with pytest.raises(BrokenPromise, match="within 15 % of the simulation"):
+    with pytest.raises(BrokenPromise, match="The planner screens listed layouts"):
         check_strategy(EstimatesTwice())
 
 
