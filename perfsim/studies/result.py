@@ -8,7 +8,7 @@ from typing import Any
 
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.prediction import Prediction
-from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary, TimelineBar
+from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary, SharedCaveat, TimelineBar
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,13 @@ class CandidateResult(Prediction):
     time_to_accuracy_band_s: tuple[float, float]
     batch_curve: tuple[BatchPoint, ...] = field(repr=False)
     timeline: tuple[TimelineBar, ...] = field(repr=False)
-    batch_at_edge: str = ""
-    """A remark if the best batch is the smallest or the largest of those tried."""
     whole_run: tuple[RunPart, ...] = ()
     """The parts of the wall clock, the sum last; empty if the candidate names no wall clock."""
+
+    @property
+    def batch_at_edge(self) -> str:
+        """The caveat if the best batch is the smallest or the largest of those tried, else empty."""
+        return next((caveat.text for caveat in self.caveats if caveat.code == "batch-at-edge"), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class StudyResult:
     candidates: tuple[CandidateResult, ...]
     verdict: str
     """The comparison of the candidates in words, with a range."""
+    caveats: tuple[SharedCaveat, ...] = ()
+    """The caveats of all candidates, each once, worst first."""
     infeasible: tuple[Infeasible, ...] = ()
     ratio_bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By candidate label: 90 % band of the ratio of its time to the fastest candidate's."""

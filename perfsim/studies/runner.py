@@ -15,6 +15,7 @@ from perfsim.prediction.perturbation import text_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.resilience import resilience
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
+from perfsim.prediction.shared_caveats import shared_caveats
 from perfsim.prediction.verification import sample_step
 from perfsim.strategies import strategy
 from perfsim.strategies.plan import runs_on
@@ -245,6 +246,7 @@ def _result(
         critical_batch_band_tokens=critical.shown_band_tokens,
         candidates=candidates,
         verdict=sentence,
+        caveats=shared_caveats(candidates),
         infeasible=tuple(refused),
         ratio_bands=ratio_bands(answers),
         suggested_batch_tokens=suggested_batches(spec, target.d_min_tokens),

@@ -13,6 +13,8 @@ import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from perfsim.prediction.result import SharedCaveat
+from perfsim.report.caveats import about, split
 from perfsim.report.table import Table
 
 MIN_WIDTH, PIPE_WIDTH = 80, 100
@@ -22,6 +24,7 @@ MAX_WORD = 30
 """Longer words may be broken where a column is narrow."""
 _BREAK = re.compile(r"\s|(?<=[^\W\d]-)(?=[^\W\d])")
 """Where `textwrap` breaks lines: at spaces, and after a hyphen between letters."""
+MAX_WARNING_LINES = 2
 MARK = "*"
 """Before the best cell of a column."""
 
@@ -34,6 +37,18 @@ def terminal_width() -> int:
 def paragraph(prose: str, width: int, max_lines: int | None = None) -> list[str]:
     """The text in lines no wider than `width`; of more than `max_lines` the last ends in dots."""
     return textwrap.wrap(prose, min(width, MAX_PROSE), max_lines=max_lines, placeholder=" ...")
+
+
+def caveat_lines(caveats: Sequence[SharedCaveat], verdict: str, width: int) -> list[str]:
+    """The worst caveats below a verdict, serious ones in full, and how many the report has besides."""
+    shown, rest = split(caveats, verdict)
+    lines = []
+    for caveat in shown:
+        most = None if caveat.severity == "serious" else MAX_WARNING_LINES
+        lines += paragraph(f"{caveat.severity}: {about(caveat)}: {caveat.text}", width, most)
+    if rest:
+        lines.append(f"... {len(rest)} more caveat{'s' if len(rest) > 1 else ''} in the report")
+    return lines
 
 
 def cut(line: str, width: int) -> str:

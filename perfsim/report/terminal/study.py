@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from perfsim.report import text
 from perfsim.report.table import Table
-from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
+from perfsim.report.terminal.layout import caveat_lines, paragraph, table_lines, terminal_width
 from perfsim.studies.result import CandidateResult, StudyResult
 
 MAX_LINES = 25
@@ -18,13 +18,17 @@ _NUMERIC = frozenset(range(3, 9))
 
 
 def study_lines(result: StudyResult) -> list[str]:
-    """The answer in at most 25 lines: a row for each candidate, then the comparison sentence."""
+    """A row for each candidate, the comparison sentence, the worst caveats.
+
+    At most 25 lines, unless serious caveats need more.
+    """
     width = terminal_width()
     heading = paragraph(_heading(result), width, 2)
     verdict = paragraph(result.verdict, width, MAX_VERDICT_LINES)
     notes = [line for note in _notes(result) for line in paragraph(note, width, 2)]
-    room = MAX_LINES - len(heading) - len(verdict) - len(notes) - 2  # two lines are blank
-    return [*heading, "", *_rows(result.candidates, width, room), *notes, "", *verdict]
+    caveats = caveat_lines(result.caveats, result.verdict, width)
+    room = MAX_LINES - sum(map(len, (heading, verdict, notes, caveats))) - 2  # two lines are blank
+    return [*heading, "", *_rows(result.candidates, width, room), *notes, "", *verdict, *caveats]
 
 
 def _rows(candidates: Sequence[CandidateResult], width: int, room: int) -> list[str]:
@@ -47,21 +51,10 @@ def _notes(result: StudyResult) -> list[str]:
     """What to know beside the table."""
     return [
         "* first at the target; all figures are at each candidate's own best batch",
-        *text.scale_notes(candidate.cluster_calibration for candidate in result.candidates),
         *filter(None, [text.perturbed_line(result)]),
-        *_edge_lines(result),
         *_sampling_lines(result),
         *(f"no plan fits: {item.label}: {item.reason}" for item in result.infeasible[:MAX_INFEASIBLE]),
     ]
-
-
-def _edge_lines(result: StudyResult) -> list[str]:
-    """The candidates whose best batch is the smallest or the largest that was tried."""
-    edges = [candidate for candidate in result.candidates if candidate.batch_at_edge]
-    if not edges:
-        return []
-    names = ", ".join(f"{candidate.num_devices} x {candidate.system}" for candidate in edges)
-    return [f"best batch at the edge of those tried, another may be better: {names}"]
 
 
 def _sampling_lines(result: StudyResult) -> list[str]:

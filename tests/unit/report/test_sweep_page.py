@@ -45,14 +45,21 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
     return answer(tmp_path_factory.mktemp("sweep"), "  recipe.global_batch_size: [2, 96]\n")
 
 
-def test_the_terminal_shows_each_machine_at_its_best_batch_and_ends_in_the_verdict(
+def test_the_terminal_shows_each_machine_at_its_best_batch_the_verdict_and_the_worst_caveats(
     result: SweepResult,
 ) -> None:
     lines = sweep_lines(result)
     assert lines[0] == "A <b>grid</b> (10 points, 2 without a feasible plan)"
     rows = [line for line in lines if re.match(r"(cs-2|slow), weight-streaming", line)]
     assert [row.split()[2] for row in rows] == ["1", "2", "4", "1", "4"]
-    assert " ".join(lines[-4:]).endswith(sweep_document(result)["verdict"][-60:])
+    text, document = " ".join(lines), sweep_document(result)
+    after = text[text.index(document["verdict"][-60:]) :]
+    assert "warning: 4 x cs-2 (to a lesser degree 1 and 2); 4 x slow (to a lesser degree 1): 24 seq" in after
+    assert {caveat["code"] for caveat in document["caveats"]} >= {"few-runs", "sequences-below-published"}
+    for caveat in document["caveats"]:
+        page = " ".join(remark.text for remark in _head(result).caveats) + document["verdict"]
+        page += " ".join(row[2] for section in sweep_sections(result) if section.slug == "caveats" for row in section.table.rows)
+        assert caveat["text"] in page
 
 
 def test_the_terminal_never_shows_more_than_24_lines_of_100_characters(result: SweepResult) -> None:
