@@ -90,7 +90,7 @@ def _problem(details: ErrorDetails, model: type[BaseModel], node: Node, path: Lo
 
 def _explain(details: ErrorDetails) -> tuple[str, str]:
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
-    if kind == "quantity":
+    if {"message", "help"} <= context.keys():
         return str(context["message"]), str(context["help"])
     if kind == "value_error":
         return details["msg"].removeprefix("Value error, "), ""

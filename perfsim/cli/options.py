@@ -20,6 +20,15 @@ SECONDS_ON_A_TERMINAL = 1.0
 SECONDS_IN_A_LOG = 30.0
 VERIFY = ("off", "sample", "full")
 
+TOOLS = ("megatron", "deepspeed", "torchtitan", "modelzoo")
+"""The names of `perfsim.interop.emit.TOOLS`, which is not loaded for a help text."""
+
+emit_option = click.option(
+    "--emit",
+    type=click.Choice(TOOLS),
+    default=None,
+    help="Print the flags or the file with which this tool runs the layout.",
+)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else."
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from perfsim.cli.options import VERIFY, json_option, limits
+from perfsim.cli.options import VERIFY, emit_option, json_option, limits
 from perfsim.cli.output import print_json, print_lines
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
@@ -66,6 +66,7 @@ from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
     show_default=True,
     help="Execute matrix products of the step in NumPy: none, some, or every class.",
 )
+@emit_option
 @json_option
 @limits
 def run(
@@ -83,6 +84,7 @@ def run(
     expand: str,
     trace: Path | None,
     verify: str,
+    emit: str | None,
     as_json: bool,
 ) -> None:
     """Predict one step of one model on one system."""
@@ -91,17 +93,13 @@ def run(
     from perfsim.prediction.verification import must_be_right, verified
     from perfsim.report.terminal.run import run_lines
 
-    if batch_per_device is not None:
-        if batch is not None:
-            raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
-        batch = batch_per_device * devices
     prediction = predict(
         model=model,
         system=system,
         devices=devices,
         strategy=strategy,
         layout=layout,
-        batch=batch,
+        batch=_batch(batch, batch_per_device, devices),
         recipe=recipe,
         cluster=cluster or None,
         perturb=perturb or None,
@@ -111,8 +109,21 @@ def run(
     sampled = verified(prediction, verify)
     if trace is not None:
         prediction.trace.save(trace)
+    emitted = {"emitted": prediction.emit(emit)} if emit else {}
     if as_json:
-        print_json(run_document(prediction) | ({} if sampled is None else {"sampling": sampled}))
+        sampling = {} if sampled is None else {"sampling": sampled}
+        print_json(run_document(prediction) | sampling | emitted)
+    elif emitted:
+        print_lines(emitted["emitted"].splitlines())
     else:
         print_lines([*run_lines(prediction, sampled), *([f"Trace: {trace}"] if trace else [])])
     must_be_right([sampled] if sampled else [])
+
+
+def _batch(batch: int | None, per_device: int | None, devices: int) -> int | None:
+    """The global batch of the options; None where none is given."""
+    if per_device is None:
+        return batch
+    if batch is not None:
+        raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
+    return per_device * devices

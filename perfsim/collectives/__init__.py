@@ -6,7 +6,8 @@ closed form; `model` prices a collective of a real group with calibrated constan
 
 from __future__ import annotations
 
-from perfsim.collectives.group import Group, Move
 from perfsim.collectives.model import CollectiveModel
+from perfsim.collectives.move import Move
+from perfsim.topology import Group
 
 __all__ = ["CollectiveModel", "Group", "Move"]

@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfsim.calibration import CollectiveOp
 from perfsim.collectives import ring
-from perfsim.collectives.group import Group, Move
+from perfsim.collectives.move import Move
 from perfsim.errors import InputError
+from perfsim.topology import Group
 
 
 def steps(group: Group, n_bytes: float) -> Iterator[Move]:
@@ -26,7 +27,7 @@ def steps(group: Group, n_bytes: float) -> Iterator[Move]:
     InputError if nodes hold different numbers of ranks.
     """
     _check_even(group)
-    inner = group.ranks_per_node - 1
+    inner = group.most_per_node - 1
     outer = 2 * (group.nodes - 1)
     yield from _inside(group, "reduce_scatter", n_bytes, first_step=0)
     yield from _across(group, n_bytes, first_step=inner)
@@ -43,23 +44,23 @@ def time_s(
 ) -> NDArray[np.float64]:
     """Seconds on an idle network; bandwidths are those of one rank, inside and across nodes."""
     _check_even(group)
-    bytes_across = np.asarray(n_bytes, dtype=float) / group.ranks_per_node
+    bytes_across = np.asarray(n_bytes, dtype=float) / group.most_per_node
     inside = 2 * ring.time_s(
-        "reduce_scatter", group.ranks_per_node, n_bytes, intra_latency_s, intra_bytes_per_s
+        "reduce_scatter", group.most_per_node, n_bytes, intra_latency_s, intra_bytes_per_s
     )
     return inside + ring.time_s("all_reduce", group.nodes, bytes_across, inter_latency_s, inter_bytes_per_s)
 
 
 def _check_even(group: Group) -> None:
-    if group.size != group.ranks_per_node * group.nodes:
+    if not group.is_even:
         raise InputError(f"a hierarchical all-reduce needs as many ranks on each node: {group}")
 
 
 def _inside(group: Group, op: CollectiveOp, n_bytes: float, *, first_step: int) -> Iterator[Move]:
     """The same ring round on each node; a local chunk is `nodes` chunks of the message."""
-    for move in ring.steps(op, group.ranks_per_node, n_bytes):
+    for move in ring.steps(op, group.most_per_node, n_bytes):
         for node in range(group.nodes):
-            base = node * group.ranks_per_node
+            base = node * group.most_per_node
             for part in range(group.nodes):
                 yield move._replace(
                     src=base + move.src,
@@ -72,11 +73,11 @@ def _inside(group: Group, op: CollectiveOp, n_bytes: float, *, first_step: int) 
 
 def _across(group: Group, n_bytes: float, *, first_step: int) -> Iterator[Move]:
     """One ring for each local rank, over the nodes."""
-    for move in ring.steps("all_reduce", group.nodes, n_bytes / group.ranks_per_node):
-        for local in range(group.ranks_per_node):
+    for move in ring.steps("all_reduce", group.nodes, n_bytes / group.most_per_node):
+        for local in range(group.most_per_node):
             yield move._replace(
-                src=move.src * group.ranks_per_node + local,
-                dst=move.dst * group.ranks_per_node + local,
+                src=move.src * group.most_per_node + local,
+                dst=move.dst * group.most_per_node + local,
                 step=first_step + move.step,
                 chunk=local * group.nodes + move.chunk,
             )

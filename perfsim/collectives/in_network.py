@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfsim.collectives.group import Move
+from perfsim.collectives.move import Move
 from perfsim.errors import InputError
 
 

@@ -4,13 +4,21 @@ Inside a node each operation has a few protocols, each a straight line in the me
 one is used (`ProtocolSegment`). Across nodes a ring enters and leaves each node once, so its bus bandwidth
 is bounded by the NICs that the group may use,
 
-    bus = ranks_per_node x NIC share x efficiency,  NIC share = NICs of a node / devices of a node,
+    bus = ranks of a node x NIC share x efficiency,  NIC share = NICs of a node / devices of a node,
 
 and by the links inside the node. Where devices share NICs, a ring through several but not all ranks of a
 node enters next to one rank and leaves next to another, so one direction crosses the host bridge to a NIC
-(`partial_node_bytes_per_s`); with one NIC per device no direction does. Small all-reduces use a double
-tree instead. Latency counts steps inside and across nodes separately. The form is that of NCCL's own
-tuning model (src/graph/tuning.cc). A link without a calibration uses one line from its datasheet.
+(`partial_node_bytes_per_s`); with one NIC per device no direction does.
+
+Where nodes hold different numbers of ranks, the slowest node limits all: every ring passes every node, and
+all ranks agree on the fewest channels and the lowest bandwidth that any of them has (NCCL's
+`initTransportsRank`, src/init.cc). That is the emptiest node; some node of such a group is assumed to cross
+its host bridge. A double tree is as deep inside nodes as the fullest one, and in an all-to-all the emptiest
+node sends the largest part of its data to other nodes.
+
+Small all-reduces use a double tree instead of rings. Latency counts steps inside and across nodes separately.
+The form is that of NCCL's own tuning model (src/graph/tuning.cc). A link without a calibration uses one
+line from its datasheet.
 
 If a system names switches that reduce in the network (`in_network`, SHARP), an all-reduce uses them where
 that is faster, at a rate of at most the one-way bandwidth of links and NICs.
@@ -26,8 +34,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfsim.calibration import CollectiveOp, NetworkConstants, NetworkProtocol, ProtocolSegment
 from perfsim.collectives import in_network, ring, tree
-from perfsim.collectives.group import Group
 from perfsim.hardware import FatTreeSpec, InNetworkSpec, LinkSpec, NodeSpec
+from perfsim.topology import Group
 
 Array = NDArray[np.float64]
 
@@ -122,7 +130,7 @@ class CollectiveModel:
             spec = None if self.fabric is None else self.fabric.in_network
             leaves, fan_out = group.nodes, 2 if self.fabric is None else max(2, self.fabric.nodes_per_leaf)
             hop_s = self.nic.latency + (0.0 if self.fabric is None else self.fabric.switch_latency)
-            link_bytes_per_s = group.ranks_per_node * self._nic_bytes_per_s
+            link_bytes_per_s = group.fewest_per_node * self._nic_bytes_per_s
         if spec is None:
             return np.full(n_bytes.shape, np.inf)
         rate = min(spec.bandwidth, link_bytes_per_s)
@@ -140,7 +148,7 @@ class CollectiveModel:
     def _protocol_s(self, protocol: NetworkProtocol, op: CollectiveOp, n_bytes: Array, group: Group) -> Array:
         if protocol.algorithm == "tree":
             wire_factor = tree.DOUBLE_TREE_WIRE_FACTOR
-            intra_steps = 2 * (group.ranks_per_node - 1)
+            intra_steps = 2 * (group.most_per_node - 1)
             inter_steps = 2 * tree.depth(group.nodes)
         else:
             wire_factor = ring.wire_factor(op, group.size)
@@ -154,27 +162,28 @@ class CollectiveModel:
         return latency_s + n_bytes * s_per_byte
 
     def _bus_bytes_per_s(self, group: Group) -> float:
-        """Bus bandwidth between nodes: the share of the NICs, less if data crosses the host bridge."""
-        share = group.ranks_per_node * self._nic_bytes_per_s
+        """Bus bandwidth between nodes: that of the emptiest, less if data crosses the host bridge."""
+        share = group.fewest_per_node * self._nic_bytes_per_s
         limit = self._network.partial_node_bytes_per_s
-        whole = group.ranks_per_node in (1, self.devices_per_node)
+        whole = group.is_even and group.most_per_node in (1, self.devices_per_node)
         if limit is None or whole or not self.shared_nics:
             return share
         return min(share, limit)
 
     def _inside_s_per_byte(self, op: CollectiveOp, group: Group) -> float:
         """Time per byte of a ring across nodes on the links inside one; 0 with one rank per node."""
-        if group.ranks_per_node == 1:
+        if group.most_per_node == 1:
             return 0.0
         return min(_s_per_byte(segment, op, group.size) for segment in self._segments(op))
 
     def _all_to_all_across(self, n_bytes: Array, group: Group) -> Array:
         """Every rank sends 1/size to every other rank; transfers inside and across nodes overlap."""
-        share = group.ranks_per_node / group.size
         inside = np.zeros(n_bytes.shape)
-        if group.ranks_per_node > 1:
-            inside = self._inside("all_to_all", n_bytes * share, group.ranks_per_node)
-        across = self._network.send_recv_latency_s + n_bytes * (1 - share) / self._nic_bytes_per_s
+        if group.most_per_node > 1:
+            kept = n_bytes * (group.most_per_node / group.size)
+            inside = self._inside("all_to_all", kept, group.most_per_node)
+        sent = n_bytes * (1 - group.fewest_per_node / group.size)
+        across = self._network.send_recv_latency_s + sent / self._nic_bytes_per_s
         return np.maximum(inside, across)
 
 

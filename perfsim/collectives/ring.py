@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfsim.calibration import CollectiveOp
-from perfsim.collectives.group import Move
+from perfsim.collectives.move import Move
 from perfsim.errors import InputError
 
 

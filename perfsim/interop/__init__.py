@@ -1,1 +1,1 @@
-"""File formats of other tools."""
+"""File formats of other tools: traces, and settings that run a plan."""

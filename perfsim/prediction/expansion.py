@@ -33,16 +33,25 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class StepCosts(Costs):
-    """Prices for steps of collectives; other work has the prices of `whole`."""
+    """Prices for steps of collectives, each by the nodes of its own group; `whole` prices other work."""
 
     whole: Costs
-    seconds: Mapping[tuple[str, str, float], float]
-    """Seconds by operation, name and bytes of a step."""
 
     def duration_s(self, work: Work) -> float:
         """Seconds of one task of this class."""
-        step_s = self.seconds.get((work.op, work.name, work.comm_bytes))
-        return self.whole.duration_s(work) if step_s is None else step_s
+        algorithm, _, name = work.op.partition(".")
+        if work.group is None or algorithm not in ALGORITHMS:
+            return self.whole.duration_s(work)
+        if algorithm == "tree":
+            return self._round_s(work, work.group, *name.split("."))
+        op = cast(CollectiveOp, name)
+        whole = replace(work, op=op, comm_bytes=work.comm_bytes * work.group.size)
+        return self.whole.duration_s(whole) / ring.num_steps(op, work.group.size)
+
+    def _round_s(self, work: Work, group: RankGroup, op: str, number: str) -> float:
+        """Seconds of a round of a tree: the slowest of its messages."""
+        pairs = tree.round_pairs(cast(CollectiveOp, op), group.size, int(number))
+        return max(self.whole.send_s(_ends(group, pair), work.comm_bytes) for pair in pairs)
 
 
 def expanded(evaluation: Evaluation, text: str) -> Evaluation:
@@ -79,38 +88,31 @@ def in_steps(graph: TaskGraph, costs: Costs, algorithms: Mapping[str, str]) -> t
             help_text = did_you_mean(name, sorted(collectives))
             raise InputError([Problem(f"this step has no collective {name!r}", help=help_text)])
     chains: dict[int, list[Work]] = {}
-    seconds: dict[tuple[str, str, float], float] = {}
     for number, work in enumerate(graph.works):
         if work.name not in algorithms or work.group is None or work.group.size < 2:
             continue
-        steps = _steps(work, work.group, algorithms[work.name], costs)
-        seconds |= {(step.op, step.name, step.comm_bytes): step_s for step, step_s in steps}
-        chains[number] = [step for step, _ in steps]
+        chains[number] = _steps(work, work.group, algorithms[work.name])
         chains[number][-1] = replace(chains[number][-1], writes=work.writes)
-    return expand(graph, chains), StepCosts(costs, seconds)
+    return expand(graph, chains), StepCosts(costs)
 
 
-def _steps(work: Work, group: RankGroup, algorithm: str, costs: Costs) -> list[tuple[Work, float]]:
-    """The steps of one collective with their seconds; steps write no tensors."""
+def _steps(work: Work, group: RankGroup, algorithm: str) -> list[Work]:
+    """The steps of one collective; they write no tensors."""
     if work.op not in ALGORITHMS[algorithm]:
         allowed = ", ".join(ALGORITHMS[algorithm])
         raise InputError(f"{work.name} cannot run as a {algorithm}; these can: {allowed}")
     op = cast(CollectiveOp, work.op)
     if algorithm == "ring":
-        count = ring.num_steps(op, group.size)
-        n_bytes, step_s = work.comm_bytes / group.size, costs.duration_s(work) / count
+        n_bytes = work.comm_bytes / group.size
         step = replace(work, name=f"{work.name}.step", op=f"ring.{op}", comm_bytes=n_bytes, writes=())
-        return [(step, step_s)] * count
-    steps = []
-    for number in range(tree.num_rounds(op, group.size)):
-        step = replace(work, name=f"{work.name}.round{number}", op=f"tree.{op}.{number}", writes=())
-        pairs = tree.round_pairs(op, group.size, number)
-        steps.append((step, max(_send_s(work, group, pair, costs) for pair in pairs)))
-    return steps
+        return [step] * ring.num_steps(op, group.size)
+    return [
+        replace(work, name=f"{work.name}.round{number}", op=f"tree.{op}.{number}", writes=())
+        for number in range(tree.num_rounds(op, group.size))
+    ]
 
 
-def _send_s(work: Work, group: RankGroup, pair: tuple[int, int], costs: Costs) -> float:
-    """Seconds to send the whole message from one member to another."""
+def _ends(group: RankGroup, pair: tuple[int, int]) -> RankGroup:
+    """Two members of a group."""
     low, high = sorted(pair)
-    ends = RankGroup(group.ranks[low], (high - low) * group.stride, 2)
-    return costs.send_s(ends, work.comm_bytes)
+    return RankGroup(group.ranks[low], (high - low) * group.stride, 2)

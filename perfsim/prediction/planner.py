@@ -31,10 +31,14 @@ class Screened:
 def screen(question: Question) -> list[Screened]:
     """Every feasible plan, best estimate first, of ties the one with least memory.
 
-    All layouts of the strategy are tried; their variants only where they could lead: for the best
-    layouts without their bubble, and, at a higher ZeRO stage, for layouts that miss memory by little.
+    A given layout is the only one; LayoutError where it is illegal. Otherwise all layouts of the strategy
+    are tried; their variants only where they could lead: for the best layouts without their bubble, and, at
+    a higher ZeRO stage, for layouts that miss memory by little.
     PlanError says why there is no plan.
     """
+    if question.layout is not None:
+        plan = plan_of(question)
+        return [Screened(question.chosen.estimate_s(plan, question.costs.duration_s), plan)]
     search = _Search(question)
     for layout in search.strategy.layouts(search.job, search.topology):
         search.attempt(layout)
@@ -103,7 +107,14 @@ def plan_of(question: Question) -> Plan:
 
 
 def best_plan(question: Question, confirmed: int = CONFIRMED) -> Evaluation:
-    """The fastest feasible plan of the best few of the screening, run; a cluster's scale favours none."""
+    """The fastest feasible plan of the best few of the screening, run; a cluster's scale favours none.
+
+    A given layout has no rivals. Raises PlanError where no plan fits, LayoutError for an illegal layout.
+    """
+    if question.layout is not None:
+        plan = plan_of(question)
+        graph = graph_of(plan, question.chosen)
+        return evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
     screened = screen(question)
     shortlist = screened[:confirmed]
     graphs = [graph_of(candidate.plan, question.chosen) for candidate in shortlist]

@@ -9,6 +9,7 @@ from typing import Any
 
 from perfsim.errors import PerfsimError
 from perfsim.interop.chrome import StepTrace
+from perfsim.interop.emit import emit
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.result import Caveat, Perturbed, Why
 
@@ -93,3 +94,11 @@ class Prediction:
     def trace(self) -> StepTrace:
         """Start and end of every task of the step. Raises PerfsimError for a stored prediction."""
         return StepTrace(self.run.trace)
+
+    def emit(self, tool: str) -> str:
+        """Flags or a file with which a tool (megatron, deepspeed, torchtitan, modelzoo) runs the layout.
+
+        Raises InputError for another tool or a layout that it cannot run, PerfsimError for a stored
+        prediction.
+        """
+        return emit(tool, self.run.plan)

@@ -51,10 +51,15 @@ def confidence(caveats: Sequence[SharedCaveat]) -> str:
 
 def _machine(system: str, members: Sequence[Prediction], predictions: Sequence[Prediction]) -> str:
     """`1, 4 and 16 x cs-2`, with the strategies where others of this system are left out."""
-    own = {step.strategy for step in members}
-    every = {step.strategy for step in predictions if step.system == system}
+    own = {_name(step) for step in members}
+    every = {_name(step) for step in predictions if step.system == system}
     names = f", {' and '.join(sorted(own))}" if own != every else ""
     return f"{_counts(members)} x {system}{names}"
+
+
+def _name(step: Prediction) -> str:
+    """What tells a prediction from others on its machine: its strategy, and a layout that is named."""
+    return step.label.removeprefix(f"{step.num_devices} x {step.system}, ")
 
 
 def _counts(members: Sequence[Prediction]) -> str:

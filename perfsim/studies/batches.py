@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
 from perfsim.engine.limits import present_limits
-from perfsim.errors import PlanError
+from perfsim.errors import LayoutError, PerfsimError, PlanError
 from perfsim.prediction.accuracy import step_time_error
 from perfsim.prediction.evaluation import Evaluation, graph_of, longest_path_s
 from perfsim.prediction.planner import best_plan, screen
@@ -77,21 +77,26 @@ def choice_of(plan: Plan, step_time_s: float, target: Target) -> BatchChoice:
     return BatchChoice(plan, step_time_s, answer)
 
 
-def batch_curve(question: Question, target: Target, batches: list[int]) -> list[BatchChoice]:
-    """Time to the target at every batch that has a plan. Raises PlanError where none has."""
+def batch_curve(
+    question: Question, target: Target, batches: list[int]
+) -> tuple[list[BatchChoice], dict[int, PerfsimError]]:
+    """Time to the target at every batch that has a plan, and why the other batches have none.
+
+    Raises PlanError, or LayoutError for a given layout, where no batch has a plan.
+    """
     curve: list[BatchChoice] = []
-    refused: list[PlanError] = []
+    refused: dict[int, PerfsimError] = {}
     for batch in batches:
         present_limits().in_time(
             lambda: f"{len(curve) + len(refused)} of {len(batches)} batches tried on {question.label}"
         )
         try:
             curve.append(time_at(question, target, batch))
-        except PlanError as error:
-            refused.append(error)
+        except (LayoutError, PlanError) as error:
+            refused[batch] = error
     if not curve:
-        raise refused[0] if refused else PlanError(f"{question.label}: no batch to try")
-    return curve
+        raise next(iter(refused.values()), PlanError(f"{question.label}: no batch to try"))
+    return curve, refused
 
 
 def best_of(curve: list[BatchChoice]) -> int:
@@ -101,6 +106,6 @@ def best_of(curve: list[BatchChoice]) -> int:
 
 
 def run_at(question: Question, target: Target, global_batch_size: int) -> tuple[Evaluation, BatchChoice]:
-    """One batch with its best layout, simulated in full. Raises PlanError where none fits."""
+    """One batch with its best or given layout, simulated in full. Raises PlanError where none fits."""
     evaluation = best_plan(question.at(global_batch_size))
     return evaluation, choice_of(evaluation.plan, evaluation.step_time_s, target)

@@ -35,6 +35,13 @@ class CandidateResult(Prediction):
     timeline: tuple[TimelineBar, ...] = field(repr=False)
     whole_run: tuple[RunPart, ...] = ()
     """The parts of the wall clock, the sum last; empty if the candidate names no wall clock."""
+    apart: str = ""
+    """What tells it from other candidates of this machine and strategy: its given layout, or a number."""
+
+    @property
+    def label(self) -> str:
+        """Machine and strategy, with what tells it from others: `128 x dgx-a100-80gb, 3d, tp=8,pp=4`."""
+        return ", ".join(filter(None, [super().label, self.apart]))
 
     @property
     def batch_at_edge(self) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
 from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
 from perfsim.engine.limits import present_limits
-from perfsim.errors import InputError, LimitError, PlanError, Problem
+from perfsim.errors import CatalogError, InputError, LimitError, PerfsimError, PlanError, Problem
 from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation import text_of
 from perfsim.prediction.question import Question
+from perfsim.prediction.remarks import defaults_remark
 from perfsim.prediction.resilience import resilience
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
 from perfsim.prediction.shared_caveats import shared_caveats
@@ -52,6 +54,8 @@ class Answered:
     sampling: SamplingSummary | None
     tried: tuple[int, ...] = ()
     """The global batches that were tried, with and without a plan."""
+    remarks: tuple[str, ...] = ()
+    """Remarks on a given layout: settings left at defaults, batches that it cannot run."""
     resilience: Resilience | None = None
 
 
@@ -68,36 +72,59 @@ class StudyRun:
 def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress = lambda _: None) -> StudyRun:
     """Answer a study; `compare` keeps the candidates of these strategies, in this order.
 
-    Raises PlanError where no candidate at all has a feasible plan, and LimitError where none was
-    answered before a limit; one that is reached later leaves the answers that are there.
+    Bad input is refused before any candidate takes its time. A candidate that cannot be answered is listed
+    with its reason and loses no other. Raises PlanError (or InputError, where only the input is at fault)
+    where no candidate is answered, and LimitError where none was answered before a limit; one that is
+    reached later leaves the answers that are there.
     """
     spec = spec.model_copy(update={"candidates": tuple(_chosen(spec, compare))})
     target = target_of(spec)
     answered: list[Answered] = []
-    refused: list[Infeasible] = []
+    failed: list[tuple[str, PerfsimError]] = []
+    stopped: LimitError | None = None
     asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
     for candidate, devices in asked:
-        # Bad input is refused before any candidate takes its time.
-        question_of(spec, candidate, devices).check()
-    stopped: LimitError | None = None
+        check_question(question_of(spec, candidate, devices))
     for candidate, devices in asked:
-        label = f"{devices} x {candidate.system.name}, {candidate.strategy}"
         progress(f"{candidate.strategy} on {devices} x {candidate.system.name}")
         try:
-            if stopped is None:
-                present_limits().in_time(lambda: f"{len(answered)} of {len(asked)} candidates answered")
-                answered.append(_answer(spec, candidate, devices, target))
-        except PlanError as error:
-            refused.append(Infeasible(label, "; ".join(error.reasons)))
-        except LimitError as error:
-            if not answered:
-                raise
-            stopped = error
-        if stopped is not None:
-            refused.append(Infeasible(label, f"not answered: {stopped}"))
+            if stopped is not None:
+                raise stopped
+            present_limits().in_time(lambda: f"{len(answered)} of {len(asked)} candidates answered")
+            answered.append(_answer(spec, candidate, devices, target))
+        except PerfsimError as error:
+            if isinstance(error, LimitError):
+                if not answered:
+                    raise
+                stopped = error
+            failed.append((candidate.label(devices), error))
     if not answered:
-        raise PlanError([infeasible.reason for infeasible in refused])
+        raise _all_failed([error for _, error in failed])
+    refused = [Infeasible(label, _reason(error)) for label, error in failed]
     return StudyRun(_result(spec, target, answered, refused, stopped), tuple(answered), stopped)
+
+
+def check_question(question: Question) -> None:
+    """Refuse bad input. Missing prices concern one candidate, so they are reported when it is answered."""
+    try:
+        question.check()
+    except CatalogError:
+        return
+
+
+def _reason(error: PerfsimError) -> str:
+    """Why a candidate has no answer, in one line."""
+    reasons = "; ".join(problem.message for problem in error.problems)
+    return f"not answered: {reasons}" if isinstance(error, LimitError) else reasons
+
+
+def _all_failed(errors: Sequence[PerfsimError]) -> PerfsimError:
+    """What ends a study without any answer: a lack of plans, else bad input, else the first failure."""
+    if any(isinstance(error, PlanError) for error in errors):
+        return PlanError([_reason(error) for error in errors])
+    if all(isinstance(error, InputError) for error in errors):
+        return InputError([problem for error in errors for problem in error.problems])
+    return errors[0]
 
 
 def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
@@ -118,7 +145,7 @@ def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
                     )
                 ]
             )
-        yield from own or [like[0].model_copy(update={"strategy": wanted.name})]
+        yield from own or [like[0].model_copy(update={"strategy": wanted.name, "layout": None})]
 
 
 def target_of(spec: StudySpec) -> Target:
@@ -153,6 +180,7 @@ def question_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Ques
         system=candidate.system,
         devices=devices,
         strategy=candidate.strategy,
+        layout=candidate.layout,
         cluster=candidate.cluster_calibration,
         wall_clock=candidate.wall_clock,
     )
@@ -161,27 +189,43 @@ def question_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Ques
 def answer_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
     """A candidate at its best batch, without sampling; what studies and sweeps are made of.
 
-    Raises PlanError where no batch has a feasible plan.
+    Raises PlanError where no batch has a feasible plan, LayoutError for a fixed layout that is illegal.
     """
     return _disturbed(spec, _undisturbed(spec, candidate, devices, target), target)
 
 
 def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
     question = question_of(spec, candidate, devices)
-    batches = _batches(spec, target, devices)
+    batches = _batches(spec, target, question)
     if len(batches) == 1:
         evaluation, choice = run_at(question, target, batches[0])
-        return Answered(question, evaluation, choice, (choice,), None)
-    curve = batch_curve(question, target, batches)
+        remarks = tuple(_layout_remarks(question, evaluation, {}))
+        return Answered(question, evaluation, choice, (choice,), None, remarks=remarks)
+    curve, dropped = batch_curve(question, target, batches)
     evaluation, choice = run_at(question, target, best_of(curve))
     own_tokens = choice.answer.batch_tokens
     curve = [choice if point.answer.batch_tokens == own_tokens else point for point in curve]
-    return Answered(question, evaluation, choice, tuple(curve), None, tuple(batches))
+    remarks = tuple(_layout_remarks(question, evaluation, dropped))
+    return Answered(question, evaluation, choice, tuple(curve), None, tuple(batches), remarks)
 
 
-def _batches(spec: StudySpec, target: Target, devices: int) -> list[int]:
+def _layout_remarks(
+    question: Question, evaluation: Evaluation, dropped: Mapping[int, PerfsimError]
+) -> Iterator[str]:
+    """What a given layout leaves at defaults, and the batches that it cannot run."""
+    if question.layout is None:
+        return
+    if left := defaults_remark(question.named_settings or (), evaluation.plan):
+        yield left
+    if dropped:
+        batches = ", ".join(f"{batch:,}" for batch in dropped)
+        reason = _reason(next(iter(dropped.values())))
+        yield f"batches that the layout cannot run are left out: {batches} sequences ({reason})"
+
+
+def _batches(spec: StudySpec, target: Target, question: Question) -> list[int]:
     """The global batches to try: the recipe's own, else the study's."""
-    own = spec.recipe.batch_over(devices)
+    own = spec.recipe.batch_over(question.devices)
     if own is not None:
         return [own]
     if spec.batch_sizes == "auto":
@@ -190,7 +234,9 @@ def _batches(spec: StudySpec, target: Target, devices: int) -> list[int]:
                 f"study {spec.name}: law {target.critical.law} gives no batch to look around; write "
                 "recipe.global_batch_size or batch_sizes"
             )
-        return batch_grid(target, spec.recipe.seq_length, devices)
+        layout = question.given_layout
+        unit = question.devices if layout is None else layout.data * layout.micro_batch_size
+        return batch_grid(target, spec.recipe.seq_length, unit)
     return list(spec.batch_sizes)
 
 
@@ -198,8 +244,7 @@ def _answer(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Tar
     answered = _undisturbed(spec, candidate, devices, target)
     slowdowns = None
     if spec.resilience is not None:
-        label = f"{devices} x {candidate.system.name}, {candidate.strategy}"
-        slowdowns = resilience(answered.evaluation, label, spec.resilience)
+        slowdowns = resilience(answered.evaluation, candidate.label(devices), spec.resilience)
     answered = replace(
         answered, sampling=sample_step(answered.evaluation, spec.sampling), resilience=slowdowns
     )
@@ -223,7 +268,7 @@ def _result(
     refused: Sequence[Infeasible],
     stopped: LimitError | None,
 ) -> StudyResult:
-    candidates = tuple(_candidate(answer) for answer in answered)
+    candidates = _told_apart([_candidate(answer) for answer in answered])
     critical: CriticalBatch = target.critical
     answers = [
         Answer(candidate, answer.choice.answer)
@@ -274,4 +319,22 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
 
 def _candidate(answer: Answered) -> CandidateResult:
     result = candidate_result(answer.evaluation, answer.choice, answer.curve, answer.tried)
-    return replace(result, whole_run=whole_run_of(answer.question, answer.choice))
+    given = answer.question.layout
+    return replace(
+        result,
+        notes=(*result.notes, *answer.remarks),
+        whole_run=whole_run_of(answer.question, answer.choice),
+        apart=given if isinstance(given, str) else "",
+    )
+
+
+def _told_apart(candidates: Sequence[CandidateResult]) -> tuple[CandidateResult, ...]:
+    """The candidates with a number behind a label that an earlier one has."""
+    seen = Counter[str]()
+    apart = []
+    for candidate in candidates:
+        seen[candidate.label] += 1
+        repeat = seen[candidate.label]
+        words = [candidate.apart, f"candidate {repeat} of this name"] if repeat > 1 else [candidate.apart]
+        apart.append(replace(candidate, apart=", ".join(filter(None, words))))
+    return tuple(apart)

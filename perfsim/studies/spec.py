@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, SerializeAsAny
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from perfsim.calibration import ClusterCalibration
+from perfsim.errors import LayoutError
 from perfsim.hardware import Devices, SystemSpec
+from perfsim.machines import machine_of
 from perfsim.prediction.perturbation_spec import PerturbationSpec, ResilienceSpec
 from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.sizes import MOST_CHOICES
@@ -16,16 +28,97 @@ from perfsim.wall_clock import WallClockSpec
 from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
 
 
+def _refusal(message: str, help_text: str) -> PydanticCustomError:
+    """What the reader of a file reports at the value's line."""
+    return PydanticCustomError("layout", "{message}", {"message": message, "help": help_text})
+
+
+def _layout_text(layout: Any) -> Any:
+    """The fields of a layout as text: `tensor=8,pipeline=4`; anything else as it is."""
+    if not isinstance(layout, Mapping):
+        return layout
+    return ",".join(f"{name}={_setting(value)}" for name, value in layout.items() if value is not None)
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "-".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+if TYPE_CHECKING:
+    StrategyName = str
+    LayoutText = str
+else:
+    StrategyName = str | Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_CHOICES)]
+    """As written; `Candidates` makes one candidate for each name of a list."""
+    LayoutText = str | dict[str, Any]
+    """As written; a candidate keeps the text."""
+
+
 class CandidateSpec(Spec):
     """A strategy on a system, at one or several device counts."""
 
-    strategy: str
+    strategy: StrategyName
+    """Several strategies in a list are as many candidates, each with its own best layout."""
     system: SerializeAsAny[SystemSpec]
     devices: Annotated[tuple[Devices, ...], Field(min_length=1, max_length=MOST_CHOICES)]
+    layout: Annotated[LayoutText, BeforeValidator(_layout_text)] | None = None
+    """A fixed layout: `tp=8,pp=4,dp=4,mbs=1`, or its fields as a mapping; None: the fastest that fits."""
     cluster_calibration: ClusterCalibration | None = None
     """The result of `perfsim calibrate steps` for this machine; scales its step times."""
     wall_clock: WallClockSpec | None = None
     """Queue, compilation, checkpoints and failures of the whole run; None: only the steps are counted."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _layout_is_quoted(cls, data: Any) -> Any:
+        """In braces a comma ends a value, so an unquoted layout falls apart into keys such as `pp=4`."""
+        loose = [str(key) for key in data if "=" in str(key)] if isinstance(data, Mapping) else []
+        if loose:
+            written = ",".join([str(data.get("layout", "")), *loose]).strip(",")
+            message = f"layout: the commas end the value {data.get('layout')}"
+            raise _refusal(message, f'put the layout in quotes: "{written}"')
+        return data
+
+    @field_validator("layout")
+    @classmethod
+    def _layout_is_legible(cls, layout: str | None, info: ValidationInfo) -> str | None:
+        """Names and values are those of the layouts of the candidate's system."""
+        system, devices = info.data.get("system"), info.data.get("devices")
+        if layout is None or system is None or not devices:
+            return layout
+        if isinstance(info.data.get("strategy"), tuple):
+            raise _refusal("several strategies cannot share one layout", "write a candidate for each layout")
+        try:
+            machine_of(system).parse_layout(layout, devices[0])
+        except LayoutError as error:
+            messages = "; ".join(problem.message for problem in error.problems)
+            helps = "; ".join(problem.help for problem in error.problems if problem.help)
+            raise _refusal(messages, helps) from None
+        return layout
+
+    def label(self, devices: int) -> str:
+        """`128 x dgx-a100-80gb, 3d`, with a fixed layout behind it."""
+        machine = f"{devices} x {self.system.name}, {self.strategy}"
+        return f"{machine}, {self.layout}" if self.layout else machine
+
+
+def _one_strategy_each(candidates: tuple[CandidateSpec, ...]) -> tuple[CandidateSpec, ...]:
+    """A candidate with a list of strategies becomes one for each of them."""
+    return tuple(
+        candidate.model_copy(update={"strategy": name})
+        for candidate in candidates
+        for name in _names(candidate.strategy)
+    )
+
+
+def _names(written: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (written,) if isinstance(written, str) else written
+
+
+Candidates = Annotated[tuple[CandidateSpec, ...], AfterValidator(_one_strategy_each)]
+"""Candidates with one strategy each."""
 
 
 class ConvergenceSpec(Spec):
@@ -45,7 +138,7 @@ class StudySpec(CatalogSpec):
     question: str
     model: TransformerConfig
     recipe: TrainingRecipe
-    candidates: Annotated[tuple[CandidateSpec, ...], Field(min_length=1, max_length=MOST_CHOICES)]
+    candidates: Annotated[Candidates, Field(min_length=1, max_length=MOST_CHOICES)]
     batch_sizes: (
         Annotated[tuple[Sequences, ...], Field(min_length=1, max_length=MOST_CHOICES)] | Literal["auto"]
     ) = "auto"

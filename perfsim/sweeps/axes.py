@@ -25,6 +25,8 @@ BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batc
 """Axes over the batch, which the trainer chooses: comparisons take the best value."""
 VARIANT = "variant"
 """The setting of a point that names its variant."""
+LAYOUT = "given layout"
+"""The setting of a point with its candidate's fixed layout."""
 
 
 @dataclass(frozen=True)

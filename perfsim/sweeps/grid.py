@@ -10,13 +10,14 @@ from typing import Any
 
 from perfsim.catalog import Catalog, LocatedMapping
 from perfsim.catalog.reader import in_order
-from perfsim.errors import CatalogError, InputError, PlanError, Problem
+from perfsim.errors import CatalogError, InputError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.strategies import strategy
 from perfsim.strategies.plan import runs_on
-from perfsim.studies.runner import question_of, target_of
+from perfsim.studies.runner import check_question, question_of, target_of
 from perfsim.studies.spec import CandidateSpec, StudySpec
 from perfsim.sweeps.axes import (
+    LAYOUT,
     MACHINE_ROOTS,
     VARIANT,
     Axis,
@@ -39,7 +40,7 @@ class SweepPoint:
     study: StudySpec
     """With exactly one candidate and one number of devices."""
     settings: Mapping[str, Any]
-    """The variant, and the grid's values except strategy, system and devices, as written in the file."""
+    """The variant, a fixed layout, and the grid's values except strategy, system and devices."""
 
     @property
     def candidate(self) -> CandidateSpec:
@@ -167,12 +168,14 @@ class _Builder:
         if count > MOST_POINTS:
             message = f"grid: {count:,} points for one candidate; at most {MOST_POINTS:,} are answered"
             raise CatalogError([self.mapping.problem(("grid",), message)])
-        variant_setting = {VARIANT: variant} if variant else {}
+        own = {VARIANT: variant} if variant else {}
+        if candidate.layout is not None:
+            own[LAYOUT] = candidate.layout
         changed = {axis.path: axis.values[0] for axis in changes}
         for devices, values in product(candidate.devices, product(*(axis.values for axis in relevant))):
             settings = {axis.path: value for axis, value in zip(relevant, values, strict=True)}
             study = self.changed(candidate, devices, {**settings, **changed})
-            yield SweepPoint(study, {**variant_setting, **settings})
+            yield SweepPoint(study, {**own, **settings})
 
     def changed(self, candidate: CandidateSpec, devices: int, changes: dict[str, Any]) -> StudySpec:
         """The study of one candidate at one number of devices with these changes, checked without running."""
@@ -221,10 +224,7 @@ def _suits(axis: Axis, candidate: CandidateSpec) -> bool:
 
 
 def _probe(study: StudySpec) -> None:
-    """Raise InputError for anything that can be refused without running: target, device count, prices."""
+    """Raise InputError for bad input: a target or a device count; the run reports what a point lacks."""
     candidate = study.candidates[0]
-    try:
-        target_of(study)
-        question_of(study, candidate, candidate.devices[0]).check()
-    except PlanError:
-        return  # the run reports a point without a feasible plan
+    target_of(study)
+    check_question(question_of(study, candidate, candidate.devices[0]))

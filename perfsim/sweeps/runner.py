@@ -20,7 +20,7 @@ from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import hold, present_limits
-from perfsim.errors import InputError, LayoutError, LimitError, PerfsimError, PlanError
+from perfsim.errors import InputError, LimitError, PerfsimError
 from perfsim.prediction.documents import Document, prediction_from
 from perfsim.prediction.predict import prediction_of
 from perfsim.studies.assumptions import assumptions_of
@@ -35,7 +35,7 @@ from perfsim.sweeps.spec import StudyCatalog, SweepSpec
 from perfsim.sweeps.store import Store, Stored, digest_of
 
 Tell = Callable[[str], None]
-Finished = Iterator[tuple[str, Stored | PerfsimError]]
+Finished = Iterator[tuple[str, Stored]]
 
 STORE = "points.sqlite"
 """The file of finished points in a sweep's folder."""
@@ -157,7 +157,8 @@ def run_sweep(
 ) -> SweepResult:
     """Answer every point that is not stored yet, storing each answer as soon as it is finished.
 
-    Raises SweepInterrupted at Ctrl-C and PerfsimError if points fail; all finished points are kept.
+    A point that cannot be answered keeps its reasons and loses no other. Raises SweepInterrupted at Ctrl-C
+    and LimitError at a limit; all finished points are kept.
     """
     digests = [digest_of(point.study) for point in sweep.points]
     by_digest = dict(zip(digests, sweep.points, strict=True))
@@ -167,7 +168,7 @@ def run_sweep(
         progress = _Progress(len(by_digest), len(answers), tell)
         try:
             with _answering(pending, _processes(jobs, len(pending))) as finished:
-                failed = _keep(finished, store, answers, progress)
+                _keep(finished, store, answers, progress)
         except LimitError as limit:
             raise LimitError(_kept(str(limit), progress)) from None
         except KeyboardInterrupt:
@@ -175,9 +176,6 @@ def run_sweep(
         except BrokenProcessPool:
             reason = "a process died, perhaps out of memory (try fewer --jobs)"
             raise PerfsimError(_kept(reason, progress)) from None
-    if failed:
-        reasons = "\n".join(f"{by_digest[digest].label}: {error}" for digest, error in failed.items())
-        raise PerfsimError(_kept(reasons, progress))
     results = [_result(point, answers[digest]) for digest, point in zip(digests, sweep.points, strict=True)]
     spec = sweep.spec
     assumptions = _assumptions(sweep.points)
@@ -201,21 +199,12 @@ def _machine_name(point: SweepPoint) -> tuple[str, ...]:
     return (point.candidate.system.name, *([cluster.name] if cluster else []))
 
 
-def _keep(
-    finished: Finished, store: Store, answers: dict[str, Stored], progress: _Progress
-) -> dict[str, PerfsimError]:
-    """Store every answer as it arrives; returns the errors of points that failed."""
-    failed = {}
+def _keep(finished: Finished, store: Store, answers: dict[str, Stored], progress: _Progress) -> None:
+    """Store every answer as it arrives."""
     for digest, answer in finished:
-        if isinstance(answer, LimitError):
-            raise answer
-        if isinstance(answer, PerfsimError):
-            failed[digest] = answer
-            continue
         store.put(digest, answer)
         answers[digest] = answer
         progress.count_finished()
-    return failed
 
 
 def _kept(reason: str, progress: _Progress) -> str:
@@ -255,16 +244,12 @@ def _answering(pending: Mapping[str, SweepPoint], jobs: int) -> Iterator[Finishe
 
 def _one_by_one(pending: Mapping[str, SweepPoint]) -> Finished:
     for digest, point in pending.items():
-        try:
-            yield digest, answer_text(point.study)
-        except PerfsimError as error:
-            yield digest, error
+        yield digest, answer_text(point.study)
 
 
 def _as_finished(futures: Mapping[Future[Stored], str]) -> Finished:
     for future in as_completed(futures):
-        error = future.exception()
-        yield futures[future], error if isinstance(error, PerfsimError) else future.result()
+        yield futures[future], future.result()
 
 
 @contextmanager
@@ -291,9 +276,9 @@ def _answer(study: StudySpec) -> Document:
     candidate = study.candidates[0]
     try:
         answered = answer_candidate(study, candidate, candidate.devices[0], target_of(study))
-    except PlanError as error:
-        return {"reasons": list(error.reasons)}
-    except LayoutError as error:
+    except LimitError:
+        raise
+    except PerfsimError as error:  # concerns this point alone
         return {"reasons": [problem.message for problem in error.problems]}
     prediction = prediction_of(answered.evaluation)
     parts = whole_run_of(answered.question, answered.choice)

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from perfsim.catalog import Catalog, parse_file
 from perfsim.spec import CatalogSpec, Spec
-from perfsim.studies.spec import CandidateSpec, StudySpec
+from perfsim.studies.spec import Candidates, StudySpec
 
 
 class GridSpec(Spec):
@@ -21,7 +21,7 @@ class GridSpec(Spec):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    candidates: tuple[CandidateSpec, ...] = ()
+    candidates: Candidates = ()
     """Replaces the study's own candidates."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from perfsim.collectives.group import Move
+from perfsim.collectives.move import Move
 
 Link = Callable[[int, int], tuple[float, float]]
 """(src, dst) to (latency in seconds, bytes per second)."""

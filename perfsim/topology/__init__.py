@@ -8,8 +8,9 @@ ids. Links and graph are built at first use.
 
 from __future__ import annotations
 
-from perfsim.topology.base import Cable, Edge, GroupShape, LinkKind, Route, Topology
+from perfsim.topology.base import Cable, Edge, LinkKind, Route, Topology
 from perfsim.topology.fat_tree import FatTree
+from perfsim.topology.group import Group
 from perfsim.topology.health import (
     HEALTHY,
     LinkHealth,
@@ -26,7 +27,7 @@ __all__ = [
     "Cable",
     "Edge",
     "FatTree",
-    "GroupShape",
+    "Group",
     "LinkHealth",
     "LinkKind",
     "Route",

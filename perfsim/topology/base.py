@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
+
 from perfsim.errors import InputError
 from perfsim.hardware import SystemSpec
+from perfsim.topology.group import Group
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -31,14 +33,6 @@ class Edge(NamedTuple):
 
 
 Route = tuple[Edge, ...]
-
-
-class GroupShape(NamedTuple):
-    """How a group of ranks lies over nodes; `ranks_per_node` is that of the fullest node."""
-
-    size: int
-    ranks_per_node: int
-    nodes: int
 
 
 class Cable(NamedTuple):
@@ -136,15 +130,16 @@ class Topology(ABC):
         return place
 
     # ----------------------------------------------------------------------------------- groups
-    def group_shape(self, ranks: Iterable[int]) -> GroupShape:
-        """Size of a group, its ranks on the fullest node, and its number of nodes; ranks are distinct."""
-        ranks = list(ranks)
-        if not ranks:
+    def group_shape(self, ranks: Iterable[int]) -> Group:
+        """How ranks, which are distinct, lie over the nodes."""
+        members = np.fromiter(ranks, dtype=np.int64)
+        if not members.size:
             raise InputError("a group needs at least one rank")
-        self._check_rank(min(ranks))
-        self._check_rank(max(ranks))
-        on_node = Counter(rank // self.devices_per_node for rank in ranks)
-        return GroupShape(len(ranks), max(on_node.values()), len(on_node))
+        self._check_rank(int(members.min()))
+        self._check_rank(int(members.max()))
+        on_node = np.bincount(members // self.devices_per_node)
+        on_node = on_node[on_node > 0]
+        return Group(members.size, int(on_node.max()), on_node.size, int(on_node.min()))
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.num_devices:

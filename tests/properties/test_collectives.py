@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from perfsim.calibration import CollectiveOp
 from perfsim.catalog import default_catalog
 from perfsim.collectives import CollectiveModel, Group, hierarchical, in_network, ring, tree
+from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
 from perfsim.testing.stepping import lockstep_s, pipelined_s, replay, uniform_link
 
@@ -24,7 +26,13 @@ OPS: list[CollectiveOp] = [*RING_OPS, "all_to_all", "send_recv"]
 
 
 def even_groups() -> st.SearchStrategy[Group]:
-    return st.builds(lambda r, n: Group(r * n, r, n), st.integers(1, 6), st.integers(1, 6))
+    return st.builds(Group.even, st.integers(1, 6), st.integers(1, 6))
+
+
+def uneven_groups() -> st.SearchStrategy[Group]:
+    """Up to 8 ranks on each of several nodes, in any order."""
+    on_node = st.lists(st.integers(1, 8), min_size=2, max_size=16)
+    return on_node.map(lambda ranks: Group(sum(ranks), max(ranks), len(ranks), min(ranks)))
 
 
 def random_buffers(ranks: int, chunks: int) -> list[np.ndarray]:
@@ -54,7 +62,7 @@ def test_stepping_through_two_tiers_takes_the_closed_form(
     group: Group, n_bytes: float, near_s: float, near_rate: float, far_s: float, far_rate: float
 ) -> None:
     def link(src: int, dst: int) -> tuple[float, float]:
-        same_node = src // group.ranks_per_node == dst // group.ranks_per_node
+        same_node = src // group.most_per_node == dst // group.most_per_node
         return (near_s, near_rate) if same_node else (far_s, far_rate)
 
     stepped = lockstep_s(hierarchical.steps(group, n_bytes), link)
@@ -168,7 +176,7 @@ def test_a_hierarchical_all_reduce_crosses_nodes_with_a_share_of_the_message(
     across = sum(
         move.n_bytes
         for move in hierarchical.steps(group, n_bytes)
-        if move.src // group.ranks_per_node == 0 and move.dst // group.ranks_per_node != 0
+        if move.src // group.most_per_node == 0 and move.dst // group.most_per_node != 0
     )
     assert across == pytest.approx(2 * (group.nodes - 1) / group.nodes * n_bytes)
 
@@ -182,7 +190,7 @@ def calibrated_model() -> CollectiveModel:
 MODEL = calibrated_model()
 
 
-@given(st.sampled_from(OPS), even_groups(), st.floats(1.0, 1e11), st.floats(1.0, 100.0))
+@given(st.sampled_from(OPS), even_groups() | uneven_groups(), st.floats(1.0, 1e11), st.floats(1.0, 100.0))
 def test_more_bytes_never_take_less_time_nor_more_than_in_proportion(
     op: CollectiveOp, group: Group, n_bytes: float, factor: float
 ) -> None:
@@ -191,12 +199,86 @@ def test_more_bytes_never_take_less_time_nor_more_than_in_proportion(
     assert more <= factor * one * (1 + 1e-12)
 
 
-@given(st.sampled_from(OPS), st.integers(1, 8), st.integers(2, 16), st.floats(1e6, 1e10))
+@given(st.sampled_from(OPS), uneven_groups(), st.floats(1e6, 1e10))
 def test_spreading_a_group_over_nodes_never_beats_the_line_rate(
-    op: CollectiveOp, ranks_per_node: int, nodes: int, n_bytes: float
+    op: CollectiveOp, group: Group, n_bytes: float
 ) -> None:
-    group = Group(ranks_per_node * nodes, ranks_per_node, nodes)
-    rate = ranks_per_node * MODEL.nic_share_bytes_per_s
-    factors = {"all_to_all": (1 - 1 / nodes) * ranks_per_node, "send_recv": ranks_per_node}
+    fewest = group.fewest_per_node
+    rate = fewest * MODEL.nic_share_bytes_per_s
+    factors = {"all_to_all": (1 - fewest / group.size) * fewest, "send_recv": fewest}
     factor = factors.get(op, ring.wire_factor(op, group.size))
     assert MODEL.time_s(op, n_bytes, group) > factor * n_bytes / rate
+
+
+MODELS = {
+    name: CollectiveModel.of_node(system.node, system.fabric)
+    for name in ("dgx-a100-80gb", "dgx-h100")
+    if isinstance(system := default_catalog().system(name), GpuClusterSpec)
+}
+"""Two devices to a NIC, and a NIC and switches that reduce for each device."""
+worse_groups = uneven_groups().flatmap(
+    lambda group: st.tuples(
+        st.just(group),
+        st.builds(
+            lambda most, nodes, fewest: (group.size, most, nodes, fewest),
+            st.integers(group.most_per_node, 8),
+            st.integers(group.nodes, group.nodes + 3),
+            st.integers(1, group.fewest_per_node),
+        ),
+    )
+)
+"""A group, and where it could lie less evenly or over more nodes."""
+
+
+@given(st.sampled_from(sorted(MODELS)), st.sampled_from(OPS), worse_groups, message_bytes)
+def test_as_many_ranks_less_evenly_or_on_more_nodes_are_never_faster(
+    name: str, op: CollectiveOp, groups: tuple[Group, tuple[int, int, int, int]], n_bytes: float
+) -> None:
+    group, numbers = groups
+    try:
+        worse = Group(*numbers)
+    except InputError:
+        return
+    assert MODELS[name].time_s(op, n_bytes, worse) >= MODELS[name].time_s(op, n_bytes, group) * (1 - 1e-12)
+
+
+@given(st.sampled_from(["all_gather", "reduce_scatter"]), uneven_groups())
+def test_a_long_message_takes_as_long_for_each_byte_on_the_wire_as_if_all_nodes_were_as_empty(
+    op: CollectiveOp, group: Group
+) -> None:
+    even = Group.even(group.fewest_per_node, group.nodes)
+    per_byte = [MODEL.time_s(op, 1e18, shape) / ring.wire_factor(op, shape.size) for shape in (group, even)]
+    assert per_byte[0] == pytest.approx(per_byte[1], rel=1e-6)
+
+
+@given(
+    st.sampled_from(["all_reduce", "reduce_scatter", "all_gather"]),
+    st.integers(1, 8),
+    st.integers(2, 9),
+    message_bytes,
+    st.booleans(),
+)
+def test_an_even_group_takes_what_the_formulas_of_even_groups_say(
+    op: CollectiveOp, ranks: int, nodes: int, n_bytes: float, shared_nics: bool
+) -> None:
+    """The same protocols written out for `ranks` on each of `nodes`, without regard to uneven groups."""
+    calibration = MODEL.nic.calibration
+    assert calibration is not None
+    assert calibration.network is not None
+    network = calibration.network
+    bus = ranks * MODEL.nic_share_bytes_per_s * network.efficiency
+    if shared_nics and ranks not in (1, MODEL.devices_per_node):
+        assert network.partial_node_bytes_per_s is not None
+        bus = min(bus, network.partial_node_bytes_per_s)
+    lines = []
+    for line in network.protocols:
+        across, inside = ring.num_steps(op, nodes), ring.num_steps(op, ranks * nodes)
+        hops, wire = (across, inside - across), ring.wire_factor(op, ranks * nodes)
+        if line.algorithm == "tree":
+            hops, wire = (2 * tree.depth(nodes), 2 * (ranks - 1)), 2.0
+        steps_s = hops[0] * line.inter_step_s + hops[1] * line.intra_step_s
+        moving_s = n_bytes * wire / (line.bandwidth_fraction * bus)
+        if line.algorithm == "ring" or op == "all_reduce":
+            lines.append(line.latency_base_s + steps_s + moving_s)
+    model = replace(MODEL, shared_nics=shared_nics)
+    assert model.time_s(op, n_bytes, Group.even(ranks, nodes)) == pytest.approx(min(lines), rel=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import ModuleType
 from typing import NamedTuple
 
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 
 from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
-from perfsim.graph import unfold
+from perfsim.graph import Work, unfold
 from perfsim.hardware import FatTreeSpec
 from perfsim.machines import network_of
 from perfsim.placement.place import place
 from perfsim.placement.shared_links import shared_links
 from perfsim.prediction.evaluation import evaluate, longest_path_s
+from perfsim.testing.toys import ToyCosts
 from perfsim.topology import Topology
 from perfsim.workload import ParallelLayout
 
@@ -90,26 +92,42 @@ def test_on_thin_uplinks_peers_that_leaves_part_are_written_out_and_nothing_else
     assert found.folded_s == pytest.approx(found.full_s, rel=0.1), "folded is near, not right"
 
 
-uneven = st.builds(
-    ParallelLayout,
-    tensor=st.sampled_from([1, 2, 3]),
-    data=st.sampled_from([2, 3, 4]),
-    pipeline=st.sampled_from([1, 2, 4]),
-    zero_stage=st.integers(0, 2),
-).filter(lambda layout: layout.num_devices % 12 == 0)
-"""Layouts of a multiple of 12 ranks, on nodes of 3, 4 or 6: many lie unlike over them."""
+uneven = st.tuples(
+    st.builds(
+        ParallelLayout,
+        tensor=st.sampled_from([1, 2, 3, 6]),
+        data=st.sampled_from([2, 3, 4, 5, 7]),
+        pipeline=st.sampled_from([1, 2, 4]),
+        zero_stage=st.integers(0, 2),
+    ),
+    st.sampled_from([3, 4, 6, 7, 8]),
+).filter(lambda drawn: drawn[0].num_devices % drawn[1] == 0)
+"""Layouts on full nodes, over which many of their groups lie unlike."""
 
 
-@given(uneven, st.sampled_from([3, 4, 6]), st.sampled_from([2e9, 25e9]))
-@settings(max_examples=25, deadline=None)
+class CostsOfShapes(ToyCosts):
+    """Prices that depend on all that is known of how a group lies over nodes."""
+
+    def duration_s(self, work: Work) -> float:
+        """Seconds of a task."""
+        seconds = super().duration_s(work)
+        if work.group is not None:
+            on_node = Counter(rank // self.system.node.devices for rank in work.group.ranks).values()
+            seconds += 1e-4 * len(on_node) + 1e-5 * max(on_node) + 1e-3 / min(on_node)
+        return seconds
+
+
+@given(uneven, st.sampled_from([2e9, 25e9]))
+@settings(max_examples=50, deadline=None)
 def test_an_evaluation_takes_as_long_as_all_ranks_written_out_and_to_the_bit_where_it_is_folded(
-    toys: ModuleType, layout: ParallelLayout, gpus: int, nic_bytes_per_s: float
+    toys: ModuleType, drawn: tuple[ParallelLayout, int], nic_bytes_per_s: float
 ) -> None:
+    layout, gpus = drawn
     system = toys.gpu_cluster(gpus=gpus, nics=gpus, nic_bytes_per_s=nic_bytes_per_s)
     model = {"num_attention_heads": 12, "hidden_size": 768, "ffn_hidden_size": 3072, "vocab_size": 49152}
     job = toys.job(2 * layout.data, {"overlap_grad_reduce": True}, num_layers=4, **model)
     plan = toys.plan("3d", job, layout, system)
-    costs, every = toys.ToyCosts(system), unfold(toys.graph_of(plan)).graph
+    costs, every = CostsOfShapes(system), unfold(toys.graph_of(plan)).graph
     durations = price(every, costs)
     path_s = longest_path_s(toys.graph_of(plan), plan.topology, costs)
     assert path_s == critical_path(every, durations).step_time_s

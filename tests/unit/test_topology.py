@@ -25,7 +25,7 @@ from perfsim.hardware import (
     WeightServerSpec,
 )
 from perfsim.machines import build_topology
-from perfsim.topology import FatTree, Topology, WaferTree
+from perfsim.topology import FatTree, Group, Topology, WaferTree
 
 NVLINK, NIC, SWITCH_S = 300e9, 25e9, 0.1e-6
 
@@ -296,23 +296,25 @@ def test_a_broadcast_crosses_every_link_down_and_a_reduction_every_link_up() -> 
 @pytest.mark.parametrize(
     ("ranks", "shape"),
     [
-        (range(8), (8, 8, 1)),  # tensor parallel in a node
-        (range(16), (16, 8, 2)),  # tensor parallel over two nodes
-        (range(0, 64, 8), (8, 1, 8)),  # one peer a node
-        (range(0, 64, 4), (16, 2, 8)),  # data parallel beside tensor parallel 4
-        ((0, 1, 8), (3, 2, 2)),  # uneven: the fullest node counts
-        ((5,), (1, 1, 1)),
+        (range(8), (8, 8, 1, 8)),  # tensor parallel in a node
+        (range(16), (16, 8, 2, 8)),  # tensor parallel over two nodes
+        (range(0, 64, 8), (8, 1, 8, 1)),  # one peer a node
+        (range(0, 64, 4), (16, 2, 8, 2)),  # data parallel beside tensor parallel 4
+        (range(0, 42, 3), (14, 3, 5, 2)),  # data parallel beside tensor parallel 3
+        (range(14, 28), (14, 8, 3, 2)),  # the fullest node in the middle
+        ((0, 1, 40), (3, 2, 2, 1)),
+        ((5,), (1, 1, 1, 1)),
     ],
 )
-def test_the_shape_of_a_group(ranks: range | tuple[int, ...], shape: tuple[int, int, int]) -> None:
+def test_the_shape_of_a_group(ranks: range | tuple[int, ...], shape: tuple[int, int, int, int]) -> None:
     topology = build_topology(cluster(), 64)
-    assert topology.group_shape(ranks) == shape
-    assert topology.group_shape(np.array(ranks).tolist()) == shape
+    assert topology.group_shape(ranks) == Group(*shape)
+    assert topology.group_shape(np.array(ranks).tolist()) == Group(*shape)
 
 
 def test_every_wafer_is_a_node() -> None:
     topology = build_topology(wafers(), 16)
-    assert topology.group_shape(range(16)) == (16, 1, 16)
+    assert topology.group_shape(range(16)) == Group.even(1, 16)
 
 
 def test_each_kind_of_system_has_its_kind_of_topology() -> None:

@@ -14,7 +14,7 @@ from perfsim.machines.gpu_cluster.explanation import GpuExplanation
 from perfsim.machines.gpu_cluster.network import FatTreeNetwork
 from perfsim.machines.machine import Machine, Setting, SystemLinks
 from perfsim.strategies import Plan
-from perfsim.strategies.schedules import least_chunks
+from perfsim.strategies.schedules import least_chunks, schedule_called
 from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.topology import FatTree, LinkHealth
 from perfsim.workload import ParallelLayout, TrainingRecipe
@@ -92,6 +92,7 @@ class GpuCluster(Machine):
     def _completed(self, given: dict[str, Any], devices: int) -> ParallelLayout:
         """The layout; `dp` defaults to the remaining devices, `schedule` to what `vpp` needs."""
         layout = ParallelLayout(**given)
+        schedule_called(layout.schedule)  # LayoutError for an unknown name
         if layout.virtual_pipeline > 1 and "schedule" not in given:
             layout = replace(layout, schedule="interleaved")
         if "virtual_pipeline" not in given:

@@ -6,7 +6,6 @@ from collections.abc import Hashable, Sequence
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfsim.calibration import CollectiveOp
 from perfsim.collectives import tree
@@ -29,7 +28,8 @@ class FatTreeNetwork(Network):
 
         A send goes one way. In a collective across nodes each rank of a node is on a ring of its own and has
         an equal share of the node's NICs. So every rank sends to one neighbour and receives from another at
-        that share, whatever the algorithm, which agrees with how collectives are priced.
+        that share, whatever the algorithm, which agrees with how collectives are priced. There are as many
+        rings as the emptiest node holds ranks, so on fuller nodes some ranks use no NIC.
         """
         if work.group is None or work.group.size < 2:
             return None
@@ -104,26 +104,21 @@ def _round_hops(groups: Ints, op: str) -> tuple[Ints, Ints]:
 
 
 def _ring_hops(groups: Ints, devices_per_node: int) -> tuple[Ints, Ints]:
-    """Sources and targets across nodes: rank j of each node sends to rank j of the group's next node."""
+    """Sources and targets across nodes: on ring j, rank j of each node sends to rank j of the next node."""
     ranks = np.sort(groups, axis=1)
     nodes = ranks // devices_per_node
     across = nodes[:, 0] != nodes[:, -1]
     ranks, nodes = ranks[across], nodes[across]
-    target = np.empty_like(ranks)
+    sources, targets = [ranks[:0, 0]], [ranks[:0, 0]]
     enters = np.insert(nodes[:, 1:] != nodes[:, :-1], 0, True, axis=1)
     left = np.ones(len(ranks), dtype=bool)
     while left.any():  # groups that lie alike over nodes at once; usually all do
         pattern = enters[np.argmax(left)]
         rows = left & (enters == pattern).all(axis=1)
-        target[rows] = ranks[rows][:, _next_in_ring(pattern)]
+        first = np.flatnonzero(pattern)
+        ring = np.arange(np.diff(first, append=len(pattern)).min())
+        source = (first[:, None] + ring).ravel()
+        sources.append(ranks[rows][:, source].ravel())
+        targets.append(ranks[rows][:, np.roll(source, -len(ring))].ravel())
         left &= ~rows
-    return ranks.ravel(), target.ravel()
-
-
-def _next_in_ring(enters: NDArray[np.bool_]) -> Ints:
-    """For each member of a group, in the order of ranks, the member that it sends to."""
-    first = np.flatnonzero(enters)
-    count = np.diff(np.append(first, len(enters)))
-    node = np.cumsum(enters) - 1
-    after = (node + 1) % len(first)
-    return np.asarray(first[after] + (np.arange(len(enters)) - first[node]) % count[after])
+    return np.concatenate(sources), np.concatenate(targets)

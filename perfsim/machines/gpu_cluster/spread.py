@@ -38,7 +38,7 @@ class Spread(NamedTuple):
         return cls(moved, meeting.stride, meeting.size)
 
     def entries_of_peers(self, tree: FatTree, width: int, *, shares_links: bool) -> Ints:
-        """One row a peer: where its group enters nodes, or its number of nodes and members on the fullest."""
+        """One row a peer: where its group enters nodes, or its nodes and their most and fewest ranks."""
         offset = np.arange(width)
         first, of_peer = np.unique(
             offset - offset // self.stride % self.size * self.stride, return_inverse=True
@@ -56,8 +56,11 @@ class Spread(NamedTuple):
 
 
 def _shapes(enters: NDArray[np.bool_]) -> Ints:
-    """Number of nodes of every group and members on its fullest node."""
-    place = np.arange(1, enters.shape[1] + 1)
-    since = np.maximum.accumulate(np.where(enters, place, 0), axis=1)
-    fullest = (place - since).max(axis=1, initial=0) + 1
-    return np.stack([enters.sum(axis=1) + 1, fullest], axis=1)
+    """Number of nodes of every group, and its ranks on the fullest and the emptiest node."""
+    groups, size = len(enters), enters.shape[1] + 1
+    first = np.insert(enters, 0, True, axis=1)
+    node = np.cumsum(first, axis=1) - 1
+    ranks = np.bincount((node + size * np.arange(groups)[:, None]).ravel(), minlength=groups * size)
+    ranks = ranks.reshape(groups, size)
+    emptiest = np.where(ranks > 0, ranks, size).min(axis=1)
+    return np.stack([first.sum(axis=1), ranks.max(axis=1), emptiest], axis=1)

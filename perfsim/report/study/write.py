@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from perfsim.interop.chrome import write_chrome_trace
@@ -28,11 +29,13 @@ def write_study_page(result: StudyResult, folder: Path, *, trace_name: str | Non
 
 
 def _write_traces(run: StudyRun, folder: Path) -> list[str]:
-    """A trace for each candidate, named by strategy and devices."""
-    names = []
+    """A trace for each candidate, named by strategy and devices, numbered where two would be the same."""
+    names: list[str] = []
+    seen = Counter[str]()
     for answered in run.answered:
-        devices = answered.question.devices
-        name = f"trace_{answered.evaluation.plan.strategy}_{devices}.json.gz"
-        write_chrome_trace(answered.evaluation.trace, folder / name)
-        names.append(name)
+        name = f"trace_{answered.evaluation.plan.strategy}_{answered.question.devices}"
+        seen[name] += 1
+        number = f"_{seen[name]}" if seen[name] > 1 else ""
+        write_chrome_trace(answered.evaluation.trace, folder / f"{name}{number}.json.gz")
+        names.append(f"{name}{number}.json.gz")
     return names

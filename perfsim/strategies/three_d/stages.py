@@ -42,6 +42,7 @@ def layer_slice(job: Job, layout: ParallelLayout) -> LayerSlice:
         sequence_parallel=layout.sequence_parallel,
         attention=recipe.attention,
         main_grad_bytes=main_grad_bytes(recipe),
+        element_bytes=recipe.element_bytes,
         dropout=recipe.dropout,
         recompute_stops_early=layout.zero_stage == SHARDED,
     )
@@ -172,7 +173,7 @@ def _rank_bytes(
     whole = IN_FLIGHT * layer + num_parameters - share.layers * layer
     if layout.zero_stage == SHARDED:
         parts["gathered parameters"] = whole * states.parameters
-    elif layout.zero_stage == GRADIENTS_SHARDED and layout.data > 1:
+    if layout.zero_stage >= GRADIENTS_SHARDED and layout.data > 1:
         parts["gradient buckets"] = whole * states.gradients
     return parts
 

@@ -607,3 +607,20 @@ def test_the_module_is_the_command(elsewhere: Path) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert "Usage: " in done.stderr
+
+
+# ------------------------------------------------------------------------------------------ emit
+def test_run_prints_what_runs_the_layout(perfsim: Run) -> None:
+    asked = (*GPUS, "--devices", "8", "--batch", "16", "--layout", "tp=2,dp=4,mbs=2", "--emit")
+    result = perfsim(*asked, "megatron")
+    assert "--tensor-model-parallel-size 2" in result.stdout.splitlines()
+    emitted = document(perfsim(*asked, "deepspeed", "--json"))["emitted"]
+    assert json.loads(emitted)["train_micro_batch_size_per_gpu"] == 2
+    refused(perfsim(*asked, "modelzoo"), 2, "trains on wafers")
+
+
+def test_the_tools_of_the_option_are_those_that_there_are() -> None:
+    from perfsim.cli.options import TOOLS as NAMES
+    from perfsim.interop.emit import TOOLS
+
+    assert tuple(TOOLS) == NAMES

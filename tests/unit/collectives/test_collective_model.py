@@ -99,7 +99,7 @@ def test_local_bytes_are_paid_on_top_of_the_bus() -> None:
 
 def test_bus_bandwidth_across_nodes_is_the_nics_of_the_ranks_of_a_node() -> None:
     n_bytes, wire = 1e12, 2 * 15 / 16
-    seconds = collective_time_s("all_reduce", n_bytes, Group(16, 8, 2), node(nics=4))
+    seconds = collective_time_s("all_reduce", n_bytes, Group.even(8, 2), node(nics=4))
     assert wire * n_bytes / seconds == pytest.approx(0.8 * 4 * 25e9, rel=1e-3)
 
 
@@ -113,54 +113,72 @@ def test_a_group_with_some_places_of_each_node_is_bounded_by_the_bridge() -> Non
     bridged = machine.model_copy(update={"nic": nic})
     wire = {1: 2 * 1 / 2, 2: 2 * 3 / 4, 8: 2 * 15 / 16}
     bus = {
-        per_node: factor
-        * 1e12
-        / collective_time_s("all_reduce", 1e12, Group(2 * per_node, per_node, 2), bridged)
+        per_node: factor * 1e12 / collective_time_s("all_reduce", 1e12, Group.even(per_node, 2), bridged)
         for per_node, factor in wire.items()
     }
     assert bus[2] == pytest.approx(10e9, rel=1e-3)
     assert bus[1] == pytest.approx(0.8 * 12.5e9, rel=1e-3), "one rank stands next to its NIC"
     assert bus[8] == pytest.approx(0.8 * 4 * 25e9, rel=1e-3), "a whole node has a rank next to every NIC"
+    uneven = collective_time_s("all_reduce", 1e12, Group(10, 8, 2, 2), bridged)
+    assert 2 * 9 / 10 * 1e12 / uneven == pytest.approx(10e9, rel=1e-3)
     own = bridged.model_copy(update={"nics": 8})
-    seconds = collective_time_s("all_reduce", 1e12, Group(4, 2, 2), own)
+    seconds = collective_time_s("all_reduce", 1e12, Group.even(2, 2), own)
     assert wire[2] * 1e12 / seconds == pytest.approx(0.8 * 2 * 25e9, rel=1e-3), "with a NIC a device"
+
+
+def test_the_emptiest_node_bounds_every_ring() -> None:
+    """A ring passes every node, so 2 ranks on one of 3 nodes leave the others 2 rings."""
+    n_bytes, wire = 1e12, 2 * 13 / 14
+    seconds = collective_time_s("all_reduce", n_bytes, Group(14, 8, 3, 2), node(nics=4))
+    assert wire * n_bytes / seconds == pytest.approx(0.8 * 2 * 12.5e9, rel=1e-3)
+
+
+def test_the_latency_of_an_uneven_tree_is_that_of_its_fullest_node() -> None:
+    seconds = collective_time_s("all_reduce", 1e-3, Group(63 * 8 + 1, 8, 64, 1), node())
+    assert seconds == pytest.approx(2e-6 + 2 * 7 * 1e-6 + 2 * 6 * 5e-6)
+
+
+def test_an_uneven_all_to_all_waits_for_the_ranks_of_the_emptiest_node() -> None:
+    """A rank that is alone on its node sends 8/9 of its data to other nodes."""
+    seconds = collective_time_s("all_to_all", 9e9, Group(9, 8, 2, 1), node())
+    assert seconds == pytest.approx(20e-6 + 8e9 / (0.8 * 25e9))
 
 
 def test_one_rank_in_each_node_has_its_share_of_the_nics_only() -> None:
     n_bytes, wire = 1e12, 2 * 3 / 4
-    seconds = collective_time_s("all_reduce", n_bytes, Group(4, 1, 4), node(nics=4))
+    seconds = collective_time_s("all_reduce", n_bytes, Group.even(1, 4), node(nics=4))
     assert wire * n_bytes / seconds == pytest.approx(0.8 * 4 * 25e9 / 8, rel=1e-3)
 
 
 def test_many_nics_leave_the_links_inside_the_node_as_the_bound() -> None:
     n_bytes, wire = 1e12, 2 * 15 / 16
-    seconds = collective_time_s("all_reduce", n_bytes, Group(16, 8, 2), node(nics=64))
+    seconds = collective_time_s("all_reduce", n_bytes, Group.even(8, 2), node(nics=64))
     assert wire * n_bytes / seconds == pytest.approx(200e9, rel=1e-3)
 
 
 def test_ring_latency_counts_steps_inside_and_across_nodes_apart() -> None:
-    seconds = collective_time_s("all_gather", 1e-3, Group(16, 8, 2), node())
+    seconds = collective_time_s("all_gather", 1e-3, Group.even(8, 2), node())
     assert seconds == pytest.approx(10e-6 + 14 * 1e-6 + 1 * 5e-6)
 
 
 def test_a_small_all_reduce_over_many_nodes_takes_the_tree() -> None:
-    seconds = collective_time_s("all_reduce", 1e-3, Group(512, 8, 64), node())
+    seconds = collective_time_s("all_reduce", 1e-3, Group.even(8, 64), node())
     assert seconds == pytest.approx(2e-6 + 2 * 7 * 1e-6 + 2 * 6 * 5e-6)
 
 
 def test_latency_of_a_gather_grows_with_the_ranks() -> None:
-    times = [collective_time_s("all_gather", 1e6, Group(8 * nodes, 8, nodes), node()) for nodes in (2, 8, 64)]
+    times = [collective_time_s("all_gather", 1e6, Group.even(8, nodes), node()) for nodes in (2, 8, 64)]
     assert times == sorted(times)
     assert times[2] > 5 * times[0]
 
 
 def test_a_send_across_nodes_takes_the_share_of_one_device() -> None:
-    seconds = collective_time_s("send_recv", 1e9, Group(2, 1, 2), node())
+    seconds = collective_time_s("send_recv", 1e9, Group.even(1, 2), node())
     assert seconds == pytest.approx(20e-6 + 1e9 / (0.8 * 25e9))
 
 
 def test_an_all_to_all_sends_across_what_is_not_for_its_own_node() -> None:
-    seconds = collective_time_s("all_to_all", 16e9, Group(16, 8, 2), node())
+    seconds = collective_time_s("all_to_all", 16e9, Group.even(8, 2), node())
     assert seconds == pytest.approx(20e-6 + 8e9 / (0.8 * 25e9))
 
 
@@ -171,7 +189,7 @@ def test_links_without_calibration_use_their_datasheet(op: CollectiveOp) -> None
     wire = {"all_reduce": 1.0, "send_recv": 1.0, "broadcast": 1.0}.get(op, 0.5)
     latency = 2e-6 if op == "all_reduce" else 1e-6
     assert collective_time_s(op, 3e9, group, plain) == pytest.approx(latency + wire * 3e9 / 300e9)
-    across = collective_time_s(op, 3e9, Group(2, 1, 2), plain)
+    across = collective_time_s(op, 3e9, Group.even(1, 2), plain)
     assert across == pytest.approx(wire * 3e9 / 25e9, rel=1e-3)
 
 
@@ -182,7 +200,7 @@ def test_one_rank_and_no_bytes_cost_nothing(op: CollectiveOp) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("group", [Group.inside_node(8), Group(16, 8, 2), Group(4, 1, 4), Group(12, 8, 2)])
+@pytest.mark.parametrize("group", [Group.even(8, 1), Group.even(8, 2), Group.even(1, 4), Group(12, 8, 2, 4)])
 def test_arrays_give_what_scalars_give(op: CollectiveOp, group: Group) -> None:
     model = CollectiveModel.of_node(node())
     sizes = np.geomspace(1, 1e9, 7)

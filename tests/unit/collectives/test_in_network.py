@@ -41,7 +41,7 @@ def test_no_system_of_the_catalogue_sums_in_its_switches() -> None:
     assert all(each.node.in_network is None and each.fabric.in_network is None for each in clusters)
 
 
-@pytest.mark.parametrize("group", [Group.inside_node(8), Group(32, 8, 4)])
+@pytest.mark.parametrize("group", [Group.inside_node(8), Group.even(8, 4)])
 def test_dgx_h100_reaches_the_published_bus_bandwidth_with_sharp_and_without(group: Group) -> None:
     # NVIDIA, GTC 2024, session 62129: 370 inside a node and 380 GB/s across without, 480 GB/s with SHARP.
     plain = with_switches()
@@ -52,7 +52,7 @@ def test_dgx_h100_reaches_the_published_bus_bandwidth_with_sharp_and_without(gro
 
 def test_an_all_reduce_is_never_slower_for_switches_that_sum() -> None:
     sizes = 2.0 ** np.arange(9, 34)
-    for group in (Group.inside_node(2), Group.inside_node(8), Group(32, 2, 16)):
+    for group in (Group.inside_node(2), Group.inside_node(8), Group.even(2, 16)):
         plain, summing = with_switches(), with_switches(274e9, 240e9)
         assert np.all(summing.time_s("all_reduce", sizes, group) <= plain.time_s("all_reduce", sizes, group))
 
@@ -64,7 +64,7 @@ def test_other_collectives_do_not_change() -> None:
 
 
 def test_one_rank_a_node_passes_its_nic_once_where_a_ring_passes_it_twice() -> None:
-    group = Group(64, 1, 64)
+    group = Group.even(1, 64)
     ratio = with_switches().time_s("all_reduce", 16 * GIB, group) / with_switches(across=1e12).time_s(
         "all_reduce", 16 * GIB, group
     )
@@ -79,7 +79,7 @@ def test_what_a_link_carries_bounds_what_its_switch_may_sum() -> None:
 def test_the_time_is_start_up_hops_and_bytes() -> None:
     model = with_switches(across=100e9)
     fabric, nic = dgx_h100().fabric, dgx_h100().node.nic
-    group = Group(16 * fabric.nodes_per_leaf, 8, 2 * fabric.nodes_per_leaf)
+    group = Group.even(8, 2 * fabric.nodes_per_leaf)
     hops = 2 * 2 * (nic.latency + fabric.switch_latency)
     alone = CollectiveModel.of_node(dgx_h100().node, fabric).time_s("all_reduce", 1e6, group)
     expected = 5e-6 + hops + 1e6 / 100e9

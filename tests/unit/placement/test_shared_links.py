@@ -12,6 +12,7 @@ from perfsim.engine import critical_path, simulate
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TaskGraph, Work
 from perfsim.hardware import FatTreeSpec
 from perfsim.machines import network_of
+from perfsim.machines.network import PeerClasses
 from perfsim.placement.shared_links import SharedLinks, shared_links
 from perfsim.topology import Topology, link_health
 from perfsim.workload import ParallelLayout, StreamingLayout
@@ -106,6 +107,18 @@ def test_a_collective_of_whole_nodes_uses_the_nics_of_all_its_ranks(
     into = graph((ring, "gpu0/nccl"), (send(toys, "s", 16 + rank % 8, rank), "gpu/send"))
     assert run(out, topology) == [2 * SECONDS, 2 * SECONDS]
     assert run(into, topology) == [2 * SECONDS, 2 * SECONDS]
+
+
+@pytest.mark.parametrize("group", [RankGroup(4, 4, 5), RankGroup(0, 3, 10), RankGroup(2, 1, 30)])
+def test_a_group_with_fewer_ranks_on_one_node_has_fewer_rings_which_share_no_nic(
+    group: RankGroup, topology: Topology
+) -> None:
+    """A price for the NICs of the emptiest node is not lengthened by more rings than that."""
+    assert run(graph((reduce("gradients", group), "gpu0/nccl-data")), topology) == [SECONDS]
+    traffic = network_of(topology).traffic(reduce("gradients", group), PeerClasses(np.zeros(1, dtype=int)))
+    assert traffic is not None
+    shape = topology.group_shape(group.ranks)
+    assert traffic.times.sum() == 2 * shape.nodes * shape.fewest_per_node
 
 
 def test_inside_a_node_and_alone_nothing_is_put_on_the_network(toys: ModuleType, topology: Topology) -> None:

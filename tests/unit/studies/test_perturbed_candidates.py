@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.errors import CatalogError, InputError
+from perfsim.errors import CatalogError
 from perfsim.machines import build_topology
 from perfsim.prediction.perturbation_spec import LinkSpecLeft, PerturbationSpec, StragglerSpec
 from perfsim.studies.loading import load_study
@@ -85,7 +85,11 @@ def test_a_link_that_no_candidate_has_is_an_error_at_its_line(tmp_path: Path) ->
     assert (system.message, system.help[:19]) == ("no candidate is a system 'cs-3'", "did you mean `cs-2`")
 
 
-def test_an_error_names_its_candidate(tmp_path: Path) -> None:
+def test_a_candidate_without_a_route_is_named_and_the_other_is_answered(tmp_path: Path) -> None:
     dead = "perturbations: {links: [{link: memoryx-swarmx/0/0, left: 0.0}]}\n"
-    with pytest.raises(InputError, match="perturbations of 1 x cs-2, weight-streaming: "):
-        answered(tmp_path, STUDY + dead)
+    path = tmp_path / "cut.yaml"
+    path.write_text(STUDY + dead, encoding="utf-8")
+    result = run_study(load_study(str(path))).result
+    assert [each.system for each in result.candidates] == ["dgx-a100-80gb"]
+    (cut,) = result.infeasible
+    assert cut.reason.startswith("perturbations of 1 x cs-2, weight-streaming: ")

@@ -11,10 +11,11 @@ from click.testing import CliRunner
 
 from perfsim.cli import main
 from perfsim.engine.limits import Limits, limited
-from perfsim.errors import LimitError, PerfsimError
+from perfsim.errors import CatalogError, LayoutError, LimitError, PerfsimError, Problem
+from perfsim.studies.batches import Target
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import run_study
-from perfsim.studies.spec import StudySpec
+from perfsim.studies.runner import Answered, run_study
+from perfsim.studies.spec import CandidateSpec, StudySpec
 from perfsim.sweeps import runner as sweep_module
 from perfsim.sweeps.runner import SweepInterrupted, answer_text, load_sweep, plan_sweep, run_sweep
 from perfsim.sweeps.store import Stored
@@ -114,19 +115,41 @@ def test_an_interrupt_keeps_what_is_finished_and_says_so(
     assert plan_sweep(load_sweep(str(path)), store).stored == 2
 
 
-def test_a_point_that_fails_does_not_keep_the_others_from_being_stored(
-    path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error", [PerfsimError("is broken"), LayoutError("is broken"), CatalogError([Problem("is broken")])]
+)
+def test_a_point_that_fails_keeps_its_reason_and_loses_no_other(
+    path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, error: PerfsimError
 ) -> None:
-    def answer(study: StudySpec) -> Stored:
-        if study.candidates[0].devices == (2,):
-            raise PerfsimError("something is broken")
-        return answer_text(study)
+    answer_candidate = sweep_module.answer_candidate
 
-    monkeypatch.setattr(sweep_module, "answer_text", answer)
-    with pytest.raises(PerfsimError, match=r"2 x cs-2.*size 8: something is broken") as caught:
-        run_sweep(load_sweep(str(path)), store, jobs=1)
-    assert "4 of 6 points are finished and kept" in str(caught.value)
-    assert plan_sweep(load_sweep(str(path)), store).stored == 4
+    def answer(study: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
+        if devices == 2:
+            raise error
+        return answer_candidate(study, candidate, devices, target)
+
+    monkeypatch.setattr(sweep_module, "answer_candidate", answer)
+    points = run_sweep(load_sweep(str(path)), store, jobs=1).points
+    assert [point.reasons for point in points if point.num_devices == 2] == [("is broken",)] * 2
+    assert [point.feasible for point in points if point.num_devices == 1] == [True] * 2
+    assert plan_sweep(load_sweep(str(path)), store).stored == 6
+
+
+def test_points_of_one_machine_with_different_layouts_are_different_series(
+    write_sweep: Write, store: Path
+) -> None:
+    grid = """  candidates:
+    - {strategy: 3d, system: dgx-a100-80gb, devices: [8, 16], layout: "tp=4,mbs=1"}
+    - {strategy: 3d, system: dgx-a100-80gb, devices: [8, 16], layout: "tp=8,mbs=1"}
+  batch_sizes: [[16]]
+"""
+    result = run_sweep(load_sweep(str(write_sweep(grid))), store, jobs=1)
+    assert [point.prediction.layout["tensor"] for point in result.points] == [4, 4, 8, 8]
+    assert [each.label for each in result.analysis.series] == [
+        "dgx-a100-80gb, 3d, given layout tp=4,mbs=1",
+        "dgx-a100-80gb, 3d, given layout tp=8,mbs=1",
+    ]
+    assert "given layout tp=4,mbs=1" in result.points[0].point.label
 
 
 def test_progress_counts_stored_and_finished_points(path: Path, store: Path) -> None:

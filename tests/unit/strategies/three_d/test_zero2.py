@@ -119,3 +119,13 @@ def test_memory_holds_a_shard_of_the_gradients_and_the_buckets_under_way(toys: M
     assert shard["gradient buckets"] == pytest.approx(4 * (2 * LAYER_PARAMETERS + TABLES))
     assert shard["optimizer"] == whole["optimizer"]
     assert "gradient buckets" not in parts(2, data=1)
+
+
+def test_memory_of_zero_3_holds_the_gradients_under_way_as_zero_2_does(toys: ModuleType) -> None:
+    def parts(data: int) -> dict[str, float]:
+        layout = ParallelLayout(data=data, zero_stage=3)
+        return dict(stage_memory(toys.job(), layout, toys.gpu_cluster())[0].parts_bytes)
+
+    assert parts(8)["gradient buckets"] == pytest.approx(4 * (2 * LAYER_PARAMETERS + TABLES))
+    assert parts(8)["gathered parameters"] == pytest.approx(2 * (2 * LAYER_PARAMETERS + TABLES))
+    assert "gradient buckets" not in parts(1)

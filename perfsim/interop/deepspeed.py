@@ -1,0 +1,127 @@
+"""A configuration of DeepSpeed: batch, ZeRO, precision and tensor parallelism as JSON.
+
+Names: deepspeedai/DeepSpeed, `docs/_pages/config-json.md`. The file holds no model and no pipeline: these are
+code of the training script. JSON has no comments, so they are the list under `_comments`, which DeepSpeed
+ignores.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from perfsim.interop.tool import (
+    Chosen,
+    Limit,
+    Setting,
+    Tool,
+    Values,
+    bucket_elements,
+    nested,
+    reduced_otherwise,
+    tf32_products,
+)
+from perfsim.workload import ParallelLayout
+
+OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+WIRE = ("fp32", "fp16", "bf16")
+MOST_STAGE_OF_AUTOTP = 2
+"""AutoTP trains with ZeRO stages up to this one."""
+
+
+def _tensor(chosen: Chosen) -> int | None:
+    layout = chosen.layout
+    return layout.tensor if layout.tensor > 1 and layout.zero_stage <= MOST_STAGE_OF_AUTOTP else None
+
+
+SETTINGS: tuple[Setting, ...] = (
+    ("train_batch_size", lambda c: c.job.global_batch_size),
+    ("train_micro_batch_size_per_gpu", lambda c: c.layout.micro_batch_size),
+    ("gradient_accumulation_steps", lambda c: c.num_microbatches),
+    ("zero_optimization.stage", lambda c: c.layout.zero_stage),
+    ("zero_optimization.overlap_comm", lambda c: c.job.recipe.overlap_grad_reduce),
+    ("zero_optimization.reduce_bucket_size", bucket_elements),
+    ("tensor_parallel.autotp_size", _tensor),
+    ("bf16.enabled", lambda c: c.job.recipe.precision == "bf16"),
+    ("fp16.enabled", lambda c: c.job.recipe.precision == "fp16"),
+    (
+        "communication_data_type",
+        lambda c: wire if (wire := c.job.recipe.reduce_precision or "fp32") in WIRE else None,
+    ),
+    ("optimizer.type", lambda c: OPTIMIZERS[c.job.recipe.optimizer]),
+)
+
+
+def _schedule(chosen: Chosen) -> str:
+    layout = chosen.layout
+    other = layout.pipeline > 1 and layout.schedule != "1f1b"
+    return f"its pipelines run 1f1b, not {layout.schedule}" if other else ""
+
+
+def _sharded_pipeline(chosen: Chosen) -> str:
+    layout = chosen.layout
+    both = layout.pipeline > 1 and layout.zero_stage > 1
+    return f"ZeRO {layout.zero_stage} does not go with its pipelines" if both else ""
+
+
+def _precision(chosen: Chosen) -> str:
+    precision = chosen.job.recipe.precision
+    return f"it has no setting for {precision}" if precision == "fp8" else ""
+
+
+def _shape(chosen: Chosen) -> str:
+    model = chosen.job.model
+    return (
+        f"the model, which the training script builds: {model.num_layers} layers, hidden "
+        f"{model.hidden_size}, {model.num_attention_heads} heads, {model.query_groups} key and value heads, "
+        f"MLP {model.ffn_hidden_size}, vocabulary {model.vocab_size}, sequences of {chosen.job.seq_length}"
+    )
+
+
+def _pipeline(chosen: Chosen) -> str:
+    layout = chosen.layout
+    if layout.pipeline == 1:
+        return ""
+    uneven = layout.layers_per_stage
+    split = f" with {'-'.join(map(str, uneven))} layers" if uneven else ""
+    return f"{layout.pipeline} pipeline stages{split}; PipelineModule(num_stages={layout.pipeline}) has them"
+
+
+def _recompute(chosen: Chosen) -> str:
+    mode = chosen.layout.recompute
+    return "" if mode == "none" else f"recompute {mode}; the model's code calls the checkpointing"
+
+
+GAPS: tuple[Limit, ...] = (
+    _shape,
+    _pipeline,
+    _recompute,
+    (
+        lambda c: (
+            f"tensor parallelism {c.layout.tensor} with ZeRO 3; the script's mpu object has it"
+            if c.layout.tensor > 1 and _tensor(c) is None
+            else ""
+        )
+    ),
+    (lambda c: "sequence parallelism of the norms" if c.layout.sequence_parallel else ""),
+    (lambda c: f"{c.job.recipe.attention} attention, which the model's code chooses"),
+    tf32_products,
+    reduced_otherwise(*WIRE),
+)
+
+
+def _text(comments: Sequence[str], values: Values) -> str:
+    return json.dumps({"_comments": list(comments), **nested(values)}, indent=2) + "\n"
+
+
+DEEPSPEED = Tool(
+    name="deepspeed",
+    title="DeepSpeed",
+    layout_type=ParallelLayout,
+    runs_on="GPUs",
+    settings=SETTINGS,
+    refusals=(_schedule, _sharded_pipeline, _precision),
+    gaps=GAPS,
+    render=_text,
+    how_to_start=lambda c: f"start on {c.layout.num_devices} ranks with --deepspeed_config and this file",
+)

@@ -1,0 +1,179 @@
+"""Flags of Megatron-LM: `pretrain_gpt.py` under `torchrun`, one flag on each line.
+
+Names: NVIDIA/Megatron-LM, `megatron/training/arguments.py` of Megatron-Core 0.13 and later. Megatron numbers
+ranks as perfsim does: tensor innermost, then data, then pipeline.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from perfsim.interop.tool import (
+    Chosen,
+    Limit,
+    Setting,
+    Tool,
+    Values,
+    bucket_elements,
+    commented,
+    reduced_otherwise,
+    tf32_products,
+)
+from perfsim.workload import ParallelLayout
+
+POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
+SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+"""Strategies of Megatron-FSDP by ZeRO stage."""
+SCHEDULES = ("1f1b", "interleaved")
+OPTIMIZERS = {"adam": "adam", "adamw": "adam", "sgd": "sgd"}
+"""Megatron's adam decouples weight decay, as AdamW does."""
+
+
+def _fsdp(chosen: Chosen) -> bool:
+    return chosen.layout.zero_stage in SHARDING
+
+
+def _flag(condition: bool) -> bool | None:
+    return True if condition else None
+
+
+def _layers_per_virtual_stage(chosen: Chosen) -> int | None:
+    layout = chosen.layout
+    even = layout.schedule == "interleaved" and layout.layers_per_stage is None
+    return chosen.job.model.num_layers // layout.num_stages if even else None
+
+
+def _pipeline_layout(chosen: Chosen) -> str | None:
+    """`E,t*3|t*4|t*3,L`: embedding, decoder layers of each virtual stage, loss."""
+    given = chosen.layout.layers_per_stage
+    if given is None:
+        return None
+    stages = [f"t*{count}" if count else "" for count in given]
+    stages[0] = ",".join(filter(None, ("E", stages[0])))
+    stages[-1] = ",".join(filter(None, (stages[-1], "L")))
+    return "|".join(stages)
+
+
+def _dropout(chosen: Chosen) -> float | None:
+    return None if chosen.job.recipe.dropout else 0.0
+
+
+SETTINGS: tuple[Setting, ...] = (
+    ("--num-layers", lambda c: c.job.model.num_layers),
+    ("--hidden-size", lambda c: c.job.model.hidden_size),
+    ("--ffn-hidden-size", lambda c: c.job.model.ffn_hidden_size),
+    ("--num-attention-heads", lambda c: c.job.model.num_attention_heads),
+    ("--group-query-attention", lambda c: _flag(c.job.model.num_query_groups is not None)),
+    ("--num-query-groups", lambda c: c.job.model.num_query_groups),
+    ("--vocab-size", lambda c: c.job.model.vocab_size),
+    ("--max-position-embeddings", lambda c: c.job.model.max_position_embeddings),
+    ("--position-embedding-type", lambda c: POSITIONS.get(c.job.model.position_embedding)),
+    ("--swiglu", lambda c: _flag(c.job.model.gated_mlp)),
+    ("--disable-bias-linear", lambda c: _flag(not c.job.model.bias)),
+    ("--untie-embeddings-and-output-weights", lambda c: _flag(not c.job.model.tied_embeddings)),
+    ("--seq-length", lambda c: c.job.seq_length),
+    ("--micro-batch-size", lambda c: c.layout.micro_batch_size),
+    ("--global-batch-size", lambda c: c.job.global_batch_size),
+    ("--tensor-model-parallel-size", lambda c: c.layout.tensor),
+    ("--pipeline-model-parallel-size", lambda c: c.layout.pipeline),
+    ("--num-layers-per-virtual-pipeline-stage", _layers_per_virtual_stage),
+    ("--pipeline-model-parallel-layout", _pipeline_layout),
+    ("--sequence-parallel", lambda c: _flag(c.layout.sequence_parallel)),
+    ("--use-distributed-optimizer", lambda c: _flag(c.layout.zero_stage >= 1)),
+    ("--use-megatron-fsdp", lambda c: _flag(_fsdp(c))),
+    ("--data-parallel-sharding-strategy", lambda c: SHARDING.get(c.layout.zero_stage)),
+    ("--no-gradient-accumulation-fusion", lambda c: _flag(_fsdp(c))),
+    ("--ckpt-format", lambda c: "fsdp_dtensor" if _fsdp(c) else None),
+    (
+        "--overlap-grad-reduce",
+        lambda c: _flag(c.job.recipe.overlap_grad_reduce and c.layout.data > 1),
+    ),
+    ("--ddp-bucket-size", bucket_elements),
+    (
+        "--recompute-granularity",
+        lambda c: None if c.layout.recompute == "none" else c.layout.recompute,
+    ),
+    ("--recompute-method", lambda c: "uniform" if c.layout.recompute == "full" else None),
+    ("--recompute-num-layers", lambda c: 1 if c.layout.recompute == "full" else None),
+    ("--fp16", lambda c: _flag(c.job.recipe.precision == "fp16")),
+    ("--bf16", lambda c: _flag(c.job.recipe.precision in ("bf16", "fp8"))),
+    ("--fp8-format", lambda c: "hybrid" if c.job.recipe.precision == "fp8" else None),
+    (
+        "--accumulate-allreduce-grads-in-fp32",
+        lambda c: _flag(c.job.recipe.reduce_precision in (None, "fp32")),
+    ),
+    ("--grad-reduce-in-bf16", lambda c: _flag(c.job.recipe.reduce_precision == "bf16")),
+    (
+        "--attention-backend",
+        lambda c: "flash" if c.job.recipe.attention == "flash" else "unfused",
+    ),
+    ("--attention-dropout", _dropout),
+    ("--hidden-dropout", _dropout),
+    ("--optimizer", lambda c: OPTIMIZERS[c.job.recipe.optimizer]),
+)
+
+
+def _schedule(chosen: Chosen) -> str:
+    layout = chosen.layout
+    unknown = layout.pipeline > 1 and layout.schedule not in SCHEDULES
+    return f"its schedules are {' and '.join(SCHEDULES)}, not {layout.schedule}" if unknown else ""
+
+
+def _biases(chosen: Chosen) -> str:
+    model = chosen.job.model
+    if model.has_attention_bias == model.bias:
+        return ""
+    return f"biases of the linears {'of attention alone' if model.has_attention_bias else 'of the MLP alone'}"
+
+
+GAPS: tuple[Limit, ...] = (
+    _biases,
+    (lambda c: "attention and MLP on one norm" if c.job.model.norms_per_layer == 1 else ""),
+    (lambda c: "a bias of the LM head" if c.job.model.head_bias else ""),
+    (
+        lambda c: (
+            ""
+            if c.job.model.position_embedding in POSITIONS
+            else f"{c.job.model.position_embedding} positions"
+        )
+    ),
+    (lambda c: "" if c.job.model.causal else "attention in both directions; take pretrain_bert.py"),
+    (lambda c: "an LM head on part of the positions" if c.job.recipe.lm_head_positions else ""),
+    tf32_products,
+    reduced_otherwise("fp32", "bf16"),
+    (
+        lambda c: (
+            "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"
+            if c.job.recipe.host_blocking
+            else ""
+        )
+    ),
+)
+
+
+def _start(chosen: Chosen) -> str:
+    layout = chosen.layout
+    return (
+        f"torchrun with {layout.num_devices} ranks in all, pretrain_gpt.py and these flags; "
+        f"data parallel {layout.data} follows from {layout.num_devices} / "
+        f"({layout.tensor} x {layout.pipeline})"
+    )
+
+
+def _text(comments: Sequence[str], values: Values) -> str:
+    flags = [name if value is True else f"{name} {shlex.quote(str(value))}" for name, value in values]
+    return "\n".join([*commented(comments), *flags, ""])
+
+
+MEGATRON = Tool(
+    name="megatron",
+    title="Megatron-LM",
+    layout_type=ParallelLayout,
+    runs_on="GPUs",
+    settings=SETTINGS,
+    refusals=(_schedule,),
+    gaps=GAPS,
+    render=_text,
+    how_to_start=_start,
+)

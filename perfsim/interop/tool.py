@@ -1,0 +1,120 @@
+"""A tool that trains models: a table from the fields of a plan to the tool's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from perfsim.errors import InputError, LayoutError, Problem
+from perfsim.hardware import SystemSpec
+from perfsim.workload import Job, Layout
+
+
+class Chosen(Protocol):
+    """What is to be run: the fields of a plan that a tool needs."""
+
+    @property
+    def strategy(self) -> str: ...
+
+    @property
+    def job(self) -> Job: ...
+
+    @property
+    def layout(self) -> Any: ...
+
+    @property
+    def system(self) -> SystemSpec: ...
+
+    @property
+    def num_microbatches(self) -> int: ...
+
+
+Setting = tuple[str, Callable[[Chosen], Any]]
+"""A setting of a tool, by its flag or its dotted path, and its value for a plan; None leaves it out."""
+Limit = Callable[[Chosen], str]
+"""What a tool cannot express of a plan, in words; empty where the plan does not need it."""
+Values = Sequence[tuple[str, Any]]
+"""Names of settings with their values, in the order of the table."""
+Render = Callable[[Sequence[str], Values], str]
+"""The text of comments and settings in the format of a tool."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool, the kind of layout that it runs, its settings, and what it cannot express."""
+
+    name: str
+    title: str
+    layout_type: type[Layout]
+    runs_on: str
+    settings: tuple[Setting, ...]
+    refusals: tuple[Limit, ...]
+    """Without these another step would run than the predicted one: the plan is refused."""
+    gaps: tuple[Limit, ...]
+    """Of these the emitted text says that they are missing."""
+    render: Render
+    how_to_start: Callable[[Chosen], str]
+    """The comment that says how the settings are used."""
+
+    def emit(self, chosen: Chosen) -> str:
+        """The settings that run a plan. Raises InputError for a plan that the tool cannot run."""
+        if not isinstance(chosen.layout, self.layout_type):
+            raise InputError(
+                f"{self.title} trains on {self.runs_on}; {chosen.system.name} is a {chosen.system.kind}"
+            )
+        layout = chosen.layout.short
+        if refused := [text for limit in self.refusals if (text := limit(chosen))]:
+            raise LayoutError([Problem(f"{self.title} cannot run {layout}: {text}") for text in refused])
+        job, devices = chosen.job, chosen.layout.num_devices
+        comments = [
+            f"{job.model.name}, recipe {job.recipe.name}, on {devices} x {chosen.system.name}",
+            f"{chosen.strategy}: {layout}, batch {job.global_batch_size}",
+            self.how_to_start(chosen),
+            "not part of a plan: data, tokenizer, learning rate, length of the run, checkpoints",
+            *(f"not expressible: {text}" for limit in self.gaps if (text := limit(chosen))),
+        ]
+        values = [(name, value(chosen)) for name, value in self.settings]
+        return self.render(comments, [(name, value) for name, value in values if value is not None])
+
+
+def nested(values: Values) -> dict[str, Any]:
+    """Settings by dotted path as a tree of mappings."""
+    tree: dict[str, Any] = {}
+    for path, value in values:
+        *groups, name = path.split(".")
+        branch = tree
+        for group in groups:
+            branch = branch.setdefault(group, {})
+        branch[name] = value
+    return tree
+
+
+def commented(comments: Sequence[str]) -> list[str]:
+    """Comments as lines that begin with a hash."""
+    return [f"# {comment}" for comment in comments]
+
+
+def bucket_elements(chosen: Chosen) -> int | None:
+    """Elements of a bucket of gradients; None where the recipe gives no size."""
+    recipe = chosen.job.recipe
+    if recipe.grad_bucket is None:
+        return None
+    return int(recipe.grad_bucket / (2 if recipe.reduce_precision in ("bf16", "fp16") else 4))
+
+
+def tf32_products(chosen: Chosen) -> str:
+    """The gap of tools that leave TF32 to PyTorch."""
+    if chosen.job.recipe.precision != "tf32":
+        return ""
+    return "tf32 products; PyTorch's torch.backends.cuda.matmul.allow_tf32 switches them on"
+
+
+def reduced_otherwise(*known: str) -> Limit:
+    """The gap of a tool that reduces gradients only in these precisions."""
+
+    def gap(chosen: Chosen) -> str:
+        wire = chosen.job.recipe.reduce_precision or "fp32"
+        return "" if wire in known else f"gradients reduced in {wire}"
+
+    return gap

@@ -1,0 +1,245 @@
+"""What is emitted for a tool is read back, by the parser of its format, as the plan that it was."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import tomllib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from perfsim.catalog import Catalog
+from perfsim.errors import InputError, LayoutError
+from perfsim.interop.emit import TOOLS, emit
+from perfsim.prediction.planner import plan_of
+from perfsim.prediction.question import Question
+from perfsim.strategies import Plan
+from perfsim.workload import ParallelLayout
+
+GAP = "not expressible: "
+LAYOUTS = {
+    "1f1b": "tp=4,pp=4,dp=4,mbs=2,zero=1,sp=true,recompute=selective",
+    "interleaved": "tp=8,pp=4,dp=2,mbs=1,schedule=interleaved,vpp=11,zero=1,sp=true",
+    "uneven": "tp=2,pp=8,dp=4,mbs=1,layers_per_stage=5-6-6-5-5-6-6-5",
+    "uneven and interleaved": "tp=8,pp=4,dp=2,mbs=1,vpp=2,layers_per_stage=5-6-6-5-5-6-6-5",
+    "zero2": "tp=8,dp=8,mbs=3,zero=2,recompute=full",
+    "zero3": "dp=64,mbs=1,zero=3,recompute=full",
+    "data": "dp=64,mbs=3",
+    "gpipe": "tp=8,pp=4,dp=2,mbs=1,schedule=gpipe",
+}
+FLAGS = (
+    *("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-query-groups"),
+    *("vocab-size", "max-position-embeddings", "seq-length", "micro-batch-size", "global-batch-size"),
+    *("tensor-model-parallel-size", "pipeline-model-parallel-size", "recompute-num-layers"),
+    *("num-layers-per-virtual-pipeline-stage", "ddp-bucket-size"),
+)
+TEXTS = (
+    *("recompute-granularity", "recompute-method", "pipeline-model-parallel-layout", "ckpt-format"),
+    *("data-parallel-sharding-strategy", "position-embedding-type", "fp8-format", "attention-backend"),
+    *("attention-dropout", "hidden-dropout", "optimizer"),
+)
+SWITCHES = (
+    *("sequence-parallel", "use-distributed-optimizer", "use-megatron-fsdp", "overlap-grad-reduce"),
+    *("no-gradient-accumulation-fusion", "fp16", "bf16", "swiglu", "disable-bias-linear"),
+    *("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "group-query-attention"),
+    "untie-embeddings-and-output-weights",
+)
+
+
+@pytest.fixture
+def planned() -> Callable[..., Plan]:
+    """Plans a given layout, whether it fits or not."""
+    catalog = Catalog()
+
+    def plan(
+        layout: str,
+        *,
+        model: str = "gpt3_20b",
+        system: str = "dgx-a100-80gb",
+        devices: int = 64,
+        **recipe: Any,
+    ) -> Plan:
+        asked = catalog.recipes["gpt3_pretraining"].with_(**recipe)
+        question = Question(
+            model=catalog.models[model],
+            recipe=asked,
+            system=catalog.systems[system],
+            devices=devices,
+            strategy="",
+            batch=192,
+            layout=layout,
+            must_fit=False,
+        )
+        return plan_of(question)
+
+    return plan
+
+
+def flags_of(text: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    for name in FLAGS:
+        parser.add_argument(f"--{name}", type=int)
+    for name in TEXTS:
+        parser.add_argument(f"--{name}")
+    for name in SWITCHES:
+        parser.add_argument(f"--{name}", action="store_true")
+    return parser.parse_args(shlex.split(text, comments=True))
+
+
+def from_megatron(text: str, devices: int) -> ParallelLayout:
+    args = flags_of(text)
+    tensor, pipeline = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    split = args.pipeline_model_parallel_layout
+    counts = tuple(int(stage.split("*")[1].split(",")[0]) for stage in split.split("|")) if split else None
+    chunk = args.num_layers_per_virtual_pipeline_stage
+    virtual = args.num_layers // pipeline // chunk if chunk else 1
+    virtual = len(counts) // pipeline if counts else virtual
+    stage = {"optim_grads": 2, "optim_grads_params": 3}.get(
+        args.data_parallel_sharding_strategy, int(args.use_distributed_optimizer)
+    )
+    return ParallelLayout(
+        tensor=tensor,
+        pipeline=pipeline,
+        data=devices // tensor // pipeline,
+        virtual_pipeline=virtual,
+        sequence_parallel=args.sequence_parallel,
+        zero_stage=stage,
+        schedule="interleaved" if virtual > 1 else "1f1b",
+        micro_batch_size=args.micro_batch_size,
+        recompute=args.recompute_granularity or "none",
+        layers_per_stage=counts,
+    )
+
+
+@pytest.mark.parametrize("layout", [text for name, text in LAYOUTS.items() if name != "gpipe"])
+def test_megatron_flags_are_read_back_as_the_layout(planned: Callable[..., Plan], layout: str) -> None:
+    plan = planned(layout)
+    text = emit("megatron", plan)
+    assert from_megatron(text, 64) == plan.layout
+    assert GAP not in text
+    args = flags_of(text)
+    assert (args.num_layers, args.hidden_size, args.ffn_hidden_size) == (44, 6144, 24576)
+    assert (args.global_batch_size, args.seq_length, args.bf16, args.fp16) == (192, 2048, True, False)
+
+
+def test_megatron_flags_hold_the_shape_and_the_recipe(planned: Callable[..., Plan]) -> None:
+    layout = "tp=8,dp=8,mbs=1"
+    args = flags_of(
+        emit(
+            "megatron",
+            planned(layout, model="llama2_70b", attention="flash", dropout=False, precision="fp16"),
+        )
+    )
+    assert (args.num_query_groups, args.group_query_attention, args.swiglu) == (8, True, True)
+    assert args.disable_bias_linear
+    assert args.untie_embeddings_and_output_weights
+    assert (args.position_embedding_type, args.attention_backend, args.fp16) == ("rope", "flash", True)
+    assert (args.attention_dropout, args.hidden_dropout) == ("0.0", "0.0")
+
+
+def test_what_megatron_lacks_is_said_in_a_comment(planned: Callable[..., Plan]) -> None:
+    text = emit("megatron", planned("dp=64,mbs=1", model="gptj_6b", host_blocking=True))
+    gaps = [line for line in text.splitlines() if line.startswith(f"# {GAP}")]
+    assert {"biases", "one norm", "CUDA_LAUNCH_BLOCKING"} <= {
+        word for word in ("biases", "one norm", "CUDA_LAUNCH_BLOCKING") for gap in gaps if word in gap
+    }
+
+
+@pytest.mark.parametrize("layout", ["1f1b", "zero2", "zero3", "data"])
+def test_a_deepspeed_file_is_read_back_as_the_layout(planned: Callable[..., Plan], layout: str) -> None:
+    plan = planned(LAYOUTS[layout])
+    document = json.loads(emit("deepspeed", plan))
+    tensor = document.get("tensor_parallel", {}).get("autotp_size", 1)
+    data = document["train_batch_size"] // (
+        document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"]
+    )
+    assert (tensor, data) == (plan.layout.tensor, plan.layout.data)
+    assert document["zero_optimization"]["stage"] == plan.layout.zero_stage
+    assert document["train_micro_batch_size_per_gpu"] == plan.layout.micro_batch_size
+    assert (document["bf16"]["enabled"], document["fp16"]["enabled"]) == (True, False)
+    gaps = " ".join(comment for comment in document["_comments"] if comment.startswith(GAP))
+    assert ("pipeline stages" in gaps) == (plan.layout.pipeline > 1)
+    assert ("recompute" in gaps) == (plan.layout.recompute != "none")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_torchtitan_file_is_read_back_as_the_layout(planned: Callable[..., Plan], layout: str) -> None:
+    plan = planned(LAYOUTS[layout])
+    text = emit("torchtitan", plan)
+    document = tomllib.loads(text)
+    ways, training = document["parallelism"], document["training"]
+    replicas, shards = ways["data_parallel_replicate_degree"], ways["data_parallel_shard_degree"]
+    given, stages = plan.layout, plan.layout.num_stages
+    assert (ways["tensor_parallel_degree"], ways["pipeline_parallel_degree"]) == (
+        given.tensor,
+        given.pipeline,
+    )
+    assert (replicas, shards) == ((1, given.data) if given.zero_stage else (given.data, 1))
+    assert (ways["fsdp_reshard_after_forward"] == "always") == (given.zero_stage == 3)
+    assert document["activation_checkpoint"]["mode"] == given.recompute
+    assert training["global_batch_size"] == 192
+    micro = ways.get("pipeline_parallel_microbatch_size", training["local_batch_size"])
+    assert micro == given.micro_batch_size
+    if given.pipeline > 1:
+        parts = ways.get("module_fqns_per_model_part")
+        counts = [sum(name.startswith("layers.") for name in part) for part in parts or []]
+        even = [ways.get("pipeline_parallel_layers_per_stage")] * stages
+        assert tuple(counts or even) == (given.layers_per_stage or (44 // stages,) * stages)
+        assert training["local_batch_size"] // micro == plan.num_microbatches
+    assert ("ZeRO 1" in text) == (given.zero_stage == 1)
+
+
+def test_a_model_zoo_file_is_read_back_as_the_layout(planned: Callable[..., Plan]) -> None:
+    plan = planned("mbs=24", system="cs-2", devices=4)
+    text = emit("modelzoo", plan)
+    document = yaml.safe_load(text)
+    assert document["runconfig"]["num_csx"] == plan.layout.data == 4
+    assert document["train_input"] == {
+        "batch_size": 192,
+        "micro_batch_size": 24,
+        "max_sequence_length": 2048,
+    }
+    shape = document["model"]
+    assert (shape["num_hidden_layers"], shape["hidden_size"], shape["filter_size"]) == (44, 6144, 24576)
+    assert (shape["num_heads"], shape["vocab_size"], shape["share_embedding_weights"]) == (64, 50257, True)
+    assert "micro-batches" not in text
+    assert "micro-batches of 20" in emit("modelzoo", planned("mbs=20", system="cs-2", devices=4))
+
+
+@pytest.mark.parametrize("tool", ["megatron", "deepspeed", "torchtitan"])
+def test_a_gpu_tool_refuses_a_wafer(planned: Callable[..., Plan], tool: str) -> None:
+    with pytest.raises(InputError, match="trains on GPUs; cs-2 is a wafer-cluster"):
+        emit(tool, planned("mbs=24", system="cs-2", devices=4))
+
+
+def test_the_model_zoo_refuses_gpus(planned: Callable[..., Plan]) -> None:
+    with pytest.raises(InputError, match="trains on wafers; dgx-a100-80gb is a gpu-cluster"):
+        emit("modelzoo", planned("dp=64,mbs=3"))
+    with pytest.raises(InputError, match="not to wafers"):
+        emit("modelzoo", planned("mbs=8", system="memoryx-a100", devices=4))
+
+
+@pytest.mark.parametrize(
+    ("tool", "layout", "reason"),
+    [
+        ("megatron", "tp=8,pp=4,dp=2,mbs=1,schedule=zb1p", "not zb1p"),
+        ("deepspeed", LAYOUTS["interleaved"], "not interleaved"),
+        ("deepspeed", "tp=8,pp=4,dp=2,mbs=1,zero=2", "ZeRO 2 does not go with its pipelines"),
+        ("torchtitan", "tp=8,pp=4,dp=2,mbs=1,schedule=zb1p", "not zb1p"),
+    ],
+)
+def test_another_step_than_the_predicted_one_is_refused(
+    planned: Callable[..., Plan], tool: str, layout: str, reason: str
+) -> None:
+    with pytest.raises(LayoutError, match=reason):
+        emit(tool, planned(layout))
+
+
+def test_an_unknown_tool_is_refused_with_the_known_ones(planned: Callable[..., Plan]) -> None:
+    with pytest.raises(InputError, match="megatron, deepspeed, torchtitan, modelzoo"):
+        emit("nemo", planned("dp=64,mbs=3"))
+    assert list(TOOLS) == ["megatron", "deepspeed", "torchtitan", "modelzoo"]
