@@ -11,10 +11,10 @@ from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
 from perfsim.engine.limits import present_limits
 from perfsim.errors import CatalogError, InputError, LimitError, PerfsimError, PlanError, Problem
 from perfsim.prediction.accuracy import accuracy_of
+from perfsim.prediction.caveats import default_settings, worst_first
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation import text_of
 from perfsim.prediction.question import Question
-from perfsim.prediction.remarks import defaults_remark
 from perfsim.prediction.resilience import resilience
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
 from perfsim.prediction.shared_caveats import shared_caveats
@@ -55,7 +55,7 @@ class Answered:
     tried: tuple[int, ...] = ()
     """The global batches that were tried, with and without a plan."""
     remarks: tuple[str, ...] = ()
-    """Remarks on a given layout: settings left at defaults, batches that it cannot run."""
+    """The batches that a given layout cannot run."""
     resilience: Resilience | None = None
 
 
@@ -199,28 +199,22 @@ def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target
     batches = _batches(spec, target, question)
     if len(batches) == 1:
         evaluation, choice = run_at(question, target, batches[0])
-        remarks = tuple(_layout_remarks(question, evaluation, {}))
-        return Answered(question, evaluation, choice, (choice,), None, remarks=remarks)
+        return Answered(question, evaluation, choice, (choice,), None)
     curve, dropped = batch_curve(question, target, batches)
     evaluation, choice = run_at(question, target, best_of(curve))
     own_tokens = choice.answer.batch_tokens
     curve = [choice if point.answer.batch_tokens == own_tokens else point for point in curve]
-    remarks = tuple(_layout_remarks(question, evaluation, dropped))
+    remarks = () if question.layout is None else _left_out(dropped)
     return Answered(question, evaluation, choice, tuple(curve), None, tuple(batches), remarks)
 
 
-def _layout_remarks(
-    question: Question, evaluation: Evaluation, dropped: Mapping[int, PerfsimError]
-) -> Iterator[str]:
-    """What a given layout leaves at defaults, and the batches that it cannot run."""
-    if question.layout is None:
-        return
-    if left := defaults_remark(question.named_settings or (), evaluation.plan):
-        yield left
-    if dropped:
-        batches = ", ".join(f"{batch:,}" for batch in dropped)
-        reason = _reason(next(iter(dropped.values())))
-        yield f"batches that the layout cannot run are left out: {batches} sequences ({reason})"
+def _left_out(dropped: Mapping[int, PerfsimError]) -> tuple[str, ...]:
+    """The batches that a given layout cannot run."""
+    if not dropped:
+        return ()
+    batches = ", ".join(f"{batch:,}" for batch in dropped)
+    reason = _reason(next(iter(dropped.values())))
+    return (f"batches that the layout cannot run are left out: {batches} sequences ({reason})",)
 
 
 def _batches(spec: StudySpec, target: Target, question: Question) -> list[int]:
@@ -319,9 +313,11 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
 
 def _candidate(answer: Answered) -> CandidateResult:
     result = candidate_result(answer.evaluation, answer.choice, answer.curve, answer.tried)
-    given = answer.question.layout
+    given, named = answer.question.layout, answer.question.named_settings
+    left = [] if named is None else default_settings(named, answer.evaluation.plan)
     return replace(
         result,
+        caveats=worst_first([*result.caveats, *left]),
         notes=(*result.notes, *answer.remarks),
         whole_run=whole_run_of(answer.question, answer.choice),
         apart=given if isinstance(given, str) else "",
