@@ -9,7 +9,9 @@ from perfsim.report.sections import Remark, Section
 from perfsim.report.table import Table
 
 MOST_AT_HEAD = 3
-"""Caveats at the head of an answer; more only where more are serious."""
+"""Caveats at the head of an answer; more only where more are serious, or are of `ALWAYS`."""
+ALWAYS = ("cluster-scaled",)
+"""Codes of caveats without which the figures are misread, whatever their severity."""
 
 
 def split(caveats: Sequence[SharedCaveat], verdict: str) -> tuple[list[SharedCaveat], list[SharedCaveat]]:
@@ -21,7 +23,8 @@ def split(caveats: Sequence[SharedCaveat], verdict: str) -> tuple[list[SharedCav
     serious = sum(caveat.severity == "serious" for caveat in left)
     warned = sum(caveat.severity != "info" for caveat in left)
     count = max(serious, min(warned, MOST_AT_HEAD))
-    return left[:count], left[count:]
+    shown = [*left[:count], *(caveat for caveat in left[count:] if caveat.code in ALWAYS)]
+    return shown, [caveat for caveat in left if caveat not in shown]
 
 
 def about(caveat: SharedCaveat) -> str:
