@@ -14,15 +14,17 @@ ALWAYS = ("cluster-scaled",)
 """Codes of caveats without which the figures are misread, whatever their severity."""
 
 
-def split(caveats: Sequence[SharedCaveat], verdict: str) -> tuple[list[SharedCaveat], list[SharedCaveat]]:
-    """Those for the head of an answer, all serious ones among them, and the others.
+def split(
+    caveats: Sequence[SharedCaveat], verdict: str, most: int = MOST_AT_HEAD
+) -> tuple[list[SharedCaveat], list[SharedCaveat]]:
+    """The `most` worst for the head of an answer, all serious ones among them, and the others.
 
     A caveat that the verdict quotes as a whole is in neither.
     """
     left = [caveat for caveat in caveats if not (caveat.headline == caveat.text and caveat.text in verdict)]
     serious = sum(caveat.severity == "serious" for caveat in left)
     warned = sum(caveat.severity != "info" for caveat in left)
-    count = max(serious, min(warned, MOST_AT_HEAD))
+    count = max(serious, min(warned, most))
     shown = [*left[:count], *(caveat for caveat in left[count:] if caveat.code in ALWAYS)]
     return shown, [caveat for caveat in left if caveat not in shown]
 

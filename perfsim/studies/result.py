@@ -9,6 +9,7 @@ from typing import Any
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary, SharedCaveat, TimelineBar
+from perfsim.studies.production import Production
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,11 @@ class CandidateResult(Prediction):
     timeline: tuple[TimelineBar, ...] = field(repr=False)
     whole_run: tuple[RunPart, ...] = ()
     """The parts of the wall clock, the sum last; empty if the candidate names no wall clock."""
+    production: Production | None = None
+    """Ratio of production steps to healthy ones; None if it is switched off."""
+    production_time_s: float | None = None
+    """Time to the target at the production rate."""
+    production_band_s: tuple[float, float] | None = None
     apart: str = ""
     """What tells it from other candidates of this machine and strategy: its given layout, or a number."""
 

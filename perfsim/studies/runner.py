@@ -33,6 +33,7 @@ from perfsim.studies.batches import (
 )
 from perfsim.studies.candidate import candidate_result
 from perfsim.studies.perturbed_candidates import perturbed_candidate
+from perfsim.studies.production import COVERED_ONCE, Production, production_of
 from perfsim.studies.result import CandidateResult, Infeasible, StudyResult
 from perfsim.studies.spec import CandidateSpec, StudySpec
 from perfsim.studies.suggestions import suggested_batches
@@ -56,6 +57,7 @@ class Answered:
     """The global batches that were tried, with and without a plan."""
     remarks: tuple[str, ...] = ()
     """The batches that a given layout cannot run."""
+    production: Production | None = None
     resilience: Resilience | None = None
 
 
@@ -197,15 +199,23 @@ def answer_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int, ta
 def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
     question = question_of(spec, candidate, devices)
     batches = _batches(spec, target, question)
-    if len(batches) == 1:
-        evaluation, choice = run_at(question, target, batches[0])
-        return Answered(question, evaluation, choice, (choice,), None)
-    curve, dropped = batch_curve(question, target, batches)
-    evaluation, choice = run_at(question, target, best_of(curve))
+    best, curve, dropped = batches[0], list[BatchChoice](), dict[int, PerfsimError]()
+    if len(batches) > 1:
+        curve, dropped = batch_curve(question, target, batches)
+        best = best_of(curve)
+    evaluation, choice = run_at(question, target, best)
     own_tokens = choice.answer.batch_tokens
-    curve = [choice if point.answer.batch_tokens == own_tokens else point for point in curve]
-    remarks = () if question.layout is None else _left_out(dropped)
-    return Answered(question, evaluation, choice, tuple(curve), None, tuple(batches), remarks)
+    curve = [choice if point.answer.batch_tokens == own_tokens else point for point in curve] or [choice]
+    return Answered(
+        question,
+        evaluation,
+        choice,
+        tuple(curve),
+        sampling=None,
+        tried=tuple(batches) if len(batches) > 1 else (),
+        remarks=() if question.layout is None else _left_out(dropped),
+        production=production_of(spec, candidate),
+    )
 
 
 def _left_out(dropped: Mapping[int, PerfsimError]) -> tuple[str, ...]:
@@ -313,13 +323,18 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
 
 def _candidate(answer: Answered) -> CandidateResult:
     result = candidate_result(answer.evaluation, answer.choice, answer.curve, answer.tried)
+    production, time = answer.production, answer.choice.answer
     given, named = answer.question.layout, answer.question.named_settings
     left = [] if named is None else default_settings(named, answer.evaluation.plan)
+    whole_run = whole_run_of(answer.question, answer.choice)
     return replace(
         result,
         caveats=worst_first([*result.caveats, *left]),
-        notes=(*result.notes, *answer.remarks),
-        whole_run=whole_run_of(answer.question, answer.choice),
+        notes=(*result.notes, *answer.remarks, *([COVERED_ONCE] if whole_run and production else [])),
+        whole_run=whole_run,
+        production=production,
+        production_time_s=None if production is None else production.time_s(time.time_s),
+        production_band_s=None if production is None else production.band_s(time.time_s, time.band_s),
         apart=given if isinstance(given, str) else "",
     )
 

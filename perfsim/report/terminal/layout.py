@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from perfsim.prediction.result import SharedCaveat
-from perfsim.report.caveats import about, split
+from perfsim.report.caveats import MOST_AT_HEAD, about, split
 from perfsim.report.table import Table
 
 MIN_WIDTH, PIPE_WIDTH = 80, 100
@@ -24,7 +24,6 @@ MAX_WORD = 30
 """Longer words may be broken where a column is narrow."""
 _BREAK = re.compile(r"\s|(?<=[^\W\d]-)(?=[^\W\d])")
 """Where `textwrap` breaks lines: at spaces, and after a hyphen between letters."""
-MAX_WARNING_LINES = 2
 MARK = "*"
 """Before the best cell of a column."""
 
@@ -39,13 +38,15 @@ def paragraph(prose: str, width: int, max_lines: int | None = None) -> list[str]
     return textwrap.wrap(prose, min(width, MAX_PROSE), max_lines=max_lines, placeholder=" ...")
 
 
-def caveat_lines(caveats: Sequence[SharedCaveat], verdict: str, width: int) -> list[str]:
+def caveat_lines(
+    caveats: Sequence[SharedCaveat], verdict: str, width: int, most: int = MOST_AT_HEAD
+) -> list[str]:
     """The worst caveats below a verdict, serious ones in full, and how many the report has besides."""
-    shown, rest = split(caveats, verdict)
+    shown, rest = split(caveats, verdict, most)
     lines = []
     for caveat in shown:
-        most = None if caveat.severity == "serious" else MAX_WARNING_LINES
-        lines += paragraph(f"{caveat.severity}: {about(caveat)}: {caveat.text}", width, most)
+        said, limit = (caveat.text, None) if caveat.severity == "serious" else (caveat.headline, 2)
+        lines += paragraph(f"{caveat.severity}: {about(caveat)}: {said}", width, limit)
     if rest:
         lines.append(f"... {len(rest)} more caveat{'s' if len(rest) > 1 else ''} in the report")
     return lines

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 from perfsim.report import text
+from perfsim.report.caveats import MOST_AT_HEAD
+from perfsim.report.study.whole_run import production_sentence
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import caveat_lines, paragraph, table_lines, terminal_width
 from perfsim.studies.result import CandidateResult, StudyResult
@@ -20,18 +22,22 @@ _NUMERIC = frozenset(range(3, 9))
 def study_lines(result: StudyResult) -> list[str]:
     """A row for each candidate, the comparison sentence, the worst caveats.
 
-    At most 25 lines, unless serious caveats need more.
+    At most 25 lines, unless serious caveats need more. Candidates come before caveats that are not serious.
     """
     width = terminal_width()
     heading = paragraph(_heading(result), width, 2)
     verdict = paragraph(result.verdict, width, MAX_VERDICT_LINES)
     notes = [line for note in _notes(result) for line in paragraph(note, width, 2)]
-    caveats = caveat_lines(result.caveats, result.verdict, width)
-    room = MAX_LINES - sum(map(len, (heading, verdict, notes, caveats))) - 2  # two lines are blank
-    return [*heading, "", *_rows(result.candidates, width, room), *notes, "", *verdict, *caveats]
+    room = MAX_LINES - sum(map(len, (heading, verdict, notes))) - 2  # two lines are blank
+    for most in range(MOST_AT_HEAD, -1, -1):
+        caveats = caveat_lines(result.caveats, result.verdict, width, most)
+        rows, left_out = _rows(result.candidates, width, room - len(caveats))
+        if not left_out:
+            break
+    return [*heading, "", *rows, *notes, "", *verdict, *caveats]
 
 
-def _rows(candidates: Sequence[CandidateResult], width: int, room: int) -> list[str]:
+def _rows(candidates: Sequence[CandidateResult], width: int, room: int) -> tuple[list[str], int]:
     """The table in so many lines, and how many candidates it leaves out."""
     for count in range(max(len(candidates), 1), 0, -1):
         left_out = max(len(candidates) - count, 0)
@@ -39,7 +45,7 @@ def _rows(candidates: Sequence[CandidateResult], width: int, room: int) -> list[
         lines = [*table_lines(_table(candidates[:count]), width), *more]
         if len(lines) <= room:
             break
-    return lines
+    return lines, left_out
 
 
 def _heading(result: StudyResult) -> str:
@@ -51,6 +57,7 @@ def _notes(result: StudyResult) -> list[str]:
     """What to know beside the table."""
     return [
         "* first at the target; all figures are at each candidate's own best batch",
+        *filter(None, [production_sentence(result.candidates, "the table")]),
         *filter(None, [text.perturbed_line(result)]),
         *_sampling_lines(result),
         *(f"no plan fits: {item.label}: {item.reason}" for item in result.infeasible[:MAX_INFEASIBLE]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfsim.report import text
+from perfsim.report.sweep.cards import production_notes
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import caveat_lines, cut, paragraph, table_lines, terminal_width
 from perfsim.sweeps.points import PointResult
@@ -25,7 +26,8 @@ def sweep_lines(result: SweepResult) -> list[str]:
     count = f"{len(result.points):,} points"
     if infeasible:
         count += f", {infeasible:,} without a feasible plan"
-    verdict = paragraph(result.verdict, width, MAX_VERDICT_LINES)
+    said = " ".join([result.verdict, *production_notes(result.feasible)])
+    verdict = paragraph(said, width, MAX_VERDICT_LINES)
     caveats = caveat_lines(result.caveats, result.verdict, width)
     table = _table(result, width, MAX_LINES - len(verdict) - len(caveats) - 2)
     return [cut(f"{result.title} ({count})", width), "", *table, *verdict, *caveats]

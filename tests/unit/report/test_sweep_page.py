@@ -54,6 +54,7 @@ def test_the_terminal_shows_each_machine_at_its_best_batch_the_verdict_and_the_w
     assert [row.split()[2] for row in rows] == ["1", "2", "4", "1", "4"]
     text, document = " ".join(lines), sweep_document(result)
     after = text[text.index(document["verdict"][-60:]) :]
+    assert "as in published production runs." in after
     assert "warning: 4 x cs-2 (to a lesser degree 1 and 2); 4 x slow (to a lesser degree 1): 24 seq" in after
     assert {caveat["code"] for caveat in document["caveats"]} >= {"few-runs", "sequences-below-published"}
 
