@@ -14,7 +14,6 @@ from perfsim.calibration import Calibration, ClusterCalibration
 from perfsim.costs.wafer import PEAK
 from perfsim.hardware import LinkSpec
 from perfsim.machines import machine_of
-from perfsim.prediction.accuracy import FEWEST
 from perfsim.prediction.cluster import cluster_note, wide
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.likeness import SHARDED
@@ -56,6 +55,8 @@ MEMORY_LIMIT = 0.94
 """Share of memory above which fragmentation could make a plan fail."""
 NEAR_LIMIT = 0.04
 """Memory is tight where its share is below the limit by at most this."""
+FEW_RUNS = 8
+"""assumed: with fewer published runs their errors say little of the next one."""
 FAR_FEWER = 2
 """A caveat is given where every published log has more than this many times the sequences per wafer."""
 SERIOUS_ABOVE = {
@@ -168,7 +169,7 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
         )
         return
     most = max(row.num_devices for row in runs)
-    if len(runs) < FEWEST:
+    if len(runs) < FEW_RUNS:
         severity: Severity = "serious" if plan.topology.num_devices > most else "warning"
         where = "" if device.name in {row.device for row in runs} else f" with the constants of {constants}"
         yield Caveat("few-runs", severity, f"{len(runs)} published runs{where}, at most {most:,} {unit}")

@@ -35,6 +35,7 @@ class Answer:
             "batch_tokens": self.target_time.batch_tokens,
             "steps": self.target_time.steps,
             "step_time_error": self.target_time.step_time_error,
+            "unshared_error": self.target_time.unshared_error,
             "time_to_accuracy_s": self.target_time.time_s,
             "time_to_accuracy_band_s": list(self.target_time.band_s),
             "whole_run": [asdict(part) for part in self.whole_run],
