@@ -106,7 +106,12 @@ class CandidateSpec(Spec):
     def label(self, devices: int) -> str:
         """`128 x dgx-a100-80gb, 3d`, with a fixed layout behind it."""
         machine = f"{devices} x {self.system.name}, {self.strategy}"
-        return f"{machine}, {self.layout}" if self.layout else machine
+        return f"{machine}, {self.layout_words}" if self.layout else machine
+
+    @property
+    def layout_words(self) -> str:
+        """The fixed layout as labels show it, `tp=8 pp=4`; empty without one."""
+        return " ".join(part.strip() for part in (self.layout or "").split(","))
 
 
 def _one_strategy_each(candidates: tuple[CandidateSpec, ...]) -> tuple[CandidateSpec, ...]:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.prediction import reached
+from perfsim.prediction.likeness import SHARDED
 from perfsim.prediction.reached import Reached
 from perfsim.published.cases import CaseFile, StepCase, case_job, case_system
 from perfsim.published.plans import public_cases
-from perfsim.transformer import model_flop_per_step
-from perfsim.validation.family_traits import traits_of_case
+from perfsim.transformer import model_flop_per_step, parameters
 from perfsim.validation.record_accuracy import KINDS
 
 
@@ -26,7 +26,6 @@ def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
         peak = case.system.num_devices * device.peak[job.recipe.precision]
         mfu = model_flop_per_step(job) / (case.measured.step_time_s * peak)
         count, layout = case.system.num_devices, case.parallel
-        traits = traits_of_case(case, catalog)
         rows.append(
             Reached(
                 id=case.id,
@@ -36,10 +35,10 @@ def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
                 mfu=round(mfu, 4),
                 sequences=round(job.global_batch_size / count, 2),
                 kind=case_system(case, catalog).kind,
-                constants=traits.constants,
+                constants=device.calibration.name if device.calibration else device.name,
                 precision=job.recipe.precision,
-                parameters=traits.parameters,
-                sharded=traits.sharded,
+                parameters=float(parameters(job.model).total),
+                sharded=case.strategy == "zero3" or layout.zero_stage == SHARDED,
                 tensor=layout.tensor,
                 data=count // (layout.tensor * layout.pipeline),
                 micro_batch_tokens=(case.training.micro_batch_size or 0) * job.seq_length,
