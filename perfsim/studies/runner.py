@@ -81,6 +81,7 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
     spec = spec.model_copy(update={"candidates": tuple(_chosen(spec, compare))})
     target = target_of(spec)
     answered: list[Answered] = []
+    results: list[CandidateResult] = []
     failed: list[tuple[str, PerfsimError]] = []
     stopped: LimitError | None = None
     asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
@@ -92,7 +93,9 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
             if stopped is not None:
                 raise stopped
             present_limits().in_time(lambda: f"{len(answered)} of {len(asked)} candidates answered")
-            answered.append(_answer(spec, candidate, devices, target))
+            answer = _answer(spec, candidate, devices, target)
+            results.append(_result_of(answer, candidate))
+            answered.append(answer)
         except PerfsimError as error:
             if isinstance(error, LimitError):
                 if not answered:
@@ -102,7 +105,8 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
     if not answered:
         raise _all_failed([error for _, error in failed])
     refused = [Infeasible(label, _reason(error)) for label, error in failed]
-    return StudyRun(_result(spec, target, answered, refused, stopped), tuple(answered), stopped)
+    pairs = list(zip(_told_apart(results), answered, strict=True))
+    return StudyRun(_result(spec, target, pairs, refused, stopped), tuple(answered), stopped)
 
 
 def check_question(question: Question) -> None:
@@ -272,16 +276,13 @@ def _disturbed(spec: StudySpec, answered: Answered, target: Target) -> Answered:
 def _result(
     spec: StudySpec,
     target: Target,
-    answered: Sequence[Answered],
+    pairs: Sequence[tuple[CandidateResult, Answered]],
     refused: Sequence[Infeasible],
     stopped: LimitError | None,
 ) -> StudyResult:
-    candidates = _told_apart([_candidate(answer) for answer in answered])
+    candidates, answered = tuple(candidate for candidate, _ in pairs), [answer for _, answer in pairs]
     critical: CriticalBatch = target.critical
-    answers = [
-        Answer(candidate, answer.choice.answer)
-        for candidate, answer in zip(candidates, answered, strict=True)
-    ]
+    answers = [Answer(candidate, answer.choice.answer) for candidate, answer in pairs]
     sentence = verdict(answers) + whole_run_sentence(candidates)
     if refused:
         verb = "Not possible" if stopped is None else "Not possible, or not reached"
@@ -304,9 +305,7 @@ def _result(
         suggested_batch_tokens=suggested_batches(spec, target.d_min_tokens),
         assumptions=assumptions_of(spec, target),
         sampling={
-            candidate.label: answer.sampling
-            for candidate, answer in zip(candidates, answered, strict=True)
-            if answer.sampling is not None
+            candidate.label: answer.sampling for candidate, answer in pairs if answer.sampling is not None
         },
         accuracy=_accuracy(answered),
         resilience=tuple(answer.resilience for answer in answered if answer.resilience is not None),
@@ -324,9 +323,9 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
     return tuple(by_family.values())
 
 
-def _candidate(answer: Answered) -> CandidateResult:
+def _result_of(answer: Answered, candidate: CandidateSpec) -> CandidateResult:
     result = candidate_result(answer.evaluation, answer.choice, answer.curve, answer.tried)
-    given, production, time = answer.question.layout, answer.production, answer.choice.answer
+    production, time = answer.production, answer.choice.answer
     whole_run = whole_run_of(answer.question, answer.choice)
     return replace(
         result,
@@ -335,11 +334,11 @@ def _candidate(answer: Answered) -> CandidateResult:
         production=production,
         production_time_s=None if production is None else production.time_s(time.time_s),
         production_band_s=None if production is None else production.band_s(time.time_s, time.band_s),
-        apart=given if isinstance(given, str) else "",
+        apart=candidate.layout_words,
     )
 
 
-def _told_apart(candidates: Sequence[CandidateResult]) -> tuple[CandidateResult, ...]:
+def _told_apart(candidates: Sequence[CandidateResult]) -> list[CandidateResult]:
     """The candidates with a number behind a label that an earlier one has."""
     seen = Counter[str]()
     apart = []
@@ -348,4 +347,4 @@ def _told_apart(candidates: Sequence[CandidateResult]) -> tuple[CandidateResult,
         repeat = seen[candidate.label]
         words = [candidate.apart, f"candidate {repeat} of this name"] if repeat > 1 else [candidate.apart]
         apart.append(replace(candidate, apart=", ".join(filter(None, words))))
-    return tuple(apart)
+    return apart

@@ -63,7 +63,7 @@ def _verdict(result: StudyResult) -> Section:
         f"{text.integer(result.seq_length)} tokens, {text.large(result.target_tokens)} tokens to the "
         "target at small batch. Each candidate runs at its own best batch and layout."
     )
-    unfit = [f"{item.label} has no feasible plan: {item.reason}" for item in result.infeasible]
+    unfit = [f"Not possible: {item.label}: {item.reason}." for item in result.infeasible]
     perturbed = text.perturbed_line(result)
     notes = [f"{perturbed[0].upper()}{perturbed[1:]}."] if perturbed else []
     return Section("Verdict", " ".join([lead, *notes, *unfit]), table=verdict_table(result), slug="verdict")
