@@ -32,6 +32,7 @@ from perfsim.studies.batches import (
 )
 from perfsim.studies.candidate import candidate_result
 from perfsim.studies.perturbed_candidates import perturbed_candidate
+from perfsim.studies.production import COVERED_ONCE, Production, production_of
 from perfsim.studies.result import CandidateResult, Infeasible, StudyResult
 from perfsim.studies.spec import CandidateSpec, StudySpec
 from perfsim.studies.suggestions import suggested_batches
@@ -55,6 +56,7 @@ class Answered:
     """The global batches that were tried, with and without a plan."""
     remarks: tuple[str, ...] = ()
     """Remarks on a given layout: settings left at defaults, batches that it cannot run."""
+    production: Production | None = None
     resilience: Resilience | None = None
 
 
@@ -79,6 +81,7 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
     spec = spec.model_copy(update={"candidates": tuple(_chosen(spec, compare))})
     target = target_of(spec)
     answered: list[Answered] = []
+    results: list[CandidateResult] = []
     failed: list[tuple[str, PerfsimError]] = []
     stopped: LimitError | None = None
     asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
@@ -90,7 +93,9 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
             if stopped is not None:
                 raise stopped
             present_limits().in_time(lambda: f"{len(answered)} of {len(asked)} candidates answered")
-            answered.append(_answer(spec, candidate, devices, target))
+            answer = _answer(spec, candidate, devices, target)
+            results.append(_result_of(answer, candidate))
+            answered.append(answer)
         except PerfsimError as error:
             if isinstance(error, LimitError):
                 if not answered:
@@ -100,7 +105,8 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
     if not answered:
         raise _all_failed([error for _, error in failed])
     refused = [Infeasible(label, _reason(error)) for label, error in failed]
-    return StudyRun(_result(spec, target, answered, refused, stopped), tuple(answered), stopped)
+    pairs = list(zip(_told_apart(results), answered, strict=True))
+    return StudyRun(_result(spec, target, pairs, refused, stopped), tuple(answered), stopped)
 
 
 def check_question(question: Question) -> None:
@@ -196,19 +202,26 @@ def answer_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int, ta
 def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
     question = question_of(spec, candidate, devices)
     batches = _batches(spec, target, question)
-    if len(batches) == 1:
-        evaluation, choice = run_at(question, target, batches[0])
-        remarks = tuple(_layout_remarks(question, evaluation, {}))
-        return Answered(question, evaluation, choice, (choice,), None, remarks=remarks)
-    curve, dropped = batch_curve(question, target, batches)
-    evaluation, choice = run_at(question, target, best_of(curve))
+    best, curve, dropped = batches[0], list[BatchChoice](), dict[int, PerfsimError]()
+    if len(batches) > 1:
+        curve, dropped = batch_curve(question, target, batches)
+        best = best_of(curve)
+    evaluation, choice = run_at(question, target, best)
     own_tokens = choice.answer.batch_tokens
-    curve = [choice if point.answer.batch_tokens == own_tokens else point for point in curve]
-    remarks = tuple(_layout_remarks(question, evaluation, dropped))
-    return Answered(question, evaluation, choice, tuple(curve), None, tuple(batches), remarks)
+    curve = [choice if point.answer.batch_tokens == own_tokens else point for point in curve] or [choice]
+    return Answered(
+        question,
+        evaluation,
+        choice,
+        tuple(curve),
+        sampling=None,
+        tried=tuple(batches) if len(batches) > 1 else (),
+        remarks=tuple(_remarks(question, evaluation, dropped)),
+        production=production_of(spec, candidate),
+    )
 
 
-def _layout_remarks(
+def _remarks(
     question: Question, evaluation: Evaluation, dropped: Mapping[int, PerfsimError]
 ) -> Iterator[str]:
     """What a given layout leaves at defaults, and the batches that it cannot run."""
@@ -263,16 +276,13 @@ def _disturbed(spec: StudySpec, answered: Answered, target: Target) -> Answered:
 def _result(
     spec: StudySpec,
     target: Target,
-    answered: Sequence[Answered],
+    pairs: Sequence[tuple[CandidateResult, Answered]],
     refused: Sequence[Infeasible],
     stopped: LimitError | None,
 ) -> StudyResult:
-    candidates = _told_apart([_candidate(answer) for answer in answered])
+    candidates, answered = tuple(candidate for candidate, _ in pairs), [answer for _, answer in pairs]
     critical: CriticalBatch = target.critical
-    answers = [
-        Answer(candidate, answer.choice.answer)
-        for candidate, answer in zip(candidates, answered, strict=True)
-    ]
+    answers = [Answer(candidate, answer.choice.answer) for candidate, answer in pairs]
     sentence = verdict(answers) + whole_run_sentence(candidates)
     if refused:
         verb = "Not possible" if stopped is None else "Not possible, or not reached"
@@ -295,9 +305,7 @@ def _result(
         suggested_batch_tokens=suggested_batches(spec, target.d_min_tokens),
         assumptions=assumptions_of(spec, target),
         sampling={
-            candidate.label: answer.sampling
-            for candidate, answer in zip(candidates, answered, strict=True)
-            if answer.sampling is not None
+            candidate.label: answer.sampling for candidate, answer in pairs if answer.sampling is not None
         },
         accuracy=_accuracy(answered),
         resilience=tuple(answer.resilience for answer in answered if answer.resilience is not None),
@@ -315,18 +323,22 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
     return tuple(by_family.values())
 
 
-def _candidate(answer: Answered) -> CandidateResult:
+def _result_of(answer: Answered, candidate: CandidateSpec) -> CandidateResult:
     result = candidate_result(answer.evaluation, answer.choice, answer.curve, answer.tried)
-    given = answer.question.layout
+    production, time = answer.production, answer.choice.answer
+    whole_run = whole_run_of(answer.question, answer.choice)
     return replace(
         result,
-        notes=(*result.notes, *answer.remarks),
-        whole_run=whole_run_of(answer.question, answer.choice),
-        apart=given if isinstance(given, str) else "",
+        notes=(*result.notes, *answer.remarks, *([COVERED_ONCE] if whole_run and production else [])),
+        whole_run=whole_run,
+        production=production,
+        production_time_s=None if production is None else production.time_s(time.time_s),
+        production_band_s=None if production is None else production.band_s(time.time_s, time.band_s),
+        apart=candidate.layout_words,
     )
 
 
-def _told_apart(candidates: Sequence[CandidateResult]) -> tuple[CandidateResult, ...]:
+def _told_apart(candidates: Sequence[CandidateResult]) -> list[CandidateResult]:
     """The candidates with a number behind a label that an earlier one has."""
     seen = Counter[str]()
     apart = []
@@ -335,4 +347,4 @@ def _told_apart(candidates: Sequence[CandidateResult]) -> tuple[CandidateResult,
         repeat = seen[candidate.label]
         words = [candidate.apart, f"candidate {repeat} of this name"] if repeat > 1 else [candidate.apart]
         apart.append(replace(candidate, apart=", ".join(filter(None, words))))
-    return tuple(apart)
+    return apart

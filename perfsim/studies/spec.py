@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -24,7 +25,7 @@ from perfsim.prediction.perturbation_spec import PerturbationSpec, ResilienceSpe
 from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.sizes import MOST_CHOICES
 from perfsim.spec import CatalogSpec, Spec
-from perfsim.wall_clock import WallClockSpec
+from perfsim.wall_clock import Positive, ProductionRange, WallClockSpec
 from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
 
 
@@ -34,7 +35,9 @@ def _refusal(message: str, help_text: str) -> PydanticCustomError:
 
 
 def _layout_text(layout: Any) -> Any:
-    """The fields of a layout as text: `tensor=8,pipeline=4`; anything else as it is."""
+    """The fields of a layout, or a layout, as text: `tensor=8,pipeline=4`; anything else as it is."""
+    if is_dataclass(layout) and not isinstance(layout, type):
+        layout = asdict(layout)
     if not isinstance(layout, Mapping):
         return layout
     return ",".join(f"{name}={_setting(value)}" for name, value in layout.items() if value is not None)
@@ -45,6 +48,9 @@ def _setting(value: Any) -> str:
         return "-".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
+
+ProductionChoice = Literal["recorded", "none"] | Positive | ProductionRange
+"""Median and range of the recorded production runs, none, a ratio, or a ratio with its range."""
 
 if TYPE_CHECKING:
     StrategyName = str
@@ -69,6 +75,8 @@ class CandidateSpec(Spec):
     """The result of `perfsim calibrate steps` for this machine; scales its step times."""
     wall_clock: WallClockSpec | None = None
     """Queue, compilation, checkpoints and failures of the whole run; None: only the steps are counted."""
+    production: ProductionChoice | None = None
+    """Rate of production steps over that of healthy steps; None: the study's."""
 
     @model_validator(mode="before")
     @classmethod
@@ -101,7 +109,12 @@ class CandidateSpec(Spec):
     def label(self, devices: int) -> str:
         """`128 x dgx-a100-80gb, 3d`, with a fixed layout behind it."""
         machine = f"{devices} x {self.system.name}, {self.strategy}"
-        return f"{machine}, {self.layout}" if self.layout else machine
+        return f"{machine}, {self.layout_words}" if self.layout else machine
+
+    @property
+    def layout_words(self) -> str:
+        """The fixed layout as labels show it, `tp=8 pp=4`; empty without one."""
+        return " ".join(part.strip() for part in (self.layout or "").split(","))
 
 
 def _one_strategy_each(candidates: tuple[CandidateSpec, ...]) -> tuple[CandidateSpec, ...]:
@@ -144,6 +157,8 @@ class StudySpec(CatalogSpec):
     ) = "auto"
     """Global batches to try, in sequences; auto: a grid around the critical batch."""
     convergence: ConvergenceSpec = ConvergenceSpec()
+    production: ProductionChoice = "recorded"
+    """Rate of production steps over that of healthy steps, for the time in production beside the answer."""
     sampling: SamplingSpec = SamplingSpec()
     perturbations: PerturbationSpec | None = None
     """Applied to every candidate's step after its batch and layout are chosen without them."""

@@ -276,12 +276,12 @@ def _answer(study: StudySpec) -> Document:
     candidate = study.candidates[0]
     try:
         answered = answer_candidate(study, candidate, candidate.devices[0], target_of(study))
+        prediction = prediction_of(answered.evaluation)
+        parts = whole_run_of(answered.question, answered.choice)
     except LimitError:
         raise
     except PerfsimError as error:  # concerns this point alone
         return {"reasons": [problem.message for problem in error.problems]}
-    prediction = prediction_of(answered.evaluation)
-    parts = whole_run_of(answered.question, answered.choice)
     return Answer(prediction, answered.choice.answer, parts).document()
 
 
@@ -296,6 +296,7 @@ def _result(point: SweepPoint, stored: Stored) -> PointResult:
         target.d_min_tokens,
         target.critical,
         document["step_time_error"],
+        unshared_error=document["unshared_error"],
     )
     prediction = prediction_from(document, point.study.model.name)
     whole_run = tuple(RunPart(**part) for part in document["whole_run"])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from perfsim.report import text
+from perfsim.report.study.whole_run import production_sentence
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
 from perfsim.studies.result import CandidateResult, StudyResult
@@ -28,14 +29,21 @@ def study_lines(result: StudyResult) -> list[str]:
 
 
 def _rows(candidates: Sequence[CandidateResult], width: int, room: int) -> list[str]:
-    """The table in so many lines, and how many candidates it leaves out."""
+    """The table in so many lines, and how many candidates it leaves out; never the first at the target."""
     for count in range(max(len(candidates), 1), 0, -1):
         left_out = max(len(candidates) - count, 0)
         more = [f"... {left_out} more candidates in the report"] if left_out else []
-        lines = [*table_lines(_table(candidates[:count]), width), *more]
+        lines = [*table_lines(_table(_shown(candidates, count)), width), *more]
         if len(lines) <= room:
             break
     return lines
+
+
+def _shown(candidates: Sequence[CandidateResult], count: int) -> Sequence[CandidateResult]:
+    """So many candidates in their order, with the first at the target among them."""
+    shown = list(candidates[:count])
+    first = min(candidates, key=lambda candidate: candidate.time_to_accuracy_s, default=None)
+    return shown if first is None or any(known is first for known in shown) else [*shown[:-1], first]
 
 
 def _heading(result: StudyResult) -> str:
@@ -47,11 +55,12 @@ def _notes(result: StudyResult) -> list[str]:
     """What to know beside the table."""
     return [
         "* first at the target; all figures are at each candidate's own best batch",
+        *filter(None, [production_sentence(result.candidates, "the study")]),
         *text.scale_notes(candidate.cluster_calibration for candidate in result.candidates),
         *filter(None, [text.perturbed_line(result)]),
         *_edge_lines(result),
         *_sampling_lines(result),
-        *(f"no plan fits: {item.label}: {item.reason}" for item in result.infeasible[:MAX_INFEASIBLE]),
+        *(f"not possible: {item.label}: {item.reason}" for item in result.infeasible[:MAX_INFEASIBLE]),
     ]
 
 
