@@ -32,6 +32,7 @@ ANSWER = (
     "time_to_accuracy_s",
     "low_s",
     "high_s",
+    "production_time_s",
 )
 """The columns of a point's answer."""
 
@@ -140,5 +141,6 @@ def _answer(point: PointResult) -> Row:
         time.steps,
         time.time_s,
         *time.band_s,
+        None if point.production is None else point.production.time_s(time.time_s),
     )
     return dict(zip(ANSWER, values, strict=True))
