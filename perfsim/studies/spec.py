@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -34,7 +35,9 @@ def _refusal(message: str, help_text: str) -> PydanticCustomError:
 
 
 def _layout_text(layout: Any) -> Any:
-    """The fields of a layout as text: `tensor=8,pipeline=4`; anything else as it is."""
+    """The fields of a layout, or a layout, as text: `tensor=8,pipeline=4`; anything else as it is."""
+    if is_dataclass(layout) and not isinstance(layout, type):
+        layout = asdict(layout)
     if not isinstance(layout, Mapping):
         return layout
     return ",".join(f"{name}={_setting(value)}" for name, value in layout.items() if value is not None)

@@ -10,12 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from perfsim.api.studies import study
+from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
 from perfsim.studies import runner as runner_module
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import Answered, run_study
 from perfsim.studies.spec import CandidateSpec, StudySpec
+from perfsim.workload import ParallelLayout
 
 HEAD = """\
 name: layouts
@@ -50,7 +52,9 @@ def test_a_candidate_runs_with_the_layout_that_it_says(tmp_path: Path, layout: s
     (candidate,) = run_study(loaded(tmp_path, f"{GPUS}, layout: {layout}")).result.candidates
     degrees = ("tensor", "pipeline", "data", "micro_batch_size", "sequence_parallel", "zero_stage")
     assert [candidate.layout[name] for name in degrees] == [2, 2, 2, 2, True, 0]
-    assert any(note.startswith("left at defaults by the layout: zero_stage 0") for note in candidate.notes)
+    assert any(
+        caveat.text.startswith("left at defaults by the layout: zero_stage 0") for caveat in candidate.caveats
+    )
 
 
 def test_a_fixed_layout_of_a_wafer_cluster_runs_too(tmp_path: Path) -> None:
@@ -113,6 +117,15 @@ def test_a_wrong_layout_is_refused_at_its_line_with_the_nearest_fix(
         loaded(tmp_path, f"{GPUS}, layout: {layout}")
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_in_python_a_layout_may_be_an_object() -> None:
+    layout = ParallelLayout(tensor=8, micro_batch_size=2, sequence_parallel=True)
+    candidate = CandidateSpec(
+        strategy="3d", system=default_catalog().system("dgx-a100-80gb"), devices=(8,), layout=layout
+    )
+    assert "tensor=8 pipeline=1 data=1" in candidate.layout_words
+    assert "sequence_parallel=true" in candidate.layout_words
 
 
 # ------------------------------------------------------------------------------------- side by side
