@@ -221,11 +221,12 @@ def _slice_terms(
         split = split_works(part)
         inputs, weights = (split.mlp_dgrad, split.attention_dgrad), (split.mlp_wgrad, split.attention_wgrad)
         head_inputs, head_weights = (head_dgrad_work(stage),), (head_wgrad_work(stage),)
-    core, mlp, early_mlp = none, none, none
+    core, attention, mlp, early_mlp = none, none, none, none
     if "selective" in wanted.modes:
         core = _recompute_work("attention.recompute", attention_core(part), part)
     if "full" in wanted.modes:
         early = replace(part, recompute_stops_early=True)
+        attention = _recompute_work("attention.recompute", works.attention_forward.kernels, part)
         mlp = _recompute_work("mlp.recompute", mlp_recompute(part), part)
         early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early), part)
     across = (transfer_work(stage, RankGroup(0, node, 2)),) if node else none
@@ -236,8 +237,8 @@ def _slice_terms(
         weights,
         group.all_reduce_works(),
         core,
-        (works.attention_forward, *mlp),
-        (works.attention_forward, *early_mlp),
+        (*attention, *mlp),
+        (*attention, *early_mlp),
         (embedding_work(stage),),
         (embedding_backward_work(stage),),
         (head_work(stage), *group.all_reduce_works(softmax_sum_bytes(stage))),
