@@ -1,0 +1,77 @@
+"""A shortlist as one JSON document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfsim.report.document import plain
+from perfsim.studies.experiment import Experiment
+from perfsim.studies.shortlist import Entry, Planned
+
+_OF_ENTRY = (
+    "layout",
+    "layout_text",
+    "step_time_s",
+    "step_time_band_s",
+    "ratio",
+    "ratio_error",
+    "differs",
+    "tokens_per_s",
+    "peak_memory_bytes",
+    "memory_capacity_bytes",
+    "memory_left_bytes",
+    "device_hours",
+)
+
+
+def plan_document(planned: Planned) -> dict[str, Any]:
+    """The document of `perfsim plan --json`; every quantity is SI and its key names the unit."""
+    question, search, above = planned.question, planned.search, planned.above_limit
+    document = {
+        "model": question.model.name,
+        "system": planned.system,
+        "num_devices": question.devices,
+        "strategy": planned.best.plan.strategy,
+        "global_batch_size": planned.best.plan.job.global_batch_size,
+        "objective": planned.objective,
+        "memory_limit": question.memory_limit,
+        "screened": search.screened,
+        "feasible": search.feasible,
+        "screening_s": search.screening_s,
+        "within": planned.within,
+        "shortlist": [_entry(entry) for entry in planned.shortlist],
+        "refused": planned.refused,
+        "above_limit": above
+        and {"layout": above.layout, "gain": above.gain, "memory_share": above.memory_share},
+        "experiment": planned.experiment and _experiment(planned.experiment),
+        "tried_batches": planned.tried_batches,
+    }
+    return {name: plain(value) for name, value in document.items()}
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    document = {name: getattr(entry, name) for name in _OF_ENTRY}
+    if entry.time is not None:
+        document["time_to_accuracy_s"] = entry.time.time_s
+        document["time_to_accuracy_band_s"] = entry.time.band_s
+    return document
+
+
+def _experiment(experiment: Experiment) -> dict[str, Any]:
+    trials = [
+        {
+            "entry": trial.entry,
+            "num_devices": trial.devices,
+            "global_batch_size": trial.plan.job.global_batch_size,
+            "layout": trial.plan.layout.as_dict(trial.plan.num_microbatches),
+            "device_hours": trial.device_hours,
+        }
+        for trial in experiment.trials
+    ]
+    return {
+        "trials": trials,
+        "steps": experiment.steps,
+        "ratio": experiment.ratio,
+        "ratio_error": experiment.ratio_error,
+        "device_hours": experiment.device_hours,
+    }

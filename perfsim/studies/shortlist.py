@@ -1,0 +1,260 @@
+"""The layouts of one machine that the model cannot tell apart, what would, and why the others fell.
+
+A predicted ratio of two layouts has an error that does not cancel (`prediction.accuracy.unshared_error`, one
+for each layout, combined in quadrature in log time). Layouts whose ratio to the fastest is inside this error
+are the answer; picking one of them is left to a run on the machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
+from perfsim.errors import InputError
+from perfsim.interop.emit import emit
+from perfsim.machines.layout_text import text_of
+from perfsim.prediction.accuracy import step_time_error, unshared_error
+from perfsim.prediction.planner import Confirmed, Search, confirmed, search, simulated
+from perfsim.prediction.predict import system_label
+from perfsim.prediction.question import Question
+from perfsim.strategies import Plan
+from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, choice_of, target_for
+from perfsim.studies.experiment import HOUR_S, Experiment, Trial, fewest_replicas, rival
+from perfsim.studies.spec import ConvergenceSpec
+
+Objective = Literal["step-time", "time-to-accuracy", "cost"]
+SHOWN = 6
+"""Layouts of the shortlist that are shown unless more are asked for."""
+MEMORY_LIMIT = "memory_limit"
+"""The reason of layouts that fit but use more of their memory than is allowed."""
+DOMINATED = "dominated"
+"""The reason of layouts that fit and are slower than the model's error can explain."""
+FOLLOWS = ("num_microbatches",)
+"""Settings that follow from others."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A layout that may be the fastest."""
+
+    plan: Plan = field(repr=False)
+    step_time_s: float
+    step_time_band_s: tuple[float, float]
+    ratio: float
+    """Step time over that of the first entry."""
+    ratio_error: float
+    """The model's own error in this ratio: the half-width e of its 90 % band [r / (1 + e), r (1 + e)]."""
+    differs: Mapping[str, Any]
+    """Settings that differ from the first entry's."""
+    time: TimeToAccuracy | None = None
+    """Time to the target, where the recipe has one."""
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """Settings by their YAML names."""
+        return self.plan.layout.as_dict(self.plan.num_microbatches)
+
+    @property
+    def layout_text(self) -> str:
+        """The settings as `--layout` takes them."""
+        return text_of(self.plan.layout)
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Peak memory of the fullest device."""
+        return self.plan.peak_memory_bytes
+
+    @property
+    def memory_capacity_bytes(self) -> float:
+        """Capacity of the fullest device."""
+        fullest = max((use for use in self.plan.memory if use.on_device), key=lambda use: use.total_bytes)
+        return fullest.capacity_bytes
+
+    @property
+    def memory_left_bytes(self) -> float:
+        """What the fullest device leaves."""
+        return self.memory_capacity_bytes - self.peak_memory_bytes
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Over all devices."""
+        return self.plan.job.tokens_per_step / self.step_time_s
+
+    @property
+    def device_hours(self) -> float:
+        """Devices times hours: to the target where there is one, else for a billion tokens."""
+        seconds = 1e9 / self.tokens_per_s if self.time is None else self.time.time_s
+        return self.plan.topology.num_devices * seconds / HOUR_S
+
+    def emit(self, tool: str) -> str:
+        """Flags or a file with which a tool runs it. Raises InputError where the tool cannot."""
+        return emit(tool, self.plan)
+
+
+@dataclass(frozen=True)
+class AboveLimit:
+    """The fastest layout of all that fit, where it lies above the memory limit."""
+
+    plan: Plan = field(repr=False)
+    gain: float
+    """Share of the step that it would save, by the closed form."""
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """Settings by their YAML names."""
+        return self.plan.layout.as_dict(self.plan.num_microbatches)
+
+    @property
+    def memory_share(self) -> float:
+        """Share of a device's memory that is used."""
+        return self.plan.memory_share
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The shortlist of one question, what would separate it, and what was left out."""
+
+    question: Question = field(repr=False)
+    search: Search = field(repr=False)
+    objective: Objective
+    shortlist: tuple[Entry, ...]
+    """Ascending by step time; every entry is simulated."""
+    within: int
+    """Layouts that the closed form puts inside the model's error of the fastest."""
+    refused: Mapping[str, int]
+    """Number of layouts by the reason for which they are no answer."""
+    above_limit: AboveLimit | None = None
+    experiment: Experiment | None = None
+    tried_batches: tuple[int, ...] = ()
+
+    @property
+    def best(self) -> Entry:
+        """The fastest entry."""
+        return self.shortlist[0]
+
+    @property
+    def system(self) -> str:
+        """The name of the system."""
+        return system_label(self.best.plan)
+
+
+def plan_layouts(question: Question, objective: Objective = "step-time", shown: int = SHOWN) -> Planned:
+    """The shortlist of a question.
+
+    Without a batch, `time-to-accuracy` and `cost` take the best batch to the recipe's target, `step-time` the
+    recipe's or the default one. On a fixed number of devices cost (devices times time) orders layouts as time
+    does. Raises InputError where `time-to-accuracy` has no target, PlanError where nothing fits.
+    """
+    target = _target(question, objective)
+    tried: tuple[int, ...] = ()
+    given = question.batch or question.recipe.batch_over(question.devices)
+    if target is not None and given is None and objective != "step-time":
+        tried = tuple(batch_grid(target, question.recipe.seq_length, question.devices))
+        question = question.at(best_of(batch_curve(question, target, list(tried))[0]))
+    found = search(question)
+    entries = _shortlist(found, shown, target)
+    within = max(len(entries), _within(found, 1.0 + entries[0].ratio_error))
+    return Planned(
+        question=question,
+        search=found,
+        objective=objective,
+        shortlist=entries,
+        within=within,
+        refused=_refused(found, within),
+        above_limit=_above_limit(found),
+        experiment=_experiment(question, entries),
+        tried_batches=tried,
+    )
+
+
+def _shortlist(found: Search, shown: int, target: Target | None) -> tuple[Entry, ...]:
+    """The fastest layout of each choice of degrees and micro-batch, simulated, inside the model's error."""
+    question = found.question
+    steps = confirmed(found)
+    first = steps[0]
+    kinds = {_kind(first.plan): first}
+    for candidate in found.candidates():
+        error = ratio_error(candidate.plan, first.plan)
+        if len(kinds) >= shown or candidate.estimate_s > first.step_time_s * (1.0 + error):
+            break
+        if _kind(candidate.plan) not in kinds:
+            kinds[_kind(candidate.plan)] = simulated(question, candidate.plan)
+    entries = [_entry(step, first, question.scale, target) for step in kinds.values()]
+    return tuple(
+        sorted(
+            (entry for entry in entries if entry.ratio <= 1.0 + entry.ratio_error),
+            key=lambda entry: entry.step_time_s,
+        )
+    )
+
+
+def _kind(plan: Plan) -> tuple[int, ...]:
+    layout = plan.layout
+    return layout.tensor, layout.pipeline, layout.data, layout.micro_batch_size
+
+
+def _within(found: Search, ratio: float) -> int:
+    """Number of layouts whose estimate is at most so many times the best one."""
+    estimates = found.screening.estimate_s[found.order]
+    return int((estimates <= ratio * estimates[0]).sum())
+
+
+def _refused(found: Search, within: int) -> dict[str, int]:
+    """Layouts that are no answer, by reason: those that do not fit, and of the others the slower ones."""
+    above = found.feasible - len(found.order)
+    return {**found.screening.refused, MEMORY_LIMIT: above, DOMINATED: len(found.order) - within}
+
+
+def _target(question: Question, objective: Objective) -> Target | None:
+    """The target of the recipe; None where it has none and none is needed."""
+    try:
+        return target_for(question.model, question.recipe, ConvergenceSpec(), f"objective {objective}: ")
+    except InputError:
+        if objective == "time-to-accuracy":
+            raise
+        return None
+
+
+def ratio_error(plan: Plan, other: Plan) -> float:
+    """The part of the model's error that remains in the ratio of two layouts of one machine."""
+    return math.expm1(math.hypot(*(math.log1p(unshared_error(each)) for each in (plan, other))))
+
+
+def _entry(step: Confirmed, first: Confirmed, scale: float, target: Target | None) -> Entry:
+    plan, step_time_s = step.plan, step.step_time_s * scale
+    error = 1.0 + step_time_error(plan)
+    own, of_first = (entry.layout.as_dict(entry.num_microbatches) for entry in (plan, first.plan))
+    differs = {
+        name: value for name, value in own.items() if name not in FOLLOWS and value != of_first.get(name)
+    }
+    return Entry(
+        plan=plan,
+        step_time_s=step_time_s,
+        step_time_band_s=(step_time_s / error, step_time_s * error),
+        ratio=step.step_time_s / first.step_time_s,
+        ratio_error=ratio_error(plan, first.plan),
+        differs=differs,
+        time=None if target is None else choice_of(plan, step_time_s, target).answer,
+    )
+
+
+def _above_limit(found: Search) -> AboveLimit | None:
+    """The fastest layout that fits at all, where it is faster than all within the limit."""
+    (best,), (fastest,) = found.best(1), found.best(1, within_limit=False)
+    gain = 1.0 - fastest.estimate_s / best.estimate_s
+    return AboveLimit(fastest.plan, gain) if gain > 0 else None
+
+
+def _experiment(question: Question, entries: tuple[Entry, ...]) -> Experiment | None:
+    """The first entry beside the one that it is least surely faster than."""
+    other = rival([entry.plan for entry in entries])
+    if other is None:
+        return None
+    first, second = (
+        Trial(place + 1, fewest_replicas(question, entries[place].plan), entries[place].step_time_s)
+        for place in (0, other)
+    )
+    return Experiment((first, second), entries[other].ratio, entries[other].ratio_error)
