@@ -10,7 +10,7 @@ from perfsim.api.frames import Row, frame, html_table
 from perfsim.api.naming import Named, cluster_of, described, system_of
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.errors import InputError, LayoutError
+from perfsim.errors import InputError
 from perfsim.hardware import SystemSpec
 from perfsim.prediction.question import DEFAULT_RECIPE, MEMORY_LIMIT, Question
 from perfsim.report.text import layout_short
@@ -97,23 +97,12 @@ class PlanAnswer:
         return self.result.above_limit
 
     def emit(self, tool: str) -> str:
-        """Flags or a file of the fastest layout of the shortlist that a tool can run.
+        """Flags or a file of the fastest layout that a tool can run; a comment tells where it is not the first.
 
-        Tools are megatron, deepspeed, torchtitan and modelzoo. Raises InputError where the tool can run none.
+        Tools are megatron, deepspeed, torchtitan and modelzoo.
+        Raises InputError where the tool cannot run this machine, or none of the fastest layouts.
         """
-        return self.emittable(tool).emit(tool)
-
-    def emittable(self, tool: str) -> Entry:
-        """The fastest entry that a tool can run. Raises InputError where it can run none."""
-        refused: list[LayoutError] = []
-        for entry in self.shortlist:
-            try:
-                entry.emit(tool)
-            except LayoutError as error:
-                refused.append(error)
-            else:
-                return entry
-        raise LayoutError([problem for error in refused for problem in error.problems])
+        return self.result.emit(tool)
 
     def rows(self) -> list[Row]:
         """One row a layout: step time with its band, ratio to the first, memory; SI units."""

@@ -41,6 +41,7 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "within": planned.within,
         "shortlist": [_entry(entry) for entry in planned.shortlist],
         "refused": planned.refused,
+        "closest_memory_share": planned.closest_share,
         "above_limit": above
         and {"layout": above.layout, "gain": above.gain, "memory_share": above.memory_share},
         "experiment": planned.experiment and _experiment(planned.experiment),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 
 from perfsim.errors import PerfsimError
+from perfsim.prediction.likeness import SHARDED
 from perfsim.prediction.question import Question
 from perfsim.strategies import Plan
 
@@ -22,6 +23,8 @@ class Trial:
     entry: int
     """Its number in the shortlist, from 1."""
     plan: Plan
+    all_devices: int
+    """Number of devices of the whole layout."""
     step_time_s: float
     """Predicted for all replicas, so an upper bound of the trial's."""
 
@@ -48,6 +51,11 @@ class Experiment:
     steps: int = STEPS
 
     @property
+    def fewer_replicas(self) -> bool:
+        """Whether a trial leaves out replicas, and the communication between them."""
+        return any(trial.devices < trial.all_devices for trial in self.trials)
+
+    @property
     def device_hours(self) -> float:
         """Of both runs together."""
         return sum(trial.device_hours for trial in self.trials)
@@ -67,10 +75,15 @@ def rival(plans: Sequence[Plan]) -> int | None:
 def fewest_replicas(question: Question, plan: Plan) -> Plan:
     """The plan with as few replicas as fit in memory, each with the same work as before.
 
-    One replica shows everything but the communication between replicas. State that ZeRO shards may need more.
+    One replica shows everything but the communication between replicas. State that ZeRO shards may need more,
+    and under ZeRO 3 all replicas take part in every layer.
     """
     layout = plan.layout
-    if not is_dataclass(layout) or "data" not in {field.name for field in fields(layout)}:
+    if (
+        layout.zero_stage == SHARDED
+        or not is_dataclass(layout)
+        or "data" not in {field.name for field in fields(layout)}
+    ):
         return plan
     for replicas in _divisors(layout.data):
         smaller = replace(layout, data=replicas)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.errors import InputError
+from perfsim.errors import InputError, LayoutError
 from perfsim.interop.emit import emit
 from perfsim.machines.layout_text import text_of
 from perfsim.prediction.accuracy import step_time_error, unshared_error
@@ -32,6 +34,8 @@ MEMORY_LIMIT = "memory_limit"
 """The reason of layouts that fit but use more of their memory than is allowed."""
 DOMINATED = "dominated"
 """The reason of layouts that fit and are slower than the model's error can explain."""
+MOST_TRIED = 5000
+"""Of the layouts in the order of their estimates, how many a tool is tried on."""
 FOLLOWS = ("num_microbatches",)
 """Settings that follow from others."""
 
@@ -126,6 +130,8 @@ class Planned:
     """Layouts that the closed form puts inside the model's error of the fastest."""
     refused: Mapping[str, int]
     """Number of layouts by the reason for which they are no answer."""
+    closest_share: float | None = None
+    """Memory over capacity of the layout that misses it by least; None where all fit."""
     above_limit: AboveLimit | None = None
     experiment: Experiment | None = None
     tried_batches: tuple[int, ...] = ()
@@ -139,6 +145,25 @@ class Planned:
     def system(self) -> str:
         """The name of the system."""
         return system_label(self.best.plan)
+
+    def emit(self, tool: str) -> str:
+        """Flags or a file of the fastest layout that a tool can run; a comment tells where it is not the first.
+
+        Raises InputError where the tool cannot run this machine, or none of the fastest layouts.
+        """
+        try:
+            return self.best.emit(tool)
+        except LayoutError as error:
+            refused = error
+        fastest_s = self.search.best(1)[0].estimate_s
+        for other in islice(self.search.candidates(), MOST_TRIED):
+            remark = (
+                f"{refused.problems[0].message}; this layout takes {other.estimate_s / fastest_s:.3f} times its "
+                "step time by the closed form"
+            )
+            with suppress(LayoutError):
+                return emit(tool, other.plan, remark)
+        raise refused
 
 
 def plan_layouts(question: Question, objective: Objective = "step-time", shown: int = SHOWN) -> Planned:
@@ -164,6 +189,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         shortlist=entries,
         within=within,
         refused=_refused(found, within),
+        closest_share=_closest_share(found),
         above_limit=_above_limit(found),
         experiment=_experiment(question, entries),
         tried_batches=tried,
@@ -206,6 +232,15 @@ def _refused(found: Search, within: int) -> dict[str, int]:
     """Layouts that are no answer, by reason: those that do not fit, and of the others the slower ones."""
     above = found.feasible - len(found.order)
     return {**found.screening.refused, MEMORY_LIMIT: above, DOMINATED: len(found.order) - within}
+
+
+def _closest_share(found: Search) -> float | None:
+    """By how much the layout that nearly fits exceeds its memory."""
+    question, closest = found.question, found.screening.closest
+    if closest is None:
+        return None
+    plan = question.chosen.plan(question.job, question.topology, closest, check_memory=False)
+    return plan.memory_share
 
 
 def _target(question: Question, objective: Objective) -> Target | None:
@@ -254,7 +289,12 @@ def _experiment(question: Question, entries: tuple[Entry, ...]) -> Experiment | 
     if other is None:
         return None
     first, second = (
-        Trial(place + 1, fewest_replicas(question, entries[place].plan), entries[place].step_time_s)
+        Trial(
+            entry=place + 1,
+            plan=fewest_replicas(question, entries[place].plan),
+            all_devices=question.devices,
+            step_time_s=entries[place].step_time_s,
+        )
         for place in (0, other)
     )
     return Experiment((first, second), entries[other].ratio, entries[other].ratio_error)

@@ -8,12 +8,13 @@ from typing import Any
 from perfsim.report import text
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
+from perfsim.strategies.screening import MEMORY
 from perfsim.studies.experiment import Experiment
 from perfsim.studies.shortlist import DOMINATED, MEMORY_LIMIT, Entry, Planned
 from perfsim.units import DAY_S
 
 _REASONS = {
-    "memory": "need more memory than a device has",
+    MEMORY: "need more memory than a device has",
     MEMORY_LIMIT: "fit, but above the memory limit",
     DOMINATED: "fit and are slower than the model's error can explain",
 }
@@ -74,16 +75,19 @@ def _differing(settings: Mapping[str, Any]) -> str:
 
 def _notes(planned: Planned) -> Iterator[str]:
     entries = planned.shortlist
+    error = text.percent(max(entry.ratio_error for entry in entries), 0)
     if len(entries) > 1:
-        error = max(entry.ratio_error for entry in entries)
         yield (
-            f"The model's error between two layouts of one machine is {text.percent(error, 0)}, so it does "
-            "not say which of these is the fastest; the rows show the settings that differ from 1."
+            f"The model's error between two layouts of one machine is {error}, so it does not say which of "
+            "these is the fastest. Rows are the fastest of their degrees and micro-batch, with the settings "
+            "that differ from 1."
         )
+    else:
+        yield f"No other degrees or micro-batch come within the model's error between two layouts, {error}."
     if planned.experiment is not None:
         yield _experiment(planned.experiment)
     yield _headroom(planned)
-    yield f"No answers: {'; '.join(_refused(planned.refused))}."
+    yield f"No answers: {'; '.join(_refused(planned))}."
     if planned.objective == "cost":
         yield _cost(planned)
     if planned.tried_batches:
@@ -93,12 +97,13 @@ def _notes(planned: Planned) -> Iterator[str]:
 
 def _experiment(experiment: Experiment) -> str:
     first, second = experiment.trials
+    left_out = " Fewer replicas do the same work; communication between the others is left out."
+    fewer = left_out if experiment.fewer_replicas else ""
     return (
         f"To tell {first.entry} and {second.entry} apart, which by prediction are "
         f"{text.percent(abs(experiment.ratio - 1))} apart: run {experiment.steps} steps of {first.entry} on "
         f"{text.integer(first.devices)} devices and of {second.entry} on {text.integer(second.devices)}, "
-        f"{text.trim(text.number(experiment.device_hours))} device-hours in all. Fewer replicas do the same "
-        "work; communication between the others is left out."
+        f"{text.trim(text.number(experiment.device_hours))} device-hours in all.{fewer}"
     )
 
 
@@ -114,10 +119,12 @@ def _headroom(planned: Planned) -> str:
     )
 
 
-def _refused(refused: Mapping[str, int]) -> list[str]:
-    return [
-        f"{text.integer(count)} {_REASONS.get(reason, reason)}" for reason, count in refused.items() if count
-    ]
+def _refused(planned: Planned) -> Iterator[str]:
+    for reason, count in planned.refused.items():
+        if count:
+            nearest = planned.closest_share if reason == MEMORY else None
+            by = "" if nearest is None else f" (the nearest by {text.percent(nearest - 1)})"
+            yield f"{text.integer(count)} {_REASONS.get(reason, reason)}{by}"
 
 
 def _cost(planned: Planned) -> str:
