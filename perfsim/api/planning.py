@@ -97,7 +97,7 @@ class PlanAnswer:
         return self.result.above_limit
 
     def emit(self, tool: str) -> str:
-        """Flags or a file of the fastest layout that a tool can run; a comment tells where it is not the first.
+        """Flags or a file of the fastest layout that a tool can run; a comment says so if it is not the first.
 
         Tools are megatron, deepspeed, torchtitan and modelzoo.
         Raises InputError where the tool cannot run this machine, or none of the fastest layouts.
@@ -114,7 +114,7 @@ class PlanAnswer:
                 "high_s": entry.step_time_band_s[1],
                 "ratio": entry.ratio,
                 "ratio_error": entry.ratio_error,
-                "peak_memory_bytes": entry.peak_memory_bytes,
+                "peak_memory_bytes": entry.prediction.peak_memory_bytes,
                 "memory_left_bytes": entry.memory_left_bytes,
                 "device_hours": entry.device_hours,
             }

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+from perfsim.prediction.documents import document_of
 from perfsim.report.document import plain
 from perfsim.studies.experiment import Experiment
 from perfsim.studies.shortlist import Entry, Planned
 
 _OF_ENTRY = (
-    "layout",
     "layout_text",
-    "step_time_s",
     "step_time_band_s",
     "ratio",
     "ratio_error",
     "differs",
-    "tokens_per_s",
-    "peak_memory_bytes",
-    "memory_capacity_bytes",
     "memory_left_bytes",
     "device_hours",
 )
+"""What an entry adds to a prediction."""
 
 
 def plan_document(planned: Planned) -> dict[str, Any]:
     """The document of `perfsim plan --json`; every quantity is SI and its key names the unit."""
     question, search, above = planned.question, planned.search, planned.above_limit
+    best = planned.best.prediction
     document = {
         "model": question.model.name,
-        "system": planned.system,
+        "system": best.system,
         "num_devices": question.devices,
-        "strategy": planned.best.plan.strategy,
-        "global_batch_size": planned.best.plan.job.global_batch_size,
+        "strategy": best.strategy,
+        "global_batch_size": best.global_batch_size,
         "objective": planned.objective,
         "memory_limit": question.memory_limit,
         "screened": search.screened,
@@ -51,7 +49,8 @@ def plan_document(planned: Planned) -> dict[str, Any]:
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
-    document = {name: getattr(entry, name) for name in _OF_ENTRY}
+    document = document_of(entry.prediction) | {name: getattr(entry, name) for name in _OF_ENTRY}
+    document["memory_capacity_bytes"] = entry.prediction.memory_capacity_bytes
     if entry.time is not None:
         document["time_to_accuracy_s"] = entry.time.time_s
         document["time_to_accuracy_band_s"] = entry.time.band_s

@@ -19,8 +19,10 @@ from perfsim.errors import InputError, LayoutError
 from perfsim.interop.emit import emit
 from perfsim.machines.layout_text import text_of
 from perfsim.prediction.accuracy import step_time_error, unshared_error
-from perfsim.prediction.planner import Confirmed, Search, confirmed, search, simulated
-from perfsim.prediction.predict import system_label
+from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
+from perfsim.prediction.planner import Search, confirmed, search
+from perfsim.prediction.predict import prediction_of
+from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
 from perfsim.strategies import Plan
 from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, choice_of, target_for
@@ -44,8 +46,8 @@ FOLLOWS = ("num_microbatches",)
 class Entry:
     """A layout that may be the fastest."""
 
-    plan: Plan = field(repr=False)
-    step_time_s: float
+    prediction: Prediction = field(repr=False)
+    """Its simulated step."""
     step_time_band_s: tuple[float, float]
     ratio: float
     """Step time over that of the first entry."""
@@ -57,9 +59,14 @@ class Entry:
     """Time to the target, where the recipe has one."""
 
     @property
-    def layout(self) -> dict[str, Any]:
+    def plan(self) -> Plan:
+        """The checked layout."""
+        return self.prediction.run.plan
+
+    @property
+    def layout(self) -> Mapping[str, Any]:
         """Settings by their YAML names."""
-        return self.plan.layout.as_dict(self.plan.num_microbatches)
+        return self.prediction.layout
 
     @property
     def layout_text(self) -> str:
@@ -67,31 +74,20 @@ class Entry:
         return text_of(self.plan.layout)
 
     @property
-    def peak_memory_bytes(self) -> float:
-        """Peak memory of the fullest device."""
-        return self.plan.peak_memory_bytes
-
-    @property
-    def memory_capacity_bytes(self) -> float:
-        """Capacity of the fullest device."""
-        fullest = max((use for use in self.plan.memory if use.on_device), key=lambda use: use.total_bytes)
-        return fullest.capacity_bytes
+    def step_time_s(self) -> float:
+        """Simulated step time."""
+        return self.prediction.step_time_s
 
     @property
     def memory_left_bytes(self) -> float:
         """What the fullest device leaves."""
-        return self.memory_capacity_bytes - self.peak_memory_bytes
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Over all devices."""
-        return self.plan.job.tokens_per_step / self.step_time_s
+        return self.prediction.memory_capacity_bytes - self.prediction.peak_memory_bytes
 
     @property
     def device_hours(self) -> float:
         """Devices times hours: to the target where there is one, else for a billion tokens."""
-        seconds = 1e9 / self.tokens_per_s if self.time is None else self.time.time_s
-        return self.plan.topology.num_devices * seconds / HOUR_S
+        seconds = 1e9 / self.prediction.tokens_per_s if self.time is None else self.time.time_s
+        return self.prediction.num_devices * seconds / HOUR_S
 
     def emit(self, tool: str) -> str:
         """Flags or a file with which a tool runs it. Raises InputError where the tool cannot."""
@@ -141,13 +137,8 @@ class Planned:
         """The fastest entry."""
         return self.shortlist[0]
 
-    @property
-    def system(self) -> str:
-        """The name of the system."""
-        return system_label(self.best.plan)
-
     def emit(self, tool: str) -> str:
-        """Flags or a file of the fastest layout that a tool can run; a comment tells where it is not the first.
+        """Flags or a file of the fastest layout that a tool can run; a comment says so if it is not the first.
 
         Raises InputError where the tool cannot run this machine, or none of the fastest layouts.
         """
@@ -158,8 +149,8 @@ class Planned:
         fastest_s = self.search.best(1)[0].estimate_s
         for other in islice(self.search.candidates(), MOST_TRIED):
             remark = (
-                f"{refused.problems[0].message}; this layout takes {other.estimate_s / fastest_s:.3f} times its "
-                "step time by the closed form"
+                f"{refused.problems[0].message}; this layout takes {other.estimate_s / fastest_s:.3f} "
+                "times its step time by the closed form"
             )
             with suppress(LayoutError):
                 return emit(tool, other.plan, remark)
@@ -199,22 +190,19 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
 def _shortlist(found: Search, shown: int, target: Target | None) -> tuple[Entry, ...]:
     """The fastest layout of each choice of degrees and micro-batch, simulated, inside the model's error."""
     question = found.question
-    steps = confirmed(found)
-    first = steps[0]
-    kinds = {_kind(first.plan): first}
+    first = confirmed(found)[0]
+    runs = {_kind(first.plan): first}
     for candidate in found.candidates():
         error = ratio_error(candidate.plan, first.plan)
-        if len(kinds) >= shown or candidate.estimate_s > first.step_time_s * (1.0 + error):
+        if len(runs) >= shown or question.scale * candidate.estimate_s > first.step_time_s * (1.0 + error):
             break
-        if _kind(candidate.plan) not in kinds:
-            kinds[_kind(candidate.plan)] = simulated(question, candidate.plan)
-    entries = [_entry(step, first, question.scale, target) for step in kinds.values()]
-    return tuple(
-        sorted(
-            (entry for entry in entries if entry.ratio <= 1.0 + entry.ratio_error),
-            key=lambda entry: entry.step_time_s,
-        )
-    )
+        if _kind(candidate.plan) not in runs:
+            graph = graph_of(candidate.plan, question.chosen)
+            run = evaluate(candidate.plan, question.costs, cluster=question.cluster, graph=graph)
+            runs[_kind(candidate.plan)] = run
+    ordered = sorted(runs.values(), key=lambda run: run.step_time_s)
+    entries = (_entry(run, ordered[0], target) for run in ordered)
+    return tuple(entry for entry in entries if entry.ratio <= 1.0 + entry.ratio_error)
 
 
 def _kind(plan: Plan) -> tuple[int, ...]:
@@ -258,21 +246,21 @@ def ratio_error(plan: Plan, other: Plan) -> float:
     return math.expm1(math.hypot(*(math.log1p(unshared_error(each)) for each in (plan, other))))
 
 
-def _entry(step: Confirmed, first: Confirmed, scale: float, target: Target | None) -> Entry:
-    plan, step_time_s = step.plan, step.step_time_s * scale
-    error = 1.0 + step_time_error(plan)
-    own, of_first = (entry.layout.as_dict(entry.num_microbatches) for entry in (plan, first.plan))
-    differs = {
-        name: value for name, value in own.items() if name not in FOLLOWS and value != of_first.get(name)
-    }
+def _entry(run: Evaluation, first: Evaluation, target: Target | None) -> Entry:
+    prediction, step_time_s = prediction_of(run), run.step_time_s
+    error = 1.0 + step_time_error(run.plan)
+    of_first = first.plan.layout.as_dict(first.plan.num_microbatches)
     return Entry(
-        plan=plan,
-        step_time_s=step_time_s,
+        prediction=prediction,
         step_time_band_s=(step_time_s / error, step_time_s * error),
-        ratio=step.step_time_s / first.step_time_s,
-        ratio_error=ratio_error(plan, first.plan),
-        differs=differs,
-        time=None if target is None else choice_of(plan, step_time_s, target).answer,
+        ratio=step_time_s / first.step_time_s,
+        ratio_error=ratio_error(run.plan, first.plan),
+        differs={
+            name: value
+            for name, value in prediction.layout.items()
+            if name not in FOLLOWS and value != of_first.get(name)
+        },
+        time=None if target is None else choice_of(run.plan, step_time_s, target).answer,
     )
 
 

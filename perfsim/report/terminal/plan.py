@@ -31,10 +31,10 @@ def plan_lines(planned: Planned) -> list[str]:
 
 
 def _heading(planned: Planned) -> str:
-    plan, search = planned.best.plan, planned.search
+    best, search = planned.best.prediction, planned.search
     return (
-        f"{plan.job.model.name} on {plan.topology.num_devices} x {planned.system}, {plan.strategy}: batch "
-        f"{text.integer(plan.job.global_batch_size)} sequences; {text.integer(search.screened)} layouts in "
+        f"{best.model} on {best.label}: batch "
+        f"{text.integer(best.global_batch_size)} sequences; {text.integer(search.screened)} layouts in "
         f"{text.duration(search.screening_s)}, {text.integer(search.feasible)} fit, "
         f"{text.integer(planned.within)} within the model's error of the fastest"
     )
@@ -49,7 +49,7 @@ def _table(planned: Planned) -> Table:
             text.layout_short(entry.layout) if number == 1 else _differing(entry.differs),
             f"{text.number(entry.step_time_s)} {_band(entry.step_time_band_s)}",
             f"{entry.ratio:.3f}",
-            text.memory(entry.memory_left_bytes, entry.memory_capacity_bytes),
+            text.memory(entry.memory_left_bytes, entry.prediction.memory_capacity_bytes),
             *([] if entry.time is None else [_days(entry)]),
         ]
         for number, entry in enumerate(planned.shortlist, start=1)
