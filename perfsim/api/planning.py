@@ -97,7 +97,7 @@ class PlanAnswer:
         return self.result.above_limit
 
     def emit(self, tool: str) -> str:
-        """Flags or a file of the fastest layout that a tool can run; a comment says so if it is not the first.
+        """Flags or a file of the fastest layout that a tool can run, with a comment if it is not the first.
 
         Tools are megatron, deepspeed, torchtitan and modelzoo.
         Raises InputError where the tool cannot run this machine, or none of the fastest layouts.

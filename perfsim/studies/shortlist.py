@@ -138,7 +138,7 @@ class Planned:
         return self.shortlist[0]
 
     def emit(self, tool: str) -> str:
-        """Flags or a file of the fastest layout that a tool can run; a comment says so if it is not the first.
+        """Flags or a file of the fastest layout that a tool can run, with a comment if it is not the first.
 
         Raises InputError where the tool cannot run this machine, or none of the fastest layouts.
         """
