@@ -19,6 +19,8 @@ _REASONS = {
     DOMINATED: "fit and are slower than the model's error can explain",
 }
 """Reasons of the search in words; others are shown by their name."""
+NEAR = 1.001
+"""Memory over capacity below which the nearest miss is not worth a word."""
 _NUMERIC = frozenset({0, 2, 3, 4, 5})
 
 
@@ -123,7 +125,7 @@ def _refused(planned: Planned) -> Iterator[str]:
     for reason, count in planned.refused.items():
         if count:
             nearest = planned.closest_share if reason == MEMORY else None
-            by = "" if nearest is None else f" (the nearest by {text.percent(nearest - 1)})"
+            by = f" (the nearest by {text.percent(nearest - 1)})" if nearest and nearest > NEAR else ""
             yield f"{text.integer(count)} {_REASONS.get(reason, reason)}{by}"
 
 
