@@ -78,7 +78,7 @@ def test_under_zero_3_all_replicas_take_part(asked: Callable[..., Question]) -> 
 
 def test_wafers_are_tried_on_one_of_them(asked: Callable[..., Question]) -> None:
     system = Catalog().systems["cs-2"]
-    question = asked("mbs=8", system=system, devices=4, strategy="")
+    question = asked("mbs=1", system=system, devices=4, strategy="")
     assert fewest_replicas(question, plan_of(question)).layout.num_devices == 1
 
 
@@ -91,11 +91,11 @@ def test_device_hours_are_those_of_both_runs(asked: Callable[..., Question]) -> 
 
 
 def test_a_shortlist_of_several_names_its_experiment(asked: Callable[..., Question]) -> None:
-    planned = plan_layouts(asked(), shown=3)
+    planned = plan_layouts(asked(devices=8, batch=16), shown=3)
     experiment = planned.experiment
     assert experiment is not None
     first, second = experiment.trials
     assert first.entry == 1 < second.entry <= len(planned.shortlist)
     assert experiment.ratio == planned.shortlist[second.entry - 1].ratio
-    assert first.devices <= 16
+    assert first.devices <= 8
     assert plan_layouts(asked(), shown=1).experiment is None
