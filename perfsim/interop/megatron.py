@@ -70,9 +70,8 @@ def _recompute_method(chosen: Chosen) -> str | None:
 def _recompute_layers(chosen: Chosen) -> int | None:
     if chosen.layout.recompute != "full":
         return None
-    if chosen.layout.recompute_every == 1:
-        return 1
-    return max(math.ceil(count / chosen.layout.recompute_every) for count in _stage_layers(chosen))
+    every: int = chosen.layout.recompute_every
+    return 1 if every == 1 else max(math.ceil(count / every) for count in _stage_layers(chosen))
 
 
 def _stage_layers(chosen: Chosen) -> tuple[int, ...]:
