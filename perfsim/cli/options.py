@@ -59,12 +59,19 @@ _QUESTION = (
         help="Instead of --batch: sequences per GPU or CS-2.",
     ),
     click.option("--recipe", default="gpt3_pretraining", show_default=True),
+    click.option(
+        "--memory-limit",
+        type=click.FloatRange(0.0, 1.0, min_open=True),
+        default=0.94,
+        show_default=True,
+        help="Share of memory above which a planned layout is no answer unless nothing else fits.",
+    ),
     click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`."),
 )
 
 
 def question_options(verb: Verb) -> Verb:
-    """The options that say what is asked: model, machine, strategy, batch, recipe, cluster."""
+    """The options that say what is asked: model, machine, strategy, batch, recipe, memory limit, cluster."""
     for option in reversed(_QUESTION):
         verb = option(verb)
     return verb

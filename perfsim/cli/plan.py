@@ -23,13 +23,6 @@ OBJECTIVES = ("step-time", "time-to-accuracy", "cost")
     help="time-to-accuracy: also the best batch, where none is given. cost: device-hours.",
 )
 @click.option(
-    "--memory-limit",
-    type=click.FloatRange(0.0, 1.0, min_open=True),
-    default=0.94,
-    show_default=True,
-    help="Share of memory above which a layout is no answer unless nothing else fits.",
-)
-@click.option(
     "--shown", type=click.IntRange(min=1), default=6, show_default=True, help="Layouts to list at most."
 )
 @emit_option
