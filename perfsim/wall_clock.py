@@ -1,7 +1,8 @@
-"""Waiting times of a run besides its steps, as ranges: queue, compilation, loading, checkpoints, failures.
+"""What lengthens a run of healthy steps, as ranges: slower steps in production, and waits besides the steps.
 
-Read from `hardware/wall_clocks/*.yaml` and named by a study's candidate; without one only the steps count.
-`perfsim.convergence.wall_clock` converts a description into seconds.
+Waits (queue, compilation, loading, checkpoints, failures) are read from `hardware/wall_clocks/*.yaml` and
+named by a study's candidate; without one only the steps count. `perfsim.convergence.wall_clock` converts a
+description into seconds.
 """
 
 from __future__ import annotations
@@ -54,6 +55,15 @@ class NumberRange(_Range):
     low: Annotated[float, Field(ge=0)]
     typical: Annotated[float, Field(ge=0)]
     high: Annotated[float, Field(ge=0)]
+
+
+class ProductionRange(_Range):
+    """The ratio of a production rate to the predicted rate of healthy steps."""
+
+    low: Positive
+    typical: Positive
+    high: Positive
+    source: str = "given by the study"
 
 
 class WallClockSpec(CatalogSpec):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
@@ -28,6 +29,8 @@ Positions = Annotated[PositiveInt, Field(le=MOST_POSITIONS)]
 Sequences = Annotated[PositiveInt, Field(le=MOST_SEQUENCES)]
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["standard", "flash"]
+PRECISION_BYTES: Mapping[Precision, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
+"""Bytes of a number in memory and on the wire."""
 
 
 class TransformerConfig(CatalogSpec):
@@ -104,7 +107,16 @@ class TrainingRecipe(CatalogSpec):
     grad_bucket: Bytes | None = None
     """Size of a bucket of overlapped gradient reduction, in whole layers; None: one layer."""
     reduce_precision: Precision | None = None
-    """Precision of gradients on the wire; None: fp32 main gradients (Megatron mixed precision)."""
+    """Precision in which gradients are accumulated and reduced over replicas; None: fp32.
+
+    bf16 is `--grad-reduce-in-bf16` of Megatron, fp16 its fp16 training without
+    `--accumulate-allreduce-grads-in-fp32`.
+    """
+    optimizer_precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Precision of the optimizer's moments, and of its copies of narrower weights and gradients.
+
+    bf16 with `reduce_precision: bf16` is pure bf16 training, which has no copies.
+    """
     dropout: bool = True
     """Attention and residual dropout, which take a pass over memory and store their masks."""
     host_blocking: bool = False
@@ -137,6 +149,11 @@ class TrainingRecipe(CatalogSpec):
     def __hash__(self) -> int:
         """By the fields that determine kernels, because these are cached by recipe."""
         return hash((self.name, self.seq_length, self.precision, self.optimizer, self.attention))
+
+    @property
+    def element_bytes(self) -> float:
+        """Bytes of an activation or a weight: 4 in fp32 and tf32, else 2 (fp8 training holds 16 bits)."""
+        return max(PRECISION_BYTES["bf16"], PRECISION_BYTES[self.precision])
 
     def batch_over(self, num_devices: int) -> int | None:
         """Global batch on so many devices; None if the recipe gives none."""

@@ -173,6 +173,7 @@ class StudyAnswer:
                 "time_to_accuracy_s": candidate.time_to_accuracy_s,
                 "low_s": candidate.time_to_accuracy_band_s[0],
                 "high_s": candidate.time_to_accuracy_band_s[1],
+                "production_time_s": candidate.production_time_s,
             }
             for candidate in self.candidates
         ]

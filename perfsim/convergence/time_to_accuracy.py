@@ -5,12 +5,13 @@
 Three errors combine in quadrature in log time: B_crit divided or multiplied by its band factor,
 ln(1 + step_time_error) and ln(1 + d_min_error). Low and high ends are computed separately, because the
 band of B_crit is not symmetric in time. All are 90 % bands of independent errors; `ratio_band` is for two
-machines, which share B_crit.
+answers, which share B_crit, and on one machine a part of the step-time error.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfsim.convergence.critical_batch import CriticalBatch
@@ -38,6 +39,8 @@ class TimeToAccuracy:
     d_min_tokens: float
     critical: CriticalBatch
     step_time_error: float
+    unshared_error: float
+    """The part of the step-time error that remains in a ratio to another run of the same machine."""
     goodput: float
     steps: float
     examples_tokens: float
@@ -98,13 +101,18 @@ def time_to_accuracy(
     step_time_error: float,
     goodput: float = 1.0,
     d_min_error: float = 0.0,
+    unshared_error: float | None = None,
 ) -> TimeToAccuracy:
     """Steps, examples and seconds to the target, with the 90 % band that the module describes.
 
     `step_time_error` and `d_min_error` are relative half-widths of 90 % bands (0.12 for 12 %). With the
     default `d_min_error` the band is for a *given* D_min; a D_min from a target loss is far less certain.
+    `unshared_error` is the part of `step_time_error` that other runs of the same machine do not have; by
+    default all of it.
     """
-    _check(step_time_s, step_time_error, goodput, d_min_error)
+    unshared_error = step_time_error if unshared_error is None else unshared_error
+    errors = {"step_time_error": step_time_error, "unshared_error": unshared_error}
+    _check(step_time_s, goodput, {**errors, "d_min_error": d_min_error})
     extra = overhead(batch_tokens, critical.tokens)
     tokens = examples(batch_tokens, d_min_tokens, critical.tokens)
     number_of_steps = steps_for_tokens(tokens, batch_tokens)
@@ -114,7 +122,7 @@ def time_to_accuracy(
         step_time_s=step_time_s,
         d_min_tokens=d_min_tokens,
         critical=critical,
-        step_time_error=step_time_error,
+        **errors,
         goodput=goodput,
         steps=number_of_steps,
         examples_tokens=tokens,
@@ -133,12 +141,12 @@ def regime(batch_tokens: float, b_crit_tokens: float) -> str:
     return "strong" if fraction > STRONG_ABOVE else "moderate"
 
 
-def _check(step_time_s: float, step_time_error: float, goodput: float, d_min_error: float) -> None:
+def _check(step_time_s: float, goodput: float, errors: Mapping[str, float]) -> None:
     if not (math.isfinite(step_time_s) and step_time_s > 0):
         raise InputError(f"step_time_s must be positive and finite, got {step_time_s:g}")
     if not 0 < goodput <= 1:
         raise InputError(f"goodput must lie above 0 and at most at 1, got {goodput:g}")
-    for name, error in (("step_time_error", step_time_error), ("d_min_error", d_min_error)):
+    for name, error in errors.items():
         if not (math.isfinite(error) and error >= 0):
             raise InputError(f"{name} must be a fraction of at least 0, got {error:g}")
 
@@ -156,18 +164,20 @@ def _band(
     return time_s * math.exp(-math.hypot(down, *symmetric)), time_s * math.exp(math.hypot(up, *symmetric))
 
 
-def ratio_band(a: TimeToAccuracy, b: TimeToAccuracy) -> RatioBand:
+def ratio_band(a: TimeToAccuracy, b: TimeToAccuracy, *, same_machine: bool = False) -> RatioBand:
     """TTA_a / TTA_b and its 90 % band: the headline number of a comparison.
 
     D_min cancels. Both share the same unknown B_crit, so its error is the change of (1 + B_a/B_crit) /
-    (1 + B_b/B_crit) over its band: zero at equal batch. The two step-time errors are independent; errors
-    combine in quadrature in log time. Seed noise is left out, since expected times are compared.
-    InputError if targets or laws differ.
+    (1 + B_b/B_crit) over its band: zero at equal batch. The two step-time errors are independent; of the
+    `same_machine` they share a part that cancels, and `unshared_error` is left. Errors combine in quadrature
+    in log time. Seed noise is left out, since expected times are compared. InputError if targets or laws
+    differ.
     """
     if a.critical != b.critical or a.d_min_tokens != b.d_min_tokens:
         raise InputError("two times to accuracy compare only at one target and one critical batch")
     ratio = a.time_s / b.time_s
-    step = math.hypot(math.log1p(a.step_time_error), math.log1p(b.step_time_error))
+    errors = (time.unshared_error if same_machine else time.step_time_error for time in (a, b))
+    step = math.hypot(*(math.log1p(error) for error in errors))
     centre = _log_overhead_ratio(a, b, a.critical.tokens)
     shifts = [_log_overhead_ratio(a, b, b_crit) - centre for b_crit in a.critical.band_tokens]
     return RatioBand(

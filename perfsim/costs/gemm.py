@@ -6,7 +6,7 @@ The library cuts the m x n result into tiles a x b (and k into s slices), and th
     waves   = ceil(batch ceil(m/a) ceil(n/b) s / compute_units)
     compute = waves 2ab (ceil(k/s) + overhead_k) / (efficiency peak / compute_units)
               + [s > 1] (split_latency + split_traffic 8 m n s batch / bandwidth)
-    memory  = 2 batch (mk + kn + mn) / (memory_fraction bandwidth)
+    memory  = element_bytes batch (mk + kn + mn) / (memory_fraction bandwidth)
     seconds = launch + (compute^p + memory^p)^(1/p)
 
 A partly filled last wave costs as much as a full one (wave quantisation). The library picks tile and split
@@ -32,7 +32,7 @@ from perfsim.errors import InputError
 Array = NDArray[np.float64]
 
 ELEMENT_BYTES = 2.0
-"""Bytes of an element of operands and results: bf16 or fp16."""
+"""Bytes of a number of operands and results in bf16 and fp16, to which constants are fitted."""
 _PARTIAL_SUM_BYTES = 8.0
 """Bytes of one fp32 partial sum, written and read."""
 _CHUNK = 4096
@@ -76,9 +76,15 @@ class Geometry:
 
     @classmethod
     def of(
-        cls, candidates: Candidates, units: int, k_step: int, m: Array, n: Array, k: Array, batch: Array
+        cls,
+        candidates: Candidates,
+        units: int,
+        k_step: int,
+        shapes: tuple[Array, Array, Array, Array],
+        element_bytes: float,
     ) -> Geometry:
         """Tiles and waves of the shapes (m, n, k, batch), each of shape (shapes,)."""
+        m, n, k, batch = shapes
         tiles = np.ceil(m / candidates.rows) * np.ceil(n / candidates.columns) * candidates.split * batch
         waves = np.ceil(tiles / units)
         is_split = np.asarray(candidates.split > 1, dtype=float)
@@ -88,16 +94,16 @@ class Geometry:
             partial_sum_bytes=_PARTIAL_SUM_BYTES * is_split * candidates.split * m * n * batch,
             is_split=is_split,
             flop=2 * batch * m * n * k,
-            n_bytes=ELEMENT_BYTES * batch * (m * k + k * n + m * n),
+            n_bytes=element_bytes * batch * (m * k + k * n + m * n),
         )
 
 
 @dataclass(frozen=True)
 class GemmModel:
-    """Seconds of C[m, n] = A[m, k] B[k, n] in 16 bits on one device.
+    """Seconds of C[m, n] = A[m, k] B[k, n] on one device.
 
     `peak_flop_per_s` and `memory_bytes_per_s` are the datasheet's; `sustained_fraction` is the
-    ceiling that `sustained=True` applies.
+    ceiling that `sustained=True` applies. A number of A, B and C takes `element_bytes`.
     """
 
     constants: GemmConstants
@@ -105,6 +111,7 @@ class GemmModel:
     memory_bytes_per_s: float
     compute_units: int
     sustained_fraction: float = 1.0
+    element_bytes: float = ELEMENT_BYTES
 
     @classmethod
     def from_calibration(
@@ -113,6 +120,7 @@ class GemmModel:
         peak_flop_per_s: float,
         memory_bytes_per_s: float,
         compute_units: int,
+        element_bytes: float = ELEMENT_BYTES,
     ) -> GemmModel:
         """The model with a GPU's constants and its sustained ceiling."""
         return cls(
@@ -121,6 +129,7 @@ class GemmModel:
             memory_bytes_per_s,
             compute_units,
             calibration.sustained_fraction,
+            element_bytes,
         )
 
     @overload
@@ -149,7 +158,8 @@ class GemmModel:
 
     def geometry(self, m: Array, n: Array, k: Array, batch: Array) -> Geometry:
         """Tiles and waves of flat arrays of shapes."""
-        return Geometry.of(self._candidates, self.compute_units, self.constants.k_step, m, n, k, batch)
+        units, k_step, shapes = self.compute_units, self.constants.k_step, (m, n, k, batch)
+        return Geometry.of(self._candidates, units, k_step, shapes, self.element_bytes)
 
     def price(
         self, geometry: Geometry, *, sustained: bool = False, chosen: NDArray[np.intp] | None = None

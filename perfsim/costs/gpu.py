@@ -20,9 +20,9 @@ from perfsim.topology import FatTree, Group
 from perfsim.transformer import Kernel
 from perfsim.workload import TrainingRecipe
 
-MATRIX_CORE_MULTIPLE = 8
-"""Matrix cores need rows of 16 bytes: a 16-bit product uses them only if n and k are multiples of this
-(NVIDIA, Matrix Multiplication Background User's Guide)."""
+MATRIX_CORE_ROW_BYTES = 16
+"""Matrix cores need rows of 16 bytes: a 16-bit product uses them only if n and k are multiples of 8 (NVIDIA,
+Matrix Multiplication Background User's Guide)."""
 COLLECTIVE_LAUNCHES = 3
 """Host launches of one collective: a wait on the communication stream, the kernel, the wait for it."""
 
@@ -36,7 +36,11 @@ class GpuKernels:
         self.gpu = _calibration(system)
         self.peak_flop_per_s = peak_flop_per_s(system, recipe)
         self.gemm = GemmModel.from_calibration(
-            self.gpu, self.peak_flop_per_s, system.device.memory.bandwidth, system.device.compute_units
+            self.gpu,
+            self.peak_flop_per_s,
+            system.device.memory.bandwidth,
+            system.device.compute_units,
+            recipe.element_bytes,
         )
         self.vector_flop_per_s = system.device.vector_peak.get(recipe.precision)
         self.cache_bytes = system.device.memory.cache
@@ -75,7 +79,8 @@ class GpuKernels:
 
     def _vector_s(self, kernel: Kernel) -> float:
         """Seconds of a product that cannot use matrix cores; 0 where it can, or no vector peak is known."""
-        aligned = kernel.n % MATRIX_CORE_MULTIPLE == 0 and kernel.k % MATRIX_CORE_MULTIPLE == 0
+        sides = (kernel.n, kernel.k)
+        aligned = all(side * kernel.element_bytes % MATRIX_CORE_ROW_BYTES == 0 for side in sides)
         if aligned or self.vector_flop_per_s is None:
             return 0.0
         return kernel.flop / self.vector_flop_per_s

@@ -1,10 +1,16 @@
 """Memory in closed form: model states and activations, per pipeline stage.
 
-Bytes of model states per parameter [Megatron-LM README, distributed optimizer]: with bf16, parameters 2,
-fp32 gradients 4 and the optimizer 12 (fp32 copy and two moments); with fp16, parameters 2, gradients 2 and
-the optimizer 16, since the fp32 main gradients are sharded with it. Pure bf16 keeps parameters, gradients and
-both moments in 2 bytes each. ZeRO 1 shards the optimizer over the data-parallel ranks, ZeRO 2 also the
-gradients, ZeRO 3 also the parameters.
+Bytes of model states per parameter [Megatron-LM, distributed optimizer], before sharding over d replicas:
+
+| parameters | gradients | bytes | with ZeRO 1 |
+|---|---|---|---|
+| 16 bits | fp32 | 2 + 4 + 12 | 6 + 12 / d |
+| 16 bits | 16 bits | 2 + 2 + 16 | 4 + 16 / d |
+| fp32 | fp32 | 4 + 4 + 8 | 8 + 8 / d |
+
+The optimizer has two moments in fp32, and an fp32 copy of parameters and gradients that are held in 16 bits.
+Pure bf16 keeps parameters, gradients and both moments in 2 bytes each (2 + 2 + 4). ZeRO 1 shards the
+optimizer over the data-parallel ranks, ZeRO 2 also the gradients, ZeRO 3 also the parameters.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfsim.transformer import (
-    HALF,
+    FULL,
     LayerSlice,
     attention_weight_input_bytes,
     head_weight_input_bytes,
@@ -22,10 +28,7 @@ from perfsim.transformer import (
     padded_vocab_size,
     parameters,
 )
-from perfsim.workload import ParallelLayout, TrainingRecipe
-
-LOGIT_BYTES = 6.0
-"""Bytes of a logit in half precision and its fp32 copy."""
+from perfsim.workload import PRECISION_BYTES, ParallelLayout, TrainingRecipe
 
 
 @dataclass(frozen=True)
@@ -64,30 +67,31 @@ class StateBytes:
 
 
 def state_bytes(recipe: TrainingRecipe) -> StateBytes:
-    """Bytes per parameter of the model states under a recipe's precision."""
-    updated = updated_state_bytes(recipe)
-    if recipe.precision in ("fp32", "tf32"):
-        return StateBytes(4.0, 4.0, updated)
-    if recipe.reduce_precision in ("bf16", "fp16"):
-        return StateBytes(HALF, HALF, updated)
-    if recipe.precision == "fp16":
-        return StateBytes(HALF, HALF, updated + main_grad_bytes(recipe))
-    return StateBytes(HALF, main_grad_bytes(recipe), updated)
+    """Bytes per parameter of the model states under a recipe's precisions."""
+    gradients, states = main_grad_bytes(recipe), PRECISION_BYTES[recipe.optimizer_precision]
+    copied = states if gradients < states else 0.0
+    return StateBytes(recipe.element_bytes, gradients, updated_state_bytes(recipe) + copied)
 
 
 def updated_state_bytes(recipe: TrainingRecipe) -> float:
-    """Bytes per parameter of optimizer states: moments, and the fp32 copy of 16-bit weights."""
+    """Bytes per parameter that the optimizer updates: moments, and the copy of narrower weights."""
     moments = {"adam": 2, "adamw": 2, "sgd": 1}[recipe.optimizer]
-    if recipe.precision in ("fp32", "tf32"):
-        return 4.0 * moments
-    if recipe.reduce_precision in ("bf16", "fp16"):
-        return HALF * moments
-    return 4.0 * (1 + moments)
+    states = PRECISION_BYTES[recipe.optimizer_precision]
+    return states * (moments + (1 if recipe.element_bytes < states else 0))
 
 
 def main_grad_bytes(recipe: TrainingRecipe) -> float:
-    """Bytes of one accumulated gradient; gradients are reduced over replicas at this width."""
-    return HALF if recipe.reduce_precision in ("bf16", "fp16") else 4.0
+    """Bytes of one accumulated gradient: as it is reduced, but no narrower than an element."""
+    return max(recipe.element_bytes, reduced_grad_bytes(recipe))
+
+
+def reduced_grad_bytes(recipe: TrainingRecipe) -> float:
+    """Bytes of one gradient on the wire between replicas.
+
+    Megatron-LM accumulates and reduces gradients in one buffer: in fp32, or with `--grad-reduce-in-bf16` (or
+    fp16 without `--accumulate-allreduce-grads-in-fp32`) in 16 bits.
+    """
+    return PRECISION_BYTES[recipe.reduce_precision or "fp32"]
 
 
 def sharded_state_bytes(
@@ -144,5 +148,10 @@ def stage_working_bytes(part: LayerSlice, layout: ParallelLayout, positions: int
     logits = 0.0
     if last:
         rows = padded_vocab_size(part.model, part.tensor) / part.tensor
-        logits = LOGIT_BYTES * part.micro_batch_size * positions * rows
+        logits = _logit_bytes(part) * part.micro_batch_size * positions * rows
     return max(working, logits)
+
+
+def _logit_bytes(part: LayerSlice) -> float:
+    """Bytes of a logit in fp32, and of its 16-bit original where there is one."""
+    return FULL + (part.element_bytes if part.element_bytes < FULL else 0.0)

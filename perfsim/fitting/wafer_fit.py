@@ -46,7 +46,7 @@ class _Fit:
     @property
     def first(self) -> Values:
         """The start values; growth only if the logs cover several releases."""
-        growing = len({_release_of(case, self.start) for case in self.cases}) > 1
+        growing = len({release_of(case, self.start) for case in self.cases}) > 1
         values = [_level(self.start), *([_growth(self.start)] if growing else [])]
         return np.array([*values, *([np.log(self.start.link_s_per_element)] if self.link_is_free else [])])
 
@@ -93,16 +93,19 @@ def fit_wafer(
     return fit.calibration(result.x, digits=4).model_copy(update={"fit": {"efficiency": record}})
 
 
-def leave_releases_out(path: Path, device: str, catalog: Catalog | None = None) -> dict[str, float]:
+def leave_releases_out(
+    path: Path, device: str, catalog: Catalog | None = None
+) -> tuple[dict[str, float], dict[str, WaferCalibration]]:
     """Each scored log predicted with constants fitted to other releases, in seconds by id; needs scipy.
 
-    Growth gives the efficiency of the release left out. All logs of a release are left out together, since
-    the others would still contain its efficiency.
+    Also the calibrations of these fits, by the release left out. Growth gives the efficiency of that release.
+    All logs of a release are left out together, since the others would still contain its efficiency.
     """
     catalog = catalog or default_catalog()
     cases, start = _cases(path, device, catalog)
-    releases = {case.id: _release_of(case, start) for case in cases}
+    releases = {case.id: release_of(case, start) for case in cases}
     predicted: dict[str, float] = {}
+    calibrations: dict[str, WaferCalibration] = {}
     for release in dict.fromkeys(releases.values()):
         remaining = [case for case in cases if releases[case.id] != release]
         if not remaining:
@@ -111,7 +114,8 @@ def leave_releases_out(path: Path, device: str, catalog: Catalog | None = None) 
         without = fit.calibration(fit.least_squares().x)
         left_out = [case for case in cases if releases[case.id] == release]
         predicted |= {case.id: predict_s(case, catalog, without) for case in left_out}
-    return predicted
+        calibrations[release] = without
+    return predicted, calibrations
 
 
 def _cases(path: Path, device: str, catalog: Catalog) -> tuple[list[StepCase], WaferCalibration]:
@@ -148,7 +152,8 @@ def _growth(calibration: WaferCalibration) -> float:
     return (_level(calibration) - float(np.log(calibration.efficiency[oldest]))) / span if span else 0.0
 
 
-def _release_of(case: StepCase, calibration: WaferCalibration) -> str:
+def release_of(case: StepCase, calibration: WaferCalibration) -> str:
+    """The measured release whose efficiency a case has."""
     return nearest_release(case.system.software_release or "", calibration)[0]
 
 

@@ -1,7 +1,8 @@
 """The accuracy of a step time: errors on published runs, recorded with the calibrations.
 
-`perfsim validate --record` writes the record; a test fails when it is stale. A plan has the errors of the
-family of runs that is most like it (`perfsim.prediction.likeness`).
+`perfsim validate --record` writes the record; a test fails when it is stale. A plan is shown the errors of
+the family of runs that is most like it (`perfsim.prediction.likeness`); its band comes from the errors of all
+runs that were left out of the fit, and widens with the unlikeness (`perfsim.prediction.bands`).
 """
 
 from __future__ import annotations
@@ -12,15 +13,12 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from perfsim.prediction.bands import UNKNOWN, UNKNOWN_ERROR, widths_from
 from perfsim.prediction.likeness import Traits, traits_of_plan, unlikeness
 from perfsim.prediction.result import Accuracy
 from perfsim.strategies import Plan
 
 RECORD = "accuracy.json"
-UNKNOWN_ERROR = 1.0
-"""assumed: without published runs a step time is known to a factor of two."""
-FEWEST = 8
-"""Runs that a family needs for a 90th percentile of its own."""
 
 
 @cache
@@ -32,41 +30,53 @@ def recorded() -> tuple[dict[str, Any], ...]:
 
 
 def accuracy_of(plan: Plan) -> Accuracy:
-    """The errors of the family of published runs most like a plan."""
+    """The errors of the family of published runs most like a plan, and the plan's band."""
     return nearest(plan.system.kind, traits_of_plan(plan))
 
 
 def step_time_error(plan: Plan) -> float:
-    """Half-width of the 90 % band of a plan's step time: the larger of the errors in and out of the fit."""
-    accuracy = accuracy_of(plan)
-    return max(accuracy.p90_ape, accuracy.held_out_p90_ape)
+    """Half-width e of the 90 % band of a plan's step time t, which is [t / (1 + e), t (1 + e)]."""
+    return accuracy_of(plan).step_time_error
 
 
-def nearest(system_kind: str, traits: Traits) -> Accuracy:
-    """The errors of the recorded family most like `traits`; with few runs, at least the errors of all runs.
+def left_out_of(system_kind: str, group: str) -> Mapping[str, Any] | None:
+    """The record of a fit without a group of runs (a family, a wafer's release); None if there is none.
 
-    A kind of system without published runs has `UNKNOWN_ERROR`.
+    `constants` are those of the fit, `band` the widths that the other groups give.
+    """
+    rows = (row for entry in recorded() if entry["system_kind"] == system_kind for row in entry["left_out"])
+    return next((row for row in rows if row["group"] == group), None)
+
+
+def nearest(system_kind: str, traits: Traits, without: str = "") -> Accuracy:
+    """The errors of the recorded family most like `traits`, and the band of a run with them.
+
+    `without` names a group of runs of which the answer knows nothing. A kind of system without published runs
+    has `UNKNOWN_ERROR`.
     """
     whole = next((entry for entry in recorded() if entry["system_kind"] == system_kind), None)
     if whole is None:
         return _unknown(system_kind)
-    ranked = sorted(
-        whole["families"],
+    left_out = left_out_of(system_kind, without)
+    widths = widths_from(whole["band"] if left_out is None else left_out["band"])
+    families = [family for family in whole["families"] if family["family"] != without]
+    family = min(
+        families,
         key=lambda family: (round(unlikeness(traits, family)[0], 9), -family["n"], family["family"]),
     )
-    family = ranked[0]
     points, differences = unlikeness(traits, family)
-    few = family["n"] < FEWEST
     return Accuracy(
         strategy=whole["strategy"],
         family=family["family"],
         n=family["n"],
         median_ape=family["median_ape"],
-        p90_ape=_at_least("p90_ape", family, whole, few),
-        held_out_p90_ape=_at_least("held_out_p90_ape", family, whole, few),
+        p90_ape=family["p90_ape"],
+        held_out_p90_ape=family["held_out_p90_ape"],
         baseline_median_ape=family["baseline_median_ape"],
-        likeness=_in_words(differences, few, whole),
+        likeness="; ".join(differences) or "the same device, parallelism and range of sizes",
         unlikeness=points,
+        step_time_error=widths.error(points),
+        unshared_error=widths.unshared_error(points),
     )
 
 
@@ -80,14 +90,6 @@ def _unknown(system_kind: str) -> Accuracy:
         held_out_p90_ape=UNKNOWN_ERROR,
         baseline_median_ape=UNKNOWN_ERROR,
         likeness=f"no published run on a {system_kind} is recorded: an error of a factor of two is assumed",
+        step_time_error=UNKNOWN.error(0.0),
+        unshared_error=UNKNOWN.unshared_error(0.0),
     )
-
-
-def _at_least(figure: str, family: Mapping[str, Any], whole: Mapping[str, Any], few: bool) -> float:
-    """A figure of a family; with few runs, at least that of all runs."""
-    return float(max(family[figure], whole[figure]) if few else family[figure])
-
-
-def _in_words(differences: tuple[str, ...], few: bool, whole: Mapping[str, Any]) -> str:
-    words = "; ".join(differences) or "the same device, parallelism and range of sizes"
-    return f"{words}; few runs, so at least the 90th percentile of all {whole['n']} runs" if few else words

@@ -1,29 +1,38 @@
-"""Which family of published runs is most like a plan: by device, sharding, degrees and sizes.
+"""Which family of published runs is most like a plan: by device, precision, sharding, degrees and sizes.
 
 Unlikeness is a sum of points for differences:
 
-    3    no run of the family is on a device with the same calibration
+    3    no run of the family is on a device with the same calibration, or on that chip: a calibration is
+         borrowed where the peak of the device differs by more than 2 %
+    3    for each factor of ten by which the device's memory is faster or slower
+    3    no run of the family is of the same class of precision (16-bit, fp8, tf32, fp32)
     2    parameters are sharded (ZeRO 3, FSDP) in the plan and in no run of the family, or the reverse
     1    the same for tensor parallelism
     1    the same for pipeline parallelism
     1    for each factor of ten by which the model is outside the sizes of the family
-    1    for each factor of ten by which the number of devices is outside those of the family
+    1    the same for the number of devices, the replicas that share parameters, and the micro-batch
 
-A plan has the errors of the family with the fewest points; of equal families, the one with more runs.
+assumed: the points, which weigh differences against each other; how much a band widens with a point is fitted
+(`perfsim.validation.band_fit`). A plan is compared with the family of fewest points; of equal families, with
+the one with more runs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfsim.hardware import Precision
 from perfsim.strategies import Plan
 from perfsim.transformer import parameters
 
 SHARDED = 3
 """The ZeRO stage that shards parameters."""
+SAME_CHIP = 1.02
+"""Peaks within this factor are those of one chip."""
+SIXTEEN_BIT: tuple[Precision, ...] = ("fp16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -32,50 +41,91 @@ class Traits:
 
     constants: str
     """Name of the device's calibration."""
+    peak_flop_per_s: float
+    """Of one device: in 16 bits, or its largest where it has none."""
+    memory_bytes_per_s: float
+    precision: str
+    """Class of the precision: `16-bit`, `fp8`, `tf32` or `fp32`."""
     sharded: bool
     tensor: bool
     pipeline: bool
     parameters: float
     num_devices: int
+    shards: int
+    """Replicas that share the parameters; 1 if they are not sharded."""
+    micro_batch_size: int
 
 
 def traits_of_plan(plan: Plan) -> Traits:
     """The traits of a plan."""
-    device, layout = plan.system.device, plan.layout
+    device, layout, precision = plan.system.device, plan.layout, plan.job.recipe.precision
+    sharded = layout.zero_stage == SHARDED
+    peaks = [device.peak[name] for name in SIXTEEN_BIT if name in device.peak] or device.peak.values()
     return Traits(
         constants=device.calibration.name if device.calibration else device.name,
-        sharded=layout.zero_stage == SHARDED,
+        peak_flop_per_s=max(peaks),
+        memory_bytes_per_s=device.memory.bandwidth,
+        precision="16-bit" if precision in SIXTEEN_BIT else precision,
+        sharded=sharded,
         tensor=layout.tensor > 1,
         pipeline=layout.pipeline > 1,
         parameters=float(parameters(plan.job.model).total),
         num_devices=plan.topology.num_devices,
+        shards=layout.data if sharded else 1,
+        micro_batch_size=layout.micro_batch_size,
     )
+
+
+def traits_together(runs: Sequence[Traits]) -> dict[str, Any]:
+    """The traits of a family: values that occur in its runs, and ranges."""
+    values = {name: sorted({getattr(run, name) for run in runs}) for name in ("constants", *_KINDS)}
+    ranges = {name: sorted(getattr(run, name) for run in runs) for name in ("peak_flop_per_s", *_SIZES)}
+    return {**values, **{name: [sizes[0], sizes[-1]] for name, sizes in ranges.items()}}
 
 
 def unlikeness(traits: Traits, family: Mapping[str, Any]) -> tuple[float, tuple[str, ...]]:
     """Unlikeness of a family in points, and the differences in words."""
     points, words = 0.0, []
+    other_chip = _outside(traits.peak_flop_per_s, *family["peak_flop_per_s"])
     if traits.constants not in family["constants"]:
-        points += 3.0
+        points += _CHIP
         words.append(f"measured on {' and '.join(family['constants'])} instead of {traits.constants}")
-    for name, weight, label in _KINDS:
+    elif other_chip > SAME_CHIP:
+        points += _CHIP
+        words.append(f"{traits.constants} was measured on a chip whose peak differs {other_chip:.1f} times")
+    for name, (weight, label) in _KINDS.items():
         in_plan = getattr(traits, name)
         if in_plan not in family[name]:
             points += weight
-            words.append(f"{label} {'only in this plan' if in_plan else 'only in the family'}")
-    for name, label in (("parameters", "model"), ("num_devices", "number of devices")):
+            words.append(_kind_in_words(label, in_plan))
+    for name, (weight, label) in _SIZES.items():
         factor = _outside(getattr(traits, name), *family[name])
         if factor > 1.0:
-            points += math.log10(factor)
+            points += weight * math.log10(factor)
             words.append(f"{label} outside its range by a factor of {factor:.1f}")
     return points, tuple(words)
 
 
-_KINDS = (
-    ("sharded", 2.0, "sharded parameters"),
-    ("tensor", 1.0, "tensor parallelism"),
-    ("pipeline", 1.0, "pipeline parallelism"),
-)
+_CHIP = 3.0
+_KINDS = {
+    "precision": (3.0, "precision"),
+    "sharded": (2.0, "sharded parameters"),
+    "tensor": (1.0, "tensor parallelism"),
+    "pipeline": (1.0, "pipeline parallelism"),
+}
+_SIZES = {
+    "memory_bytes_per_s": (3.0, "memory bandwidth"),
+    "parameters": (1.0, "model"),
+    "num_devices": (1.0, "number of devices"),
+    "shards": (1.0, "replicas that share parameters"),
+    "micro_batch_size": (1.0, "micro-batch"),
+}
+
+
+def _kind_in_words(label: str, in_plan: bool | str) -> str:
+    if isinstance(in_plan, str):
+        return f"{label} {in_plan} only in this plan"
+    return f"{label} {'only in this plan' if in_plan else 'only in the family'}"
 
 
 def _outside(value: float, low: float, high: float) -> float:

@@ -73,6 +73,10 @@ class Accuracy:
     """Differences between the family and the plan, in words."""
     unlikeness: float = 0.0
     """The differences in points (`likeness.unlikeness`)."""
+    step_time_error: float = 0.0
+    """Half-width of the 90 % band of the plan's step time, as a fraction (`prediction.bands`)."""
+    unshared_error: float = 0.0
+    """The part of it that remains in the ratio of two runs of one machine."""
 
 
 @dataclass(frozen=True, slots=True)

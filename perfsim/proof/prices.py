@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from perfsim.costs.memory import main_grad_bytes
+from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.graph import EMBEDDING, HEAD, Kind, Work
 from perfsim.proof.execution.faults import Fault
 from perfsim.proof.execution.layout import Share
@@ -24,7 +24,7 @@ from perfsim.strategies import Plan
 from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.stages import ThreeDPlan
-from perfsim.transformer import HALF, padded_vocab_size
+from perfsim.transformer import padded_vocab_size
 
 STATISTIC_BYTES = 4.0
 """Per statistic of a softmax, in single precision."""
@@ -69,7 +69,7 @@ class StreamingPrices:
             return self.plan.topology.system.weight_bytes
         if message.content in ("gradients", "table"):
             return self.plan.topology.system.gradient_bytes
-        return HALF
+        return self.plan.job.recipe.element_bytes
 
     def counted(self, message: Message, elements: int, _work: Work, /) -> float:
         """Executed elements as the graph counts them."""
@@ -88,8 +88,8 @@ class GpuPrices:
         if message.content == "statistics":
             return STATISTIC_BYTES
         if message.content in ("gradients", "table"):
-            return main_grad_bytes(self.plan.job.recipe)
-        return HALF
+            return reduced_grad_bytes(self.plan.job.recipe)
+        return self.plan.job.recipe.element_bytes
 
     def counted(self, message: Message, elements: int, work: Work) -> float:
         """Executed elements as the graph counts them."""

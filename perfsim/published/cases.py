@@ -186,6 +186,7 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
         recompute=training.recompute or "auto",
         overlap_grad_reduce=case.strategy == "zero3" if overlap is None else overlap,
         reduce_precision=training.reduce_precision,
+        optimizer_precision=_optimizer_precision(case),
         dropout=training.attention == "standard",
         framework=_framework(catalog),
         host_blocking=training.host_blocking,
@@ -193,6 +194,12 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
         software_release=case.system.software_release,
     )
     return Job(model, recipe, training.global_batch_size)
+
+
+def _optimizer_precision(case: StepCase) -> Literal["fp32", "bf16", "fp16"]:
+    """16 bits where FSDP reduces gradients in 16 bits, which keeps all states so (pure bf16); else fp32."""
+    reduced = case.training.reduce_precision
+    return reduced if case.strategy == "zero3" and reduced in ("bf16", "fp16") else "fp32"
 
 
 def _framework(catalog: Catalog) -> FrameworkCalibration:

@@ -11,6 +11,7 @@ from perfsim.machines import machine_of
 from perfsim.prediction.cluster import cluster_note
 from perfsim.studies.batches import Target
 from perfsim.studies.constants import constants_of
+from perfsim.studies.production import production_of
 from perfsim.studies.result import Assumption
 from perfsim.studies.spec import StudySpec
 
@@ -27,6 +28,7 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
             assumptions += constants_of(system.device.calibration, catalog)
         for calibration in machine_of(system).calibrations(system, spec.recipe):
             assumptions += constants_of(calibration, catalog)
+    assumptions += _productions(spec)
     for candidate in spec.candidates:
         if candidate.wall_clock is not None:
             assumptions += _described(catalog, "wall_clock", candidate.wall_clock.name)
@@ -61,9 +63,27 @@ def _target(target: Target) -> Iterator[Assumption]:
         "convergence",
         "no failures, no stragglers, no compilation",
         "goodput 1 on every machine",
-        "assumed for every machine alike; a wall clock, where a candidate names one, is reported separately",
+        "assumed for every machine alike; the time in production, and the whole run where a candidate names "
+        "a wall clock, are reported separately",
         "assumption",
     )
+
+
+def _productions(spec: StudySpec) -> Iterator[Assumption]:
+    """The production ratios that candidates have, and what they cover."""
+    ratios = dict.fromkeys(production_of(spec, candidate) for candidate in spec.candidates)
+    for production in filter(None, ratios):
+        value = f"{production.text} times the rate of healthy steps, on every machine"
+        yield Assumption("production", "ratio to healthy steps", value, production.source, "fit")
+        yield Assumption(
+            "production",
+            "same ratio on every machine",
+            "no comparison moves",
+            "the published production runs are all on GPUs. The ratio covers slow steps, not queue, "
+            "compilation, restarts and lost work. A CS-2's constants come from logs of training runs, a "
+            "GPU's from benchmarks, so for a CS-2 it may be too low",
+            "assumption",
+        )
 
 
 def _cluster_scale(calibration: ClusterCalibration, catalog: Catalog) -> list[Assumption]:

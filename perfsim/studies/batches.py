@@ -9,7 +9,7 @@ from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LayoutError, PerfsimError, PlanError
-from perfsim.prediction.accuracy import step_time_error
+from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.evaluation import Evaluation, graph_of, longest_path_s
 from perfsim.prediction.planner import best_plan, screen
 from perfsim.prediction.question import Question
@@ -94,12 +94,14 @@ def time_at(question: Question, target: Target, global_batch_size: int) -> Batch
 
 def choice_of(plan: Plan, step_time_s: float, target: Target) -> BatchChoice:
     """A plan with its step time, and what that makes of the time to the target."""
+    accuracy = accuracy_of(plan)
     answer = time_to_accuracy(
         plan.job.tokens_per_step,
         step_time_s,
         target.d_min_tokens,
         target.critical,
-        step_time_error(plan),
+        accuracy.step_time_error,
+        unshared_error=accuracy.unshared_error,
     )
     return BatchChoice(plan, step_time_s, answer)
 

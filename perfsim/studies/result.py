@@ -9,6 +9,7 @@ from typing import Any
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary, TimelineBar
+from perfsim.studies.production import Production
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ class CandidateResult(Prediction):
     """A remark if the best batch is the smallest or the largest of those tried."""
     whole_run: tuple[RunPart, ...] = ()
     """The parts of the wall clock, the sum last; empty if the candidate names no wall clock."""
+    production: Production | None = None
+    """Ratio of production steps to healthy ones; None if it is switched off."""
+    production_time_s: float | None = None
+    """Time to the target at the production rate."""
+    production_band_s: tuple[float, float] | None = None
     apart: str = ""
     """What tells it from other candidates of this machine and strategy: its given layout, or a number."""
 

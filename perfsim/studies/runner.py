@@ -32,6 +32,7 @@ from perfsim.studies.batches import (
 )
 from perfsim.studies.candidate import candidate_result
 from perfsim.studies.perturbed_candidates import perturbed_candidate
+from perfsim.studies.production import COVERED_ONCE, Production, production_of
 from perfsim.studies.result import CandidateResult, Infeasible, StudyResult
 from perfsim.studies.spec import CandidateSpec, StudySpec
 from perfsim.studies.suggestions import suggested_batches
@@ -55,6 +56,7 @@ class Answered:
     """The global batches that were tried, with and without a plan."""
     remarks: tuple[str, ...] = ()
     """Remarks on a given layout: settings left at defaults, batches that it cannot run."""
+    production: Production | None = None
     resilience: Resilience | None = None
 
 
@@ -177,19 +179,26 @@ def answer_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int, ta
 def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
     question = question_of(spec, candidate, devices)
     batches = _batches(spec, target, question)
-    if len(batches) == 1:
-        evaluation, choice = run_at(question, target, batches[0])
-        remarks = tuple(_layout_remarks(question, evaluation, {}))
-        return Answered(question, evaluation, choice, (choice,), None, remarks=remarks)
-    curve, dropped = batch_curve(question, target, batches)
-    evaluation, choice = run_at(question, target, best_of(curve))
+    best, curve, dropped = batches[0], list[BatchChoice](), dict[int, PerfsimError]()
+    if len(batches) > 1:
+        curve, dropped = batch_curve(question, target, batches)
+        best = best_of(curve)
+    evaluation, choice = run_at(question, target, best)
     own_tokens = choice.answer.batch_tokens
-    curve = [choice if point.answer.batch_tokens == own_tokens else point for point in curve]
-    remarks = tuple(_layout_remarks(question, evaluation, dropped))
-    return Answered(question, evaluation, choice, tuple(curve), None, tuple(batches), remarks)
+    curve = [choice if point.answer.batch_tokens == own_tokens else point for point in curve] or [choice]
+    return Answered(
+        question,
+        evaluation,
+        choice,
+        tuple(curve),
+        sampling=None,
+        tried=tuple(batches) if len(batches) > 1 else (),
+        remarks=tuple(_remarks(question, evaluation, dropped)),
+        production=production_of(spec, candidate),
+    )
 
 
-def _layout_remarks(
+def _remarks(
     question: Question, evaluation: Evaluation, dropped: Mapping[int, PerfsimError]
 ) -> Iterator[str]:
     """What a given layout leaves at defaults, and the batches that it cannot run."""
@@ -298,11 +307,15 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
 
 def _candidate(answer: Answered) -> CandidateResult:
     result = candidate_result(answer.evaluation, answer.choice, answer.curve, answer.tried)
-    given = answer.question.layout
+    given, production, time = answer.question.layout, answer.production, answer.choice.answer
+    whole_run = whole_run_of(answer.question, answer.choice)
     return replace(
         result,
-        notes=(*result.notes, *answer.remarks),
-        whole_run=whole_run_of(answer.question, answer.choice),
+        notes=(*result.notes, *answer.remarks, *([COVERED_ONCE] if whole_run and production else [])),
+        whole_run=whole_run,
+        production=production,
+        production_time_s=None if production is None else production.time_s(time.time_s),
+        production_band_s=None if production is None else production.band_s(time.time_s, time.band_s),
         apart=given if isinstance(given, str) else "",
     )
 

@@ -24,7 +24,7 @@ from perfsim.prediction.perturbation_spec import PerturbationSpec, ResilienceSpe
 from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.sizes import MOST_CHOICES
 from perfsim.spec import CatalogSpec, Spec
-from perfsim.wall_clock import WallClockSpec
+from perfsim.wall_clock import Positive, ProductionRange, WallClockSpec
 from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
 
 
@@ -45,6 +45,9 @@ def _setting(value: Any) -> str:
         return "-".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
+
+ProductionChoice = Literal["recorded", "none"] | Positive | ProductionRange
+"""Median and range of the recorded production runs, none, a ratio, or a ratio with its range."""
 
 if TYPE_CHECKING:
     StrategyName = str
@@ -69,6 +72,8 @@ class CandidateSpec(Spec):
     """The result of `perfsim calibrate steps` for this machine; scales its step times."""
     wall_clock: WallClockSpec | None = None
     """Queue, compilation, checkpoints and failures of the whole run; None: only the steps are counted."""
+    production: ProductionChoice | None = None
+    """Rate of production steps over that of healthy steps; None: the study's."""
 
     @model_validator(mode="before")
     @classmethod
@@ -144,6 +149,8 @@ class StudySpec(CatalogSpec):
     ) = "auto"
     """Global batches to try, in sequences; auto: a grid around the critical batch."""
     convergence: ConvergenceSpec = ConvergenceSpec()
+    production: ProductionChoice = "recorded"
+    """Rate of production steps over that of healthy steps, for the time in production beside the answer."""
     sampling: SamplingSpec = SamplingSpec()
     perturbations: PerturbationSpec | None = None
     """Applied to every candidate's step after its batch and layout are chosen without them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
 from perfsim.studies.result import CandidateResult
@@ -50,10 +50,11 @@ def ratio_bands(answers: Sequence[Answer]) -> dict[str, tuple[float, float]]:
 
 
 def ratio_of(answer: Answer, first: Answer) -> RatioBand:
-    """The 90 % band of the ratio of two times; on one system the step-time error cancels."""
-    if answer.candidate.system == first.candidate.system:
-        return ratio_band(replace(answer.time, step_time_error=0.0), replace(first.time, step_time_error=0.0))
-    return ratio_band(answer.time, first.time)
+    """The 90 % band of the ratio of two times; on one system a part of the step-time error cancels."""
+    if answer.time is first.time:
+        return RatioBand(1.0, 1.0, 1.0)
+    same = answer.candidate.system == first.candidate.system
+    return ratio_band(answer.time, first.time, same_machine=same)
 
 
 def _rival(ranked: Sequence[Answer]) -> Answer:

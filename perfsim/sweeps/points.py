@@ -10,6 +10,7 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.documents import Document, document_of
 from perfsim.prediction.prediction import Prediction
+from perfsim.studies.production import Production, production_of
 from perfsim.sweeps.axes import BATCH_PATHS, VARIANT
 from perfsim.sweeps.grid import SweepPoint
 
@@ -34,6 +35,7 @@ class Answer:
             "batch_tokens": self.target_time.batch_tokens,
             "steps": self.target_time.steps,
             "step_time_error": self.target_time.step_time_error,
+            "unshared_error": self.target_time.unshared_error,
             "time_to_accuracy_s": self.target_time.time_s,
             "time_to_accuracy_band_s": list(self.target_time.band_s),
             "whole_run": [asdict(part) for part in self.whole_run],
@@ -62,6 +64,11 @@ class PointResult:
     def target_time(self) -> TimeToAccuracy:
         """The time to the target; ValueError for a point without a feasible plan."""
         return self._feasible_answer().target_time
+
+    @property
+    def production(self) -> Production | None:
+        """The production ratio of its candidate."""
+        return production_of(self.point.study, self.point.candidate)
 
     def _feasible_answer(self) -> Answer:
         if self.answer is None:
@@ -120,7 +127,18 @@ class PointResult:
             "num_devices": self.num_devices,
             "settings": dict(self.settings),
             "feasible": self.feasible,
-            **({"reasons": list(self.reasons)} if self.answer is None else self.answer.document()),
+            **self._answer_document(),
+        }
+
+    def _answer_document(self) -> dict[str, Any]:
+        if self.answer is None:
+            return {"reasons": list(self.reasons)}
+        production, time = self.production, self.answer.target_time
+        return {
+            **self.answer.document(),
+            "production": None if production is None else asdict(production),
+            "production_time_s": None if production is None else production.time_s(time.time_s),
+            "production_band_s": None if production is None else production.band_s(time.time_s, time.band_s),
         }
 
 

@@ -296,6 +296,7 @@ def _result(point: SweepPoint, stored: Stored) -> PointResult:
         target.d_min_tokens,
         target.critical,
         document["step_time_error"],
+        unshared_error=document["unshared_error"],
     )
     prediction = prediction_from(document, point.study.model.name)
     whole_run = tuple(RunPart(**part) for part in document["whole_run"])

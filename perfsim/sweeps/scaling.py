@@ -143,7 +143,11 @@ def _comparable(a: Series, b: Series) -> bool:
 
 def match(rival: PointResult, series: Series) -> Match:
     """The fewest devices of `series` that reach the target no later than `rival`."""
-    ratios = [(point, ratio_band(point.target_time, rival.target_time)) for point in series.points]
+    same = series.system == rival.system
+    ratios = [
+        (point, ratio_band(point.target_time, rival.target_time, same_machine=same))
+        for point in series.points
+    ]
     return Match(
         rival,
         series,

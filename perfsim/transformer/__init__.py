@@ -14,7 +14,7 @@ from perfsim.transformer.counts import (
 from perfsim.transformer.kernels import (
     CROSS_ENTROPY_BACKWARD_BYTES,
     CROSS_ENTROPY_FORWARD_BYTES,
-    HALF,
+    FULL,
     VOCAB_MULTIPLE,
     Kernel,
     LayerSlice,
@@ -49,7 +49,7 @@ from perfsim.transformer.split_backward import (
 __all__ = [
     "CROSS_ENTROPY_BACKWARD_BYTES",
     "CROSS_ENTROPY_FORWARD_BYTES",
-    "HALF",
+    "FULL",
     "VOCAB_MULTIPLE",
     "Kernel",
     "LayerSlice",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from perfsim.transformer.kernels import HALF, LayerSlice, padded_vocab_size
+from perfsim.transformer.kernels import LayerSlice, padded_vocab_size
 from perfsim.workload import Job, TransformerConfig
 
 
@@ -127,39 +127,41 @@ def hardware_flop_per_step(job: Job, recompute: str) -> float:
 def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
     """Bytes that one layer keeps for its backward, one micro-batch [2205.05198 Table 2].
 
-    none: sbh (10 + 24/t + 5 a s / h t), with sequence parallelism sbh (34 + 5 a s / h) / t;
-    selective drops the 5 a s / h term; full keeps the layer's input, 2 sbh. Flash attention never
-    stores the scores. Gated and wide MLPs scale the 19 sbh of the MLP: 3 sbh outside the ffn
-    activations and 2 bytes for each of its inputs to GELU and to the second linear. Where attention and
-    MLP share a norm, its input and output are kept once.
+    In 16 bits with dropout, none: sbh (10 + 24/t + 5 a s / h t), with sequence parallelism
+    sbh (34 + 5 a s / h) / t; selective drops the 5 a s / h term; full keeps the layer's input, 2 sbh, or
+    2 sbh / t where sequence parallelism splits it. A score takes 2 bytes as the softmax's output and, with
+    dropout, a mask byte and 2 bytes of dropped output. Flash attention never stores the scores. Gated and
+    wide MLPs scale the 19 sbh of the MLP: 3 sbh outside the ffn activations and 2 bytes for each of its
+    inputs to GELU and to the second linear. Where attention and MLP share a norm, its input and output are
+    kept once. In fp32 and tf32 every number but a mask takes 4 bytes.
     """
-    model = part.model
+    model, size = part.model, part.element_bytes
     sbh = float(part.activation_elements)
     if recompute == "full":
-        return HALF * sbh
+        return part.activation_bytes / part.norm_share
     t = part.tensor
     ffn_ratio = model.ffn_hidden_size / model.hidden_size * (1.5 if model.gated_mlp else 1.0)
     kv_ratio = part.kv_size / model.hidden_size
     mask = 1.0 if part.dropout else 0.0
-    split = 2 * (1 + 2 * kv_ratio) + 2 + 4 * ffn_ratio
-    shared = 4 * model.norms_per_layer + 2 * mask
+    split = size * (1 + 2 * kv_ratio + 1 + 2 * ffn_ratio)
+    shared = 2 * size * model.norms_per_layer + 2 * mask
     total = split / t + shared / part.norm_share
     if recompute == "none" and part.attention == "standard":
         scores = part.model.num_attention_heads * part.seq_length / model.hidden_size
-        total += (4 + mask) * scores / t
+        total += (2 * size + 1 if part.dropout else size) * scores / t
     return total * sbh
 
 
 def attention_weight_input_bytes(part: LayerSlice) -> float:
     """Bytes that the attention block holds between its dgrad and its wgrad, one micro-batch.
 
-    Input and output gradient of both linear layers and of the norm, in half precision: with equal
-    heads and t = 1, sbh (8 of QKV + 4 of the projection + 4 of the norm).
+    Input and output gradient of both linear layers and of the norm: in 16 bits with equal heads and
+    t = 1, sbh (8 of QKV + 4 of the projection + 4 of the norm).
     """
     heads = 1 + 2 * part.kv_size / part.model.hidden_size
     split = heads + 1  # QKV's output gradient, the projection's input
     shared = 1 + 1 + 2  # QKV's input, the projection's output gradient, the norm's pair
-    return HALF * part.activation_elements * (split / part.tensor + shared / part.norm_share)
+    return part.activation_bytes * (split / part.tensor + shared / part.norm_share)
 
 
 def mlp_weight_input_bytes(part: LayerSlice) -> float:
@@ -167,7 +169,7 @@ def mlp_weight_input_bytes(part: LayerSlice) -> float:
     ffn = part.model.ffn_hidden_size / part.model.hidden_size
     split = (2 if part.model.gated_mlp else 1) * ffn + ffn
     shared = 1 + 1 + 2
-    return HALF * part.activation_elements * (split / part.tensor + shared / part.norm_share)
+    return part.activation_bytes * (split / part.tensor + shared / part.norm_share)
 
 
 def head_weight_input_bytes(part: LayerSlice, positions: int) -> float:
@@ -175,4 +177,4 @@ def head_weight_input_bytes(part: LayerSlice, positions: int) -> float:
     tokens = float(part.micro_batch_size * positions)
     logits = tokens * padded_vocab_size(part.model, part.tensor) / part.tensor
     hidden = tokens * part.model.hidden_size + 2 * part.activation_elements / part.norm_share
-    return HALF * (logits + hidden)
+    return part.element_bytes * (logits + hidden)

@@ -16,6 +16,8 @@ Partition = Literal["none", "column", "row", "streamed"]
 
 HALF = 2.0
 """Bytes of an fp16 or bf16 number."""
+FULL = 4.0
+"""Bytes of an fp32 number."""
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this times the tensor degree."""
 
@@ -41,6 +43,8 @@ class Kernel:
     launches: int = 1
     """Kernels that the host launches for it."""
     weight_gradient: bool = False
+    element_bytes: float = HALF
+    """Bytes of one number of a matrix product's operands and result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class LayerSlice:
     attention: Attention = "standard"
     main_grad_bytes: float = 4.0
     """Bytes of an accumulated gradient: 4 with fp32 main gradients, 2 in pure bf16."""
+    element_bytes: float = HALF
+    """Bytes of an activation, a weight or a gradient in a kernel: 2 in 16 bits, 4 in fp32 and tf32."""
     dropout: bool = True
     recompute_stops_early: bool = False
     """Recompute of a layer stops at the last tensor that its backward reads, so it skips its last linear."""
@@ -71,8 +77,8 @@ class LayerSlice:
 
     @property
     def activation_bytes(self) -> float:
-        """One hidden activation tensor in half precision; what a stage sends to the next."""
-        return HALF * self.activation_elements
+        """One hidden activation tensor; what a stage sends to the next."""
+        return self.element_bytes * self.activation_elements
 
     @property
     def kv_size(self) -> int:
@@ -86,12 +92,18 @@ class LayerSlice:
 
 
 def linear(
-    name: str, tokens: int, n_in: int, n_out: int, partition: Partition = "none", parts: int = 1
+    name: str,
+    tokens: int,
+    n_in: int,
+    n_out: int,
+    partition: Partition = "none",
+    parts: int = 1,
+    element_bytes: float = HALF,
 ) -> Kernel:
     """Forward GEMM of a linear layer partitioned over `parts` ranks: (tokens, k) x (k, n)."""
     k = n_in // parts if partition == "row" else n_in
     n = n_out // parts if partition == "column" else n_out
-    return gemm(name, tokens, n, k, partition=partition, parts=parts)
+    return gemm(name, tokens, n, k, partition=partition, parts=parts, element_bytes=element_bytes)
 
 
 def gemm(
@@ -103,13 +115,14 @@ def gemm(
     partition: Partition = "none",
     parts: int = 1,
     weight_gradient: bool = False,
+    element_bytes: float = HALF,
 ) -> Kernel:
-    """A GEMM in half precision: 2 m n k FLOPs per batch entry, each operand moved once."""
+    """A GEMM: 2 m n k FLOPs per batch entry, each operand moved once."""
     return Kernel(
         name=name,
         op="gemm",
         flop=2.0 * m * n * k * batch,
-        bytes_accessed=HALF * batch * (m * k + k * n + m * n),
+        bytes_accessed=element_bytes * batch * (m * k + k * n + m * n),
         m=m,
         n=n,
         k=k,
@@ -117,6 +130,7 @@ def gemm(
         partition=partition,
         parts=parts,
         weight_gradient=weight_gradient,
+        element_bytes=element_bytes,
     )
 
 
@@ -134,20 +148,30 @@ def linear_dgrad(forward: Kernel) -> Kernel:
         forward.n,
         partition=forward.partition,
         parts=forward.parts,
+        element_bytes=forward.element_bytes,
     )
 
 
 def linear_wgrad(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[Kernel, ...]:
     """Weight and bias gradients, and their addition to the accumulated main gradients."""
     m, n, k = forward.m, forward.n, forward.k
-    cut, parts = forward.partition, forward.parts
+    cut, parts, size = forward.partition, forward.parts, forward.element_bytes
     return (
-        gemm(f"{forward.name}.wgrad", k, n, m, partition=cut, parts=parts, weight_gradient=True),
-        *((elementwise(f"{forward.name}.bias_gradient", HALF * m * n),) if bias else ()),
+        gemm(
+            f"{forward.name}.wgrad",
+            k,
+            n,
+            m,
+            partition=cut,
+            parts=parts,
+            weight_gradient=True,
+            element_bytes=size,
+        ),
+        *((elementwise(f"{forward.name}.bias_gradient", size * m * n),) if bias else ()),
         elementwise(
             # Reads the new gradient, reads and writes the accumulated one.
             f"{forward.name}.accumulate",
-            n * k * (HALF + 2 * main_grad_bytes),
+            n * k * (size + 2 * main_grad_bytes),
             launches=2 if bias else 1,
         ),
     )
@@ -159,23 +183,24 @@ def linear_backward(forward: Kernel, main_grad_bytes: float, bias: bool) -> tupl
 
 
 def _norm(name: str, part: LayerSlice) -> Kernel:
-    return elementwise(name, 2 * HALF * part.activation_elements / part.norm_share)
+    return elementwise(name, 2 * part.activation_bytes / part.norm_share)
 
 
 def _norm_backward(name: str, part: LayerSlice) -> Kernel:
     """Input gradient in one kernel; scale and shift in others, which read input and output gradient again."""
-    return elementwise(name, 5 * HALF * part.activation_elements / part.norm_share, launches=4)
+    return elementwise(name, 5 * part.activation_bytes / part.norm_share, launches=4)
 
 
 def _residual(name: str, part: LayerSlice) -> Kernel:
     """Bias, dropout and residual in one kernel: two reads, one write, one mask byte."""
-    bytes_per_element = 3 * HALF + (1.0 if part.dropout else 0.0)
+    bytes_per_element = 3 * part.element_bytes + (1.0 if part.dropout else 0.0)
     return elementwise(name, bytes_per_element * part.activation_elements / part.norm_share)
 
 
 def residual_backward(name: str, part: LayerSlice) -> Kernel:
     """Backward of dropout (read, mask, write); sum of both branches' gradients (two reads, a write)."""
-    bytes_per_element = 3 * HALF + (2 * HALF + 1.0 if part.dropout else 0.0)
+    size = part.element_bytes
+    bytes_per_element = 3 * size + (2 * size + 1.0 if part.dropout else 0.0)
     launches = 2 if part.dropout else 1
     return elementwise(
         name, bytes_per_element * part.activation_elements / part.norm_share, launches=launches
@@ -184,11 +209,11 @@ def residual_backward(name: str, part: LayerSlice) -> Kernel:
 
 def attention_projections(part: LayerSlice) -> tuple[Kernel, Kernel]:
     """The linear layers of the attention block: QKV and output projection."""
-    model = part.model
+    model, size = part.model, part.element_bytes
     qkv_out = model.hidden_size + 2 * part.kv_size
     return (
-        linear("qkv", part.tokens, model.hidden_size, qkv_out, "column", part.tensor),
-        linear("projection", part.tokens, model.hidden_size, model.hidden_size, "row", part.tensor),
+        linear("qkv", part.tokens, model.hidden_size, qkv_out, "column", part.tensor, size),
+        linear("projection", part.tokens, model.hidden_size, model.hidden_size, "row", part.tensor, size),
     )
 
 
@@ -197,19 +222,19 @@ def attention_core(part: LayerSlice) -> tuple[Kernel, ...]:
     if part.attention == "flash":
         return (_flash("flash_attention", part, matmuls=2),)
     heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
-    scores = float(heads) * s * s
+    scores, size = float(heads) * s * s, part.element_bytes
     return (
-        gemm("scores", s, s, d, batch=heads),
-        elementwise("softmax", 2 * HALF * scores),
-        *((elementwise("attention_dropout", (2 * HALF + 1) * scores),) if part.dropout else ()),
-        gemm("context", s, d, s, batch=heads),
+        gemm("scores", s, s, d, batch=heads, element_bytes=size),
+        elementwise("softmax", 2 * size * scores),
+        *((elementwise("attention_dropout", (2 * size + 1) * scores),) if part.dropout else ()),
+        gemm("context", s, d, s, batch=heads, element_bytes=size),
         _heads_to_tokens("context_transpose", part),
     )
 
 
 def _heads_to_tokens(name: str, part: LayerSlice) -> Kernel:
     """Transpose the context from one matrix per head to one row per token, or its gradient back."""
-    return elementwise(name, 2 * HALF * part.activation_elements / part.tensor)
+    return elementwise(name, 2 * part.activation_bytes / part.tensor)
 
 
 def attention_core_backward(part: LayerSlice) -> tuple[Kernel, ...]:
@@ -217,15 +242,15 @@ def attention_core_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     if part.attention == "flash":
         return (_flash("flash_attention.backward", part, matmuls=5),)
     heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
-    scores = float(heads) * s * s
+    scores, size = float(heads) * s * s, part.element_bytes
     return (
         _heads_to_tokens("context_transpose.backward", part),
-        gemm("context.dgrad_probabilities", s, s, d, batch=heads),
-        gemm("context.dgrad_values", s, d, s, batch=heads),
-        *((elementwise("attention_dropout.backward", (2 * HALF + 1) * scores),) if part.dropout else ()),
-        elementwise("softmax.backward", 3 * HALF * scores),
-        gemm("scores.dgrad_queries", s, d, s, batch=heads),
-        gemm("scores.dgrad_keys", s, d, s, batch=heads),
+        gemm("context.dgrad_probabilities", s, s, d, batch=heads, element_bytes=size),
+        gemm("context.dgrad_values", s, d, s, batch=heads, element_bytes=size),
+        *((elementwise("attention_dropout.backward", (2 * size + 1) * scores),) if part.dropout else ()),
+        elementwise("softmax.backward", 3 * size * scores),
+        gemm("scores.dgrad_queries", s, d, s, batch=heads, element_bytes=size),
+        gemm("scores.dgrad_keys", s, d, s, batch=heads, element_bytes=size),
     )
 
 
@@ -242,11 +267,12 @@ def _flash(name: str, part: LayerSlice, matmuls: int) -> Kernel:
         name=name,
         op="attention",
         flop=matmuls * 2.0 * heads * s * s * d * seen,
-        bytes_accessed=2 * matmuls * HALF * heads * s * d,  # scores stay on chip
+        bytes_accessed=2 * matmuls * part.element_bytes * heads * s * d,  # scores stay on chip
         m=s,
         n=s,
         k=d,
         batch=heads,
+        element_bytes=part.element_bytes,
     )
 
 
@@ -259,7 +285,7 @@ def attention_forward(part: LayerSlice) -> tuple[Kernel, ...]:
 def join_gradients(part: LayerSlice) -> Kernel:
     """Concatenation of the gradients of queries, keys and values, which the QKV linear reads."""
     width = part.model.hidden_size + 2 * part.kv_size
-    return elementwise("qkv.join_gradients", 2 * HALF * part.tokens * width / part.tensor)
+    return elementwise("qkv.join_gradients", 2 * part.element_bytes * part.tokens * width / part.tensor)
 
 
 def rotary(part: LayerSlice) -> tuple[Kernel, ...]:
@@ -267,7 +293,7 @@ def rotary(part: LayerSlice) -> tuple[Kernel, ...]:
     if part.model.position_embedding != "rotary":
         return ()
     width = part.model.hidden_size + part.kv_size
-    return (elementwise("rotary", 2 * HALF * part.tokens * width / part.tensor, launches=2),)
+    return (elementwise("rotary", 2 * part.element_bytes * part.tokens * width / part.tensor, launches=2),)
 
 
 def attention_backward(part: LayerSlice) -> tuple[Kernel, ...]:
@@ -287,10 +313,10 @@ def attention_backward(part: LayerSlice) -> tuple[Kernel, ...]:
 def mlp_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
     """The linear layers of the MLP."""
     model = part.model
-    width = (2 if model.gated_mlp else 1) * model.ffn_hidden_size
+    width, size = (2 if model.gated_mlp else 1) * model.ffn_hidden_size, part.element_bytes
     return (
-        linear("fc1", part.tokens, model.hidden_size, width, "column", part.tensor),
-        linear("fc2", part.tokens, model.ffn_hidden_size, model.hidden_size, "row", part.tensor),
+        linear("fc1", part.tokens, model.hidden_size, width, "column", part.tensor, size),
+        linear("fc2", part.tokens, model.ffn_hidden_size, model.hidden_size, "row", part.tensor, size),
     )
 
 
@@ -298,7 +324,7 @@ def activation(name: str, part: LayerSlice, passes: int) -> Kernel:
     """GELU (or SwiGLU) in one kernel: `passes` reads and writes of the ffn activations."""
     gate = 1.5 if part.model.gated_mlp else 1.0
     elements = part.tokens * part.model.ffn_hidden_size / part.tensor
-    return elementwise(name, passes * gate * HALF * elements)
+    return elementwise(name, passes * gate * part.element_bytes * elements)
 
 
 def mlp_forward(part: LayerSlice) -> tuple[Kernel, ...]:
@@ -356,35 +382,40 @@ def padded_vocab_size(model: TransformerConfig, tensor: int) -> int:
 
 def embedding_forward(part: LayerSlice) -> tuple[Kernel, ...]:
     """Word lookup, addition of positions, dropout."""
-    elements = part.activation_elements
     return (
-        elementwise("embedding_lookup", 2 * HALF * elements, launches=4),
-        elementwise("embedding_positions", 5 * HALF * elements, launches=2),
+        elementwise("embedding_lookup", 2 * part.activation_bytes, launches=4),
+        elementwise("embedding_positions", 5 * part.activation_bytes, launches=2),
     )
 
 
 def embedding_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     """Gradient of the lookup: scattered into a dense table, then accumulated."""
     rows = padded_vocab_size(part.model, part.tensor) / part.tensor
-    table = rows * part.model.hidden_size
+    table, size = rows * part.model.hidden_size, part.element_bytes
     return (
-        elementwise("embedding.scatter", 3 * HALF * part.activation_elements + HALF * table, launches=4),
-        elementwise("embedding.accumulate", table * (HALF + 2 * part.main_grad_bytes)),
+        elementwise("embedding.scatter", 3 * part.activation_bytes + size * table, launches=4),
+        elementwise("embedding.accumulate", table * (size + 2 * part.main_grad_bytes)),
     )
 
 
-CROSS_ENTROPY_FORWARD_BYTES = 38.0
-"""Per logit, in the passes of Megatron-LM's vocabulary-parallel cross-entropy: cast to fp32 (6), maximum
-(4), subtract (8), exponential (8), sum (4), divide by the sum (8)."""
-CROSS_ENTROPY_BACKWARD_BYTES = 14.0
-"""Per logit: scale by the incoming gradient (8), cast to half (6)."""
+CROSS_ENTROPY_FORWARD_BYTES = 32.0
+"""Per logit, in the fp32 passes of Megatron-LM's vocabulary-parallel cross-entropy: maximum (4), subtract
+(8), exponential (8), sum (4), divide by the sum (8); before them logits in 16 bits are cast."""
+CROSS_ENTROPY_BACKWARD_BYTES = 8.0
+"""Per logit: scale by the incoming gradient; after it the gradient is cast to the precision of the logits."""
+
+
+def _cast_bytes(element_bytes: float) -> float:
+    """Bytes read and written by a cast of one number to or from fp32; none if it is in fp32."""
+    return element_bytes + FULL if element_bytes < FULL else 0.0
 
 
 def head_linear(part: LayerSlice, positions: int) -> Kernel:
     """The LM head on `positions` per sequence."""
     vocab = padded_vocab_size(part.model, part.tensor)
     tokens = part.micro_batch_size * positions
-    return linear("lm_head", tokens, part.model.hidden_size, vocab, "column", part.tensor)
+    hidden, size = part.model.hidden_size, part.element_bytes
+    return linear("lm_head", tokens, hidden, vocab, "column", part.tensor, size)
 
 
 def head_forward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
@@ -394,14 +425,19 @@ def head_forward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     return (
         _norm("final_norm", part),
         head,
-        elementwise("cross_entropy", CROSS_ENTROPY_FORWARD_BYTES * logits, launches=12),
+        elementwise(
+            "cross_entropy",
+            (_cast_bytes(head.element_bytes) + CROSS_ENTROPY_FORWARD_BYTES) * logits,
+            launches=12,
+        ),
     )
 
 
 def cross_entropy_backward(head: Kernel) -> Kernel:
     """Gradient of the loss by the logits of the LM head."""
     logits = float(head.m) * head.n
-    return elementwise("cross_entropy.backward", CROSS_ENTROPY_BACKWARD_BYTES * logits, launches=6)
+    passes = CROSS_ENTROPY_BACKWARD_BYTES + _cast_bytes(head.element_bytes)
+    return elementwise("cross_entropy.backward", passes * logits, launches=6)
 
 
 def head_backward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:

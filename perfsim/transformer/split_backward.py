@@ -7,7 +7,6 @@ whole backward. A norm's wgrad reads its input and output gradient again, since 
 from __future__ import annotations
 
 from perfsim.transformer.kernels import (
-    HALF,
     Kernel,
     LayerSlice,
     activation,
@@ -90,9 +89,9 @@ def head_wgrad(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
 
 def _norm_dgrad(name: str, part: LayerSlice) -> Kernel:
     """Input and output gradient read, input gradient written."""
-    return elementwise(name, 3 * HALF * part.activation_elements / part.norm_share)
+    return elementwise(name, 3 * part.activation_bytes / part.norm_share)
 
 
 def _norm_wgrad(name: str, part: LayerSlice) -> Kernel:
     """Gradients of scale and shift: both read, reduced in two kernels, accumulated."""
-    return elementwise(name, 2 * HALF * part.activation_elements / part.norm_share, launches=3)
+    return elementwise(name, 2 * part.activation_bytes / part.norm_share, launches=3)

@@ -1,4 +1,4 @@
-"""Errors of runs predicted with constants that were fitted without them, from which bands are taken.
+"""Runs predicted with constants that were fitted without them, from whose errors bands are made.
 
 GPU runs are left out by family (`leave_out`), wafer logs by software release. Five wafer logs are too few for
 a percentile, so the half-width of their 90 % band is Student's, from their root mean square error r:
@@ -8,6 +8,7 @@ t_95(n) r sqrt(1 + 1/n).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,30 @@ import numpy as np
 
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.errors import PerfsimError
-from perfsim.fitting.fit_tables import scipy_stats
 from perfsim.fitting.wafer_fit import leave_releases_out
-from perfsim.prediction.accuracy import FEWEST
 from perfsim.published.cases import CaseFile, StepCase
 from perfsim.published.placed_cases import place_case
 from perfsim.published.processes import mapped
+from perfsim.validation.band_fit import LeftOutRun, student_quantile
+from perfsim.validation.case_bands import WAFER, group_of
+from perfsim.validation.family_traits import traits_of_case
 from perfsim.validation.leave_out import ALL, Tangent, leave_out, tangent
 from perfsim.validation.score import Scored, summary
 from perfsim.validation.validate import scored_case
 
-WAFER = "wse-2"
-"""The wafer whose constants are fitted to the public logs."""
+FEWEST = 8
+"""Runs that a 90th percentile needs."""
 
-HeldOut = dict[str, Mapping[str, Any]]
-"""Scores by family, and over all runs under `ALL`."""
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The runs of a file, each left out of the fit."""
+
+    scores: Mapping[str, Mapping[str, Any]]
+    """By family, and over all runs under `ALL`."""
+    runs: tuple[LeftOutRun, ...]
+    constants: Mapping[str, Mapping[str, Any]]
+    """By group left out: the `calibration` of its device, and the `constants` that the other groups give."""
 
 
 def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
@@ -41,7 +51,13 @@ def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
         return _wafers(path, cases, catalog)
     tangents = mapped(partial(_tangent, catalog=catalog), cases)
     rows = leave_out([run for run in tangents if run is not None], cases, catalog)
-    return {row.family: row.outside for row in rows}
+    scores = {row.family: row.outside for row in rows}
+    constants = {
+        row.family: {"calibration": row.calibration, "constants": row.constants}
+        for row in rows
+        if row.family != ALL
+    }
+    return HeldOut(scores, _runs(rows[-1].runs, cases, catalog), constants)
 
 
 def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any] | None:
@@ -50,7 +66,7 @@ def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, A
     cases = parse_file(path, CaseFile, catalog).cases
     if not any(case.strategy == "weight-streaming" and case.scored for case in cases):
         return None
-    predicted = leave_releases_out(path, WAFER, catalog)
+    predicted, _ = leave_releases_out(path, WAFER, catalog)
     scored = [scored_case(case, predicted.get(case.id)) for case in cases if case.scored]
     rows = [
         {"id": run.id, "measured_s": run.measured_s, "predicted_s": run.predicted_s, "error": run.error}
@@ -77,14 +93,31 @@ def _tangent(case: StepCase, catalog: Catalog) -> Tangent | None:
         return None
 
 
+def _runs(scored: Sequence[Scored], cases: Sequence[StepCase], catalog: Catalog) -> tuple[LeftOutRun, ...]:
+    """The runs that were predicted without their group."""
+    by_id = {case.id: case for case in cases}
+    runs = []
+    for run in scored:
+        case = by_id[run.id]
+        traits = traits_of_case(case, catalog)
+        if run.counts and run.predicted_s is not None and traits is not None:
+            error = float(np.log(run.predicted_s / run.measured_s))
+            runs.append(LeftOutRun(group_of(case, catalog), case.family, error, traits))
+    return tuple(runs)
+
+
 def _wafers(path: Path, cases: tuple[StepCase, ...], catalog: Catalog) -> HeldOut:
-    predicted = leave_releases_out(path, WAFER, catalog)
+    predicted, calibrations = leave_releases_out(path, WAFER, catalog)
     scored = [scored_case(case, predicted.get(case.id)) for case in cases]
-    rows: HeldOut = {
+    scores = {
         family: summary([run for run in scored if run.family == family])
         for family in dict.fromkeys(run.family for run in scored if run.counts)
     }
-    return {**rows, ALL: _band_of_few(scored)}
+    constants = {
+        release: {"calibration": WAFER, "constants": {"efficiency": calibration.efficiency[release]}}
+        for release, calibration in calibrations.items()
+    }
+    return HeldOut({**scores, ALL: _band_of_few(scored)}, _runs(scored, cases, catalog), constants)
 
 
 def _band_of_few(scored: Sequence[Scored]) -> dict[str, Any]:
@@ -93,8 +126,6 @@ def _band_of_few(scored: Sequence[Scored]) -> dict[str, Any]:
     errors = np.array([run.error for run in scored if run.counts and run.error is not None])
     count = len(errors)
     if 0 < count < FEWEST:
-        stats: Any = scipy_stats()
-        rms = float(np.sqrt(np.mean(errors**2)))
-        width = float(stats.t.ppf(0.95, count)) * rms * float(np.sqrt(1 + 1 / count))
+        width = student_quantile(count) * float(np.sqrt(np.mean(errors**2)))
         figures["p90_ape"] = max(figures["p90_ape"], width)
     return figures

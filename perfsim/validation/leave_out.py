@@ -64,6 +64,8 @@ class LeftOut:
     """Constants at their recorded values, because no other family determines them."""
     borrowed: str = ""
     """The device whose constants are used, if no other run was made on this one."""
+    runs: tuple[Scored, ...] = ()
+    """The family's runs as predicted without it."""
 
 
 def tangent(placed: PlacedCase, scored: Scored) -> Tangent:
@@ -100,8 +102,8 @@ def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: C
     ]
     predicted = mapped(partial(_predict, catalog=catalog), questions)
     by_id = {case.id: seconds for (case, _), seconds in zip(questions, predicted, strict=True)}
-    rows = [replace(row, outside=_summary(row.family, used, by_id)) for row in rows]
-    return [*rows, LeftOut(ALL, "", _summary(ALL, used, {}), _summary(ALL, used, by_id), {})]
+    rows = [_with_runs(row, used, by_id) for row in rows]
+    return [*rows, _with_runs(LeftOut(ALL, "", _summary(ALL, used), {}, {}), used, by_id)]
 
 
 def refitted(
@@ -142,9 +144,15 @@ def _predict(question: tuple[StepCase, tuple[float, ...]], catalog: Catalog) -> 
     return predict_with(place_case(case, catalog), np.array(constants))
 
 
-def _summary(family: str, tangents: Sequence[Tangent], predicted: dict[str, float]) -> dict[str, Any]:
-    own = [run.scored for run in tangents if family in (ALL, run.scored.family)]
-    return summary([replace(run, predicted_s=predicted.get(run.id, run.predicted_s)) for run in own])
+def _summary(family: str, tangents: Sequence[Tangent]) -> dict[str, Any]:
+    return summary([run.scored for run in tangents if family in (ALL, run.scored.family)])
+
+
+def _with_runs(row: LeftOut, tangents: Sequence[Tangent], predicted: dict[str, float]) -> LeftOut:
+    """The row with its runs as predicted without their families."""
+    own = [run.scored for run in tangents if row.family in (ALL, run.scored.family)]
+    runs = tuple(replace(run, predicted_s=predicted.get(run.id, run.predicted_s)) for run in own)
+    return replace(row, outside=summary(runs), runs=runs)
 
 
 def _without(family: str, tangents: Sequence[Tangent]) -> LeftOut:
@@ -167,7 +175,7 @@ def _without(family: str, tangents: Sequence[Tangent]) -> LeftOut:
         kept = tuple(np.array(CONSTANTS)[free & ~affecting].tolist())
         at = at * np.exp(_fit(same, free & affecting))
     values = dict(zip(CONSTANTS, [rounded(value) for value in at.tolist()], strict=True))
-    return LeftOut(family, calibration, _summary(family, tangents, {}), {}, values, kept, borrowed)
+    return LeftOut(family, calibration, _summary(family, tangents), {}, values, kept, borrowed)
 
 
 def _fit(tangents: Sequence[Tangent], free: NDArray[np.bool_]) -> Floats:

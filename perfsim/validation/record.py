@@ -8,6 +8,7 @@ from typing import Any
 
 from perfsim.validation.held_out import held_out
 from perfsim.validation.record_accuracy import write_record
+from perfsim.validation.record_production import write_production
 from perfsim.validation.record_reached import write_reached
 
 
@@ -20,3 +21,4 @@ def write_records(paths: Sequence[Path], results: Sequence[Mapping[str, Any]]) -
     }
     write_record(results, scores)
     write_reached()
+    write_production()

@@ -9,14 +9,17 @@ from typing import Any
 
 from perfsim.prediction import accuracy
 from perfsim.prediction.accuracy import recorded
+from perfsim.prediction.bands import UNKNOWN, BandWidths, widths_from
+from perfsim.validation.band_fit import FEWEST_FAMILIES, LeftOutRun, fitted_widths
+from perfsim.validation.held_out import HeldOut
 from perfsim.validation.leave_out import ALL
 
 KINDS = {"gpu.yaml": ("gpu-cluster", "3d"), "weight_streaming.yaml": ("wafer-cluster", "weight-streaming")}
 """Files of public cases, with the kind of system and the strategy to which their errors apply."""
 
 
-HeldOutOfFiles = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Score of each family left out of the fit, by file and family (`held_out`)."""
+HeldOutOfFiles = Mapping[str, HeldOut]
+"""By file, its runs as predicted when they are left out of the fit."""
 
 
 def record_of(
@@ -24,9 +27,11 @@ def record_of(
 ) -> list[dict[str, Any]]:
     """The record of the results of `perfsim validate`, over the cases that can be predicted.
 
-    Without `held_out`, whose figures take minutes, the recorded ones are kept.
+    Without `held_out`, whose figures take minutes, the recorded ones are kept, with the bands they give. A
+    file of too few families takes the growth of its bands from a file before it, or from the record.
     """
     entries: list[dict[str, Any]] = []
+    widths = _widths_of_many(recorded())
     for result in results:
         if result["file"] not in KINDS:
             continue
@@ -52,15 +57,49 @@ def record_of(
                     for family, figures in result["families"].items()
                     if figures["n"] and family in result["families_traits"]
                 ],
+                **_bands(result["file"], kind, widths, held_out),
             }
         )
+        widths = _widths_of_many(entries) or widths
     return entries
+
+
+def _widths_of_many(entries: Iterable[Mapping[str, Any]]) -> BandWidths | None:
+    """The widths of the first entry whose families are enough to show them all."""
+    return next(
+        (widths_from(entry["band"]) for entry in entries if len(entry["families"]) >= FEWEST_FAMILIES), None
+    )
+
+
+def _bands(
+    file: str, kind: str, widths: BandWidths | None, held_out: HeldOutOfFiles | None
+) -> dict[str, Any]:
+    """The widths of bands, and for each group left out its constants and the widths that the others give."""
+    if held_out is None or file not in held_out:
+        known = next((entry for entry in recorded() if entry["system_kind"] == kind), None)
+        return (
+            {"band": UNKNOWN.as_dict(), "left_out": []}
+            if known is None
+            else {name: known[name] for name in ("band", "left_out")}
+        )
+    out = held_out[file]
+
+    def without(group: str) -> list[LeftOutRun]:
+        return [run for run in out.runs if run.group != group]
+
+    return {
+        "band": fitted_widths(out.runs, widths).as_dict(),
+        "left_out": [
+            {"group": group, **constants, "band": fitted_widths(without(group), widths).as_dict()}
+            for group, constants in out.constants.items()
+        ],
+    }
 
 
 def _outside(file: str, family: str, held_out: HeldOutOfFiles | None) -> Mapping[str, Any]:
     """Score of held-out runs: the new one, else the recorded one, else an error of 1."""
     if held_out is not None and file in held_out:
-        return held_out[file][family]
+        return held_out[file].scores[family]
     entries = [entry for entry in recorded() if str(entry["family"]).endswith(f"/{file}")]
     rows = [row for entry in entries for row in (entry, *entry["families"]) if row["family"] == family]
     row: Mapping[str, Any] = rows[0] if rows else (entries[0] if entries else {})

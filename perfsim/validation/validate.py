@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from perfsim.published.contradictions import refuse_contradictions
 from perfsim.published.plans import predict_s
 from perfsim.published.processes import mapped
 from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
+from perfsim.validation.case_bands import CaseBand, case_band
 from perfsim.validation.convergence_validation import validate_convergence
 from perfsim.validation.family_traits import family_traits
 from perfsim.validation.score import Scored, families, one_constant, rankings, summary
@@ -37,26 +38,30 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
 
 
 def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any]:
-    """Predict every case; failed ones are listed with the reason."""
-    answers: list[float | str] = mapped(partial(_prediction_or_reason, catalog=catalog), cases)
+    """Predict every case with its band; failed ones are listed with the reason."""
+    answers: list[_Answer] = mapped(partial(_answer, catalog=catalog), cases)
     failed = [
-        {"id": case.id, "error": answer}
+        {"id": case.id, "error": answer.reason}
         for case, answer in zip(cases, answers, strict=True)
-        if isinstance(answer, str)
+        if answer.predicted_s is None
     ]
-    scored = [
-        scored_case(case, None if isinstance(answer, str) else answer)
-        for case, answer in zip(cases, answers, strict=True)
-    ]
+    scored = [scored_case(case, answer.predicted_s) for case, answer in zip(cases, answers, strict=True)]
+    bands = {run.id: answer.band for run, answer in zip(scored, answers, strict=True)}
     baseline, of_baseline = _baseline(cases, scored, catalog)
     return {
         "kind": "step_time",
         "count": len(cases),
         "failed": failed,
-        "summary": summary(scored),
+        "summary": {**summary(scored), "band_coverage": coverage(scored, bands)},
         "summary_predicted": summary([run for run in scored if run.predicted_s is not None]),
         "baseline": baseline,
-        "families": families(scored),
+        "families": {
+            family: {
+                **figures,
+                "band_coverage": coverage([run for run in scored if run.family == family], bands),
+            }
+            for family, figures in families(scored).items()
+        },
         "families_baseline": families(of_baseline),
         "families_traits": family_traits(cases, catalog),
         "sweeps": rankings(scored),
@@ -70,18 +75,44 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
                 "measured_s": run.measured_s,
                 "predicted_s": run.predicted_s,
                 "error": run.error,
+                **_band_fields(bands[run.id]),
             }
             for case, run in zip(cases, scored, strict=True)
         ],
     }
 
 
-def _prediction_or_reason(case: StepCase, catalog: Catalog) -> float | str:
-    """Predicted seconds, or the reason why there are none."""
+@dataclass(frozen=True)
+class _Answer:
+    """Predicted seconds with their band, or the reason why there are none."""
+
+    predicted_s: float | None
+    band: CaseBand | None = None
+    reason: str = ""
+
+
+def _answer(case: StepCase, catalog: Catalog) -> _Answer:
     try:
-        return predict_s(case, catalog)
+        predicted_s = predict_s(case, catalog)
     except PerfsimError as error:
-        return str(error)
+        return _Answer(None, reason=str(error))
+    return _Answer(predicted_s, case_band(case, predicted_s, catalog))
+
+
+def coverage(runs: Sequence[Scored], bands: Mapping[str, CaseBand | None]) -> float | None:
+    """The share of scored runs whose measured time lies in their band; None where none has a band."""
+    held = [band.holds(run.measured_s) for run in runs if run.counts and (band := bands[run.id]) is not None]
+    return sum(held) / len(held) if held else None
+
+
+def _band_fields(band: CaseBand | None) -> dict[str, Any]:
+    if band is None:
+        return {"band_s": None, "left_out_s": None, "unlikeness": None}
+    return {
+        "band_s": [band.low_s, band.high_s],
+        "left_out_s": band.left_out_s,
+        "unlikeness": band.unlikeness,
+    }
 
 
 def scored_case(case: StepCase, predicted_s: float | None) -> Scored:

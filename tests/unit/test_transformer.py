@@ -292,6 +292,8 @@ RATIO = HEADS * S / H
         (4, False, "selective", 10 + 24 / 4),
         (4, True, "selective", 34 / 4),
         (1, False, "full", 2),
+        (4, False, "full", 2),
+        (4, True, "full", 2 / 4),
     ],
 )
 def test_activation_bytes_are_the_published_ones(
@@ -306,10 +308,55 @@ def test_flash_attention_keeps_no_scores(toys: ModuleType) -> None:
     assert flash == layer_activation_bytes(sliced(toys), "selective")
 
 
-def test_dropout_masks_take_a_byte_an_element(toys: ModuleType) -> None:
-    masks = layer_activation_bytes(sliced(toys), "none")
-    masks -= layer_activation_bytes(sliced(toys, dropout=False), "none")
-    assert masks == pytest.approx((2 + RATIO) * SBH)
+def test_without_dropout_masks_and_dropped_scores_are_not_kept(toys: ModuleType) -> None:
+    """Masks take a byte each; a score keeps 2 bytes of softmax instead of 5 [2205.05198]."""
+    kept = layer_activation_bytes(sliced(toys, dropout=False), "none")
+    assert kept == pytest.approx((32 + 2 * RATIO) * SBH)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_in_fp32_all_that_a_layer_keeps_but_masks_takes_twice_the_bytes(
+    toys: ModuleType, recompute: str
+) -> None:
+    plain = [sliced(toys, dropout=False, element_bytes=size) for size in (2.0, 4.0)]
+    half, full = (layer_activation_bytes(part, recompute) for part in plain)
+    assert full == 2 * half
+    masked = [layer_activation_bytes(sliced(toys, element_bytes=size), recompute) for size in (2.0, 4.0)]
+    masks = {"none": 2 + RATIO, "selective": 2, "full": 0}[recompute] * SBH
+    assert masked[1] - masks == 2 * (masked[0] - masks)
+
+
+@pytest.mark.parametrize("attention", ["standard", "flash"])
+def test_in_fp32_kernels_move_twice_the_bytes_and_logits_need_no_cast(
+    toys: ModuleType, attention: str
+) -> None:
+    def moved(size: float) -> list[dict[str, float]]:
+        changes: dict[str, Any] = {"main_grad_bytes": size, "dropout": False, "attention": attention}
+        part = sliced(toys, {"position_embedding": "rotary"}, element_bytes=size, **changes)
+        forward = (*transformer.attention_forward(part), *transformer.mlp_forward(part))
+        backward = (*transformer.attention_backward(part), *transformer.mlp_backward(part))
+        split = (*transformer.attention_dgrad(part), *transformer.mlp_wgrad(part))
+        ends = (*transformer.embedding_forward(part), *transformer.embedding_backward(part))
+        head = (*transformer.head_forward(part, S), *transformer.head_backward(part, S))
+        return [
+            {kernel.name: kernel.bytes_accessed for kernel in kernels}
+            for kernels in (forward, backward, split, ends, head)
+        ]
+
+    for half, full in zip(moved(2.0), moved(4.0), strict=True):
+        for name, n_bytes in half.items():
+            if name.startswith("cross_entropy"):
+                assert n_bytes - full[name] == 6 * B * S * VOCAB, name
+            else:
+                assert full[name] == 2 * n_bytes, name
+
+
+def test_in_fp32_what_stages_and_weight_gradients_hand_on_takes_twice_the_bytes(toys: ModuleType) -> None:
+    half, full = sliced(toys), sliced(toys, element_bytes=4.0)
+    assert full.activation_bytes == 2 * half.activation_bytes
+    for held in (transformer.attention_weight_input_bytes, transformer.mlp_weight_input_bytes):
+        assert held(full) == 2 * held(half)
+    assert transformer.head_weight_input_bytes(full, S) == 2 * transformer.head_weight_input_bytes(half, S)
 
 
 def test_wider_and_gated_mlps_keep_more(toys: ModuleType) -> None:

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from perfsim.catalog import Catalog
-from perfsim.costs.memory import state_bytes
+from perfsim.costs.memory import sharded_state_bytes, state_bytes
 from perfsim.costs.price import price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
+from perfsim.hardware import Precision
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.stages import stage_memory
 from perfsim.trace import Trace
@@ -177,13 +178,29 @@ def test_activations_of_a_layer_are_table_2_of_2205_05198(t: int, sequence_paral
     part = LayerSlice(published.model, s, b, tensor=t, sequence_parallel=sequence_parallel)
     scores = 5 * a * s / h if mode == "none" else 0.0
     formula = (34 + scores) / t if sequence_parallel else 10 + (24 + scores) / t
-    assert layer_activation_bytes(part, mode) == pytest.approx(s * b * h * (2 if mode == "full" else formula))
+    if mode == "full":  # Table 2 has 2 sbh; with sequence parallelism the layer's input is split
+        formula = 2 / t if sequence_parallel else 2
+    assert layer_activation_bytes(part, mode) == pytest.approx(s * b * h * formula)
 
 
-@pytest.mark.parametrize(("precision", "published"), [("fp16", 20), ("bf16", 18), ("fp32", 16)])
-def test_model_states_take_the_bytes_that_megatrons_readme_lists(precision: str, published: float) -> None:
-    states = state_bytes(TrainingRecipe(name="r", seq_length=1, precision=precision))  # type: ignore[arg-type]
-    assert states.parameters + states.gradients + states.optimizer == published
+@pytest.mark.parametrize("d", [1, 8])
+@pytest.mark.parametrize(
+    ("precision", "reduced", "kept", "sharded"),
+    [
+        ("fp16", "fp16", 4, 16),
+        ("bf16", "bf16", 4, 16),
+        ("fp16", "fp32", 6, 12),
+        ("bf16", None, 6, 12),
+        ("fp32", None, 8, 8),
+    ],
+)
+def test_model_states_take_the_bytes_that_megatrons_distributed_optimizer_lists(
+    precision: Precision, reduced: Precision | None, kept: float, sharded: float, d: int
+) -> None:
+    """Megatron-LM, docs/source/api-guide/dist_optimizer.md: 4 + 16/d, 6 + 12/d, 8 + 8/d."""
+    recipe = TrainingRecipe(name="r", seq_length=1, precision=precision, reduce_precision=reduced)
+    held = sharded_state_bytes(1.0, state_bytes(recipe), 1, d)
+    assert sum(held.values()) == kept + sharded / d
 
 
 # ---------------------------------------------------------------------------------------- bubble

@@ -18,6 +18,9 @@ _OF_CANDIDATE = (
     "notes",
     "batch_at_edge",
     "whole_run",
+    "production",
+    "production_time_s",
+    "production_band_s",
 )
 """What a candidate adds to a prediction; its timeline is in the trace file."""
 

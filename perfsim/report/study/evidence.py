@@ -73,7 +73,7 @@ def accuracy_table(result: StudyResult) -> Table:
     )  # fmt: skip
     caption = (
         "Absolute errors of the predicted step time on published runs. A few global constants were fitted to "
-        "these runs too; 'left out' is for constants fitted without them, and bands use the larger of the "
-        "two."
+        "these runs too; 'left out' is for constants fitted without them. A band comes from the errors of "
+        "all runs that were left out, and widens with the differences."
     )
     return Table(columns, rows, caption, frozenset({2, 3, 4, 5, 6}))

@@ -13,7 +13,7 @@ from perfsim.report.figures import timeline as timeline_figure
 from perfsim.report.sections import Card, Head, Section
 from perfsim.report.study.evidence import accuracy_table, assumptions_table, sampling_table
 from perfsim.report.study.verdict import ratios_to_first, remarks_table, verdict_table
-from perfsim.report.study.whole_run import whole_run_section
+from perfsim.report.study.whole_run import production_sentence, whole_run_section
 from perfsim.report.study.why import why_table
 from perfsim.studies.result import StudyResult
 
@@ -51,6 +51,8 @@ def _head(result: StudyResult) -> Head:
         "Time to the target: of the fastest in full, of the others as a multiple. The 90 % range of a ratio "
         "is narrower than the two bands suggest, because both depend on the same critical batch."
     )
+    ranked = sorted(result.candidates, key=lambda candidate: candidate.time_to_accuracy_s)
+    note = " ".join(filter(None, [note, production_sentence(ranked, "the cards")]))
     footer = f"Inputs: {result.inputs_digest}." if result.inputs_digest else ""
     return Head(result.question, result.verdict, cards, note if cards else "", footer)
 

@@ -54,13 +54,22 @@ def _metrics(candidates: Sequence[CandidateResult]) -> list[_Metric]:
     """The rows; times to the target share one unit, so that a row compares at a glance."""
     unit, scale = text.time_unit(_time(candidate) for candidate in candidates)
 
-    def band(c: CandidateResult) -> str:
-        low, high = (text.number(end / scale) for end in c.time_to_accuracy_band_s)
-        return f"{low}{text.NONE}{high} {unit}"
+    def band(band_s: tuple[float, float] | None) -> str:
+        low, high = (text.number(end / scale) for end in band_s or (math.nan, math.nan))
+        return f"{low}{text.NONE}{high} {unit}" if band_s else text.NONE
 
+    def produced(c: CandidateResult) -> str:
+        time_s = c.production_time_s
+        return f"{text.number(time_s / scale)} {unit}" if time_s is not None else text.NONE
+
+    production = [
+        _Metric("time in production", produced),
+        _Metric("its 90 % band", lambda c: band(c.production_band_s)),
+    ]
     return [
         _Metric("time to the target", lambda c: f"{text.number(_time(c) / scale)} {unit}", _time, min),
-        _Metric("90 % band", band),
+        _Metric("90 % band", lambda c: band(c.time_to_accuracy_band_s)),
+        *(production if any(candidate.production for candidate in candidates) else []),
         _Metric("steps", lambda c: text.integer(c.steps)),
         _Metric("global batch, sequences", lambda c: text.integer(c.global_batch_size)),
         _Metric("step", lambda c: text.duration(c.step_time_s)),

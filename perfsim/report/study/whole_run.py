@@ -1,11 +1,35 @@
-"""The whole run as a section: what adds to the time of the steps, part by part."""
+"""What adds to the time of healthy steps: the rate in production, and the whole run part by part."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from perfsim.report import text
 from perfsim.report.sections import Section
 from perfsim.report.table import Table
+from perfsim.studies.production import Production, recorded
 from perfsim.studies.result import CandidateResult, StudyResult
+
+
+def production_sentence(candidates: Sequence[CandidateResult], order: str) -> str:
+    """The times of candidates at the rate of production runs; empty if none of them has that rate."""
+    ratios = list(dict.fromkeys(candidate.production for candidate in candidates))
+    times_s = [candidate.production_time_s for candidate in candidates]
+    unit, scale = text.time_unit(time_s for time_s in times_s if time_s is not None)
+    listed = ", ".join(text.NONE if time_s is None else text.number(time_s / scale) for time_s in times_s)
+    if ratios in ([], [None]):
+        return ""
+    several = f", in the order of {order}" if len(times_s) > 1 else ""
+    rate = production_rate(ratios[0]) if len(ratios) == 1 else "the rates in production that the study names"
+    return f"Times are of healthy steps. At {rate}, they are {listed} {unit}{several}."
+
+
+def production_rate(production: Production | None) -> str:
+    """`0.81 (0.76 to 0.88) of their rate, as in published production runs`."""
+    if production is None:
+        return "their own rate"
+    of_runs = ", as in published production runs" if production == recorded() else ""
+    return f"{production.text} of their rate{of_runs}"
 
 
 def whole_run_section(result: StudyResult) -> list[Section]:
@@ -20,7 +44,8 @@ def whole_run_section(result: StudyResult) -> list[Section]:
     lead = (
         "Helps to plan: queue, compilation, loading, checkpoints, failures and stragglers come on top of the "
         "time to the target above. Each part is a typical value with the observed range in parentheses; the "
-        "ends of the sum add the same ends of all parts. The band of the steps is not included."
+        "ends of the sum add the same ends of all parts. The band of the steps is not included. The "
+        "production ratio above describes the same slow steps as the stragglers, so it is not counted here."
     )
     parts = list(dict.fromkeys(part.name for _, candidate in named for part in candidate.whole_run))
     parts.append(parts.pop(parts.index("whole run")))

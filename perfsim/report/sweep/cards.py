@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from perfsim.report import text
 from perfsim.report.sections import Card
+from perfsim.report.study.whole_run import production_rate
 from perfsim.sweeps.analysis import Analysis
+from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.scaling import Series
 
 MAX_CARDS = 8
@@ -33,6 +37,15 @@ def _card(series: Series, *, marked: bool) -> Card:
     time = series.fastest.target_time
     name = f"{series.fastest.num_devices:,} {text.TIMES} {series.label}"
     return Card(text.duration(time.time_s), f"band {text.duration_band(time.band_s)}", name, marked)
+
+
+def production_notes(feasible: Sequence[PointResult]) -> list[str]:
+    """A sentence for each production ratio of the points."""
+    ratios = dict.fromkeys(point.production for point in feasible)
+    return [
+        f"Times are of healthy steps; runs take longer, at {production_rate(production)}."
+        for production in filter(None, ratios)
+    ]
 
 
 def _note(shown: int, count: int, targets: int, *, marked: bool) -> str:

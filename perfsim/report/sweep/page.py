@@ -10,7 +10,7 @@ from perfsim.report.document import write_document
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_table
 from perfsim.report.page import write_page
 from perfsim.report.sections import Head, Section
-from perfsim.report.sweep.cards import cards_of
+from perfsim.report.sweep.cards import cards_of, production_notes
 from perfsim.report.sweep.document import sweep_document
 from perfsim.report.sweep.maps import map_sections
 from perfsim.report.sweep.tables import inputs_table, matches_table, points_table
@@ -80,6 +80,7 @@ def _drawn(analysis: Analysis) -> list[Section]:
 
 def _head(result: SweepResult) -> Head:
     cards, note = ([], "") if result.analysis.changes else cards_of(result.analysis)
+    note = " ".join(filter(None, [note, *production_notes(result.feasible)]))
     return Head(result.question, result.verdict, cards, note)
 
 

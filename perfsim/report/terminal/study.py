@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from perfsim.report import text
+from perfsim.report.study.whole_run import production_sentence
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
 from perfsim.studies.result import CandidateResult, StudyResult
@@ -47,6 +48,7 @@ def _notes(result: StudyResult) -> list[str]:
     """What to know beside the table."""
     return [
         "* first at the target; all figures are at each candidate's own best batch",
+        *filter(None, [production_sentence(result.candidates, "the table")]),
         *text.scale_notes(candidate.cluster_calibration for candidate in result.candidates),
         *filter(None, [text.perturbed_line(result)]),
         *_edge_lines(result),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfsim.report import text
+from perfsim.report.sweep.cards import production_notes
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import cut, paragraph, table_lines, terminal_width
 from perfsim.sweeps.points import PointResult
@@ -24,6 +25,7 @@ def sweep_lines(result: SweepResult) -> list[str]:
         count += f", {infeasible:,} without a feasible plan"
     scales = text.scale_notes(point.prediction.cluster_calibration for point in result.feasible)
     notes = [f"Scaled: {note}." for note in scales]
+    notes += production_notes(result.feasible)
     verdict = paragraph(" ".join([result.verdict, *notes]), width, MAX_VERDICT_LINES)
     lines = [cut(f"{result.title} ({count})", width), ""]
     lines += _table(result, width, MAX_LINES - len(verdict) - 2)

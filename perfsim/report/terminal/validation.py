@@ -9,7 +9,7 @@ from perfsim.report import text
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
 
-_COLUMNS = ("", "n", "median", "p90", "mean", "bias", "tau", "regret")
+_COLUMNS = ("", "n", "median", "p90", "mean", "bias", "tau", "regret", "in band")
 
 
 def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
@@ -30,11 +30,13 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     lines += table_lines(Table(_COLUMNS, rows, numeric=frozenset(range(1, len(_COLUMNS)))), width)
     if result.get("left_out"):
         lines.append("p90 of the last row: the half-width of a 90 % band")
+    lines += _coverage(result["summary"], width)
     return [*lines, *_failures(failed, width), *_worst(result["cases"], worst, width)]
 
 
 def _row(name: str, figures: Mapping[str, Any]) -> list[str]:
     tau, regret = figures.get("kendall_tau"), figures.get("regret")
+    covered = figures.get("band_coverage")
     return [
         name,
         str(figures.get("n", "")),
@@ -42,7 +44,20 @@ def _row(name: str, figures: Mapping[str, Any]) -> list[str]:
         _percent(figures.get("bias"), signed=True),
         "" if tau is None else f"{tau:.2f}",
         "" if regret is None else _percent(regret),
+        "" if covered is None else _percent(covered),
     ]
+
+
+def _coverage(summary: Mapping[str, Any], width: int) -> list[str]:
+    """How many runs lie in their bands."""
+    share = summary.get("band_coverage")
+    if share is None:
+        return []
+    return paragraph(
+        f"{text.percent(share)} of the scored runs lie in their 90 % band. A run's band comes from constants "
+        "and errors without its family (of a wafer: without its release).",
+        width,
+    )
 
 
 def _percent(value: float | None, *, signed: bool = False) -> str:

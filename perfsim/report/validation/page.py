@@ -45,6 +45,8 @@ def _head(page: AccuracyPage) -> Head:
         summary = accuracy.result["summary"]
         if summary["n"]:
             spread = f"p90 {text.percent(summary['p90_ape'])}, {summary['n']} runs"
+            if summary["band_coverage"] is not None:
+                spread += f", {text.percent(summary['band_coverage'])} in their 90 % bands"
             name = f"median, {_name(accuracy.result)}"
             cards.append(Card(text.percent(summary["median_ape"]), spread, name))
     for result in page.convergence:

@@ -41,7 +41,11 @@ class Wafer(StreamedDevice):
     def layer_slice(self, job: Job, micro_batch_size: int) -> LayerSlice:
         """A layer without the recipe's attention kernel and dropout."""
         return LayerSlice(
-            model=job.model, seq_length=job.seq_length, micro_batch_size=micro_batch_size, dropout=False
+            model=job.model,
+            seq_length=job.seq_length,
+            micro_batch_size=micro_batch_size,
+            element_bytes=job.recipe.element_bytes,
+            dropout=False,
         )
 
     def kept_bytes(self, part: LayerSlice) -> float:

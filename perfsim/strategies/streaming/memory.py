@@ -16,7 +16,7 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.hardware import WaferClusterSpec
 from perfsim.strategies.streaming.device import StreamedDevice, device_of
 from perfsim.strategies.streaming.memoryx import GRADIENT_SUM_BYTES, Store, streamed_bytes
-from perfsim.transformer import HALF, LayerSlice, parameters
+from perfsim.transformer import LayerSlice, parameters
 from perfsim.workload import Job, StreamingLayout
 
 IN_FLIGHT = 2
@@ -37,7 +37,7 @@ def activation_parts_bytes(job: Job, layout: StreamingLayout, device: StreamedDe
     working = 2 * part.activation_bytes if group == 0 else group * whole
     if layout.spill:
         return {"activations": IN_FLIGHT * spilled_unit_bytes(part, group, device), "working set": working}
-    kept = layers * whole if group == 0 else -(-layers // group) * HALF * part.activation_elements
+    kept = layers * whole if group == 0 else -(-layers // group) * part.activation_bytes
     return {"activations": kept, "working set": working}
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from perfsim.costs.memory import main_grad_bytes, updated_state_bytes
+from perfsim.costs.memory import main_grad_bytes, reduced_grad_bytes, updated_state_bytes
 from perfsim.graph import Kind, RankGroup, TensorClass, Work
-from perfsim.transformer import HALF, elementwise
-from perfsim.workload import TrainingRecipe
+from perfsim.transformer import elementwise
+from perfsim.workload import PRECISION_BYTES, TrainingRecipe
 
 DATA_STREAM = "nccl-data"
 GRADIENTS_SHARDED = 2
@@ -62,11 +62,11 @@ class Replicas:
     def reduce_work(self, num_parameters: float) -> Work:
         """Reduction of the gradients of some parameters over replicas."""
         op = "all_reduce" if self.zero_stage == 0 else "reduce_scatter"
-        return self._collective(op, num_parameters * main_grad_bytes(self.recipe), "gradients")
+        return self._collective(op, num_parameters * reduced_grad_bytes(self.recipe), "gradients")
 
     def gather_work(self, num_parameters: float) -> Work:
         """All-gather of some parameters over replicas."""
-        return self._collective("all_gather", num_parameters * HALF, "parameters")
+        return self._collective("all_gather", num_parameters * self.recipe.element_bytes, "parameters")
 
     def _collective(self, op: str, n_bytes: float, tensor: str) -> Work:
         return Work(
@@ -89,16 +89,19 @@ class Replicas:
             op="optimizer",
             category="optimizer",
             kernels=(kernel,),
-            writes=(TensorClass("parameters", shard * HALF),),
+            writes=(TensorClass("parameters", shard * self.recipe.element_bytes),),
         )
 
 
 def optimizer_bytes(recipe: TrainingRecipe) -> float:
     """Bytes per parameter that an optimizer step reads and writes.
 
-    The update reads gradient and states, and writes states and the half-precision copy. The gradient is also
-    unscaled (read, write), used for the norm (read), clipped (read, write) and zeroed (write).
+    The update reads gradient and states, and writes states and the weights that kernels read. The gradient is
+    also unscaled (read, write), used for the norm (read), clipped (read, write) and zeroed (write). An
+    optimizer in fp32 first copies gradients of 16 bits, and does all but zeroing on the copy.
     """
-    grad = main_grad_bytes(recipe)
-    update = grad + 2 * updated_state_bytes(recipe) + HALF
-    return update + 6 * grad
+    summed = main_grad_bytes(recipe)
+    used = max(summed, PRECISION_BYTES[recipe.optimizer_precision])
+    copied = summed + used if used > summed else 0.0
+    update = used + 2 * updated_state_bytes(recipe) + recipe.element_bytes
+    return copied + update + 5 * used + summed

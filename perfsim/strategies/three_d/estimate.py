@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from perfsim.costs.memory import main_grad_bytes, stage_parameters
+from perfsim.costs.memory import reduced_grad_bytes, stage_parameters
 from perfsim.graph import GraphBuilder, RankGroup, Template, Work
 from perfsim.strategies.plan import Duration
 from perfsim.strategies.schedules import PassTimes, bubble_s, schedule_called
@@ -185,7 +185,7 @@ def _tie_s(
         return 0.0
     first, last = stages[0].group, stages[-1].group
     ends = RankGroup(first.ranks.start, last.ranks.start - first.ranks.start, 2)
-    grad_bytes = main_grad_bytes(plan.job.recipe) / replicas[0].gradient_shards
+    grad_bytes = reduced_grad_bytes(plan.job.recipe) / replicas[0].gradient_shards
     return duration(tied_embedding_work(first, ends, grad_bytes))
 
 

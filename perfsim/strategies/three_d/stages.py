@@ -42,6 +42,7 @@ def layer_slice(job: Job, layout: ParallelLayout) -> LayerSlice:
         sequence_parallel=layout.sequence_parallel,
         attention=recipe.attention,
         main_grad_bytes=main_grad_bytes(recipe),
+        element_bytes=recipe.element_bytes,
         dropout=recipe.dropout,
         recompute_stops_early=layout.zero_stage == SHARDED,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfsim.costs.memory import main_grad_bytes, stage_parameters
+from perfsim.costs.memory import reduced_grad_bytes, stage_parameters
 from perfsim.graph import (
     EMBEDDING_AND_HEAD,
     WHOLE_DEVICE,
@@ -124,7 +124,7 @@ class StepWriter:
             return
         ends = RankGroup(0, last * layout.tensor * layout.data, 2)
         group, replicas = self.stages.virtual[0].group, self.stages.replicas[0]
-        grad_bytes = main_grad_bytes(self.plan.job.recipe) / replicas.gradient_shards
+        grad_bytes = reduced_grad_bytes(self.plan.job.recipe) / replicas.gradient_shards
         reads = gradients[0] + gradients[last]
         work, stream = tied_embedding_work(group, ends, grad_bytes), f"{group.device}/send-previous"
         summed = self.builder.task(work, stream, reads, block=EMBEDDING_AND_HEAD).tensor

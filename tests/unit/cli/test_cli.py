@@ -441,12 +441,20 @@ def test_validation_as_json_has_the_keys_of_the_interface(perfsim: Run, logs: Pa
     answer = document(perfsim("validate", logs, "--json"))
     assert {"count", "failed", "summary", "baseline", "families", "cases"} <= set(answer)
     assert (answer["count"], len(answer["cases"]), answer["failed"]) == (6, 6, [])
-    assert set(answer["summary"]) >= ERRORS
+    assert set(answer["summary"]) >= ERRORS | {"band_coverage"}
+    scored = [case for case in answer["cases"] if case["evidence"] != "C"]
+    held = [case["band_s"][0] <= case["measured_s"] <= case["band_s"][1] for case in scored]
+    assert answer["summary"]["band_coverage"] == sum(held) / len(held)
     assert set(answer["baseline"]) >= ERRORS
     for family in answer["families"].values():
         assert set(family) >= ERRORS | {"n", "kendall_tau", "regret"}
     for case in answer["cases"]:
-        assert set(case) == {"id", "family", "evidence", "measured_s", "predicted_s", "error", "inferred"}
+        assert set(case) == {
+            *("id", "family", "evidence", "measured_s", "predicted_s", "error", "inferred"),
+            *("band_s", "left_out_s", "unlikeness"),
+        }
+        low, high = case["band_s"]
+        assert low < case["left_out_s"] < high
         assert case["error"] == pytest.approx(case["predicted_s"] / case["measured_s"] - 1)
 
 

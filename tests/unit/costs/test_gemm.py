@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -158,3 +160,10 @@ def test_many_shapes_are_priced_in_chunks_without_a_seam(a100: GemmModel) -> Non
 def test_a_size_that_is_not_positive_is_refused(a100: GemmModel, sizes: tuple[float, float, float]) -> None:
     with pytest.raises(InputError, match="positive m, n, k"):
         a100.time_s(*sizes)
+
+
+def test_only_a_thin_product_is_slower_where_numbers_take_4_bytes(a100: GemmModel) -> None:
+    full = replace(a100, element_bytes=4.0)
+    thin, thick = (full.time_s(8192, 8192, k) / a100.time_s(8192, 8192, k) for k in (1, 8192))
+    assert 1.5 < thin <= 2
+    assert thick == pytest.approx(1, rel=1e-3)

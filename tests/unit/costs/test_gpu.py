@@ -101,6 +101,18 @@ def test_a_product_with_odd_rows_runs_without_matrix_cores(toys: ModuleType, pre
     assert priced.kernel_s(even) < even.flop / peak
 
 
+def test_in_fp32_rows_of_4_numbers_are_enough_for_matrix_cores(toys: ModuleType) -> None:
+    priced = costs(toys)
+    shape = (2048, 2048, 108, 64)
+    half, full = (priced.kernel_s(gemm("scores", *shape, element_bytes=size)) for size in (2.0, 4.0))
+    assert full < half
+
+
+def test_a_product_of_an_fp32_recipe_moves_4_bytes_a_number(toys: ModuleType) -> None:
+    half, full = (costs(toys, precision=name).gemm for name in ("bf16", "fp32"))
+    assert (half.element_bytes, full.element_bytes) == (2.0, 4.0)
+
+
 def test_a_weight_gradient_is_slower_by_its_factor(toys: ModuleType) -> None:
     priced = costs(toys)
     plain, gradient = (

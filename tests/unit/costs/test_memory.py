@@ -10,11 +10,13 @@ from perfsim.costs.memory import (
     MemoryUse,
     StateBytes,
     main_grad_bytes,
+    reduced_grad_bytes,
     sharded_state_bytes,
     stage_activation_bytes,
     stage_parameters,
     stage_working_bytes,
     state_bytes,
+    updated_state_bytes,
 )
 from perfsim.transformer import LayerSlice, layer_activation_bytes, parameters
 from perfsim.workload import ParallelLayout
@@ -24,12 +26,31 @@ from perfsim.workload import ParallelLayout
     ("recipe", "expected"),
     [
         ({"precision": "bf16"}, StateBytes(2, 4, 12)),
-        ({"precision": "fp16"}, StateBytes(2, 2, 16)),
+        ({"precision": "fp16"}, StateBytes(2, 4, 12)),
+        ({"precision": "fp16", "reduce_precision": "fp16"}, StateBytes(2, 2, 16)),
+        ({"precision": "fp8"}, StateBytes(2, 4, 12)),
         ({"precision": "fp32"}, StateBytes(4, 4, 8)),
-        ({"precision": "bf16", "reduce_precision": "bf16"}, StateBytes(2, 2, 4)),
+        ({"precision": "tf32"}, StateBytes(4, 4, 8)),
+        ({"precision": "fp32", "reduce_precision": "bf16"}, StateBytes(4, 4, 8)),
+        ({"precision": "bf16", "reduce_precision": "bf16"}, StateBytes(2, 2, 16)),
+        (
+            {"precision": "bf16", "reduce_precision": "bf16", "optimizer_precision": "bf16"},
+            StateBytes(2, 2, 4),
+        ),
         ({"precision": "bf16", "optimizer": "sgd"}, StateBytes(2, 4, 8)),
     ],
-    ids=["bf16", "fp16", "fp32", "pure bf16", "sgd"],
+    ids=[
+        "bf16",
+        "fp16",
+        "fp16 gradients",
+        "fp8",
+        "fp32",
+        "tf32",
+        "bf16 on the wire only",
+        "bf16 gradients",
+        "pure bf16",
+        "sgd",
+    ],
 )
 def test_states_a_parameter_follow_from_precision_and_optimizer(
     toys: ModuleType, recipe: dict[str, str], expected: StateBytes
@@ -37,9 +58,24 @@ def test_states_a_parameter_follow_from_precision_and_optimizer(
     assert state_bytes(toys.recipe(**recipe)) == expected
 
 
-def test_gradients_are_accumulated_in_fp32_unless_reduced_in_half(toys: ModuleType) -> None:
-    assert main_grad_bytes(toys.recipe()) == 4.0
-    assert main_grad_bytes(toys.recipe(reduce_precision="bf16")) == 2.0
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+@pytest.mark.parametrize(("reduced", "expected"), [(None, 4.0), ("fp32", 4.0), ("bf16", 2.0), ("fp16", 2.0)])
+def test_gradients_are_held_as_they_are_reduced(
+    toys: ModuleType, precision: str, reduced: str | None, expected: float
+) -> None:
+    recipe = toys.recipe(precision=precision, reduce_precision=reduced)
+    assert reduced_grad_bytes(recipe) == main_grad_bytes(recipe) == state_bytes(recipe).gradients == expected
+
+
+def test_a_narrower_wire_does_not_narrow_fp32_gradients(toys: ModuleType) -> None:
+    recipe = toys.recipe(precision="fp32", reduce_precision="bf16")
+    assert (reduced_grad_bytes(recipe), main_grad_bytes(recipe)) == (2.0, 4.0)
+
+
+def test_the_precision_of_the_wire_leaves_the_optimizers_states(toys: ModuleType) -> None:
+    wire, pure = {"reduce_precision": "bf16"}, {"optimizer_precision": "bf16"}
+    assert updated_state_bytes(toys.recipe(**wire)) == updated_state_bytes(toys.recipe()) == 12.0
+    assert updated_state_bytes(toys.recipe(**wire, **pure)) == 4.0
 
 
 @pytest.mark.parametrize(
@@ -107,3 +143,12 @@ def test_a_use_adds_up_and_names_its_largest_part() -> None:
     use = MemoryUse("stage 0", {"parameters": 3.0, "activations": 5.0}, 8.0)
     assert (use.total_bytes, use.fits, use.largest_part) == (8.0, True, "activations")
     assert not MemoryUse("stage 0", {"parameters": 8.1}, 8.0).fits
+
+
+def test_logits_in_fp32_need_no_copy(toys: ModuleType) -> None:
+    layout = ParallelLayout()
+    half, full = (
+        stage_working_bytes(LayerSlice(toys.model(), 1024, 2, element_bytes=size), layout, 1024, last=True)
+        for size in (2.0, 4.0)
+    )
+    assert (half, full) == (6 * 2 * 1024 * 51200, 4 * 2 * 1024 * 51200)

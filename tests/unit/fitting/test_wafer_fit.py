@@ -103,12 +103,13 @@ def test_the_record_counts_freedom_and_gives_growth_errors_and_a_check_of_the_li
 
 
 def test_a_release_left_out_is_predicted_from_the_growth_of_the_others(logs: Path) -> None:
-    found = leave_releases_out(logs, "wse-2")
+    found, calibrations = leave_releases_out(logs, "wse-2")
     seconds = {
         each["id"]: each["measured"]["step_time_s"] for each in yaml.safe_load(logs.read_text())["cases"]
     }
     assert found == pytest.approx({name: seconds[name] for name in found}, rel=0.01)
     assert len(found) == 6
+    assert all(release in fit.efficiency for release, fit in calibrations.items())
 
 
 def test_logs_of_one_release_move_the_level_and_keep_the_growth(

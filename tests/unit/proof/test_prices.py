@@ -8,6 +8,7 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.graph import Work
+from perfsim.hardware import Precision
 from perfsim.proof.catalogue import Case
 from perfsim.proof.mutations import skipped_gradients, wrong_prices
 from perfsim.proof.proof import Subject, subject_of
@@ -39,6 +40,17 @@ def subject(case: Case, model: str = "gpt3_20b") -> Subject:
 @pytest.mark.parametrize("model", ["gpt3_20b", "gptj_6b"])
 def test_messages_move_what_they_are_priced_for(name: str, model: str) -> None:
     assert subject(CASES[name], model).faults() == []
+
+
+@pytest.mark.parametrize("recipe", [{"precision": "fp32"}, {"precision": "fp32", "reduce_precision": "bf16"}])
+@pytest.mark.parametrize("name", ["zero 3", "zero 1, tied over stages", "sequence parallel"])
+def test_messages_of_other_precisions_move_what_they_are_priced_for(
+    name: str, recipe: dict[str, Precision]
+) -> None:
+    catalog = default_catalog()
+    plan = plan_of_case(CASES[name], catalog.model("gpt3_20b"), catalog)
+    job = replace(plan.job, recipe=plan.job.recipe.model_copy(update=recipe))
+    assert subject_of(replace(plan, job=job)).faults() == []
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from perfsim.prediction.accuracy import FEWEST
-from perfsim.validation.held_out import _band_of_few
+from perfsim.validation.held_out import FEWEST, _band_of_few
 from perfsim.validation.score import Scored, summary
 
 

@@ -56,6 +56,15 @@ def test_a_family_with_a_sweep_tells_how_well_layouts_are_ranked(result: dict[st
     assert row(lines, "  single") == ["0", "\N{EN DASH}", "25.0%", "10.0%", "-5.1%"]
 
 
+def test_the_coverage_of_the_bands_is_told_for_all_runs_and_by_family(result: dict[str, Any]) -> None:
+    result["summary"]["band_coverage"] = 0.9174
+    result["families"]["ranked"]["band_coverage"] = 0.875
+    lines = validation_lines(result, 0)
+    assert row(lines, "all (a failure counts 1)")[-1] == "91.7%"
+    assert row(lines, "  ranked")[-1] == "87.5%"
+    assert any(line.startswith("91.7 % of the scored runs lie in their 90 % band") for line in lines)
+
+
 def test_all_rows_stand_under_one_heading(result: dict[str, Any]) -> None:
     lines = validation_lines(result, 0)
     head = next(line for line in lines if "median" in line)

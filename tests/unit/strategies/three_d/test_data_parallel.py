@@ -19,7 +19,12 @@ def replicas(toys: ModuleType, zero_stage: int = 0, **recipe: object) -> Replica
     [
         # update: gradient 4, states 12 read and written, half weights 2; unscale, norm, clip, zero: 6 x 4
         ({"precision": "bf16"}, 4 + 24 + 2 + 24),
-        ({"precision": "bf16", "reduce_precision": "bf16"}, 2 + 8 + 2 + 12),
+        # pure bf16: everything in 2 bytes
+        ({"reduce_precision": "bf16", "optimizer_precision": "bf16"}, 2 + 8 + 2 + 12),
+        # bf16 gradients, fp32 optimizer: copied (2 + 4), used and clipped in fp32, zeroed in bf16
+        ({"reduce_precision": "bf16"}, 6 + 4 + 24 + 2 + 20 + 2),
+        # fp32: moments 8 read and written, weights 4
+        ({"precision": "fp32"}, 4 + 16 + 4 + 24),
     ],
 )
 def test_an_optimizer_step_moves_states_both_ways(
@@ -35,6 +40,7 @@ def test_sgd_moves_less_than_adam(toys: ModuleType) -> None:
 def test_gradients_travel_in_their_own_precision(toys: ModuleType) -> None:
     assert replicas(toys).reduce_work(10.0).comm_bytes == 40.0
     assert replicas(toys, reduce_precision="bf16").reduce_work(10.0).comm_bytes == 20.0
+    assert replicas(toys, precision="fp32", reduce_precision="bf16").reduce_work(10.0).comm_bytes == 20.0
 
 
 @pytest.mark.parametrize(("zero_stage", "op"), [(0, "all_reduce"), (1, "reduce_scatter")])
@@ -43,8 +49,13 @@ def test_sharding_scatters_instead_of_reducing_to_all(toys: ModuleType, zero_sta
     assert (work.op, work.group) == (op, RankGroup(0, 2, 4))
 
 
-def test_parameters_are_gathered_in_half_precision(toys: ModuleType) -> None:
-    assert replicas(toys, 1).gather_work(1000.0).comm_bytes == 2 * 1000.0
+@pytest.mark.parametrize(("precision", "n_bytes"), [("bf16", 2), ("fp8", 2), ("fp32", 4), ("tf32", 4)])
+def test_parameters_are_gathered_in_the_precision_of_the_kernels(
+    toys: ModuleType, precision: str, n_bytes: int
+) -> None:
+    group = replicas(toys, 1, precision=precision)
+    assert group.gather_work(1000.0).comm_bytes == n_bytes * 1000.0
+    assert group.optimizer_work().writes[0].n_bytes == n_bytes * 1000.0 / 4
 
 
 def test_a_shard_updates_its_share(toys: ModuleType) -> None:

@@ -1,0 +1,58 @@
+"""Bands of a step time: how wide they are by unlikeness, from errors on runs left out of the fit.
+
+The log error of a new run has a part that its family shares and a part of its own, and grows with what makes
+the run unlike the published ones. The half-width of a 90 % band in log time, at u points of unlikeness:
+
+    w(u) = sqrt(base^2 + (slope u)^2),   band = [t exp(-w), t exp(w)]
+
+`base` is the larger of two: the 90th percentile of |log error| over all runs that were left out of the fit,
+and Student's quantile t_95(k) s sqrt(1 + 1/k) of a new run of a new family, from k families with the variance
+s^2 between and within them together. `slope` is Student's quantile of the fitted growth
+(`perfsim.validation.band_fit`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+UNKNOWN_ERROR = 1.0
+"""assumed: without published runs a step time is known to a factor of two."""
+
+
+@dataclass(frozen=True)
+class BandWidths:
+    """Half-widths of 90 % bands in log time."""
+
+    base: float
+    """At no unlikeness."""
+    slope: float
+    """Per point of unlikeness, added in quadrature."""
+    unshared: float
+    """The part of a band that two runs of one machine do not share, as a fraction of its half-width."""
+
+    def log_width(self, unlikeness: float) -> float:
+        """Half-width in log time at so many points of unlikeness."""
+        return math.hypot(self.base, self.slope * unlikeness)
+
+    def error(self, unlikeness: float) -> float:
+        """The same as a relative error e: the band of a time t is [t / (1 + e), t (1 + e)]."""
+        return math.expm1(self.log_width(unlikeness))
+
+    def unshared_error(self, unlikeness: float) -> float:
+        """The relative error that remains in the ratio to another run of the same machine."""
+        return math.expm1(self.unshared * self.log_width(unlikeness))
+
+    def as_dict(self) -> dict[str, float]:
+        """The form of the record."""
+        return {name: round(value, 5) for name, value in asdict(self).items()}
+
+
+UNKNOWN = BandWidths(math.log1p(UNKNOWN_ERROR), 0.0, 1.0)
+"""For a kind of system without published runs."""
+
+
+def widths_from(record: Mapping[str, float]) -> BandWidths:
+    """The widths of a record."""
+    return BandWidths(**record)

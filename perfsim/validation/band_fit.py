@@ -1,0 +1,135 @@
+"""Fits the widths of bands to the errors of runs that were left out of the fit.
+
+The log error of a run is Student's t with a scale s(u) = sqrt(scale^2 + (growth u)^2), where u is the run's
+unlikeness to the most similar of the other families. Scale and growth are the maximum of the likelihood, so
+the scale holds the spread of families and the spread within them; the degrees of freedom are the number of
+families. A family of n runs has the weight sqrt(n), for its errors are neither independent nor all the same.
+The share of a width that two runs of one machine do not share is the 90th percentile of
+|difference of log errors| / sqrt(w_1^2 + w_2^2) over pairs of one family and device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.fitting.fit_tables import scipy_optimize, scipy_stats
+from perfsim.prediction.bands import BandWidths
+from perfsim.prediction.likeness import Traits, traits_together, unlikeness
+
+Floats = NDArray[np.float64]
+
+COVERAGE = 0.9
+FEWEST_FAMILIES = 3
+"""Fewer families show neither the growth with unlikeness nor what runs of one machine share."""
+
+
+@dataclass(frozen=True)
+class LeftOutRun:
+    """A run as predicted by constants that were fitted without its family, or without its release."""
+
+    group: str
+    """What was left out."""
+    family: str
+    log_error: float
+    """log(predicted / measured)."""
+    traits: Traits
+
+
+def fitted_widths(runs: Sequence[LeftOutRun], others: BandWidths | None = None) -> BandWidths:
+    """The widths that the errors of some runs give; needs scipy.
+
+    With fewer than three families every run counts as a family of its own, and the widths of `others`
+    (another kind of machine) give the growth with unlikeness and the unshared part, both in log time.
+    assumed: nothing else is known of them; without `others` the unshared part is the whole.
+    """
+    errors = np.array([run.log_error for run in runs])
+    sizes = Counter(run.family for run in runs)
+    several = len(sizes) >= FEWEST_FAMILIES
+    freedom = len(sizes) if several else len(runs)
+    student = student_quantile(freedom)
+    percentile = float(np.percentile(np.abs(errors), 100 * COVERAGE))
+    if not several:
+        base = max(percentile, student * float(np.sqrt(np.mean(errors**2))))
+        if others is None:
+            return BandWidths(base, 0.0, 1.0)
+        return BandWidths(base, others.slope, min(1.0, others.unshared * others.base / base))
+    points = np.array(_points(runs))
+    weights = np.array([1.0 / np.sqrt(sizes[run.family]) for run in runs])
+    scale, growth = scale_and_growth(errors, points, weights, freedom)
+    base, slope = max(percentile, student * scale), student * growth
+    return BandWidths(base, slope, _unshared(runs, np.hypot(base, slope * points)))
+
+
+def student_quantile(freedom: int) -> float:
+    """Half-width of the 90 % band of one more run, in standard deviations of k: t_95(k) sqrt(1 + 1/k)."""
+    stats: Any = scipy_stats()
+    return float(stats.t.ppf((1 + COVERAGE) / 2, freedom)) * float(np.sqrt(1 + 1 / freedom))
+
+
+def scale_and_growth(errors: Floats, points: Floats, weights: Floats, freedom: int) -> tuple[float, float]:
+    """Scale of the errors, and its growth per point of unlikeness, by maximum likelihood; needs scipy.
+
+    All arrays have the shape (runs,).
+    """
+    optimize: Any = scipy_optimize()
+
+    def loss(values: Floats) -> float:
+        squared = np.exp(2 * values[0]) + (values[1] * points) ** 2
+        likelihood = -0.5 * np.log(squared) - (freedom + 1) / 2 * np.log1p(errors**2 / squared / freedom)
+        return -float((weights * likelihood).sum())
+
+    start = float(np.sqrt(np.mean(errors**2)))
+    options = {"xatol": 1e-5, "fatol": 1e-8}
+    results = [
+        optimize.minimize(loss, [np.log(start), start * growth], method="Nelder-Mead", options=options)
+        for growth in (0.1, 1.0)
+    ]
+    best = min(results, key=lambda result: float(result.fun))
+    return float(np.exp(best.x[0])), float(abs(best.x[1]))
+
+
+def _points(runs: Sequence[LeftOutRun]) -> list[float]:
+    """Unlikeness of each run to the most similar family of the others."""
+    families = families_of(runs)
+    return [
+        min(unlikeness(run.traits, family)[0] for name, family in families.items() if name != run.family)
+        for run in runs
+    ]
+
+
+def families_of(runs: Sequence[LeftOutRun]) -> dict[str, Mapping[str, Any]]:
+    """The traits of each family of some runs."""
+    return {
+        name: traits_together([run.traits for run in runs if run.family == name])
+        for name in dict.fromkeys(run.family for run in runs)
+    }
+
+
+def _unshared(runs: Sequence[LeftOutRun], widths: Floats) -> float:
+    """The unshared part, each run with one weight; at most the whole."""
+    sizes = Counter(run.family for run in runs)
+    rows = [
+        (
+            abs(runs[a].log_error - runs[b].log_error) / float(np.hypot(widths[a], widths[b])),
+            1.0 / (sizes[runs[a].family] - 1),
+        )
+        for a, b in combinations(range(len(runs)), 2)
+        if (runs[a].family, _device(runs[a])) == (runs[b].family, _device(runs[b]))
+    ]
+    if not rows:
+        return 1.0
+    shares, weights = np.array(sorted(rows)).T
+    place = np.searchsorted(np.cumsum(weights), COVERAGE * weights.sum())
+    return min(1.0, float(shares[min(int(place), len(shares) - 1)]))
+
+
+def _device(run: LeftOutRun) -> tuple[str, float, float]:
+    traits = run.traits
+    return traits.constants, traits.peak_flop_per_s, traits.memory_bytes_per_s

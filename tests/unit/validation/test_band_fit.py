@@ -1,0 +1,87 @@
+"""Widths of bands from errors of runs left out of the fit, on samples whose truth is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfsim.prediction.bands import BandWidths
+from perfsim.prediction.likeness import Traits
+from perfsim.validation.band_fit import LeftOutRun, fitted_widths, student_quantile
+
+HERE = Traits(
+    "chip",
+    peak_flop_per_s=3e14,
+    memory_bytes_per_s=2e12,
+    precision="16-bit",
+    sharded=False,
+    tensor=True,
+    pipeline=True,
+    parameters=1e10,
+    num_devices=64,
+    shards=1,
+    micro_batch_size=1,
+)
+RUNS = 12
+
+
+def sample(
+    generator: np.random.Generator, families: int, between: float, within: float, growth: float = 0.0
+) -> list[LeftOutRun]:
+    """Families with an effect of their own; every second one is of models far larger than all others."""
+    runs = []
+    for number in range(families):
+        points = (2.0 if number == 1 else 4.0) if growth and number % 2 else 0.0
+        traits = replace(HERE, parameters=1e10 * 10 ** (2.0 * number)) if points else HERE
+        effect = generator.normal(0.0, between) + growth * points * generator.normal()
+        runs += [
+            LeftOutRun(f"f{number}", f"f{number}", effect + error, traits)
+            for error in generator.normal(0.0, within, RUNS)
+        ]
+    return runs
+
+
+def test_bands_of_simulated_families_hold_90_percent_of_the_families_left_out() -> None:
+    generator = np.random.default_rng(10)
+    held = []
+    for _ in range(12):
+        runs = sample(generator, 10, between=0.04, within=0.055)
+        for left_out in {run.family for run in runs}:
+            widths = fitted_widths([run for run in runs if run.family != left_out])
+            held += [abs(run.log_error) <= widths.log_width(0.0) for run in runs if run.family == left_out]
+    assert 0.88 <= np.mean(held) <= 0.93
+
+
+def test_the_growth_of_errors_with_unlikeness_is_seen() -> None:
+    flat = sample(np.random.default_rng(1), 12, between=0.03, within=0.03)
+    growing = sample(np.random.default_rng(1), 12, between=0.03, within=0.03, growth=0.1)
+    assert fitted_widths(flat).slope < 0.02
+    widths = fitted_widths(growing)
+    assert 0.08 < widths.slope < 0.5
+    assert widths.log_width(0.0) < widths.log_width(1.0) < widths.log_width(3.0)
+
+
+def test_no_band_is_narrower_than_the_pooled_percentile() -> None:
+    runs = sample(np.random.default_rng(2), 8, between=0.02, within=0.03)
+    pooled = np.percentile(np.abs([run.log_error for run in runs]), 90)
+    assert all(fitted_widths(runs).log_width(points) >= pooled for points in (0.0, 0.5, 4.0))
+
+
+def test_what_families_share_cancels_in_a_ratio_and_the_rest_does_not() -> None:
+    shared = fitted_widths(sample(np.random.default_rng(3), 12, between=0.1, within=0.01))
+    own = fitted_widths(sample(np.random.default_rng(3), 12, between=0.01, within=0.1))
+    assert 0.0 < shared.unshared < 0.3
+    assert own.unshared > 0.7
+
+
+def test_a_few_runs_of_one_family_have_students_band_and_the_growth_of_others() -> None:
+    errors = [-0.08, 0.05, -0.14, -0.09, -0.08]
+    runs = [LeftOutRun(f"r{error}", "logs", error, HERE) for error in errors]
+    others = BandWidths(0.1, 0.05, 0.6)
+    widths = fitted_widths(runs, others)
+    assert widths.base == pytest.approx(student_quantile(5) * np.sqrt(np.mean(np.square(errors))))
+    assert widths.slope == others.slope
+    assert widths.unshared * widths.base == pytest.approx(others.unshared * others.base)
+    assert fitted_widths(runs).unshared == 1.0, "with nothing known, nothing cancels"
