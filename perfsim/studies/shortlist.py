@@ -1,7 +1,7 @@
 """The layouts of one machine that the model cannot tell apart, what would, and why the others fell.
 
-A predicted ratio of two layouts has an error that does not cancel (`prediction.accuracy.unshared_error`, one
-for each layout, combined in quadrature in log time). Layouts whose ratio to the fastest is inside this error
+A predicted ratio of two layouts has an error that does not cancel (`Accuracy.unshared_error`, one for each
+layout, combined in quadrature in log time). Layouts whose ratio to the fastest is inside this error
 are the answer; picking one of them is left to a run on the machine.
 """
 
@@ -18,7 +18,7 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.errors import InputError, LayoutError
 from perfsim.interop.emit import emit
 from perfsim.machines.layout_text import text_of
-from perfsim.prediction.accuracy import step_time_error, unshared_error
+from perfsim.prediction.accuracy import accuracy_of, step_time_error
 from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
 from perfsim.prediction.planner import Search, confirmed, search
 from perfsim.prediction.predict import prediction_of
@@ -28,6 +28,7 @@ from perfsim.strategies import Plan
 from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, choice_of, target_for
 from perfsim.studies.experiment import HOUR_S, Experiment, Trial, fewest_replicas, rival
 from perfsim.studies.spec import ConvergenceSpec
+from perfsim.workload import Layout
 
 Objective = Literal["step-time", "time-to-accuracy", "cost"]
 SHOWN = 6
@@ -37,7 +38,7 @@ MEMORY_LIMIT = "memory_limit"
 DOMINATED = "dominated"
 """The reason of layouts that fit and are slower than the model's error can explain."""
 MOST_TRIED = 5000
-"""Of the layouts in the order of their estimates, how many a tool is tried on."""
+"""How many layouts are looked at in the order of their estimates: for the shortlist, and for a tool."""
 FOLLOWS = ("num_microbatches",)
 """Settings that follow from others."""
 
@@ -189,24 +190,24 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
 
 def _shortlist(found: Search, shown: int, target: Target | None) -> tuple[Entry, ...]:
     """The fastest layout of each choice of degrees and micro-batch, simulated, inside the model's error."""
-    question = found.question
+    question, screening = found.question, found.screening
     first = confirmed(found)[0]
-    runs = {_kind(first.plan): first}
-    for candidate in found.candidates():
-        error = ratio_error(candidate.plan, first.plan)
-        if len(runs) >= shown or question.scale * candidate.estimate_s > first.step_time_s * (1.0 + error):
+    slowest_s = first.step_time_s * (1.0 + ratio_error(first.plan, first.plan))
+    runs = {_kind(first.plan.layout): first}
+    for index in found.order[:MOST_TRIED].tolist():
+        if len(runs) >= shown or question.scale * screening.estimate_s[index] > slowest_s:
             break
-        if _kind(candidate.plan) not in runs:
-            graph = graph_of(candidate.plan, question.chosen)
-            run = evaluate(candidate.plan, question.costs, cluster=question.cluster, graph=graph)
-            runs[_kind(candidate.plan)] = run
+        layout = screening.layout(index)
+        if _kind(layout) not in runs:
+            plan = question.chosen.plan(question.job, question.topology, layout)
+            graph = graph_of(plan, question.chosen)
+            runs[_kind(layout)] = evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
     ordered = sorted(runs.values(), key=lambda run: run.step_time_s)
     entries = (_entry(run, ordered[0], target) for run in ordered)
     return tuple(entry for entry in entries if entry.ratio <= 1.0 + entry.ratio_error)
 
 
-def _kind(plan: Plan) -> tuple[int, ...]:
-    layout = plan.layout
+def _kind(layout: Layout) -> tuple[int, ...]:
     return layout.tensor, layout.pipeline, layout.data, layout.micro_batch_size
 
 
@@ -243,7 +244,7 @@ def _target(question: Question, objective: Objective) -> Target | None:
 
 def ratio_error(plan: Plan, other: Plan) -> float:
     """The part of the model's error that remains in the ratio of two layouts of one machine."""
-    return math.expm1(math.hypot(*(math.log1p(unshared_error(each)) for each in (plan, other))))
+    return math.expm1(math.hypot(*(math.log1p(accuracy_of(own).unshared_error) for own in (plan, other))))
 
 
 def _entry(run: Evaluation, first: Evaluation, target: Target | None) -> Entry:
