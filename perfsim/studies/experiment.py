@@ -62,14 +62,25 @@ class Experiment:
 
 
 def rival(plans: Sequence[Plan]) -> int | None:
-    """The place of the plan to run beside the first: the fastest with other degrees, else the second.
+    """The place of the plan to run beside the first: the fastest that is unlike it in what predictions err by.
 
-    Layouts of equal degrees run nearly the same kernels and messages, so that errors of the model cancel
-    between them; between different degrees they do not.
+    Whether parameters are sharded weighs most in the likeness to published runs, then the degrees. Layouts of
+    equal degrees run nearly the same kernels and messages, so that errors of the model cancel between them.
     """
-    degrees = [(plan.layout.tensor, plan.layout.pipeline, plan.layout.data) for plan in plans]
-    others = [place for place, own in enumerate(degrees) if own != degrees[0]]
-    return others[0] if others else (1 if len(plans) > 1 else None)
+    for traits in (_is_sharded, _degrees):
+        of_first = traits(plans[0])
+        for place, plan in enumerate(plans):
+            if traits(plan) != of_first:
+                return place
+    return 1 if len(plans) > 1 else None
+
+
+def _is_sharded(plan: Plan) -> tuple[int, ...]:
+    return (int(plan.layout.zero_stage == SHARDED),)
+
+
+def _degrees(plan: Plan) -> tuple[int, ...]:
+    return plan.layout.tensor, plan.layout.pipeline, plan.layout.data
 
 
 def fewest_replicas(question: Question, plan: Plan) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfsim.report import text
@@ -77,7 +77,7 @@ def _differing(settings: Mapping[str, Any]) -> str:
 
 def _notes(planned: Planned) -> Iterator[str]:
     entries = planned.shortlist
-    error = text.percent(max(entry.ratio_error for entry in entries), 0)
+    error = _errors([entry.ratio_error for entry in entries])
     if len(entries) > 1:
         yield (
             f"The model's error between two layouts of one machine is {error}, so it does not say which of "
@@ -95,6 +95,12 @@ def _notes(planned: Planned) -> Iterator[str]:
     if planned.tried_batches:
         tried = planned.tried_batches
         yield f"The batch is the best of {len(tried)} tried, {tried[0]:,} to {tried[-1]:,} sequences."
+
+
+def _errors(errors: Sequence[float]) -> str:
+    """`15 %`, or `26 % to 37 %` where they differ."""
+    low, high = (text.percent(error, 0) for error in (min(errors), max(errors)))
+    return high if low == high else f"{low} to {high}"
 
 
 def _experiment(experiment: Experiment) -> str:

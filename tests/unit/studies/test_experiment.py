@@ -31,23 +31,24 @@ def asked() -> Callable[..., Question]:
     return ask
 
 
-def with_degrees(*degrees: tuple[int, int, int]) -> list[Any]:
-    names = ("tensor", "pipeline", "data")
-    return [SimpleNamespace(layout=SimpleNamespace(**dict(zip(names, own, strict=True)))) for own in degrees]
+def with_settings(*settings: tuple[int, int, int, int]) -> list[Any]:
+    names = ("tensor", "pipeline", "data", "zero_stage")
+    return [SimpleNamespace(layout=SimpleNamespace(**dict(zip(names, own, strict=True)))) for own in settings]
 
 
 @pytest.mark.parametrize(
-    ("degrees", "place"),
+    ("settings", "place"),
     [
-        ([(8, 1, 2), (8, 1, 2), (4, 2, 2), (4, 1, 4)], 2),
-        ([(8, 1, 2), (8, 1, 2)], 1),
-        ([(8, 1, 2)], None),
+        ([(8, 1, 2, 1), (8, 1, 2, 2), (4, 2, 2, 1), (4, 1, 4, 1)], 2),
+        ([(8, 1, 2, 3), (4, 1, 4, 3), (8, 1, 2, 1)], 2),
+        ([(8, 1, 2, 0), (8, 1, 2, 1)], 1),
+        ([(8, 1, 2, 1)], None),
     ],
 )
-def test_the_rival_is_the_fastest_of_other_degrees_else_the_second(
-    degrees: list[tuple[int, int, int]], place: int | None
+def test_the_rival_is_sharded_otherwise_else_of_other_degrees_else_the_second(
+    settings: list[tuple[int, int, int, int]], place: int | None
 ) -> None:
-    assert rival(with_degrees(*degrees)) == place
+    assert rival(with_settings(*settings)) == place
 
 
 def test_a_trial_has_as_few_replicas_as_fit_each_with_the_same_work(asked: Callable[..., Question]) -> None:
