@@ -23,7 +23,7 @@ OBJECTIVES = ("step-time", "time-to-accuracy", "cost")
     help="time-to-accuracy: also the best batch, where none is given. cost: device-hours.",
 )
 @click.option(
-    "--shown", type=click.IntRange(min=1), default=6, show_default=True, help="Layouts to list at most."
+    "--shown", type=click.IntRange(min=1), default=5, show_default=True, help="Layouts to list at most."
 )
 @emit_option
 @json_option

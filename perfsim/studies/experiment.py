@@ -62,7 +62,7 @@ class Experiment:
 
 
 def rival(plans: Sequence[Plan]) -> int | None:
-    """The place of the plan to run beside the first: the fastest that is unlike it in what predictions err by.
+    """The place of the plan to run beside the first: the fastest that is unlike it where predictions err.
 
     Whether parameters are sharded weighs most in the likeness to published runs, then the degrees. Layouts of
     equal degrees run nearly the same kernels and messages, so that errors of the model cancel between them.

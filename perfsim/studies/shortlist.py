@@ -31,7 +31,7 @@ from perfsim.studies.spec import ConvergenceSpec
 from perfsim.workload import Layout
 
 Objective = Literal["step-time", "time-to-accuracy", "cost"]
-SHOWN = 6
+SHOWN = 5
 """Layouts of the shortlist that are shown unless more are asked for."""
 MEMORY_LIMIT = "memory_limit"
 """The reason of layouts that fit but use more of their memory than is allowed."""
