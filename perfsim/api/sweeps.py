@@ -13,6 +13,7 @@ from perfsim.api.frames import Row, frame, html_table
 from perfsim.api.naming import Named, names_of, writing
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError
+from perfsim.prediction.result import SharedCaveat
 from perfsim.report.text import layout_short
 from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.result import SweepResult
@@ -31,6 +32,7 @@ ANSWER = (
     "time_to_accuracy_s",
     "low_s",
     "high_s",
+    "production_time_s",
 )
 """The columns of a point's answer."""
 
@@ -72,6 +74,11 @@ class SweepAnswer:
     def verdict(self) -> str:
         """The sentences that answer the sweep's question."""
         return self.result.verdict
+
+    @property
+    def caveats(self) -> tuple[SharedCaveat, ...]:
+        """Reasons to trust the answer less, worst first, each once with the machines that it is about."""
+        return self.result.caveats
 
     @property
     def points(self) -> tuple[PointResult, ...]:
@@ -134,5 +141,6 @@ def _answer(point: PointResult) -> Row:
         time.steps,
         time.time_s,
         *time.band_s,
+        None if point.production is None else point.production.time_s(time.time_s),
     )
     return dict(zip(ANSWER, values, strict=True))

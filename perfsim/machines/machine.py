@@ -50,6 +50,8 @@ class Machine(ABC):
     """Causes and remedies of step times."""
     default_strategy: ClassVar[str]
     """The strategy where a question names none."""
+    static_memory: ClassVar[bool] = False
+    """Whether memory is allotted when a program is compiled, so that none is lost to fragmentation."""
 
     # ---------------------------------------------------------------------------------- hardware
     @abstractmethod
@@ -75,6 +77,13 @@ class Machine(ABC):
     def calibrations(self, _system: Any, _recipe: TrainingRecipe, /) -> list[Calibration]:
         """Calibrations, besides the device's own, that prices use."""
         return []
+
+    def releases(self, _system: Any, _recipe: TrainingRecipe, /) -> tuple[str, str] | None:
+        """The software release of a system, and the measured one whose speed is used.
+
+        None where speeds do not depend on a release.
+        """
+        return None
 
     def at_peak(self, _system: Any, _recipe: TrainingRecipe, /) -> bool:
         """Whether the system is assumed to run at peak, an upper bound that was never observed."""

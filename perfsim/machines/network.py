@@ -97,6 +97,10 @@ class Network:
         """
         return None
 
+    def worst_group(self, work: Work, _width: int, /) -> RankGroup | None:
+        """Of the groups in which `width` peers do this work, the one that it takes longest for."""
+        return work.group
+
     def peers_keep_step(self, _layout: Any, /) -> bool:
         """Whether tensor peers never send on shared links before the slowest peer could."""
         return True

@@ -8,6 +8,7 @@ uplinks are oversubscribed, since then only some of them cross uplinks.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +16,15 @@ from numpy.typing import NDArray
 
 from perfsim.graph import TaskGraph, unfold
 from perfsim.machines import network_of
+from perfsim.machines.network import Network
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import SharedLinks, shared_links
 from perfsim.topology import HEALTHY, LinkHealth, Topology
 
 MOST_TASKS = 3_000_000
-"""Above this many tasks peers stay folded, and the first rank stands for all."""
+"""Above this many tasks replicas with jitter of their own stay folded."""
+MOST_UNEVEN_TASKS = 500_000
+"""Above this many tasks peers whose groups lie unevenly stay folded; about ten seconds of simulation."""
 
 
 class Placed(NamedTuple):
@@ -55,8 +59,11 @@ def place(
     }
     classes = rank_classes(folded, network, keys, shares_links=bool(links.flows))
     count = int(classes.max(initial=0)) + 1
-    too_many = not marked and count * len(folded) > MOST_TASKS
+    too_many = not marked and count > 1 and count * len(folded) > MOST_UNEVEN_TASKS
     note = _note(count, too_many=too_many) if count > 1 and not marked else ""
+    if too_many:
+        folded = _at_worst(folded, network)
+        links = shared_links(folded, network) if contention else links
     if count == 1 or too_many:
         return Placed(folded, folded.stream_ranks[folded.stream], links, note)
     unfolded = unfold(folded, classes)
@@ -65,11 +72,21 @@ def place(
     return Placed(unfolded.graph, unfolded.rank, links, note)
 
 
+def _at_worst(folded: TaskGraph, network: Network) -> TaskGraph:
+    """The folded graph with each communication in the group of those peers that it takes longest for.
+
+    The step is at least as long as with all peers written out, since no peer has all of these groups.
+    """
+    groups = (network.worst_group(work, folded.width) for work in folded.works)
+    works = (replace(work, group=group) for work, group in zip(folded.works, groups, strict=True))
+    return replace(folded, works=tuple(works))
+
+
 def _note(kinds: int, *, too_many: bool) -> str:
     """The remark on ranks of several kinds."""
     if too_many:
         return (
             f"groups lie unevenly over nodes or leaves: {kinds:,} kinds of ranks are too many tasks to "
-            "simulate, so the first rank of each stage stands for all"
+            "simulate, so each communication takes what it takes the ranks whose group lies worst"
         )
     return f"groups lie unevenly over nodes or leaves: {kinds:,} kinds of ranks are simulated"

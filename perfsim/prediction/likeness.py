@@ -4,6 +4,7 @@ Unlikeness is a sum of points for differences:
 
     3    no run of the family is on a device with the same calibration, or on that chip: a calibration is
          borrowed where the peak of the device differs by more than 2 %
+    2    the family is the only one on its device, whose constants then hold what is peculiar to it
     3    for each factor of ten by which the device's memory is faster or slower
     3    no run of the family is of the same class of precision (16-bit, fp8, tf32, fp32)
     2    parameters are sharded (ZeRO 3, FSDP) in the plan and in no run of the family, or the reverse
@@ -83,6 +84,13 @@ def traits_together(runs: Sequence[Traits]) -> dict[str, Any]:
     return {**values, **{name: [sizes[0], sizes[-1]] for name, sizes in ranges.items()}}
 
 
+def alone(name: str, families: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether no other of some families has a device of this one; of one family alone nothing is said."""
+    others = [family for other, family in families.items() if other != name]
+    own = set(families[name]["constants"])
+    return bool(others) and all(own.isdisjoint(family["constants"]) for family in others)
+
+
 def unlikeness(traits: Traits, family: Mapping[str, Any]) -> tuple[float, tuple[str, ...]]:
     """Unlikeness of a family in points, and the differences in words."""
     points, words = 0.0, []
@@ -93,6 +101,9 @@ def unlikeness(traits: Traits, family: Mapping[str, Any]) -> tuple[float, tuple[
     elif other_chip > SAME_CHIP:
         points += _CHIP
         words.append(f"{traits.constants} was measured on a chip whose peak differs {other_chip:.1f} times")
+    elif family.get("alone"):
+        points += _ALONE
+        words.append(f"the only family of runs on {traits.constants}")
     for name, (weight, label) in _KINDS.items():
         in_plan = getattr(traits, name)
         if in_plan not in family[name]:
@@ -106,7 +117,7 @@ def unlikeness(traits: Traits, family: Mapping[str, Any]) -> tuple[float, tuple[
     return points, tuple(words)
 
 
-_CHIP = 3.0
+_CHIP, _ALONE = 3.0, 2.0
 _KINDS = {
     "precision": (3.0, "precision"),
     "sharded": (2.0, "sharded parameters"),

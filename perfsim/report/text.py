@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from perfsim.prediction.prediction import Prediction, Scaling
+from perfsim.prediction.prediction import Prediction
 from perfsim.studies.result import CandidateResult, StudyResult
 from perfsim.units import DAY_S
 
@@ -207,11 +207,6 @@ def labels(candidates: Iterable[CandidateResult]) -> list[str]:
         seen[label] = seen.get(label, 0) + 1
         out.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
     return out
-
-
-def scale_notes(scalings: Iterable[Scaling | None]) -> list[str]:
-    """What the user's own measurements scaled, each note once."""
-    return list(dict.fromkeys(scaling.note for scaling in scalings if scaling is not None))
 
 
 def perturbed_line(result: StudyResult) -> str:

@@ -10,12 +10,13 @@ from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.engine.limits import present_limits
 from perfsim.errors import CatalogError, InputError, LimitError, PerfsimError, PlanError, Problem
 from perfsim.prediction.accuracy import accuracy_of
+from perfsim.prediction.caveats import default_settings, worst_first
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation import text_of
 from perfsim.prediction.question import Question
-from perfsim.prediction.remarks import defaults_remark
 from perfsim.prediction.resilience import resilience
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
+from perfsim.prediction.shared_caveats import shared_caveats
 from perfsim.prediction.verification import sample_step
 from perfsim.strategies import strategy
 from perfsim.strategies.plan import runs_on
@@ -55,7 +56,7 @@ class Answered:
     tried: tuple[int, ...] = ()
     """The global batches that were tried, with and without a plan."""
     remarks: tuple[str, ...] = ()
-    """Remarks on a given layout: settings left at defaults, batches that it cannot run."""
+    """The batches that a given layout cannot run."""
     production: Production | None = None
     resilience: Resilience | None = None
 
@@ -81,6 +82,7 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
     spec = spec.model_copy(update={"candidates": tuple(_chosen(spec, compare))})
     target = target_of(spec)
     answered: list[Answered] = []
+    results: list[CandidateResult] = []
     failed: list[tuple[str, PerfsimError]] = []
     stopped: LimitError | None = None
     asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
@@ -92,7 +94,9 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
             if stopped is not None:
                 raise stopped
             present_limits().in_time(lambda: f"{len(answered)} of {len(asked)} candidates answered")
-            answered.append(_answer(spec, candidate, devices, target))
+            answer = _answer(spec, candidate, devices, target)
+            results.append(_result_of(answer, candidate))
+            answered.append(answer)
         except PerfsimError as error:
             if isinstance(error, LimitError):
                 if not answered:
@@ -102,7 +106,8 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
     if not answered:
         raise _all_failed([error for _, error in failed])
     refused = [Infeasible(label, _reason(error)) for label, error in failed]
-    return StudyRun(_result(spec, target, answered, refused, stopped), tuple(answered), stopped)
+    pairs = list(zip(_told_apart(results), answered, strict=True))
+    return StudyRun(_result(spec, target, pairs, refused, stopped), tuple(answered), stopped)
 
 
 def check_question(question: Question) -> None:
@@ -193,23 +198,18 @@ def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target
         tuple(curve),
         sampling=None,
         tried=tuple(batches) if len(batches) > 1 else (),
-        remarks=tuple(_remarks(question, evaluation, dropped)),
+        remarks=() if question.layout is None else _left_out(dropped),
         production=production_of(spec, candidate),
     )
 
 
-def _remarks(
-    question: Question, evaluation: Evaluation, dropped: Mapping[int, PerfsimError]
-) -> Iterator[str]:
-    """What a given layout leaves at defaults, and the batches that it cannot run."""
-    if question.layout is None:
-        return
-    if left := defaults_remark(question.named_settings or (), evaluation.plan):
-        yield left
-    if dropped:
-        batches = ", ".join(f"{batch:,}" for batch in dropped)
-        reason = _reason(next(iter(dropped.values())))
-        yield f"batches that the layout cannot run are left out: {batches} sequences ({reason})"
+def _left_out(dropped: Mapping[int, PerfsimError]) -> tuple[str, ...]:
+    """The batches that a given layout cannot run."""
+    if not dropped:
+        return ()
+    batches = ", ".join(f"{batch:,}" for batch in dropped)
+    reason = _reason(next(iter(dropped.values())))
+    return (f"batches that the layout cannot run are left out: {batches} sequences ({reason})",)
 
 
 def _batches(spec: StudySpec, target: Target, question: Question) -> list[int]:
@@ -253,16 +253,13 @@ def _disturbed(spec: StudySpec, answered: Answered, target: Target) -> Answered:
 def _result(
     spec: StudySpec,
     target: Target,
-    answered: Sequence[Answered],
+    pairs: Sequence[tuple[CandidateResult, Answered]],
     refused: Sequence[Infeasible],
     stopped: LimitError | None,
 ) -> StudyResult:
-    candidates = _told_apart([_candidate(answer) for answer in answered])
+    candidates, answered = tuple(candidate for candidate, _ in pairs), [answer for _, answer in pairs]
     critical: CriticalBatch = target.critical
-    answers = [
-        Answer(candidate, answer.choice.answer)
-        for candidate, answer in zip(candidates, answered, strict=True)
-    ]
+    answers = [Answer(candidate, answer.choice.answer) for candidate, answer in pairs]
     sentence = verdict(answers) + whole_run_sentence(candidates)
     if refused:
         verb = "Not possible" if stopped is None else "Not possible, or not reached"
@@ -280,14 +277,13 @@ def _result(
         critical_batch_band_tokens=critical.shown_band_tokens,
         candidates=candidates,
         verdict=sentence,
+        caveats=shared_caveats(candidates),
         infeasible=tuple(refused),
         ratio_bands=ratio_bands(answers),
         suggested_batch_tokens=suggested_batches(spec, target.d_min_tokens),
         assumptions=assumptions_of(spec, target),
         sampling={
-            candidate.label: answer.sampling
-            for candidate, answer in zip(candidates, answered, strict=True)
-            if answer.sampling is not None
+            candidate.label: answer.sampling for candidate, answer in pairs if answer.sampling is not None
         },
         accuracy=_accuracy(answered),
         resilience=tuple(answer.resilience for answer in answered if answer.resilience is not None),
@@ -305,22 +301,25 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
     return tuple(by_family.values())
 
 
-def _candidate(answer: Answered) -> CandidateResult:
+def _result_of(answer: Answered, candidate: CandidateSpec) -> CandidateResult:
     result = candidate_result(answer.evaluation, answer.choice, answer.curve, answer.tried)
-    given, production, time = answer.question.layout, answer.production, answer.choice.answer
+    production, time = answer.production, answer.choice.answer
+    named = answer.question.named_settings
+    left = [] if named is None else default_settings(named, answer.evaluation.plan)
     whole_run = whole_run_of(answer.question, answer.choice)
     return replace(
         result,
+        caveats=worst_first([*result.caveats, *left]),
         notes=(*result.notes, *answer.remarks, *([COVERED_ONCE] if whole_run and production else [])),
         whole_run=whole_run,
         production=production,
         production_time_s=None if production is None else production.time_s(time.time_s),
         production_band_s=None if production is None else production.band_s(time.time_s, time.band_s),
-        apart=given if isinstance(given, str) else "",
+        apart=candidate.layout_words,
     )
 
 
-def _told_apart(candidates: Sequence[CandidateResult]) -> tuple[CandidateResult, ...]:
+def _told_apart(candidates: Sequence[CandidateResult]) -> list[CandidateResult]:
     """The candidates with a number behind a label that an earlier one has."""
     seen = Counter[str]()
     apart = []
@@ -329,4 +328,4 @@ def _told_apart(candidates: Sequence[CandidateResult]) -> tuple[CandidateResult,
         repeat = seen[candidate.label]
         words = [candidate.apart, f"candidate {repeat} of this name"] if repeat > 1 else [candidate.apart]
         apart.append(replace(candidate, apart=", ".join(filter(None, words))))
-    return tuple(apart)
+    return apart

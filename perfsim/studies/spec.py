@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -34,7 +35,9 @@ def _refusal(message: str, help_text: str) -> PydanticCustomError:
 
 
 def _layout_text(layout: Any) -> Any:
-    """The fields of a layout as text: `tensor=8,pipeline=4`; anything else as it is."""
+    """The fields of a layout, or a layout, as text: `tensor=8,pipeline=4`; anything else as it is."""
+    if is_dataclass(layout) and not isinstance(layout, type):
+        layout = asdict(layout)
     if not isinstance(layout, Mapping):
         return layout
     return ",".join(f"{name}={_setting(value)}" for name, value in layout.items() if value is not None)
@@ -106,7 +109,12 @@ class CandidateSpec(Spec):
     def label(self, devices: int) -> str:
         """`128 x dgx-a100-80gb, 3d`, with a fixed layout behind it."""
         machine = f"{devices} x {self.system.name}, {self.strategy}"
-        return f"{machine}, {self.layout}" if self.layout else machine
+        return f"{machine}, {self.layout_words}" if self.layout else machine
+
+    @property
+    def layout_words(self) -> str:
+        """The fixed layout as labels show it, `tp=8 pp=4`; empty without one."""
+        return " ".join(part.strip() for part in (self.layout or "").split(","))
 
 
 def _one_strategy_each(candidates: tuple[CandidateSpec, ...]) -> tuple[CandidateSpec, ...]:

@@ -170,7 +170,7 @@ class _Builder:
             raise CatalogError([self.mapping.problem(("grid",), message)])
         own = {VARIANT: variant} if variant else {}
         if candidate.layout is not None:
-            own[LAYOUT] = candidate.layout
+            own[LAYOUT] = candidate.layout_words
         changed = {axis.path: axis.values[0] for axis in changes}
         for devices, values in product(candidate.devices, product(*(axis.values for axis in relevant))):
             settings = {axis.path: value for axis, value in zip(relevant, values, strict=True)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsim.sweeps.axes import BATCH_PATHS
+from perfsim.sweeps.axes import BATCH_PATHS, LAYOUT
 from perfsim.sweeps.points import Circumstances, PointResult, setting_text
 
 
@@ -80,4 +80,6 @@ def _map(machine: str, fixed: Circumstances, path: str | None, points: Sequence[
 
 
 def _row(point: PointResult, path: str | None) -> str:
-    return point.system if path is None else setting_text(point.settings.get(path))
+    if path is None:
+        return point.system
+    return setting_text(point.settings.get(path, "chosen" if path == LAYOUT else None))

@@ -276,12 +276,12 @@ def _answer(study: StudySpec) -> Document:
     candidate = study.candidates[0]
     try:
         answered = answer_candidate(study, candidate, candidate.devices[0], target_of(study))
+        prediction = prediction_of(answered.evaluation)
+        parts = whole_run_of(answered.question, answered.choice)
     except LimitError:
         raise
     except PerfsimError as error:  # concerns this point alone
         return {"reasons": [problem.message for problem in error.problems]}
-    prediction = prediction_of(answered.evaluation)
-    parts = whole_run_of(answered.question, answered.choice)
     return Answer(prediction, answered.choice.answer, parts).document()
 
 

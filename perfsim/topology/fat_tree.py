@@ -98,6 +98,14 @@ class FatTree(Topology):
     def _first_uplink(self) -> int:
         return 2 * self.nodes * self._cables_of_node
 
+    def nics(self, ranks: Ints) -> Ints:
+        """The links out of and into the NICs of ranks, one row a rank."""
+        node, gpu = np.divmod(ranks, self.devices_per_node)
+        first_nic = 2 * min(self.devices_per_node, self.num_devices)
+        nic = gpu * self.nics_per_node // self.devices_per_node
+        out = 2 * (node * self._cables_of_node + first_nic + nic)
+        return np.stack([out, out + 1], axis=-1)
+
     def crossings(self, source: Ints, target: Ints) -> Ints:
         """NIC links and uplinks on the route between ranks, one row per pair; -1: none.
 
@@ -105,11 +113,8 @@ class FatTree(Topology):
         the target's NIC. Adaptive routing spreads the messages of a leaf over all its uplinks, so these
         count as one link, with the id of the first uplink.
         """
-        size, first_nic = self.devices_per_node, 2 * min(self.devices_per_node, self.num_devices)
-        (a, gpu_a), (b, gpu_b) = np.divmod(source, size), np.divmod(target, size)
-        nic_a, nic_b = (gpu * self.nics_per_node // size for gpu in (gpu_a, gpu_b))
-        out = 2 * (a * self._cables_of_node + first_nic + nic_a)
-        into = 2 * (b * self._cables_of_node + first_nic + nic_b) + 1
+        a, b = source // self.devices_per_node, target // self.devices_per_node
+        out, into = self.nics(source)[..., 0], self.nics(target)[..., 1]
         leaf_a, leaf_b = a // self.system.fabric.nodes_per_leaf, b // self.system.fabric.nodes_per_leaf
         up = self._first_uplink + 2 * leaf_a * self.spines
         down = self._first_uplink + 2 * leaf_b * self.spines + 1

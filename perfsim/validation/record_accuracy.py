@@ -10,6 +10,7 @@ from typing import Any
 from perfsim.prediction import accuracy
 from perfsim.prediction.accuracy import recorded
 from perfsim.prediction.bands import UNKNOWN, BandWidths, widths_from
+from perfsim.prediction.likeness import alone
 from perfsim.validation.band_fit import FEWEST_FAMILIES, LeftOutRun, fitted_widths
 from perfsim.validation.held_out import HeldOut
 from perfsim.validation.leave_out import ALL
@@ -53,6 +54,7 @@ def record_of(
                             _outside(result["file"], family, held_out),
                         ),
                         **result["families_traits"][family],
+                        "alone": alone(family, result["families_traits"]),
                     }
                     for family, figures in result["families"].items()
                     if figures["n"] and family in result["families_traits"]

@@ -16,7 +16,8 @@ from perfsim.prediction.accuracy import recorded
 from perfsim.published.plans import public_cases
 from perfsim.report.validation.page import COMMAND, write_validation
 from perfsim.validation.accuracy_page import accuracy_page
-from perfsim.validation.record_accuracy import record_of
+from perfsim.validation.held_out import held_out
+from perfsim.validation.record_accuracy import KINDS, record_of
 from perfsim.validation.validate import validate_file
 
 pytestmark = pytest.mark.slow
@@ -29,6 +30,21 @@ def results() -> list[dict[str, Any]]:
 
 def test_recorded_errors_are_those_of_the_public_runs(results: list[dict[str, Any]]) -> None:
     assert json.loads(json.dumps(record_of(results))) == list(recorded()), f"run {COMMAND}"
+
+
+def test_recorded_bands_are_those_of_the_runs_left_out(results: list[dict[str, Any]]) -> None:
+    step_files = [path for path in public_cases() if path.name in KINDS]
+    fresh = record_of(results, {path.name: held_out(path) for path in step_files})
+    for entry, known in zip(fresh, recorded(), strict=True):
+        assert entry["band"] == pytest.approx(known["band"], rel=0.01), f"run {COMMAND}"
+        for row, kept in zip(entry["left_out"], known["left_out"], strict=True):
+            assert row["constants"] == pytest.approx(kept["constants"], rel=0.01), f"run {COMMAND}"
+            assert row["band"] == pytest.approx(kept["band"], rel=0.02), f"run {COMMAND}"
+
+
+def test_the_coverage_of_the_bands_is_near_90_percent(results: list[dict[str, Any]]) -> None:
+    (gpus,) = (result for result in results if result["file"] == "gpu.yaml")
+    assert 0.88 <= gpus["summary"]["band_coverage"] <= 0.93
 
 
 def test_the_accuracy_page_is_what_its_command_writes(

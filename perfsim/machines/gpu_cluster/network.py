@@ -9,7 +9,8 @@ import numpy as np
 
 from perfsim.calibration import CollectiveOp
 from perfsim.collectives import tree
-from perfsim.graph import Kind, Work
+from perfsim.graph import Kind, RankGroup, Work
+from perfsim.graph.symmetry import meeting_of
 from perfsim.machines.gpu_cluster.spread import Spread
 from perfsim.machines.network import Floats, Ints, Network, PeerClasses, Traffic
 from perfsim.strategies.schedules import schedule_called
@@ -29,21 +30,24 @@ class FatTreeNetwork(Network):
         A send goes one way. In a collective across nodes each rank of a node is on a ring of its own and has
         an equal share of the node's NICs. So every rank sends to one neighbour and receives from another at
         that share, whatever the algorithm, which agrees with how collectives are priced. There are as many
-        rings as the emptiest node holds ranks, so on fuller nodes some ranks use no NIC.
+        rings as the emptiest node holds ranks. On a fuller node they may use the NIC of any rank, so all of
+        its NICs are taken to be in use, and peers stay alike.
         """
         if work.group is None or work.group.size < 2:
             return None
         groups = peers.groups_like(work.group)
+        spare = groups[:0, 0]
         if work.op.startswith("tree."):
             source, target = _round_hops(groups, work.op)
         elif work.kind is Kind.COMM_COLL:
-            source, target = _ring_hops(groups, self.tree.devices_per_node)
+            source, target, spare = _ring_hops(groups, self.tree.devices_per_node)
         else:
             source, target = groups[:, 0], groups[:, 1]
         links = self.tree.crossings(source, target)
         if self.health.dead:
             links = self._around(links, source, target)
-        crossed, times = np.unique(links[links >= 0], return_counts=True)
+        links = np.append(links[links >= 0], self._left_of(self.tree.nics(spare).ravel()))
+        crossed, times = np.unique(links, return_counts=True)
         if not len(crossed):
             return None
         share = self.tree.system.node.inter_node_bytes_per_s / self.tree.devices_per_node
@@ -52,13 +56,16 @@ class FatTreeNetwork(Network):
     def _around(self, links: Ints, source: Ints, target: Ints) -> Ints:
         """The links of all routes; routes over dead links take a detour."""
         used = np.unique(links[links >= 0])
-        cut = used[self.bytes_per_s(used) == 0.0]
-        broken = np.isin(links, cut).any(axis=1)
+        broken = ~np.isin(links, [-1, *self._left_of(used)]).all(axis=1)
         rest = [links[~broken].ravel()]
         for a, b in zip(source[broken].tolist(), target[broken].tolist(), strict=True):
             detour = route_around(self.tree, a, b, self.health.dead)
             rest.append(np.array(self.tree.crossed(detour), dtype=np.int64))
         return np.concatenate(rest)
+
+    def _left_of(self, links: Ints) -> Ints:
+        """Those of the links that are not dead."""
+        return links[self.bytes_per_s(links) > 0.0]
 
     def bytes_per_s(self, links: Ints, /) -> Floats:
         """Capacity of NICs, and of all uplinks of a leaf together."""
@@ -87,6 +94,16 @@ class FatTreeNetwork(Network):
                 columns.append(entries)
         return np.concatenate(columns, axis=1) if columns else None
 
+    def worst_group(self, work: Work, width: int, /) -> RankGroup | None:
+        """Of groups on several nodes, if any, that with the emptiest node; of these that on most nodes."""
+        if work.group is None:
+            return None
+        shapes = Spread.of(work, self.tree, width).entries_of_peers(self.tree, width, shares_links=False)
+        nodes, most, fewest = shapes.T
+        peer = int(np.lexsort((-most, -nodes, fewest, nodes == 1))[0])
+        start = work.group.start + meeting_of(work, width).first(peer)
+        return RankGroup(start, work.group.stride, work.group.size)
+
     def peers_keep_step(self, layout: ParallelLayout, /) -> bool:
         """Whether tensor peers are in one node, synchronise after every block, and uplinks are not thin.
 
@@ -103,13 +120,16 @@ def _round_hops(groups: Ints, op: str) -> tuple[Ints, Ints]:
     return groups[:, pairs[:, 0]].ravel(), groups[:, pairs[:, 1]].ravel()
 
 
-def _ring_hops(groups: Ints, devices_per_node: int) -> tuple[Ints, Ints]:
-    """Sources and targets across nodes: on ring j, rank j of each node sends to rank j of the next node."""
+def _ring_hops(groups: Ints, devices_per_node: int) -> tuple[Ints, Ints, Ints]:
+    """Sources and targets across nodes, and ranks on no ring.
+
+    On ring j, rank j of each node sends to rank j of the next node.
+    """
     ranks = np.sort(groups, axis=1)
     nodes = ranks // devices_per_node
     across = nodes[:, 0] != nodes[:, -1]
     ranks, nodes = ranks[across], nodes[across]
-    sources, targets = [ranks[:0, 0]], [ranks[:0, 0]]
+    hops = [(ranks[:0, 0],) * 3]
     enters = np.insert(nodes[:, 1:] != nodes[:, :-1], 0, True, axis=1)
     left = np.ones(len(ranks), dtype=bool)
     while left.any():  # groups that lie alike over nodes at once; usually all do
@@ -118,7 +138,8 @@ def _ring_hops(groups: Ints, devices_per_node: int) -> tuple[Ints, Ints]:
         first = np.flatnonzero(pattern)
         ring = np.arange(np.diff(first, append=len(pattern)).min())
         source = (first[:, None] + ring).ravel()
-        sources.append(ranks[rows][:, source].ravel())
-        targets.append(ranks[rows][:, np.roll(source, -len(ring))].ravel())
+        members = source, np.roll(source, -len(ring)), np.setdiff1d(np.arange(len(pattern)), source)
+        hops.append(tuple(ranks[rows][:, places].ravel() for places in members))
         left &= ~rows
-    return np.concatenate(sources), np.concatenate(targets)
+    source, target, spare = (np.concatenate(column) for column in zip(*hops, strict=True))
+    return source, target, spare

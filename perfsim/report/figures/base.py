@@ -8,6 +8,7 @@ page's style sheet decides between light and dark.
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,11 @@ import plotly.graph_objects as go
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, YELLOW, GREY, PALE = "#CC79A7", "#56B4E9", "#F0E442", "#8A8F98", "#C9CDD3"
 
+BREAK = "<br>"
+LABEL_CHARS = 24
+"""Most characters in a line of a label that is wrapped, unless a word is longer."""
+LINE_PX = 15
+"""Height of a line of a label, with the space between two rows."""
 SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY)
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -118,7 +124,19 @@ def union(groups: Iterable[Mapping[str, float]]) -> list[str]:
 def two_lines(label: str) -> str:
     """A label `128 x system, strategy` broken before its last part, escaped."""
     head, comma, tail = label.rpartition(", ")
-    return f"{esc(head)}<br>{esc(tail)}" if comma else esc(label)
+    return f"{esc(head)}{BREAK}{esc(tail)}" if comma else esc(label)
+
+
+def in_lines(label: str) -> str:
+    """A label `128 x system, strategy, layout` broken after its machine, escaped; a layout is wrapped."""
+    machine, _, rest = label.partition(", ")
+    lines = textwrap.wrap(rest, LABEL_CHARS, break_long_words=False, break_on_hyphens=False)
+    return BREAK.join(esc(line) for line in [machine, *lines])
+
+
+def row_px(labels: Iterable[str], least: int) -> int:
+    """The height of a row that holds the tallest of these labels."""
+    return max([least, *(LINE_PX * (1 + label.count(BREAK)) for label in labels)])
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:

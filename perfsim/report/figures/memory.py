@@ -24,7 +24,7 @@ class _Row:
 
     @property
     def label(self) -> str:
-        return f"{base.two_lines(self.candidate)}<br>{base.esc(self.place)}"
+        return f"{base.in_lines(self.candidate)}<br>{base.esc(self.place)}"
 
     @property
     def total(self) -> float:
@@ -88,7 +88,11 @@ _ROW_PX, _GAP_PX, _FRAME_PX = 54, 92, 150
 
 
 def _height(groups: Sequence[Sequence[_Row]]) -> int:
-    return _FRAME_PX + sum(_ROW_PX * len(rows) for rows in groups) + _GAP_PX * max(len(groups) - 1, 0)
+    return _FRAME_PX + sum(_row_px(rows) * len(rows) for rows in groups) + _GAP_PX * max(len(groups) - 1, 0)
+
+
+def _row_px(rows: Sequence[_Row]) -> int:
+    return base.row_px((row.label for row in rows), _ROW_PX)
 
 
 def _domains(groups: Sequence[Sequence[_Row]]) -> list[tuple[float, float]]:
@@ -96,7 +100,7 @@ def _domains(groups: Sequence[Sequence[_Row]]) -> list[tuple[float, float]]:
     inner = max(_height(groups) - _FRAME_PX, 1)
     domains, top = [], 1.0
     for rows in groups:
-        bottom = max(top - _ROW_PX * len(rows) / inner, 0.0)
+        bottom = max(top - _row_px(rows) * len(rows) / inner, 0.0)
         domains.append((round(bottom, 4), round(top, 4)))
         top = bottom - _GAP_PX / inner
     return domains

@@ -13,14 +13,14 @@ from perfsim.studies.result import StudyResult
 
 def step_breakdown(result: StudyResult) -> go.Figure:
     """Stacked horizontal bars, one per candidate, in per cent of the step; seconds on hover."""
-    names = text.labels(result.candidates)
+    names = [base.in_lines(name) for name in text.labels(result.candidates)]
     parts = [candidate.breakdown_s for candidate in result.candidates]
     return stacked_shares(
         "Step time by what it is spent on (% of the step)",
-        [base.two_lines(name) for name in names],
+        names,
         parts,
         [candidate.step_time_s for candidate in result.candidates],
-        height=160 + 58 * len(names),
+        height=160 + base.row_px(names, 58) * len(names),
         bargap=0.35,
         called=text.human,
     )

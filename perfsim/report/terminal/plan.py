@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from perfsim.prediction.caveats import rank
+from perfsim.prediction.result import Caveat
 from perfsim.report import text
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
@@ -88,6 +90,7 @@ def _notes(planned: Planned) -> Iterator[str]:
         yield f"No other degrees or micro-batch come within the model's error between two layouts, {error}."
     if planned.experiment is not None:
         yield _experiment(planned.experiment)
+    yield from _caveats(planned)
     yield _headroom(planned)
     yield f"No answers: {'; '.join(_refused(planned))}."
     if planned.objective == "cost":
@@ -113,6 +116,19 @@ def _experiment(experiment: Experiment) -> str:
         f"{text.integer(first.devices)} devices and of {second.entry} on {text.integer(second.devices)}, "
         f"{text.trim(text.number(experiment.device_hours))} device-hours in all.{fewer}"
     )
+
+
+def _caveats(planned: Planned) -> Iterator[str]:
+    """Caveats that are more than information, in the words of the worst, with the entries that they are about."""
+    about: dict[str, list[tuple[int, Caveat]]] = {}
+    for number, entry in enumerate(planned.shortlist, start=1):
+        for caveat in entry.prediction.caveats:
+            if caveat.severity != "info":
+                about.setdefault(caveat.code, []).append((number, caveat))
+    worst = {min((caveat for _, caveat in rows), key=rank): rows for rows in about.values()}
+    for caveat in sorted(worst, key=rank):
+        numbers = ", ".join(str(number) for number, _ in worst[caveat])
+        yield f"{caveat.severity}, {numbers}: {caveat.text}."
 
 
 def _headroom(planned: Planned) -> str:

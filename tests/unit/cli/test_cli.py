@@ -292,6 +292,7 @@ def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run, point_keys:
         "step_breakdown_s",
         "cluster_calibration",
         "why",
+        "caveats",
         "notes",
         "perturbed",
     }

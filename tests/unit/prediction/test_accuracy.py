@@ -13,7 +13,7 @@ import pytest
 from perfsim.prediction import accuracy
 from perfsim.prediction.accuracy import nearest
 from perfsim.prediction.bands import widths_from
-from perfsim.prediction.likeness import Traits, unlikeness
+from perfsim.prediction.likeness import Traits, alone, unlikeness
 from perfsim.validation.band_fit import LeftOutRun
 from perfsim.validation.held_out import HeldOut
 from perfsim.validation.record_accuracy import record_of, write_record
@@ -81,6 +81,14 @@ def test_each_difference_has_its_points_and_its_words(
     assert found == pytest.approx(points)
     assert len(said) == 1
     assert words in said[0]
+
+
+def test_the_only_family_on_a_device_says_less_than_one_of_several() -> None:
+    families = {"first": LIKE, "second": LIKE, "newer": {**LIKE, "constants": ["h100"]}}
+    assert [alone(name, families) for name in families] == [False, False, True]
+    assert not alone("first", {"first": LIKE}), "one family alone shows no difference"
+    points, words = unlikeness(HERE, {**LIKE, "alone": True})
+    assert (points, words) == (2.0, ("the only family of runs on a100",))
 
 
 @pytest.fixture

@@ -52,6 +52,14 @@ def test_the_steps_of_a_ring_take_what_the_collective_is_priced_at(evaluation: E
     assert steps.step_time_s == pytest.approx(evaluation.step_time_s, abs=bound_s)
 
 
+def test_steps_are_priced_by_their_own_group_where_those_of_stages_lie_unlike() -> None:
+    """Seven replicas lie 7, 1 | 6, 2 | 5, ... ranks to a node, from stage to stage."""
+    uneven = ps.predict(**{**POINT, "devices": 56, "layout": "tp=1,pp=8,dp=7,mbs=1,zero=0", "batch": 56}).run
+    steps = expanded(uneven, "data.all_reduce=ring")
+    bound_s = len(steps.graph) * 2.0**FINEST_EXPONENT
+    assert steps.step_time_s == pytest.approx(uneven.step_time_s, abs=bound_s)
+
+
 def test_the_rounds_of_a_tree_take_what_its_closed_form_says(evaluation: Evaluation) -> None:
     """Groups of 4 nodes that are alike: 2 x 2 rounds of the whole message, one latency each."""
     work = collective(evaluation, "data.all_reduce")

@@ -10,12 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from perfsim.api.studies import study
+from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
 from perfsim.studies import runner as runner_module
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import Answered, run_study
 from perfsim.studies.spec import CandidateSpec, StudySpec
+from perfsim.workload import ParallelLayout
 
 HEAD = """\
 name: layouts
@@ -50,7 +52,9 @@ def test_a_candidate_runs_with_the_layout_that_it_says(tmp_path: Path, layout: s
     (candidate,) = run_study(loaded(tmp_path, f"{GPUS}, layout: {layout}")).result.candidates
     degrees = ("tensor", "pipeline", "data", "micro_batch_size", "sequence_parallel", "zero_stage")
     assert [candidate.layout[name] for name in degrees] == [2, 2, 2, 2, True, 0]
-    assert any(note.startswith("left at defaults by the layout: zero_stage 0") for note in candidate.notes)
+    assert any(
+        caveat.text.startswith("left at defaults by the layout: zero_stage 0") for caveat in candidate.caveats
+    )
 
 
 def test_a_fixed_layout_of_a_wafer_cluster_runs_too(tmp_path: Path) -> None:
@@ -68,8 +72,8 @@ def test_several_layouts_of_one_machine_are_told_apart_everywhere(tmp_path: Path
     )
     answer = study(spec)
     labels = [each.label for each in answer.candidates]
-    assert labels[:2] == [f"8 x dgx-a100-80gb, 3d, {layout}" for layout in layouts[:2]]
-    assert labels[2] == "8 x dgx-a100-80gb, 3d, tp=2,pp=4,mbs=1, candidate 2 of this name"
+    assert labels[:2] == ["8 x dgx-a100-80gb, 3d, tp=8 mbs=1", "8 x dgx-a100-80gb, 3d, tp=2 pp=4 mbs=1"]
+    assert labels[2] == f"{labels[1]}, candidate 2 of this name"
     document = answer.document()
     assert set(document["ratio_bands"]) == set(document["sampling"]) == set(labels)
     assert [each["label"] for each in document["candidates"]] == labels
@@ -113,6 +117,15 @@ def test_a_wrong_layout_is_refused_at_its_line_with_the_nearest_fix(
         loaded(tmp_path, f"{GPUS}, layout: {layout}")
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_in_python_a_layout_may_be_an_object() -> None:
+    layout = ParallelLayout(tensor=8, micro_batch_size=2, sequence_parallel=True)
+    candidate = CandidateSpec(
+        strategy="3d", system=default_catalog().system("dgx-a100-80gb"), devices=(8,), layout=layout
+    )
+    assert "tensor=8 pipeline=1 data=1" in candidate.layout_words
+    assert "sequence_parallel=true" in candidate.layout_words
 
 
 # ------------------------------------------------------------------------------------- side by side

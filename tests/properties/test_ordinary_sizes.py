@@ -1,0 +1,51 @@
+"""Every whole number of nodes is answered, or does not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+import perfsim as ps
+from perfsim.errors import PlanError
+
+SIZES = range(8, 1025, 8)
+REFUSED_BEFORE = [
+    *(("gpt3_20b", devices) for devices in (56, 88, 120, 152, 184, 248, 360, 1000)),
+    ("gpt3_13b", 40),
+    ("opt_175b", 992),
+]
+
+
+def step_time_s(model: str, devices: int) -> float:
+    """Seconds of the planner's choice with one sequence a GPU."""
+    answer = ps.predict(model=model, system="dgx-a100-80gb", devices=devices, strategy="3d", batch=devices)
+    return answer.step_time_s
+
+
+@pytest.mark.parametrize(("model", "devices"), REFUSED_BEFORE)
+def test_sizes_over_which_groups_lie_unevenly_are_answered(model: str, devices: int) -> None:
+    assert step_time_s(model, devices) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "least"), [("gpt3_13b", 8), ("gpt3_20b", 8), ("opt_175b", 48)])
+def test_every_multiple_of_a_node_is_answered_from_the_first_that_fits(model: str, least: int) -> None:
+    for devices in SIZES:
+        if devices < least:
+            with pytest.raises(PlanError, match="over memory"):
+                step_time_s(model, devices)
+        else:
+            assert step_time_s(model, devices) > 0
+
+
+@pytest.mark.parametrize("layout", ["tp=3,pp=16,dp=1", "tp=6,pp=8,dp=1", "tp=3,pp=8,dp=3", "tp=12,pp=4,dp=2"])
+def test_tensor_groups_that_straddle_nodes_are_priced_where_they_are_asked_for(layout: str) -> None:
+    devices = 72 if layout.endswith("dp=3") else 96 if layout.endswith("dp=2") else 48
+    answer = ps.predict(
+        model="gpt3_175b",
+        system="dgx-h100",
+        devices=devices,
+        strategy="3d",
+        batch=devices,
+        layout=f"{layout},mbs=1,zero=1,recompute=full",
+    )
+    assert answer.step_time_s > 0
