@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -19,9 +19,10 @@ from perfsim.errors import InputError, LayoutError
 from perfsim.interop.emit import emit
 from perfsim.machines.layout_text import text_of
 from perfsim.prediction.accuracy import accuracy_of, step_time_error
+from perfsim.prediction.caveats import worst_first
 from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
 from perfsim.prediction.planner import Search, confirmed, search
-from perfsim.prediction.predict import prediction_of
+from perfsim.prediction.predict import batch_caveats, prediction_of
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
 from perfsim.strategies import Plan
@@ -203,7 +204,7 @@ def _shortlist(found: Search, shown: int, target: Target | None) -> tuple[Entry,
             graph = graph_of(plan, question.chosen)
             runs[_kind(layout)] = evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
     ordered = sorted(runs.values(), key=lambda run: run.step_time_s)
-    entries = (_entry(run, ordered[0], target) for run in ordered)
+    entries = (_entry(question, run, ordered[0], target) for run in ordered)
     return tuple(entry for entry in entries if entry.ratio <= 1.0 + entry.ratio_error)
 
 
@@ -247,12 +248,13 @@ def ratio_error(plan: Plan, other: Plan) -> float:
     return math.expm1(math.hypot(*(math.log1p(accuracy_of(own).unshared_error) for own in (plan, other))))
 
 
-def _entry(run: Evaluation, first: Evaluation, target: Target | None) -> Entry:
+def _entry(question: Question, run: Evaluation, first: Evaluation, target: Target | None) -> Entry:
     prediction, step_time_s = prediction_of(run), run.step_time_s
+    caveats = worst_first([*prediction.caveats, *batch_caveats(question)])
     error = 1.0 + step_time_error(run.plan)
     of_first = first.plan.layout.as_dict(first.plan.num_microbatches)
     return Entry(
-        prediction=prediction,
+        prediction=replace(prediction, caveats=caveats),
         step_time_band_s=(step_time_s / error, step_time_s * error),
         ratio=step_time_s / first.step_time_s,
         ratio_error=ratio_error(run.plan, first.plan),

@@ -119,7 +119,7 @@ def _experiment(experiment: Experiment) -> str:
 
 
 def _caveats(planned: Planned) -> Iterator[str]:
-    """Caveats that are more than information, in the words of the worst, with the entries that they are about."""
+    """Caveats that are more than information, once by code in the words of the worst, with their entries."""
     about: dict[str, list[tuple[int, Caveat]]] = {}
     for number, entry in enumerate(planned.shortlist, start=1):
         for caveat in entry.prediction.caveats:

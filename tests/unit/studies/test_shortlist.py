@@ -130,3 +130,12 @@ def test_cost_is_devices_times_hours_to_the_target_or_for_a_billion_tokens(
 def test_a_model_that_fits_nowhere_has_no_shortlist(asked: Callable[..., Question]) -> None:
     with pytest.raises(PlanError, match="no plan fits"):
         plan_layouts(asked("gpt3_175b"))
+
+
+def test_caveats_stand_on_every_entry_with_the_default_batch_among_them(
+    asked: Callable[..., Question],
+) -> None:
+    entries = plan_layouts(asked(batch=None), shown=2).shortlist
+    assert all("batch-default" in [caveat.code for caveat in entry.prediction.caveats] for entry in entries)
+    given = plan_layouts(asked(), shown=1).best
+    assert "batch-default" not in [caveat.code for caveat in given.prediction.caveats]
