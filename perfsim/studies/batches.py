@@ -11,7 +11,7 @@ from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.evaluation import Evaluation, graph_of, longest_path_s
-from perfsim.prediction.planner import best_plan, screen
+from perfsim.prediction.planner import best_plan, estimated
 from perfsim.prediction.question import Question
 from perfsim.strategies import Plan
 from perfsim.studies.spec import ConvergenceSpec
@@ -85,7 +85,7 @@ def time_at(question: Question, target: Target, global_batch_size: int) -> Batch
     that is chosen in the end is simulated in full. Raises PlanError where no plan fits.
     """
     asked = question.at(global_batch_size)
-    best = screen(asked)[0]
+    best = estimated(asked)
     if best.plan.num_microbatches * asked.model.num_layers > LONG_PASSES:
         return choice_of(best.plan, best.estimate_s * asked.scale, target)
     step_s = longest_path_s(graph_of(best.plan, asked.chosen), asked.topology, asked.costs, asked.scale)

@@ -14,7 +14,8 @@ from perfsim.engine import critical_path
 from perfsim.errors import LayoutError, MemoryCapacityError
 from perfsim.graph import RankGroup, TaskGraph
 from perfsim.strategies import strategy
-from perfsim.strategies.three_d.stages import stage_memory, stages_of
+from perfsim.strategies.three_d.memory import stage_memory
+from perfsim.strategies.three_d.stages import stages_of
 from perfsim.workload import Job, ParallelLayout
 
 
