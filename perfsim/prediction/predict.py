@@ -32,7 +32,7 @@ def predict(question: Question) -> Prediction:
     if question.perturbations is not None:
         evaluation = perturbed(evaluation, question.perturbations)
     prediction = prediction_of(evaluation, question.memory_limit)
-    caveats = [*prediction.caveats, *_batch_caveat(question), *caveats]
+    caveats = [*prediction.caveats, *batch_caveats(question), *caveats]
     return replace(prediction, caveats=worst_first(caveats))
 
 
@@ -49,7 +49,7 @@ def _evaluated(question: Question, plan: Plan) -> Evaluation:
     return evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
 
 
-def _batch_caveat(question: Question) -> list[Caveat]:
+def batch_caveats(question: Question) -> list[Caveat]:
     """A caveat on the default batch; none where the question gives a batch."""
     if question.batch is not None:
         return []
