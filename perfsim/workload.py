@@ -236,6 +236,8 @@ class ParallelLayout:
     micro_batch_size: int = 1
     recompute: Recompute = "none"
     layers_per_stage: tuple[int, ...] | None = None
+    recompute_every: int = 1
+    """Of the layers of a rank, one in so many is recomputed."""
 
     @property
     def num_devices(self) -> int:
@@ -252,7 +254,8 @@ class ParallelLayout:
         schedule = "" if self.schedule == "1f1b" else f" {self.schedule}"
         chunks = f" vpp{self.virtual_pipeline}" if self.schedule == "interleaved" else ""
         sharded = f" zero{self.zero_stage}" if self.zero_stage > 1 else ""
-        return f"{degrees}{schedule}{chunks}{sharded} recompute {self.recompute}"
+        every = f" every {self.recompute_every} layers" if self.recompute_every > 1 else ""
+        return f"{degrees}{schedule}{chunks}{sharded} recompute {self.recompute}{every}"
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         """Its fields under the names of the JSON interface."""
@@ -263,6 +266,7 @@ class ParallelLayout:
             "micro_batch_size": self.micro_batch_size,
             "num_microbatches": num_microbatches,
             "recompute": self.recompute,
+            "recompute_every": self.recompute_every,
             "virtual_pipeline": self.virtual_pipeline,
             "sequence_parallel": self.sequence_parallel,
             "zero_stage": self.zero_stage,

@@ -15,7 +15,7 @@ from perfsim.api.naming import Named, names_of, writing
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
 from perfsim.errors import InputError, Problem
-from perfsim.prediction.result import Accuracy
+from perfsim.prediction.result import Accuracy, SharedCaveat
 from perfsim.prediction.verification import must_be_right
 from perfsim.prediction.verification_spec import Verify
 from perfsim.report.text import layout_short
@@ -94,10 +94,9 @@ class StudyAnswer:
         return min(self.candidates, key=lambda candidate: candidate.time_to_accuracy_s)
 
     @property
-    def caveats(self) -> tuple[str, ...]:
-        """What to keep in mind, candidate by candidate; each remark once."""
-        notes = (f"{candidate.label}: {note}" for candidate in self.candidates for note in candidate.caveats)
-        return tuple(dict.fromkeys(notes))
+    def caveats(self) -> tuple[SharedCaveat, ...]:
+        """Reasons to trust the answer less, worst first, each once with the candidates that it is about."""
+        return self.result.caveats
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:

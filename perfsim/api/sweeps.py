@@ -13,6 +13,7 @@ from perfsim.api.frames import Row, frame, html_table
 from perfsim.api.naming import Named, names_of, writing
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError
+from perfsim.prediction.result import SharedCaveat
 from perfsim.report.text import layout_short
 from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.result import SweepResult
@@ -73,6 +74,11 @@ class SweepAnswer:
     def verdict(self) -> str:
         """The sentences that answer the sweep's question."""
         return self.result.verdict
+
+    @property
+    def caveats(self) -> tuple[SharedCaveat, ...]:
+        """Reasons to trust the answer less, worst first, each once with the machines that it is about."""
+        return self.result.caveats
 
     @property
     def points(self) -> tuple[PointResult, ...]:

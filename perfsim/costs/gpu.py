@@ -7,7 +7,11 @@ algorithm and the links that its group spans.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfsim.calibration import CollectiveOp, FrameworkCalibration, GpuCalibration
 from perfsim.collectives import CollectiveModel
@@ -52,6 +56,22 @@ class GpuKernels:
         device_s = sum(self.kernel_s(kernel) for kernel in work.kernels)
         return self._with_host(device_s, work.launches)
 
+    def price_gemms(self, works: Iterable[Work]) -> None:
+        """Price all matrix products of some works at once, as arrays; later prices find them in the cache."""
+        kernels = {
+            kernel: None
+            for work in works
+            for kernel in work.kernels
+            if kernel.op == "gemm" and kernel not in self._kernels
+        }
+        if not kernels:
+            return
+        shapes = np.array([(kernel.m, kernel.n, kernel.k, kernel.batch) for kernel in kernels], dtype=float)
+        distinct, of_kernel = np.unique(shapes, axis=0, return_inverse=True)
+        seconds = self.gemm.time_s(*distinct.T, sustained=True)[of_kernel.ravel()]
+        for kernel, gemm_s in zip(kernels, seconds.tolist(), strict=True):
+            self._kernels[kernel] = self._gemm_s(kernel, gemm_s)
+
     def _with_host(self, device_s: float, launches: int) -> float:
         """Device and host time combined: the longer of the two, or their sum where the host blocks."""
         host_s = launches * self.framework.host_s_per_kernel
@@ -73,7 +93,12 @@ class GpuKernels:
         moving_s = kernel.bytes_accessed / self.memory_bytes_per_s
         if kernel.op == "attention":
             return self.gpu.kernel_latency_s + max(moving_s, self._attention_s(kernel))
-        seconds = self.gemm.time_s(kernel.m, kernel.n, kernel.k, kernel.batch, sustained=True)
+        return self._gemm_s(
+            kernel, self.gemm.time_s(kernel.m, kernel.n, kernel.k, kernel.batch, sustained=True)
+        )
+
+    def _gemm_s(self, kernel: Kernel, seconds: float) -> float:
+        """Seconds of a matrix product from those of its shape."""
         seconds *= self.gpu.wgrad_factor if kernel.weight_gradient else 1.0
         return max(seconds, self._vector_s(kernel))
 
@@ -108,6 +133,7 @@ class GpuCosts(GpuKernels, Costs):
         self.topology = topology
         self.collectives = CollectiveModel.of_node(topology.system.node, topology.system.fabric)
         self._works: dict[Work, float] = {}
+        self._groups: dict[RankGroup, Group] = {}
 
     def duration_s(self, work: Work) -> float:
         """Seconds of one task of this class without contention."""
@@ -117,14 +143,31 @@ class GpuCosts(GpuKernels, Costs):
             self._works[work] = seconds
         return seconds
 
+    def durations_s(self, works: Sequence[Work]) -> NDArray[np.float64]:
+        """Seconds of several classes of work; new shapes and sizes are priced as arrays."""
+        new = [work for work in dict.fromkeys(works) if work not in self._works]
+        self.price_gemms(new)
+        alike: dict[tuple[CollectiveOp, Group], list[Work]] = {}
+        for work in new:
+            if work.kind.is_communication:
+                alike.setdefault(self._collective(work), []).append(work)
+        for (op, group), members in alike.items():
+            seconds = self.collectives.time_s(op, [work.comm_bytes for work in members], group)
+            for work, device_s in zip(members, seconds.tolist(), strict=True):
+                self._works[work] = self._with_host(device_s, COLLECTIVE_LAUNCHES)
+        return np.array([self.duration_s(work) for work in works], dtype=np.float64)
+
     def _communication_s(self, work: Work) -> float:
+        op, group = self._collective(work)
+        return self._with_host(self.collectives.time_s(op, work.comm_bytes, group), COLLECTIVE_LAUNCHES)
+
+    def _collective(self, work: Work) -> tuple[CollectiveOp, Group]:
+        """The operation of a communication, and how its group lies over nodes."""
         if work.group is None:
             raise GraphError(f"communication {work.name} has no group")
         if work.op not in get_args(CollectiveOp):
             raise GraphError(f"communication {work.name} is {work.op}, which no model prices")
-        op = cast(CollectiveOp, work.op)
-        device_s = self.collectives.time_s(op, work.comm_bytes, self.group(work.group))
-        return self._with_host(device_s, COLLECTIVE_LAUNCHES)
+        return cast(CollectiveOp, work.op), self.group(work.group)
 
     def send_s(self, ends: RankGroup, n_bytes: float, /) -> float:
         """Seconds of a message on the device, without host time."""
@@ -132,7 +175,10 @@ class GpuCosts(GpuKernels, Costs):
 
     def group(self, ranks: RankGroup) -> Group:
         """How a group of ranks lies over the nodes."""
-        return self.topology.group_shape(ranks.ranks)
+        group = self._groups.get(ranks)
+        if group is None:
+            group = self._groups[ranks] = self.topology.group_shape(ranks.ranks)
+        return group
 
 
 def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:

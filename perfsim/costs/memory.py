@@ -16,19 +16,19 @@ optimizer over the data-parallel ranks, ZeRO 2 also the gradients, ZeRO 3 also t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfsim.transformer import (
     FULL,
     LayerSlice,
-    attention_weight_input_bytes,
-    head_weight_input_bytes,
-    layer_activation_bytes,
-    mlp_weight_input_bytes,
     padded_vocab_size,
     parameters,
 )
-from perfsim.workload import PRECISION_BYTES, ParallelLayout, TrainingRecipe
+from perfsim.workload import PRECISION_BYTES, TrainingRecipe
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,17 @@ def reduced_grad_bytes(recipe: TrainingRecipe) -> float:
     return PRECISION_BYTES[recipe.reduce_precision or "fp32"]
 
 
+Numbers = float | NDArray[Any]
+
+
 def sharded_state_bytes(
-    num_parameters: float, states: StateBytes, zero_stage: int, data: int
-) -> dict[str, float]:
-    """Bytes of each model state on one rank."""
-    shard = [1.0 / data if zero_stage >= stage else 1.0 for stage in (3, 2, 1)]
+    num_parameters: Numbers, states: StateBytes, zero_stage: Numbers, data: Numbers
+) -> dict[str, NDArray[np.float64]]:
+    """Bytes of each model state on ranks; arguments are numbers or arrays that broadcast."""
+    shard = [np.where(zero_stage >= stage, 1.0 / data, 1.0) for stage in (3, 2, 1)]
     return {
-        "parameters": num_parameters * states.parameters * shard[0],
-        "gradients": num_parameters * states.gradients * shard[1],
-        "optimizer": num_parameters * states.optimizer * shard[2],
+        name: np.multiply(num_parameters, n_bytes * share)
+        for (name, n_bytes), share in zip(asdict(states).items(), shard, strict=True)
     }
 
 
@@ -119,39 +121,8 @@ def stage_parameters(part: LayerSlice, num_layers: int, first: bool, last: bool)
     return total
 
 
-def stage_activation_bytes(part: LayerSlice, layout: ParallelLayout, layers: float) -> float:
-    """Activations that a stage of `layers` layers keeps for one micro-batch."""
-    return layers * layer_activation_bytes(part, layout.recompute)
-
-
-def stage_weight_input_bytes(
-    part: LayerSlice, layers: float, positions: int, first: bool, last: bool
-) -> float:
-    """Bytes that weight gradients of one micro-batch still need after the backward of a stage.
-
-    Inputs and output gradients of all linear layers and norms, in any recompute mode; with the LM head also
-    the gradient of the logits, with the embedding also that of its output.
-    """
-    total = layers * (attention_weight_input_bytes(part) + mlp_weight_input_bytes(part))
-    if first:
-        total += part.activation_bytes
-    if last:
-        total += head_weight_input_bytes(part, positions)
-    return total
-
-
-def stage_working_bytes(part: LayerSlice, layout: ParallelLayout, positions: int, last: bool) -> float:
-    """Temporary bytes of one pass: a recomputed layer, or the logits on the last stage."""
-    working = 0.0
-    if layout.recompute != "none":
-        working = layer_activation_bytes(part, "none") - layer_activation_bytes(part, layout.recompute)
-    logits = 0.0
-    if last:
-        rows = padded_vocab_size(part.model, part.tensor) / part.tensor
-        logits = _logit_bytes(part) * part.micro_batch_size * positions * rows
-    return max(working, logits)
-
-
-def _logit_bytes(part: LayerSlice) -> float:
-    """Bytes of a logit in fp32, and of its 16-bit original where there is one."""
-    return FULL + (part.element_bytes if part.element_bytes < FULL else 0.0)
+def logit_bytes(part: LayerSlice, positions: int) -> float:
+    """Bytes of the logits of one micro-batch on one tensor rank: in fp32, and as the 16-bit original."""
+    rows = padded_vocab_size(part.model, part.tensor) / part.tensor
+    original = part.element_bytes if part.element_bytes < FULL else 0.0
+    return (FULL + original) * part.micro_batch_size * positions * rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,10 @@ class Costs(ABC):
     @abstractmethod
     def duration_s(self, work: Work) -> float:
         """Seconds of one task of this class."""
+
+    def durations_s(self, works: Sequence[Work]) -> NDArray[np.float64]:
+        """Seconds of several classes of work, shape (works,)."""
+        return np.array([self.duration_s(work) for work in works], dtype=np.float64)
 
     def movement_s(self, _work: Work, /) -> float:
         """Seconds of a task in which matrix products wait for movement inside the device."""
@@ -47,5 +51,4 @@ def mean_s(graph: TaskGraph, seconds: Callable[[Work], float]) -> float:
 
 def price(graph: TaskGraph, costs: Costs) -> NDArray[np.float64]:
     """Seconds of every task of `graph`, shape (tasks,)."""
-    per_work = np.array([costs.duration_s(work) for work in graph.works], dtype=np.float64)
-    return per_work.take(graph.work)
+    return costs.durations_s(graph.works).take(graph.work)

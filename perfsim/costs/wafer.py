@@ -18,7 +18,6 @@ from perfsim.workload import TrainingRecipe
 
 PEAK = "peak"
 """The software release of an ideal machine."""
-PEAK_NOTE = "upper bound, never observed: the wafer at its peak, without delay on its mesh"
 
 
 class WaferCosts(Costs):
@@ -29,7 +28,7 @@ class WaferCosts(Costs):
         calibration = system.device.calibration
         if not isinstance(calibration, WaferCalibration):
             raise CatalogError(f"device {system.device.name} names no wafer calibration")
-        self.release, _ = nearest_release(recipe.software_release or system.software_release, calibration)
+        self.release = nearest_release(recipe.software_release or system.software_release, calibration)
         peak = self.release == PEAK
         efficiency = 1.0 if peak else calibration.efficiency[self.release]
         self.flop_per_s = efficiency * peak_flop_per_s(system, recipe)
@@ -69,20 +68,17 @@ class WaferCosts(Costs):
         return self.zeros_saved * matrices / self.flop_per_s
 
 
-def nearest_release(wanted: str, calibration: WaferCalibration) -> tuple[str, str]:
-    """The measured release to use for `wanted`, and a remark where it is a different release.
+def nearest_release(wanted: str, calibration: WaferCalibration) -> str:
+    """The measured release to use for `wanted`.
 
     Releases are ordered by number; an unmeasured release uses the nearest earlier release, or the earliest.
     `peak` is an upper bound for all releases: efficiency 1, a mesh without delay.
     """
-    if wanted == PEAK:
-        return PEAK, PEAK_NOTE
     measured = sorted(calibration.efficiency, key=_number)
-    if wanted in measured:
-        return wanted, ""
+    if wanted == PEAK or wanted in measured:
+        return wanted
     earlier = [release for release in measured if _number(release) <= _number(wanted)]
-    chosen = earlier[-1] if earlier else measured[0]
-    return chosen, f"no measurement of software release {wanted}: the efficiency of {chosen} is used"
+    return earlier[-1] if earlier else measured[0]
 
 
 def _number(release: str) -> tuple[int, ...]:

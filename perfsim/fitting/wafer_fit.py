@@ -154,7 +154,7 @@ def _growth(calibration: WaferCalibration) -> float:
 
 def release_of(case: StepCase, calibration: WaferCalibration) -> str:
     """The measured release whose efficiency a case has."""
-    return nearest_release(case.system.software_release or "", calibration)[0]
+    return nearest_release(case.system.software_release or "", calibration)
 
 
 def _record(fit: _Fit, result: Any, path: Path, device: str) -> FitRecord:

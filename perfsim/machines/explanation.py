@@ -43,6 +43,10 @@ class Explanation:
     """Seconds a layer and step independent of tokens, by another fit of published runs; 0: no such fit."""
     more = "more devices"
     """What shortens a step that is bound by compute."""
+    unit = "devices"
+    """What its number of devices counts."""
+    inputs: Mapping[str, tuple[str, ...]] = {}
+    """For each cause of a step time, the fields of the system that it rests on."""
 
     def busy_s(self, topology: Topology, graph: TaskGraph, duration_s: Floats, lane: str) -> float:
         """Seconds a step that a lane is busy."""

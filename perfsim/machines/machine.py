@@ -76,6 +76,13 @@ class Machine(ABC):
         """Calibrations, besides the device's own, that prices use."""
         return []
 
+    def releases(self, _system: Any, _recipe: TrainingRecipe, /) -> tuple[str, str] | None:
+        """The software release of a system, and the measured one whose speed is used.
+
+        None where speeds do not depend on a release.
+        """
+        return None
+
     def at_peak(self, _system: Any, _recipe: TrainingRecipe, /) -> bool:
         """Whether the system is assumed to run at peak, an upper bound that was never observed."""
         return False

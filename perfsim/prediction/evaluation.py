@@ -14,10 +14,9 @@ from perfsim.prediction.cluster import scale_of
 from perfsim.prediction.result import Perturbed
 from perfsim.prediction.run import Step
 from perfsim.strategies import Plan, Strategy, strategy
-from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import Topology
 from perfsim.trace import Trace
-from perfsim.transformer import hardware_flop_per_step, model_flop_per_step, recompute_flop_per_step
+from perfsim.transformer import hardware_flop_per_step, model_flop_per_step
 from perfsim.workload import Job
 
 COMMUNICATION = "_communication"
@@ -35,8 +34,6 @@ class Evaluation:
     breakdown_s: dict[str, float]
     """Seconds of the step by category, the mean over computing devices; they add up to the step."""
     model_flop: float
-    recompute_flop: float
-    """Executed again, beside the model's."""
     hardware_flop: float
     """What HFU counts: `transformer.hardware_flop_per_step`."""
     peak_flop_per_s: float
@@ -124,8 +121,8 @@ def evaluate(
         trace=trace,
         breakdown_s=trace.mean_breakdown(),
         model_flop=kept_share(graph, costs, job, needed=True) * model_flop_per_step(job),
-        recompute_flop=_recompute_flop(plan),
-        hardware_flop=kept_share(graph, costs, job) * hardware_flop_per_step(job, plan.layout.recompute),
+        hardware_flop=kept_share(graph, costs, job)
+        * hardware_flop_per_step(job, plan.layout.recompute, plan.recomputed_share),
         peak_flop_per_s=plan.topology.num_devices * plan.system.device.peak[job.recipe.precision],
         step=step,
         cluster=cluster,
@@ -154,9 +151,3 @@ def sparse_share(work: Work) -> float:
         return 0.0
     matrices = sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
     return matrices / sum(kernel.flop for kernel in work.kernels)
-
-
-def _recompute_flop(plan: Plan) -> float:
-    """FLOPs that a plan's step does again."""
-    stops_early = plan.layout.zero_stage == SHARDED
-    return recompute_flop_per_step(plan.job, plan.layout.recompute, stops_early=stops_early)

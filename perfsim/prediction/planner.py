@@ -1,23 +1,30 @@
-"""The best layout: screen them with the closed form, run the best few, keep the fastest."""
+"""The best layout: screen all with the closed form, run those that could be fastest, keep the fastest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfsim.engine.limits import present_limits
 from perfsim.errors import LayoutError, MemoryCapacityError, PlanError
 from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of, longest_path_s
 from perfsim.prediction.question import Question
-from perfsim.strategies import TIGHT, Plan
+from perfsim.strategies import Plan
+from perfsim.strategies.screening import Screening
 from perfsim.workload import Layout
 
-CONFIRMED = 3
-"""How many of the screened layouts are run."""
-REFINED = 8
-"""Of how many of the screened layouts the strategy's variants are tried."""
-NEARLY = 1.5
-"""A layout that needs at most so many times its memory is tried with more of its state sharded."""
+ESTIMATE_ERROR = 0.02
+"""By how much the closed form may exceed a simulated step; more is rare (`reports/regret.md`)."""
+MOST_CONFIRMED = 12
+"""How many layouts of a question are simulated at most."""
+MOST_ALIKE = 3
+"""How many of these may have the same degrees and micro-batch; their errors are nearly the same."""
 
 
 @dataclass(frozen=True)
@@ -28,130 +35,170 @@ class Screened:
     plan: Plan
 
 
-def screen(question: Question) -> list[Screened]:
-    """Every feasible plan, best estimate first, of ties the one with least memory.
-
-    A given layout is the only one; LayoutError where it is illegal. Otherwise all layouts of the strategy
-    are tried; their variants only where they could lead: for the best layouts without their bubble, and, at
-    a higher ZeRO stage, for layouts that miss memory by little.
-    PlanError says why there is no plan.
-    """
-    if question.layout is not None:
-        plan = plan_of(question)
-        return [Screened(question.chosen.estimate_s(plan, question.costs.duration_s), plan)]
-    search = _Search(question)
-    for layout in search.strategy.layouts(search.job, search.topology):
-        search.attempt(layout)
-    search.refine()
-    if not search.feasible:
-        raise PlanError(_reasons(search))
-    return sorted(search.feasible, key=lambda plan: (plan.estimate_s, plan.plan.peak_memory_bytes))
-
-
-class _Search:
-    """What has been tried of a question, and what became of it."""
+class Search:
+    """Every layout of a question, screened; PlanError says why there is no plan."""
 
     def __init__(self, question: Question) -> None:
-        self.strategy, self.job = question.chosen, question.job
-        self.topology, self.costs = question.topology, question.costs
-        self.feasible: list[Screened] = []
-        self.too_large: list[tuple[float, Layout, MemoryCapacityError]] = []
-        self.seen: set[Layout] = set()
-        self.where = question.label
-        self.limits = present_limits()
+        self.question = question
+        present_limits().in_time(lambda: f"no layout screened yet on {question.label}")
+        began = time.perf_counter()
+        self.screening: Screening = question.chosen.screen(question.job, question.topology, question.costs)
+        self.screening_s = time.perf_counter() - began
+        if not self.screening.feasible:
+            raise PlanError(self._reasons())
 
-    def attempt(self, layout: Layout) -> None:
-        """Plan a layout and estimate it. PlanError where what the strategy lists turns out illegal."""
-        self.limits.in_time(self._so_far)
+    @property
+    def screened(self) -> int:
+        """Number of layouts."""
+        return self.screening.screened
+
+    @property
+    def feasible(self) -> int:
+        """Number of layouts that fit in memory."""
+        return self.screening.feasible
+
+    @property
+    def above_limit(self) -> int:
+        """Number of layouts that fit, but use more than the question's limit."""
+        return int((self.screening.memory_share > self.question.memory_limit).sum())
+
+    @cached_property
+    def order(self) -> NDArray[np.intp]:
+        """Indices of the layouts within the memory limit, best estimate first, of ties least memory.
+
+        Where nothing is within the limit, these are all layouts that fit.
+        """
+        return self._ranked(within=True)
+
+    def _ranked(self, *, within: bool) -> NDArray[np.intp]:
+        share = self.screening.memory_share
+        kept = np.flatnonzero(share <= self.question.memory_limit)
+        if not within or not len(kept):
+            kept = np.arange(len(share))
+        estimates = np.round(self.screening.estimate_s[kept], 12)
+        return kept[np.lexsort((share[kept], estimates))]
+
+    def best(self, count: int, *, within_limit: bool = True) -> list[Screened]:
+        """The plans of best estimate; also those above the memory limit if asked."""
+        order = self.order if within_limit else self._ranked(within=False)
+        return [self._plan(index) for index in order[:count].tolist()]
+
+    def candidates(self) -> Iterator[Screened]:
+        """Plans in the order of their estimates."""
+        return (self._plan(index) for index in self.order.tolist())
+
+    def _plan(self, index: int) -> Screened:
+        question = self.question
+        layout = self.screening.layout(index)
         try:
-            plan = self.strategy.plan(self.job, self.topology, layout)
-        except LayoutError as error:
-            raise PlanError([problem.message for problem in error.problems]) from None
-        except MemoryCapacityError as error:
-            self.too_large.append((error.ratio, layout, error))
-            return
-        if plan.layout not in self.seen:
-            self.seen.add(plan.layout)
-            self.feasible.append(Screened(self.strategy.estimate_s(plan, self.costs.duration_s), plan))
+            plan = question.chosen.plan(question.job, question.topology, layout)
+        except (LayoutError, MemoryCapacityError) as error:
+            raise PlanError([f"strategy {question.chosen.name} screens {layout.short}: {error}"]) from None
+        return Screened(float(self.screening.estimate_s[index]), plan)
 
-    def _so_far(self) -> str:
-        tried = len(self.feasible) + len(self.too_large)
-        return f"{tried:,} layouts screened for {self.job.global_batch_size:,} sequences on {self.where}"
-
-    def refine(self) -> None:
-        """Try the variants of layouts that are promising or nearly fit."""
-        best = sorted(self.feasible, key=_without_bubble)[:REFINED]
-        promising = [candidate.plan.layout for candidate in best]
-        nearly = [layout for ratio, layout, _ in self.too_large if ratio <= NEARLY or not self.feasible]
-        for layout in promising:
-            for variant in self.strategy.variants(self.job, self.topology, layout):
-                self.attempt(variant)
-        for layout in nearly:
-            for variant in self.strategy.variants(self.job, self.topology, layout):
-                if variant.zero_stage > layout.zero_stage:
-                    self.attempt(variant)
+    def _reasons(self) -> list[str]:
+        job, screening = self.question.job, self.screening
+        strategy = self.question.chosen
+        asked = f"strategy {strategy.name}, {self.question.label}, {job.global_batch_size} sequences a step"
+        head = f"no plan fits: {asked}"
+        if not screening.screened or screening.closest is None:
+            why = f"batch {job.global_batch_size} and {job.model.num_layers} layers do not divide over them"
+            return [f"{head}: no layout is legal ({why})"]
+        closest = screening.closest
+        try:
+            strategy.plan(job, self.question.topology, closest)
+            error = ""
+        except MemoryCapacityError as refusal:
+            error = str(refusal)
+        return [
+            f"{head}: {screening.screened:,} layouts tried, {screening.screened:,} over memory",
+            f"closest: {closest.short}: {error}",
+        ]
 
 
-def _without_bubble(candidate: Screened) -> float:
-    """The estimate with the pipeline always full: no schedule can be faster."""
-    microbatches, idle = candidate.plan.num_microbatches, candidate.plan.layout.pipeline - 1
-    return candidate.estimate_s * microbatches / (microbatches + idle)
+def search(question: Question) -> Search:
+    """Screen every layout of a question. PlanError says why there is no plan."""
+    return Search(question)
+
+
+def confirmed(found: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
+    """The plans that could be fastest, simulated, fastest first.
+
+    Plans are simulated in the order of their estimates until the rest cannot be faster than the best, given
+    the error of the closed form, or until `most` are done. The longest path is a lower bound of a step, so a
+    plan whose path is longer than the best step is not simulated.
+    """
+    question = found.question
+    runs: list[Evaluation] = []
+    alike: Counter[tuple[int, ...]] = Counter()
+    tried = 0
+    best_s = np.inf
+    for candidate in found.candidates():
+        if tried >= most or question.scale * candidate.estimate_s * (1 - ESTIMATE_ERROR) > best_s:
+            break
+        layout: Layout = candidate.plan.layout
+        kind = (layout.tensor, layout.pipeline, layout.data, layout.micro_batch_size)
+        alike[kind] += 1
+        if alike[kind] > MOST_ALIKE:
+            continue
+        present_limits().in_time(partial(_progress, tried, most, question))
+        tried += 1
+        graph = graph_of(candidate.plan, question.chosen)
+        if longest_path_s(graph, question.topology, question.costs, question.scale) >= best_s:
+            continue
+        run = evaluate(candidate.plan, question.costs, cluster=question.cluster, graph=graph)
+        runs.append(run)
+        best_s = min(best_s, run.step_time_s)
+    return sorted(runs, key=lambda run: run.step_time_s)
+
+
+def _progress(tried: int, most: int, question: Question) -> str:
+    return f"{tried} of at most {most} layouts simulated on {question.label}"
 
 
 def plan_of(question: Question) -> Plan:
-    """The plan of the given layout, or the first of the screening. Raises as these do."""
+    """The plan of the given layout, or the fastest. Raises as these do."""
     layout = question.given_layout
     if layout is None:
-        return screen(question)[0].plan
+        return best_plan(question).plan
     return question.chosen.plan(question.job, question.topology, layout, check_memory=question.must_fit)
 
 
-def best_plan(question: Question, confirmed: int = CONFIRMED) -> Evaluation:
-    """The fastest feasible plan of the best few of the screening, run; a cluster's scale favours none.
+def estimated(question: Question) -> Screened:
+    """The given layout, or the one of best estimate. Raises as `plan_of` does."""
+    if question.layout is None:
+        (best,) = search(question).best(1)
+        return best
+    plan = plan_of(question)
+    return Screened(question.chosen.estimate_s(plan, question.costs.duration_s), plan)
 
-    A given layout has no rivals. Raises PlanError where no plan fits, LayoutError for an illegal layout.
+
+def best_plan(question: Question) -> Evaluation:
+    """The given layout, or the fastest plan within the memory limit, simulated.
+
+    A cluster's scale favours no plan. Raises PlanError where no plan fits, LayoutError for an illegal layout.
     """
     if question.layout is not None:
         plan = plan_of(question)
         graph = graph_of(plan, question.chosen)
         return evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
-    screened = screen(question)
-    shortlist = screened[:confirmed]
-    graphs = [graph_of(candidate.plan, question.chosen) for candidate in shortlist]
-    best = 0
-    if len(shortlist) > 1:
-        paths = [longest_path_s(graph, question.topology, question.costs) for graph in graphs]
-        best = min(range(len(paths)), key=paths.__getitem__)
-    plan = _with_safer(shortlist[best], screened)
-    return evaluate(plan, question.costs, cluster=question.cluster, graph=graphs[best])
+    found = search(question)
+    best = confirmed(found)[0]
+    return replace(best, plan=_with_headroom(best.plan, found))
 
 
-def _with_safer(chosen: Screened, screened: Sequence[Screened]) -> Plan:
-    """The plan; where it nearly fills its memory with a note on the fastest one that does not."""
-    plan = chosen.plan
-    if plan.memory_share <= TIGHT:
+def _with_headroom(plan: Plan, found: Search) -> Plan:
+    """The plan, with a note on what the memory above the limit would buy, or that nothing is within it."""
+    limit = found.question.memory_limit
+    if plan.memory_share > limit:
+        note = f"no plan leaves more than {1 - limit:.0%} of memory free"
+        return replace(plan, notes=(*plan.notes, note))
+    (fuller,) = found.best(1, within_limit=False)
+    faster = 100 * (1 - fuller.estimate_s / float(found.screening.estimate_s[found.order[0]]))
+    if fuller.plan.memory_share <= limit or faster < 0.05:
         return plan
-    safer = next((choice for choice in screened if choice.plan.memory_share <= TIGHT), None)
-    if safer is None:
-        return replace(plan, notes=(*plan.notes, f"no plan leaves more than {1 - TIGHT:.0%} of memory free"))
-    slower = 100 * (safer.estimate_s / chosen.estimate_s - 1)
     note = (
-        f"safer: {safer.plan.layout.short} fills {100 * safer.plan.memory_share:.0f} % and takes "
-        f"about {max(0.0, slower):.1f} % longer"
+        f"above the memory limit of {limit:.0%}: {fuller.plan.layout.short} fills "
+        f"{100 * fuller.plan.memory_share:.0f} % and takes about {faster:.1f} % less time"
     )
     return replace(plan, notes=(*plan.notes, note))
-
-
-def _reasons(search: _Search) -> list[str]:
-    job = search.job
-    asked = f"strategy {search.strategy.name}, {search.where}, {job.global_batch_size} sequences a step"
-    head = f"no plan fits: {asked}"
-    tried = len(search.too_large)
-    if not tried:
-        why = f"batch {job.global_batch_size} and {job.model.num_layers} layers do not divide over them"
-        return [f"{head}: no layout is legal ({why})"]
-    _, layout, error = min(search.too_large, key=lambda refused: refused[0])
-    return [
-        f"{head}: {tried} layouts tried, {tried} over memory",
-        f"closest: {layout.short}: {error}",
-    ]

@@ -6,42 +6,42 @@ from dataclasses import replace
 
 from perfsim.calibration import ClusterCalibration
 from perfsim.machines import machine_of
+from perfsim.prediction.caveats import caveats_of, default_batch, default_settings, worst_first
 from perfsim.prediction.cluster import cluster_note
 from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
 from perfsim.prediction.expansion import expanded
 from perfsim.prediction.perturbation import perturbed
 from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.prediction import MemoryBar, Prediction, Scaling
-from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question
-from perfsim.prediction.reached import above_all_published, fewer_than_published
-from perfsim.prediction.remarks import defaults_remark
+from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, MEMORY_LIMIT, Question
+from perfsim.prediction.result import Caveat
 from perfsim.prediction.why import why
 from perfsim.strategies import Plan
 
 
 def predict(question: Question) -> Prediction:
     """Predict one step. Raises InputError, LayoutError or PlanError where the question has no answer."""
-    evaluation, remark = _planned(question)
+    evaluation, caveats = _planned(question)
     if question.detail == "chunk":
         finer = machine_of(question.system).in_chunks(evaluation.plan.layout)
         if finer != evaluation.plan.layout:
             plan = question.chosen.plan(question.job, question.topology, finer)
-            evaluation, remark = _evaluated(question, plan), ""
+            evaluation, caveats = _evaluated(question, plan), []
     if question.expand:
         evaluation = expanded(evaluation, question.expand)
     if question.perturbations is not None:
         evaluation = perturbed(evaluation, question.perturbations)
-    prediction = prediction_of(evaluation)
-    remarks = (_batch_remark(question), remark, *published_remarks(prediction))
-    return replace(prediction, notes=(*prediction.notes, *filter(None, remarks)))
+    prediction = prediction_of(evaluation, question.memory_limit)
+    caveats = [*prediction.caveats, *batch_caveats(question), *caveats]
+    return replace(prediction, caveats=worst_first(caveats))
 
 
-def _planned(question: Question) -> tuple[Evaluation, str]:
-    """The evaluated layout, given or planned, and a remark on settings that a given layout omits."""
+def _planned(question: Question) -> tuple[Evaluation, list[Caveat]]:
+    """The evaluated layout, given or planned, and a caveat on settings that a given layout omits."""
     if question.layout is None:
-        return best_plan(question), ""
+        return best_plan(question), []
     plan, named = plan_of(question), question.named_settings
-    return _evaluated(question, plan), "" if named is None else defaults_remark(named, plan)
+    return _evaluated(question, plan), [] if named is None else default_settings(named, plan)
 
 
 def _evaluated(question: Question, plan: Plan) -> Evaluation:
@@ -49,23 +49,22 @@ def _evaluated(question: Question, plan: Plan) -> Evaluation:
     return evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
 
 
-def _batch_remark(question: Question) -> str:
-    """A remark on the default batch; empty where the question gives a batch."""
+def batch_caveats(question: Question) -> list[Caveat]:
+    """A caveat on the default batch; none where the question gives a batch."""
     if question.batch is not None:
-        return ""
-    of_recipe = question.recipe.batch_over(question.devices)
-    if of_recipe is not None:
-        return f"no batch was given: the recipe's {of_recipe:,} sequences are used"
-    return (
-        f"no batch was given: {DEFAULT_BATCH_PER_DEVICE} sequences per device are used, "
-        f"{question.job.global_batch_size:,} in all; the step time depends on it "
-        "(--batch, --batch-per-device)"
-    )
+        return []
+    own = question.recipe.batch_over(question.devices)
+    per_device = DEFAULT_BATCH_PER_DEVICE if own is None else None
+    return [default_batch(question.job.global_batch_size, per_device)]
 
 
-def prediction_of(evaluation: Evaluation) -> Prediction:
-    """The prediction of an evaluation, with the causes of its step time and the notes of its plan."""
+def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) -> Prediction:
+    """The prediction of an evaluation, with the causes of its step time, its caveats and its plan's notes.
+
+    A plan above `memory_limit`, a share of a device's memory, has a caveat.
+    """
     plan = evaluation.plan
+    causes = why(plan, evaluation.step, evaluation.trace)
     return Prediction(
         model=plan.job.model.name,
         strategy=plan.strategy,
@@ -81,7 +80,7 @@ def prediction_of(evaluation: Evaluation) -> Prediction:
         exposed_communication_fraction=evaluation.exposed_communication_fraction,
         peak_memory_bytes=plan.peak_memory_bytes,
         breakdown_s=dict(evaluation.breakdown_s),
-        why=why(plan, evaluation.step, evaluation.trace),
+        why=causes,
         cluster_calibration=_scaling(evaluation.cluster),
         perturbed=evaluation.perturbed,
         memory=tuple(
@@ -89,17 +88,10 @@ def prediction_of(evaluation: Evaluation) -> Prediction:
             for use in plan.memory
             if use.on_device
         ),
+        caveats=caveats_of(evaluation, causes, memory_limit),
         notes=plan.notes,
         evaluation=evaluation,
     )
-
-
-def published_remarks(prediction: Prediction) -> tuple[str, str]:
-    """Remarks where a prediction is outside the range of published runs; empty strings elsewhere."""
-    if prediction.evaluation is None:
-        return "", ""
-    plan = prediction.evaluation.plan
-    return fewer_than_published(plan, prediction.why.fixed_s), above_all_published(plan, prediction.mfu)
 
 
 def system_label(plan: Plan) -> str:

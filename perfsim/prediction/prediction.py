@@ -11,7 +11,7 @@ from perfsim.errors import PerfsimError
 from perfsim.interop.chrome import StepTrace
 from perfsim.interop.emit import emit
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.result import Perturbed, Why
+from perfsim.prediction.result import Caveat, Perturbed, Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,10 @@ class Prediction:
     perturbed: Perturbed | None = None
     memory: tuple[MemoryBar, ...] = ()
     """One entry per pipeline stage, or one for a wafer."""
+    caveats: tuple[Caveat, ...] = ()
+    """Reasons to trust the answer less, worst first."""
     notes: tuple[str, ...] = ()
+    """Remarks on the plan: where state is kept, safer choices."""
     evaluation: Evaluation | None = field(default=None, repr=False, compare=False)
     """The run behind the values; None for a stored prediction."""
 
@@ -86,11 +89,6 @@ class Prediction:
         if self.evaluation is None:
             raise PerfsimError(f"{self.label}: the run of a stored prediction is not kept; predict it again")
         return self.evaluation
-
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """The notes of the step."""
-        return self.notes
 
     @property
     def trace(self) -> StepTrace:

@@ -26,6 +26,8 @@ from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
 Detail = Literal["layer", "chunk"]
 DEFAULT_BATCH_PER_DEVICE = 8
 """Sequences per device and step where neither question nor recipe gives a batch."""
+MEMORY_LIMIT = 0.94
+"""assumed: fragmentation of the allocator takes about 6 % of a device's memory."""
 DEFAULT_RECIPE = "gpt3_pretraining"
 
 
@@ -47,6 +49,8 @@ class Question:
     """A layout, or its text (`tp=8,pp=4`); None: the planner chooses."""
     must_fit: bool = True
     """Whether a given layout that needs too much memory is refused."""
+    memory_limit: float = MEMORY_LIMIT
+    """Share of a device's memory that planned layouts may use, unless nothing else fits."""
     cluster: ClusterCalibration | None = None
     """Calibration of the user's own cluster; its scale multiplies step times."""
     wall_clock: WallClockSpec | None = None
@@ -147,6 +151,8 @@ class Question:
             whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
             if not whole and (name == "devices" or value is not None):
                 yield Problem(f"{name}: {value!r} is not a whole number from 1 to {most:,}")
+        if not 0 < self.memory_limit <= 1:
+            yield Problem(f"memory_limit: {self.memory_limit!r} is not a share of memory above 0, at most 1")
         if not isinstance(self.strategy, str) and not hasattr(self.strategy, "plan"):
             yield Problem(f"strategy: {type(self.strategy).__name__} is neither a name nor a strategy")
         if self.detail not in get_args(Detail):

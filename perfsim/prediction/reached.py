@@ -1,4 +1,4 @@
-"""The model FLOPs utilisation of published runs, to compare plans with.
+"""Published runs on record: what their machines, models and layouts were, and the utilisation they reached.
 
 Recorded beside the accuracy record; it depends only on the cases, not on predictions.
 """
@@ -10,14 +10,11 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from perfsim.machines import machine_of
 from perfsim.strategies import Plan
 
 RECORD = "reached.json"
 MARGIN = 1.05
 """Tolerance of the comparison with the best run: about the median error of predictions."""
-FAR_FEWER = 2
-"""A remark is made where every published log has more than this many times the sequences per wafer."""
 LIKE_SCALE = 4
 """A run is compared with plans of at most this many times its devices."""
 
@@ -32,6 +29,18 @@ class Reached(NamedTuple):
     mfu: float
     sequences: float = 0.0
     """Per step and device."""
+    kind: str = ""
+    """Kind of system."""
+    constants: str = ""
+    """Name of the device's calibration."""
+    precision: str = ""
+    parameters: float = 0.0
+    sharded: bool = False
+    """Whether parameters are sharded (ZeRO 3, FSDP)."""
+    tensor: int = 1
+    data: int = 1
+    micro_batch_tokens: int = 0
+    """Tokens of a replica's micro-batch; 0: not published."""
 
 
 @cache
@@ -41,30 +50,15 @@ def recorded() -> tuple[Reached, ...]:
     return tuple(Reached(*row) for row in json.loads(text))
 
 
-def fewer_than_published(plan: Plan, fixed_s: float) -> str:
-    """A remark where a wafer has far fewer sequences than any published log; empty elsewhere.
-
-    The logs cannot separate a fixed time per layer from a lower efficiency. `fixed_s` is the fixed time of a
-    step in this model; the machine's `layer_fixed_s` is the result of another fit of the same logs.
-    """
-    calibration = plan.system.device.calibration
-    own = [row.sequences for row in recorded() if row.device == getattr(calibration, "name", "")]
-    per_system = plan.job.global_batch_size / plan.topology.num_devices
-    layer_s = machine_of(plan.system).explanation.layer_fixed_s
-    if not layer_s or not own or per_system * FAR_FEWER >= min(own):
-        return ""
-    layers = plan.job.model.num_layers
-    more_s = max(0.0, layer_s * layers - fixed_s)
-    return (
-        f"{per_system:,.3g} sequences per system: all published logs used here have {min(own):,.0f} or more, "
-        f"so the fixed time of a layer is uncertain; {1e3 * fixed_s / layers:.2g} ms per layer and step are "
-        f"counted, and with {1e3 * layer_s:.2g} ms, the result of another fit of the logs, a step takes "
-        f"up to {more_s:.2g} s longer"
-    )
+def runs_like(plan: Plan) -> list[Reached]:
+    """The recorded runs on the kind of system of a plan whose devices have the same constants."""
+    device = plan.system.device
+    constants = device.calibration.name if device.calibration else device.name
+    return [row for row in recorded() if (row.kind, row.constants) == (plan.system.kind, constants)]
 
 
-def above_all_published(plan: Plan, mfu: float) -> str:
-    """A remark where a plan's MFU is above every comparable published run; empty elsewhere.
+def best_below(plan: Plan, mfu: float) -> tuple[Reached, str] | None:
+    """The best comparable run where a plan's MFU is above all of them, and how the runs are alike.
 
     Comparable runs use the same device and the same attention on at least a quarter of the devices; if there
     are none, on any number of devices; if there are still none, with any attention.
@@ -81,11 +75,5 @@ def above_all_published(plan: Plan, mfu: float) -> str:
     for rows, words in kinds:
         if rows:
             best = max(rows, key=lambda row: row.mfu)
-            if mfu <= best.mfu * MARGIN:
-                return ""
-            reached = f"{100 * best.mfu:.0f} % ({best.id}, {best.num_devices} devices)"
-            return (
-                f"MFU {100 * mfu:.0f} % is above every published run recorded here on {device} {words}: "
-                f"the best has {reached}; the prediction may be optimistic"
-            )
-    return ""
+            return None if mfu <= best.mfu * MARGIN else (best, words)
+    return None

@@ -1,12 +1,41 @@
-"""Plain values of an answer: causes, timelines, accuracy, sampling, resilience."""
+"""Plain values of an answer: caveats, causes, timelines, accuracy, sampling, resilience."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from perfsim.costs.streaming_roof import StreamingRoof
 from perfsim.engine.failures import FailedRun
+
+Severity = Literal["serious", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""Worst first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caveat:
+    """One reason to trust an answer less; docs/caveats.md lists the codes."""
+
+    code: str
+    severity: Severity
+    text: str
+    """What is the case; after the first semicolon, what follows from it."""
+
+    @property
+    def headline(self) -> str:
+        """The part of the text that a verdict quotes: all before the first semicolon."""
+        return self.text.partition(";")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCaveat(Caveat):
+    """A caveat of one or more answers that are compared, in the words of the worst of them."""
+
+    systems: tuple[str, ...]
+    machines: tuple[str, ...]
+    """The answers by system: `1, 4 and 16 x cs-2`."""
 
 
 @dataclass(frozen=True, slots=True)

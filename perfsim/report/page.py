@@ -45,6 +45,7 @@ def render_page(title: str, sections: Sequence[Section], *, head: Head | None = 
         title=title,
         subtitle=head.subtitle,
         verdict=head.verdict,
+        caveats=head.caveats,
         cards=head.cards,
         cards_note=head.cards_note,
         footer=head.footer,

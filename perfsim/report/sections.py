@@ -45,11 +45,21 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """A caveat below the verdict: its severity, whom it is about, and its text."""
+
+    severity: str
+    about: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """What stands above the sections."""
 
     subtitle: str = ""
     verdict: str = ""
+    caveats: Sequence[Remark] = ()
     cards: Sequence[Card] = ()
     cards_note: str = ""
     footer: str = ""

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from perfsim.prediction.prediction import Prediction, Scaling
+from perfsim.prediction.prediction import Prediction
 from perfsim.studies.result import CandidateResult, StudyResult
 from perfsim.units import DAY_S
 
@@ -155,6 +155,19 @@ def layout_long(layout: Mapping[str, Any]) -> str:
     return ", ".join(word for word in words if word)
 
 
+def layout_settings(settings: Mapping[str, Any]) -> str:
+    """Each setting with its value, whether it is switched on or off: `tp4, schedule 1f1b, zero stage 0`."""
+    return ", ".join(
+        f"{_SHORT[name]}{value}" if name in _SHORT else f"{human(name)} {_setting(value)}"
+        for name, value in settings.items()
+    )
+
+
+def _setting(value: Any) -> str:
+    words = {None: "even", False: "no"}
+    return words[value] if value is None or value is False else _plain_value(value)
+
+
 def _plain_value(value: Any) -> str:
     if value is True:
         return "yes"
@@ -194,11 +207,6 @@ def labels(candidates: Iterable[CandidateResult]) -> list[str]:
         seen[label] = seen.get(label, 0) + 1
         out.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
     return out
-
-
-def scale_notes(scalings: Iterable[Scaling | None]) -> list[str]:
-    """What the user's own measurements scaled, each note once."""
-    return list(dict.fromkeys(scaling.note for scaling in scalings if scaling is not None))
 
 
 def perturbed_line(result: StudyResult) -> str:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
 from perfsim.costs.memory import MemoryUse
+from perfsim.costs.price import Costs
 from perfsim.errors import InputError
 from perfsim.graph import GraphBuilder, Work
 from perfsim.hardware import SystemSpec
+from perfsim.strategies.screening import Screening, screened_one_by_one
 from perfsim.topology import Topology
 from perfsim.workload import Job, Layout
 
 Duration = Callable[[Work], float]
 """Seconds of a class of work without contention."""
+Durations = Callable[[Sequence[Work]], NDArray[np.float64]]
+"""Seconds of several classes of work, shape (works,)."""
 
 LayoutT_co = TypeVar("LayoutT_co", bound=Layout, covariant=True, default=Layout)
 TopologyT_co = TypeVar("TopologyT_co", bound=Topology, covariant=True, default=Topology)
 OwnLayout = TypeVar("OwnLayout", bound=Layout, default=Any)
 OwnTopology = TypeVar("OwnTopology", bound=Topology, default=Any)
-
-TIGHT = 0.95
-"""Share of memory above which fragmentation could make a plan fail."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Plan(Generic[LayoutT_co, TopologyT_co]):
     memory: tuple[MemoryUse, ...]
     """One entry per pipeline stage, or one for a wafer and one for MemoryX."""
     notes: tuple[str, ...] = ()
+    recomputed_share: float = 1.0
+    """Share of the layers that the recompute mode applies to."""
     least_steps: int = 1
     """Fewest optimizer steps in its graph; strategies may write more to reach the steady state."""
 
@@ -64,7 +69,7 @@ class Plan(Generic[LayoutT_co, TopologyT_co]):
 class Strategy(Protocol[OwnLayout, OwnTopology]):
     """One way to train on many devices: these functions, and one line in the registry.
 
-    A class that inherits gets the default of `variants`; one that does not must define every member.
+    A class that inherits gets the default of `screen`; one that does not must define every member.
     """
 
     @property
@@ -79,17 +84,12 @@ class Strategy(Protocol[OwnLayout, OwnTopology]):
     def summary(self) -> str:
         """One line for `perfsim show strategies`."""
 
-    def layouts(self, job: Job, topology: OwnTopology) -> Iterator[OwnLayout]:
+    def layouts(self, job: Job, topology: OwnTopology) -> Iterable[OwnLayout]:
         """Every legal layout, for the planner to screen."""
 
-    def variants(
-        self,
-        job: Job,  # noqa: ARG002 - the default lists none
-        topology: OwnTopology,  # noqa: ARG002
-        layout: OwnLayout,  # noqa: ARG002
-    ) -> Iterator[OwnLayout]:
-        """More legal layouts similar to `layout`, tried only where it is promising or nearly fits."""
-        return iter(())
+    def screen(self, job: Job, topology: OwnTopology, costs: Costs) -> Screening:
+        """Memory and closed-form step time of every legal layout."""
+        return screened_one_by_one(self, job, topology, costs)
 
     def plan(
         self, job: Job, topology: OwnTopology, layout: OwnLayout, *, check_memory: bool = True

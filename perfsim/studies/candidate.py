@@ -7,9 +7,9 @@ from dataclasses import fields
 
 import numpy as np
 
+from perfsim.prediction.caveats import edge_batch, extrapolated_law, worst_first
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.predict import prediction_of, published_remarks
-from perfsim.prediction.remarks import edge_remark
+from perfsim.prediction.predict import prediction_of
 from perfsim.prediction.result import TimelineBar
 from perfsim.studies.batches import BatchChoice
 from perfsim.studies.result import BatchPoint, CandidateResult
@@ -23,19 +23,22 @@ def candidate_result(
 ) -> CandidateResult:
     """A candidate at its best batch of those in `tried`."""
     prediction = prediction_of(evaluation)
-    edge = edge_remark(tried, prediction.global_batch_size)
-    scaling = prediction.cluster_calibration
-    remarks = (edge, *published_remarks(prediction), scaling.note if scaling else "")
-    notes = (*prediction.notes, choice.answer.regime_text, *filter(None, remarks))
+    caveats = worst_first(
+        [
+            *prediction.caveats,
+            *edge_batch(tried, prediction.global_batch_size),
+            *extrapolated_law(choice.answer.critical.notes),
+        ]
+    )
+    notes = (*prediction.notes, choice.answer.regime_text)
     values = {field.name: getattr(prediction, field.name) for field in fields(prediction)}
     return CandidateResult(
-        **{**values, "notes": notes},
+        **{**values, "caveats": caveats, "notes": notes},
         steps=choice.answer.steps,
         time_to_accuracy_s=choice.answer.time_s,
         time_to_accuracy_band_s=choice.answer.band_s,
         batch_curve=tuple(_point(point) for point in batch_curve),
         timeline=timeline(evaluation),
-        batch_at_edge=edge,
     )
 
 

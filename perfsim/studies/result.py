@@ -8,7 +8,7 @@ from typing import Any
 
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.prediction import Prediction
-from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary, TimelineBar
+from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary, SharedCaveat, TimelineBar
 from perfsim.studies.production import Production
 
 
@@ -34,8 +34,6 @@ class CandidateResult(Prediction):
     time_to_accuracy_band_s: tuple[float, float]
     batch_curve: tuple[BatchPoint, ...] = field(repr=False)
     timeline: tuple[TimelineBar, ...] = field(repr=False)
-    batch_at_edge: str = ""
-    """A remark if the best batch is the smallest or the largest of those tried."""
     whole_run: tuple[RunPart, ...] = ()
     """The parts of the wall clock, the sum last; empty if the candidate names no wall clock."""
     production: Production | None = None
@@ -50,6 +48,11 @@ class CandidateResult(Prediction):
     def label(self) -> str:
         """Machine and strategy, with what tells it from others: `128 x dgx-a100-80gb, 3d, tp=8,pp=4`."""
         return ", ".join(filter(None, [super().label, self.apart]))
+
+    @property
+    def batch_at_edge(self) -> str:
+        """The caveat if the best batch is the smallest or the largest of those tried, else empty."""
+        return next((caveat.text for caveat in self.caveats if caveat.code == "batch-at-edge"), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ class StudyResult:
     candidates: tuple[CandidateResult, ...]
     verdict: str
     """The comparison of the candidates in words, with a range."""
+    caveats: tuple[SharedCaveat, ...] = ()
+    """The caveats of all candidates, each once, worst first."""
     infeasible: tuple[Infeasible, ...] = ()
     ratio_bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By candidate label: 90 % band of the ratio of its time to the fastest candidate's."""

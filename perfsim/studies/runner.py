@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
-from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
+from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.engine.limits import present_limits
 from perfsim.errors import CatalogError, InputError, LimitError, PerfsimError, PlanError, Problem
 from perfsim.prediction.accuracy import accuracy_of
+from perfsim.prediction.caveats import default_settings, worst_first
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation import text_of
 from perfsim.prediction.question import Question
-from perfsim.prediction.remarks import defaults_remark
 from perfsim.prediction.resilience import resilience
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
+from perfsim.prediction.shared_caveats import shared_caveats
 from perfsim.prediction.verification import sample_step
 from perfsim.strategies import strategy
 from perfsim.strategies.plan import runs_on
@@ -29,6 +29,7 @@ from perfsim.studies.batches import (
     best_of,
     choice_of,
     run_at,
+    target_for,
 )
 from perfsim.studies.candidate import candidate_result
 from perfsim.studies.perturbed_candidates import perturbed_candidate
@@ -55,7 +56,7 @@ class Answered:
     tried: tuple[int, ...] = ()
     """The global batches that were tried, with and without a plan."""
     remarks: tuple[str, ...] = ()
-    """Remarks on a given layout: settings left at defaults, batches that it cannot run."""
+    """The batches that a given layout cannot run."""
     production: Production | None = None
     resilience: Resilience | None = None
 
@@ -155,26 +156,7 @@ def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
 
 def target_of(spec: StudySpec) -> Target:
     """What ends the study's run. Raises InputError where the recipe says nothing of it."""
-    recipe = spec.recipe
-    tokens = recipe.tokens
-    if recipe.tokens_per_parameter is not None:
-        tokens = recipe.tokens_per_parameter * parameters(spec.model).total
-    if tokens is None and recipe.target_loss is not None:
-        tokens = DEFAULT_LOSS_LAW.tokens_to_loss(recipe.target_loss, parameters(spec.model).total)
-    if tokens is None:
-        raise InputError(
-            f"study {spec.name}: recipe {recipe.name} has neither tokens nor target_loss "
-            "nor tokens_per_parameter"
-        )
-    law = spec.convergence
-    inputs = LawInputs(
-        d_min_tokens=tokens,
-        loss=recipe.target_loss,
-        loss_scale=law.loss_scale,
-        tokens=law.critical_batch_tokens,
-        band_factor=law.band_factor,
-    )
-    return Target(tokens, critical_batch(law.law, inputs))
+    return target_for(spec.model, spec.recipe, spec.convergence, f"study {spec.name}: ")
 
 
 def question_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Question:
@@ -216,23 +198,18 @@ def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target
         tuple(curve),
         sampling=None,
         tried=tuple(batches) if len(batches) > 1 else (),
-        remarks=tuple(_remarks(question, evaluation, dropped)),
+        remarks=() if question.layout is None else _left_out(dropped),
         production=production_of(spec, candidate),
     )
 
 
-def _remarks(
-    question: Question, evaluation: Evaluation, dropped: Mapping[int, PerfsimError]
-) -> Iterator[str]:
-    """What a given layout leaves at defaults, and the batches that it cannot run."""
-    if question.layout is None:
-        return
-    if left := defaults_remark(question.named_settings or (), evaluation.plan):
-        yield left
-    if dropped:
-        batches = ", ".join(f"{batch:,}" for batch in dropped)
-        reason = _reason(next(iter(dropped.values())))
-        yield f"batches that the layout cannot run are left out: {batches} sequences ({reason})"
+def _left_out(dropped: Mapping[int, PerfsimError]) -> tuple[str, ...]:
+    """The batches that a given layout cannot run."""
+    if not dropped:
+        return ()
+    batches = ", ".join(f"{batch:,}" for batch in dropped)
+    reason = _reason(next(iter(dropped.values())))
+    return (f"batches that the layout cannot run are left out: {batches} sequences ({reason})",)
 
 
 def _batches(spec: StudySpec, target: Target, question: Question) -> list[int]:
@@ -300,6 +277,7 @@ def _result(
         critical_batch_band_tokens=critical.shown_band_tokens,
         candidates=candidates,
         verdict=sentence,
+        caveats=shared_caveats(candidates),
         infeasible=tuple(refused),
         ratio_bands=ratio_bands(answers),
         suggested_batch_tokens=suggested_batches(spec, target.d_min_tokens),
@@ -326,9 +304,12 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
 def _result_of(answer: Answered, candidate: CandidateSpec) -> CandidateResult:
     result = candidate_result(answer.evaluation, answer.choice, answer.curve, answer.tried)
     production, time = answer.production, answer.choice.answer
+    named = answer.question.named_settings
+    left = [] if named is None else default_settings(named, answer.evaluation.plan)
     whole_run = whole_run_of(answer.question, answer.choice)
     return replace(
         result,
+        caveats=worst_first([*result.caveats, *left]),
         notes=(*result.notes, *answer.remarks, *([COVERED_ONCE] if whole_run and production else [])),
         whole_run=whole_run,
         production=production,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
+from perfsim.prediction.shared_caveats import confidence, shared_caveats
 from perfsim.studies.result import CandidateResult
 from perfsim.units import DAY_S
 
@@ -26,11 +27,12 @@ def verdict(answers: Sequence[Answer]) -> str:
         low, high = (bound / DAY_S for bound in first.time.band_s)
         return (
             f"{first.candidate.label} reaches the target in {first.time.time_s / DAY_S:.1f} days "
-            f"({low:.1f} to {high:.1f})."
+            f"({low:.1f} to {high:.1f}){_trust(first)}."
         )
     rival = _rival(ranked)
     band = ratio_of(rival, first)
     certainty = "" if band.decided else "; the range includes 1, so the order is open"
+    certainty += _trust(first, rival)
     return (
         f"{first.candidate.label} reaches the target first, in {first.time.time_s / DAY_S:.1f} days: "
         f"{band.ratio:.2f} times ({band.low:.2f} to {band.high:.2f}) faster than "
@@ -55,6 +57,12 @@ def ratio_of(answer: Answer, first: Answer) -> RatioBand:
         return RatioBand(1.0, 1.0, 1.0)
     same = answer.candidate.system == first.candidate.system
     return ratio_band(answer.time, first.time, same_machine=same)
+
+
+def _trust(*compared: Answer) -> str:
+    """The worst caveat of the candidates that the sentence names, as its last clause."""
+    clause = confidence(shared_caveats([answer.candidate for answer in compared]))
+    return f"; {clause}" if clause else ""
 
 
 def _rival(ranked: Sequence[Answer]) -> Answer:

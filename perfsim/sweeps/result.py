@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from perfsim.prediction.result import SharedCaveat
+from perfsim.prediction.shared_caveats import shared_caveats
 from perfsim.studies.result import Assumption
 from perfsim.sweeps.analysis import Analysis
 from perfsim.sweeps.points import PointResult
@@ -33,9 +35,14 @@ class SweepResult:
         return Analysis(self.points)
 
     @cached_property
+    def caveats(self) -> tuple[SharedCaveat, ...]:
+        """The caveats of all points, each once, worst first."""
+        return shared_caveats([point.prediction for point in self.feasible])
+
+    @cached_property
     def verdict(self) -> str:
         """The sentences that answer the sweep's question."""
-        return sweep_verdict(self.analysis)
+        return sweep_verdict(self.analysis, self.caveats)
 
     def as_dict(self) -> dict[str, Any]:
         """The result as one document, independent of which points were already stored."""
@@ -44,5 +51,6 @@ class SweepResult:
             "title": self.title,
             "question": self.question,
             "study": self.study,
+            "caveats": [asdict(caveat) for caveat in self.caveats],
             "points": [point.as_dict() for point in self.points],
         }

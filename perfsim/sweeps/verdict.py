@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfsim.convergence.time_to_accuracy import split_speedup
-from perfsim.machines import machine_of
+from perfsim.prediction.result import SharedCaveat
+from perfsim.prediction.shared_caveats import confidence
 from perfsim.sweeps.analysis import Analysis
 from perfsim.sweeps.points import Circumstances, PointResult, settings_text
 from perfsim.sweeps.scaling import Match, Series
@@ -17,23 +18,13 @@ MAX_SENTENCES = 3
 """Most sentences of one kind; the page shows the rest."""
 
 
-def sweep_verdict(analysis: Analysis) -> str:
-    """Which machine reaches the target first, and how machines compare or scale."""
+def sweep_verdict(analysis: Analysis, caveats: Sequence[SharedCaveat] = ()) -> str:
+    """Which machine reaches the target first, how machines compare or scale, and the worst caveat."""
     if not analysis.feasible:
         reasons = analysis.points[0].reasons if analysis.points else ("the grid is empty",)
         return f"No point of the grid has a feasible plan: {'; '.join(reasons)}."
-    return " ".join(filter(None, [_compared(analysis), _bounds(analysis.feasible)]))
-
-
-def _bounds(feasible: Sequence[PointResult]) -> str:
-    """Names systems at peak efficiency, which no software release reaches; empty if there are none."""
-    peak = {
-        point.system
-        for point in feasible
-        for system in (point.point.candidate.system,)
-        if machine_of(system).at_peak(system, point.point.study.recipe)
-    }
-    return f"Upper bounds at peak efficiency, never observed: {', '.join(sorted(peak))}." if peak else ""
+    trust = confidence(caveats)
+    return " ".join([_compared(analysis), *([f"{trust[0].upper()}{trust[1:]}."] if trust else [])])
 
 
 def _compared(analysis: Analysis) -> str:

@@ -90,11 +90,13 @@ def model_flop_per_step(job: Job) -> float:
     return (body + head) * job.tokens_per_step
 
 
-def recompute_flop_per_step(job: Job, recompute: str, *, stops_early: bool = False) -> float:
+def recompute_flop_per_step(
+    job: Job, recompute: str, *, stops_early: bool = False, share: float = 1.0
+) -> float:
     """FLOPs of recompute: one forward of the layers (full) or of the attention core (selective).
 
-    [2104.04473 Eq. 3; 2205.05198 App. A]. With `stops_early` full recompute skips the MLP's second
-    linear, whose output no backward reads.
+    [2104.04473 Eq. 3; 2205.05198 App. A]. `share` is that of the layers that recompute. With `stops_early`
+    full recompute skips the MLP's second linear, whose output no backward reads.
     """
     model = job.model
     core = 4.0 * job.recipe.seq_length * model.hidden_size
@@ -105,7 +107,7 @@ def recompute_flop_per_step(job: Job, recompute: str, *, stops_early: bool = Fal
     }[recompute]
     if recompute == "full" and stops_early:
         flop_per_token -= 2.0 * model.hidden_size * model.ffn_hidden_size
-    return flop_per_token * model.num_layers * job.tokens_per_step
+    return share * flop_per_token * model.num_layers * job.tokens_per_step
 
 
 SELECTIVE_AS_PRINTED = 3.0
@@ -113,14 +115,14 @@ SELECTIVE_AS_PRINTED = 3.0
 attention core once more; a device executes only one forward."""
 
 
-def hardware_flop_per_step(job: Job, recompute: str) -> float:
+def hardware_flop_per_step(job: Job, recompute: str, share: float = 1.0) -> float:
     """FLOPs that HFU counts: model FLOPs and recompute, as papers print them.
 
     none: model FLOPs; full: one more forward of the layers, 96 B l s h^2 (1 + s/6h + V/16lh)
     [2104.04473 Eq. 3]; selective: 72 B l s h^2 (1 + s/3h + V/12hl) [2205.05198 App. A], which the
     utilisations of its Table 5 follow.
     """
-    recomputed = recompute_flop_per_step(job, recompute)
+    recomputed = recompute_flop_per_step(job, recompute, share=share)
     return model_flop_per_step(job) + recomputed * (SELECTIVE_AS_PRINTED if recompute == "selective" else 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Writes the record of the utilisation that published runs reached (`perfsim validate --record`)."""
+"""Writes the record of published runs and the utilisation that they reached (`perfsim validate --record`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.prediction import reached
+from perfsim.prediction.likeness import SHARDED
 from perfsim.prediction.reached import Reached
 from perfsim.published.cases import CaseFile, StepCase, case_job, case_system
 from perfsim.published.plans import public_cases
-from perfsim.transformer import model_flop_per_step
+from perfsim.transformer import model_flop_per_step, parameters
 from perfsim.validation.record_accuracy import KINDS
 
 
@@ -24,9 +25,25 @@ def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
         job, device = case_job(case, catalog), case_system(case, catalog).device
         peak = case.system.num_devices * device.peak[job.recipe.precision]
         mfu = model_flop_per_step(job) / (case.measured.step_time_s * peak)
-        count = case.system.num_devices
-        sequences = round(job.global_batch_size / count, 2)
-        rows.append(Reached(case.id, device.name, case.training.attention, count, round(mfu, 4), sequences))
+        count, layout = case.system.num_devices, case.parallel
+        rows.append(
+            Reached(
+                id=case.id,
+                device=device.name,
+                attention=case.training.attention,
+                num_devices=count,
+                mfu=round(mfu, 4),
+                sequences=round(job.global_batch_size / count, 2),
+                kind=case_system(case, catalog).kind,
+                constants=device.calibration.name if device.calibration else device.name,
+                precision=job.recipe.precision,
+                parameters=float(parameters(job.model).total),
+                sharded=case.strategy == "zero3" or layout.zero_stage == SHARDED,
+                tensor=layout.tensor,
+                data=count // (layout.tensor * layout.pipeline),
+                micro_batch_tokens=(case.training.micro_batch_size or 0) * job.seq_length,
+            )
+        )
     return sorted(rows, key=lambda row: (-row.mfu, row.id))
 
 

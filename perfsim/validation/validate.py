@@ -166,7 +166,7 @@ def _measured_release(case: StepCase, catalog: Catalog) -> str:
         calibration = case_system(case, catalog).device.calibration
         if case.system.software_release is None or not isinstance(calibration, WaferCalibration):
             return ""
-        return nearest_release(case.system.software_release, calibration)[0]
+        return nearest_release(case.system.software_release, calibration)
     except PerfsimError:
         return ""
 

@@ -26,8 +26,7 @@ def test_the_promise_is_kept(promise: Promise, case: Case) -> None:
 
 
 def test_there_is_a_plan(case: Case) -> None:
-    """Only a plain strategy may have no way to use all devices, or no variant that needs less memory."""
-    little_memory = case.name == "a node with little memory"
-    plain = not any(case.variants(layout) for layout in case.layouts)
+    """Only a plain strategy may have no way to use all devices, or no layout that needs less memory."""
+    little_memory = case.name == "a node with little memory" and case.strategy.name != "3d"
     too_many = case.strategy.name in ("tensor", "pipeline") and case.topology.num_devices > 8
-    assert case.plans or too_many or (little_memory and plain)
+    assert case.plans or too_many or little_memory

@@ -16,6 +16,7 @@ DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
     "ARCHITECTURE.md",
+    "docs/caveats.md",
     "docs/glossary.md",
     "docs/decisions/README.md",
     *(f"docs/decisions/{name}" for name in DECISIONS),

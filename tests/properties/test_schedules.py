@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from perfsim.errors import DeadlockError
 from perfsim.strategies.schedules import (
     SCHEDULES,
+    PacedRanks,
     PassTimes,
     Placement,
     Slot,
@@ -158,7 +160,7 @@ def test_what_memory_is_planned_for_is_what_the_schedule_holds(
     name, pipeline, virtual, microbatches = shape
     split = SCHEDULES[name].splits_backward
     for stage, order in enumerate(schedule(*shape)):
-        moments = in_flight(name, stage, pipeline, virtual, microbatches)
+        moments = in_flight(name, *map(np.array, (stage, pipeline, virtual, microbatches)))
         planned = max(each.activations * activations + each.weight_inputs * weight_inputs for each in moments)
         assert planned * virtual == pytest.approx(peak(order, activations, weight_inputs, split=split))
 
@@ -215,7 +217,10 @@ def idle_s(shape: Shape, times: PassTimes) -> tuple[float, float]:
     name, pipeline, virtual, microbatches = shape
     together, apart = step_s(shape, times)
     simulated = (apart if SCHEDULES[name].skewed else together) - microbatches * times.total_s
-    return simulated, bubble_s(name, [times] * pipeline, virtual, microbatches)
+    own = PassTimes(*map(np.array, times))
+    others = PassTimes(*((pipeline - 1) * part for part in own))
+    ranks = PacedRanks(own, others, np.array(pipeline))
+    return simulated, float(bubble_s(name, ranks, np.array(virtual), np.array(microbatches)))
 
 
 @given(shapes(("1f1b", "gpipe", "interleaved")), st.integers(1, 9), st.integers(1, 9))

@@ -1,9 +1,11 @@
-"""Small sweeps to run: a small model on wafers, at small batches, answers in milliseconds."""
+"""Small sweeps to run, of a small model on wafers, which answer in milliseconds; results of studies."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -31,3 +33,16 @@ def write_sweep(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def factory() -> ModuleType:
+    """The module that makes results of studies; loaded by path, because tests are not a package."""
+    spec = importlib.util.spec_from_file_location(
+        "report_factory", Path(__file__).parent / "report/factory.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -18,7 +18,7 @@ from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
 from perfsim.hardware import Precision
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.three_d.stages import stage_memory
+from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.trace import Trace
 from perfsim.transformer import (
     LayerSlice,

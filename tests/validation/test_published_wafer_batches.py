@@ -14,7 +14,7 @@ from perfsim.errors import MemoryCapacityError, PlanError
 from perfsim.hardware import WaferClusterSpec
 from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.planner import best_plan, screen
+from perfsim.prediction.planner import best_plan, search
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.streaming.device import WAFER
 from perfsim.strategies.streaming.memory import activation_parts_bytes
@@ -84,7 +84,8 @@ def test_no_published_batch_is_resident_where_that_needs_more_than_the_wafer_has
     topology = build_topology(system, batch.systems)
     assert resident_bytes(batch) > system.device.memory.capacity
     plans = [
-        each.plan for each in screen(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))
+        each.plan
+        for each in search(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe))).best(100)
     ]
     assert not any(at_once(plan) for plan in plans)
     layout = StreamingLayout(data=batch.systems, micro_batch_size=batch.per_system)
@@ -100,7 +101,8 @@ def test_the_policy_is_chosen_by_time() -> None:
     times = {}
     for name, system in (("as it is", CATALOG.system("cs-2")), ("quick", quick)):
         topology = build_topology(system, 1)
-        screened = screen(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))
+        found = search(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))
+        screened = found.best(found.feasible)
         assert [each.estimate_s for each in screened] == sorted(each.estimate_s for each in screened)
         spilling = [each.estimate_s for each in screened if each.plan.layout.spill]
         times[name] = min(spilling) / screened[0].estimate_s

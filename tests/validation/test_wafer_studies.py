@@ -77,12 +77,12 @@ def test_a_cs_3_is_files_only_and_says_that_its_efficiency_is_another_wafers() -
     assert device.calibration is not None
     assert device.calibration.name == "wse-2"
     runs = [
-        ps.predict(model="gpt3_20b", system=name, devices=16, strategy="weight-streaming", batch=768).run
+        ps.predict(model="gpt3_20b", system=name, devices=16, strategy="weight-streaming", batch=768)
         for name in ("cs-2", "cs-3")
     ]
     gain = runs[0].step_time_s / runs[1].step_time_s
     assert 1.2 < gain < 15.84 / 7.48
-    assert any("no measurement of wse-3" in note for note in runs[1].plan.notes)
+    assert any("no measurement of wse-3" in caveat.text for caveat in runs[1].caveats)
 
 
 def test_the_models_of_the_studies_are_in_the_catalogue() -> None:

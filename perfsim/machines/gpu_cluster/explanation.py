@@ -8,9 +8,20 @@ from perfsim.costs.streaming_roof import StreamingRoof
 from perfsim.machines.explanation import LOOK, Explanation, Lane
 from perfsim.strategies import Plan
 
+_BETWEEN_NODES = ("node.nic", "node.nics", "fabric.oversubscription")
+INPUTS: Mapping[str, tuple[str, ...]] = {
+    "exposed tensor communication": ("node.scale_up",),
+    "exposed data communication": _BETWEEN_NODES,
+    "exposed pipeline communication": _BETWEEN_NODES,
+}
+"""The fields of the system behind each cause."""
+
 
 class GpuExplanation(Explanation):
     """What shortens a step on GPUs."""
+
+    unit = "GPUs"
+    inputs = INPUTS
 
     def wait_remedy(self, cause: str, plan: Plan, _lane: Lane | None, _roof: StreamingRoof | None, /) -> str:
         """The remedy for a cause."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from perfsim.costs.price import Costs, mean_s
@@ -37,6 +39,16 @@ CAUSES = {
 }
 """The cause of each limiting lane; a limiting link is named by the longest of `LINK_WAITS`."""
 
+INPUTS: Mapping[str, tuple[str, ...]] = {
+    "exposed streaming": ("memoryx.servers", "memoryx.server.bandwidth", "weight_bytes"),
+    "gradient egress": ("swarmx.bandwidth", "gradient_bytes"),
+    "update bubble": ("memoryx.server.dram.bandwidth", "memoryx.server.arithmetic"),
+    "flash": ("memoryx.server.flash",),
+    "input": ("activation_servers",),
+    "exposed spilling": ("activation_servers",),
+}
+"""The fields of the system behind each cause."""
+
 
 class StreamingExplanation(Explanation):
     """Causes and remedies for steps of weight streaming."""
@@ -46,6 +58,8 @@ class StreamingExplanation(Explanation):
     """Forward and backward. assumed: a fit of the same logs with a constant per layer in place of our
     movement over the mesh, which grows with the layer; used only in a remark."""
     more = "more systems, each with the same batch"
+    unit = "systems"
+    inputs = INPUTS
 
     def _together_s(self, tree: WaferTree, lane: str, streams_s: Floats, /) -> float:
         """Streams that share a bandwidth take turns; servers with blocks of their own work in parallel."""

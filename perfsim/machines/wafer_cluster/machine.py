@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
+from perfsim.calibration import WaferCalibration
 from perfsim.costs.price import Costs
 from perfsim.costs.streamed_gpu import StreamedGpuCosts
-from perfsim.costs.wafer import PEAK, WaferCosts
+from perfsim.costs.wafer import PEAK, WaferCosts, nearest_release
 from perfsim.errors import InputError
 from perfsim.hardware import WaferClusterSpec
 from perfsim.machines.machine import Machine
@@ -42,6 +43,14 @@ class WaferCluster(Machine):
     def network(self, topology: WaferTree, health: LinkHealth, /) -> WaferNetwork:
         """Traffic on MemoryX and the tree."""
         return WaferNetwork(topology, health)
+
+    def releases(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> tuple[str, str] | None:
+        """The release of the recipe or the system, and the nearest one that was measured."""
+        calibration = system.device.calibration
+        if not isinstance(calibration, WaferCalibration):
+            return None
+        wanted = recipe.software_release or system.software_release
+        return wanted, nearest_release(wanted, calibration)
 
     def at_peak(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> bool:
         """Whether the software release is `peak`."""

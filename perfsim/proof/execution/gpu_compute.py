@@ -77,6 +77,8 @@ class GpuCompute(Compiler):
     def __init__(self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout) -> None:
         super().__init__(graph, training)
         self.layout = layout
+        self.recomputed = {task.block for task in graph.tasks() if task.work.category == "recompute"}
+        """Layers whose activations are computed again."""
         peers = layout.tensor
         self.shares = [Share(training.model, training.seq_length, peers, peer) for peer in range(peers)]
         self.partial: dict[int, Partial] = {}
@@ -204,7 +206,8 @@ class GpuCompute(Compiler):
     def mlp_forward(self, task: Task) -> None:
         """MLP block, and the activations that the layer keeps for its backward."""
         self.needs(2)
-        block, mode = task.block, self.layout.recompute
+        block = task.block
+        mode = self.layout.recompute if block in self.recomputed else "none"
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             (attention, x), (flat, kept) = operands[:2], buffers

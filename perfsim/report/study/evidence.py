@@ -63,17 +63,16 @@ def accuracy_table(result: StudyResult) -> Table:
             text.percent(item.p90_ape),
             text.percent(item.held_out_p90_ape),
             text.percent(item.baseline_median_ape),
-            item.likeness or text.NONE,
         ]
         for item in result.accuracy
     ]
     columns = (
         "most similar family", "strategy", "runs", "median error", "90th percentile",
-        "90th percentile, left out", "baseline's median", "differences",
+        "90th percentile, left out", "baseline's median",
     )  # fmt: skip
     caption = (
         "Absolute errors of the predicted step time on published runs. A few global constants were fitted to "
         "these runs too; 'left out' is for constants fitted without them. A band comes from the errors of "
-        "all runs that were left out, and widens with the differences."
+        "all runs that were left out, and widens where a plan is unlike them."
     )
     return Table(columns, rows, caption, frozenset({2, 3, 4, 5, 6}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from perfsim.report import text
+from perfsim.report.caveats import caveats_section, head_remarks
 from perfsim.report.figures import memory as memory_figure
 from perfsim.report.figures import resilience as resilience_figure
 from perfsim.report.figures import step_time as step_figure
@@ -22,6 +23,7 @@ def study_page(result: StudyResult, *, trace_name: str | None = None) -> tuple[s
     """Title, sections and head of a study's report."""
     sections = [
         _verdict(result),
+        *caveats_section(result.caveats, result.verdict),
         *_remarks(result),
         _batch(result),
         _step(result),
@@ -54,7 +56,8 @@ def _head(result: StudyResult) -> Head:
     ranked = sorted(result.candidates, key=lambda candidate: candidate.time_to_accuracy_s)
     note = " ".join(filter(None, [note, production_sentence(ranked, "the cards")]))
     footer = f"Inputs: {result.inputs_digest}." if result.inputs_digest else ""
-    return Head(result.question, result.verdict, cards, note if cards else "", footer)
+    caveats = head_remarks(result.caveats, result.verdict)
+    return Head(result.question, result.verdict, caveats, cards, note if cards else "", footer)
 
 
 def _verdict(result: StudyResult) -> Section:
@@ -73,7 +76,7 @@ def _remarks(result: StudyResult) -> list[Section]:
     table = remarks_table(result)
     if not table.rows:
         return []
-    lead = "What to know before a plan is used: its use of memory, safer choices, the basis of its figures."
+    lead = "What to know before a plan is used: where its state is kept, safer choices."
     return [Section("Remarks on the plans", lead, table=table, slug="remarks")]
 
 
@@ -87,12 +90,7 @@ def _batch(result: StudyResult) -> Section:
             f"tokens ({low}{text.NONE}{high}, shaded) by {result.law}. A star marks each candidate's best "
             "batch."
         )
-    ends = [
-        f"{candidate.label}: {candidate.batch_at_edge}."
-        for candidate in result.candidates
-        if candidate.batch_at_edge
-    ]
-    lead = " ".join([lead, *_suggested(result), *ends])
+    lead = " ".join([lead, *_suggested(result)])
     return Section(
         "Time to the target by batch",
         lead,

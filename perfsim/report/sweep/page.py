@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfsim.report import text
+from perfsim.report.caveats import caveats_section, head_remarks
 from perfsim.report.document import write_document
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_table
 from perfsim.report.page import write_page
@@ -40,8 +41,9 @@ def write_sweep(result: SweepResult, folder: Path) -> Path:
 
 
 def sweep_sections(result: SweepResult) -> list[Section]:
-    """The page: curve, matches, maps, every point, inputs."""
+    """The page: curve, matches, maps, caveats, every point, inputs."""
     sections = _drawn(result.analysis) if result.feasible else []
+    sections += caveats_section(result.caveats, result.verdict)
     sections.append(
         Section(
             "All points",
@@ -81,7 +83,8 @@ def _drawn(analysis: Analysis) -> list[Section]:
 def _head(result: SweepResult) -> Head:
     cards, note = ([], "") if result.analysis.changes else cards_of(result.analysis)
     note = " ".join(filter(None, [note, *production_notes(result.feasible)]))
-    return Head(result.question, result.verdict, cards, note)
+    caveats = head_remarks(result.caveats, result.verdict)
+    return Head(result.question, result.verdict, caveats, cards, note)
 
 
 def _scaling(series: Sequence[Series]) -> Section:

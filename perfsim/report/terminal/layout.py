@@ -13,6 +13,8 @@ import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from perfsim.prediction.result import SharedCaveat
+from perfsim.report.caveats import MOST_AT_HEAD, about, split
 from perfsim.report.table import Table
 
 MIN_WIDTH, PIPE_WIDTH = 80, 100
@@ -34,6 +36,20 @@ def terminal_width() -> int:
 def paragraph(prose: str, width: int, max_lines: int | None = None) -> list[str]:
     """The text in lines no wider than `width`; of more than `max_lines` the last ends in dots."""
     return textwrap.wrap(prose, min(width, MAX_PROSE), max_lines=max_lines, placeholder=" ...")
+
+
+def caveat_lines(
+    caveats: Sequence[SharedCaveat], verdict: str, width: int, most: int = MOST_AT_HEAD
+) -> list[str]:
+    """The worst caveats below a verdict, serious ones in full, and how many the report has besides."""
+    shown, rest = split(caveats, verdict, most)
+    lines = []
+    for caveat in shown:
+        said, limit = (caveat.text, None) if caveat.severity == "serious" else (caveat.headline, 2)
+        lines += paragraph(f"{caveat.severity}: {about(caveat)}: {said}", width, limit)
+    if rest:
+        lines.append(f"... {len(rest)} more caveat{'s' if len(rest) > 1 else ''} in the report")
+    return lines
 
 
 def cut(line: str, width: int) -> str:

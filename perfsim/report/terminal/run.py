@@ -14,7 +14,9 @@ _STREAMED = "Waits count as what they end with; 'why' counts the wait between tw
 def run_lines(prediction: Prediction, sampled: SamplingSummary | None = None) -> list[str]:
     """The metrics of a step, what products of it were executed, and what its time is spent on."""
     width = min(terminal_width(), MAX_PROSE)
-    rows = [*_metrics(prediction), *_conditions(prediction, sampled), ("why", prediction.why.sentence)]
+    caveats = [(caveat.severity, caveat.text) for caveat in prediction.caveats]
+    conditions = [*caveats, *_conditions(prediction, sampled)]
+    rows = [*_metrics(prediction), *conditions, ("why", prediction.why.sentence)]
     return [
         f"{prediction.model} on {prediction.num_devices} x {prediction.system}, {prediction.strategy}",
         *table_lines(Table(("", ""), rows), width),
@@ -38,10 +40,8 @@ def _metrics(prediction: Prediction) -> list[tuple[str, str]]:
 
 
 def _conditions(prediction: Prediction, sampled: SamplingSummary | None) -> list[tuple[str, str]]:
-    """Scale, perturbations, verification and notes, where there are any."""
+    """Perturbations, verification and notes, where there are any."""
     rows = []
-    if prediction.cluster_calibration is not None:
-        rows.append(("scaled", prediction.cluster_calibration.note))
     if prediction.perturbed is not None:
         rows += _perturbed(prediction.perturbed, prediction.step_time_s)
     if sampled is not None:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from perfsim.report import text
+from perfsim.report.caveats import MOST_AT_HEAD
 from perfsim.report.study.whole_run import production_sentence
 from perfsim.report.table import Table
-from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
+from perfsim.report.terminal.layout import caveat_lines, paragraph, table_lines, terminal_width
 from perfsim.studies.result import CandidateResult, StudyResult
 
 MAX_LINES = 25
@@ -19,16 +20,24 @@ _NUMERIC = frozenset(range(3, 9))
 
 
 def study_lines(result: StudyResult) -> list[str]:
-    """The answer in at most 25 lines: a row for each candidate, then the comparison sentence."""
+    """A row for each candidate, the comparison sentence, the worst caveats.
+
+    At most 25 lines, unless serious caveats need more. Candidates come before caveats that are not serious.
+    """
     width = terminal_width()
     heading = paragraph(_heading(result), width, 2)
     verdict = paragraph(result.verdict, width, MAX_VERDICT_LINES)
     notes = [line for note in _notes(result) for line in paragraph(note, width, 2)]
-    room = MAX_LINES - len(heading) - len(verdict) - len(notes) - 2  # two lines are blank
-    return [*heading, "", *_rows(result.candidates, width, room), *notes, "", *verdict]
+    room = MAX_LINES - sum(map(len, (heading, verdict, notes))) - 2  # two lines are blank
+    for most in range(MOST_AT_HEAD, -1, -1):
+        caveats = caveat_lines(result.caveats, result.verdict, width, most)
+        rows, left_out = _rows(result.candidates, width, room - len(caveats))
+        if not left_out:
+            break
+    return [*heading, "", *rows, *notes, "", *verdict, *caveats]
 
 
-def _rows(candidates: Sequence[CandidateResult], width: int, room: int) -> list[str]:
+def _rows(candidates: Sequence[CandidateResult], width: int, room: int) -> tuple[list[str], int]:
     """The table in so many lines, and how many candidates it leaves out; never the first at the target."""
     for count in range(max(len(candidates), 1), 0, -1):
         left_out = max(len(candidates) - count, 0)
@@ -36,7 +45,7 @@ def _rows(candidates: Sequence[CandidateResult], width: int, room: int) -> list[
         lines = [*table_lines(_table(_shown(candidates, count)), width), *more]
         if len(lines) <= room:
             break
-    return lines
+    return lines, left_out
 
 
 def _shown(candidates: Sequence[CandidateResult], count: int) -> Sequence[CandidateResult]:
@@ -56,23 +65,10 @@ def _notes(result: StudyResult) -> list[str]:
     return [
         "* first at the target; all figures are at each candidate's own best batch",
         *filter(None, [production_sentence(result.candidates, "the study")]),
-        *text.scale_notes(candidate.cluster_calibration for candidate in result.candidates),
         *filter(None, [text.perturbed_line(result)]),
-        *_edge_lines(result),
         *_sampling_lines(result),
         *(f"not possible: {item.label}: {item.reason}" for item in result.infeasible[:MAX_INFEASIBLE]),
     ]
-
-
-def _edge_lines(result: StudyResult) -> list[str]:
-    """The candidates whose best batch is the smallest or the largest that was tried."""
-    edges = [candidate for candidate in result.candidates if candidate.batch_at_edge]
-    if not edges:
-        return []
-    machines = [f"{candidate.num_devices} x {candidate.system}" for candidate in edges]
-    several = len(set(machines)) < len(machines)
-    names = [candidate.label for candidate in edges] if several else machines
-    return [f"best batch at the edge of those tried, another may be better: {'; '.join(names)}"]
 
 
 def _sampling_lines(result: StudyResult) -> list[str]:

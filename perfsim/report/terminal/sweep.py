@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfsim.report import text
 from perfsim.report.sweep.cards import production_notes
 from perfsim.report.table import Table
-from perfsim.report.terminal.layout import cut, paragraph, table_lines, terminal_width
+from perfsim.report.terminal.layout import caveat_lines, cut, paragraph, table_lines, terminal_width
 from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.result import SweepResult
 from perfsim.sweeps.variants import Change
@@ -17,19 +17,20 @@ MARK = " *"
 
 
 def sweep_lines(result: SweepResult) -> list[str]:
-    """At most 24 lines: each machine at its best batch by number of devices, then the verdict."""
+    """Each machine at its best batch by number of devices, the verdict, the worst caveats.
+
+    At most 24 lines, unless serious caveats need more.
+    """
     width = terminal_width()
     infeasible = len(result.points) - len(result.feasible)
     count = f"{len(result.points):,} points"
     if infeasible:
         count += f", {infeasible:,} without a feasible plan"
-    scales = text.scale_notes(point.prediction.cluster_calibration for point in result.feasible)
-    notes = [f"Scaled: {note}." for note in scales]
-    notes += production_notes(result.feasible)
-    verdict = paragraph(" ".join([result.verdict, *notes]), width, MAX_VERDICT_LINES)
-    lines = [cut(f"{result.title} ({count})", width), ""]
-    lines += _table(result, width, MAX_LINES - len(verdict) - 2)
-    return [*lines, *verdict][:MAX_LINES]
+    said = " ".join([result.verdict, *production_notes(result.feasible)])
+    verdict = paragraph(said, width, MAX_VERDICT_LINES)
+    caveats = caveat_lines(result.caveats, result.verdict, width)
+    table = _table(result, width, MAX_LINES - len(verdict) - len(caveats) - 2)
+    return [cut(f"{result.title} ({count})", width), "", *table, *verdict, *caveats]
 
 
 def _table(result: SweepResult, width: int, room: int) -> list[str]:

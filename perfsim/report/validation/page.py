@@ -59,7 +59,8 @@ def _head(page: AccuracyPage) -> Head:
         "only a wafer's efficiency depends on the release of its software."
     )
     footer = f"Made by `{COMMAND}`." if page.leaves_out else "Made by `perfsim validate --page`."
-    return Head("How accurate are predictions of published runs?", "", cards, note, footer)
+    question = "How accurate are predictions of published runs?"
+    return Head(question, cards=cards, cards_note=note, footer=footer)
 
 
 def _name(result: Mapping[str, Any]) -> str:

@@ -7,8 +7,10 @@ tested separately.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from perfsim.errors import LayoutError
 from perfsim.strategies.schedules import (
@@ -20,11 +22,13 @@ from perfsim.strategies.schedules import (
 )
 from perfsim.strategies.schedules.merge import merged_order
 from perfsim.strategies.schedules.placement import Placement
-from perfsim.strategies.schedules.slot import Held, Pass, PassTimes, Ranks, Slot, StageOrder
+from perfsim.strategies.schedules.slot import Held, Numbers, PacedRanks, Pass, PassTimes, Slot, StageOrder
 
 __all__ = [
     "SCHEDULES",
     "Held",
+    "Numbers",
+    "PacedRanks",
     "Pass",
     "PassTimes",
     "Placement",
@@ -43,9 +47,9 @@ __all__ = [
 
 OrderOf = Callable[[int, int, int], list[StageOrder]]
 """(pipeline, virtual, micro-batches): the order of every stage."""
-InFlight = Callable[[int, int, int, int], tuple[Held, ...]]
-"""(stage, pipeline, virtual, micro-batches): what a stage holds at its peak."""
-Bubble = Callable[[Ranks, int, int, bool], float]
+InFlight = Callable[[Numbers, Numbers, Numbers, Numbers], tuple[Held, ...]]
+"""(stage, pipeline, virtual, micro-batches), arrays that broadcast: what stages hold at their peak."""
+Bubble = Callable[[PacedRanks, Numbers, Numbers, Numbers], Numbers]
 """(ranks, virtual, micro-batches, whether ranks end together): idle seconds of the slowest rank."""
 
 
@@ -61,6 +65,8 @@ class Schedule:
     """Chunks per rank; None: any number."""
     splits_backward: bool = False
     """Weight gradients are a separate pass."""
+    tight: bool = False
+    """A rank's next forward waits for a backward of its neighbour in the steady state: sends are exposed."""
     v_shaped: bool = False
     skewed: bool = False
     """A rank updates without waiting for other ranks, so later stages run their whole steps later."""
@@ -69,7 +75,7 @@ class Schedule:
 SCHEDULES: dict[str, Schedule] = {
     known.name: known
     for known in (
-        Schedule("1f1b", one_f_one_b.order, one_f_one_b.in_flight, one_f_one_b.bubble_s),
+        Schedule("1f1b", one_f_one_b.order, one_f_one_b.in_flight, one_f_one_b.bubble_s, tight=True),
         Schedule("gpipe", gpipe.order, gpipe.in_flight, one_f_one_b.bubble_s),
         Schedule("interleaved", interleaved.order, interleaved.in_flight, one_f_one_b.bubble_s, chunks=None),
         Schedule(
@@ -78,6 +84,7 @@ SCHEDULES: dict[str, Schedule] = {
             zero_bubble.in_flight_1p,
             zero_bubble.bubble_1p_s,
             splits_backward=True,
+            tight=True,
         ),
         Schedule(
             "zb2p",
@@ -137,8 +144,10 @@ def placement(name: str, pipeline: int, virtual: int) -> Placement:
     return Placement(pipeline, virtual, schedule_called(name).v_shaped)
 
 
-def in_flight(name: str, stage: int, pipeline: int, virtual: int, microbatches: int) -> tuple[Held, ...]:
-    """What a stage holds at its peak, in micro-batches of the whole stage.
+def in_flight(
+    name: str, stage: Numbers, pipeline: Numbers, virtual: Numbers, microbatches: Numbers
+) -> tuple[Held, ...]:
+    """What stages hold at their peak, in micro-batches of the whole stage; arguments broadcast.
 
     There are several candidates where the peak depends on the bytes of activations and of W's inputs.
     """
@@ -146,13 +155,13 @@ def in_flight(name: str, stage: int, pipeline: int, virtual: int, microbatches: 
 
 
 def bubble_s(
-    name: str, ranks: Sequence[PassTimes], virtual: int, microbatches: int, *, together: bool | None = None
-) -> float:
+    name: str, ranks: PacedRanks, virtual: Numbers, microbatches: Numbers, together: Numbers | None = None
+) -> Numbers:
     """Idle seconds of the slowest rank: a step takes m times its pass times plus this bubble.
 
     `together` overrides whether all ranks end a step at the same time, as with a tied embedding.
     """
     chosen = schedule_called(name)
     if together is None:
-        together = not chosen.skewed
-    return chosen.bubble_s(Ranks.of(ranks), virtual, microbatches, together)
+        together = np.array(not chosen.skewed)
+    return chosen.bubble_s(ranks, virtual, microbatches, together)

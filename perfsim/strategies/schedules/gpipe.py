@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from perfsim.strategies.schedules.slot import Held, Slot, StageOrder
+import numpy as np
+
+from perfsim.strategies.schedules.slot import Held, Numbers, Slot, StageOrder
 
 
 def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
@@ -14,6 +16,8 @@ def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
     ]
 
 
-def in_flight(_stage: int, _pipeline: int, _virtual: int, microbatches: int) -> tuple[Held, ...]:
+def in_flight(
+    stage: Numbers, _pipeline: Numbers, _virtual: Numbers, microbatches: Numbers
+) -> tuple[Held, ...]:
     """Every micro-batch."""
-    return (Held(float(microbatches)),)
+    return (Held(microbatches + np.zeros_like(stage)),)

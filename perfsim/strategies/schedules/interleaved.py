@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from perfsim.errors import LayoutError
-from perfsim.strategies.schedules.slot import Held, Pass, Slot, StageOrder
+from perfsim.strategies.schedules.slot import Held, Numbers, Pass, Slot, StageOrder
 
 
 def order(pipeline: int, virtual: int, microbatches: int) -> list[StageOrder]:
@@ -34,12 +36,11 @@ def _stage_order(stage: int, pipeline: int, virtual: int, microbatches: int) -> 
     return slots
 
 
-def in_flight(stage: int, pipeline: int, virtual: int, microbatches: int) -> tuple[Held, ...]:
+def in_flight(stage: Numbers, pipeline: Numbers, virtual: Numbers, microbatches: Numbers) -> tuple[Held, ...]:
     """At the first stage p (1 + (p - 1) / (p v)) micro-batches [2205.05198].
 
     With a single group of micro-batches all forwards run first, so every stage holds all of them.
     """
-    if microbatches == pipeline:
-        return (Held(float(microbatches)),)
     warm_up = (pipeline - stage - 1) * 2 + (virtual - 1) * pipeline + 1
-    return (Held(min(warm_up, microbatches * virtual) / virtual),)
+    held = np.minimum(warm_up, microbatches * virtual) / virtual
+    return (Held(np.where(microbatches == pipeline, microbatches, held)),)

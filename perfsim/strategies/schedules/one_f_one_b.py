@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from perfsim.strategies.schedules.slot import Held, Ranks, Slot, StageOrder
+import numpy as np
+
+from perfsim.strategies.schedules.slot import Held, Numbers, PacedRanks, Slot, StageOrder
 
 
 def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
@@ -19,11 +21,11 @@ def _stage_order(stage: int, pipeline: int, microbatches: int) -> StageOrder:
     return slots
 
 
-def in_flight(stage: int, pipeline: int, _: int, microbatches: int) -> tuple[Held, ...]:
+def in_flight(stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbers) -> tuple[Held, ...]:
     """Stage i holds p - i micro-batches."""
-    return (Held(float(min(pipeline - stage, microbatches))),)
+    return (Held(np.minimum(pipeline - stage, microbatches)),)
 
 
-def bubble_s(ranks: Ranks, virtual: int, _microbatches: int, _together: bool) -> float:
+def bubble_s(ranks: PacedRanks, virtual: Numbers, _microbatches: Numbers, _together: Numbers) -> Numbers:
     """(p - 1) (F + B) / v: one micro-batch fills and drains the other ranks [2104.04473 2.2]."""
     return ranks.others.total_s / virtual

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[Any]
+"""Numbers of many ranks or layouts, of shapes that broadcast."""
 
 Pass = Literal["F", "B", "W"]
 """Forward, backward, weight gradients.
@@ -25,38 +30,35 @@ StageOrder = list[Slot]
 
 
 class Held(NamedTuple):
-    """What a rank holds at one moment, in micro-batches of the whole rank."""
+    """What ranks hold at one moment, in micro-batches of the whole rank; numbers or arrays."""
 
-    activations: float
+    activations: Numbers
     """Held from forward to backward."""
-    weight_inputs: float = 0.0
+    weight_inputs: Numbers = np.zeros(())
     """Inputs and output gradients of the weights, held from backward to weight gradients."""
 
 
 class PassTimes(NamedTuple):
-    """Seconds of one micro-batch through all chunks of one rank."""
+    """Seconds of one micro-batch through all chunks of ranks; numbers or arrays."""
 
-    forward_s: float
-    backward_s: float
-    weights_s: float = 0.0
+    forward_s: Numbers
+    backward_s: Numbers
+    weights_s: Numbers = np.zeros(())
 
     @property
-    def total_s(self) -> float:
+    def total_s(self) -> Numbers:
         """Seconds of all passes."""
-        return sum(self)
+        return self.forward_s + self.backward_s + self.weights_s
+
+    def of(self, rows: NDArray[np.int64] | slice) -> PassTimes:
+        """The rows at these indices."""
+        return PassTimes(*(np.asarray(part)[rows] for part in self))
 
 
-class Ranks(NamedTuple):
-    """Pass times of all ranks; the slowest rank sets the pace."""
+class PacedRanks(NamedTuple):
+    """Pass times of the ranks of pipelines; the slowest rank sets the pace."""
 
     slowest: PassTimes
     others: PassTimes
     """Sum over all ranks except the slowest."""
-    num_ranks: int
-
-    @classmethod
-    def of(cls, ranks: Sequence[PassTimes]) -> Ranks:
-        """The slowest rank of a pipeline, and the sum over the others."""
-        slowest = max(ranks, key=lambda times: times.total_s)
-        sums = [sum(values) for values in zip(*ranks, strict=True)]
-        return cls(slowest, PassTimes(*(a - b for a, b in zip(sums, slowest, strict=True))), len(ranks))
+    num_ranks: Numbers

@@ -10,10 +10,11 @@ other stages (section 4: validation after the update).
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 
-from perfsim.strategies.schedules.liveness import held_at_peak
-from perfsim.strategies.schedules.slot import Held, Ranks, Slot, StageOrder
+import numpy as np
+
+from perfsim.strategies.schedules.slot import Held, Numbers, PacedRanks, Slot, StageOrder
 
 
 def _order(ahead: int, pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
@@ -33,21 +34,38 @@ def _stage_order(ahead: int, stage: int, pipeline: int, microbatches: int) -> St
     return slots
 
 
-@lru_cache(maxsize=4096)
-def _in_flight(ahead: int, stage: int, pipeline: int, _: int, microbatches: int) -> tuple[Held, ...]:
-    """At most `ahead` (p - 1) + 1 micro-batches per stage; more micro-batches do not change the peak."""
-    enough = ahead * pipeline + 1
-    return held_at_peak(_stage_order(ahead, stage, pipeline, min(microbatches, enough)), 1)
+def _in_flight(
+    ahead: int, stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbers
+) -> tuple[Held, ...]:
+    """At most `ahead` (p - 1) + 1 micro-batches per stage, as activations or as inputs of delayed W passes.
+
+    With `before` = `ahead` (p - i - 1) forwards before the first pair and W `delay` = `ahead` i behind B, the
+    peak is after a forward of the steady state, after a backward, or where the last forwards are done.
+    """
+    before, delay = ahead * (pipeline - stage - 1), ahead * stage
+    delayed = np.minimum(microbatches, delay + 1)
+    return (
+        Held(
+            np.minimum(before + 1, microbatches), np.minimum(np.maximum(microbatches - before - 1, 0), delay)
+        ),
+        Held(
+            np.minimum(before, microbatches - 1), np.minimum(np.maximum(microbatches - before, 1), delay + 1)
+        ),
+        Held(np.minimum(before, microbatches - delayed), delayed),
+    )
 
 
-def _bubble_s(ahead: int, ranks: Ranks, _: int, microbatches: int, together: bool) -> float:
+def _bubble_s(ahead: int, ranks: PacedRanks, _: Numbers, microbatches: Numbers, together: Numbers) -> Numbers:
     """(p - 1) (F + B - `ahead` W), with fewer W for few micro-batches, and at least 0 [section 2.3].
 
-    Where stages end together, the late start of the last stage, (p - 1) F, remains.
+    A step ends with the W of a rank that is not the slowest. Where stages end together, the late start of the
+    last stage, (p - 1) F, remains.
     """
-    filled = min(ahead * (ranks.num_ranks - 1), microbatches - 1) * ranks.slowest.weights_s
-    least = ranks.others.forward_s if together else 0.0
-    return max(least, ranks.others.forward_s + ranks.others.backward_s - filled)
+    others, weights_s = ranks.others, ranks.slowest.weights_s
+    filled = np.minimum(ahead * (ranks.num_ranks - 1), microbatches - 1) * weights_s
+    filled = filled + np.maximum(0.0, weights_s - others.weights_s / np.maximum(1, ranks.num_ranks - 1))
+    least = np.where(together, others.forward_s, 0.0)
+    return np.asarray(np.maximum(least, others.forward_s + others.backward_s - filled))
 
 
 order_1p, order_2p = partial(_order, 1), partial(_order, 2)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
+
 from perfsim.strategies.schedules.liveness import held_at_peak
-from perfsim.strategies.schedules.slot import Held, Pass, Ranks, Slot, StageOrder
+from perfsim.strategies.schedules.slot import Held, Numbers, PacedRanks, Pass, Slot, StageOrder
 
 CHUNKS = 2
 PASSES: dict[str, tuple[Pass, int]] = {
@@ -60,13 +62,26 @@ def _phases(rank: int, pipeline: int, more: int) -> tuple[tuple[str, int], ...]:
     )
 
 
-@lru_cache(maxsize=4096)
-def in_flight(rank: int, pipeline: int, _: int, microbatches: int) -> tuple[Held, ...]:
+def in_flight(stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbers) -> tuple[Held, ...]:
     """At most 2 p chunks; micro-batches beyond those that fill the pipeline do not change the peak."""
-    return held_at_peak(_rank_order(rank, pipeline, min(microbatches, 2 * pipeline)), CHUNKS)
+    enough = np.minimum(microbatches, 2 * pipeline)
+    rank, width, count = np.broadcast_arrays(stage, pipeline, enough)
+    most = int(max(width.max(initial=0), count.max(initial=0))) + 1
+    keys, of_key = np.unique((rank * most + width) * most + count, return_inverse=True)
+    peaks = [_peaks(key // most**2, key // most % most, key % most) for key in keys.tolist()]
+    moments = max(map(len, peaks), default=0)
+    table = np.array([(*own, *own[:1] * (moments - len(own))) for own in peaks])
+    at = of_key.reshape(rank.shape)
+    return tuple(Held(table[at, number, 0], table[at, number, 1]) for number in range(moments))
 
 
-def bubble_s(ranks: Ranks, _: int, microbatches: int, together: bool) -> float:
+@lru_cache(maxsize=4096)
+def _peaks(rank: int, pipeline: int, microbatches: int) -> tuple[tuple[float, float], ...]:
+    """Activations and inputs of weight gradients at the possible peaks of a rank."""
+    return held_at_peak(_rank_order(rank, pipeline, microbatches), CHUNKS)
+
+
+def bubble_s(ranks: PacedRanks, _: Numbers, microbatches: Numbers, together: Numbers) -> Numbers:
     """(p - 1) (B - W), at least 0; larger where the micro-batches do not fill the pipeline.
 
     Derived from the phases: there is no bubble where B takes no longer than W. With few micro-batches, the
@@ -74,7 +89,7 @@ def bubble_s(ranks: Ranks, _: int, microbatches: int, together: bool) -> float:
     Where ranks end together, the late start of the last rank, (p - 1) F / 2, remains.
     """
     slowest, others = ranks.slowest, ranks.others
-    least = others.forward_s / CHUNKS if together else 0.0
+    least = np.where(together, others.forward_s / CHUNKS, 0.0)
     steady = others.backward_s - (ranks.num_ranks - 1) * slowest.weights_s
     unfilled = others.forward_s + others.backward_s - (microbatches - 1) * slowest.forward_s
-    return max(least, steady, unfilled)
+    return np.asarray(np.maximum(least, np.maximum(steady, unfilled)))

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfsim.calibration import WaferCalibration
 from perfsim.costs.memory import MemoryUse
-from perfsim.costs.wafer import nearest_release
 from perfsim.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder
 from perfsim.hardware import WaferClusterSpec
@@ -109,14 +107,6 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         job: Job, system: WaferClusterSpec, layout: StreamingLayout, microbatches: int
     ) -> Iterator[str]:
         yield f"{device_of(system).place} memory policy: {policy_name(layout, microbatches)}"
-        calibration = system.device.calibration
-        if isinstance(calibration, WaferCalibration):
-            wanted = job.recipe.software_release or system.software_release
-            remark = nearest_release(wanted, calibration)[1]
-            if remark:
-                yield remark
-            if calibration.name != system.device.name:
-                yield f"no measurement of {system.device.name}: efficiencies of {calibration.name} are used"
         yield Store(job, system).note
         if layout.stream_chunks < needed_chunks(system):
             yield (
@@ -129,8 +119,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
             share = 100 * job.recipe.weight_sparsity
             yield (
                 f"{share:.4g} % of the layers' weights are zero: MFU counts FLOPs of nonzero weights, HFU "
-                "executed FLOPs; it is assumed, and known for few models, that as many tokens reach the "
-                "target as for the dense model"
+                "executed FLOPs"
             )
 
     def emit(self, plan: StreamingPlan, builder: GraphBuilder) -> None:

@@ -7,8 +7,10 @@ gradients, so the gradients of each micro-batch are reduce-scattered as they are
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfsim.costs.memory import main_grad_bytes, reduced_grad_bytes, updated_state_bytes
 from perfsim.graph import Kind, RankGroup, TensorClass, Work
@@ -53,11 +55,9 @@ class Replicas:
         return self.size if self.shards_gradients else 1
 
     def layers_per_bucket(self, layer_parameters: float) -> int:
-        """Number of layers whose gradients fill a bucket; 1 where the recipe has no buckets."""
-        bucket_bytes = self.recipe.grad_bucket
-        if bucket_bytes is None or self.shards_gradients:
-            return 1
-        return max(1, math.ceil(bucket_bytes / (layer_parameters * main_grad_bytes(self.recipe))))
+        """Number of layers whose gradients fill a bucket."""
+        stage = GRADIENTS_SHARDED if self.shards_gradients else 0
+        return int(layers_per_bucket(self.recipe, np.array(layer_parameters), np.array(stage)))
 
     def reduce_work(self, num_parameters: float) -> Work:
         """Reduction of the gradients of some parameters over replicas."""
@@ -91,6 +91,16 @@ class Replicas:
             kernels=(kernel,),
             writes=(TensorClass("parameters", shard * self.recipe.element_bytes),),
         )
+
+
+def layers_per_bucket(
+    recipe: TrainingRecipe, layer_parameters: NDArray[np.float64], zero_stage: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Number of layers whose gradients fill a bucket; 1 under ZeRO 2 and where the recipe has no buckets."""
+    if recipe.grad_bucket is None:
+        return np.ones_like(zero_stage)
+    layers = np.ceil(recipe.grad_bucket / (layer_parameters * main_grad_bytes(recipe)))
+    return np.where(zero_stage == GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
 
 
 def optimizer_bytes(recipe: TrainingRecipe) -> float:

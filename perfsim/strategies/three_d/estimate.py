@@ -1,197 +1,191 @@
-"""A closed form of a pipelined step, to screen layouts; the best are then simulated.
+"""A closed form of a pipelined step in columns, to screen layouts; the best are then simulated.
 
 With m micro-batches and t = f + b + w, the passes of one micro-batch on a rank:
 
-    step = m max over ranks of t + bubble of the schedule (see `schedules/`)
+    step = m pace + bubble of the schedule (see `schedules/`)
            + exposed gradient reduction + tied embedding + optimizer
 
-It omits effects that need simulation: hidden transfers, imbalance during warm-up, contention.
+The pace is the largest t of a rank, or what neighbours with transfers between them need (`_pace_of_pairs`).
+It omits effects that need simulation: imbalance during warm-up, contention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import lru_cache
+import numpy as np
+from numpy.typing import NDArray
 
-from perfsim.costs.memory import reduced_grad_bytes, stage_parameters
-from perfsim.graph import GraphBuilder, RankGroup, Template, Work
-from perfsim.strategies.plan import Duration
-from perfsim.strategies.schedules import PassTimes, bubble_s, schedule_called
-from perfsim.strategies.three_d.data import Replicas
-from perfsim.strategies.three_d.pipeline import (
-    backward_template,
-    dgrad_template,
-    forward_template,
-    wgrad_template,
+from perfsim.strategies.plan import Durations
+from perfsim.strategies.schedules import PacedRanks, PassTimes, bubble_s, schedule_called
+from perfsim.strategies.three_d.columns import Columns
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.strategies.three_d.division import RankColumns
+from perfsim.strategies.three_d.memory import recomputed_layers, slice_bytes
+from perfsim.strategies.three_d.prices import (
+    DataPrices,
+    Largest,
+    PassPrices,
+    data_prices,
+    largest_ranks,
+    pass_prices,
 )
-from perfsim.strategies.three_d.stages import ThreeDPlan
-from perfsim.strategies.three_d.tensor import layer_works, split_works
-from perfsim.strategies.three_d.virtual_stage import VirtualStage, tied_embedding_work
-from perfsim.strategies.three_d.zero import SHARDED, Shards
+from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
+from perfsim.topology import FatTree
+from perfsim.workload import Job
 
-Writer = Callable[[GraphBuilder, VirtualStage], Template]
-
-
-def estimate_step_s(
-    plan: ThreeDPlan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
-) -> float:
-    """Step time of a plan by the formula above."""
-    layout, microbatches = plan.layout, plan.num_microbatches
-    ranks = _rank_times(plan, stages, replicas, duration)
-    together = True if _tied_apart(plan, stages) else None
-    idle = bubble_s(layout.schedule, ranks, layout.virtual_pipeline, microbatches, together=together)
-    pipelined = microbatches * max(times.total_s for times in ranks) + idle
-    gradients = _reduction_s(plan, stages, replicas, duration) + _tie_s(plan, stages, replicas, duration)
-    return pipelined + gradients + _update_s(replicas, duration)
+Floats = NDArray[np.float64]
 
 
-def _rank_times(
-    plan: ThreeDPlan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
-) -> list[PassTimes]:
-    """Pass times of all chunks of each rank, with exposed reductions of every micro-batch."""
-    passes = _pass_times(stages, duration, split=schedule_called(plan.layout.schedule).splits_backward)
-    ranks = []
-    for rank, group in enumerate(replicas):
-        own = [stage for stage in stages if stage.rank == rank]
-        times = [sum(part) for part in zip(*(passes[stage.number] for stage in own), strict=True)]
-        if group.shards_gradients:
-            reducing = sum(_scatter_s(stage, group, duration) for stage in own)
-            hidden = sum(times) if plan.job.recipe.overlap_grad_reduce else 0.0
-            times[-1 if times[-1] else 1] += max(0.0, reducing - hidden)
-        ranks.append(PassTimes(*times))
-    return ranks
+def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, durations: Durations) -> Floats:
+    """Step time of every layout by the formula above, shape (rows,)."""
+    ranks, sizes = columns.ranks(), slice_bytes(job, columns)
+    passes = pass_prices(job, columns, topology, durations)
+    largest = largest_ranks(job, columns, ranks, sizes)
+    replicas = data_prices(job, columns, largest, sizes, durations)
+    times = _pass_times(job, columns, ranks, passes, replicas)
+    sends = _send_times(columns, ranks, passes)
+    microbatches = columns.microbatches(job)
+    tied = np.logical_and(job.model.tied_embeddings, columns.last_rank > 0)
+    slowest = np.argmax(times.total_s, axis=1)[:, None]
+    slowest_times = PassTimes(*(np.take_along_axis(part, slowest, axis=1)[:, 0] for part in times))
+    others = PassTimes(
+        *(
+            (ranks.number * (busy + sent)).sum(axis=1) - part
+            for busy, sent, part in zip(times, sends, slowest_times, strict=True)
+        )
+    )
+    hidden = np.where(columns.of_schedules("tight"), 0.0, 2 * columns.virtual * passes.summed[:, 0])
+    pace = np.maximum(slowest_times.total_s - hidden, _pace_of_pairs(columns, ranks, times, passes))
+    bare = _bare_microbatches(columns, microbatches)
+    sent = sum(part.max(axis=1) for part in sends)
+    seconds = (microbatches - bare) * pace + bare * (slowest_times.total_s + sent)
+    for name, rows in columns.by_schedule.items():
+        paced = PacedRanks(slowest_times.of(rows), others.of(rows), columns.pipeline[rows])
+        together = tied[rows] | (not schedule_called(name).skewed)
+        seconds[rows] += bubble_s(name, paced, columns.virtual[rows], microbatches[rows], together)
+    reduced = _reduction_s(job, columns, largest, passes, replicas)
+    return np.asarray(seconds + reduced + (replicas.tie + replicas.update + replicas.gather)[:, 0])
 
 
-def _scatter_s(stage: VirtualStage, replicas: Replicas, duration: Duration) -> float:
-    """Seconds to reduce all gradients of a virtual stage, layer by layer."""
-    part = stage.group.part
-    layer = stage_parameters(part, 1, first=False, last=False)
-    embedding_and_head = stage_parameters(part, 0, first=stage.first, last=stage.last)
-    seconds = stage.num_layers * duration(replicas.reduce_work(layer))
-    return seconds + (duration(replicas.reduce_work(embedding_and_head)) if embedding_and_head else 0.0)
+def _bare_microbatches(columns: Columns, microbatches: NDArray[np.int64]) -> Floats:
+    """Micro-batches whose forwards have no backward beside them in which their transfers could hide.
 
-
-def _pass_times(stages: Sequence[VirtualStage], duration: Duration, *, split: bool) -> list[PassTimes]:
-    """Pass times of one micro-batch on each virtual stage, including sends.
-
-    The time of a stage is linear in its layers, so each kind of stage (first, middle, last) is priced
-    with no layer and with one.
+    An interleaved rank fills its pipeline with (v - 1) p chunks of forwards; where there is one group of
+    micro-batches all forwards run first. A rank's next chunk then waits for the same micro-batch to come
+    around.
     """
-    if stages[0].shards is not None:
-        return [PassTimes(_sharded_pass_s(stages[0], stages[0].shards, duration), 0.0)]
-    writers: tuple[Writer, ...] = (forward_template, backward_template)
-    if split:
-        writers = (forward_template, dgrad_template, wgrad_template)
-    known: dict[tuple[bool, bool], tuple[PassTimes, PassTimes]] = {}
-    times = []
-    for stage in stages:
-        kind = (stage.first, stage.last)
-        if kind not in known:
-            known[kind] = _bare_and_layered_s(stage, writers, duration)
-        bare, layered = known[kind]
-        count = stage.num_layers
-        times.append(PassTimes(*(a + count * (b - a) for a, b in zip(bare, layered, strict=True))))
-    return times
+    pipeline, virtual = columns.pipeline, columns.virtual
+    filling = np.minimum(microbatches, (virtual - 1) * pipeline / virtual)
+    bare = np.where(microbatches == pipeline, microbatches, filling)
+    return np.where((virtual > 1) & ~columns.of_schedules("v_shaped"), bare, 0.0)
 
 
-@lru_cache(maxsize=4096)
-def _sharded_pass_s(stage: VirtualStage, shards: Shards, duration: Duration) -> float:
-    """Both passes of a sharded stage: compute and communication overlap, so the longer counts.
+def _pass_times(
+    job: Job, columns: Columns, ranks: RankColumns, passes: PassPrices, replicas: DataPrices
+) -> PassTimes:
+    """Seconds of one micro-batch through all chunks of every rank, shape (rows, ranks) each.
 
-    The first gather, of embedding and LM head, is exposed.
+    Under ZeRO 3 compute and communication overlap, so the longer of the two counts; the gather of embedding
+    and LM head and of the first layer is exposed, and so are the last reductions.
     """
-    total = duration(shards.gather_work(shards.root_parameters))
-    for works in _works(stage, (forward_template, backward_template)):
-        seconds = [duration(work) for work in works]
-        moving = [work.category == "data_communication" for work in works]
-        communication = sum(s for s, moves in zip(seconds, moving, strict=True) if moves)
-        total += max(communication, sum(seconds) - communication)
-    return total
+    forward = ranks.layers * passes.forward
+    forward += ranks.first * passes.embedding_forward + ranks.last * passes.head_forward
+    backward = ranks.layers * passes.backward + recomputed_layers(columns, ranks) * passes.recompute
+    backward += ranks.first * passes.embedding_backward + ranks.last * passes.head_backward
+    weights = ranks.layers * passes.weights
+    weights += ranks.first * passes.embedding_weights + ranks.last * passes.head_weights
+    zero, scattered = columns.zero[:, None], _scattered_s(ranks, replicas)
+    gathered = ranks.layers * replicas.gather_layer
+    sharded_forward = replicas.gather_both + np.maximum(gathered, replicas.gather_layer + forward)
+    last_reduced = replicas.reduce_layer + replicas.reduce_both
+    sharded_backward = np.maximum(gathered + scattered, backward + last_reduced)
+    split = columns.of_schedules("splits_backward")[:, None]
+    last_pass = np.where(split, weights, backward)
+    hidden = _hidden_reduction_s(job, columns, ranks, forward, last_pass, replicas)
+    overlaps = job.recipe.overlap_grad_reduce
+    exposed = np.maximum(0.0, scattered - hidden) if overlaps else scattered
+    exposed = np.where(zero == GRADIENTS_SHARDED, exposed, 0.0)
+    return PassTimes(
+        np.where(zero == SHARDED, sharded_forward, forward),
+        np.where(zero == SHARDED, sharded_backward, backward + np.where(split, 0.0, exposed)),
+        weights + np.where(split, exposed, 0.0),
+    )
 
 
-@lru_cache(maxsize=4096)
-def _bare_and_layered_s(
-    stage: VirtualStage, writers: tuple[Writer, ...], duration: Duration
-) -> tuple[PassTimes, PassTimes]:
-    """Pass times of a stage with no layer and with one; cached, since batches of a study repeat them."""
-    bare, layered = (_pass_s(replace(stage, num_layers=count), writers, duration) for count in (0, 1))
-    return bare, layered
+def _hidden_reduction_s(
+    job: Job, columns: Columns, ranks: RankColumns, forward: Floats, last_pass: Floats, replicas: DataPrices
+) -> Floats:
+    """Seconds of ZeRO 2's reductions of one micro-batch that run beside compute.
+
+    A pass of several layers reduces one while it computes others; the buffers of the last ones are reduced
+    beside the next forward. A pass of one layer waits for the reduction of the pass before. No reduction is
+    beside a forward where all forwards run first.
+    """
+    alternates = (columns.microbatches(job) > columns.pipeline)[:, None]
+    virtual = columns.virtual[:, None]
+    several = ranks.layers >= 2 * virtual
+    buffered = np.where(several, IN_FLIGHT, 1) * virtual * replicas.reduce_layer
+    buffered = buffered + _ends_scattered_s(ranks, replicas)
+    beside_forwards = np.where(alternates, np.minimum(forward, buffered), 0.0)
+    return np.where(several, last_pass, 0.0) + beside_forwards
 
 
-def _pass_s(stage: VirtualStage, writers: tuple[Writer, ...], duration: Duration) -> PassTimes:
-    return PassTimes(*(sum(map(duration, works)) for works in _works(stage, writers)))
+def _send_times(columns: Columns, ranks: RankColumns, passes: PassPrices) -> PassTimes:
+    """Seconds that the tensors of one micro-batch take to and from the neighbours of every rank."""
+    virtual, pipeline = columns.virtual[:, None], columns.pipeline[:, None]
+    # In a V both chunks of the last rank are neighbours.
+    turns = columns.of_schedules("v_shaped")[:, None] & (ranks.rank == pipeline - 1)
+    upstream = np.where(pipeline > 1, virtual - ranks.first - turns, 0)
+    downstream = np.where(pipeline > 1, virtual - ranks.last - turns, 0)
+    forward = upstream * passes.receive + downstream * passes.send
+    return PassTimes(forward, downstream * passes.receive + upstream * passes.send, np.zeros(forward.shape))
 
 
-@lru_cache(maxsize=4096)
-def _works(stage: VirtualStage, writers: tuple[Writer, ...]) -> tuple[tuple[Work, ...], ...]:
-    """The work of each pass of a stage."""
-    builder = GraphBuilder()
-    templates = [write(builder, stage) for write in writers]
-    works = builder.works
-    return tuple(tuple(works[number] for number in template.work_ids) for template in templates)
+def _pace_of_pairs(columns: Columns, ranks: RankColumns, times: PassTimes, passes: PassPrices) -> Floats:
+    """Seconds per micro-batch that neighbours in a tight pipeline need, shape (rows,); 0 in others.
+
+    In the steady state of 1F1B a rank's next forward waits for a backward of its neighbour: two micro-batches
+    take the passes of both ranks and a transfer each way, less the weight gradients of one, which fill the
+    wait where they are a pass of their own.
+    """
+    exposed = np.maximum(0.0, passes.farthest_send + passes.receive - times.weights_s / 2)
+    busy = times.total_s
+    alike = np.where(ranks.number > 1, busy + exposed, 0.0)
+    exist = ranks.number[:, 1:] > 0
+    neighbours = np.where(exist, (busy[:, 1:] + busy[:, :-1]) / 2 + exposed[:, 1:], 0.0)
+    pace = np.concatenate([alike, neighbours], axis=1).max(axis=1)
+    return np.where(columns.of_schedules("tight"), pace, 0.0)
+
+
+def _scattered_s(ranks: RankColumns, replicas: DataPrices) -> Floats:
+    """Seconds to reduce-scatter all gradients of one micro-batch, layer by layer."""
+    return np.asarray(ranks.layers * replicas.reduce_layer + _ends_scattered_s(ranks, replicas))
+
+
+def _ends_scattered_s(ranks: RankColumns, replicas: DataPrices) -> Floats:
+    """Seconds to reduce-scatter the gradients of embedding and LM head where a rank holds them."""
+    both = np.where(ranks.first & ranks.last, replicas.reduce_both, 0.0)
+    embedding = np.where(ranks.first & ~ranks.last, replicas.reduce_embedding, 0.0)
+    return both + embedding + np.where(ranks.last & ~ranks.first, replicas.reduce_head, 0.0)
 
 
 def _reduction_s(
-    plan: ThreeDPlan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
-) -> float:
-    """Exposed gradient reduction: all of it, or what remains after the last backward.
+    job: Job, columns: Columns, largest: Largest, passes: PassPrices, replicas: DataPrices
+) -> Floats:
+    """Exposed gradient reduction: all of it, or what remains after the last backward; shape (rows,).
 
-    With overlap, a layer's gradients are reduced while earlier layers run backward. Those of embedding and LM
+    With overlap, a bucket is reduced while earlier layers run backward. The gradients of embedding and LM
     head are complete only at the end, so their reduction is exposed.
     """
-    largest = max(replicas, key=lambda group: group.num_parameters)
-    if largest.size == 1 or stages[0].shards is not None:
-        return 0.0
-    if not plan.job.recipe.overlap_grad_reduce:
-        return 0.0 if largest.shards_gradients else duration(largest.reduce_work(largest.num_parameters))
-    part, own = stages[0].group.part, [stage for stage in stages if stage.rank == replicas.index(largest)]
-    body = stage_parameters(part, sum(stage.num_layers for stage in own), first=False, last=False)
-    embedding_and_head = largest.num_parameters - body
-    seconds = duration(largest.reduce_work(embedding_and_head)) if embedding_and_head >= 1 else 0.0
-    layer = stage_parameters(part, 1, first=False, last=False)
-    per_bucket, pass_s = largest.layers_per_bucket(layer), _layer_pass_s(plan, own[0], duration)
-    full, rest = divmod(max(stage.num_layers for stage in own), per_bucket)
-    computed, reduced = 0.0, 0.0
-    for count, buckets in ((per_bucket, full), (rest, 1 if rest else 0)):
-        bucket_s = duration(largest.reduce_work(count * layer)) if buckets else 0.0
-        for _ in range(buckets):
-            computed += count * pass_s
-            reduced = max(reduced, computed) + bucket_s
-    return seconds + reduced - computed
-
-
-def _layer_pass_s(plan: ThreeDPlan, stage: VirtualStage, duration: Duration) -> float:
-    """Compute of one layer in the pass that completes its gradients, with recomputation."""
-    part = stage.group.part
-    if schedule_called(plan.layout.schedule).splits_backward:
-        split = split_works(part)
-        return duration(split.mlp_wgrad) + duration(split.attention_wgrad)
-    works = layer_works(part, plan.layout.recompute)
-    parts = (works.attention_recompute, works.mlp_recompute, works.mlp_backward, works.attention_backward)
-    return sum(duration(work) for work in parts if work is not None)
-
-
-def _tied_apart(plan: ThreeDPlan, stages: Sequence[VirtualStage]) -> bool:
-    """Whether the two uses of a tied embedding are on different ranks."""
-    return plan.job.model.tied_embeddings and stages[0].rank != stages[-1].rank
-
-
-def _tie_s(
-    plan: ThreeDPlan, stages: Sequence[VirtualStage], replicas: Sequence[Replicas], duration: Duration
-) -> float:
-    """Seconds to sum the gradient of a tied embedding over the first and last stage."""
-    if not _tied_apart(plan, stages):
-        return 0.0
-    first, last = stages[0].group, stages[-1].group
-    ends = RankGroup(first.ranks.start, last.ranks.start - first.ranks.start, 2)
-    grad_bytes = reduced_grad_bytes(plan.job.recipe) / replicas[0].gradient_shards
-    return duration(tied_embedding_work(first, ends, grad_bytes))
-
-
-def _update_s(replicas: Sequence[Replicas], duration: Duration) -> float:
-    largest = max(replicas, key=lambda group: group.num_parameters)
-    update = duration(largest.optimizer_work())
-    if 0 < largest.zero_stage < SHARDED and largest.size > 1:
-        update += duration(largest.gather_work(largest.num_parameters))
-    return update
+    apart = (columns.data > 1) & (columns.zero < SHARDED)
+    if not job.recipe.overlap_grad_reduce:
+        return np.where(apart & (columns.zero < GRADIENTS_SHARDED), replicas.reduce[:, 0], 0.0)
+    redone = np.where(columns.recompute > 0, 1 / columns.recompute_every, 0.0)
+    layer_s = passes.last_pass[:, 0] + redone * passes.recompute_compute[:, 0]
+    full, rest = np.divmod(largest.chunk, largest.bucket)
+    compute_s, reduce_s = largest.bucket * layer_s, replicas.reduce_bucket[:, 0]
+    reduced = np.where(compute_s >= reduce_s, full * compute_s + reduce_s, compute_s + full * reduce_s)
+    reduced = np.where(full > 0, reduced, 0.0)
+    computed = largest.chunk * layer_s
+    after_rest = np.maximum(reduced, computed) + replicas.reduce_rest[:, 0]
+    exposed = np.where(rest > 0, after_rest, reduced) - computed
+    return np.where(apart, replicas.reduce_ends[:, 0] + exposed, 0.0)

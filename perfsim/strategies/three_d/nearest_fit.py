@@ -13,8 +13,8 @@ from dataclasses import fields, replace
 from perfsim.errors import PerfsimError
 from perfsim.sizes import MOST_DEVICES
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.strategies.three_d.rules import layout_problems
-from perfsim.strategies.three_d.stages import stage_memory
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
 from perfsim.workload import Job, ParallelLayout

@@ -46,7 +46,9 @@ def forward_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
     for layer in range(stage.num_layers):
         block = stage.first_layer + layer
         weights = [stage.shards.gather_forward(template, done, block)] if stage.shards else []
-        hidden, saved = emit_layer_forward(template, group, stage.recompute, hidden, weights, block=block)
+        hidden, saved = emit_layer_forward(
+            template, group, stage.recompute_of(layer), hidden, weights, block=block
+        )
         template.output(f"saved{layer}", saved)
         done.append(hidden)
     if stage.last:
@@ -174,7 +176,7 @@ def _backward_layers(
         saved = template.port(f"saved{layer}")
         room = reduction.room(template, reduced) if reduction else []
         gradient = emit_layer_backward(
-            template, stage.group, stage.recompute, gradient, saved, weights, room, block=block
+            template, stage.group, stage.recompute_of(layer), gradient, saved, weights, room, block=block
         )
         if reduction is not None:
             gradients.append(gradient)
@@ -199,7 +201,9 @@ def dgrad_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
     for layer in reversed(range(stage.num_layers)):
         saved = template.port(f"saved{layer}")
         block = stage.first_layer + layer
-        gradient, inputs = emit_layer_dgrad(template, group, stage.recompute, gradient, saved, block=block)
+        gradient, inputs = emit_layer_dgrad(
+            template, group, stage.recompute_of(layer), gradient, saved, block=block
+        )
         for name, tensor in inputs._asdict().items():
             if tensor is not None:
                 template.output(f"{name}{layer}", tensor)

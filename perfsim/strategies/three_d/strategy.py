@@ -7,17 +7,25 @@ strategy with some degrees fixed at 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from perfsim.costs.memory import MemoryUse
+from perfsim.costs.price import Costs
 from perfsim.errors import LayoutError, MemoryCapacityError, Problem
-from perfsim.graph import GraphBuilder
-from perfsim.strategies.plan import TIGHT, Duration, check_runs_on
-from perfsim.strategies.three_d.estimate import estimate_step_s
+from perfsim.graph import GraphBuilder, Work
+from perfsim.strategies.plan import Duration, check_runs_on
+from perfsim.strategies.screening import MEMORY, Screening
+from perfsim.strategies.three_d.columns import Columns, columns_of
+from perfsim.strategies.three_d.estimate import estimate_steps_s
+from perfsim.strategies.three_d.memory import peak_bytes, recomputed_share, stage_memory
 from perfsim.strategies.three_d.nearest_fit import nearest_fit
-from perfsim.strategies.three_d.rules import layout_problems, layout_variants, legal_layouts
-from perfsim.strategies.three_d.stages import ThreeDPlan, stage_memory, stages_of
+from perfsim.strategies.three_d.rules import layout_problems
+from perfsim.strategies.three_d.space import layout_space
+from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.strategies.three_d.step import StepWriter
 from perfsim.topology import FatTree
 from perfsim.workload import Job, ParallelLayout
@@ -36,16 +44,28 @@ class ThreeD:
     zero_stage: int | None = None
     """The ZeRO stage of every layout; None: the layout's own."""
 
+    def space(self, job: Job, topology: FatTree) -> Columns:
+        """All legal layouts of this strategy on all devices of the topology, in columns."""
+        return layout_space(job, topology, self.free_degrees, self.zero_stage)
+
     def layouts(self, job: Job, topology: FatTree) -> Iterator[ParallelLayout]:
         """All legal layouts of this strategy on all devices of the topology."""
-        for layout in legal_layouts(job, topology, self.free_degrees):
-            yield layout if self.zero_stage is None else replace(layout, zero_stage=self.zero_stage)
+        space = self.space(job, topology)
+        return (space.layout(row) for row in range(len(space)))
 
-    def variants(self, job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[ParallelLayout]:
-        """The same degrees under other schedules, and other ZeRO stages unless the strategy fixes one."""
-        for variant in layout_variants(job, topology, layout):
-            if self.zero_stage in (None, variant.zero_stage):
-                yield variant
+    def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
+        """Memory and closed-form step time of all layouts, as arrays."""
+        space = self.space(job, topology)
+        if not len(space):
+            return Screening(np.zeros(0), np.zeros(0), space.layout, 0, {})
+        share = peak_bytes(job, space, topology.system) / topology.system.device.memory.capacity
+        fits = share <= 1.0
+        kept = space.rows(fits)
+        estimates = estimate_steps_s(job, kept, topology, costs.durations_s) if len(kept) else np.zeros(0)
+        too_large = len(space) - len(kept)
+        refused = {MEMORY: too_large} if too_large else {}
+        closest = space.layout(int(np.argmin(np.where(fits, np.inf, share)))) if too_large else None
+        return Screening(estimates, share[fits], kept.layout, len(space), refused, closest)
 
     def plan(
         self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True
@@ -64,7 +84,8 @@ class ThreeD:
         if check_memory:
             self._refuse_overflow(job, topology, layout, memory)
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
-        return ThreeDPlan(self.name, job, topology, layout, microbatches, memory, _tight(memory))
+        share = recomputed_share(columns_of(job, layout))
+        return ThreeDPlan(self.name, job, topology, layout, microbatches, memory, (), share)
 
     def _refuse_overflow(
         self, job: Job, topology: FatTree, layout: ParallelLayout, memory: tuple[MemoryUse, ...]
@@ -86,17 +107,9 @@ class ThreeD:
 
     def estimate_s(self, plan: ThreeDPlan, duration: Duration) -> float:
         """Closed form of the step time, for screening."""
-        stages = stages_of(plan.job, plan.layout)
-        return estimate_step_s(plan, stages.virtual, stages.replicas, duration)
+        columns = columns_of(plan.job, plan.layout)
 
+        def durations(works: Sequence[Work]) -> NDArray[np.float64]:
+            return np.array([duration(work) for work in works])
 
-def _tight(memory: tuple[MemoryUse, ...]) -> tuple[str, ...]:
-    """A warning where a stage nearly fills its memory; the reserved memory is an assumption."""
-    worst = max(memory, key=lambda use: use.total_bytes / use.capacity_bytes)
-    share = worst.total_bytes / worst.capacity_bytes
-    if not TIGHT < share <= 1.0:
-        return ()
-    reserved = worst.parts_bytes.get("reserved", 0.0) / GIB
-    return (
-        f"{worst.place} fills {100 * share:.0f} % of its memory, with {reserved:.0f} GiB assumed reserved",
-    )
+        return float(estimate_steps_s(plan.job, columns, plan.topology, durations)[0])

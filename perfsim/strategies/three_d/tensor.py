@@ -113,18 +113,26 @@ class TensorGroup:
 
     def all_reduce(self, template: Template, tensor: int, n_bytes: float | None = None) -> int:
         """Sum a hidden activation over the group; no task in a group of one rank."""
-        if self.ranks.size == 1:
-            return tensor
-        names = ("reduce_scatter", "all_gather") if self.part.sequence_parallel else ("all_reduce",)
-        for name in names:
-            tensor = template.task(self._work(name, n_bytes), self._stream, [tensor]).tensor
+        for work in self.all_reduce_works(n_bytes):
+            tensor = template.task(work, self._stream, [tensor]).tensor
         return tensor
+
+    def all_reduce_works(self, n_bytes: float | None = None) -> list[Work]:
+        """The collectives that sum an activation over the group; none in a group of one rank."""
+        if self.ranks.size == 1:
+            return []
+        names = ("reduce_scatter", "all_gather") if self.part.sequence_parallel else ("all_reduce",)
+        return [self._work(name, n_bytes) for name in names]
 
     def all_gather(self, template: Template, tensor: int) -> int:
         """All-gather a hidden activation that arrived split over the group."""
-        if self.ranks.size == 1:
-            return tensor
-        return template.task(self._work("all_gather", None), self._stream, [tensor]).tensor
+        for work in self.all_gather_works():
+            tensor = template.task(work, self._stream, [tensor]).tensor
+        return tensor
+
+    def all_gather_works(self) -> list[Work]:
+        """The collective that gathers a received activation; none in a group of one rank."""
+        return [self._work("all_gather", None)] if self.ranks.size > 1 else []
 
     @property
     def _stream(self) -> str:

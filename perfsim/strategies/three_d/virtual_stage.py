@@ -26,6 +26,10 @@ class VirtualStage:
     previous_ranks: RankGroup | None
     recompute: str
     head_positions: int
+    recompute_every: int = 1
+    """Of the layers of a rank, one in so many is recomputed."""
+    earlier_on_rank: int = 0
+    """Layers of the rank's earlier chunks."""
     shards: Shards | None = None
     """The shards if parameters are sharded over replicas (ZeRO 3)."""
 
@@ -38,6 +42,11 @@ class VirtualStage:
     def last(self) -> bool:
         """Whether it is the last stage, with LM head and loss."""
         return self.number == self.num_stages - 1
+
+    def recompute_of(self, layer: int) -> str:
+        """The recompute mode of a layer of the stage, by its index in the stage."""
+        redone = (self.earlier_on_rank + layer) % self.recompute_every == 0
+        return self.recompute if redone else "none"
 
     @property
     def empty(self) -> bool:

@@ -84,7 +84,6 @@ def test_a_strategy_that_no_registry_knows_is_taken_as_an_object(prediction: ps.
 def test_without_a_strategy_the_systems_own_is_taken(system: str, strategy: str) -> None:
     prediction = ps.predict(model="cerebras_gpt_111m", system=system, devices=2, batch=16)
     assert prediction.strategy == strategy
-    assert prediction.caveats == prediction.notes
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,15 @@ import pytest
 from perfsim.costs.memory import (
     MemoryUse,
     StateBytes,
+    logit_bytes,
     main_grad_bytes,
     reduced_grad_bytes,
     sharded_state_bytes,
-    stage_activation_bytes,
     stage_parameters,
-    stage_working_bytes,
     state_bytes,
     updated_state_bytes,
 )
-from perfsim.transformer import LayerSlice, layer_activation_bytes, parameters
-from perfsim.workload import ParallelLayout
+from perfsim.transformer import LayerSlice, parameters
 
 
 @pytest.mark.parametrize(
@@ -121,21 +119,10 @@ def test_tensor_ranks_share_layers_and_words(toys: ModuleType) -> None:
     assert stage_parameters(cut, 1, first=True, last=False) == body / 4 + TABLE / 4 + POSITIONS
 
 
-def test_activations_are_linear_in_layers(part: LayerSlice) -> None:
-    each = layer_activation_bytes(part, "none")
-    assert stage_activation_bytes(part, ParallelLayout(), 5) == 5 * each
-
-
-def test_recompute_needs_room_to_make_one_layer_again(part: LayerSlice) -> None:
-    full = stage_working_bytes(part, ParallelLayout(recompute="full"), 1024, last=False)
-    assert full == layer_activation_bytes(part, "none") - layer_activation_bytes(part, "full")
-    assert stage_working_bytes(part, ParallelLayout(), 1024, last=False) == 0.0
-
-
-def test_the_last_stage_needs_room_for_its_logits(part: LayerSlice) -> None:
-    """Half precision and an fp32 copy; only the positions that reach the head."""
-    assert stage_working_bytes(part, ParallelLayout(), 1024, last=True) == 6 * 2 * 1024 * 51200
-    assert stage_working_bytes(part, ParallelLayout(), 16, last=True) == 6 * 2 * 16 * 51200
+def test_logits_are_held_in_half_precision_and_in_fp32(part: LayerSlice) -> None:
+    """Only those of the positions that reach the head."""
+    assert logit_bytes(part, 1024) == 6 * 2 * 1024 * 51200
+    assert logit_bytes(part, 16) == 6 * 2 * 16 * 51200
 
 
 # --------------------------------------------------------------------------------------- a use
@@ -146,9 +133,7 @@ def test_a_use_adds_up_and_names_its_largest_part() -> None:
 
 
 def test_logits_in_fp32_need_no_copy(toys: ModuleType) -> None:
-    layout = ParallelLayout()
     half, full = (
-        stage_working_bytes(LayerSlice(toys.model(), 1024, 2, element_bytes=size), layout, 1024, last=True)
-        for size in (2.0, 4.0)
+        logit_bytes(LayerSlice(toys.model(), 1024, 2, element_bytes=size), 1024) for size in (2.0, 4.0)
     )
     assert (half, full) == (6 * 2 * 1024 * 51200, 4 * 2 * 1024 * 51200)

@@ -207,7 +207,7 @@ def test_a_study_names_the_scale_in_every_form_of_its_answer(scaled_study: Path,
     ).result
     ratio = result.candidates[0].step_time_s / plain.candidates[0].step_time_s
     assert ratio == pytest.approx(1.25, rel=1e-12)
-    assert any("cluster calibration our-wafers" in note for note in result.candidates[0].notes)
+    assert any("cluster calibration our-wafers" in caveat.text for caveat in result.candidates[0].caveats)
     assert [each.name for each in result.assumptions if each.topic == "calibration our-wafers"] == ["scale"]
     out = tmp_path / "report"
     answer = perfsim("study", scaled_study, "--out", out)

@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from perfsim.costs.price import price
+from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
 from perfsim.graph import Kind, Work, unfold
 from perfsim.machines import network_of
@@ -23,7 +23,7 @@ INSIDE_S, ACROSS_S = 1.0, 3.0
 
 
 @dataclass
-class CountingNodes:
+class CountingNodes(Costs):
     """A second for every computation; a collective or send takes longer if its group leaves a node."""
 
     gpus: int

@@ -8,6 +8,7 @@ from perfsim.catalog import default_catalog
 from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan
+from perfsim.prediction.predict import prediction_of
 from perfsim.strategies import strategy
 from perfsim.testing import toys
 from perfsim.workload import Job
@@ -40,5 +41,5 @@ def test_zeros_that_nothing_skips_are_executed_and_not_needed() -> None:
 
 
 def test_the_answer_says_that_equal_tokens_are_assumed() -> None:
-    (note,) = (note for note in run("cs-2", 0.75).plan.notes if "are zero" in note)
-    assert "as many tokens" in note
+    caveats = {caveat.code: caveat for caveat in prediction_of(run("cs-2", 0.75)).caveats}
+    assert "as many tokens" in caveats["sparsity-assumed"].text

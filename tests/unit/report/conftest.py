@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from perfsim.studies.result import StudyResult
-
-
-@pytest.fixture(scope="session")
-def factory() -> ModuleType:
-    """The module that makes results; loaded by path, because tests are not a package."""
-    spec = importlib.util.spec_from_file_location("report_factory", Path(__file__).with_name("factory.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session")

@@ -45,15 +45,25 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
     return answer(tmp_path_factory.mktemp("sweep"), "  recipe.global_batch_size: [2, 96]\n")
 
 
-def test_the_terminal_shows_each_machine_at_its_best_batch_and_ends_in_the_verdict(
+def test_the_terminal_shows_each_machine_at_its_best_batch_the_verdict_and_the_worst_caveats(
     result: SweepResult,
 ) -> None:
     lines = sweep_lines(result)
     assert lines[0] == "A <b>grid</b> (10 points, 2 without a feasible plan)"
     rows = [line for line in lines if re.match(r"(cs-2|slow), weight-streaming", line)]
     assert [row.split()[2] for row in rows] == ["1", "2", "4", "1", "4"]
-    assert sweep_document(result)["verdict"][-60:] in " ".join(lines[-4:])
-    assert lines[-1].endswith("as in published production runs.")
+    text, document = " ".join(lines), sweep_document(result)
+    after = text[text.index(document["verdict"][-60:]) :]
+    assert "as in published production runs." in after
+    assert "warning: 4 x cs-2 (to a lesser degree 1 and 2); 4 x slow (to a lesser degree 1): 24 seq" in after
+    assert {caveat["code"] for caveat in document["caveats"]} >= {"few-runs", "sequences-below-published"}
+
+
+def test_the_page_has_every_caveat_once(result: SweepResult, tmp_path: Path) -> None:
+    page = write_sweep(result, tmp_path).read_text("utf-8")
+    assert result.caveats
+    for caveat in result.caveats:
+        assert page.count(caveat.text) == 1
 
 
 def test_the_terminal_never_shows_more_than_24_lines_of_100_characters(result: SweepResult) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import perfsim as ps
 from perfsim.strategies.schedules import SCHEDULES, Schedule, one_f_one_b
-from perfsim.strategies.schedules.slot import Held, Slot, StageOrder
+from perfsim.strategies.schedules.slot import Held, Numbers, Slot, StageOrder
 
 
 def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
@@ -23,9 +24,9 @@ def _stage_order(stage: int, pipeline: int, microbatches: int) -> StageOrder:
     return slots
 
 
-def in_flight(stage: int, pipeline: int, _: int, microbatches: int) -> tuple[Held, ...]:
+def in_flight(stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbers) -> tuple[Held, ...]:
     """On stage i p - i micro-batches."""
-    return (Held(float(min(pipeline - stage, microbatches))),)
+    return (Held(np.minimum(pipeline - stage, microbatches)),)
 
 
 def test_a_new_schedule_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 
 from perfsim.errors import InputError
-from perfsim.strategies import STRATEGIES, Strategy, strategy, strategy_names
+from perfsim.strategies import STRATEGIES, strategy, strategy_names
 from perfsim.strategies.three_d.strategy import ThreeD
-from perfsim.workload import ParallelLayout
 
 
 def test_the_built_in_strategies_are_there_under_their_own_names() -> None:
@@ -56,12 +53,5 @@ def test_a_plug_in_without_part_of_the_protocol_is_refused_by_name(monkeypatch: 
         layouts, plan, estimate_s = ThreeD.layouts, ThreeD.plan, ThreeD.estimate_s
 
     install(monkeypatch, Partial)
-    with pytest.raises(InputError, match="'mine' has no variants, emit"):
+    with pytest.raises(InputError, match="'mine' has no screen, emit"):
         strategy("mine")
-
-
-def test_a_strategy_that_inherits_from_the_protocol_has_no_variants(toys: ModuleType) -> None:
-    class Plain(Strategy):
-        pass
-
-    assert list(Plain().variants(toys.job(), toys.topology(1), ParallelLayout())) == []

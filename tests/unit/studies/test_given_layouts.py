@@ -52,7 +52,9 @@ def test_a_candidate_runs_with_the_layout_that_it_says(tmp_path: Path, layout: s
     (candidate,) = run_study(loaded(tmp_path, f"{GPUS}, layout: {layout}")).result.candidates
     degrees = ("tensor", "pipeline", "data", "micro_batch_size", "sequence_parallel", "zero_stage")
     assert [candidate.layout[name] for name in degrees] == [2, 2, 2, 2, True, 0]
-    assert any(note.startswith("left at defaults by the layout: zero_stage 0") for note in candidate.notes)
+    assert any(
+        caveat.text.startswith("left at defaults by the layout: zero_stage 0") for caveat in candidate.caveats
+    )
 
 
 def test_a_fixed_layout_of_a_wafer_cluster_runs_too(tmp_path: Path) -> None:

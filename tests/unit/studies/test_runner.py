@@ -151,15 +151,15 @@ def test_no_time_left_ends_a_study_before_it_plans(quick: StudySpec) -> None:
         run_study(quick)
 
 
-def test_time_is_looked_at_while_layouts_are_screened(
+def test_time_is_looked_at_before_layouts_are_screened(
     quick: StudySpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One second passes with each look: candidate, batch, and then the layouts one by one."""
+    """One second passes with each look: candidate, batch, screening."""
     clock = iter(range(100))
     monkeypatch.setattr("perfsim.engine.limits.time.monotonic", lambda: next(clock))
     several = quick.model_copy(update={"batch_sizes": (48, 96)})
     limits = Limits(max_seconds=4.5, started_s=0.0)
-    with limited(limits), pytest.raises(LimitError, match="layouts screened for 48 sequences on 8 x dgx"):
+    with limited(limits), pytest.raises(LimitError, match="no layout screened yet on 8 x dgx"):
         run_study(several)
 
 

@@ -109,9 +109,10 @@ def test_the_verdict_says_how_many_match_and_how_surely(result: SweepResult) -> 
     rival = in_days(renamed(series.points[-1], "rival", 1.0), 50.5)
     verdict = replace(result, points=(*own, rival)).verdict
     assert verdict.startswith("4 x cs-2 reaches the target first, in 25 days (")
-    assert verdict.endswith(
+    matched = (
         "About 1.98 x cs-2 match 4 x rival (50.5 days): 1 takes 100 days, 2 take 50 days (90 % band 2 to 4)."
     )
+    assert verdict.endswith(f"{matched} Low confidence in cs-2: 5 published runs, at most 2 systems.")
 
 
 def test_the_verdict_says_where_nothing_matches(result: SweepResult) -> None:
@@ -153,4 +154,4 @@ def test_what_a_larger_machine_loses_is_split_into_throughput_and_tokens(result:
 def test_a_machine_at_peak_is_called_a_bound_in_the_verdict(write_sweep: Write, tmp_path: Path) -> None:
     grid = "  recipe.global_batch_size: [8]\n  system: [cs-2, cs-2-peak]"
     verdict = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "p.sqlite", jobs=1).verdict
-    assert verdict.endswith(" Upper bounds at peak efficiency, never observed: cs-2-peak.")
+    assert " Low confidence in cs-2-peak at peak (upper bound, never observed): peak efficiency" in verdict

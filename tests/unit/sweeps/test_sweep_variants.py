@@ -111,7 +111,7 @@ variants:
     assert list(losses.values()) == sorted(losses.values(), reverse=True)
     assert "efficiency falls below 90 % at 32" in strong.sentence
     assert weak.sentence.endswith("efficiency stays at 90 % or more.")
-    assert result.verdict == f"{weak.sentence} {strong.sentence}"
+    assert result.verdict.startswith(f"{weak.sentence} {strong.sentence} Low confidence in cs-2: ")
 
 
 def test_the_cost_of_a_token_is_the_device_seconds_of_a_step_over_its_tokens(steps: SweepResult) -> None:

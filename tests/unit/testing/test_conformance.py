@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from perfsim.costs.price import Costs
 from perfsim.errors import InputError
 from perfsim.graph import GraphBuilder, Kind, Work
 from perfsim.strategies import Duration, Plan, strategy
+from perfsim.strategies.screening import Screening
 from perfsim.strategies.three_d.strategy import ThreeD
 from perfsim.testing import BrokenPromise, cases_for, check_promise, check_strategy, conformance, toys
 from perfsim.testing.conformance import Promise
@@ -34,22 +36,22 @@ class ListsIllegal(Data):
         yield ParallelLayout(data=3)
 
 
-class ListsItselfAsVariant(Data):
-    def variants(self, job: Job, topology: Topology, layout: ParallelLayout) -> Iterator[ParallelLayout]:
-        yield layout
+class ScreensHalfTheMemory(Data):
+    def screen(self, job: Job, topology: Topology, costs: Costs) -> Screening:
+        screening = super().screen(job, topology, costs)
+        return replace(screening, memory_share=screening.memory_share / 2)
 
 
-class ListsIllegalVariant(Data):
-    def variants(self, job: Job, topology: Topology, layout: ParallelLayout) -> Iterator[ParallelLayout]:
-        yield replace(layout, tensor=3)
+class ScreensTooFast(Data):
+    def screen(self, job: Job, topology: Topology, costs: Costs) -> Screening:
+        screening = super().screen(job, topology, costs)
+        return replace(screening, estimate_s=screening.estimate_s / 2)
 
 
-class PlansUnlisted(Data):
-    def plan(
-        self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
-    ) -> Plan:
-        plan = super().plan(job, topology, layout, check_memory=check_memory)
-        return replace(plan, layout=replace(layout, zero_stage=1, micro_batch_size=3))
+class LosesLayouts(Data):
+    def screen(self, job: Job, topology: Topology, costs: Costs) -> Screening:
+        screening = super().screen(job, topology, costs)
+        return replace(screening, screened=screening.screened + 1)
 
 
 class ForgetsMemory(Data):
@@ -113,9 +115,9 @@ class EstimatesTwice(Data):
     [
         (Silent, conformance.it_says_what_it_is),
         (ListsIllegal, conformance.listed_layouts_are_legal),
-        (ListsItselfAsVariant, conformance.variants_are_legal),
-        (ListsIllegalVariant, conformance.variants_are_legal),
-        (PlansUnlisted, conformance.nothing_unlisted_is_planned),
+        (ScreensHalfTheMemory, conformance.the_screening_agrees_with_the_plans),
+        (ScreensTooFast, conformance.the_screening_agrees_with_the_plans),
+        (LosesLayouts, conformance.the_screening_agrees_with_the_plans),
         (ForgetsMemory, conformance.memory_is_itemised),
         (RunsAnywhere, conformance.other_systems_are_refused),
         (SkipsWork, conformance.all_flop_are_done),
@@ -139,7 +141,7 @@ def test_a_strategy_of_a_plug_in_passes_without_being_installed() -> None:
 
 
 def test_the_whole_check_ends_at_the_first_broken_promise() -> None:
-    with pytest.raises(BrokenPromise, match="within 15 % of the simulation"):
+    with pytest.raises(BrokenPromise, match="The planner screens listed layouts"):
         check_strategy(EstimatesTwice())
 
 

@@ -9,7 +9,7 @@ import pytest
 from perfsim.errors import LayoutError
 from perfsim.strategies import strategy
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.strategies.three_d.rules import layout_problems, layout_variants, legal_layouts
+from perfsim.strategies.three_d.rules import layout_problems
 from perfsim.workload import Job, ParallelLayout
 
 ALL = ("tensor", "pipeline", "data")
@@ -98,97 +98,3 @@ def test_a_plain_strategy_holds_the_other_degrees_at_1(toys: ModuleType, name: s
     )
     others = [degree for degree in ALL if degree != name]
     assert found == [f"strategy {name} holds {degree} at 1, the layout has {degree} 2" for degree in others]
-
-
-# ---------------------------------------------------------------------------------- all layouts
-def degrees(toys: ModuleType, free: tuple[str, ...], devices: int = 16) -> set[tuple[int, int, int]]:
-    listed = legal_layouts(toys.job(64), toys.topology(devices), free)
-    return {(layout.tensor, layout.pipeline, layout.data) for layout in listed}
-
-
-def test_every_way_to_use_all_devices_is_listed(toys: ModuleType) -> None:
-    expected = {
-        (t, p, 16 // t // p)
-        for t in (1, 2, 4, 8)  # inside a node
-        for p in (1, 2, 4, 8)  # divides 8 layers
-        if 16 % (t * p) == 0
-    }
-    assert degrees(toys, ALL) == expected
-
-
-@pytest.mark.parametrize(
-    ("free", "expected"),
-    [
-        (("data",), {(1, 1, 16)}),
-        (("tensor",), {(16, 1, 1)}),
-        (("pipeline",), set()),  # 16 stages for 8 layers
-    ],
-)
-def test_plain_strategies_have_one_way_or_none(
-    toys: ModuleType, free: tuple[str, ...], expected: set[tuple[int, int, int]]
-) -> None:
-    assert degrees(toys, free) == expected
-
-
-def test_sharding_and_sequence_parallelism_go_with_their_groups(toys: ModuleType) -> None:
-    for layout in legal_layouts(toys.job(64), toys.topology(16), ALL):
-        assert layout.zero_stage == (1 if layout.data > 1 else 0)
-        assert layout.sequence_parallel == (layout.tensor > 1)
-
-
-def variants(toys: ModuleType, batch: int = 64, **layout: int) -> list[ParallelLayout]:
-    plain = ParallelLayout(zero_stage=1, **layout)
-    topology = toys.topology(plain.num_devices)
-    found = list(layout_variants(toys.job(batch), topology, plain))
-    assert plain not in found
-    for each in found:
-        assert not layout_problems(toys.job(batch), topology, each, "3d", ALL)
-    return found
-
-
-def test_a_pipeline_is_offered_every_schedule_with_all_numbers_of_chunks_that_divide_its_layers(
-    toys: ModuleType,
-) -> None:
-    def offered(pipeline: int) -> set[tuple[str, int]]:
-        found = variants(toys, pipeline=pipeline, data=2)
-        return {(each.schedule, each.virtual_pipeline) for each in found if each.zero_stage == 1}
-
-    one_chunk = {(known.name, 1) for known in SCHEDULES.values() if known.chunks == 1} - {("1f1b", 1)}
-    two = one_chunk | {(known.name, 2) for known in SCHEDULES.values() if known.chunks in (2, None)}
-    assert {("gpipe", 1), ("zb1p", 1)} < one_chunk
-    assert {("zbv", 2), ("interleaved", 2)} <= two
-    assert offered(1) == set()
-    assert offered(2) == two | {("interleaved", 4)}
-    assert offered(4) == two
-    assert offered(8) == one_chunk, "8 layers do not fill 16 chunks"
-
-
-def test_replicas_are_offered_every_stage_of_zero_and_stage_3_only_without_a_pipeline(
-    toys: ModuleType,
-) -> None:
-    def stages(**layout: int) -> set[int]:
-        return {each.zero_stage for each in variants(toys, **layout)} - {1}
-
-    assert stages(data=4) == {0, 2, 3}
-    assert stages(data=4, pipeline=2) == {0, 2}
-    assert stages(tensor=4) == set()
-
-
-def test_chunks_need_micro_batches_in_multiples_of_the_pipeline(toys: ModuleType) -> None:
-    found = variants(toys, batch=6, pipeline=4, data=2)
-    assert "interleaved" not in {each.schedule for each in found}
-
-
-@pytest.mark.parametrize(
-    ("recipe", "modes"),
-    [
-        ({}, {"none", "selective", "full"}),
-        ({"attention": "flash"}, {"none", "full"}),
-        ({"recompute": "selective"}, {"selective"}),
-    ],
-)
-def test_recompute_modes_are_the_recipes_or_all_that_make_a_difference(
-    toys: ModuleType, recipe: dict[str, object], modes: set[str]
-) -> None:
-    listed = legal_layouts(toys.job(16, recipe), toys.topology(8), ALL)
-    assert {layout.recompute for layout in listed} == modes

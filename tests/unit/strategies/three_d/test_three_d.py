@@ -14,7 +14,8 @@ from perfsim.engine import critical_path
 from perfsim.errors import LayoutError, MemoryCapacityError
 from perfsim.graph import RankGroup, TaskGraph
 from perfsim.strategies import strategy
-from perfsim.strategies.three_d.stages import stage_memory, stages_of
+from perfsim.strategies.three_d.memory import stage_memory
+from perfsim.strategies.three_d.stages import stages_of
 from perfsim.workload import Job, ParallelLayout
 
 
@@ -272,16 +273,6 @@ def test_a_plan_may_be_made_without_looking_at_memory(toys: ModuleType) -> None:
     topology = toys.topology(1, toys.gpu_cluster(capacity=toys.GIB))
     plan = strategy("3d").plan(toys.job(), topology, ParallelLayout(), check_memory=False)
     assert plan.peak_memory_bytes > toys.GIB
-
-
-@pytest.mark.parametrize(("filled", "said"), [(0.99, True), (0.96, True), (0.94, False), (0.5, False)])
-def test_a_plan_that_nearly_fills_its_devices_says_so(toys: ModuleType, filled: float, said: bool) -> None:
-    layout = ParallelLayout()
-    needs = strategy("3d").plan(toys.job(), toys.topology(1), layout).peak_memory_bytes
-    topology = toys.topology(1, toys.gpu_cluster(capacity=needs / filled))
-    notes = strategy("3d").plan(toys.job(), topology, layout).notes
-    expected = f"stage 0 fills {100 * filled:.0f} % of its memory, with 2 GiB assumed reserved"
-    assert notes == ((expected,) if said else ())
 
 
 def test_a_strategy_of_one_zero_stage_refuses_another(toys: ModuleType) -> None:

@@ -12,7 +12,8 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.graph import TaskGraph
 from perfsim.strategies import strategy
-from perfsim.strategies.three_d.stages import stage_memory, stages_of
+from perfsim.strategies.three_d.memory import stage_memory
+from perfsim.strategies.three_d.stages import stages_of
 from perfsim.workload import ParallelLayout
 
 LAYER_PARAMETERS = 12 * 2048**2 + 13 * 2048

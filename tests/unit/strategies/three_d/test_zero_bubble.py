@@ -17,7 +17,8 @@ from perfsim.graph import TaskGraph
 from perfsim.machines import network_of
 from perfsim.placement.shared_links import shared_links
 from perfsim.strategies import strategy
-from perfsim.strategies.three_d.stages import stage_memory, stages_of
+from perfsim.strategies.three_d.memory import stage_memory
+from perfsim.strategies.three_d.stages import stages_of
 from perfsim.trace import Trace
 from perfsim.workload import Job, ParallelLayout
 

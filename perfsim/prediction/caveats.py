@@ -1,0 +1,354 @@
+"""Reasons to trust a prediction less, from its plan, its run and the published runs on record.
+
+docs/caveats.md lists the codes. Published runs that count are those on the same kind of system with the same
+constants of the device (`reached.runs_like`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
+
+from perfsim.calibration import Calibration, ClusterCalibration
+from perfsim.costs.wafer import PEAK
+from perfsim.hardware import LinkSpec
+from perfsim.machines import machine_of
+from perfsim.prediction.cluster import cluster_note, wide
+from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.likeness import SHARDED
+from perfsim.prediction.reached import Reached, best_below, recorded, runs_like
+from perfsim.prediction.result import SEVERITIES, Caveat, Severity, Why
+from perfsim.spec import CHANGED
+from perfsim.strategies import Plan
+from perfsim.transformer import parameters
+
+CODES = (
+    "calibration-borrowed",
+    "device-outside",
+    "few-runs",
+    "release-peak",
+    "release-borrowed",
+    "precision-outside",
+    "memory-above-limit",
+    "zero3-ranks-outside",
+    "devices-outside",
+    "mfu-above-published",
+    "zero3-with-tensor",
+    "parameters-outside",
+    "sequences-below-published",
+    "micro-batch-outside",
+    "link-borrowed",
+    "link-uncalibrated",
+    "input-assumed",
+    "sparsity-assumed",
+    "critical-batch-extrapolated",
+    "batch-at-edge",
+    "cluster-scaled",
+    "memory-tight",
+    "batch-default",
+    "layout-defaults",
+)
+"""All codes; of equal severity the earlier one is worse."""
+
+NEAR_LIMIT = 0.04
+"""Memory is tight where its share is below the limit by at most this."""
+FEW_RUNS = 8
+"""assumed: with fewer published runs their errors say little of the next one."""
+FAR_FEWER = 2
+"""A caveat is given where every published log has more than this many times the sequences per wafer."""
+SERIOUS_ABOVE = {
+    "devices-outside": 4.0,
+    "zero3-ranks-outside": 2.0,
+    "parameters-outside": 10.0,
+    "micro-batch-outside": inf,
+}
+"""The factor outside the published runs above which a caveat is serious, a warning below.
+
+assumed: the one public ZeRO 3 run on three times as many ranks as any scored run takes 62 % longer than
+predicted, while errors by number of devices or by size of the model show no trend inside their ranges.
+"""
+LIKE_SIZE = 1.5
+"""A model counts as outside the sizes of the published runs beyond this factor."""
+HALF = ("fp16", "bf16")
+"""Precisions with one peak on every device, which count as the same."""
+
+
+def caveats_of(evaluation: Evaluation, why: Why, memory_limit: float) -> tuple[Caveat, ...]:
+    """The caveats of one step, worst first."""
+    plan, cluster = evaluation.plan, evaluation.cluster
+    runs = runs_like(plan)
+    return worst_first(
+        [
+            *_measured(plan),
+            *_evidence(plan, runs),
+            *_outside(plan, runs),
+            *_utilisation(plan, evaluation.mfu),
+            *_few_sequences(plan, runs, why.fixed_s),
+            *_memory(plan, memory_limit),
+            *_assumed(plan, why.cause),
+            *([] if cluster is None else [_scaled(cluster)]),
+        ]
+    )
+
+
+def worst_first(caveats: Iterable[Caveat]) -> tuple[Caveat, ...]:
+    """Sorted by severity, then by the order of `CODES`."""
+    return tuple(sorted(caveats, key=rank))
+
+
+def rank(caveat: Caveat) -> tuple[int, int]:
+    """The place of a caveat among others: the lower, the worse."""
+    return SEVERITIES.index(caveat.severity), CODES.index(caveat.code)
+
+
+# ------------------------------------------------------------------------------------ constants
+def _measured(plan: Plan) -> Iterator[Caveat]:
+    """Constants that were measured on another device, link or release, or not at all."""
+    system, machine = plan.system, machine_of(plan.system)
+    device = system.device
+    borrowed = _is_borrowed(device.name, device.assumed, device.calibration, "device")
+    if borrowed and device.calibration is not None:
+        words = f"no measurement of {device.name}: the constants of {device.calibration.name} are used"
+        yield Caveat("calibration-borrowed", "serious", words)
+    releases = machine.releases(system, plan.job.recipe)
+    if releases is not None and device.calibration is not None:
+        wanted, used = releases
+        owner = device.calibration.name
+        if used == PEAK:
+            yield Caveat("release-peak", "serious", "peak efficiency, which no software release reaches")
+        elif wanted != used:
+            words = f"no measurement of software release {wanted}: the efficiency of {used} is used"
+            yield Caveat("release-borrowed", "warning", words)
+        elif borrowed:
+            words = f"software release {used} was measured on {owner} only, as a fraction of its peak"
+            yield Caveat("release-borrowed", "warning", words)
+    links, nodes = machine.links(system), machine.devices_per_node(system) or 1
+    if plan.topology.num_devices > 1:
+        yield from _links(links.inside_node)
+    if plan.topology.num_devices > nodes:
+        yield from _links(links.between_nodes)
+
+
+def _links(links: Iterable[LinkSpec]) -> Iterator[Caveat]:
+    for link in links:
+        if link.calibration is None:
+            words = f"no measurement of collectives on {link.name}: its data sheet sets their speed"
+            yield Caveat("link-uncalibrated", "warning", words)
+        elif _is_borrowed(link.name, link.assumed, link.calibration, "link"):
+            words = f"collectives on {link.name} have the constants of {link.calibration.name}"
+            yield Caveat("link-borrowed", "warning", words)
+
+
+def _is_borrowed(name: str, assumed: Iterable[str], calibration: Calibration | None, option: str) -> bool:
+    """Whether a device's or link's constants were measured on another one.
+
+    Its description says so (`assumed: {calibration: ...}`), or the command of a fit names another one and
+    `name` is not a variant of the calibration's name, as a100-sxm4-40gb is of a100-sxm4.
+    """
+    if calibration is None:
+        return False
+    commands = " ".join(record.command for record in calibration.fit.values())
+    measured = re.findall(rf"--{option} (\S+)", commands)
+    own = not measured or name in measured or name.startswith(calibration.name)
+    return "calibration" in assumed or not own
+
+
+# -------------------------------------------------------------------------------- published runs
+def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
+    """How many published runs there are, and whether they trained in this precision."""
+    device, unit = plan.system.device, machine_of(plan.system).explanation.unit
+    constants = device.calibration.name if device.calibration else device.name
+    if not runs:
+        kind, known = plan.system.kind, {row.kind for row in recorded()}
+        where = f"{device.name} in a {kind}" if kind in known else f"a {kind}"
+        yield Caveat(
+            "device-outside", "serious", f"no published run on {where}; no prediction of it was ever checked"
+        )
+        return
+    most = max(row.num_devices for row in runs)
+    if len(runs) < FEW_RUNS:
+        severity: Severity = "serious" if plan.topology.num_devices > most else "warning"
+        where = "" if device.name in {row.device for row in runs} else f" with the constants of {constants}"
+        yield Caveat("few-runs", severity, f"{len(runs)} published runs{where}, at most {most:,} {unit}")
+    precision = plan.job.recipe.precision
+    if precision not in HALF and precision not in {row.precision for row in runs}:
+        words = f"no published run in {precision}; the constants were measured with 16-bit operands"
+        yield Caveat("precision-outside", "serious", words)
+
+
+def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
+    """Sizes and settings beyond those of the published runs."""
+    if not runs:
+        return
+    layout, unit = plan.layout, machine_of(plan.system).explanation.unit
+    yield from _above(
+        "devices-outside",
+        plan.topology.num_devices,
+        [row.num_devices for row in runs],
+        lambda factor, most: f"{factor} times as many {unit} as in any published run (at most {most:,.0f})",
+    )
+    yield from _size(float(parameters(plan.job.model).total), [row.parameters for row in runs])
+    sharded, tensor = layout.zero_stage == SHARDED, layout.tensor > 1
+    if sharded:
+        yield from _above(
+            "zero3-ranks-outside",
+            layout.data,
+            [row.data for row in runs if row.sharded],
+            lambda factor, most: (
+                f"ZeRO 3 over {factor} times as many data ranks as in any published run (at most "
+                f"{most:,.0f}); its communication may be hidden less well than predicted"
+            ),
+        )
+    if sharded and tensor and not any(row.sharded and row.tensor > 1 for row in runs):
+        words = "ZeRO 3 together with tensor parallelism: no published run has both"
+        yield Caveat("zero3-with-tensor", "warning", words)
+    like = [row for row in runs if (row.sharded, row.tensor > 1) == (sharded, tensor)]
+    yield from _above(
+        "micro-batch-outside",
+        layout.micro_batch_size * plan.job.seq_length,
+        [row.micro_batch_tokens for row in like if row.micro_batch_tokens],
+        lambda factor, most: (
+            f"a micro-batch with {factor} times the tokens of any published run with such a layout "
+            f"({most:,.0f})"
+        ),
+    )
+
+
+def _above(
+    code: str, value: float, published: Sequence[float], words: Callable[[str, float], str]
+) -> Iterator[Caveat]:
+    """A caveat where a value is above the published ones; its words take the factor and the largest."""
+    most = max(published, default=inf)
+    if value > most:
+        yield Caveat(code, _severity(code, value / most), words(f"{value / most:.2g}", most))
+
+
+def _size(value: float, published: Sequence[float]) -> Iterator[Caveat]:
+    """A caveat where a model is much larger or smaller than all published ones."""
+    code, least, most = "parameters-outside", min(published), max(published)
+    if value > most * LIKE_SIZE:
+        words = f"{value / most:.2g} times the parameters of any published run ({most / 1e9:.3g} billion)"
+        yield Caveat(code, _severity(code, value / most), words)
+    elif value * LIKE_SIZE < least:
+        smallest = f"the smallest published run ({least / 1e9:.2g} billion)"
+        words = f"{value / least:.2g} times the parameters of {smallest}"
+        yield Caveat(code, _severity(code, least / value), words)
+
+
+def _severity(code: str, factor: float) -> Severity:
+    return "serious" if factor > SERIOUS_ABOVE[code] else "warning"
+
+
+def _utilisation(plan: Plan, mfu: float) -> Iterator[Caveat]:
+    """An MFU above every comparable published run."""
+    above = best_below(plan, mfu)
+    if above is not None:
+        best, words = above
+        yield Caveat(
+            "mfu-above-published",
+            "warning",
+            f"MFU {100 * mfu:.0f} % lies above every published run on {best.device} {words}: take it as "
+            f"optimistic; the best has {100 * best.mfu:.0f} % ({best.id}, {best.num_devices} devices)",
+        )
+
+
+def _few_sequences(plan: Plan, runs: Sequence[Reached], fixed_s: float) -> Iterator[Caveat]:
+    """Far fewer sequences on a wafer than in any published log.
+
+    The logs cannot separate a fixed time per layer from a lower efficiency. `fixed_s` is the fixed time of a
+    step in this model; the machine's `layer_fixed_s` is the result of another fit of the same logs.
+    """
+    per_system = plan.job.global_batch_size / plan.topology.num_devices
+    layer_s = machine_of(plan.system).explanation.layer_fixed_s
+    least = min((row.sequences for row in runs), default=0.0)
+    if not layer_s or per_system * FAR_FEWER >= least:
+        return
+    layers = plan.job.model.num_layers
+    more_s = max(0.0, layer_s * layers - fixed_s)
+    yield Caveat(
+        "sequences-below-published",
+        "warning",
+        f"{per_system:,.3g} sequences per system, while published logs have {least:,.0f} or more; "
+        f"so the fixed time of a layer is uncertain: {1e3 * fixed_s / layers:.2g} ms per layer and step are "
+        f"counted, and with {1e3 * layer_s:.2g} ms, the result of another fit of the logs, a step takes "
+        f"up to {more_s:.2g} s longer",
+    )
+
+
+# ---------------------------------------------------------------------------- memory and inputs
+def _memory(plan: Plan, limit: float) -> Iterator[Caveat]:
+    """Memory that is nearly full, where fragmentation could make it too small."""
+    share = plan.memory_share
+    if share > limit:
+        words = f"{100 * share:.1f} % of memory is used, above the limit of {100 * limit:.4g} %"
+        yield Caveat("memory-above-limit", "serious", f"{words}; fragmentation could end the run")
+    elif share > limit - NEAR_LIMIT:
+        words = f"{100 * share:.1f} % of memory is used, near the limit of {100 * limit:.4g} %"
+        yield Caveat("memory-tight", "info", words)
+
+
+def _assumed(plan: Plan, cause: str) -> Iterator[Caveat]:
+    """Inputs without a source that decide the answer."""
+    fields = machine_of(plan.system).explanation.inputs.get(cause, ())
+    unknown = [
+        path
+        for path, reason in plan.system.assumed.items()
+        if reason != CHANGED and any(path == name or path.startswith(f"{name}.") for name in fields)
+    ]
+    if unknown:
+        words = f"{cause} limits the step and rests on assumed values: {', '.join(unknown)}"
+        yield Caveat("input-assumed", "warning", words)
+    if plan.job.recipe.weight_sparsity:
+        words = "a sparse model is assumed to need as many tokens as the dense one; known for few models"
+        yield Caveat("sparsity-assumed", "warning", words)
+
+
+def _scaled(cluster: ClusterCalibration) -> Caveat:
+    return Caveat("cluster-scaled", "warning" if wide(cluster) else "info", cluster_note(cluster))
+
+
+# ------------------------------------------------------------------------------------- questions
+def default_batch(batch: int, per_device: int | None) -> Caveat:
+    """The batch where the question gives none: the recipe's, or so many sequences per device."""
+    if per_device is None:
+        words = f"no batch was given: the recipe's {batch:,} sequences are used"
+    else:
+        words = (
+            f"no batch was given: {per_device} sequences per device are used, {batch:,} in all; the step "
+            "time depends on it (--batch, --batch-per-device)"
+        )
+    return Caveat("batch-default", "info", words)
+
+
+def default_settings(named: Iterable[str], plan: Plan) -> list[Caveat]:
+    """The settings of a layout that are left at defaults, and their usual values among Megatron users.
+
+    Only settings that matter for the layout's degrees are listed.
+    """
+    given = set(named)
+    settings = machine_of(plan.system).usual_settings(plan.layout, plan.job.recipe)
+    left = [setting for setting in settings if setting.name not in given]
+    if not left:
+        return []
+    usual = [setting.usual for setting in left if setting.usual]
+    tail = f"; Megatron users usually set {', '.join(usual)}" if usual else ""
+    words = f"left at defaults by the layout: {', '.join(f'{name} {value}' for name, value, _ in left)}"
+    return [Caveat("layout-defaults", "info", words + tail)]
+
+
+def edge_batch(tried: Sequence[int], best: int) -> list[Caveat]:
+    """A caveat where the best batch is the smallest or largest of those tried."""
+    if len(tried) < 2 or min(tried) < best < max(tried):
+        return []
+    side, direction = ("smallest", "smaller") if best <= min(tried) else ("largest", "larger")
+    words = (
+        f"best batch {best} is the {side} of {len(tried)} tried ({min(tried)} to {max(tried)} "
+        f"sequences); a {direction} batch may be better: widen batch_sizes"
+    )
+    return [Caveat("batch-at-edge", "warning", words)]
+
+
+def extrapolated_law(notes: Iterable[str]) -> list[Caveat]:
+    """What a law of the critical batch says of its use outside the runs that it was fitted to."""
+    return [Caveat("critical-batch-extrapolated", "warning", f"critical batch {note}") for note in notes]

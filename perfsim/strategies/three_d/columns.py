@@ -1,0 +1,139 @@
+"""Layouts in columns: row i of every array is one layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.strategies.schedules import SCHEDULES, schedule_called
+from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided
+from perfsim.workload import Job, ParallelLayout, Recompute
+
+Ints = NDArray[np.int64]
+MODES: tuple[Recompute, ...] = get_args(Recompute)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Layouts of one job; every field but `divisions` is an array of shape (rows,)."""
+
+    tensor: Ints
+    data: Ints
+    micro_batch: Ints
+    zero: Ints
+    sequence_parallel: Ints
+    recompute: Ints
+    """Index into `MODES`."""
+    recompute_every: Ints
+    division: Ints
+    """Row of `divisions`, which holds schedule, pipeline and virtual pipeline."""
+    divisions: Divisions
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    @property
+    def pipeline(self) -> Ints:
+        """Pipeline ranks."""
+        return self.divisions.pipeline[self.division]
+
+    @property
+    def virtual(self) -> Ints:
+        """Chunks per rank."""
+        return self.divisions.virtual[self.division]
+
+    @property
+    def last_rank(self) -> Ints:
+        """The rank with LM head and loss."""
+        return self.divisions.last_rank[self.division]
+
+    @cached_property
+    def by_schedule(self) -> dict[str, Ints | slice]:
+        """The rows of every schedule."""
+        schedules, names = self.divisions.schedule[self.division], list(SCHEDULES)
+        counts = np.bincount(schedules, minlength=len(names))
+        if counts.max(initial=0) == len(self):
+            return {names[index]: slice(None) for index in np.flatnonzero(counts)}
+        return {names[index]: np.flatnonzero(schedules == index) for index in np.flatnonzero(counts)}
+
+    def of_schedules(self, name: str) -> NDArray[np.bool_]:
+        """A property of every layout's schedule, such as `tight`."""
+        values = np.array([bool(getattr(schedule, name)) for schedule in SCHEDULES.values()])
+        return values[self.divisions.schedule[self.division]]
+
+    def microbatches(self, job: Job) -> Ints:
+        """Micro-batches of one replica."""
+        return job.global_batch_size // (self.data * self.micro_batch)
+
+    def rows(self, chosen: Ints | NDArray[np.bool_] | slice) -> Columns:
+        """The layouts at these indices."""
+        columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
+        return Columns(**columns, divisions=self.divisions)
+
+    def ranks(self) -> RankColumns:
+        """Representative ranks of every layout, shape (rows, ranks)."""
+        width = self.divisions.sizes[self.division].max(initial=1)
+        return self.divisions.ranks.of((self.division[:, None], np.arange(width)))
+
+    def layout(self, row: int) -> ParallelLayout:
+        """One row as a layout."""
+        division = self.divisions[int(self.division[row])]
+        return ParallelLayout(
+            tensor=int(self.tensor[row]),
+            pipeline=division.pipeline,
+            data=int(self.data[row]),
+            virtual_pipeline=division.virtual,
+            sequence_parallel=bool(self.sequence_parallel[row]),
+            zero_stage=int(self.zero[row]),
+            schedule=division.schedule,
+            micro_batch_size=int(self.micro_batch[row]),
+            recompute=MODES[int(self.recompute[row])],
+            recompute_every=int(self.recompute_every[row]),
+            layers_per_stage=None if division.even else division.layers,
+        )
+
+
+_COLUMNS = tuple(field.name for field in fields(Columns) if field.name != "divisions")
+
+
+def distinct_rows(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """The first row of every distinct combination of columns from 0 on, and the combination of every row."""
+    code = np.zeros(len(keys[0]), dtype=np.int64)
+    for column in keys:
+        code = code * (int(column.max(initial=0)) + 1) + column
+    _, first, of_row = np.unique(code, return_index=True, return_inverse=True)
+    return first, of_row
+
+
+def from_table(table: Ints, divisions: Sequence[Division]) -> Columns:
+    """Columns from an array of shape (rows, fields), in the order of the fields."""
+    return Columns(**dict(zip(_COLUMNS, table.T, strict=True)), divisions=Divisions(divisions))
+
+
+def division_of(job: Job, layout: ParallelLayout) -> Division:
+    """How a layout divides the layers of a job."""
+    given = layout.layers_per_stage
+    if given is None:
+        return divided(layout.schedule, layout.pipeline, layout.virtual_pipeline, job.model.num_layers)
+    return Division(layout.schedule, layout.pipeline, layout.virtual_pipeline, given)
+
+
+def columns_of(job: Job, layout: ParallelLayout) -> Columns:
+    """One layout as a single row. Raises LayoutError for an unknown schedule."""
+    schedule_called(layout.schedule)
+    values = (
+        layout.tensor,
+        layout.data,
+        layout.micro_batch_size,
+        layout.zero_stage,
+        layout.sequence_parallel,
+        MODES.index(layout.recompute),
+        layout.recompute_every,
+        0,
+    )
+    return from_table(np.array([values], dtype=np.int64), (division_of(job, layout),))

@@ -1,0 +1,174 @@
+"""How the layers of a model divide over the ranks of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.strategies.schedules import SCHEDULES, placement, schedule_called
+
+Ints = NDArray[np.int64]
+
+
+class RankColumns(NamedTuple):
+    """Pipeline ranks in columns, shape (rows, ranks).
+
+    Rows with fewer ranks repeat their first rank with `number` 0.
+    """
+
+    rank: Ints
+    layers: Ints
+    first: NDArray[np.bool_]
+    """Whether the rank holds the embedding."""
+    last: NDArray[np.bool_]
+    """Whether the rank holds LM head and loss."""
+    number: Ints
+    """How many ranks of the pipeline are like it."""
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[tuple[int, ...]]) -> RankColumns:
+        """The ranks of one pipeline, given as rows of the fields."""
+        rank, layers, first, last, number = np.array(rows, dtype=np.int64).T[:, None, :]
+        return cls(rank, layers, first > 0, last > 0, number)
+
+    def of(self, rows: Ints | tuple[Ints, Ints] | slice) -> RankColumns:
+        """The entries at these indices."""
+        return RankColumns(
+            self.rank[rows], self.layers[rows], self.first[rows], self.last[rows], self.number[rows]
+        )
+
+
+@dataclass(frozen=True)
+class Division:
+    """The layers of each virtual stage, in the order of the forward pass, and the ranks that hold them."""
+
+    schedule: str
+    pipeline: int
+    virtual: int
+    layers: tuple[int, ...]
+
+    @property
+    def even(self) -> bool:
+        """Whether all virtual stages have as many layers."""
+        return len(set(self.layers)) == 1
+
+    @cached_property
+    def v_shaped(self) -> bool:
+        """Whether virtual stages are placed in a V."""
+        return schedule_called(self.schedule).v_shaped
+
+    @cached_property
+    def splits_backward(self) -> bool:
+        """Whether weight gradients are a pass of their own."""
+        return schedule_called(self.schedule).splits_backward
+
+    @cached_property
+    def tight(self) -> bool:
+        """Whether transfers between neighbours are exposed in the steady state."""
+        return schedule_called(self.schedule).tight
+
+    @cached_property
+    def last_rank(self) -> int:
+        """The rank with LM head and loss."""
+        return placement(self.schedule, self.pipeline, self.virtual).last_rank
+
+    def _shares(self) -> list[tuple[int, bool, bool]]:
+        """Layers of every rank, and whether it holds embedding and LM head."""
+        pipeline, last = self.pipeline, self.last_rank
+        by_chunk = [self.layers[start : start + pipeline] for start in range(0, len(self.layers), pipeline)]
+        turned = [chunk[::-1] if self.v_shaped and odd % 2 else chunk for odd, chunk in enumerate(by_chunk)]
+        return [
+            (sum(layers), rank == 0, rank == last) for rank, layers in enumerate(zip(*turned, strict=True))
+        ]
+
+    def ranks(self) -> RankColumns:
+        """Every rank of the pipeline, shape (1, pipeline)."""
+        rows = [(rank, *share, 1) for rank, share in enumerate(self._shares())]
+        return RankColumns.from_rows(rows)
+
+    def representatives(self) -> RankColumns:
+        """Ranks that stand for all: of every run of ranks with equal shares the first and the last.
+
+        What a rank holds in flight changes in one direction along a run of equal shares, so the fullest rank
+        is at one of its ends; it is the first where activations are all that is held.
+        """
+        shares = self._shares()
+        starts = [rank for rank, share in enumerate(shares) if rank == 0 or share != shares[rank - 1]]
+        both_ends = self.splits_backward
+        rows: list[tuple[int, ...]] = []
+        for start, end in zip(starts, [*starts[1:], self.pipeline], strict=True):
+            if both_ends and end - start > 1:
+                rows += [(start, *shares[start], end - start - 1), (end - 1, *shares[start], 1)]
+            else:
+                rows.append((start, *shares[start], end - start))
+        return RankColumns.from_rows(rows)
+
+
+@lru_cache(maxsize=4096)
+def divided(schedule: str, pipeline: int, virtual: int, num_layers: int) -> Division:
+    """Layers divided as evenly as possible over the virtual stages.
+
+    What is left over goes to the stages before the last, one layer each, from the back: earlier stages hold
+    more micro-batches in flight, and the last has the LM head.
+    """
+    stages = pipeline * virtual
+    base, rest = divmod(num_layers, stages)
+    layers = [base] * stages
+    for number in range(rest):
+        layers[stages - 2 - number] += 1
+    return Division(schedule, pipeline, virtual, tuple(layers))
+
+
+class Divisions:
+    """Several divisions as a table, row by row; properties that a division has are columns."""
+
+    def __init__(self, divisions: Sequence[Division]) -> None:
+        self.divisions = tuple(divisions)
+
+    def __getitem__(self, row: int) -> Division:
+        return self.divisions[row]
+
+    @cached_property
+    def pipeline(self) -> Ints:
+        """Pipeline ranks."""
+        return np.array([division.pipeline for division in self.divisions])
+
+    @cached_property
+    def virtual(self) -> Ints:
+        """Chunks per rank."""
+        return np.array([division.virtual for division in self.divisions])
+
+    @cached_property
+    def last_rank(self) -> Ints:
+        """The rank with LM head and loss."""
+        return np.array([division.last_rank for division in self.divisions])
+
+    @cached_property
+    def schedule(self) -> Ints:
+        """Index into the names of schedules."""
+        names = list(SCHEDULES)
+        return np.array([names.index(division.schedule) for division in self.divisions])
+
+    @cached_property
+    def _representatives(self) -> list[RankColumns]:
+        return [division.representatives() for division in self.divisions]
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Number of representative ranks."""
+        return np.array([ranks.rank.size for ranks in self._representatives])
+
+    @cached_property
+    def ranks(self) -> RankColumns:
+        """Representative ranks of every division; shorter rows are padded."""
+        rows, sizes = self._representatives, self.sizes
+        width = np.arange(sizes.max())
+        own = np.where(width < sizes[:, None], width, 0) + (np.cumsum(sizes) - sizes)[:, None]
+        flat = [np.concatenate([column[0] for column in columns]) for columns in zip(*rows, strict=True)]
+        rank, layers, first, last, number = (column[own] for column in flat)
+        return RankColumns(rank, layers, first, last, np.where(width < sizes[:, None], number, 0))

@@ -1,0 +1,199 @@
+"""Peak memory of the ranks of layouts, in columns.
+
+Every part is an array of shape (rows, ranks), one row per layout. A rank holds its model states, the
+activations of micro-batches in flight, the temporaries of one pass, and the buffers of sharded states:
+
+    states + max over moments of (activations held x layers x bytes + weight inputs held x bytes)
+    + working set + gathered parameters [ZeRO 3] + gradient buckets [ZeRO 2, 3] + reserved
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.costs.memory import (
+    MemoryUse,
+    logit_bytes,
+    sharded_state_bytes,
+    stage_parameters,
+    state_bytes,
+)
+from perfsim.hardware import GpuClusterSpec
+from perfsim.strategies.schedules import in_flight, schedule_called
+from perfsim.strategies.three_d.columns import MODES, Columns, columns_of, distinct_rows
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.strategies.three_d.division import RankColumns
+from perfsim.strategies.three_d.slices import layer_slice
+from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
+from perfsim.transformer import (
+    LayerSlice,
+    attention_weight_input_bytes,
+    head_weight_input_bytes,
+    layer_activation_bytes,
+    mlp_weight_input_bytes,
+)
+from perfsim.workload import Job, ParallelLayout
+
+Floats = NDArray[np.float64]
+_BLOCK = 8192
+"""Layouts that are counted at once, so that their arrays stay in the cache."""
+
+
+class SliceBytes(NamedTuple):
+    """What one rank holds of a layer for one sequence, and its parameters; a float or a column each."""
+
+    keeps_all: Floats
+    """Activations of a layer without recompute."""
+    keeps: Floats
+    """Activations of a layer that is recomputed as the layout says."""
+    inputs: Floats
+    """Inputs and output gradients of a layer's weights."""
+    embedding_inputs: Floats
+    head_inputs: Floats
+    logits: Floats
+    layer: Floats
+    """Parameters of one layer."""
+    embedding: Floats
+    head: Floats
+    """Parameters of the LM head where the embedding is on another rank."""
+    both: Floats
+    """Parameters of embedding and LM head on one rank."""
+
+
+@lru_cache(maxsize=1024)
+def _slice_bytes(part: LayerSlice, positions: int, mode: str) -> tuple[float, ...]:
+    return (
+        layer_activation_bytes(part, "none"),
+        layer_activation_bytes(part, mode),
+        attention_weight_input_bytes(part) + mlp_weight_input_bytes(part),
+        part.activation_bytes,
+        head_weight_input_bytes(part, positions),
+        logit_bytes(part, positions),
+        stage_parameters(part, 1, first=False, last=False),
+        stage_parameters(part, 0, first=True, last=False),
+        stage_parameters(part, 0, first=False, last=True),
+        stage_parameters(part, 0, first=True, last=True),
+    )
+
+
+def slice_bytes(job: Job, columns: Columns) -> SliceBytes:
+    """The bytes of every layout's slice of a layer, shape (rows, 1)."""
+    keys = (columns.tensor, columns.sequence_parallel, columns.recompute)
+    first, of_row = distinct_rows(keys)
+    positions = job.recipe.lm_head_positions or job.recipe.seq_length
+    rows = [
+        _slice_bytes(layer_slice(job, tensor, 1, sequence_parallel=bool(split)), positions, MODES[mode])
+        for tensor, split, mode in zip(*(key[first].tolist() for key in keys), strict=True)
+    ]
+    table = np.array(rows, dtype=np.float64)[of_row]
+    return SliceBytes(*(table[:, [number]] for number in range(table.shape[1])))
+
+
+def rank_parameters(sizes: SliceBytes, ranks: RankColumns) -> Floats:
+    """Parameters of every rank, shape (rows, ranks)."""
+    ends = np.where(ranks.first, np.where(ranks.last, sizes.both, sizes.embedding), 0.0)
+    ends = ends + np.where(ranks.last & ~ranks.first, sizes.head, 0.0)
+    return np.asarray(ranks.layers * sizes.layer + ends)
+
+
+def recomputed_layers(columns: Columns, ranks: RankColumns) -> NDArray[np.int64]:
+    """Layers of every rank that are recomputed, one in `recompute_every`."""
+    every = columns.recompute_every[:, None]
+    return np.where(columns.recompute[:, None] > 0, -(-ranks.layers // every), 0)
+
+
+def recomputed_share(layout: Columns) -> float:
+    """Share of the layers of a single layout that its recompute mode applies to; 1 without recompute."""
+    ranks = layout.divisions[0].ranks()
+    redone = recomputed_layers(layout, ranks).sum()
+    return float(redone / ranks.layers.sum()) if redone else 1.0
+
+
+def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuClusterSpec) -> dict[str, Floats]:
+    """Peak memory of every rank by part, arrays of shape (rows, ranks)."""
+    sizes, states = slice_bytes(job, columns), state_bytes(job.recipe)
+    zero, data = columns.zero[:, None], columns.data[:, None]
+    parameters = rank_parameters(sizes, ranks)
+    parts = sharded_state_bytes(parameters, states, zero, data)
+    parts |= _held_bytes(job, columns, ranks, sizes)
+    parts["working set"] = _working_bytes(columns, ranks, sizes)
+    whole = IN_FLIGHT * sizes.layer + parameters - ranks.layers * sizes.layer
+    parts["gathered parameters"] = np.where(zero == SHARDED, whole * states.parameters, 0.0)
+    buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
+    parts["gradient buckets"] = np.where(buckets, whole * states.gradients, 0.0)
+    parts["reserved"] = np.full(parameters.shape, system.device.memory.reserved)
+    return parts
+
+
+def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> dict[str, Floats]:
+    """Peak memory of the micro-batches in flight on every rank."""
+    sequences = columns.micro_batch[:, None]
+    recomputed = recomputed_layers(columns, ranks)
+    kept = (ranks.layers - recomputed) * sizes.keeps_all + recomputed * sizes.keeps
+    inputs = ranks.layers * sizes.inputs + np.where(ranks.first, sizes.embedding_inputs, 0.0)
+    inputs = inputs + np.where(ranks.last, sizes.head_inputs, 0.0)
+    activations, weight_inputs = sequences * kept, sequences * inputs
+    held = {name: np.zeros(kept.shape) for name in ("activations", "weight gradient inputs")}
+    pipeline, virtual = columns.pipeline[:, None], columns.virtual[:, None]
+    microbatches = columns.microbatches(job)[:, None]
+    for name, rows in columns.by_schedule.items():
+        moments = in_flight(name, ranks.rank[rows], pipeline[rows], virtual[rows], microbatches[rows])
+        own = [
+            (moment.activations * activations[rows], moment.weight_inputs * weight_inputs[rows])
+            for moment in moments
+        ]
+        parts = own[0]
+        for new in own[1:]:
+            more = new[0] + new[1] > parts[0] + parts[1]
+            parts = (np.where(more, new[0], parts[0]), np.where(more, new[1], parts[1]))
+        held["activations"][rows], held["weight gradient inputs"][rows] = parts
+    return held
+
+
+def _working_bytes(columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> Floats:
+    """Temporary bytes of one pass: a recomputed layer, or the logits on the last stage."""
+    redone = np.where(columns.recompute[:, None] > 0, sizes.keeps_all - sizes.keeps, 0.0)
+    logits = np.where(ranks.last, sizes.logits, 0.0)
+    return np.asarray(columns.micro_batch[:, None] * np.maximum(redone, logits))
+
+
+def peak_bytes(job: Job, columns: Columns, system: GpuClusterSpec) -> Floats:
+    """Peak memory of the fullest rank of every layout, shape (rows,)."""
+    peaks = np.zeros(len(columns))
+    for of_schedule in columns.by_schedule.values():
+        rows = np.arange(len(columns))[of_schedule]
+        for start in range(0, len(rows), _BLOCK):
+            chosen = rows[start : start + _BLOCK]
+            block = columns.rows(chosen)
+            total, *others = rank_bytes(job, block, block.ranks(), system).values()
+            for part in others:
+                total = total + part
+            peaks[chosen] = total.max(axis=1)
+    return peaks
+
+
+def stage_memory(job: Job, layout: ParallelLayout, system: GpuClusterSpec) -> tuple[MemoryUse, ...]:
+    """Peak memory of one rank of each pipeline stage."""
+    columns = columns_of(job, layout)
+    parts = rank_bytes(job, columns, columns.divisions[0].ranks(), system)
+    shown = {name: column[0] for name, column in parts.items() if _is_shown(name, layout)}
+    capacity = system.device.memory.capacity
+    return tuple(
+        MemoryUse(f"stage {rank}", {name: float(column[rank]) for name, column in shown.items()}, capacity)
+        for rank in range(layout.pipeline)
+    )
+
+
+def _is_shown(name: str, layout: ParallelLayout) -> bool:
+    """Whether a part applies to a layout; parts that do not are not listed."""
+    if name == "weight gradient inputs":
+        return schedule_called(layout.schedule).splits_backward
+    if name == "gathered parameters":
+        return layout.zero_stage == SHARDED
+    if name == "gradient buckets":
+        return layout.zero_stage >= GRADIENTS_SHARDED and layout.data > 1
+    return True

@@ -1,0 +1,369 @@
+"""Prices of the work of layouts, in columns: one price for each distinct share of a layer, group and size.
+
+Every field is an array of shape (rows, 1) over the rows of `Columns`, 0 where a layout has no such work. All
+distinct works are priced in one call, so that a cost model can evaluate them as arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.costs.memory import reduced_grad_bytes
+from perfsim.graph import RankGroup, TensorClass, Work
+from perfsim.strategies.plan import Durations
+from perfsim.strategies.three_d.columns import MODES, Columns, distinct_rows
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, Replicas, layers_per_bucket
+from perfsim.strategies.three_d.division import RankColumns
+from perfsim.strategies.three_d.memory import SliceBytes, rank_parameters
+from perfsim.strategies.three_d.slices import layer_slice
+from perfsim.strategies.three_d.tensor import TensorGroup, compute_work, layer_works, split_works
+from perfsim.strategies.three_d.virtual_stage import (
+    VirtualStage,
+    embedding_backward_work,
+    embedding_work,
+    head_backward_work,
+    head_dgrad_work,
+    head_wgrad_work,
+    head_work,
+    softmax_sum_bytes,
+    tied_embedding_work,
+    transfer_work,
+)
+from perfsim.strategies.three_d.zero import SHARDED
+from perfsim.topology import FatTree
+from perfsim.transformer import Kernel, LayerSlice, attention_core, mlp_recompute
+from perfsim.workload import Job
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Terms = Sequence[Sequence[Work]]
+"""The works of every price, in the order of its fields; a price is their sum."""
+
+
+class PassPrices(NamedTuple):
+    """Seconds of the parts of the passes of one micro-batch."""
+
+    forward: Floats
+    """One layer with its tensor-parallel collectives."""
+    backward: Floats
+    """One layer; without weight gradients where the schedule splits them off."""
+    weights: Floats
+    """Weight gradients of one layer where they are a pass of their own."""
+    recompute: Floats
+    """One layer recomputed."""
+    last_pass: Floats
+    """Compute of one layer in the pass that completes its gradients."""
+    recompute_compute: Floats
+    """Compute of the recompute of one layer in that pass."""
+    embedding_forward: Floats
+    embedding_backward: Floats
+    embedding_weights: Floats
+    head_forward: Floats
+    head_backward: Floats
+    head_weights: Floats
+    summed: Floats
+    """Summing an activation over the tensor group, which ends every pass of a chunk."""
+    send: Floats
+    """Sending a tensor to a neighbour in the pipeline, the mean over neighbours."""
+    farthest_send: Floats
+    """The same between neighbours on different nodes, if there are any."""
+    receive: Floats
+    """Gathering a received tensor over the tensor group."""
+
+
+class SlicePrices(NamedTuple):
+    """Seconds of the work of one share of a layer for one micro-batch."""
+
+    forward: Floats
+    backward: Floats
+    """Input and weight gradients of one layer."""
+    inputs: Floats
+    """Input gradients of one layer."""
+    weights: Floats
+    """Weight gradients of one layer."""
+    summed: Floats
+    """Summing an activation over the tensor group."""
+    core: Floats
+    """Forward of the attention core, which selective recompute repeats."""
+    layer: Floats
+    """Compute of a forward of the whole layer, which full recompute repeats."""
+    layer_early: Floats
+    """The same up to the last tensor that the backward reads."""
+    embedding_forward: Floats
+    embedding_backward: Floats
+    head_forward: Floats
+    head_backward: Floats
+    head_inputs: Floats
+    head_weights: Floats
+    send_inside: Floats
+    """A send inside a node."""
+    send_across: Floats
+    """A send between nodes."""
+    receive: Floats
+
+
+class DataPrices(NamedTuple):
+    """Seconds of communication over replicas, and of the update, on the rank with most parameters."""
+
+    reduce: Floats
+    """All gradients."""
+    gather: Floats
+    """All parameters."""
+    update: Floats
+    reduce_ends: Floats
+    """Gradients of the embedding and LM head that the rank holds."""
+    reduce_bucket: Floats
+    """A bucket of overlapped reduction."""
+    reduce_rest: Floats
+    """The last bucket, where layers do not fill it."""
+    reduce_layer: Floats
+    reduce_embedding: Floats
+    reduce_head: Floats
+    reduce_both: Floats
+    """Embedding and LM head on one rank."""
+    gather_layer: Floats
+    gather_both: Floats
+    tie: Floats
+    """Summing the gradient of a tied embedding over the first and the last stage."""
+
+
+Prices = TypeVar("Prices", SlicePrices, DataPrices)
+
+
+def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durations) -> PassPrices:
+    """The prices of every layout's passes."""
+    keys = (columns.tensor, columns.sequence_parallel, columns.micro_batch)
+    split = columns.of_schedules("splits_backward")[:, None]
+    wanted = Wanted(
+        bool(split.any()), frozenset(MODES[mode] for mode in np.unique(columns.recompute).tolist())
+    )
+    node = topology.devices_per_node if topology.num_devices > topology.devices_per_node else 0
+    base = Job(job.model, job.recipe, 1)
+    part = _priced(SlicePrices, keys, lambda key: _slice_terms(base, node, wanted, *key), durations)
+    pipelined = columns.pipeline[:, None] > 1
+    far = _share_across(columns, topology)[:, None]
+    full = np.where(columns.zero[:, None] == SHARDED, part.layer_early, part.layer)
+    mode = columns.recompute[:, None]
+    redone = np.select([mode == MODES.index("selective"), mode == MODES.index("full")], [part.core, full])
+    sums = np.where(mode == MODES.index("full"), 2 * part.summed, 0.0)
+    return PassPrices(
+        forward=part.forward + 2 * part.summed,
+        backward=np.where(split, part.inputs, part.backward) + 2 * part.summed,
+        weights=np.where(split, part.weights, 0.0),
+        recompute=redone + sums,
+        last_pass=np.where(split, part.weights, part.backward),
+        recompute_compute=np.where(split, 0.0, redone),
+        embedding_forward=part.embedding_forward + part.summed,
+        embedding_backward=np.where(split, 0.0, part.embedding_backward),
+        embedding_weights=np.where(split, part.embedding_backward, 0.0),
+        head_forward=part.head_forward,
+        head_backward=np.where(split, part.head_inputs, part.head_backward) + part.summed,
+        head_weights=np.where(split, part.head_weights, 0.0),
+        summed=part.summed,
+        send=np.where(pipelined, far * part.send_across + (1 - far) * part.send_inside, 0.0),
+        farthest_send=np.where(pipelined, np.where(far > 0, part.send_across, part.send_inside), 0.0),
+        receive=np.where(pipelined & (columns.sequence_parallel[:, None] == 0), part.receive, 0.0),
+    )
+
+
+def _share_across(columns: Columns, topology: FatTree) -> Floats:
+    """Share of the neighbours in a pipeline that are on different nodes, shape (rows,)."""
+    hops = columns.pipeline - 1
+    crossings = np.minimum(hops, -(-topology.num_devices // topology.devices_per_node) - 1)
+    return np.asarray(crossings / np.maximum(1, hops))
+
+
+def _priced(
+    kind: type[Prices],
+    keys: Sequence[Ints],
+    terms: Callable[[Sequence[int]], Terms],
+    durations: Durations,
+) -> Prices:
+    """The prices of all rows of keys; `terms` lists the works of one key."""
+    first, of_row = distinct_rows(keys)
+    works: list[Work] = []
+    place: list[int] = []
+    for number, key in enumerate(zip(*(column[first].tolist() for column in keys), strict=True)):
+        for column, summands in enumerate(terms(key)):
+            works += summands
+            place += [number * len(kind._fields) + column] * len(summands)
+    shape = (len(first), len(kind._fields))
+    table = np.bincount(place, durations(works), minlength=shape[0] * shape[1]).reshape(shape)[of_row]
+    return kind(*(table[:, [number]].astype(np.float64) for number in range(shape[1])))
+
+
+class Wanted(NamedTuple):
+    """What any of the layouts does, so that nothing else is priced."""
+
+    split_backward: bool
+    modes: frozenset[str]
+
+
+@lru_cache(maxsize=4096)
+def _slice_terms(
+    job: Job, node: int, wanted: Wanted, tensor: int, split_sequence: int, micro_batch: int
+) -> Terms:
+    """The works of `SlicePrices` for one share of a layer; `node` is 0 where all devices are in one."""
+    part = layer_slice(job, tensor, micro_batch, sequence_parallel=bool(split_sequence))
+    group = TensorGroup(part, RankGroup(0, 1, tensor), "")
+    positions = job.recipe.lm_head_positions or job.recipe.seq_length
+    stage = VirtualStage(0, 1, 0, 0, 0, group, None, None, "none", positions)
+    works = layer_works(part, "none")
+    none: tuple[Work, ...] = ()
+    inputs, weights, head_inputs, head_weights = none, none, none, none
+    if wanted.split_backward:
+        split = split_works(part)
+        inputs, weights = (split.mlp_dgrad, split.attention_dgrad), (split.mlp_wgrad, split.attention_wgrad)
+        head_inputs, head_weights = (head_dgrad_work(stage),), (head_wgrad_work(stage),)
+    core, attention, mlp, early_mlp = none, none, none, none
+    if "selective" in wanted.modes:
+        core = _recompute_work("attention.recompute", attention_core(part), part)
+    if "full" in wanted.modes:
+        early = replace(part, recompute_stops_early=True)
+        attention = _recompute_work("attention.recompute", works.attention_forward.kernels, part)
+        mlp = _recompute_work("mlp.recompute", mlp_recompute(part), part)
+        early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early), part)
+    across = (transfer_work(stage, RankGroup(0, node, 2)),) if node else none
+    return (
+        (works.attention_forward, works.mlp_forward),
+        (works.mlp_backward, works.attention_backward),
+        inputs,
+        weights,
+        group.all_reduce_works(),
+        core,
+        (*attention, *mlp),
+        (*attention, *early_mlp),
+        (embedding_work(stage),),
+        (embedding_backward_work(stage),),
+        (head_work(stage), *group.all_reduce_works(softmax_sum_bytes(stage))),
+        (head_backward_work(stage),),
+        head_inputs,
+        head_weights,
+        (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 else none,
+        across,
+        group.all_gather_works(),
+    )
+
+
+def _recompute_work(name: str, kernels: tuple[Kernel, ...], part: LayerSlice) -> tuple[Work]:
+    """Compute that a recompute mode repeats."""
+    return (compute_work(name, "recompute", kernels, (TensorClass("hidden", part.activation_bytes),)),)
+
+
+class Largest(NamedTuple):
+    """The rank of every layout with most parameters, shape (rows,) each; its replicas set the pace."""
+
+    layers: Ints
+    first: Ints
+    last: Ints
+    chunk: Ints
+    """Layers of its largest chunk."""
+    bucket: Ints
+    """Layers that fill a bucket of gradients."""
+
+
+def largest_ranks(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> Largest:
+    """The rank of every layout with most parameters."""
+    largest = rank_parameters(sizes, ranks).argmax(axis=1)[:, None]
+    layers, first, last = (
+        np.take_along_axis(column.astype(np.int64), largest, axis=1)[:, 0]
+        for column in (ranks.layers, ranks.first, ranks.last)
+    )
+    bucket = layers_per_bucket(job.recipe, sizes.layer[:, 0], columns.zero)
+    return Largest(layers, first, last, -(-layers // columns.virtual), bucket)
+
+
+class Shapes(NamedTuple):
+    """Parameters of one tensor rank: a layer, the embedding, the LM head, and both of these."""
+
+    layer: float
+    embedding: float
+    head: float
+    both: float
+
+
+def data_prices(
+    job: Job, columns: Columns, largest: Largest, sizes: SliceBytes, durations: Durations
+) -> DataPrices:
+    """The prices of every layout's replicas."""
+    full, rest = np.divmod(largest.chunk, largest.bucket)
+    overlaps = int(job.recipe.overlap_grad_reduce)
+    keys = (
+        columns.tensor,
+        columns.data,
+        columns.zero,
+        columns.last_rank,
+        largest.layers,
+        largest.first,
+        largest.last,
+        overlaps * np.where(full > 0, largest.bucket, 0),
+        overlaps * rest,
+    )
+    base = Job(job.model, job.recipe, 1)
+    degrees, row = np.unique(columns.tensor, return_index=True)
+    shapes = {
+        tensor: Shapes(*(float(getattr(sizes, name)[index, 0]) for name in Shapes._fields))
+        for tensor, index in zip(degrees.tolist(), row.tolist(), strict=True)
+    }
+
+    def terms(key: Sequence[int]) -> Terms:
+        return _data_terms(base, shapes[key[0]], *key)
+
+    return _priced(DataPrices, keys, terms, durations)
+
+
+@lru_cache(maxsize=4096)
+def _data_terms(
+    job: Job,
+    shapes: Shapes,
+    tensor: int,
+    data: int,
+    zero: int,
+    last_rank: int,
+    layers: int,
+    first: int,
+    last: int,
+    bucket: int,
+    rest: int,
+) -> Terms:
+    """The works of `DataPrices` for the replicas of one rank; `bucket` and `rest` are 0 without overlap."""
+    ends = 0.0
+    if first or last:
+        ends = shapes.both if first and last else shapes.embedding if first else shapes.head
+    whole = layers * shapes.layer + ends
+    replicas = Replicas(job.recipe, RankGroup(0, tensor, data), "", whole, zero)
+    tie: list[Work] = []
+    if last_rank and job.model.tied_embeddings:
+        group = TensorGroup(layer_slice(job, tensor, 1, sequence_parallel=False), RankGroup(0, 1, tensor), "")
+        grad_bytes = reduced_grad_bytes(job.recipe) / replicas.gradient_shards
+        tie = [tied_embedding_work(group, RankGroup(0, last_rank * tensor * data, 2), grad_bytes)]
+
+    def reduce(num_parameters: float, wanted: bool = True) -> list[Work]:
+        counts = wanted and data > 1 and num_parameters >= 1
+        return [replicas.reduce_work(num_parameters)] if counts else []
+
+    def gather(num_parameters: float, wanted: bool) -> list[Work]:
+        return [replicas.gather_work(num_parameters)] if wanted and data > 1 else []
+
+    scatters = zero >= GRADIENTS_SHARDED
+    return (
+        reduce(whole),
+        gather(whole, 0 < zero < SHARDED),
+        [replicas.optimizer_work()],
+        reduce(ends, job.recipe.overlap_grad_reduce),
+        reduce(bucket * shapes.layer),
+        reduce(rest * shapes.layer),
+        reduce(shapes.layer, scatters),
+        reduce(shapes.embedding, scatters),
+        reduce(shapes.head, scatters),
+        reduce(shapes.both, scatters),
+        gather(shapes.layer, zero == SHARDED),
+        gather(shapes.both, zero == SHARDED),
+        tie,
+    )

@@ -1,0 +1,38 @@
+"""The share of one layer that one rank computes under a layout."""
+
+from __future__ import annotations
+
+from perfsim.costs.memory import main_grad_bytes
+from perfsim.strategies.three_d.zero import SHARDED
+from perfsim.transformer import LayerSlice
+from perfsim.workload import Job, ParallelLayout
+
+
+def layer_slice(
+    job: Job, tensor: int, micro_batch_size: int, *, sequence_parallel: bool, zero_stage: int = 0
+) -> LayerSlice:
+    """One rank's share of a layer for one micro-batch."""
+    recipe = job.recipe
+    return LayerSlice(
+        model=job.model,
+        seq_length=recipe.seq_length,
+        micro_batch_size=micro_batch_size,
+        tensor=tensor,
+        sequence_parallel=sequence_parallel,
+        attention=recipe.attention,
+        main_grad_bytes=main_grad_bytes(recipe),
+        element_bytes=recipe.element_bytes,
+        dropout=recipe.dropout,
+        recompute_stops_early=zero_stage == SHARDED,
+    )
+
+
+def slice_of(job: Job, layout: ParallelLayout) -> LayerSlice:
+    """One rank's share of a layer under a layout."""
+    return layer_slice(
+        job,
+        layout.tensor,
+        layout.micro_batch_size,
+        sequence_parallel=layout.sequence_parallel,
+        zero_stage=layout.zero_stage,
+    )

@@ -1,0 +1,128 @@
+"""The space of layouts: every legal layout of a job on all devices, in columns.
+
+- Tensor groups are inside a node or span whole nodes; they divide heads, query groups and MLP width.
+- Pipelines have at most as many virtual stages as the model has layers, which divide as evenly as they can.
+- Every micro-batch size that divides a replica's share of the batch, every schedule and number of chunks,
+  ZeRO stages 0 to 3, sequence parallelism on and off, and every recompute mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.sizes import MOST_LAYER_PASSES
+from perfsim.strategies.schedules import SCHEDULES
+from perfsim.strategies.three_d.columns import MODES, Columns, from_table
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.strategies.three_d.division import Division, divided
+from perfsim.strategies.three_d.rules import tensor_problems
+from perfsim.strategies.three_d.zero import SHARDED
+from perfsim.topology import FatTree
+from perfsim.workload import Job, ParallelLayout
+
+Ints = NDArray[np.int64]
+RECOMPUTE_EVERY = (1, 2, 3, 4, 6)
+"""Of how many layers one is recomputed, in the layouts that are tried."""
+
+
+def layout_space(
+    job: Job, topology: FatTree, free_degrees: tuple[str, ...], zero_stage: int | None = None
+) -> Columns:
+    """Every legal layout of a job on all devices; `zero_stage` fixes the ZeRO stage."""
+    divisions: list[Division] = []
+    first: dict[int, int] = {}  # of each pipeline degree the index of its first division
+    blocks = [np.zeros((0, 8), dtype=np.int64)]
+    for tensor in _tensor_degrees(job, topology, free_degrees):
+        rest = topology.num_devices // tensor
+        for pipeline in _divisors(rest, "pipeline" in free_degrees):
+            data = rest // pipeline
+            fits = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
+            own = _divisions(pipeline, job.model.num_layers)
+            if not fits or not own or (zero_stage == SHARDED and pipeline > 1):
+                continue
+            if pipeline not in first:
+                first[pipeline] = len(divisions)
+                divisions += own
+            blocks.append(_block(job, topology, tensor, own, first[pipeline], zero_stage))
+    return from_table(np.concatenate(blocks), divisions)
+
+
+def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) -> Iterator[int]:
+    """Tensor degrees that keep the rules, inside a node or over whole nodes."""
+    node = topology.devices_per_node
+    for tensor in _divisors(topology.num_devices, "tensor" in free_degrees):
+        placed = node % tensor == 0 or tensor % node == 0
+        inside = placed or free_degrees == ("tensor",)
+        if inside and not any(tensor_problems(job, ParallelLayout(tensor=tensor))):
+            yield tensor
+
+
+@lru_cache(maxsize=1024)
+def _divisions(pipeline: int, num_layers: int) -> tuple[Division, ...]:
+    """Every schedule and number of chunks on so many pipeline ranks."""
+    if pipeline == 1:
+        return (divided("1f1b", 1, 1, num_layers),)
+    divisions = []
+    for name, schedule in SCHEDULES.items():
+        most = num_layers // pipeline
+        chunks = (
+            range(2, most + 1) if schedule.chunks is None else range(schedule.chunks, schedule.chunks + 1)
+        )
+        divisions += [divided(name, pipeline, count, num_layers) for count in chunks if count <= most]
+    return tuple(divisions)
+
+
+def _block(
+    job: Job,
+    topology: FatTree,
+    tensor: int,
+    divisions: tuple[Division, ...],
+    first: int,
+    zero_stage: int | None,
+) -> Ints:
+    """The layouts of a tensor and a pipeline degree, shape (rows, columns) in the order of `Columns`."""
+    pipeline = divisions[0].pipeline
+    data = topology.num_devices // tensor // pipeline
+    share = job.global_batch_size // data
+    sizes = [size for size in _divisors(share) if share // size * job.model.num_layers <= MOST_LAYER_PASSES]
+    splits = [0, 1] if tensor > 1 and job.seq_length % tensor == 0 else [0]
+    modes = np.array(_recompute_modes(job, pipeline))
+    numbers = np.arange(len(divisions))
+    axes = (numbers, sizes, _zero_stages(pipeline, data, zero_stage), splits, np.arange(len(modes)))
+    part, size, zero, split, mode = (grid.ravel() for grid in np.meshgrid(*axes, indexing="ij"))
+    in_groups = np.array([division.schedule == "interleaved" for division in divisions])[part]
+    legal = ~in_groups | (share // size % pipeline == 0)
+    same = np.ones(len(part), dtype=np.int64)
+    columns = (same * tensor, same * data, size, zero, split, *modes[mode].T, first + part)
+    return np.asarray(np.stack(columns, axis=1)[legal])
+
+
+def _zero_stages(pipeline: int, data: int, fixed: int | None) -> list[int]:
+    """ZeRO stages; stage 3 gathers every layer on every rank, so it has no pipeline."""
+    if fixed is not None:
+        return [fixed]
+    stages = (0, 1, GRADIENTS_SHARDED, SHARDED) if pipeline == 1 else (0, 1, GRADIENTS_SHARDED)
+    return list(stages) if data > 1 else [0]
+
+
+def _recompute_modes(job: Job, pipeline: int) -> list[tuple[int, int]]:
+    """Recompute modes and intervals; fused attention has no scores to recompute selectively."""
+    full = MODES.index("full")
+    if job.recipe.recompute != "auto":
+        return [(MODES.index(job.recipe.recompute), 1)]
+    modes = [(MODES.index("none"), 1)]
+    if job.recipe.attention == "standard":
+        modes.append((MODES.index("selective"), 1))
+    layers = job.model.num_layers // pipeline
+    return modes + [(full, every) for every in RECOMPUTE_EVERY if every <= max(1, layers)]
+
+
+def _divisors(count: int, free: bool = True) -> list[int]:
+    """Divisors in ascending order; only 1 of a degree that is not free."""
+    if not free:
+        return [1]
+    return [number for number in range(1, count + 1) if count % number == 0]

@@ -1,0 +1,394 @@
+"""What an answer says of its own basis: where each caveat comes from, and that it reaches every outlet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import perfsim as ps
+from perfsim.calibration import ClusterCalibration, MeasuredStep
+from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, edge_batch
+from perfsim.prediction.documents import prediction_from, run_document
+from perfsim.prediction.predict import predict
+from perfsim.prediction.result import Caveat
+from perfsim.prediction.shared_caveats import shared_caveats
+from perfsim.report.caveats import ALWAYS
+from perfsim.report.study.document import study_document
+from perfsim.report.study.page import study_page
+from perfsim.report.study.write import write_study_page
+from perfsim.report.terminal.run import run_lines
+from perfsim.report.terminal.study import study_lines
+from perfsim.studies.result import CandidateResult
+
+SMALL = "cerebras_gpt_111m"
+catalog = ps.Catalog()
+
+
+def gpus(layout: str = "dp=8,mbs=1", devices: int = 8, **changes: Any) -> ps.Prediction:
+    question = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "batch": 2 * devices, **changes}
+    return ps.predict(**question, devices=devices, layout=layout)
+
+
+def wafers(devices: int = 1, batch: int = 120, **changes: Any) -> ps.Prediction:
+    return ps.predict(**{"model": SMALL, "system": "cs-2", **changes}, devices=devices, batch=batch)
+
+
+def recipe(**changes: Any) -> Any:
+    return catalog.recipes["gpt3_pretraining"].with_(**changes)
+
+
+def own_h200() -> Any:
+    """An H200 that a user describes: a file that extends the H100 with more memory, on H100's constants."""
+    h100 = catalog.systems["dgx-h100"]
+    device = h100.device.with_(name="h200", **{"memory.capacity": "141 GiB", "memory.bandwidth": "4.8 TB/s"})
+    return h100.with_(name="dgx-h200", device=device)
+
+
+def own_constants() -> Any:
+    """A B200 with constants that its owner fitted to matrix products of it."""
+    h100 = catalog.systems["dgx-h100"]
+    fit = {
+        name: record.model_copy(update={"command": "perfsim calibrate gemm own.csv --device b200"})
+        for name, record in h100.device.calibration.fit.items()
+    }
+    calibration = h100.device.calibration.model_copy(update={"name": "own", "fit": fit})
+    device = h100.device.model_copy(update={"name": "b200", "calibration": calibration})
+    return h100.model_copy(update={"name": "dgx-b200", "device": device})
+
+
+def filled(share: float) -> ps.Prediction:
+    """A plan on GPUs whose memory it fills to this share."""
+    system = catalog.systems["dgx-a100-80gb"]
+    needed = gpus().peak_memory_bytes
+    return gpus(system=system.with_(**{"device.memory.capacity": needed / share}))
+
+
+def scaled(*residuals: float) -> ps.Prediction:
+    steps = tuple(
+        MeasuredStep(id=f"s{i}", measured_s=1.1 * (1 + off), predicted_s=1.0, residual=off)
+        for i, off in enumerate(residuals)
+    )
+    cluster = ClusterCalibration(name="ours", device="a100-sxm4-80gb", scale=1.1, cases=steps)
+    return gpus(cluster=cluster)
+
+
+@cache
+def studied(code: str) -> CandidateResult:
+    """The candidate of a study of one batch more or of an extrapolated law."""
+    fields: dict[str, Any] = {
+        "name": "s",
+        "model": SMALL,
+        "recipe": "gpt3_20b_chinchilla",
+        "sampling": {"tasks": 1},
+    }
+    fields["candidates"] = [{"strategy": "weight-streaming", "system": "cs-2", "devices": 1}]
+    fields["batch_sizes"] = [128, 256] if code == "batch-at-edge" else [128]
+    if code == "critical-batch-extrapolated":
+        fields["recipe"] = catalog.recipes["gpt3_20b_chinchilla"].with_(tokens=1e14)
+    (candidate,) = ps.study(fields).candidates
+    return candidate
+
+
+QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
+    "calibration-borrowed": lambda: gpus(system=own_h200()),
+    "device-outside": lambda: gpus(system=own_constants()),
+    "few-runs": wafers,
+    "release-peak": lambda: wafers(system="cs-2-peak"),
+    "release-borrowed": lambda: wafers(recipe=recipe(software_release="r1.9")),
+    "precision-outside": lambda: gpus(system="dgx-h100", recipe=recipe(precision="fp8")),
+    "memory-above-limit": lambda: filled(0.96),
+    "zero3-ranks-outside": lambda: gpus("dp=256,mbs=1,zero=3", 256),
+    "devices-outside": lambda: wafers(8, 960),
+    "mfu-above-published": lambda: wafers(system="cs-2-peak"),
+    "zero3-with-tensor": lambda: gpus("tp=2,dp=4,zero=3,mbs=1"),
+    "parameters-outside": lambda: wafers(model="gpt3_13b"),
+    "sequences-below-published": lambda: wafers(batch=4),
+    "micro-batch-outside": lambda: gpus("dp=8,mbs=32,recompute=full", model=SMALL, batch=256),
+    "link-borrowed": lambda: gpus("dp=16,mbs=1", 16, system="dgx-h100"),
+    "link-uncalibrated": lambda: gpus(
+        system=catalog.systems["dgx-a100-80gb"].with_(**{"node.scale_up.calibration": None})
+    ),
+    "input-assumed": lambda: wafers(batch=1),
+    "sparsity-assumed": lambda: wafers(recipe=recipe(weight_sparsity=0.75)),
+    "critical-batch-extrapolated": lambda: studied("critical-batch-extrapolated"),
+    "batch-at-edge": lambda: studied("batch-at-edge"),
+    "cluster-scaled": lambda: scaled(0.01, -0.01),
+    "memory-tight": lambda: filled(0.92),
+    "batch-default": lambda: gpus(batch=None),
+    "layout-defaults": gpus,
+}
+"""For each code a question whose answer has it."""
+
+
+def caveat_of(prediction: ps.Prediction, code: str) -> Caveat | None:
+    return next((caveat for caveat in prediction.caveats if caveat.code == code), None)
+
+
+def flat(lines: list[str]) -> str:
+    return " ".join(" ".join(lines).split())
+
+
+def test_every_code_has_a_question_and_stands_in_the_document_with_its_severities(repository: Path) -> None:
+    text = (repository / "docs/caveats.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| ([^|]*) \|", text, re.MULTILINE))
+    codes = [code for code in rows if code not in ("serious", "warning", "info")]
+    assert codes == list(CODES)
+    assert set(QUESTIONS) == set(CODES)
+    assert set(SERIOUS_ABOVE) <= set(CODES)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_caveat_reaches_run_and_study_in_terminal_json_page_and_python(
+    code: str, factory: ModuleType, repository: Path
+) -> None:
+    prediction = QUESTIONS[code]()
+    caveat = caveat_of(prediction, code)
+    assert caveat is not None
+    documented = re.search(
+        rf"^\| `{code}` \| ([^|]*) \|", (repository / "docs/caveats.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert documented is not None
+    assert caveat.severity in documented[1]
+    written = {"code": code, "severity": caveat.severity, "text": caveat.text}
+    # One step: terminal and JSON, which reads back.
+    assert f"{caveat.severity} {caveat.text}" in flat(run_lines(prediction))
+    document = run_document(prediction)
+    assert written in document["caveats"]
+    assert prediction_from(document, prediction.model).caveats == prediction.caveats
+    # A study: terminal, JSON and page.
+    result = factory.study_result()
+    known = replace(result.candidates[0], caveats=(caveat,))
+    shared = shared_caveats([known])
+    result = replace(result, candidates=(known, *result.candidates[1:]), caveats=shared)
+    assert study_document(result)["candidates"][0]["caveats"] == [written]
+    (top,) = study_document(result)["caveats"]
+    assert top.items() >= {**written, "systems": [known.system], "machines": ["128 x dgx-a100-80gb"]}.items()
+    said = flat(study_lines(result))
+    assert (caveat.headline in said) == (caveat.severity != "info" or code in ALWAYS)
+    assert caveat.headline in said or "1 more caveat in the report" in said
+    _, sections, head = study_page(result)
+    places = [remark.text for remark in head.caveats]
+    places += [
+        row[2]
+        for section in sections
+        if section.slug == "caveats" and section.table
+        for row in section.table.rows
+    ]
+    assert places == [caveat.text], "once, at the head or in the table"
+
+
+def test_the_codes_of_a_plain_question_are_none() -> None:
+    prediction = gpus("tp=2,dp=4,mbs=1,sp=true,zero=1,recompute=selective")
+    assert prediction.caveats == ()
+
+
+@pytest.mark.parametrize(
+    ("system", "borrowed"),
+    [
+        ("dgx-a100-40gb", False),
+        ("dgx-a100-80gb", False),
+        ("dgx-h100", False),
+        ("cs-2", False),
+        ("cs-3", True),
+    ],
+)
+def test_the_catalogues_devices_borrow_constants_only_where_they_say_so(system: str, borrowed: bool) -> None:
+    prediction = ps.predict(model=SMALL, system=system, devices=1, batch=8)
+    assert (caveat_of(prediction, "calibration-borrowed") is not None) == borrowed
+    assert (caveat_of(prediction, "release-borrowed") is not None) == borrowed
+
+
+def test_an_own_device_on_anothers_constants_is_the_headline() -> None:
+    worst = gpus(system=own_h200()).caveats[0]
+    assert (worst.code, worst.severity) == ("calibration-borrowed", "serious")
+    assert worst.text == "no measurement of h200: the constants of h100-sxm5 are used"
+
+
+@pytest.mark.parametrize(
+    ("precision", "outside"), [("fp16", False), ("bf16", False), ("tf32", True), ("fp32", True)]
+)
+def test_a_precision_is_outside_unless_it_is_a_16_bit_one(precision: str, outside: bool) -> None:
+    prediction = gpus(recipe=recipe(precision=precision))
+    assert (caveat_of(prediction, "precision-outside") is not None) == outside
+
+
+@pytest.mark.parametrize(("devices", "severity"), [(2, None), (4, "warning"), (16, "serious")])
+def test_more_devices_than_any_run_had_are_serious_from_four_times_on(
+    devices: int, severity: str | None
+) -> None:
+    caveat = caveat_of(wafers(devices, 120 * devices), "devices-outside")
+    assert (None if caveat is None else caveat.severity) == severity
+
+
+@pytest.mark.parametrize(("ranks", "severity"), [(128, None), (256, "warning"), (384, "serious")])
+def test_zero_3_on_more_ranks_than_any_run_had_is_told(ranks: int, severity: str | None) -> None:
+    caveat = caveat_of(gpus(f"dp={ranks},mbs=1,zero=3", ranks), "zero3-ranks-outside")
+    assert (None if caveat is None else caveat.severity) == severity
+
+
+@pytest.mark.parametrize(
+    ("share", "code"),
+    [(0.88, None), (0.91, "memory-tight"), (0.935, "memory-tight"), (0.95, "memory-above-limit")],
+)
+def test_memory_is_tight_below_its_limit_and_serious_above(share: float, code: str | None) -> None:
+    codes = [caveat.code for caveat in filled(share).caveats if caveat.code.startswith("memory")]
+    assert codes == ([] if code is None else [code])
+
+
+def test_the_limit_of_memory_is_the_questions_own() -> None:
+    question = ps.Question(
+        model=catalog.models["gpt3_xl"],
+        recipe=recipe(),
+        system=catalog.systems["dgx-a100-80gb"],
+        devices=8,
+        strategy="3d",
+        batch=16,
+        layout="dp=8,mbs=1",
+        memory_limit=0.1,
+    )
+    caveat = caveat_of(predict(question), "memory-above-limit")
+    assert caveat is not None
+    assert "above the limit of 10 %" in caveat.text
+
+
+def test_a_cluster_whose_steps_lie_far_apart_is_a_warning() -> None:
+    near, far = (
+        caveat_of(scaled(*residuals), "cluster-scaled") for residuals in ((0.01, -0.01), (0.2, -0.2))
+    )
+    assert near is not None
+    assert far is not None
+    assert (near.severity, far.severity) == ("info", "warning")
+    assert "step times multiplied by 1.1" in near.text
+
+
+@pytest.mark.parametrize(("batch", "told"), [(4, True), (29, True), (30, False), (128, False)])
+def test_a_wafer_with_far_fewer_sequences_than_any_log_is_told_so(batch: int, told: bool) -> None:
+    """The logs have 60 sequences a system or more: there nothing tells a fixed time from efficiency."""
+    prediction = wafers(batch=batch)
+    caveat = caveat_of(prediction, "sequences-below-published")
+    assert (caveat is not None) == told
+    if caveat is not None:
+        more_s = 0.0055 * prediction.run.plan.job.model.num_layers - prediction.why.fixed_s
+        assert f"up to {more_s:.2g} s longer" in caveat.text
+
+
+# ----------------------------------------------------------------------------------- studies
+def test_a_study_quotes_its_worst_caveat_in_the_verdict_and_lists_the_others(tmp_path: Path) -> None:
+    answer = ps.study(
+        {
+            "name": "s",
+            "model": SMALL,
+            "recipe": "gpt3_20b_chinchilla",
+            "candidates": [
+                {"strategy": "3d", "system": "dgx-a100-80gb", "devices": 8},
+                {"strategy": "weight-streaming", "system": "cs-2", "devices": [16]},
+            ],
+            "batch_sizes": [960],
+            "sampling": {"tasks": 1},
+        }
+    )
+    quoted = "; low confidence in cs-2: 5 published runs, at most 2 systems."
+    assert quoted in answer.verdict
+    assert [caveat.code for caveat in answer.caveats[:2]] == ["few-runs", "devices-outside"]
+    lines = study_lines(answer.result)
+    assert flat(lines).count("5 published runs") == 1
+    assert "serious: 16 x cs-2: 8 times as many systems" in flat(lines)
+    page = write_study_page(answer.result, tmp_path, trace_name=None).read_text("utf-8")
+    head = page[page.index("<header>") : page.index("</header>")]
+    assert "8 times as many systems" in head
+    for caveat in answer.caveats:
+        assert page.count(caveat.text) == 1, caveat
+
+
+def test_every_serious_caveat_is_on_a_terminal_and_at_the_head_of_a_page(factory: ModuleType) -> None:
+    result = factory.study_result()
+    many = tuple(Caveat(code, "serious", f"text of {code}") for code in CODES[:6])
+    mild = tuple(Caveat(code, "warning", f"text of {code}") for code in CODES[6:9])
+    known = replace(result.candidates[0], caveats=(*many, *mild))
+    result = replace(result, candidates=(known,), caveats=shared_caveats([known]))
+    text = flat(study_lines(result))
+    _, _, head = study_page(result)
+    assert [remark.text for remark in head.caveats] == [caveat.text for caveat in many]
+    assert all(caveat.text in text for caveat in many)
+    assert "... 3 more caveats in the report" in text
+
+
+# ------------------------------------------------------------------------------- open questions
+def defaults(layout: str, **changes: Any) -> list[str]:
+    answer = ps.predict(
+        **{
+            "model": "gpt3_xl",
+            "system": "dgx-a100-80gb",
+            "devices": 8,
+            "strategy": "3d",
+            "batch": 16,
+            **changes,
+        },
+        layout=layout,
+    )
+    return [caveat.text for caveat in answer.caveats if caveat.code == "layout-defaults"]
+
+
+def test_settings_that_nobody_named_are_listed_with_what_is_usual() -> None:
+    assert defaults("tp=2,pp=2") == [
+        (
+            "left at defaults by the layout: micro_batch_size 1, sequence_parallel false, zero_stage 0, "
+            "recompute none, schedule 1f1b; Megatron users usually set sp=true, zero=1, recompute=selective"
+        )
+    ]
+
+
+def test_the_defaults_stay_as_they_are() -> None:
+    layout = gpus("tp=2,pp=2").run.plan.layout
+    assert (layout.sequence_parallel, layout.zero_stage, layout.recompute) == (False, 0, "none")
+
+
+def test_only_settings_that_matter_for_the_degrees_are_listed() -> None:
+    assert defaults("dp=8,mbs=2") == [
+        (
+            "left at defaults by the layout: zero_stage 0, recompute none; "
+            "Megatron users usually set zero=1, recompute=selective"
+        )
+    ]
+
+
+@pytest.mark.parametrize("named", ["sp=true,zero=1,recompute=full", "sp=false,zero=0,recompute=none"])
+def test_what_was_named_is_no_default_whatever_its_value(named: str) -> None:
+    assert defaults(f"tp=2,pp=2,mbs=1,schedule=gpipe,{named}") == []
+
+
+def test_the_planners_own_choice_and_wafers_leave_nothing_unsaid() -> None:
+    assert defaults("") == []
+    assert defaults("dp=1", devices=1, system="cs-2", strategy="weight-streaming") == []
+
+
+@pytest.mark.parametrize(
+    ("best", "words"),
+    [
+        (8, "best batch 8 is the smallest of 3 tried (8 to 32 sequences); a smaller batch may be better"),
+        (32, "best batch 32 is the largest of 3 tried (8 to 32 sequences); a larger batch may be better"),
+        (16, ""),
+    ],
+)
+def test_a_batch_at_the_edge_of_the_grid_says_so(best: int, words: str) -> None:
+    texts = [caveat.text for caveat in edge_batch([8, 16, 32], best)]
+    assert len(texts) == bool(words)
+    assert all(text.startswith(words) for text in texts)
+
+
+def test_a_batch_that_was_given_has_no_edge() -> None:
+    assert edge_batch([16], 16) == []
+    assert edge_batch([], 16) == []
+
+
+def test_a_study_keeps_the_edge_of_its_batches_under_its_own_key_too() -> None:
+    candidate = studied("batch-at-edge")
+    assert "of 2 tried (128 to 256 sequences)" in candidate.batch_at_edge
+    assert candidate.batch_at_edge not in candidate.notes

@@ -1,0 +1,127 @@
+"""The space of layouts: exactly the legal ones, each once."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import ModuleType
+
+import pytest
+
+from perfsim.strategies.schedules import SCHEDULES
+from perfsim.strategies.three_d.columns import MODES, Columns
+from perfsim.strategies.three_d.division import divided
+from perfsim.strategies.three_d.rules import layout_problems
+from perfsim.strategies.three_d.space import RECOMPUTE_EVERY, layout_space
+from perfsim.workload import Job, ParallelLayout
+
+ALL = ("tensor", "pipeline", "data")
+
+
+def space(toys: ModuleType, job: Job, devices: int = 16, free: tuple[str, ...] = ALL) -> Columns:
+    return layout_space(job, toys.topology(devices), free)
+
+
+def layouts(columns: Columns) -> list[ParallelLayout]:
+    return [columns.layout(row) for row in range(len(columns))]
+
+
+def divisors(count: int) -> list[int]:
+    return [number for number in range(1, count + 1) if count % number == 0]
+
+
+@pytest.mark.parametrize("num_layers", [4, 6])
+def test_the_space_is_every_combination_that_keeps_the_rules(toys: ModuleType, num_layers: int) -> None:
+    """Tried one by one on 4 devices, with layers that divide and layers that do not."""
+    job, topology = toys.job(12, num_layers=num_layers), toys.topology(4)
+    legal = set()
+    for tensor, pipeline, size, zero, name, split, (mode, every) in product(
+        divisors(4),
+        divisors(4),
+        divisors(12),
+        (0, 1, 2, 3),
+        SCHEDULES,
+        (False, True),
+        [*((mode, 1) for mode in MODES), *(("full", every) for every in RECOMPUTE_EVERY[1:])],
+    ):
+        if tensor * pipeline > 4 or every > max(1, num_layers // pipeline) or (split and tensor == 1):
+            continue
+        data, schedule = 4 // tensor // pipeline, SCHEDULES[name]
+        if (pipeline == 1 and name != "1f1b") or (data == 1 and zero):
+            continue
+        most = num_layers // pipeline
+        for chunks in range(2, most + 1) if schedule.chunks is None else (schedule.chunks,):
+            if chunks > most:
+                continue
+            division = divided(name, pipeline, chunks, num_layers)
+            layout = ParallelLayout(
+                tensor,
+                pipeline,
+                data,
+                chunks,
+                split,
+                zero,
+                name,
+                size,
+                mode,
+                None if division.even else division.layers,
+                every,
+            )
+            if not layout_problems(job, topology, layout, "3d", ALL):
+                legal.add(layout)
+    listed = layouts(space(toys, job, 4))
+    assert len(set(listed)) == len(listed)
+    assert set(listed) == legal
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [
+        (("data",), {(1, 1, 16)}),
+        (("tensor",), {(16, 1, 1)}),
+        (("pipeline",), set()),  # 16 stages for 8 layers
+    ],
+)
+def test_plain_strategies_have_one_way_or_none(
+    toys: ModuleType, free: tuple[str, ...], expected: set[tuple[int, int, int]]
+) -> None:
+    listed = layouts(space(toys, toys.job(64), free=free))
+    assert {(layout.tensor, layout.pipeline, layout.data) for layout in listed} == expected
+
+
+def test_tensor_groups_are_inside_a_node_or_over_whole_nodes(toys: ModuleType) -> None:
+    job = toys.job(48, num_attention_heads=48, hidden_size=3072, ffn_hidden_size=12288)
+    listed = layouts(space(toys, job, 48))
+    assert {layout.tensor for layout in listed} == {1, 2, 4, 8, 16, 24, 48}
+
+
+def test_every_micro_batch_that_divides_the_batch_is_in_the_space(toys: ModuleType) -> None:
+    listed = layouts(space(toys, toys.job(24), 8, ("data",)))
+    assert {layout.micro_batch_size for layout in listed} == {1, 3}
+    listed = layouts(space(toys, toys.job(24), 8, ("tensor",)))
+    assert {layout.micro_batch_size for layout in listed} == set(divisors(24))
+
+
+def test_layers_that_do_not_divide_are_spread_with_fewer_on_the_last_stage() -> None:
+    assert divided("1f1b", 3, 1, 8).layers == (3, 3, 2)
+    assert divided("1f1b", 4, 1, 9).layers == (2, 2, 3, 2)
+    assert divided("interleaved", 2, 3, 8).layers == (1, 1, 1, 2, 2, 1)
+
+
+def test_a_fixed_stage_of_zero_is_the_only_one(toys: ModuleType) -> None:
+    columns = layout_space(toys.job(16), toys.topology(8), ("tensor", "data"), 3)
+    assert {layout.zero_stage for layout in layouts(columns)} == {3}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "modes"),
+    [
+        ({}, {"none", "selective", "full"}),
+        ({"attention": "flash"}, {"none", "full"}),
+        ({"recompute": "selective"}, {"selective"}),
+    ],
+)
+def test_recompute_modes_are_the_recipes_or_all_that_make_a_difference(
+    toys: ModuleType, recipe: dict[str, object], modes: set[str]
+) -> None:
+    listed = layouts(space(toys, toys.job(16, recipe), 8))
+    assert {layout.recompute for layout in listed} == modes
