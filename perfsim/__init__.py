@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from perfsim.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from perfsim.api.planning import PlanAnswer as PlanAnswer
+    from perfsim.api.planning import plan as plan
     from perfsim.api.predicting import predict as predict
     from perfsim.api.studies import Study as Study
     from perfsim.api.studies import StudyAnswer as StudyAnswer
@@ -32,12 +34,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "Catalog": "perfsim.catalog",
     "PerfsimError": "perfsim.errors",
+    "PlanAnswer": "perfsim.api.planning",
     "Prediction": "perfsim.prediction.prediction",
     "Question": "perfsim.prediction.question",
     "Study": "perfsim.api.studies",
     "StudyAnswer": "perfsim.api.studies",
     "SweepAnswer": "perfsim.api.sweeps",
     "Validation": "perfsim.api.validating",
+    "plan": "perfsim.api.planning",
     "predict": "perfsim.api.predicting",
     "published_cases": "perfsim.api.validating",
     "study": "perfsim.api.studies",

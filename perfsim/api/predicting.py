@@ -9,7 +9,7 @@ from perfsim.hardware import SystemSpec
 from perfsim.prediction.perturbation_spec import PerturbationSpec, parse_perturbations
 from perfsim.prediction.predict import predict as predict_question
 from perfsim.prediction.prediction import Prediction
-from perfsim.prediction.question import DEFAULT_RECIPE, Detail, Question
+from perfsim.prediction.question import DEFAULT_RECIPE, MEMORY_LIMIT, Detail, Question
 from perfsim.strategies import Strategy
 from perfsim.workload import Layout, TrainingRecipe, TransformerConfig
 
@@ -23,6 +23,7 @@ def predict(
     layout: str | Layout | None = None,
     batch: int | None = None,
     recipe: Named | TrainingRecipe = DEFAULT_RECIPE,
+    memory_limit: float = MEMORY_LIMIT,
     cluster: Named | ClusterCalibration | None = None,
     perturb: str | PerturbationSpec | None = None,
     detail: Detail = "layer",
@@ -33,7 +34,8 @@ def predict(
 
     Model, system and recipe are names of the catalogue, paths of YAML files or objects. Without `strategy`
     the system's own is taken, without `layout` (`tp=8,pp=4,dp=8,mbs=1`) the planner chooses, without
-    `batch` (sequences over all devices) the recipe's or 8 a device. `cluster` scales step times by the
+    `batch` (sequences over all devices) the recipe's or 8 a device. The planner leaves out layouts above
+    `memory_limit`, a share of a device's memory, unless nothing else fits. `cluster` scales step times by the
     user's own measurements, `perturb` disturbs the step (`straggler=1.3@rank5`), `detail` is how finely
     weights stream, `expand` writes collectives as steps (`data.all_reduce=tree`).
 
@@ -48,6 +50,7 @@ def predict(
         strategy="" if strategy is None else strategy,
         layout=None if layout == "" else layout,
         batch=batch,
+        memory_limit=memory_limit,
         cluster=cluster_of(cluster, catalog),
         perturbations=parse_perturbations(perturb) if isinstance(perturb, str) else perturb,
         detail=detail,

@@ -14,6 +14,7 @@ import click
 from perfsim import __version__
 from perfsim.cli.calibrate import calibrate
 from perfsim.cli.output import refuse
+from perfsim.cli.plan import plan
 from perfsim.cli.prove import prove
 from perfsim.cli.run import run
 from perfsim.cli.schema import schema
@@ -59,5 +60,5 @@ def main() -> None:
     """Predict how to train a model, on what, and how long until it is good."""
 
 
-for _verb in (calibrate, prove, run, schema, show, study, sweep, validate):
+for _verb in (calibrate, plan, prove, run, schema, show, study, sweep, validate):
     main.add_command(_verb)

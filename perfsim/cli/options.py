@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from perfsim.errors import InputError, Problem
+from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -32,6 +33,57 @@ emit_option = click.option(
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else."
 )
+
+
+_QUESTION = (
+    click.option("--model", required=True, help="Name of the catalogue, or a YAML file."),
+    click.option("--system", required=True, help="Name of the catalogue, or a YAML file."),
+    click.option(
+        "--devices",
+        "--num-csx",
+        type=click.IntRange(1, MOST_DEVICES),
+        required=True,
+        help="Number of GPUs, or of CS-2 systems.",
+    ),
+    click.option("--strategy", default="", help="[default: the system's own]"),
+    click.option(
+        "--batch",
+        type=click.IntRange(1, MOST_SEQUENCES),
+        default=None,
+        help="Global batch in sequences. [default: the recipe's, else 8 per device]",
+    ),
+    click.option(
+        "--batch-per-device",
+        type=click.IntRange(1, MOST_SEQUENCES),
+        default=None,
+        help="Instead of --batch: sequences per GPU or CS-2.",
+    ),
+    click.option("--recipe", default="gpt3_pretraining", show_default=True),
+    click.option(
+        "--memory-limit",
+        type=click.FloatRange(0.0, 1.0, min_open=True),
+        default=0.94,
+        show_default=True,
+        help="Share of memory above which a planned layout is no answer unless nothing else fits.",
+    ),
+    click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`."),
+)
+
+
+def question_options(verb: Verb) -> Verb:
+    """The options that say what is asked: model, machine, strategy, batch, recipe, memory limit, cluster."""
+    for option in reversed(_QUESTION):
+        verb = option(verb)
+    return verb
+
+
+def batch_of(batch: int | None, per_device: int | None, devices: int) -> int | None:
+    """The global batch of the options; None where none is given."""
+    if per_device is None:
+        return batch
+    if batch is not None:
+        raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
+    return per_device * devices
 
 
 def out_option(help_text: str) -> Callable[[Verb], Verb]:

@@ -7,37 +7,13 @@ from typing import Any
 
 import click
 
-from perfsim.cli.options import VERIFY, emit_option, json_option, limits
+from perfsim.cli.options import VERIFY, batch_of, emit_option, json_option, limits, question_options
 from perfsim.cli.output import print_json, print_lines
-from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
 
 @click.command()
-@click.option("--model", required=True, help="Name of the catalogue, or a YAML file.")
-@click.option("--system", required=True, help="Name of the catalogue, or a YAML file.")
-@click.option(
-    "--devices",
-    "--num-csx",
-    type=click.IntRange(1, MOST_DEVICES),
-    required=True,
-    help="Number of GPUs, or of CS-2 systems.",
-)
-@click.option("--strategy", default="", help="[default: the system's own]")
+@question_options
 @click.option("--layout", default="", metavar="tp=8,pp=4,dp=4,mbs=1", help="[default: chosen by the planner]")
-@click.option(
-    "--batch",
-    type=click.IntRange(1, MOST_SEQUENCES),
-    default=None,
-    help="Global batch in sequences. [default: the recipe's, else 8 per device]",
-)
-@click.option(
-    "--batch-per-device",
-    type=click.IntRange(1, MOST_SEQUENCES),
-    default=None,
-    help="Instead of --batch: sequences per GPU or CS-2.",
-)
-@click.option("--recipe", default="gpt3_pretraining", show_default=True)
-@click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`.")
 @click.option(
     "--perturb",
     default="",
@@ -78,6 +54,7 @@ def run(
     batch: int | None,
     batch_per_device: int | None,
     recipe: str,
+    memory_limit: float,
     cluster: str,
     detail: Any,
     perturb: str,
@@ -99,8 +76,9 @@ def run(
         devices=devices,
         strategy=strategy,
         layout=layout,
-        batch=_batch(batch, batch_per_device, devices),
+        batch=batch_of(batch, batch_per_device, devices),
         recipe=recipe,
+        memory_limit=memory_limit,
         cluster=cluster or None,
         perturb=perturb or None,
         detail=detail,
@@ -118,12 +96,3 @@ def run(
     else:
         print_lines([*run_lines(prediction, sampled), *([f"Trace: {trace}"] if trace else [])])
     must_be_right([sampled] if sampled else [])
-
-
-def _batch(batch: int | None, per_device: int | None, devices: int) -> int | None:
-    """The global batch of the options; None where none is given."""
-    if per_device is None:
-        return batch
-    if batch is not None:
-        raise click.UsageError("give --batch (all devices together) or --batch-per-device, not both")
-    return per_device * devices

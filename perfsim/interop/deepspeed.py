@@ -88,8 +88,9 @@ def _pipeline(chosen: Chosen) -> str:
 
 
 def _recompute(chosen: Chosen) -> str:
-    mode = chosen.layout.recompute
-    return "" if mode == "none" else f"recompute {mode}; the model's code calls the checkpointing"
+    mode, every = chosen.layout.recompute, chosen.layout.recompute_every
+    part = f" of one layer in {every}" if every > 1 else ""
+    return "" if mode == "none" else f"recompute {mode}{part}; the model's code calls the checkpointing"
 
 
 GAPS: tuple[Limit, ...] = (

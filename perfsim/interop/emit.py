@@ -12,8 +12,12 @@ from perfsim.interop.torchtitan import TORCHTITAN
 TOOLS = {tool.name: tool for tool in (MEGATRON, DEEPSPEED, TORCHTITAN, MODELZOO)}
 
 
-def emit(tool: str, chosen: Chosen) -> str:
-    """The text that runs a plan. Raises InputError for an unknown tool, or a plan that it cannot run."""
+def emit(tool: str, chosen: Chosen, remark: str = "") -> str:
+    """The text that runs a plan, with a remark among its comments.
+
+    Raises InputError for an unknown tool or a plan that it cannot run; this is a LayoutError where the tool
+    runs such machines, so that another layout may do.
+    """
     if tool not in TOOLS:
         raise UnknownNameError("tool", tool, TOOLS)
-    return TOOLS[tool].emit(chosen)
+    return TOOLS[tool].emit(chosen, remark)

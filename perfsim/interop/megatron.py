@@ -6,6 +6,7 @@ ranks as perfsim does: tensor innermost, then data, then pipeline.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 
@@ -59,6 +60,26 @@ def _dropout(chosen: Chosen) -> float | None:
     return None if chosen.job.recipe.dropout else 0.0
 
 
+def _recompute_method(chosen: Chosen) -> str | None:
+    """`block` recomputes the first layers of each virtual stage, `uniform` all of them."""
+    if chosen.layout.recompute != "full":
+        return None
+    return "uniform" if chosen.layout.recompute_every == 1 else "block"
+
+
+def _recompute_layers(chosen: Chosen) -> int | None:
+    if chosen.layout.recompute != "full":
+        return None
+    every: int = chosen.layout.recompute_every
+    return 1 if every == 1 else max(math.ceil(count / every) for count in _stage_layers(chosen))
+
+
+def _stage_layers(chosen: Chosen) -> tuple[int, ...]:
+    """Layers of the virtual stages; one number where they are even."""
+    layout = chosen.layout
+    return layout.layers_per_stage or (chosen.job.model.num_layers // layout.num_stages,)
+
+
 SETTINGS: tuple[Setting, ...] = (
     ("--num-layers", lambda c: c.job.model.num_layers),
     ("--hidden-size", lambda c: c.job.model.hidden_size),
@@ -90,12 +111,9 @@ SETTINGS: tuple[Setting, ...] = (
         lambda c: _flag(c.job.recipe.overlap_grad_reduce and c.layout.data > 1),
     ),
     ("--ddp-bucket-size", bucket_elements),
-    (
-        "--recompute-granularity",
-        lambda c: None if c.layout.recompute == "none" else c.layout.recompute,
-    ),
-    ("--recompute-method", lambda c: "uniform" if c.layout.recompute == "full" else None),
-    ("--recompute-num-layers", lambda c: 1 if c.layout.recompute == "full" else None),
+    ("--recompute-granularity", lambda c: None if c.layout.recompute == "none" else c.layout.recompute),
+    ("--recompute-method", _recompute_method),
+    ("--recompute-num-layers", _recompute_layers),
     ("--fp16", lambda c: _flag(c.job.recipe.precision == "fp16")),
     ("--bf16", lambda c: _flag(c.job.recipe.precision in ("bf16", "fp8"))),
     ("--fp8-format", lambda c: "hybrid" if c.job.recipe.precision == "fp8" else None),
@@ -127,7 +145,18 @@ def _biases(chosen: Chosen) -> str:
     return f"biases of the linears {'of attention alone' if model.has_attention_bias else 'of the MLP alone'}"
 
 
+def _recompute_between(chosen: Chosen) -> str:
+    """Virtual stages of which an equal number of layers is not recomputed."""
+    layout, counts = chosen.layout, set(_stage_layers(chosen))
+    every = layout.recompute_every
+    alone = layout.virtual_pipeline == 1 and len(counts) == 1
+    if every == 1 or alone or (len(counts) == 1 and not min(counts) % every):
+        return ""
+    return f"recompute of one layer in {every} over all virtual stages; more of each stage is recomputed"
+
+
 GAPS: tuple[Limit, ...] = (
+    _recompute_between,
     _biases,
     (lambda c: "attention and MLP on one norm" if c.job.model.norms_per_layer == 1 else ""),
     (lambda c: "a bias of the LM head" if c.job.model.head_bias else ""),

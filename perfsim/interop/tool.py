@@ -57,8 +57,11 @@ class Tool:
     how_to_start: Callable[[Chosen], str]
     """The comment that says how the settings are used."""
 
-    def emit(self, chosen: Chosen) -> str:
-        """The settings that run a plan. Raises InputError for a plan that the tool cannot run."""
+    def emit(self, chosen: Chosen, remark: str = "") -> str:
+        """The settings that run a plan, under a remark. Raises InputError for a plan that it cannot run.
+
+        LayoutError is for a layout of the right kind, so that another one may do.
+        """
         if not isinstance(chosen.layout, self.layout_type):
             raise InputError(
                 f"{self.title} trains on {self.runs_on}; {chosen.system.name} is a {chosen.system.kind}"
@@ -70,6 +73,7 @@ class Tool:
         comments = [
             f"{job.model.name}, recipe {job.recipe.name}, on {devices} x {chosen.system.name}",
             f"{chosen.strategy}: {layout}, batch {job.global_batch_size}",
+            *filter(None, [remark]),
             self.how_to_start(chosen),
             "not part of a plan: data, tokenizer, learning rate, length of the run, checkpoints",
             *(f"not expressible: {text}" for limit in self.gaps if (text := limit(chosen))),

@@ -62,6 +62,13 @@ def _modules(chosen: Chosen) -> list[list[str]] | None:
     return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "output"]]
 
 
+def _selective(chosen: Chosen) -> str | None:
+    """`op`: results of chosen operations are kept; a number: one layer in so many is recomputed."""
+    if chosen.layout.recompute_every > 1:
+        return str(chosen.layout.recompute_every)
+    return "op" if chosen.layout.recompute == "selective" else None
+
+
 SETTINGS: tuple[Setting, ...] = (
     ("training.local_batch_size", _local_batch),
     ("training.global_batch_size", lambda c: c.job.global_batch_size),
@@ -100,11 +107,11 @@ SETTINGS: tuple[Setting, ...] = (
         lambda c: None if _layers_per_stage(c) is None else 0,
     ),
     ("parallelism.module_fqns_per_model_part", _modules),
-    ("activation_checkpoint.mode", lambda c: c.layout.recompute),
     (
-        "activation_checkpoint.selective_ac_option",
-        lambda c: "op" if c.layout.recompute == "selective" else None,
+        "activation_checkpoint.mode",
+        lambda c: "selective" if c.layout.recompute_every > 1 else c.layout.recompute,
     ),
+    ("activation_checkpoint.selective_ac_option", _selective),
 )
 
 

@@ -48,6 +48,22 @@ def parsed_settings(text: str, layout_type: type) -> dict[str, Any]:
     return given
 
 
+def text_of(layout: Any) -> str:
+    """The text that `parsed_settings` reads as this layout: every field that is not at its default."""
+    short = {long: name for name, long in SHORT_NAMES.items()}
+    return ",".join(
+        f"{short.get(field.name, field.name)}={_written(value)}"
+        for field in fields(layout)
+        if (value := getattr(layout, field.name)) != field.default or field.name == "data"
+    )
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 class _Wrong(Exception):
     """A problem with a setting, and how to fix it."""
 

@@ -51,8 +51,6 @@ CODES = (
 )
 """All codes; of equal severity the earlier one is worse."""
 
-MEMORY_LIMIT = 0.94
-"""Share of memory above which fragmentation could make a plan fail."""
 NEAR_LIMIT = 0.04
 """Memory is tight where its share is below the limit by at most this."""
 FEW_RUNS = 8
@@ -76,7 +74,7 @@ HALF = ("fp16", "bf16")
 """Precisions with one peak on every device, which count as the same."""
 
 
-def caveats_of(evaluation: Evaluation, why: Why, memory_limit: float = MEMORY_LIMIT) -> tuple[Caveat, ...]:
+def caveats_of(evaluation: Evaluation, why: Why, memory_limit: float) -> tuple[Caveat, ...]:
     """The caveats of one step, worst first."""
     plan, cluster = evaluation.plan, evaluation.cluster
     runs = runs_like(plan)
@@ -282,8 +280,6 @@ def _few_sequences(plan: Plan, runs: Sequence[Reached], fixed_s: float) -> Itera
 def _memory(plan: Plan, limit: float) -> Iterator[Caveat]:
     """Memory that is nearly full, where fragmentation could make it too small."""
     share = plan.memory_share
-    if machine_of(plan.system).static_memory:
-        return
     if share > limit:
         words = f"{100 * share:.1f} % of memory is used, above the limit of {100 * limit:.4g} %"
         yield Caveat("memory-above-limit", "serious", f"{words}; fragmentation could end the run")

@@ -155,6 +155,19 @@ def layout_long(layout: Mapping[str, Any]) -> str:
     return ", ".join(word for word in words if word)
 
 
+def layout_settings(settings: Mapping[str, Any]) -> str:
+    """Each setting with its value, whether it is switched on or off: `tp4, schedule 1f1b, zero stage 0`."""
+    return ", ".join(
+        f"{_SHORT[name]}{value}" if name in _SHORT else f"{human(name)} {_setting(value)}"
+        for name, value in settings.items()
+    )
+
+
+def _setting(value: Any) -> str:
+    words = {None: "even", False: "no"}
+    return words[value] if value is None or value is False else _plain_value(value)
+
+
 def _plain_value(value: Any) -> str:
     if value is True:
         return "yes"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfsim.convergence.critical_batch import CriticalBatch
+from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
+from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
 from perfsim.engine.limits import present_limits
-from perfsim.errors import LayoutError, PerfsimError, PlanError
+from perfsim.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.evaluation import Evaluation, graph_of, longest_path_s
 from perfsim.prediction.planner import best_plan, estimated
 from perfsim.prediction.question import Question
 from perfsim.strategies import Plan
+from perfsim.studies.spec import ConvergenceSpec
+from perfsim.transformer import parameters
+from perfsim.workload import TrainingRecipe, TransformerConfig
 
 SMALLEST_SHARE, LARGEST_SHARE = 1 / 256, 2.0
 """The grid of batches, as shares of the critical batch."""
@@ -26,6 +30,29 @@ class Target:
 
     d_min_tokens: float
     critical: CriticalBatch
+
+
+def target_for(
+    model: TransformerConfig, recipe: TrainingRecipe, law: ConvergenceSpec, asked_by: str = ""
+) -> Target:
+    """What ends a run of a model under a recipe. Raises InputError where the recipe says nothing of it."""
+    tokens = recipe.tokens
+    if recipe.tokens_per_parameter is not None:
+        tokens = recipe.tokens_per_parameter * parameters(model).total
+    if tokens is None and recipe.target_loss is not None:
+        tokens = DEFAULT_LOSS_LAW.tokens_to_loss(recipe.target_loss, parameters(model).total)
+    if tokens is None:
+        raise InputError(
+            f"{asked_by}recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
+        )
+    inputs = LawInputs(
+        d_min_tokens=tokens,
+        loss=recipe.target_loss,
+        loss_scale=law.loss_scale,
+        tokens=law.critical_batch_tokens,
+        band_factor=law.band_factor,
+    )
+    return Target(tokens, critical_batch(law.law, inputs))
 
 
 @dataclass(frozen=True)

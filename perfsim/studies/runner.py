@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
-from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
+from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.engine.limits import present_limits
 from perfsim.errors import CatalogError, InputError, LimitError, PerfsimError, PlanError, Problem
 from perfsim.prediction.accuracy import accuracy_of
@@ -30,6 +29,7 @@ from perfsim.studies.batches import (
     best_of,
     choice_of,
     run_at,
+    target_for,
 )
 from perfsim.studies.candidate import candidate_result
 from perfsim.studies.perturbed_candidates import perturbed_candidate
@@ -156,26 +156,7 @@ def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
 
 def target_of(spec: StudySpec) -> Target:
     """What ends the study's run. Raises InputError where the recipe says nothing of it."""
-    recipe = spec.recipe
-    tokens = recipe.tokens
-    if recipe.tokens_per_parameter is not None:
-        tokens = recipe.tokens_per_parameter * parameters(spec.model).total
-    if tokens is None and recipe.target_loss is not None:
-        tokens = DEFAULT_LOSS_LAW.tokens_to_loss(recipe.target_loss, parameters(spec.model).total)
-    if tokens is None:
-        raise InputError(
-            f"study {spec.name}: recipe {recipe.name} has neither tokens nor target_loss "
-            "nor tokens_per_parameter"
-        )
-    law = spec.convergence
-    inputs = LawInputs(
-        d_min_tokens=tokens,
-        loss=recipe.target_loss,
-        loss_scale=law.loss_scale,
-        tokens=law.critical_batch_tokens,
-        band_factor=law.band_factor,
-    )
-    return Target(tokens, critical_batch(law.law, inputs))
+    return target_for(spec.model, spec.recipe, spec.convergence, f"study {spec.name}: ")
 
 
 def question_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Question:

@@ -107,6 +107,7 @@ def test_a_sweep_goes_on_where_a_limit_ended_it(perfsim: Run) -> None:
         (),
         ("study",),
         ("run",),
+        ("plan",),
         ("validate",),
         ("show",),
         ("sweep",),
@@ -632,3 +633,32 @@ def test_the_tools_of_the_option_are_those_that_there_are() -> None:
     from perfsim.interop.emit import TOOLS
 
     assert tuple(TOOLS) == NAMES
+
+
+# ------------------------------------------------------------------------------------------ plan
+PLAN = ("plan", "--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--batch", "16")
+
+
+def test_plan_prints_a_shortlist_or_one_document_or_what_runs_it(perfsim: Run) -> None:
+    lines = perfsim(*PLAN, "--shown", "2").stdout
+    assert "layouts in" in lines
+    assert "1 in full: --layout" in lines
+    answer = document(perfsim(*PLAN, "--shown", "2", "--json", "--emit", "megatron"))
+    assert answer["shortlist"][0]["layout"]["micro_batch_size"] >= 1
+    assert answer["emitted"] == perfsim(*PLAN, "--shown", "2", "--emit", "megatron").stdout
+
+
+def test_plan_ends_as_run_does(perfsim: Run) -> None:
+    refused(perfsim(*PLAN[:-1], "16", "--objective", "time-to-accuracy"), 2, "neither tokens nor target_loss")
+    refused(perfsim(*PLAN, "--model", "gpt3_175b"), 3, "no plan fits")
+    refused(perfsim(*PLAN, "--max-seconds", "0"), 4, "--max-seconds")
+    refused(perfsim(*PLAN, "--memory-limit", "1.5"), 2, "memory-limit")
+
+
+def test_the_objectives_of_the_option_are_those_that_there_are() -> None:
+    from typing import get_args
+
+    from perfsim.cli.plan import OBJECTIVES
+    from perfsim.studies.shortlist import Objective
+
+    assert get_args(Objective) == OBJECTIVES

@@ -28,6 +28,7 @@ LAYOUTS = {
     "uneven and interleaved": "tp=8,pp=4,dp=2,mbs=1,vpp=2,layers_per_stage=5-6-6-5-5-6-6-5",
     "zero2": "tp=8,dp=8,mbs=3,zero=2,recompute=full",
     "zero3": "dp=64,mbs=1,zero=3,recompute=full",
+    "every third layer": "tp=4,pp=4,dp=4,mbs=2,zero=1,sp=true,recompute=full,recompute_every=3",
     "data": "dp=64,mbs=3",
     "gpipe": "tp=8,pp=4,dp=2,mbs=1,schedule=gpipe",
 }
@@ -98,6 +99,7 @@ def from_megatron(text: str, devices: int) -> ParallelLayout:
     chunk = args.num_layers_per_virtual_pipeline_stage
     virtual = args.num_layers // pipeline // chunk if chunk else 1
     virtual = len(counts) // pipeline if counts else virtual
+    every = -(-(args.num_layers // pipeline) // args.recompute_num_layers) if args.recompute_num_layers else 1
     stage = {"optim_grads": 2, "optim_grads_params": 3}.get(
         args.data_parallel_sharding_strategy, int(args.use_distributed_optimizer)
     )
@@ -111,6 +113,7 @@ def from_megatron(text: str, devices: int) -> ParallelLayout:
         schedule="interleaved" if virtual > 1 else "1f1b",
         micro_batch_size=args.micro_batch_size,
         recompute=args.recompute_granularity or "none",
+        recompute_every=every if args.recompute_method == "block" else 1,
         layers_per_stage=counts,
     )
 
@@ -124,6 +127,14 @@ def test_megatron_flags_are_read_back_as_the_layout(planned: Callable[..., Plan]
     args = flags_of(text)
     assert (args.num_layers, args.hidden_size, args.ffn_hidden_size) == (44, 6144, 24576)
     assert (args.global_batch_size, args.seq_length, args.bf16, args.fp16) == (192, 2048, True, False)
+
+
+def test_recompute_that_cuts_across_virtual_stages_is_a_gap(planned: Callable[..., Plan]) -> None:
+    within = "tp=8,pp=2,dp=4,mbs=1,vpp=2,recompute=full,recompute_every={}"
+    text = emit("megatron", planned(within.format(2)))
+    assert "--recompute-num-layers 6" in text
+    assert "recompute of one layer in 2 over all virtual stages" in text
+    assert "one layer in" not in emit("megatron", planned(within.format(11)))
 
 
 def test_megatron_flags_hold_the_shape_and_the_recipe(planned: Callable[..., Plan]) -> None:
@@ -180,7 +191,10 @@ def test_a_torchtitan_file_is_read_back_as_the_layout(planned: Callable[..., Pla
     )
     assert (replicas, shards) == ((1, given.data) if given.zero_stage else (given.data, 1))
     assert (ways["fsdp_reshard_after_forward"] == "always") == (given.zero_stage == 3)
-    assert document["activation_checkpoint"]["mode"] == given.recompute
+    checkpoint = document["activation_checkpoint"]
+    every = checkpoint.get("selective_ac_option", "op")
+    mode = "full" if every.isdigit() else checkpoint["mode"]
+    assert (mode, int(every) if every.isdigit() else 1) == (given.recompute, given.recompute_every)
     assert training["global_batch_size"] == 192
     micro = ways.get("pipeline_parallel_microbatch_size", training["local_batch_size"])
     assert micro == given.micro_batch_size

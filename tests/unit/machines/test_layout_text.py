@@ -6,6 +6,7 @@ import pytest
 
 from perfsim.errors import InputError, LayoutError
 from perfsim.machines import machine
+from perfsim.machines.layout_text import text_of
 from perfsim.workload import ParallelLayout, StreamingLayout
 
 
@@ -38,6 +39,24 @@ from perfsim.workload import ParallelLayout, StreamingLayout
 )
 def test_short_and_long_names_give_a_layout(text: str, expected: ParallelLayout) -> None:
     assert machine("gpu-cluster").parse_layout(text, 128) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("gpu-cluster", ParallelLayout(tensor=8, pipeline=4, data=4)),
+        (
+            "gpu-cluster",
+            ParallelLayout(data=128, sequence_parallel=True, zero_stage=1, recompute="selective"),
+        ),
+        ("gpu-cluster", ParallelLayout(pipeline=4, data=32, virtual_pipeline=2, schedule="zbv")),
+        ("gpu-cluster", ParallelLayout(pipeline=4, data=32, layers_per_stage=(10, 12, 12, 10))),
+        ("wafer-cluster", StreamingLayout(data=4, micro_batch_size=24, recompute_layers=2, recompute="full")),
+        ("wafer-cluster", StreamingLayout(data=1, spill=True)),
+    ],
+)
+def test_the_text_of_a_layout_is_read_back_as_it(kind: str, layout: ParallelLayout | StreamingLayout) -> None:
+    assert machine(kind).parse_layout(text_of(layout), 128) == layout
 
 
 def test_a_missing_data_degree_is_what_the_devices_leave() -> None:

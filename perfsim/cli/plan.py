@@ -1,0 +1,58 @@
+"""`perfsim plan`: the layouts that may be the fastest, and what runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from perfsim.cli.options import batch_of, emit_option, json_option, limits, question_options
+from perfsim.cli.output import print_json, print_lines
+
+OBJECTIVES = ("step-time", "time-to-accuracy", "cost")
+"""The values of `perfsim.studies.shortlist.Objective`, which is not loaded for a help text."""
+
+
+@click.command()
+@question_options
+@click.option(
+    "--objective",
+    type=click.Choice(OBJECTIVES),
+    default=OBJECTIVES[0],
+    show_default=True,
+    help="time-to-accuracy: also the best batch, where none is given. cost: device-hours.",
+)
+@click.option(
+    "--shown", type=click.IntRange(min=1), default=5, show_default=True, help="Layouts to list at most."
+)
+@emit_option
+@json_option
+@limits
+def plan(
+    devices: int,
+    batch: int | None,
+    batch_per_device: int | None,
+    cluster: str,
+    objective: Any,
+    emit: str | None,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """List the layouts that may be the fastest, and what would tell them apart."""
+    from perfsim.api.planning import plan as answer_plan
+    from perfsim.report.terminal.plan import plan_lines
+
+    answer = answer_plan(
+        devices=devices,
+        batch=batch_of(batch, batch_per_device, devices),
+        cluster=cluster or None,
+        objective=objective,
+        **asked,
+    )
+    emitted = {} if emit is None else {"emitted": answer.emit(emit)}
+    if as_json:
+        print_json(answer.document() | emitted)
+    elif emitted:
+        print_lines(emitted["emitted"].splitlines())
+    else:
+        print_lines(plan_lines(answer.result))

@@ -1,0 +1,160 @@
+"""A shortlist on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from perfsim.prediction.caveats import rank
+from perfsim.prediction.result import Caveat
+from perfsim.report import text
+from perfsim.report.table import Table
+from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
+from perfsim.strategies.screening import MEMORY
+from perfsim.studies.experiment import Experiment
+from perfsim.studies.shortlist import DOMINATED, MEMORY_LIMIT, Entry, Planned
+from perfsim.units import DAY_S
+
+_REASONS = {
+    MEMORY: "need more memory than a device has",
+    MEMORY_LIMIT: "fit, but above the memory limit",
+    DOMINATED: "fit and are slower than the model's error can explain",
+}
+"""Reasons of the search in words; others are shown by their name."""
+NEAR = 1.001
+"""Memory over capacity below which the nearest miss is not worth a word."""
+_NUMERIC = frozenset({0, 2, 3, 4, 5})
+
+
+def plan_lines(planned: Planned) -> list[str]:
+    """The shortlist, what would separate it, what more memory would buy, and why the others fell."""
+    width = terminal_width()
+    notes = [line for note in _notes(planned) for line in paragraph(note, width)]
+    heading, table = paragraph(_heading(planned), width), table_lines(_table(planned), width)
+    return [*heading, "", *table, "", f"1 in full: --layout {planned.best.layout_text}", *notes]
+
+
+def _heading(planned: Planned) -> str:
+    best, search = planned.best.prediction, planned.search
+    return (
+        f"{best.model} on {best.label}: batch "
+        f"{text.integer(best.global_batch_size)} sequences; {text.integer(search.screened)} layouts in "
+        f"{text.duration(search.screening_s)}, {text.integer(search.feasible)} fit, "
+        f"{text.integer(planned.within)} within the model's error of the fastest"
+    )
+
+
+def _table(planned: Planned) -> Table:
+    days = [] if planned.best.time is None else ["days\n(band)"]
+    columns = ("", "layout", "step s\n(band)", "times\nthe first", "memory\nleft", *days)
+    rows = [
+        [
+            str(number),
+            text.layout_short(entry.layout) if number == 1 else _differing(entry.differs),
+            f"{text.number(entry.step_time_s)} {_band(entry.step_time_band_s)}",
+            f"{entry.ratio:.3f}",
+            text.memory(entry.memory_left_bytes, entry.prediction.memory_capacity_bytes),
+            *([] if entry.time is None else [_days(entry)]),
+        ]
+        for number, entry in enumerate(planned.shortlist, start=1)
+    ]
+    return Table(columns, rows, "", _NUMERIC)
+
+
+def _band(band: tuple[float, float]) -> str:
+    return f"({text.number(band[0])}-{text.number(band[1])})"
+
+
+def _days(entry: Entry) -> str:
+    if entry.time is None:
+        return text.MISSING
+    low, high = (bound / DAY_S for bound in entry.time.band_s)
+    return f"{text.number(entry.time.time_s / DAY_S)} {_band((low, high))}"
+
+
+def _differing(settings: Mapping[str, Any]) -> str:
+    """The settings in which a layout differs from the first."""
+    return text.layout_settings(settings) or "the same settings"
+
+
+def _notes(planned: Planned) -> Iterator[str]:
+    entries = planned.shortlist
+    error = _errors([entry.ratio_error for entry in entries])
+    if len(entries) > 1:
+        yield (
+            f"The model's error between two layouts of one machine is {error}, so it does not say which of "
+            "these is the fastest. Rows are the fastest of their degrees and micro-batch, with the settings "
+            "that differ from 1."
+        )
+    else:
+        yield f"No other degrees or micro-batch come within the model's error between two layouts, {error}."
+    if planned.experiment is not None:
+        yield _experiment(planned.experiment)
+    yield from _caveats(planned)
+    yield _headroom(planned)
+    yield f"No answers: {'; '.join(_refused(planned))}."
+    if planned.objective == "cost":
+        yield _cost(planned)
+    if planned.tried_batches:
+        tried = planned.tried_batches
+        yield f"The batch is the best of {len(tried)} tried, {tried[0]:,} to {tried[-1]:,} sequences."
+
+
+def _errors(errors: Sequence[float]) -> str:
+    """`15 %`, or `26 % to 37 %` where they differ."""
+    low, high = (text.percent(error, 0) for error in (min(errors), max(errors)))
+    return high if low == high else f"{low} to {high}"
+
+
+def _experiment(experiment: Experiment) -> str:
+    first, second = experiment.trials
+    left_out = " Fewer replicas do the same work; communication between the others is left out."
+    fewer = left_out if experiment.fewer_replicas else ""
+    return (
+        f"To tell {first.entry} and {second.entry} apart, which by prediction are "
+        f"{text.percent(abs(experiment.ratio - 1))} apart: run {experiment.steps} steps of {first.entry} on "
+        f"{text.integer(first.devices)} devices and of {second.entry} on {text.integer(second.devices)}, "
+        f"{text.trim(text.number(experiment.device_hours))} device-hours in all.{fewer}"
+    )
+
+
+def _caveats(planned: Planned) -> Iterator[str]:
+    """Caveats that are more than information, once by code in the words of the worst, with their entries."""
+    about: dict[str, list[tuple[int, Caveat]]] = {}
+    for number, entry in enumerate(planned.shortlist, start=1):
+        for caveat in entry.prediction.caveats:
+            if caveat.severity != "info":
+                about.setdefault(caveat.code, []).append((number, caveat))
+    worst = {min((caveat for _, caveat in rows), key=rank): rows for rows in about.values()}
+    for caveat in sorted(worst, key=rank):
+        numbers = ", ".join(str(number) for number, _ in worst[caveat])
+        yield f"{caveat.severity}, {numbers}: {caveat.text}."
+
+
+def _headroom(planned: Planned) -> str:
+    limit, above = planned.question.memory_limit, planned.above_limit
+    if planned.best.plan.memory_share > limit:
+        return f"Nothing fits in {text.percent(limit, 0)} of memory: these are all that fit at all."
+    if above is None:
+        return f"Nothing above {text.percent(limit, 0)} of memory would be faster."
+    return (
+        f"Memory above {text.percent(limit, 0)} would buy {text.percent(above.gain)}: "
+        f"{text.layout_short(above.layout)} fills {text.percent(above.memory_share)} and may not run."
+    )
+
+
+def _refused(planned: Planned) -> Iterator[str]:
+    for reason, count in planned.refused.items():
+        if count:
+            nearest = planned.closest_share if reason == MEMORY else None
+            by = f" (the nearest by {text.percent(nearest - 1)})" if nearest and nearest > NEAR else ""
+            yield f"{text.integer(count)} {_REASONS.get(reason, reason)}{by}"
+
+
+def _cost(planned: Planned) -> str:
+    best = planned.best
+    of = "a billion tokens" if best.time is None else "the run to the target"
+    return (
+        f"Cost of {of} with 1: {text.number(best.device_hours)} device-hours; on a fixed number of devices "
+        "the fastest layout is the cheapest. Prices in money are not known to perfsim."
+    )

@@ -1,0 +1,291 @@
+"""The layouts of one machine that the model cannot tell apart, what would, and why the others fell.
+
+A predicted ratio of two layouts has an error that does not cancel (`Accuracy.unshared_error`, one for each
+layout, combined in quadrature in log time). Layouts whose ratio to the fastest is inside this error
+are the answer; picking one of them is left to a run on the machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Literal
+
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
+from perfsim.errors import InputError, LayoutError
+from perfsim.interop.emit import emit
+from perfsim.machines.layout_text import text_of
+from perfsim.prediction.accuracy import accuracy_of, step_time_error
+from perfsim.prediction.caveats import worst_first
+from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
+from perfsim.prediction.planner import Search, confirmed, search
+from perfsim.prediction.predict import batch_caveats, prediction_of
+from perfsim.prediction.prediction import Prediction
+from perfsim.prediction.question import Question
+from perfsim.strategies import Plan
+from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, choice_of, target_for
+from perfsim.studies.experiment import HOUR_S, Experiment, Trial, fewest_replicas, rival
+from perfsim.studies.spec import ConvergenceSpec
+from perfsim.workload import Layout
+
+Objective = Literal["step-time", "time-to-accuracy", "cost"]
+SHOWN = 5
+"""Layouts of the shortlist that are shown unless more are asked for."""
+MEMORY_LIMIT = "memory_limit"
+"""The reason of layouts that fit but use more of their memory than is allowed."""
+DOMINATED = "dominated"
+"""The reason of layouts that fit and are slower than the model's error can explain."""
+MOST_TRIED = 5000
+"""How many layouts are looked at in the order of their estimates: for the shortlist, and for a tool."""
+FOLLOWS = ("num_microbatches",)
+"""Settings that follow from others."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A layout that may be the fastest."""
+
+    prediction: Prediction = field(repr=False)
+    """Its simulated step."""
+    step_time_band_s: tuple[float, float]
+    ratio: float
+    """Step time over that of the first entry."""
+    ratio_error: float
+    """The model's own error in this ratio: the half-width e of its 90 % band [r / (1 + e), r (1 + e)]."""
+    differs: Mapping[str, Any]
+    """Settings that differ from the first entry's."""
+    time: TimeToAccuracy | None = None
+    """Time to the target, where the recipe has one."""
+
+    @property
+    def plan(self) -> Plan:
+        """The checked layout."""
+        return self.prediction.run.plan
+
+    @property
+    def layout(self) -> Mapping[str, Any]:
+        """Settings by their YAML names."""
+        return self.prediction.layout
+
+    @property
+    def layout_text(self) -> str:
+        """The settings as `--layout` takes them."""
+        return text_of(self.plan.layout)
+
+    @property
+    def step_time_s(self) -> float:
+        """Simulated step time."""
+        return self.prediction.step_time_s
+
+    @property
+    def memory_left_bytes(self) -> float:
+        """What the fullest device leaves."""
+        return self.prediction.memory_capacity_bytes - self.prediction.peak_memory_bytes
+
+    @property
+    def device_hours(self) -> float:
+        """Devices times hours: to the target where there is one, else for a billion tokens."""
+        seconds = 1e9 / self.prediction.tokens_per_s if self.time is None else self.time.time_s
+        return self.prediction.num_devices * seconds / HOUR_S
+
+    def emit(self, tool: str) -> str:
+        """Flags or a file with which a tool runs it. Raises InputError where the tool cannot."""
+        return emit(tool, self.plan)
+
+
+@dataclass(frozen=True)
+class AboveLimit:
+    """The fastest layout of all that fit, where it lies above the memory limit."""
+
+    plan: Plan = field(repr=False)
+    gain: float
+    """Share of the step that it would save, by the closed form."""
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """Settings by their YAML names."""
+        return self.plan.layout.as_dict(self.plan.num_microbatches)
+
+    @property
+    def memory_share(self) -> float:
+        """Share of a device's memory that is used."""
+        return self.plan.memory_share
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The shortlist of one question, what would separate it, and what was left out."""
+
+    question: Question = field(repr=False)
+    search: Search = field(repr=False)
+    objective: Objective
+    shortlist: tuple[Entry, ...]
+    """Ascending by step time; every entry is simulated."""
+    within: int
+    """Layouts that the closed form puts inside the model's error of the fastest."""
+    refused: Mapping[str, int]
+    """Number of layouts by the reason for which they are no answer."""
+    closest_share: float | None = None
+    """Memory over capacity of the layout that misses it by least; None where all fit."""
+    above_limit: AboveLimit | None = None
+    experiment: Experiment | None = None
+    tried_batches: tuple[int, ...] = ()
+
+    @property
+    def best(self) -> Entry:
+        """The fastest entry."""
+        return self.shortlist[0]
+
+    def emit(self, tool: str) -> str:
+        """Flags or a file of the fastest layout that a tool can run, with a comment if it is not the first.
+
+        Raises InputError where the tool cannot run this machine, or none of the fastest layouts.
+        """
+        try:
+            return self.best.emit(tool)
+        except LayoutError as error:
+            refused = error
+        fastest_s = self.search.best(1)[0].estimate_s
+        for other in islice(self.search.candidates(), MOST_TRIED):
+            remark = (
+                f"{refused.problems[0].message}; this layout takes {other.estimate_s / fastest_s:.3f} "
+                "times its step time by the closed form"
+            )
+            with suppress(LayoutError):
+                return emit(tool, other.plan, remark)
+        raise refused
+
+
+def plan_layouts(question: Question, objective: Objective = "step-time", shown: int = SHOWN) -> Planned:
+    """The shortlist of a question.
+
+    Without a batch, `time-to-accuracy` and `cost` take the best batch to the recipe's target, `step-time` the
+    recipe's or the default one. On a fixed number of devices cost (devices times time) orders layouts as time
+    does. Raises InputError where `time-to-accuracy` has no target, PlanError where nothing fits.
+    """
+    target = _target(question, objective)
+    tried: tuple[int, ...] = ()
+    given = question.batch or question.recipe.batch_over(question.devices)
+    if target is not None and given is None and objective != "step-time":
+        tried = tuple(batch_grid(target, question.recipe.seq_length, question.devices))
+        question = question.at(best_of(batch_curve(question, target, list(tried))[0]))
+    found = search(question)
+    entries = _shortlist(found, shown, target)
+    within = max(len(entries), _within(found, 1.0 + entries[0].ratio_error))
+    return Planned(
+        question=question,
+        search=found,
+        objective=objective,
+        shortlist=entries,
+        within=within,
+        refused=_refused(found, within),
+        closest_share=_closest_share(found),
+        above_limit=_above_limit(found),
+        experiment=_experiment(question, entries),
+        tried_batches=tried,
+    )
+
+
+def _shortlist(found: Search, shown: int, target: Target | None) -> tuple[Entry, ...]:
+    """The fastest layout of each choice of degrees and micro-batch, simulated, inside the model's error."""
+    question, screening = found.question, found.screening
+    first = confirmed(found)[0]
+    slowest_s = first.step_time_s * (1.0 + ratio_error(first.plan, first.plan))
+    runs = {_kind(first.plan.layout): first}
+    for index in found.order[:MOST_TRIED].tolist():
+        if len(runs) >= shown or question.scale * screening.estimate_s[index] > slowest_s:
+            break
+        layout = screening.layout(index)
+        if _kind(layout) not in runs:
+            plan = question.chosen.plan(question.job, question.topology, layout)
+            graph = graph_of(plan, question.chosen)
+            runs[_kind(layout)] = evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
+    ordered = sorted(runs.values(), key=lambda run: run.step_time_s)
+    entries = (_entry(question, run, ordered[0], target) for run in ordered)
+    return tuple(entry for entry in entries if entry.ratio <= 1.0 + entry.ratio_error)
+
+
+def _kind(layout: Layout) -> tuple[int, ...]:
+    return layout.tensor, layout.pipeline, layout.data, layout.micro_batch_size
+
+
+def _within(found: Search, ratio: float) -> int:
+    """Number of layouts whose estimate is at most so many times the best one."""
+    estimates = found.screening.estimate_s[found.order]
+    return int((estimates <= ratio * estimates[0]).sum())
+
+
+def _refused(found: Search, within: int) -> dict[str, int]:
+    """Layouts that are no answer, by reason: those that do not fit, and of the others the slower ones."""
+    above = found.feasible - len(found.order)
+    return {**found.screening.refused, MEMORY_LIMIT: above, DOMINATED: len(found.order) - within}
+
+
+def _closest_share(found: Search) -> float | None:
+    """By how much the layout that nearly fits exceeds its memory."""
+    question, closest = found.question, found.screening.closest
+    if closest is None:
+        return None
+    plan = question.chosen.plan(question.job, question.topology, closest, check_memory=False)
+    return plan.memory_share
+
+
+def _target(question: Question, objective: Objective) -> Target | None:
+    """The target of the recipe; None where it has none and none is needed."""
+    try:
+        return target_for(question.model, question.recipe, ConvergenceSpec(), f"objective {objective}: ")
+    except InputError:
+        if objective == "time-to-accuracy":
+            raise
+        return None
+
+
+def ratio_error(plan: Plan, other: Plan) -> float:
+    """The part of the model's error that remains in the ratio of two layouts of one machine."""
+    return math.expm1(math.hypot(*(math.log1p(accuracy_of(own).unshared_error) for own in (plan, other))))
+
+
+def _entry(question: Question, run: Evaluation, first: Evaluation, target: Target | None) -> Entry:
+    prediction, step_time_s = prediction_of(run, question.memory_limit), run.step_time_s
+    caveats = worst_first([*prediction.caveats, *batch_caveats(question)])
+    error = 1.0 + step_time_error(run.plan)
+    of_first = first.plan.layout.as_dict(first.plan.num_microbatches)
+    return Entry(
+        prediction=replace(prediction, caveats=caveats),
+        step_time_band_s=(step_time_s / error, step_time_s * error),
+        ratio=step_time_s / first.step_time_s,
+        ratio_error=ratio_error(run.plan, first.plan),
+        differs={
+            name: value
+            for name, value in prediction.layout.items()
+            if name not in FOLLOWS and value != of_first.get(name)
+        },
+        time=None if target is None else choice_of(run.plan, step_time_s, target).answer,
+    )
+
+
+def _above_limit(found: Search) -> AboveLimit | None:
+    """The fastest layout that fits at all, where it is faster than all within the limit."""
+    (best,), (fastest,) = found.best(1), found.best(1, within_limit=False)
+    gain = 1.0 - fastest.estimate_s / best.estimate_s
+    return AboveLimit(fastest.plan, gain) if gain > 0 else None
+
+
+def _experiment(question: Question, entries: tuple[Entry, ...]) -> Experiment | None:
+    """The first entry beside the one that it is least surely faster than."""
+    other = rival([entry.plan for entry in entries])
+    if other is None:
+        return None
+    first, second = (
+        Trial(
+            entry=place + 1,
+            plan=fewest_replicas(question, entries[place].plan),
+            all_devices=question.devices,
+            step_time_s=entries[place].step_time_s,
+        )
+        for place in (0, other)
+    )
+    return Experiment((first, second), entries[other].ratio, entries[other].ratio_error)

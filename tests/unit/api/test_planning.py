@@ -1,0 +1,89 @@
+"""`ps.plan`: the same shortlist for names and objects, as rows, as a document, and as what runs it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import perfsim as ps
+
+
+@pytest.fixture(scope="module")
+def answer() -> ps.PlanAnswer:
+    return ps.plan(model="gpt3_6p7b", system="dgx-a100-80gb", devices=16, batch=32, shown=3)
+
+
+def test_objects_are_taken_like_names(answer: ps.PlanAnswer) -> None:
+    catalog = ps.Catalog()
+    same = ps.plan(
+        model=catalog.models["gpt3_6p7b"],
+        system=catalog.systems["dgx-a100-80gb"],
+        recipe=catalog.recipes["gpt3_pretraining"],
+        devices=16,
+        batch=32,
+        shown=3,
+    )
+    assert same.rows() == answer.rows()
+
+
+def test_rows_are_the_shortlist_with_bands_and_memory(answer: ps.PlanAnswer) -> None:
+    rows = answer.rows()
+    assert [row["step_time_s"] for row in rows] == [entry.step_time_s for entry in answer.shortlist]
+    assert all(row["low_s"] < row["step_time_s"] < row["high_s"] for row in rows)
+    assert rows[0]["ratio"] == 1.0
+    pytest.importorskip("pandas")
+    assert list(answer.to_pandas()["step_time_s"]) == [row["step_time_s"] for row in rows]
+    assert "<table>" in answer._repr_html_()
+    assert repr(answer).startswith("<plan 16 x dgx-a100-80gb: ")
+
+
+def test_the_document_has_what_the_json_interface_promises(answer: ps.PlanAnswer) -> None:
+    document: dict[str, Any] = json.loads(json.dumps(answer.document()))
+    assert {"screened", "feasible", "screening_s", "shortlist", "refused"} <= set(document)
+    promised = {"layout", "step_time_s", "step_time_band_s", "peak_memory_bytes", "caveats"}
+    for entry in document["shortlist"]:
+        assert promised <= set(entry)
+    assert document["feasible"] <= document["screened"]
+    assert all(isinstance(count, int) for count in document["refused"].values())
+
+
+def test_a_layout_of_the_shortlist_is_predicted_alike_when_it_is_given(answer: ps.PlanAnswer) -> None:
+    for entry in answer.shortlist:
+        given = ps.predict(
+            model="gpt3_6p7b", system="dgx-a100-80gb", devices=16, batch=32, layout=entry.layout_text
+        )
+        assert given.step_time_s == pytest.approx(entry.step_time_s, rel=1e-9)
+        assert given.layout == entry.layout
+
+
+def test_a_tool_is_given_the_fastest_layout_that_it_can_run(answer: ps.PlanAnswer) -> None:
+    emitted = json.loads(answer.emit("deepspeed"))
+    assert emitted["train_batch_size"] == 32
+    assert "modelzoo" not in answer.emit("megatron")
+    with pytest.raises(ps.PerfsimError, match="trains on wafers"):
+        answer.emit("modelzoo")
+
+
+def test_a_layout_that_is_not_the_fastest_says_so_in_its_text() -> None:
+    answer = ps.plan(model="gpt3_20b", system="dgx-a100-80gb", devices=256, batch=64, shown=1)
+    text = json.loads(answer.emit("deepspeed"))["_comments"]
+    assert answer.best.layout["schedule"] == "interleaved"
+    (remark,) = [comment for comment in text if "not interleaved" in comment]
+    assert "times its step time" in remark
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"objective": "speed"}, "step-time, time-to-accuracy, cost"),
+        ({"shown": 0}, "1 or more"),
+        ({"memory_limit": 1.5}, "memory_limit"),
+        ({"devices": 0}, "devices"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(wrong: dict[str, Any], message: str) -> None:
+    asked: dict[str, Any] = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
+    with pytest.raises(ps.PerfsimError, match=message):
+        ps.plan(**(asked | wrong))

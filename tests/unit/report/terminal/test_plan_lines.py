@@ -1,0 +1,46 @@
+"""A shortlist on a terminal: names whole at any width, and every part of the answer in words."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import perfsim as ps
+from perfsim.report.terminal.plan import plan_lines
+
+
+@pytest.fixture(scope="module")
+def answer() -> ps.PlanAnswer:
+    return ps.plan(model="gpt3_20b", system="dgx-a100-80gb", devices=64, batch=64, shown=4)
+
+
+@pytest.mark.parametrize("columns", [80, 100, 140])
+def test_lines_fit_and_no_name_is_cut(
+    answer: ps.PlanAnswer, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = plan_lines(answer.result)
+    whole = f"1 in full: --layout {answer.best.layout_text}"
+    assert whole in lines
+    assert all(len(line) <= columns for line in lines if line != whole)
+    words = " ".join(" ".join(lines).split())
+    for entry in answer.shortlist:
+        for name in entry.differs:
+            assert name in ("tensor", "pipeline", "data", "micro_batch_size", "virtual_pipeline") or (
+                name.replace("_", " ") in words
+            )
+
+
+def test_the_answer_says_error_experiment_headroom_and_reasons(answer: ps.PlanAnswer) -> None:
+    words = " ".join(" ".join(plan_lines(answer.result)).split())
+    assert re.search(r"gpt3_20b on 64 x dgx-a100-80gb, 3d: batch 64 sequences; [\d,]+ layouts in", words)
+    assert "between two layouts" in words
+    assert "94.0 % of memory" in words or "above 94" in words
+    assert "more memory than a device has" in words
+    assert ("device-hours" in words) == (answer.experiment is not None)
+
+
+def test_cost_says_that_prices_are_not_known() -> None:
+    answer = ps.plan(model="gpt3_xl", system="dgx-a100-80gb", devices=8, batch=16, objective="cost", shown=1)
+    assert "Prices in money are not known" in " ".join(plan_lines(answer.result))

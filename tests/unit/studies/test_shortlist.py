@@ -1,0 +1,141 @@
+"""A shortlist: every layout that the model cannot tell apart from the fastest, and why the others fell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from perfsim.catalog import Catalog
+from perfsim.errors import InputError, PlanError
+from perfsim.prediction.planner import best_plan
+from perfsim.prediction.question import Question
+from perfsim.studies.shortlist import DOMINATED, MEMORY_LIMIT, Planned, plan_layouts, ratio_error
+
+
+@pytest.fixture(scope="module")
+def asked() -> Callable[..., Question]:
+    """A question about 8 A100s."""
+    catalog = Catalog()
+
+    def ask(model: str = "gpt3_xl", batch: int | None = 16, recipe: str = "gpt3_pretraining") -> Question:
+        return Question(
+            model=catalog.models[model],
+            recipe=catalog.recipes[recipe],
+            system=catalog.systems["dgx-a100-80gb"],
+            devices=8,
+            strategy="3d",
+            batch=batch,
+        )
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def planned(asked: Callable[..., Question]) -> Planned:
+    return plan_layouts(asked("gpt3_6p7b"), shown=4)
+
+
+def test_the_first_entry_is_the_planners_pick_and_the_others_follow_by_step_time(
+    planned: Planned, asked: Callable[..., Question]
+) -> None:
+    picked = best_plan(asked("gpt3_6p7b"))
+    assert planned.best.plan.layout == picked.plan.layout
+    assert planned.best.step_time_s == picked.step_time_s
+    times = [entry.step_time_s for entry in planned.shortlist]
+    assert times == sorted(times)
+    assert 1 < len(times) <= 4
+
+
+def test_every_entry_is_inside_the_models_error_of_the_first(planned: Planned) -> None:
+    for entry in planned.shortlist:
+        assert entry.ratio == pytest.approx(entry.step_time_s / planned.best.step_time_s)
+        assert entry.ratio <= 1 + entry.ratio_error
+        assert entry.ratio_error == ratio_error(entry.plan, planned.best.plan)
+        low, high = entry.step_time_band_s
+        assert low < entry.step_time_s < high
+
+
+def test_entries_have_other_degrees_or_micro_batches_and_say_what_differs(planned: Planned) -> None:
+    degrees = ("tensor", "pipeline", "data", "micro_batch_size")
+    kinds = [tuple(entry.layout[name] for name in degrees) for entry in planned.shortlist]
+    assert len(set(kinds)) == len(kinds)
+    first = planned.best
+    assert not first.differs
+    for entry in planned.shortlist[1:]:
+        changed = {name for name, value in entry.layout.items() if value != first.layout[name]}
+        assert set(entry.differs) == changed - {"num_microbatches"}
+        assert entry.differs
+
+
+def test_every_screened_layout_is_in_the_error_or_refused_for_a_reason(planned: Planned) -> None:
+    assert planned.within + sum(planned.refused.values()) == planned.search.screened
+    assert planned.refused[DOMINATED] > 0
+    assert planned.within >= len(planned.shortlist)
+
+
+def test_the_memory_that_an_entry_leaves_is_the_capacity_less_its_peak(planned: Planned) -> None:
+    for entry in planned.shortlist:
+        left = 1 - entry.plan.memory_share
+        assert entry.memory_left_bytes == pytest.approx(left * entry.prediction.memory_capacity_bytes)
+
+
+def test_what_is_above_the_memory_limit_is_refused_and_its_gain_told(asked: Callable[..., Question]) -> None:
+    whole = plan_layouts(replace(asked(), memory_limit=1.0), shown=1)
+    limit = whole.best.plan.memory_share - 0.001
+    planned = plan_layouts(replace(asked(), memory_limit=limit), shown=1)
+    assert planned.best.plan.memory_share <= limit
+    assert planned.refused[MEMORY_LIMIT] > 0
+    assert planned.above_limit is not None
+    assert planned.above_limit.memory_share > limit
+    assert 0 < planned.above_limit.gain < 1
+    assert whole.above_limit is None
+    assert whole.refused[MEMORY_LIMIT] == 0
+
+
+def test_where_nothing_is_within_the_limit_what_fits_is_the_answer(asked: Callable[..., Question]) -> None:
+    planned = plan_layouts(replace(asked(), memory_limit=0.01), shown=1)
+    assert planned.best.plan.memory_share > 0.01
+    assert planned.above_limit is None
+
+
+def test_time_to_accuracy_finds_a_batch_where_none_is_given(asked: Callable[..., Question]) -> None:
+    planned = plan_layouts(asked(batch=None, recipe="chinchilla"), "time-to-accuracy", shown=1)
+    batch = planned.best.prediction.global_batch_size
+    assert batch in planned.tried_batches
+    assert planned.best.time is not None
+    assert planned.best.time.time_s == pytest.approx(planned.best.time.steps * planned.best.step_time_s)
+    given = plan_layouts(asked(batch=8, recipe="chinchilla"), "time-to-accuracy", shown=1)
+    assert given.best.prediction.global_batch_size == 8
+    assert given.best.time is not None
+    assert given.best.time.time_s > planned.best.time.time_s
+
+
+def test_time_to_accuracy_needs_a_target(asked: Callable[..., Question]) -> None:
+    with pytest.raises(InputError, match="neither tokens nor target_loss"):
+        plan_layouts(asked(), "time-to-accuracy")
+
+
+def test_cost_is_devices_times_hours_to_the_target_or_for_a_billion_tokens(
+    asked: Callable[..., Question],
+) -> None:
+    to_target = plan_layouts(asked(recipe="chinchilla"), "cost", shown=1).best
+    assert to_target.time is not None
+    assert to_target.device_hours == pytest.approx(8 * to_target.time.time_s / 3600)
+    by_tokens = plan_layouts(asked(), "cost", shown=1).best
+    assert by_tokens.device_hours == pytest.approx(8 * 1e9 / by_tokens.prediction.tokens_per_s / 3600)
+
+
+def test_a_model_that_fits_nowhere_has_no_shortlist(asked: Callable[..., Question]) -> None:
+    with pytest.raises(PlanError, match="no plan fits"):
+        plan_layouts(asked("gpt3_175b"))
+
+
+def test_caveats_stand_on_every_entry_with_the_default_batch_among_them(
+    asked: Callable[..., Question],
+) -> None:
+    entries = plan_layouts(asked(batch=None), shown=2).shortlist
+    assert all("batch-default" in [caveat.code for caveat in entry.prediction.caveats] for entry in entries)
+    given = plan_layouts(asked(), shown=1).best
+    assert "batch-default" not in [caveat.code for caveat in given.prediction.caveats]
