@@ -51,8 +51,6 @@ CODES = (
 )
 """All codes; of equal severity the earlier one is worse."""
 
-MEMORY_LIMIT = 0.94
-"""Share of memory above which fragmentation could make a plan fail."""
 NEAR_LIMIT = 0.04
 """Memory is tight where its share is below the limit by at most this."""
 FEW_RUNS = 8
@@ -76,7 +74,7 @@ HALF = ("fp16", "bf16")
 """Precisions with one peak on every device, which count as the same."""
 
 
-def caveats_of(evaluation: Evaluation, why: Why, memory_limit: float = MEMORY_LIMIT) -> tuple[Caveat, ...]:
+def caveats_of(evaluation: Evaluation, why: Why, memory_limit: float) -> tuple[Caveat, ...]:
     """The caveats of one step, worst first."""
     plan, cluster = evaluation.plan, evaluation.cluster
     runs = runs_like(plan)

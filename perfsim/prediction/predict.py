@@ -13,7 +13,7 @@ from perfsim.prediction.expansion import expanded
 from perfsim.prediction.perturbation import perturbed
 from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.prediction import MemoryBar, Prediction, Scaling
-from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question
+from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, MEMORY_LIMIT, Question
 from perfsim.prediction.result import Caveat
 from perfsim.prediction.why import why
 from perfsim.strategies import Plan
@@ -31,7 +31,7 @@ def predict(question: Question) -> Prediction:
         evaluation = expanded(evaluation, question.expand)
     if question.perturbations is not None:
         evaluation = perturbed(evaluation, question.perturbations)
-    prediction = prediction_of(evaluation)
+    prediction = prediction_of(evaluation, question.memory_limit)
     caveats = [*prediction.caveats, *batch_caveats(question), *caveats]
     return replace(prediction, caveats=worst_first(caveats))
 
@@ -58,7 +58,7 @@ def batch_caveats(question: Question) -> list[Caveat]:
     return [default_batch(question.job.global_batch_size, per_device)]
 
 
-def prediction_of(evaluation: Evaluation) -> Prediction:
+def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) -> Prediction:
     """The prediction of an evaluation, with the causes of its step time, its caveats and its plan's notes."""
     plan = evaluation.plan
     causes = why(plan, evaluation.step, evaluation.trace)
@@ -85,7 +85,7 @@ def prediction_of(evaluation: Evaluation) -> Prediction:
             for use in plan.memory
             if use.on_device
         ),
-        caveats=caveats_of(evaluation, causes),
+        caveats=caveats_of(evaluation, causes, memory_limit),
         notes=plan.notes,
         evaluation=evaluation,
     )
