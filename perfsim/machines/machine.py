@@ -50,8 +50,6 @@ class Machine(ABC):
     """Causes and remedies of step times."""
     default_strategy: ClassVar[str]
     """The strategy where a question names none."""
-    static_memory: ClassVar[bool] = False
-    """Whether memory is allotted when a program is compiled, so that none is lost to fragmentation."""
 
     # ---------------------------------------------------------------------------------- hardware
     @abstractmethod

@@ -280,8 +280,6 @@ def _few_sequences(plan: Plan, runs: Sequence[Reached], fixed_s: float) -> Itera
 def _memory(plan: Plan, limit: float) -> Iterator[Caveat]:
     """Memory that is nearly full, where fragmentation could make it too small."""
     share = plan.memory_share
-    if machine_of(plan.system).static_memory:
-        return
     if share > limit:
         words = f"{100 * share:.1f} % of memory is used, above the limit of {100 * limit:.4g} %"
         yield Caveat("memory-above-limit", "serious", f"{words}; fragmentation could end the run")

@@ -59,7 +59,10 @@ def batch_caveats(question: Question) -> list[Caveat]:
 
 
 def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) -> Prediction:
-    """The prediction of an evaluation, with the causes of its step time, its caveats and its plan's notes."""
+    """The prediction of an evaluation, with the causes of its step time, its caveats and its plan's notes.
+
+    A plan above `memory_limit`, a share of a device's memory, has a caveat.
+    """
     plan = evaluation.plan
     causes = why(plan, evaluation.step, evaluation.trace)
     return Prediction(

@@ -94,11 +94,6 @@ class Question:
         return Job(self.model, self.recipe, batch)
 
     @property
-    def usable_share(self) -> float:
-        """Share of memory for planned layouts: the limit, or all where memory is allotted statically."""
-        return 1.0 if machine_of(self.system).static_memory else self.memory_limit
-
-    @property
     def scale(self) -> float:
         """The factor of the user's cluster calibration; 1 without one."""
         return scale_of(self.cluster)

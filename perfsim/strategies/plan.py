@@ -29,9 +29,6 @@ TopologyT_co = TypeVar("TopologyT_co", bound=Topology, covariant=True, default=T
 OwnLayout = TypeVar("OwnLayout", bound=Layout, default=Any)
 OwnTopology = TypeVar("OwnTopology", bound=Topology, default=Any)
 
-TIGHT = 0.95
-"""Share of memory above which fragmentation could make a plan fail."""
-
 
 @dataclass(frozen=True)
 class Plan(Generic[LayoutT_co, TopologyT_co]):

@@ -29,7 +29,6 @@ class WaferCluster(Machine):
     layout_type = StreamingLayout
     explanation = StreamingExplanation()
     default_strategy = "weight-streaming"
-    static_memory = True
 
     def topology(self, system: WaferClusterSpec, num_devices: int) -> WaferTree:
         """Systems under a tree of broadcast-reduce nodes."""

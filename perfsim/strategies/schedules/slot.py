@@ -50,8 +50,8 @@ class PassTimes(NamedTuple):
         """Seconds of all passes."""
         return self.forward_s + self.backward_s + self.weights_s
 
-    def of(self, rows: NDArray[np.bool_]) -> PassTimes:
-        """The rows of a mask."""
+    def of(self, rows: NDArray[np.int64] | slice) -> PassTimes:
+        """The rows at these indices."""
         return PassTimes(*(np.asarray(part)[rows] for part in self))
 
 

@@ -65,13 +65,14 @@ def _phases(rank: int, pipeline: int, more: int) -> tuple[tuple[str, int], ...]:
 def in_flight(stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbers) -> tuple[Held, ...]:
     """At most 2 p chunks; micro-batches beyond those that fill the pipeline do not change the peak."""
     enough = np.minimum(microbatches, 2 * pipeline)
-    keys = np.stack([grid.ravel() for grid in np.broadcast_arrays(stage, pipeline, enough)], axis=1)
-    distinct, of_key = np.unique(keys, axis=0, return_inverse=True)
-    peaks = [_peaks(*key) for key in distinct.tolist()]
-    most = max(map(len, peaks), default=0)
-    padded = np.array([(*own, *own[:1] * (most - len(own))) for own in peaks]).reshape(len(peaks), most, 2)
-    moments = padded[of_key.ravel()].reshape(*np.broadcast_shapes(*map(np.shape, (stage, enough))), most, 2)
-    return tuple(Held(moments[..., number, 0], moments[..., number, 1]) for number in range(most))
+    rank, width, count = np.broadcast_arrays(stage, pipeline, enough)
+    most = int(max(width.max(initial=0), count.max(initial=0))) + 1
+    keys, of_key = np.unique((rank * most + width) * most + count, return_inverse=True)
+    peaks = [_peaks(key // most**2, key // most % most, key % most) for key in keys.tolist()]
+    moments = max(map(len, peaks), default=0)
+    table = np.array([(*own, *own[:1] * (moments - len(own))) for own in peaks])
+    at = of_key.reshape(rank.shape)
+    return tuple(Held(table[at, number, 0], table[at, number, 1]) for number in range(moments))
 
 
 @lru_cache(maxsize=4096)

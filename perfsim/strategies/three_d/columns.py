@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.strategies.schedules import schedule_called
-from perfsim.strategies.three_d.division import Division, RankColumns, divided, stacked
+from perfsim.strategies.schedules import SCHEDULES, schedule_called
+from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided
 from perfsim.workload import Job, ParallelLayout, Recompute
 
 Ints = NDArray[np.int64]
@@ -19,7 +20,7 @@ MODES: tuple[Recompute, ...] = get_args(Recompute)
 
 @dataclass(frozen=True)
 class Columns:
-    """Layouts of one job; `divisions` has the distinct divisions of its layers."""
+    """Layouts of one job; every field but `divisions` is an array of shape (rows,)."""
 
     tensor: Ints
     data: Ints
@@ -30,8 +31,8 @@ class Columns:
     """Index into `MODES`."""
     recompute_every: Ints
     division: Ints
-    """Index into `divisions`, which holds schedule, pipeline and virtual pipeline."""
-    divisions: tuple[Division, ...]
+    """Row of `divisions`, which holds schedule, pipeline and virtual pipeline."""
+    divisions: Divisions
 
     def __len__(self) -> int:
         return len(self.tensor)
@@ -39,53 +40,45 @@ class Columns:
     @property
     def pipeline(self) -> Ints:
         """Pipeline ranks."""
-        return self._of_division("pipeline")
+        return self.divisions.pipeline[self.division]
 
     @property
     def virtual(self) -> Ints:
         """Chunks per rank."""
-        return self._of_division("virtual")
+        return self.divisions.virtual[self.division]
 
     @property
     def last_rank(self) -> Ints:
         """The rank with LM head and loss."""
-        return self._of_division("last_rank")
+        return self.divisions.last_rank[self.division]
 
-    @property
-    def v_shaped(self) -> NDArray[np.bool_]:
-        """Whether virtual stages are placed in a V."""
-        return self._of_division("v_shaped").astype(bool)
-
-    @property
-    def splits_backward(self) -> NDArray[np.bool_]:
-        """Whether weight gradients are a pass of their own."""
-        return self._of_division("splits_backward").astype(bool)
-
-    @property
-    def tight(self) -> NDArray[np.bool_]:
-        """Whether transfers between neighbours are exposed in the steady state."""
-        return self._of_division("tight").astype(bool)
-
-    def _of_division(self, name: str) -> Ints:
-        return np.array([getattr(division, name) for division in self.divisions])[self.division]
-
-    def by_schedule(self) -> dict[str, NDArray[np.bool_]]:
+    @cached_property
+    def by_schedule(self) -> dict[str, Ints | slice]:
         """The rows of every schedule."""
-        schedules = np.array([division.schedule for division in self.divisions])
-        return {str(name): (schedules == name)[self.division] for name in np.unique(schedules)}
+        schedules, names = self.divisions.schedule[self.division], list(SCHEDULES)
+        counts = np.bincount(schedules, minlength=len(names))
+        if counts.max(initial=0) == len(self):
+            return {names[index]: slice(None) for index in np.flatnonzero(counts)}
+        return {names[index]: np.flatnonzero(schedules == index) for index in np.flatnonzero(counts)}
+
+    def of_schedules(self, name: str) -> NDArray[np.bool_]:
+        """A property of every layout's schedule, such as `tight`."""
+        values = np.array([bool(getattr(schedule, name)) for schedule in SCHEDULES.values()])
+        return values[self.divisions.schedule[self.division]]
 
     def microbatches(self, job: Job) -> Ints:
         """Micro-batches of one replica."""
         return job.global_batch_size // (self.data * self.micro_batch)
 
-    def rows(self, chosen: Ints | NDArray[np.bool_]) -> Columns:
+    def rows(self, chosen: Ints | NDArray[np.bool_] | slice) -> Columns:
         """The layouts at these indices."""
         columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
         return Columns(**columns, divisions=self.divisions)
 
     def ranks(self) -> RankColumns:
         """Representative ranks of every layout, shape (rows, ranks)."""
-        return stacked([division.representatives() for division in self.divisions]).of(self.division)
+        width = self.divisions.sizes[self.division].max(initial=1)
+        return self.divisions.ranks.of((self.division[:, None], np.arange(width)))
 
     def layout(self, row: int) -> ParallelLayout:
         """One row as a layout."""
@@ -117,9 +110,9 @@ def distinct_rows(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
     return first, of_row
 
 
-def from_table(table: Ints, divisions: tuple[Division, ...]) -> Columns:
+def from_table(table: Ints, divisions: Sequence[Division]) -> Columns:
     """Columns from an array of shape (rows, fields), in the order of the fields."""
-    return Columns(**dict(zip(_COLUMNS, table.T, strict=True)), divisions=divisions)
+    return Columns(**dict(zip(_COLUMNS, table.T, strict=True)), divisions=Divisions(divisions))
 
 
 def division_of(job: Job, layout: ParallelLayout) -> Division:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.strategies.schedules import placement, schedule_called
+from perfsim.strategies.schedules import SCHEDULES, placement, schedule_called
 
 Ints = NDArray[np.int64]
 
@@ -36,8 +36,8 @@ class RankColumns(NamedTuple):
         rank, layers, first, last, number = np.array(rows, dtype=np.int64).T[:, None, :]
         return cls(rank, layers, first > 0, last > 0, number)
 
-    def of(self, rows: Ints) -> RankColumns:
-        """The rows at these indices."""
+    def of(self, rows: Ints | tuple[Ints, Ints] | slice) -> RankColumns:
+        """The entries at these indices."""
         return RankColumns(
             self.rank[rows], self.layers[rows], self.first[rows], self.last[rows], self.number[rows]
         )
@@ -124,15 +124,51 @@ def divided(schedule: str, pipeline: int, virtual: int, num_layers: int) -> Divi
     return Division(schedule, pipeline, virtual, tuple(layers))
 
 
-def stacked(divisions: Sequence[RankColumns]) -> RankColumns:
-    """Several rows of ranks as one table; shorter rows are padded."""
-    width = max(ranks.rank.size for ranks in divisions)
-    padded = [np.minimum(np.arange(width), ranks.rank.size) % max(1, ranks.rank.size) for ranks in divisions]
-    table = RankColumns(
-        *(
-            np.stack([column[0, index] for column, index in zip(columns, padded, strict=True)])
-            for columns in zip(*divisions, strict=True)
-        )
-    )
-    sizes = np.array([ranks.rank.size for ranks in divisions])
-    return table._replace(number=np.where(np.arange(width) < sizes[:, None], table.number, 0))
+class Divisions:
+    """Several divisions as a table, row by row; properties that a division has are columns."""
+
+    def __init__(self, divisions: Sequence[Division]) -> None:
+        self.divisions = tuple(divisions)
+
+    def __getitem__(self, row: int) -> Division:
+        return self.divisions[row]
+
+    @cached_property
+    def pipeline(self) -> Ints:
+        """Pipeline ranks."""
+        return np.array([division.pipeline for division in self.divisions])
+
+    @cached_property
+    def virtual(self) -> Ints:
+        """Chunks per rank."""
+        return np.array([division.virtual for division in self.divisions])
+
+    @cached_property
+    def last_rank(self) -> Ints:
+        """The rank with LM head and loss."""
+        return np.array([division.last_rank for division in self.divisions])
+
+    @cached_property
+    def schedule(self) -> Ints:
+        """Index into the names of schedules."""
+        names = list(SCHEDULES)
+        return np.array([names.index(division.schedule) for division in self.divisions])
+
+    @cached_property
+    def _representatives(self) -> list[RankColumns]:
+        return [division.representatives() for division in self.divisions]
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Number of representative ranks."""
+        return np.array([ranks.rank.size for ranks in self._representatives])
+
+    @cached_property
+    def ranks(self) -> RankColumns:
+        """Representative ranks of every division; shorter rows are padded."""
+        rows, sizes = self._representatives, self.sizes
+        width = np.arange(sizes.max())
+        own = np.where(width < sizes[:, None], width, 0) + (np.cumsum(sizes) - sizes)[:, None]
+        flat = [np.concatenate([column[0] for column in columns]) for columns in zip(*rows, strict=True)]
+        rank, layers, first, last, number = (column[own] for column in flat)
+        return RankColumns(rank, layers, first, last, np.where(width < sizes[:, None], number, 0))

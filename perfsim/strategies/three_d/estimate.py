@@ -53,12 +53,12 @@ def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, durations: D
             for busy, sent, part in zip(times, sends, slowest_times, strict=True)
         )
     )
-    hidden = np.where(columns.tight, 0.0, 2 * columns.virtual * passes.summed[:, 0])
+    hidden = np.where(columns.of_schedules("tight"), 0.0, 2 * columns.virtual * passes.summed[:, 0])
     pace = np.maximum(slowest_times.total_s - hidden, _pace_of_pairs(columns, ranks, times, passes))
     bare = _bare_microbatches(columns, microbatches)
     sent = sum(part.max(axis=1) for part in sends)
     seconds = (microbatches - bare) * pace + bare * (slowest_times.total_s + sent)
-    for name, rows in columns.by_schedule().items():
+    for name, rows in columns.by_schedule.items():
         paced = PacedRanks(slowest_times.of(rows), others.of(rows), columns.pipeline[rows])
         together = tied[rows] | (not schedule_called(name).skewed)
         seconds[rows] += bubble_s(name, paced, columns.virtual[rows], microbatches[rows], together)
@@ -76,7 +76,7 @@ def _bare_microbatches(columns: Columns, microbatches: NDArray[np.int64]) -> Flo
     pipeline, virtual = columns.pipeline, columns.virtual
     filling = np.minimum(microbatches, (virtual - 1) * pipeline / virtual)
     bare = np.where(microbatches == pipeline, microbatches, filling)
-    return np.where((virtual > 1) & ~columns.v_shaped, bare, 0.0)
+    return np.where((virtual > 1) & ~columns.of_schedules("v_shaped"), bare, 0.0)
 
 
 def _pass_times(
@@ -98,7 +98,7 @@ def _pass_times(
     sharded_forward = replicas.gather_both + np.maximum(gathered, replicas.gather_layer + forward)
     last_reduced = replicas.reduce_layer + replicas.reduce_both
     sharded_backward = np.maximum(gathered + scattered, backward + last_reduced)
-    split = columns.splits_backward[:, None]
+    split = columns.of_schedules("splits_backward")[:, None]
     last_pass = np.where(split, weights, backward)
     hidden = _hidden_reduction_s(job, columns, ranks, forward, last_pass, replicas)
     overlaps = job.recipe.overlap_grad_reduce
@@ -132,7 +132,8 @@ def _hidden_reduction_s(
 def _send_times(columns: Columns, ranks: RankColumns, passes: PassPrices) -> PassTimes:
     """Seconds that the tensors of one micro-batch take to and from the neighbours of every rank."""
     virtual, pipeline = columns.virtual[:, None], columns.pipeline[:, None]
-    turns = columns.v_shaped[:, None] & (ranks.rank == pipeline - 1)  # both its chunks are neighbours
+    # In a V both chunks of the last rank are neighbours.
+    turns = columns.of_schedules("v_shaped")[:, None] & (ranks.rank == pipeline - 1)
     upstream = np.where(pipeline > 1, virtual - ranks.first - turns, 0)
     downstream = np.where(pipeline > 1, virtual - ranks.last - turns, 0)
     forward = upstream * passes.receive + downstream * passes.send
@@ -151,7 +152,8 @@ def _pace_of_pairs(columns: Columns, ranks: RankColumns, times: PassTimes, passe
     alike = np.where(ranks.number > 1, busy + exposed, 0.0)
     exist = ranks.number[:, 1:] > 0
     neighbours = np.where(exist, (busy[:, 1:] + busy[:, :-1]) / 2 + exposed[:, 1:], 0.0)
-    return np.where(columns.tight, np.concatenate([alike, neighbours], axis=1).max(axis=1), 0.0)
+    pace = np.concatenate([alike, neighbours], axis=1).max(axis=1)
+    return np.where(columns.of_schedules("tight"), pace, 0.0)
 
 
 def _scattered_s(ranks: RankColumns, replicas: DataPrices) -> Floats:

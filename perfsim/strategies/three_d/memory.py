@@ -140,15 +140,16 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
     held = {name: np.zeros(kept.shape) for name in ("activations", "weight gradient inputs")}
     pipeline, virtual = columns.pipeline[:, None], columns.virtual[:, None]
     microbatches = columns.microbatches(job)[:, None]
-    for name, rows in columns.by_schedule().items():
+    for name, rows in columns.by_schedule.items():
         moments = in_flight(name, ranks.rank[rows], pipeline[rows], virtual[rows], microbatches[rows])
-        fullest = np.full(kept[rows].shape, -1.0)
-        parts = [np.zeros(fullest.shape), np.zeros(fullest.shape)]
-        for moment in moments:
-            own = (moment.activations * activations[rows], moment.weight_inputs * weight_inputs[rows])
-            more = own[0] + own[1] > fullest
-            fullest = np.where(more, own[0] + own[1], fullest)
-            parts = [np.where(more, new, old) for new, old in zip(own, parts, strict=True)]
+        own = [
+            (moment.activations * activations[rows], moment.weight_inputs * weight_inputs[rows])
+            for moment in moments
+        ]
+        parts = own[0]
+        for new in own[1:]:
+            more = new[0] + new[1] > parts[0] + parts[1]
+            parts = (np.where(more, new[0], parts[0]), np.where(more, new[1], parts[1]))
         held["activations"][rows], held["weight gradient inputs"][rows] = parts
     return held
 
@@ -162,12 +163,17 @@ def _working_bytes(columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> F
 
 def peak_bytes(job: Job, columns: Columns, system: GpuClusterSpec) -> Floats:
     """Peak memory of the fullest rank of every layout, shape (rows,)."""
-    peaks = [np.zeros(0)]
-    for start in range(0, len(columns), _BLOCK):
-        block = columns.rows(np.arange(start, min(start + _BLOCK, len(columns))))
-        parts = rank_bytes(job, block, block.ranks(), system)
-        peaks.append(np.sum(list(parts.values()), axis=0).max(axis=1))
-    return np.concatenate(peaks)
+    peaks = np.zeros(len(columns))
+    for of_schedule in columns.by_schedule.values():
+        rows = np.arange(len(columns))[of_schedule]
+        for start in range(0, len(rows), _BLOCK):
+            chosen = rows[start : start + _BLOCK]
+            block = columns.rows(chosen)
+            total, *others = rank_bytes(job, block, block.ranks(), system).values()
+            for part in others:
+                total = total + part
+            peaks[chosen] = total.max(axis=1)
+    return peaks
 
 
 def stage_memory(job: Job, layout: ParallelLayout, system: GpuClusterSpec) -> tuple[MemoryUse, ...]:

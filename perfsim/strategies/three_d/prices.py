@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.costs.memory import reduced_grad_bytes
-from perfsim.graph import RankGroup, Work
+from perfsim.graph import RankGroup, TensorClass, Work
 from perfsim.strategies.plan import Durations
 from perfsim.strategies.three_d.columns import MODES, Columns, distinct_rows
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, Replicas, layers_per_bucket
 from perfsim.strategies.three_d.division import RankColumns
 from perfsim.strategies.three_d.memory import SliceBytes, rank_parameters
 from perfsim.strategies.three_d.slices import layer_slice
-from perfsim.strategies.three_d.tensor import TensorGroup, layer_works, split_works
+from perfsim.strategies.three_d.tensor import TensorGroup, compute_work, layer_works, split_works
 from perfsim.strategies.three_d.virtual_stage import (
     VirtualStage,
     embedding_backward_work,
@@ -36,7 +37,7 @@ from perfsim.strategies.three_d.virtual_stage import (
 )
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
-from perfsim.transformer import LayerSlice
+from perfsim.transformer import Kernel, LayerSlice, attention_core, mlp_recompute
 from perfsim.workload import Job
 
 Floats = NDArray[np.float64]
@@ -138,9 +139,13 @@ Prices = TypeVar("Prices", SlicePrices, DataPrices)
 def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durations) -> PassPrices:
     """The prices of every layout's passes."""
     keys = (columns.tensor, columns.sequence_parallel, columns.micro_batch)
-    split = columns.splits_backward[:, None]
-    wanted = Wanted(bool(split.any()), {MODES[mode] for mode in np.unique(columns.recompute).tolist()})
-    part = _priced(SlicePrices, keys, lambda key: _slice_terms(job, topology, wanted, *key), durations)
+    split = columns.of_schedules("splits_backward")[:, None]
+    wanted = Wanted(
+        bool(split.any()), frozenset(MODES[mode] for mode in np.unique(columns.recompute).tolist())
+    )
+    node = topology.devices_per_node if topology.num_devices > topology.devices_per_node else 0
+    base = Job(job.model, job.recipe, 1)
+    part = _priced(SlicePrices, keys, lambda key: _slice_terms(base, node, wanted, *key), durations)
     pipelined = columns.pipeline[:, None] > 1
     far = _share_across(columns, topology)[:, None]
     full = np.where(columns.zero[:, None] == SHARDED, part.layer_early, part.layer)
@@ -197,13 +202,14 @@ class Wanted(NamedTuple):
     """What any of the layouts does, so that nothing else is priced."""
 
     split_backward: bool
-    modes: set[str]
+    modes: frozenset[str]
 
 
+@lru_cache(maxsize=4096)
 def _slice_terms(
-    job: Job, topology: FatTree, wanted: Wanted, tensor: int, split_sequence: int, micro_batch: int
+    job: Job, node: int, wanted: Wanted, tensor: int, split_sequence: int, micro_batch: int
 ) -> Terms:
-    """The works of `SlicePrices` for one share of a layer."""
+    """The works of `SlicePrices` for one share of a layer; `node` is 0 where all devices are in one."""
     part = layer_slice(job, tensor, micro_batch, sequence_parallel=bool(split_sequence))
     group = TensorGroup(part, RankGroup(0, 1, tensor), "")
     positions = job.recipe.lm_head_positions or job.recipe.seq_length
@@ -215,45 +221,51 @@ def _slice_terms(
         split = split_works(part)
         inputs, weights = (split.mlp_dgrad, split.attention_dgrad), (split.mlp_wgrad, split.attention_wgrad)
         head_inputs, head_weights = (head_dgrad_work(stage),), (head_wgrad_work(stage),)
-    node = topology.devices_per_node
-    across = (transfer_work(stage, RankGroup(0, node, 2)),) if topology.num_devices > node else none
+    core, attention, mlp, early_mlp = none, none, none, none
+    if "selective" in wanted.modes:
+        core = _recompute_work("attention.recompute", attention_core(part), part)
+    if "full" in wanted.modes:
+        early = replace(part, recompute_stops_early=True)
+        attention = _recompute_work("attention.recompute", works.attention_forward.kernels, part)
+        mlp = _recompute_work("mlp.recompute", mlp_recompute(part), part)
+        early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early), part)
+    across = (transfer_work(stage, RankGroup(0, node, 2)),) if node else none
     return (
         (works.attention_forward, works.mlp_forward),
         (works.mlp_backward, works.attention_backward),
         inputs,
         weights,
         group.all_reduce_works(),
-        _recomputed(part, "selective") if "selective" in wanted.modes else none,
-        _recomputed(part, "full") if "full" in wanted.modes else none,
-        _recomputed(replace(part, recompute_stops_early=True), "full") if "full" in wanted.modes else none,
+        core,
+        (*attention, *mlp),
+        (*attention, *early_mlp),
         (embedding_work(stage),),
         (embedding_backward_work(stage),),
         (head_work(stage), *group.all_reduce_works(softmax_sum_bytes(stage))),
         (head_backward_work(stage),),
         head_inputs,
         head_weights,
-        (transfer_work(stage, RankGroup(0, 1, 2)),) if min(node, topology.num_devices) > 1 else none,
+        (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 else none,
         across,
         group.all_gather_works(),
     )
 
 
-def _recomputed(part: LayerSlice, mode: str) -> list[Work]:
-    """The compute that a recompute mode repeats."""
-    works = layer_works(part, mode)
-    return [work for work in (works.attention_recompute, works.mlp_recompute) if work is not None]
+def _recompute_work(name: str, kernels: tuple[Kernel, ...], part: LayerSlice) -> tuple[Work]:
+    """Compute that a recompute mode repeats."""
+    return (compute_work(name, "recompute", kernels, (TensorClass("hidden", part.activation_bytes),)),)
 
 
 class Largest(NamedTuple):
     """The rank of every layout with most parameters, shape (rows,) each; its replicas set the pace."""
 
     layers: Ints
+    first: Ints
+    last: Ints
     chunk: Ints
     """Layers of its largest chunk."""
     bucket: Ints
     """Layers that fill a bucket of gradients."""
-    first: Ints
-    last: Ints
 
 
 def largest_ranks(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> Largest:
@@ -264,7 +276,7 @@ def largest_ranks(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBy
         for column in (ranks.layers, ranks.first, ranks.last)
     )
     bucket = layers_per_bucket(job.recipe, sizes.layer[:, 0], columns.zero)
-    return Largest(layers, -(-layers // columns.virtual), bucket, first, last)
+    return Largest(layers, first, last, -(-layers // columns.virtual), bucket)
 
 
 class Shapes(NamedTuple):
@@ -280,7 +292,20 @@ def data_prices(
     job: Job, columns: Columns, largest: Largest, sizes: SliceBytes, durations: Durations
 ) -> DataPrices:
     """The prices of every layout's replicas."""
-    keys = (columns.tensor, columns.data, columns.zero, columns.last_rank, *largest)
+    full, rest = np.divmod(largest.chunk, largest.bucket)
+    overlaps = int(job.recipe.overlap_grad_reduce)
+    keys = (
+        columns.tensor,
+        columns.data,
+        columns.zero,
+        columns.last_rank,
+        largest.layers,
+        largest.first,
+        largest.last,
+        overlaps * np.where(full > 0, largest.bucket, 0),
+        overlaps * rest,
+    )
+    base = Job(job.model, job.recipe, 1)
     degrees, row = np.unique(columns.tensor, return_index=True)
     shapes = {
         tensor: Shapes(*(float(getattr(sizes, name)[index, 0]) for name in Shapes._fields))
@@ -288,24 +313,26 @@ def data_prices(
     }
 
     def terms(key: Sequence[int]) -> Terms:
-        tensor, data, zero, last_rank = key[:4]
-        return _data_terms(job, shapes[tensor], (tensor, data, zero, last_rank), *key[4:])
+        return _data_terms(base, shapes[key[0]], *key)
 
     return _priced(DataPrices, keys, terms, durations)
 
 
+@lru_cache(maxsize=4096)
 def _data_terms(
     job: Job,
     shapes: Shapes,
-    degrees: tuple[int, int, int, int],
+    tensor: int,
+    data: int,
+    zero: int,
+    last_rank: int,
     layers: int,
-    chunk: int,
-    bucket: int,
     first: int,
     last: int,
+    bucket: int,
+    rest: int,
 ) -> Terms:
-    """The works of `DataPrices` for the replicas of one rank."""
-    tensor, data, zero, last_rank = degrees
+    """The works of `DataPrices` for the replicas of one rank; `bucket` and `rest` are 0 without overlap."""
     ends = 0.0
     if first or last:
         ends = shapes.both if first and last else shapes.embedding if first else shapes.head
@@ -324,14 +351,14 @@ def _data_terms(
     def gather(num_parameters: float, wanted: bool) -> list[Work]:
         return [replicas.gather_work(num_parameters)] if wanted and data > 1 else []
 
-    overlaps, scatters = job.recipe.overlap_grad_reduce, zero >= GRADIENTS_SHARDED
+    scatters = zero >= GRADIENTS_SHARDED
     return (
         reduce(whole),
         gather(whole, 0 < zero < SHARDED),
         [replicas.optimizer_work()],
-        reduce(ends, overlaps),
-        reduce(bucket * shapes.layer, overlaps and chunk >= bucket),
-        reduce(chunk % bucket * shapes.layer, overlaps),
+        reduce(ends, job.recipe.overlap_grad_reduce),
+        reduce(bucket * shapes.layer),
+        reduce(rest * shapes.layer),
         reduce(shapes.layer, scatters),
         reduce(shapes.embedding, scatters),
         reduce(shapes.head, scatters),

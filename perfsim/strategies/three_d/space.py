@@ -48,7 +48,7 @@ def layout_space(
                 first[pipeline] = len(divisions)
                 divisions += own
             blocks.append(_block(job, topology, tensor, own, first[pipeline], zero_stage))
-    return from_table(np.concatenate(blocks), tuple(divisions))
+    return from_table(np.concatenate(blocks), divisions)
 
 
 def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) -> Iterator[int]:

@@ -17,7 +17,7 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder, Work
-from perfsim.strategies.plan import TIGHT, Duration, check_runs_on
+from perfsim.strategies.plan import Duration, check_runs_on
 from perfsim.strategies.screening import MEMORY, Screening
 from perfsim.strategies.three_d.columns import Columns, columns_of
 from perfsim.strategies.three_d.estimate import estimate_steps_s
@@ -85,8 +85,7 @@ class ThreeD:
             self._refuse_overflow(job, topology, layout, memory)
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
         share = recomputed_share(columns_of(job, layout))
-        notes = _tight(memory)
-        return ThreeDPlan(self.name, job, topology, layout, microbatches, memory, notes, share)
+        return ThreeDPlan(self.name, job, topology, layout, microbatches, memory, (), share)
 
     def _refuse_overflow(
         self, job: Job, topology: FatTree, layout: ParallelLayout, memory: tuple[MemoryUse, ...]
@@ -114,15 +113,3 @@ class ThreeD:
             return np.array([duration(work) for work in works])
 
         return float(estimate_steps_s(plan.job, columns, plan.topology, durations)[0])
-
-
-def _tight(memory: tuple[MemoryUse, ...]) -> tuple[str, ...]:
-    """A warning where a stage nearly fills its memory; the reserved memory is an assumption."""
-    worst = max(memory, key=lambda use: use.total_bytes / use.capacity_bytes)
-    share = worst.total_bytes / worst.capacity_bytes
-    if not TIGHT < share <= 1.0:
-        return ()
-    reserved = worst.parts_bytes.get("reserved", 0.0) / GIB
-    return (
-        f"{worst.place} fills {100 * share:.0f} % of its memory, with {reserved:.0f} GiB assumed reserved",
-    )

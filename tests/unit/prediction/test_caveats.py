@@ -16,6 +16,7 @@ import perfsim as ps
 from perfsim.calibration import ClusterCalibration, MeasuredStep
 from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, edge_batch
 from perfsim.prediction.documents import prediction_from, run_document
+from perfsim.prediction.predict import predict
 from perfsim.prediction.result import Caveat
 from perfsim.prediction.shared_caveats import shared_caveats
 from perfsim.report.caveats import ALWAYS
@@ -239,6 +240,22 @@ def test_zero_3_on_more_ranks_than_any_run_had_is_told(ranks: int, severity: str
 def test_memory_is_tight_below_its_limit_and_serious_above(share: float, code: str | None) -> None:
     codes = [caveat.code for caveat in filled(share).caveats if caveat.code.startswith("memory")]
     assert codes == ([] if code is None else [code])
+
+
+def test_the_limit_of_memory_is_the_questions_own() -> None:
+    question = ps.Question(
+        model=catalog.models["gpt3_xl"],
+        recipe=recipe(),
+        system=catalog.systems["dgx-a100-80gb"],
+        devices=8,
+        strategy="3d",
+        batch=16,
+        layout="dp=8,mbs=1",
+        memory_limit=0.1,
+    )
+    caveat = caveat_of(predict(question), "memory-above-limit")
+    assert caveat is not None
+    assert "above the limit of 10 %" in caveat.text
 
 
 def test_a_cluster_whose_steps_lie_far_apart_is_a_warning() -> None:

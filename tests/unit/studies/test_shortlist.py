@@ -139,11 +139,3 @@ def test_caveats_stand_on_every_entry_with_the_default_batch_among_them(
     assert all("batch-default" in [caveat.code for caveat in entry.prediction.caveats] for entry in entries)
     given = plan_layouts(asked(), shown=1).best
     assert "batch-default" not in [caveat.code for caveat in given.prediction.caveats]
-
-
-def test_memory_that_is_allotted_statically_may_be_filled(asked: Callable[..., Question]) -> None:
-    wafers = replace(asked("gpt3_20b", 384), system=Catalog().systems["cs-2"], devices=4, strategy="")
-    planned = plan_layouts(replace(wafers, memory_limit=0.5), shown=1)
-    assert planned.best.plan.memory_share > 0.5
-    assert planned.above_limit is None
-    assert planned.refused[MEMORY_LIMIT] == 0

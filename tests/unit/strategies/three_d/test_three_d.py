@@ -275,16 +275,6 @@ def test_a_plan_may_be_made_without_looking_at_memory(toys: ModuleType) -> None:
     assert plan.peak_memory_bytes > toys.GIB
 
 
-@pytest.mark.parametrize(("filled", "said"), [(0.99, True), (0.96, True), (0.94, False), (0.5, False)])
-def test_a_plan_that_nearly_fills_its_devices_says_so(toys: ModuleType, filled: float, said: bool) -> None:
-    layout = ParallelLayout()
-    needs = strategy("3d").plan(toys.job(), toys.topology(1), layout).peak_memory_bytes
-    topology = toys.topology(1, toys.gpu_cluster(capacity=needs / filled))
-    notes = strategy("3d").plan(toys.job(), topology, layout).notes
-    expected = f"stage 0 fills {100 * filled:.0f} % of its memory, with 2 GiB assumed reserved"
-    assert notes == ((expected,) if said else ())
-
-
 def test_a_strategy_of_one_zero_stage_refuses_another(toys: ModuleType) -> None:
     with pytest.raises(LayoutError, match="strategy zero3 shards at ZeRO stage 3, not 1"):
         toys.plan("zero3", toys.job(8), ParallelLayout(data=4, zero_stage=1))
