@@ -75,7 +75,8 @@ def place(
 def _at_worst(folded: TaskGraph, network: Network) -> TaskGraph:
     """The folded graph with each communication in the group of those peers that it takes longest for.
 
-    The step is at least as long as with all peers written out, since no peer has all of these groups.
+    Without contention the step is at least as long as with all peers written out, since no peer has all
+    of these groups.
     """
     groups = (network.worst_group(work, folded.width) for work in folded.works)
     works = (replace(work, group=group) for work, group in zip(folded.works, groups, strict=True))
