@@ -16,7 +16,7 @@ from perfsim.workload import Job, ParallelLayout, Recompute
 
 Ints = NDArray[np.int64]
 Table = TypeVar("Table", bound=tuple[Any, ...])
-_BLOCK = 16384
+_BLOCK = 4096
 MODES: tuple[Recompute, ...] = get_args(Recompute)
 
 

@@ -43,8 +43,8 @@ def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, durations: D
     replicas = data_prices(job, columns, largest, sizes, durations)
     seconds = np.empty(len(columns))
     for rows in blocks_of(len(columns)):
-        own = (taken(table, rows) for table in (largest, passes, replicas))
-        seconds[rows] = _steps_s(job, columns.rows(rows), *own)
+        prices = taken(passes, rows), taken(replicas, rows)
+        seconds[rows] = _steps_s(job, columns.rows(rows), taken(largest, rows), *prices)
     return seconds
 
 
