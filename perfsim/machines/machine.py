@@ -48,6 +48,8 @@ class Machine(ABC):
     """The specification type of its systems."""
     explanation: ClassVar[Explanation] = Explanation()
     """Causes and remedies of step times."""
+    fragments_memory: ClassVar[bool] = False
+    """Whether devices allocate memory as they run, so that some of it is lost to fragmentation."""
     default_strategy: ClassVar[str]
     """The strategy where a question names none."""
 

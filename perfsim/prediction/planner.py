@@ -60,7 +60,7 @@ class Search:
     @property
     def above_limit(self) -> int:
         """Number of layouts that fit, but use more than the question's limit."""
-        return int((self.screening.memory_share > self.question.memory_limit).sum())
+        return int((self.screening.memory_share > self.question.allowed_share).sum())
 
     @cached_property
     def order(self) -> NDArray[np.intp]:
@@ -72,7 +72,7 @@ class Search:
 
     def _ranked(self, *, within: bool) -> NDArray[np.intp]:
         share = self.screening.memory_share
-        kept = np.flatnonzero(share <= self.question.memory_limit)
+        kept = np.flatnonzero(share <= self.question.allowed_share)
         if not within or not len(kept):
             kept = np.arange(len(share))
         estimates = np.round(self.screening.estimate_s[kept], 12)
@@ -189,7 +189,7 @@ def best_plan(question: Question) -> Evaluation:
 
 def _with_headroom(plan: Plan, found: Search) -> Plan:
     """The plan, with a note on what the memory above the limit would buy, or that nothing is within it."""
-    limit = found.question.memory_limit
+    limit = found.question.allowed_share
     if plan.memory_share > limit:
         note = f"no plan leaves more than {1 - limit:.0%} of memory free"
         return replace(plan, notes=(*plan.notes, note))

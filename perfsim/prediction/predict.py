@@ -13,7 +13,7 @@ from perfsim.prediction.expansion import expanded
 from perfsim.prediction.perturbation import perturbed
 from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.prediction import MemoryBar, Prediction, Scaling
-from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, MEMORY_LIMIT, Question
+from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, MEMORY_LIMIT, Question, allowed_share
 from perfsim.prediction.result import Caveat
 from perfsim.prediction.why import why
 from perfsim.strategies import Plan
@@ -88,7 +88,7 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
             for use in plan.memory
             if use.on_device
         ),
-        caveats=caveats_of(evaluation, causes, memory_limit),
+        caveats=caveats_of(evaluation, causes, allowed_share(plan.system, memory_limit)),
         notes=plan.notes,
         evaluation=evaluation,
     )

@@ -31,6 +31,11 @@ MEMORY_LIMIT = 0.94
 DEFAULT_RECIPE = "gpt3_pretraining"
 
 
+def allowed_share(system: SystemSpec, memory_limit: float) -> float:
+    """Share of a device's memory that a planned layout may use: the limit where memory fragments."""
+    return memory_limit if machine_of(system).fragments_memory else 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """One model trained on one machine; settings that are not given are chosen.
@@ -50,7 +55,7 @@ class Question:
     must_fit: bool = True
     """Whether a given layout that needs too much memory is refused."""
     memory_limit: float = MEMORY_LIMIT
-    """Share of a device's memory that planned layouts may use, unless nothing else fits."""
+    """Share of a GPU's memory that planned layouts may use, unless nothing else fits."""
     cluster: ClusterCalibration | None = None
     """Calibration of the user's own cluster; its scale multiplies step times."""
     wall_clock: WallClockSpec | None = None
@@ -63,6 +68,11 @@ class Question:
     """Perturbations of the step."""
     prices: Costs | None = field(default=None, repr=False, compare=False)
     """A cost model that replaces the machine's own."""
+
+    @property
+    def allowed_share(self) -> float:
+        """`memory_limit` where devices fragment their memory; all of it where it is laid out in advance."""
+        return allowed_share(self.system, self.memory_limit)
 
     @property
     def label(self) -> str:

@@ -32,7 +32,7 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "strategy": best.strategy,
         "global_batch_size": best.global_batch_size,
         "objective": planned.objective,
-        "memory_limit": question.memory_limit,
+        "memory_limit": question.allowed_share,
         "screened": search.screened,
         "feasible": search.feasible,
         "screening_s": search.screening_s,

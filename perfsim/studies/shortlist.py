@@ -249,7 +249,7 @@ def ratio_error(plan: Plan, other: Plan) -> float:
 
 
 def _entry(question: Question, run: Evaluation, first: Evaluation, target: Target | None) -> Entry:
-    prediction, step_time_s = prediction_of(run, question.memory_limit), run.step_time_s
+    prediction, step_time_s = prediction_of(run, question.allowed_share), run.step_time_s
     caveats = worst_first([*prediction.caveats, *batch_caveats(question)])
     error = 1.0 + step_time_error(run.plan)
     of_first = first.plan.layout.as_dict(first.plan.num_microbatches)

@@ -27,6 +27,7 @@ class GpuCluster(Machine):
     system_type = GpuClusterSpec
     layout_type = ParallelLayout
     explanation = GpuExplanation()
+    fragments_memory = True
     default_strategy = "3d"
 
     def topology(self, system: GpuClusterSpec, num_devices: int) -> FatTree:

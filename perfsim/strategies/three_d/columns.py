@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from perfsim.strategies.three_d.division import Division, Divisions, RankColumns
 from perfsim.workload import Job, ParallelLayout, Recompute
 
 Ints = NDArray[np.int64]
+Table = TypeVar("Table", bound=tuple[Any, ...])
+_BLOCK = 4096
 MODES: tuple[Recompute, ...] = get_args(Recompute)
 
 
@@ -113,6 +115,16 @@ def distinct_rows(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
 def from_table(table: Ints, divisions: Sequence[Division]) -> Columns:
     """Columns from an array of shape (rows, fields), in the order of the fields."""
     return Columns(**dict(zip(_COLUMNS, table.T, strict=True)), divisions=Divisions(divisions))
+
+
+def blocks_of(rows: int) -> Iterator[slice]:
+    """Blocks of rows that are evaluated at once, so that their arrays stay in the cache."""
+    return (slice(start, start + _BLOCK) for start in range(0, rows, _BLOCK))
+
+
+def taken(table: Table, rows: slice) -> Table:
+    """The rows of a named tuple of columns."""
+    return type(table)(*(column[rows] for column in table))
 
 
 def division_of(job: Job, layout: ParallelLayout) -> Division:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from perfsim.strategies.plan import Durations
 from perfsim.strategies.schedules import PacedRanks, PassTimes, bubble_s, schedule_called
-from perfsim.strategies.three_d.columns import Columns
+from perfsim.strategies.three_d.columns import Columns, blocks_of, taken
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.division import RankColumns
 from perfsim.strategies.three_d.memory import recomputed_layers, slice_bytes
@@ -37,10 +37,21 @@ Floats = NDArray[np.float64]
 
 def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, durations: Durations) -> Floats:
     """Step time of every layout by the formula above, shape (rows,)."""
-    ranks, sizes = columns.ranks(), slice_bytes(job, columns)
+    sizes = slice_bytes(job, columns)
     passes = pass_prices(job, columns, topology, durations)
-    largest = largest_ranks(job, columns, ranks, sizes)
+    largest = largest_ranks(job, columns, columns.ranks(), sizes)
     replicas = data_prices(job, columns, largest, sizes, durations)
+    seconds = np.empty(len(columns))
+    for rows in blocks_of(len(columns)):
+        prices = taken(passes, rows), taken(replicas, rows)
+        seconds[rows] = _steps_s(job, columns.rows(rows), taken(largest, rows), *prices)
+    return seconds
+
+
+def _steps_s(
+    job: Job, columns: Columns, largest: Largest, passes: PassPrices, replicas: DataPrices
+) -> Floats:
+    ranks = columns.ranks()
     times = _pass_times(job, columns, ranks, passes, replicas)
     sends = _send_times(columns, ranks, passes)
     microbatches = columns.microbatches(job)

@@ -24,7 +24,7 @@ from perfsim.costs.memory import (
 )
 from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies.schedules import in_flight, schedule_called
-from perfsim.strategies.three_d.columns import MODES, Columns, columns_of, distinct_rows
+from perfsim.strategies.three_d.columns import MODES, Columns, blocks_of, columns_of, distinct_rows
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.division import RankColumns
 from perfsim.strategies.three_d.slices import layer_slice
@@ -39,8 +39,6 @@ from perfsim.transformer import (
 from perfsim.workload import Job, ParallelLayout
 
 Floats = NDArray[np.float64]
-_BLOCK = 8192
-"""Layouts that are counted at once, so that their arrays stay in the cache."""
 
 
 class SliceBytes(NamedTuple):
@@ -166,12 +164,12 @@ def peak_bytes(job: Job, columns: Columns, system: GpuClusterSpec) -> Floats:
     peaks = np.zeros(len(columns))
     for of_schedule in columns.by_schedule.values():
         rows = np.arange(len(columns))[of_schedule]
-        for start in range(0, len(rows), _BLOCK):
-            chosen = rows[start : start + _BLOCK]
+        for part in blocks_of(len(rows)):
+            chosen = rows[part]
             block = columns.rows(chosen)
             total, *others = rank_bytes(job, block, block.ranks(), system).values()
-            for part in others:
-                total = total + part
+            for n_bytes in others:
+                total = total + n_bytes
             peaks[chosen] = total.max(axis=1)
     return peaks
 

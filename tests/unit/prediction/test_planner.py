@@ -191,6 +191,15 @@ def test_a_given_layout_above_the_limit_is_answered(toys: ModuleType) -> None:
     assert best_plan(replace(asked, layout=fastest)).plan.layout == fastest
 
 
+def test_memory_that_is_laid_out_in_advance_has_no_limit(toys: ModuleType) -> None:
+    """A wafer's memory does not fragment."""
+    job, wafers = toys.job(64), toys.topology(1, toys.wafer_cluster())
+    asked = toys.question(strategy("weight-streaming"), job, wafers)
+    assert asked.memory_limit < 1.0
+    assert asked.allowed_share == 1.0
+    assert toys.question(strategy("3d"), job, toys.topology(8)).allowed_share == asked.memory_limit
+
+
 # -------------------------------------------------------------------------------------------- refusals
 def test_an_evaluation_carries_consistent_numbers(toys: ModuleType, topology: Topology) -> None:
     answer = best_plan(toys.question(strategy("3d"), toys.job(64), topology, toys.ToyCosts(topology.system)))
