@@ -57,7 +57,7 @@ def _tensor() -> Iterator[Case]:
 
 
 def _pipeline() -> Iterator[Case]:
-    """Every schedule in every mode, also with every second layer recomputed, with micro-batches enough to fill it."""
+    """Every schedule in every mode, also with every second layer recomputed, with enough micro-batches."""
     for name in SCHEDULES:
         for mode in MODES:
             plain = ParallelLayout(pipeline=3, schedule=name, recompute=mode, virtual_pipeline=_chunks(name))
