@@ -10,6 +10,7 @@ import numpy as np
 from perfsim.prediction.caveats import edge_batch, extrapolated_law, worst_first
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.predict import prediction_of
+from perfsim.prediction.question import MEMORY_LIMIT
 from perfsim.prediction.result import TimelineBar
 from perfsim.studies.batches import BatchChoice
 from perfsim.studies.result import BatchPoint, CandidateResult
@@ -19,10 +20,14 @@ MOST_BARS = 4000
 
 
 def candidate_result(
-    evaluation: Evaluation, choice: BatchChoice, batch_curve: Sequence[BatchChoice], tried: Sequence[int] = ()
+    evaluation: Evaluation,
+    choice: BatchChoice,
+    batch_curve: Sequence[BatchChoice],
+    tried: Sequence[int] = (),
+    memory_limit: float = MEMORY_LIMIT,
 ) -> CandidateResult:
     """A candidate at its best batch of those in `tried`."""
-    prediction = prediction_of(evaluation)
+    prediction = prediction_of(evaluation, memory_limit)
     caveats = worst_first(
         [
             *prediction.caveats,

@@ -168,6 +168,7 @@ def question_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Ques
         devices=devices,
         strategy=candidate.strategy,
         layout=candidate.layout,
+        memory_limit=spec.memory_limit,
         cluster=candidate.cluster_calibration,
         wall_clock=candidate.wall_clock,
     )
@@ -302,7 +303,8 @@ def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
 
 
 def _result_of(answer: Answered, candidate: CandidateSpec) -> CandidateResult:
-    result = candidate_result(answer.evaluation, answer.choice, answer.curve, answer.tried)
+    limit = answer.question.memory_limit
+    result = candidate_result(answer.evaluation, answer.choice, answer.curve, answer.tried, limit)
     production, time = answer.production, answer.choice.answer
     named = answer.question.named_settings
     left = [] if named is None else default_settings(named, answer.evaluation.plan)

@@ -22,6 +22,7 @@ from perfsim.errors import LayoutError
 from perfsim.hardware import Devices, SystemSpec
 from perfsim.machines import machine_of
 from perfsim.prediction.perturbation_spec import PerturbationSpec, ResilienceSpec
+from perfsim.prediction.question import MEMORY_LIMIT
 from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.sizes import MOST_CHOICES
 from perfsim.spec import CatalogSpec, Spec
@@ -156,6 +157,8 @@ class StudySpec(CatalogSpec):
         Annotated[tuple[Sequences, ...], Field(min_length=1, max_length=MOST_CHOICES)] | Literal["auto"]
     ) = "auto"
     """Global batches to try, in sequences; auto: a grid around the critical batch."""
+    memory_limit: Annotated[float, Field(gt=0, le=1)] = MEMORY_LIMIT
+    """Share of a device's memory above which a planned layout is no answer unless nothing else fits."""
     convergence: ConvergenceSpec = ConvergenceSpec()
     production: ProductionChoice = "recorded"
     """Rate of production steps over that of healthy steps, for the time in production beside the answer."""

@@ -20,7 +20,7 @@ from perfsim.suggest import did_you_mean
 from perfsim.units import YAML_CONTEXT
 
 MACHINE_ROOTS = ("strategy", "system", "devices")
-STUDY_ROOTS = ("model", "recipe", "convergence", "batch_sizes")
+STUDY_ROOTS = ("model", "recipe", "convergence", "batch_sizes", "memory_limit")
 BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes")
 """Axes over the batch, which the trainer chooses: comparisons take the best value."""
 VARIANT = "variant"

@@ -276,7 +276,7 @@ def _answer(study: StudySpec) -> Document:
     candidate = study.candidates[0]
     try:
         answered = answer_candidate(study, candidate, candidate.devices[0], target_of(study))
-        prediction = prediction_of(answered.evaluation)
+        prediction = prediction_of(answered.evaluation, study.memory_limit)
         parts = whole_run_of(answered.question, answered.choice)
     except LimitError:
         raise

@@ -29,7 +29,7 @@ WAIT_S = 30.0
 
 _PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit"})
 """Keys that explain a value and do not affect an answer."""
-_INPUTS = ("model", "recipe", "convergence", "batch_sizes", "candidates", "perturbations")
+_INPUTS = ("model", "recipe", "convergence", "batch_sizes", "memory_limit", "candidates", "perturbations")
 _PRESENTATION = frozenset({"report", "api", "cli", "__main__.py"})
 
 

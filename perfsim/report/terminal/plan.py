@@ -135,6 +135,8 @@ def _headroom(planned: Planned) -> str:
     limit, above = planned.question.allowed_share, planned.above_limit
     if planned.best.plan.memory_share > limit:
         return f"Nothing fits in {text.percent(limit, 0)} of memory: these are all that fit at all."
+    if limit == 1.0:
+        return "All of a device's memory may be used."
     if above is None:
         return f"Nothing above {text.percent(limit, 0)} of memory would be faster."
     return (

@@ -141,7 +141,9 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
     keys = (columns.tensor, columns.sequence_parallel, columns.micro_batch)
     split = columns.of_schedules("splits_backward")[:, None]
     wanted = Wanted(
-        bool(split.any()), frozenset(MODES[mode] for mode in np.unique(columns.recompute).tolist())
+        split_backward=bool(split.any()),
+        modes=frozenset(MODES[mode] for mode in np.unique(columns.recompute).tolist()),
+        sends=bool((columns.pipeline > 1).any()),
     )
     node = topology.devices_per_node if topology.num_devices > topology.devices_per_node else 0
     base = Job(job.model, job.recipe, 1)
@@ -203,6 +205,8 @@ class Wanted(NamedTuple):
 
     split_backward: bool
     modes: frozenset[str]
+    sends: bool
+    """Whether there are pipelines; one device alone has no peer to send to."""
 
 
 @lru_cache(maxsize=4096)
@@ -229,7 +233,7 @@ def _slice_terms(
         attention = _recompute_work("attention.recompute", works.attention_forward.kernels, part)
         mlp = _recompute_work("mlp.recompute", mlp_recompute(part), part)
         early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early), part)
-    across = (transfer_work(stage, RankGroup(0, node, 2)),) if node else none
+    across = (transfer_work(stage, RankGroup(0, node, 2)),) if node and wanted.sends else none
     return (
         (works.attention_forward, works.mlp_forward),
         (works.mlp_backward, works.attention_backward),
@@ -245,7 +249,7 @@ def _slice_terms(
         (head_backward_work(stage),),
         head_inputs,
         head_weights,
-        (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 else none,
+        (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 and wanted.sends else none,
         across,
         group.all_gather_works(),
     )

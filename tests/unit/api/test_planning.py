@@ -87,3 +87,23 @@ def test_what_cannot_be_asked_is_refused(wrong: dict[str, Any], message: str) ->
     asked: dict[str, Any] = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
     with pytest.raises(ps.PerfsimError, match=message):
         ps.plan(**(asked | wrong))
+
+
+def test_the_memory_limit_moves_plan_predict_and_study_alike() -> None:
+    asked: dict[str, Any] = {"model": "gpt3_6p7b", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
+    free = ps.plan(**asked, shown=1, memory_limit=1.0).best
+    limit = free.plan.memory_share - 0.01
+    tight = ps.plan(**asked, shown=1, memory_limit=limit).best
+    predicted = ps.predict(**asked, memory_limit=limit)
+    fields = {
+        "title": "Limited",
+        "question": "Which?",
+        "model": "gpt3_6p7b",
+        "recipe": "chinchilla",
+        "candidates": [{"strategy": "3d", "system": "dgx-a100-80gb", "devices": [8]}],
+        "batch_sizes": [16],
+        "sampling": {"tasks": 0},
+        "memory_limit": limit,
+    }
+    (candidate,) = ps.study(fields).candidates
+    assert free.layout != tight.layout == predicted.layout == candidate.layout
