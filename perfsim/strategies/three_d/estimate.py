@@ -146,9 +146,10 @@ def _waits_for_buffers(
 ) -> BufferWaits:
     """Waits for the buffers of ZeRO 2's gradients.
 
-    A chunk computes the gradients of L layers in w each; a layer is reduced in r while others are computed, and
-    `IN_FLIGHT` layers have buffers. With f of other passes between, a chunk takes the longest of f + L w,
-    f + 2 w + (L - 2) r and L r. A pass of one layer waits for the reduction of the pass before: w + max(f, r).
+    A chunk computes the gradients of L layers in w each; a layer is reduced in r while others are computed,
+    and `IN_FLIGHT` layers have buffers. With f of other passes between, a chunk takes the longest of
+    f + L w, f + 2 w + (L - 2) r and L r. A pass of one layer waits for the reduction of the pass before it:
+    w + max(f, r).
     """
     scattered, virtual = _scattered_s(ranks, replicas), columns.virtual[:, None]
     split = columns.of_schedules("splits_backward")[:, None]
@@ -234,7 +235,8 @@ def _reduction_s(
     if not job.recipe.overlap_grad_reduce:
         return np.where(apart & (columns.zero < GRADIENTS_SHARDED), replicas.reduce[:, 0], 0.0)
     redone = np.where(columns.recompute > 0, 1 / columns.recompute_every, 0.0)
-    layer_s = passes.last_pass[:, 0] + redone * passes.recompute_compute[:, 0]
+    split = columns.of_schedules("splits_backward")
+    layer_s = np.where(split, passes.weights[:, 0], passes.backward[:, 0] + redone * passes.recompute[:, 0])
     full, rest = np.divmod(largest.chunk, largest.bucket)
     compute_s, reduce_s = largest.bucket * layer_s, replicas.reduce_bucket[:, 0]
     reduced = np.where(compute_s >= reduce_s, full * compute_s + reduce_s, compute_s + full * reduce_s)

@@ -57,10 +57,6 @@ class PassPrices(NamedTuple):
     """Weight gradients of one layer where they are a pass of their own."""
     recompute: Floats
     """One layer recomputed."""
-    last_pass: Floats
-    """Compute of one layer in the pass that completes its gradients."""
-    recompute_compute: Floats
-    """Compute of the recompute of one layer in that pass."""
     embedding_forward: Floats
     embedding_backward: Floats
     embedding_weights: Floats
@@ -159,8 +155,6 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
         backward=np.where(split, part.inputs, part.backward) + 2 * part.summed,
         weights=np.where(split, part.weights, 0.0),
         recompute=redone + sums,
-        last_pass=np.where(split, part.weights, part.backward),
-        recompute_compute=np.where(split, 0.0, redone),
         embedding_forward=part.embedding_forward + part.summed,
         embedding_backward=np.where(split, 0.0, part.embedding_backward),
         embedding_weights=np.where(split, part.embedding_backward, 0.0),
