@@ -57,11 +57,19 @@ def _tensor() -> Iterator[Case]:
 
 
 def _pipeline() -> Iterator[Case]:
-    """Every schedule in every mode, with enough micro-batches for its steady state."""
+    """Every schedule in every mode, also with every second layer recomputed, with enough micro-batches."""
     for name in SCHEDULES:
         for mode in MODES:
             plain = ParallelLayout(pipeline=3, schedule=name, recompute=mode, virtual_pipeline=_chunks(name))
             yield Case("pipeline", plain, 6)
+        every_second = ParallelLayout(
+            pipeline=2,
+            schedule=name,
+            recompute="full",
+            recompute_every=2,
+            virtual_pipeline=_chunks(name),
+        )
+        yield Case("pipeline", every_second, 4)
 
 
 def _three_d() -> Iterator[Case]:

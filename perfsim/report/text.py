@@ -150,7 +150,8 @@ def layout_long(layout: Mapping[str, Any]) -> str:
     """The degrees and every other setting that is switched on, by its name."""
     words = [_degrees_text(layout)]
     for name, value in layout.items():
-        if name not in _SHORT and value not in (None, False, 0, "", "none"):
+        usual = value in (None, False, 0, "", "none") or (name, value) == ("recompute_every", 1)
+        if name not in _SHORT and not usual:
             words.append(f"{human(name)} {_plain_value(value)}".removesuffix(" yes"))
     return ", ".join(word for word in words if word)
 

@@ -90,6 +90,10 @@ class GpuCompute(Compiler):
         """Blocks of each device whose gradients wait for their reduction."""
 
     # ---------------------------------------------------------------------------------- shares
+    def mode_of(self, block: int) -> str:
+        """The recompute mode of a layer."""
+        return self.layout.recompute if block in self.recomputed else "none"
+
     @property
     def scattered(self) -> bool:
         """Whether gradients are reduced after every micro-batch (ZeRO 2 and 3)."""
@@ -207,7 +211,7 @@ class GpuCompute(Compiler):
         """MLP block, and the activations that the layer keeps for its backward."""
         self.needs(2)
         block = task.block
-        mode = self.layout.recompute if block in self.recomputed else "none"
+        mode = self.mode_of(block)
 
         def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             (attention, x), (flat, kept) = operands[:2], buffers
@@ -268,7 +272,8 @@ class GpuCompute(Compiler):
         self.needs(2)
         block, mlp, whole = task.block, task.work.op.startswith("mlp"), task.work.op.endswith("backward")
         parallel = self.training.model.norms_per_layer == 1
-        recomputes = self.layout.recompute == "full" or (self.layout.recompute == "selective" and not mlp)
+        mode = self.mode_of(block)
+        recomputes = mode == "full" or (mode == "selective" and not mlp)
         beside = [self.cell("output gradient")] if parallel else []
         recomputed = [self.cell(f"recomputed {'MLP' if mlp else 'attention'}")] if recomputes else []
         run = self._mlp_dgrad if mlp else self._attention_dgrad

@@ -1,0 +1,165 @@
+"""The planner's picks beside the best layouts of a wide search.
+
+Eight questions run with the slow tests; with PERFSIM_REGRET=FILE (`make regret`) all, and FILE gets a table.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from perfsim.catalog import default_catalog
+from perfsim.prediction.question import Question
+from perfsim.testing.regret import MARGIN, MOST_PASSES, SAMPLED, Regret, regret_of
+
+pytestmark = pytest.mark.slow
+
+FEW, SEED = 8, 10
+FEW_BUDGET_S, FULL_BUDGET_S = 12.0, 40.0
+"""Processor seconds of the wide search on one question, among eight and among all."""
+ASKED = """
+3d    llama_7b      dgx-a100-40gb  8:32 16:48 64:128
+3d    llama_7b      dgx-h100       8:64 128:384 512:512
+3d    gpt3_6p7b     dgx-a100-80gb  8:24 32:192 256:256
+3d    gptj_6b       dgx-a100-40gb  16:64 48:96 128:192
+3d    gptj_6b       dgx-h100       24:48 96:384
+3d    llama_13b     dgx-a100-80gb  16:32 64:64 256:768
+3d    llama_13b     dgx-a100-40gb  16:96 40:64 128:256
+3d    gpt3_13b      dgx-a100-80gb  16:32 128:96 320:512
+3d    gpt3_13b      dgx-h100       32:128 160:96 512:768
+3d    gpt3_20b      dgx-a100-80gb  32:96 256:64 384:768
+3d    gpt3_20b      dgx-a100-40gb  64:96 192:256 512:384
+3d    gpt_neox_20b  dgx-a100-40gb  96:192 128:128 256:1024
+3d    gpt_neox_20b  dgx-h100       48:96 64:256
+3d    llama_33b     dgx-a100-80gb  48:48 64:96 384:384
+3d    llama_33b     dgx-h100       32:64 256:192
+3d    llama_65b     dgx-a100-80gb  128:96 256:128 512:512
+3d    llama_65b     dgx-h100       64:64 1024:768
+3d    llama2_70b    dgx-h100       64:192 128:64 640:512
+3d    llama2_70b    dgx-a100-80gb  96:96 320:256 1024:1024
+3d    gpt3_175b     dgx-a100-80gb  256:96 512:192 1024:384
+3d    gpt3_175b     dgx-h100       128:64 384:192 1024:768
+3d    opt_175b      dgx-a100-80gb  384:128 768:384
+3d    opt_175b      dgx-a100-40gb  512:128 1024:512
+data  llama_7b      dgx-a100-80gb  8:32 64:192
+zero3 llama_13b     dgx-a100-80gb  16:32 128:384
+zero3 llama2_70b    dgx-h100       64:192
+pipeline gpt3_6p7b  dgx-a100-80gb  8:64 16:96
+tensor llama_7b     dgx-h100       8:32
+"""
+"""Strategy, model, system, and pairs of devices and batch."""
+
+
+class Asked(NamedTuple):
+    """One question in words."""
+
+    strategy: str
+    model: str
+    system: str
+    devices: int
+    batch: int
+
+    def __str__(self) -> str:
+        strategy = "" if self.strategy == "3d" else f" {self.strategy}"
+        return f"{self.model}{strategy}, {self.devices:,} x {self.system}, batch {self.batch:,}"
+
+
+def all_asked() -> list[Asked]:
+    asked = []
+    for strategy, model, system, *pairs in (line.split() for line in ASKED.split("\n") if line):
+        asked += [Asked(strategy, model, system, *map(int, pair.split(":"))) for pair in pairs]
+    return asked
+
+
+def answered(asked: Asked, budget_s: float) -> Regret:
+    catalog = default_catalog()
+    question = Question(
+        model=catalog.model(asked.model),
+        recipe=catalog.recipe("gpt3_pretraining"),
+        system=catalog.system(asked.system),
+        devices=asked.devices,
+        strategy=asked.strategy,
+        batch=asked.batch,
+    )
+    return regret_of(question, budget_s, SEED)
+
+
+def test_the_pick_is_the_best_of_a_wide_search_or_nearly() -> None:
+    target = os.environ.get("PERFSIM_REGRET")
+    asked = all_asked()
+    if not target:
+        asked = random.Random(SEED).sample(asked, FEW)
+    budget_s = FULL_BUDGET_S if target else FEW_BUDGET_S
+    context = get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as workers:
+        answers = list(workers.map(partial(answered, budget_s=budget_s), asked))
+    if target:
+        Path(target).write_text(page(asked, answers), encoding="utf-8")
+    regrets = np.array([answer.regret for answer in answers])
+    assert np.median(regrets) <= 0.005
+    worst = int(regrets.argmax())
+    assert regrets[worst] <= 0.02, f"{asked[worst]}: {answers[worst].pick}, not {answers[worst].best}"
+    errors = np.concatenate([answer.errors for answer in answers])
+    assert np.median(np.abs(errors)) <= 0.01
+
+
+HEAD = """# Regret of the planner
+
+Made by `make regret`. For every question the planner's pick, simulated, is compared with the best layout of
+a wide search (`perfsim/testing/regret.py`). It writes the graph of every layout within the memory limit
+whose estimate, less {margin:.0%}, is below the best step so far, and of {sampled} drawn from the others. It
+simulates those whose longest path (a lower bound) is below it. Graphs above {passes:,} passes of a
+micro-batch through a layer are left out, and a question ends after {budget:.0f} s of processor time; *left*
+counts what these two left out. Regret is how much slower the pick is than the best layout of both searches.
+
+- {count} questions: median regret {median:.2%}, worst {worst:.2%}; {zero} picks are the best found.
+- {written:,} layouts written; {left:,} within the margin are left out.
+- Closed form against the longest path of these layouts: median error {error:.2%}; 90 % are between {low:+.1%}
+  and {high:+.1%}, all between {least:+.1%} and {most:+.1%}.
+
+| question | screened | within memory | pick, simulated | best found | regret | confirmed | written | left |
+|---|---:|---:|---:|---:|---:|---:|---:|---:|
+"""
+
+
+def page(asked: list[Asked], answers: list[Regret]) -> str:
+    """The report, worst regret first."""
+    regrets = np.array([answer.regret for answer in answers])
+    errors = np.concatenate([answer.errors for answer in answers])
+    low, high = np.quantile(errors, (0.05, 0.95))
+    head = HEAD.format(
+        margin=MARGIN,
+        sampled=SAMPLED,
+        passes=MOST_PASSES,
+        budget=FULL_BUDGET_S,
+        count=len(asked),
+        median=np.median(regrets),
+        worst=regrets.max(),
+        zero=int((regrets == 0).sum()),
+        written=sum(answer.written for answer in answers),
+        left=sum(answer.left for answer in answers),
+        error=np.median(np.abs(errors)),
+        low=low,
+        high=high,
+        least=errors.min(),
+        most=errors.max(),
+    )
+    rows = sorted(zip(asked, answers, strict=True), key=lambda row: (-row[1].regret, str(row[0])))
+    return head + "".join(line(question, answer) for question, answer in rows)
+
+
+def line(question: Asked, answer: Regret) -> str:
+    best = f"{answer.best_s:.4g} s: {answer.best}" if answer.regret > 0 else "the pick"
+    counts = f"{answer.confirmed} | {answer.written:,} | {answer.left:,}"
+    return (
+        f"| {question} | {answer.screened:,} | {answer.feasible:,} | {answer.pick_s:.4g} s: {answer.pick} | "
+        f"{best} | {answer.regret:.2%} | {counts} |\n"
+    )
