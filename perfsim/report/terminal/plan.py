@@ -12,13 +12,14 @@ from perfsim.report.table import Table
 from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
 from perfsim.strategies.screening import MEMORY
 from perfsim.studies.experiment import Experiment
-from perfsim.studies.shortlist import DOMINATED, MEMORY_LIMIT, Entry, Planned
+from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, Entry, Planned
 from perfsim.units import DAY_S
 
 _REASONS = {
     MEMORY: "need more memory than a device has",
     MEMORY_LIMIT: "fit, but above the memory limit",
     DOMINATED: "fit and are slower than the model's error can explain",
+    DIVISIBILITY: "combinations of degrees do not divide model, batch or nodes",
 }
 """Reasons of the search in words; others are shown by their name."""
 NEAR = 1.001
