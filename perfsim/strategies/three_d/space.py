@@ -51,6 +51,17 @@ def layout_space(
     return from_table(np.concatenate(blocks), divisions)
 
 
+def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[str, ...]) -> int:
+    """Combinations of degrees over all devices without a layout: model, batch or nodes do not divide."""
+    devices = topology.num_devices
+    combinations = sum(
+        "data" in free_degrees or tensor * pipeline == devices
+        for tensor in _divisors(devices, "tensor" in free_degrees)
+        for pipeline in _divisors(devices // tensor, "pipeline" in free_degrees)
+    )
+    return combinations - len(np.unique(np.stack((space.tensor, space.pipeline)), axis=1).T)
+
+
 def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) -> Iterator[int]:
     """Tensor degrees that keep the rules, inside a node or over whole nodes."""
     node = topology.devices_per_node
