@@ -110,7 +110,7 @@ def _bare_microbatches(columns: Columns, microbatches: NDArray[np.int64]) -> Flo
 
 
 def _delayed_weights(columns: Columns, microbatches: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Micro-batches whose weight gradients the last rank computes one after the other, at the end of a step."""
+    """Micro-batches whose weight gradients the last rank computes in a row, at the end of a step."""
     fills = np.where(columns.of_schedules("skewed") & ~columns.of_schedules("v_shaped"), 2, 1)
     delayed = np.minimum(fills * (columns.pipeline - 1), microbatches - 1)
     return np.where(columns.of_schedules("splits_backward"), delayed, 0)
