@@ -38,6 +38,8 @@ class Screening:
     """Number of layouts by reason for which they are refused."""
     closest: Layout | None = None
     """Of the layouts that do not fit the one that needs least memory."""
+    indivisible: int = 0
+    """Combinations of degrees without any layout, because model, batch or nodes do not divide over them."""
 
     @property
     def feasible(self) -> int:

@@ -40,6 +40,8 @@ DOMINATED = "dominated"
 """The reason of layouts that fit and are slower than the model's error can explain."""
 MOST_TRIED = 5000
 """How many layouts are looked at in the order of their estimates: for the shortlist, and for a tool."""
+DIVISIBILITY = "divisibility"
+"""The reason of combinations of degrees (not layouts) that model, batch or nodes do not divide over."""
 FOLLOWS = ("num_microbatches",)
 """Settings that follow from others."""
 
@@ -127,7 +129,7 @@ class Planned:
     within: int
     """Layouts that the closed form puts inside the model's error of the fastest."""
     refused: Mapping[str, int]
-    """Number of layouts by the reason for which they are no answer."""
+    """Number of layouts by the reason for which they are no answer; for divisibility of degrees."""
     closest_share: float | None = None
     """Memory over capacity of the layout that misses it by least; None where all fit."""
     above_limit: AboveLimit | None = None
@@ -219,9 +221,10 @@ def _within(found: Search, ratio: float) -> int:
 
 
 def _refused(found: Search, within: int) -> dict[str, int]:
-    """Layouts that are no answer, by reason: those that do not fit, and of the others the slower ones."""
-    above = found.feasible - len(found.order)
-    return {**found.screening.refused, MEMORY_LIMIT: above, DOMINATED: len(found.order) - within}
+    """What is no answer, by reason: layouts that do not fit, slower ones, degrees without a layout."""
+    above, slower = found.feasible - len(found.order), len(found.order) - within
+    counts = {**found.screening.refused, MEMORY_LIMIT: above, DOMINATED: slower}
+    return {**counts, DIVISIBILITY: found.screening.indivisible}
 
 
 def _closest_share(found: Search) -> float | None:

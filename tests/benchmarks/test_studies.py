@@ -1,4 +1,4 @@
-"""How long whole questions take: the main study, from the command to the page, and all proofs.
+"""How long whole questions take: the main study, from the command to the page, a shortlist, all proofs.
 
 Run with `pytest -m benchmark tests/benchmarks`. Each run is a process of its own, since what is recorded
 and priced once is remembered within one.
@@ -40,6 +40,16 @@ def test_a_study(benchmark: BenchmarkFixture, question: tuple[str, ...], tmp_pat
     benchmark.extra_info["aim"] = "10 s"
     benchmark.pedantic(answer, rounds=2)
     assert (tmp_path / "summary.json").exists()
+
+
+def test_a_shortlist_of_175b_on_1024_gpus(benchmark: BenchmarkFixture) -> None:
+    asked = ("--model", "gpt3_175b", "--system", "dgx-a100-80gb", "--devices", "1024", "--batch", "1536")
+
+    def plan() -> None:
+        subprocess.run([sys.executable, "-m", "perfsim", "plan", *asked], check=True, capture_output=True)
+
+    benchmark.extra_info["aim"] = "2 s"
+    benchmark.pedantic(plan, rounds=2)
 
 
 def test_proving_the_whole_catalogue(benchmark: BenchmarkFixture) -> None:

@@ -12,13 +12,14 @@ from perfsim.report.table import Table
 from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
 from perfsim.strategies.screening import MEMORY
 from perfsim.studies.experiment import Experiment
-from perfsim.studies.shortlist import DOMINATED, MEMORY_LIMIT, Entry, Planned
+from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, Entry, Planned
 from perfsim.units import DAY_S
 
 _REASONS = {
     MEMORY: "need more memory than a device has",
     MEMORY_LIMIT: "fit, but above the memory limit",
     DOMINATED: "fit and are slower than the model's error can explain",
+    DIVISIBILITY: "combinations of degrees do not divide model, batch or nodes",
 }
 """Reasons of the search in words; others are shown by their name."""
 NEAR = 1.001
@@ -92,7 +93,8 @@ def _notes(planned: Planned) -> Iterator[str]:
         yield _experiment(planned.experiment)
     yield from _caveats(planned)
     yield _headroom(planned)
-    yield f"No answers: {'; '.join(_refused(planned))}."
+    if refused := "; ".join(_refused(planned)):
+        yield f"No answers: {refused}."
     if planned.objective == "cost":
         yield _cost(planned)
     if planned.tried_batches:
@@ -113,9 +115,13 @@ def _experiment(experiment: Experiment) -> str:
     return (
         f"To tell {first.entry} and {second.entry} apart, which by prediction are "
         f"{text.percent(abs(experiment.ratio - 1))} apart: run {experiment.steps} steps of {first.entry} on "
-        f"{text.integer(first.devices)} devices and of {second.entry} on {text.integer(second.devices)}, "
+        f"{_devices(first.devices)} and of {second.entry} on {text.integer(second.devices)}, "
         f"{text.trim(text.number(experiment.device_hours))} device-hours in all.{fewer}"
     )
+
+
+def _devices(count: int) -> str:
+    return f"{text.integer(count)} device{'' if count == 1 else 's'}"
 
 
 def _caveats(planned: Planned) -> Iterator[str]:

@@ -24,7 +24,7 @@ from perfsim.strategies.three_d.estimate import estimate_steps_s
 from perfsim.strategies.three_d.memory import peak_bytes, recomputed_share, stage_memory
 from perfsim.strategies.three_d.nearest_fit import nearest_fit
 from perfsim.strategies.three_d.rules import layout_problems
-from perfsim.strategies.three_d.space import layout_space
+from perfsim.strategies.three_d.space import indivisible_degrees, layout_space
 from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.strategies.three_d.step import StepWriter
 from perfsim.topology import FatTree
@@ -65,7 +65,8 @@ class ThreeD:
         too_large = len(space) - len(kept)
         refused = {MEMORY: too_large} if too_large else {}
         closest = space.layout(int(np.argmin(np.where(fits, np.inf, share)))) if too_large else None
-        return Screening(estimates, share[fits], kept.layout, len(space), refused, closest)
+        indivisible = indivisible_degrees(space, topology, self.free_degrees)
+        return Screening(estimates, share[fits], kept.layout, len(space), refused, closest, indivisible)
 
     def plan(
         self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True

@@ -11,7 +11,14 @@ from perfsim.catalog import Catalog
 from perfsim.errors import InputError, PlanError
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
-from perfsim.studies.shortlist import DOMINATED, MEMORY_LIMIT, Planned, plan_layouts, ratio_error
+from perfsim.studies.shortlist import (
+    DIVISIBILITY,
+    DOMINATED,
+    MEMORY_LIMIT,
+    Planned,
+    plan_layouts,
+    ratio_error,
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +77,17 @@ def test_entries_have_other_degrees_or_micro_batches_and_say_what_differs(planne
 
 
 def test_every_screened_layout_is_in_the_error_or_refused_for_a_reason(planned: Planned) -> None:
-    assert planned.within + sum(planned.refused.values()) == planned.search.screened
+    layouts = sum(count for reason, count in planned.refused.items() if reason != DIVISIBILITY)
+    assert planned.within + layouts == planned.search.screened
     assert planned.refused[DOMINATED] > 0
     assert planned.within >= len(planned.shortlist)
+
+
+def test_degrees_without_a_layout_are_counted(asked: Callable[..., Question]) -> None:
+    # Four sequences have no eight replicas; every other combination of degrees over 8 devices has a layout.
+    assert plan_layouts(asked(), shown=1).refused[DIVISIBILITY] == 0
+    assert plan_layouts(asked(batch=4), shown=1).refused[DIVISIBILITY] == 1
+    assert plan_layouts(replace(asked(), strategy="data"), shown=1).refused[DIVISIBILITY] == 0
 
 
 def test_the_memory_that_an_entry_leaves_is_the_capacity_less_its_peak(planned: Planned) -> None:
