@@ -74,11 +74,14 @@ def _steps_s(
     bare = _bare_microbatches(columns, microbatches)
     sent = sum(part.max(axis=1) for part in sends)
     seconds = (microbatches - bare) * pace + bare * (slowest_times.total_s + sent + bare_wait - steady_wait)
+    # The last rank ends a step with weight gradients that wait for each other's reductions.
+    delayed = _delayed_weights(columns, microbatches) * (bare_wait - steady_wait)
     for name, rows in columns.by_schedule.items():
         paced = PacedRanks(slowest_times.of(rows), others.of(rows), columns.pipeline[rows])
         together = tied[rows] | (not schedule_called(name).skewed)
-        seconds[rows] += bubble_s(name, paced, columns.virtual[rows], microbatches[rows], together)
-    seconds += _delayed_weights(columns, microbatches) * (bare_wait - steady_wait)
+        bubble = bubble_s(name, paced, columns.virtual[rows], microbatches[rows], together)
+        late = np.where(together, paced.others.forward_s / columns.virtual[rows], 0.0)
+        seconds[rows] += np.where(delayed[rows] > 0, np.maximum(bubble, late + delayed[rows]), bubble)
     last_group_s = columns.pipeline * (slowest_times.backward_s + slowest_times.weights_s)
     reduced = _reduction_s(job, columns, largest, passes, replicas, last_group_s)
     last_wait = np.where(columns.virtual > 1, bare_wait, steady_wait) / columns.virtual
