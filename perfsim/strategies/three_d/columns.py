@@ -17,6 +17,8 @@ from perfsim.workload import Job, ParallelLayout, Recompute
 Ints = NDArray[np.int64]
 Table = TypeVar("Table", bound=tuple[Any, ...])
 _BLOCK = 4096
+_LOOKUP = 8
+"""Up to how many codes per row are numbered with a table of all codes instead of by sorting."""
 MODES: tuple[Recompute, ...] = get_args(Recompute)
 
 
@@ -80,7 +82,7 @@ class Columns:
     def ranks(self) -> RankColumns:
         """Representative ranks of every layout, shape (rows, ranks)."""
         width = self.divisions.sizes[self.division].max(initial=1)
-        return self.divisions.ranks.of((self.division[:, None], np.arange(width)))
+        return self.divisions.ranks.of(self.division, int(width))
 
     def layout(self, row: int) -> ParallelLayout:
         """One row as a layout."""
@@ -105,16 +107,32 @@ _COLUMNS = tuple(field.name for field in fields(Columns) if field.name != "divis
 
 def distinct_rows(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
     """The first row of every distinct combination of columns from 0 on, and the combination of every row."""
-    code = np.zeros(len(keys[0]), dtype=np.int64)
+    code, size = np.zeros(len(keys[0]), dtype=np.int64), 1
     for column in keys:
-        code = code * (int(column.max(initial=0)) + 1) + column
-    _, first, of_row = np.unique(code, return_index=True, return_inverse=True)
-    return first, of_row
+        values = int(column.max(initial=0)) + 1
+        if size * values > _LOOKUP * len(code):
+            first, code = _numbered(code, size)
+            size = len(first)
+        code = code * values + column
+        size *= values
+    return _numbered(code, size)
 
 
-def from_table(table: Ints, divisions: Sequence[Division]) -> Columns:
+def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
+    """The first row of every distinct code below `size`, in their order, and which of these every row has."""
+    if size > _LOOKUP * len(code):
+        _, first, of_row = np.unique(code, return_index=True, return_inverse=True)
+        return first, of_row
+    first = np.full(size, -1)
+    first[code[::-1]] = np.arange(len(code))[::-1]  # of equal codes the first row, which is set last
+    occurs = first >= 0
+    return first[occurs], (np.cumsum(occurs) - 1)[code]
+
+
+def from_table(table: Ints, divisions: Divisions) -> Columns:
     """Columns from an array of shape (rows, fields), in the order of the fields."""
-    return Columns(**dict(zip(_COLUMNS, table.T, strict=True)), divisions=Divisions(divisions))
+    columns = np.ascontiguousarray(table.T)
+    return Columns(**dict(zip(_COLUMNS, columns, strict=True)), divisions=divisions)
 
 
 def blocks_of(rows: int) -> Iterator[slice]:
@@ -148,4 +166,4 @@ def columns_of(job: Job, layout: ParallelLayout) -> Columns:
         layout.recompute_every,
         0,
     )
-    return from_table(np.array([values], dtype=np.int64), (division_of(job, layout),))
+    return from_table(np.array([values], dtype=np.int64), Divisions((division_of(job, layout),)))

@@ -87,8 +87,7 @@ def slice_bytes(job: Job, columns: Columns) -> SliceBytes:
         _slice_bytes(layer_slice(job, tensor, 1, sequence_parallel=bool(split)), positions, MODES[mode])
         for tensor, split, mode in zip(*(key[first].tolist() for key in keys), strict=True)
     ]
-    table = np.array(rows, dtype=np.float64)[of_row]
-    return SliceBytes(*(table[:, [number]] for number in range(table.shape[1])))
+    return SliceBytes(*(column.take(of_row)[:, None] for column in np.array(rows, dtype=np.float64).T))
 
 
 def rank_parameters(sizes: SliceBytes, ranks: RankColumns) -> Floats:
@@ -113,22 +112,30 @@ def recomputed_share(layout: Columns) -> float:
 
 def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuClusterSpec) -> dict[str, Floats]:
     """Peak memory of every rank by part, arrays of shape (rows, ranks)."""
-    sizes, states = slice_bytes(job, columns), state_bytes(job.recipe)
-    zero, data = columns.zero[:, None], columns.data[:, None]
+    sizes = slice_bytes(job, columns)
+    states, buffers = _state_bytes(job, columns, ranks, sizes)
+    held = _held_bytes(job, columns, ranks, sizes)
+    reserved = np.full(ranks.layers.shape, system.device.memory.reserved)
+    return {**states, **held, **buffers, "reserved": reserved}
+
+
+def _state_bytes(
+    job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes
+) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """The model states of every rank, and the buffers of those that are sharded."""
+    states, zero, data = state_bytes(job.recipe), columns.zero[:, None], columns.data[:, None]
     parameters = rank_parameters(sizes, ranks)
-    parts = sharded_state_bytes(parameters, states, zero, data)
-    parts |= _held_bytes(job, columns, ranks, sizes)
-    parts["working set"] = _working_bytes(columns, ranks, sizes)
     whole = IN_FLIGHT * sizes.layer + parameters - ranks.layers * sizes.layer
-    parts["gathered parameters"] = np.where(zero == SHARDED, whole * states.parameters, 0.0)
-    buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
-    parts["gradient buckets"] = np.where(buckets, whole * states.gradients, 0.0)
-    parts["reserved"] = np.full(parameters.shape, system.device.memory.reserved)
-    return parts
+    has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
+    buffers = {
+        "gathered parameters": np.where(zero == SHARDED, whole * states.parameters, 0.0),
+        "gradient buckets": np.where(has_buckets, whole * states.gradients, 0.0),
+    }
+    return sharded_state_bytes(parameters, states, zero, data), buffers
 
 
 def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> dict[str, Floats]:
-    """Peak memory of the micro-batches in flight on every rank."""
+    """Peak memory of the micro-batches in flight on every rank, and the temporaries of one pass."""
     sequences = columns.micro_batch[:, None]
     recomputed = recomputed_layers(columns, ranks)
     kept = (ranks.layers - recomputed) * sizes.keeps_all + recomputed * sizes.keeps
@@ -149,6 +156,7 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
             more = new[0] + new[1] > parts[0] + parts[1]
             parts = (np.where(more, new[0], parts[0]), np.where(more, new[1], parts[1]))
         held["activations"][rows], held["weight gradient inputs"][rows] = parts
+    held["working set"] = _working_bytes(columns, ranks, sizes)
     return held
 
 
@@ -162,15 +170,35 @@ def _working_bytes(columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> F
 def peak_bytes(job: Job, columns: Columns, system: GpuClusterSpec) -> Floats:
     """Peak memory of the fullest rank of every layout, shape (rows,)."""
     peaks = np.zeros(len(columns))
-    for of_schedule in columns.by_schedule.values():
-        rows = np.arange(len(columns))[of_schedule]
-        for part in blocks_of(len(rows)):
-            chosen = rows[part]
-            block = columns.rows(chosen)
-            total, *others = rank_bytes(job, block, block.ranks(), system).values()
-            for n_bytes in others:
-                total = total + n_bytes
-            peaks[chosen] = total.max(axis=1)
+    for rows in columns.by_schedule.values():
+        peaks[rows] = _schedule_peak_bytes(job, columns.rows(rows))
+    return peaks + system.device.memory.reserved
+
+
+def _schedule_peak_bytes(job: Job, columns: Columns) -> Floats:
+    """`peak_bytes` of layouts of one schedule, without what is reserved.
+
+    Model states do not depend on micro-batches and recompute, nor what is in flight on ZeRO, so each is
+    evaluated only for the layouts that differ in it.
+    """
+    on_ranks = (columns.tensor, columns.data, columns.division)
+    first, of_state = distinct_rows((*on_ranks, columns.zero))
+    some = columns.rows(first)
+    states, buffers = _state_bytes(job, some, some.ranks(), slice_bytes(job, some))
+    modes = (columns.sequence_parallel, columns.recompute, columns.recompute_every)
+    first, of_held = distinct_rows((*on_ranks, columns.micro_batch, *modes))
+    some = columns.rows(first)
+    held = _held_bytes(job, some, some.ranks(), slice_bytes(job, some))
+    parts = [
+        (sum(states.values()), of_state),
+        *((part, of_held) for part in held.values() if part.any()),
+        *((part, of_state) for part in buffers.values() if part.any()),
+    ]
+    by_rank = [(np.ascontiguousarray(np.transpose(part)), of_row) for part, of_row in parts]
+    peaks = np.empty(len(columns))
+    for rows in blocks_of(len(columns)):
+        taken = [part.take(of_row[rows], axis=1) for part, of_row in by_rank]
+        peaks[rows] = np.asarray(sum(taken)).max(axis=0)
     return peaks
 
 

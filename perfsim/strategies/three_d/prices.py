@@ -190,8 +190,8 @@ def _priced(
             works += summands
             place += [number * len(kind._fields) + column] * len(summands)
     shape = (len(first), len(kind._fields))
-    table = np.bincount(place, durations(works), minlength=shape[0] * shape[1]).reshape(shape)[of_row]
-    return kind(*(table[:, [number]].astype(np.float64) for number in range(shape[1])))
+    table = np.bincount(place, durations(works), minlength=shape[0] * shape[1]).reshape(shape)
+    return kind(*(column.take(of_row)[:, None] for column in table.T.astype(np.float64, order="C")))
 
 
 class Wanted(NamedTuple):

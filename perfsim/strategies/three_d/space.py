@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from perfsim.sizes import MOST_LAYER_PASSES
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.strategies.three_d.columns import MODES, Columns, from_table
+from perfsim.strategies.three_d.columns import MODES, Columns, distinct_rows, from_table
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
-from perfsim.strategies.three_d.division import Division, divided
+from perfsim.strategies.three_d.division import Division, Divisions, divided
 from perfsim.strategies.three_d.rules import tensor_problems
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
@@ -33,22 +33,16 @@ def layout_space(
     job: Job, topology: FatTree, free_degrees: tuple[str, ...], zero_stage: int | None = None
 ) -> Columns:
     """Every legal layout of a job on all devices; `zero_stage` fixes the ZeRO stage."""
-    divisions: list[Division] = []
-    first: dict[int, int] = {}  # of each pipeline degree the index of its first division
-    blocks = [np.zeros((0, 8), dtype=np.int64)]
-    for tensor in _tensor_degrees(job, topology, free_degrees):
-        rest = topology.num_devices // tensor
-        for pipeline in _divisors(rest, "pipeline" in free_degrees):
-            data = rest // pipeline
-            fits = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
-            own = _divisions(pipeline, job.model.num_layers)
-            if not fits or not own or (zero_stage == SHARDED and pipeline > 1):
-                continue
-            if pipeline not in first:
-                first[pipeline] = len(divisions)
-                divisions += own
-            blocks.append(_block(job, topology, tensor, own, first[pipeline], zero_stage))
-    return from_table(np.concatenate(blocks), divisions)
+    degrees = [
+        (tensor, pipeline)
+        for tensor in _tensor_degrees(job, topology, free_degrees)
+        for pipeline in _divisors(topology.num_devices // tensor, "pipeline" in free_degrees)
+        if _is_legal(job, topology.num_devices // tensor // pipeline, pipeline, free_degrees, zero_stage)
+    ]
+    pipelines = tuple(dict.fromkeys(pipeline for _, pipeline in degrees))
+    divisions, first = _table(pipelines, job.model.num_layers)
+    blocks = [_block(job, topology, *pair, first[pair[1]], zero_stage) for pair in degrees]
+    return from_table(np.concatenate([np.zeros((0, 8), dtype=np.int64), *blocks]), divisions)
 
 
 def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[str, ...]) -> int:
@@ -59,7 +53,28 @@ def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[s
         for tensor in _divisors(devices, "tensor" in free_degrees)
         for pipeline in _divisors(devices // tensor, "pipeline" in free_degrees)
     )
-    return combinations - len(np.unique(np.stack((space.tensor, space.pipeline)), axis=1).T)
+    return combinations - len(distinct_rows((space.tensor, space.pipeline))[0])
+
+
+def _is_legal(
+    job: Job, data: int, pipeline: int, free_degrees: tuple[str, ...], zero_stage: int | None
+) -> bool:
+    """Whether replicas share the batch evenly, and every pipeline rank has layers."""
+    if zero_stage == SHARDED and pipeline > 1:
+        return False
+    shared = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
+    return shared and bool(_divisions(pipeline, job.model.num_layers))
+
+
+@lru_cache(maxsize=64)
+def _table(pipelines: tuple[int, ...], num_layers: int) -> tuple[Divisions, dict[int, int]]:
+    """The divisions of all pipeline degrees, and where those of each degree begin."""
+    divisions: list[Division] = []
+    first: dict[int, int] = {}
+    for pipeline in pipelines:
+        first[pipeline] = len(divisions)
+        divisions += _divisions(pipeline, num_layers)
+    return Divisions(divisions), first
 
 
 def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) -> Iterator[int]:
@@ -88,15 +103,10 @@ def _divisions(pipeline: int, num_layers: int) -> tuple[Division, ...]:
 
 
 def _block(
-    job: Job,
-    topology: FatTree,
-    tensor: int,
-    divisions: tuple[Division, ...],
-    first: int,
-    zero_stage: int | None,
+    job: Job, topology: FatTree, tensor: int, pipeline: int, first: int, zero_stage: int | None
 ) -> Ints:
     """The layouts of a tensor and a pipeline degree, shape (rows, columns) in the order of `Columns`."""
-    pipeline = divisions[0].pipeline
+    divisions = _divisions(pipeline, job.model.num_layers)
     data = topology.num_devices // tensor // pipeline
     share = job.global_batch_size // data
     sizes = [size for size in _divisors(share) if share // size * job.model.num_layers <= MOST_LAYER_PASSES]
