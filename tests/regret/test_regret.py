@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
+from perfsim.errors import PlanError
+from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.testing.regret import MARGIN, MOST_PASSES, SAMPLED, Regret, regret_of
 
@@ -78,9 +80,9 @@ def all_asked() -> list[Asked]:
     return asked
 
 
-def answered(asked: Asked) -> Regret:
+def question(asked: Asked) -> Question:
     catalog = default_catalog()
-    question = Question(
+    return Question(
         model=catalog.model(asked.model),
         recipe=catalog.recipe("gpt3_pretraining"),
         system=catalog.system(asked.system),
@@ -88,7 +90,25 @@ def answered(asked: Asked) -> Regret:
         strategy=asked.strategy,
         batch=asked.batch,
     )
-    return regret_of(question, BUDGET_S, SEED)
+
+
+def answered(asked: Asked) -> Regret:
+    return regret_of(question(asked), BUDGET_S, SEED)
+
+
+CONTAINED = ("data", "tensor", "pipeline", "zero3")
+WHOLE = [asked for asked in all_asked() if asked.strategy == "3d"]
+
+
+@pytest.mark.parametrize("asked", random.Random(SEED + 1).sample(WHOLE, FEW), ids=str)
+def test_3d_is_never_slower_than_what_it_contains(asked: Asked) -> None:
+    whole_s = best_plan(question(asked)).step_time_s
+    for name in CONTAINED:
+        try:
+            part_s = best_plan(question(asked._replace(strategy=name))).step_time_s
+        except PlanError:
+            continue
+        assert whole_s <= part_s * (1 + 1e-9), name
 
 
 def test_the_pick_is_the_best_of_a_wide_search_or_nearly() -> None:
