@@ -304,6 +304,7 @@ class _StampedChunk:
     stamped: Stamped
     first_id: int
     end_id: int
+    _outputs: dict[str, tuple[Wide, Wide]] = field(default_factory=dict, init=False)
 
     def columns(self) -> dict[str, Wide]:
         count = self.end_id - self.first_id
@@ -344,7 +345,7 @@ class _StampedChunk:
         resolved = first[rows][:, None] + np.maximum(local, 0)
         outside = np.flatnonzero(local < 0)
         names = list(template.ports)
-        for number in np.unique(local[outside])[::-1].tolist():  # port i has the number -1 - i
+        for number in sorted(set(local[outside].tolist()), reverse=True):  # port i has the number -1 - i
             columns = outside[local[outside] == number]
             resolved[:, columns] = self._port(names[-1 - number], rows, tasks=tasks)[:, None]
         return resolved
@@ -357,13 +358,21 @@ class _StampedChunk:
         source = source_of_slot[rows]
         if np.any(source < 0):
             raise GraphError(f"port {name!r} is read by a slot that has no source for it")
-        offset = np.array([template.outputs.get(output, -1) for template in self.templates], dtype=np.int64)
-        local = offset[self.slots.template[source]]
+        offset, writer = self._written(output)
+        template = self.slots.template[source]
+        local = offset[template]
         if np.any(local < 0):
             raise GraphError(f"port {name!r} reads output {output!r} of a template without it")
         if not tasks:
             return self.stamped.first_tensor[source] + local
-        writers = np.array(
-            [template.writer(tensor) for template, tensor in zip(self.templates, offset, strict=True)]
-        )
-        return np.asarray(self.stamped.first_task[source] + writers[self.slots.template[source]])
+        return np.asarray(self.stamped.first_task[source] + writer[template])
+
+    def _written(self, output: str) -> tuple[Wide, Wide]:
+        """Of every template the tensor that it calls `output`, -1 if none, and the task that writes it."""
+        if output not in self._outputs:
+            tensors = [template.outputs.get(output, -1) for template in self.templates]
+            writers = [
+                template.writer(tensor) for template, tensor in zip(self.templates, tensors, strict=True)
+            ]
+            self._outputs[output] = np.array(tensors, dtype=np.int64), np.array(writers, dtype=np.int64)
+        return self._outputs[output]

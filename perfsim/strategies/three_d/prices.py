@@ -138,7 +138,7 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
     split = columns.of_schedules("splits_backward")[:, None]
     wanted = Wanted(
         split_backward=bool(split.any()),
-        modes=frozenset(MODES[mode] for mode in np.unique(columns.recompute).tolist()),
+        modes=frozenset(MODES[mode] for mode in np.flatnonzero(np.bincount(columns.recompute)).tolist()),
         sends=bool((columns.pipeline > 1).any()),
     )
     node = topology.devices_per_node if topology.num_devices > topology.devices_per_node else 0
