@@ -55,7 +55,7 @@ def _steps_s(
 ) -> Floats:
     ranks = columns.ranks()
     computed = _pass_times(columns, ranks, passes, replicas)
-    waits = _waits_for_buffers(job, columns, ranks, computed, replicas)
+    waits = _waits_for_buffers(job, columns, ranks, computed, passes, replicas)
     times = _with_waits(columns, computed, waits.steady_s)
     sends = _send_times(columns, ranks, passes)
     microbatches = columns.microbatches(job)
@@ -78,6 +78,7 @@ def _steps_s(
         paced = PacedRanks(slowest_times.of(rows), others.of(rows), columns.pipeline[rows])
         together = tied[rows] | (not schedule_called(name).skewed)
         seconds[rows] += bubble_s(name, paced, columns.virtual[rows], microbatches[rows], together)
+    seconds += _delayed_weights(columns, microbatches) * (bare_wait - steady_wait)
     last_group_s = columns.pipeline * (slowest_times.backward_s + slowest_times.weights_s)
     reduced = _reduction_s(job, columns, largest, passes, replicas, last_group_s)
     last_wait = np.where(columns.virtual > 1, bare_wait, steady_wait) / columns.virtual
@@ -106,6 +107,13 @@ def _bare_microbatches(columns: Columns, microbatches: NDArray[np.int64]) -> Flo
     filling = np.minimum(microbatches, (virtual - 1) * pipeline / virtual)
     bare = np.where(microbatches == pipeline, microbatches, filling)
     return np.where((virtual > 1) & ~columns.of_schedules("v_shaped"), bare, 0.0)
+
+
+def _delayed_weights(columns: Columns, microbatches: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Micro-batches whose weight gradients the last rank computes in a row, at the end of a step."""
+    fills = np.where(columns.of_schedules("skewed") & ~columns.of_schedules("v_shaped"), 2, 1)
+    delayed = np.minimum(fills * (columns.pipeline - 1), microbatches - 1)
+    return np.where(columns.of_schedules("splits_backward"), delayed, 0)
 
 
 def _pass_times(columns: Columns, ranks: RankColumns, passes: PassPrices, replicas: DataPrices) -> PassTimes:
@@ -142,28 +150,38 @@ class BufferWaits(NamedTuple):
 
 
 def _waits_for_buffers(
-    job: Job, columns: Columns, ranks: RankColumns, times: PassTimes, replicas: DataPrices
+    job: Job,
+    columns: Columns,
+    ranks: RankColumns,
+    times: PassTimes,
+    passes: PassPrices,
+    replicas: DataPrices,
 ) -> BufferWaits:
     """Waits for the buffers of ZeRO 2's gradients.
 
     A chunk computes the gradients of L layers in w each; a layer is reduced in r while others are computed,
-    and `IN_FLIGHT` layers have buffers. With f of other passes between, a chunk takes the longest of
-    f + L w, f + 2 w + (L - 2) r and L r. A pass of one layer waits for the reduction of the pass before it:
-    w + max(f, r).
+    and `IN_FLIGHT` layers have buffers. With f of other passes between and c of recompute in a layer, a chunk
+    takes the longest of f + L (c + w), f + c + 2 w + (L - 2) r and L r. A pass of one layer waits for the
+    reduction of the pass before it: w + max(f + c, r).
     """
     scattered, virtual = _scattered_s(ranks, replicas), columns.virtual[:, None]
     split = columns.of_schedules("splits_backward")[:, None]
     sharded = columns.zero[:, None] == GRADIENTS_SHARDED
-    last_pass = np.where(split, times.weights_s, times.backward_s) / virtual
+    redone = recomputed_layers(columns, ranks) * passes.recompute / virtual
+    last_pass = np.where(split, times.weights_s, times.backward_s - redone * virtual) / virtual
+    redone = np.where(split, 0.0, redone)
     layers, reduce = ranks.layers / virtual, replicas.reduce_layer
-    layer, ones = last_pass / np.maximum(1.0, layers), np.clip(2.0 - layers, 0.0, 1.0)
+    at_least_one = np.maximum(1.0, layers)
+    layer, first_redone = last_pass / at_least_one, redone / at_least_one
+    ones = np.clip(2.0 - layers, 0.0, 1.0)
 
     def wait(other: Floats) -> Floats:
         if not job.recipe.overlap_grad_reduce:
             return np.where(sharded, scattered, 0.0)
-        several = np.maximum(other + 2 * layer + (layers - IN_FLIGHT) * reduce, scattered / virtual)
-        several = np.maximum(0.0, several - other - last_pass)
-        single = np.maximum(other, reduce) - other
+        reduced = other + first_redone + 2 * layer + (layers - IN_FLIGHT) * reduce
+        several = np.maximum(reduced, scattered / virtual)
+        several = np.maximum(0.0, several - other - redone - last_pass)
+        single = np.maximum(0.0, reduce - other - redone)
         return np.where(sharded, virtual * (ones * single + (1.0 - ones) * several), 0.0)
 
     alternates = (columns.microbatches(job) > columns.pipeline) & ~columns.of_schedules("forwards_first")
@@ -247,7 +265,7 @@ def _reduction_s(
     of_chunk = full * reduce_s + np.where(rest > 0, replicas.reduce_rest[:, 0], 0.0)
     of_all = of_chunk * largest.layers / np.maximum(1, largest.chunk)
     chunks = columns.virtual
-    in_turn = np.minimum(compute_s, computed) + of_all - last_group_s * (chunks - 1) / chunks
-    in_turn = np.where((chunks > 1) & ~columns.of_schedules("v_shaped"), in_turn - computed, 0.0)
+    in_turn = np.minimum(compute_s, computed) + of_all - last_group_s * (chunks - 1) / chunks - computed
+    in_turn = np.where(chunks > 1, in_turn, 0.0)
     exposed = np.where(columns.zero < GRADIENTS_SHARDED, np.maximum(exposed, in_turn), exposed)
     return np.where(apart, replicas.reduce_ends[:, 0] + exposed, 0.0)
