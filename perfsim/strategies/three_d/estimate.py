@@ -39,7 +39,7 @@ def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, durations: D
     """Step time of every layout by the formula above, shape (rows,)."""
     sizes = slice_bytes(job, columns)
     passes = pass_prices(job, columns, topology, durations)
-    largest = largest_ranks(job, columns, columns.ranks(), sizes)
+    largest = largest_ranks(job, columns, sizes)
     replicas = data_prices(job, columns, largest, sizes, durations)
     seconds = np.empty(len(columns))
     for rows in blocks_of(len(columns)):
