@@ -64,7 +64,7 @@ _QUESTION = (
         type=click.FloatRange(0.0, 1.0, min_open=True),
         default=0.94,
         show_default=True,
-        help="Share of memory above which a planned layout is no answer unless nothing else fits.",
+        help="Share of a GPU's memory above which a planned layout is no answer unless nothing else fits.",
     ),
     click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`."),
 )

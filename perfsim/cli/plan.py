@@ -13,7 +13,7 @@ OBJECTIVES = ("step-time", "time-to-accuracy", "cost")
 """The values of `perfsim.studies.shortlist.Objective`, which is not loaded for a help text."""
 
 
-@click.command()
+@click.command(short_help="List the layouts that may be fastest; emit what runs one.")
 @question_options
 @click.option(
     "--objective",

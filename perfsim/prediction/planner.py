@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -24,7 +24,11 @@ ESTIMATE_ERROR = 0.02
 MOST_CONFIRMED = 12
 """How many layouts of a question are simulated at most."""
 MOST_ALIKE = 3
-"""How many of these may have the same degrees and micro-batch; their errors are nearly the same."""
+"""How many of these may be of one kind; their errors are nearly the same."""
+MOST_LISTED = 400
+"""How many layouts of best estimate may be simulated at all."""
+FAMILY = 2
+"""How many of the properties of a kind make a family: schedule and ZeRO stage."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +85,14 @@ class Search:
     def best(self, count: int, *, within_limit: bool = True) -> list[Screened]:
         """The plans of best estimate; also those above the memory limit if asked."""
         order = self.order if within_limit else self._ranked(within=False)
-        return [self._plan(index) for index in order[:count].tolist()]
+        return [self.plan(index) for index in order[:count].tolist()]
 
     def candidates(self) -> Iterator[Screened]:
         """Plans in the order of their estimates."""
-        return (self._plan(index) for index in self.order.tolist())
+        return (self.plan(index) for index in self.order.tolist())
 
-    def _plan(self, index: int) -> Screened:
+    def plan(self, index: int) -> Screened:
+        """The plan of an index into the screening."""
         question = self.question
         layout = self.screening.layout(index)
         try:
@@ -124,32 +129,81 @@ def search(question: Question) -> Search:
 def confirmed(found: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
     """The plans that could be fastest, simulated, fastest first.
 
-    Plans are simulated in the order of their estimates until the rest cannot be faster than the best, given
-    the error of the closed form, or until `most` are done. The longest path is a lower bound of a step, so a
-    plan whose path is longer than the best step is not simulated.
+    Plans are simulated in the order of their corrected estimates until the rest cannot be faster than the
+    best, given the error of the closed form, or until `most` are done. The longest path is a lower bound of a
+    step, so a plan whose path is longer than the best step is not simulated.
     """
     question = found.question
     runs: list[Evaluation] = []
-    alike: Counter[tuple[int, ...]] = Counter()
-    tried = 0
+    shortlist = Shortlist(found)
     best_s = np.inf
-    for candidate in found.candidates():
-        if tried >= most or question.scale * candidate.estimate_s * (1 - ESTIMATE_ERROR) > best_s:
+    for tried in range(most):
+        candidate = shortlist.next_before(best_s / question.scale)
+        if candidate is None:
             break
-        layout: Layout = candidate.plan.layout
-        kind = (layout.tensor, layout.pipeline, layout.data, layout.micro_batch_size)
-        alike[kind] += 1
-        if alike[kind] > MOST_ALIKE:
-            continue
         present_limits().in_time(partial(_progress, tried, most, question))
-        tried += 1
         graph = graph_of(candidate.plan, question.chosen)
-        if longest_path_s(graph, question.topology, question.costs, question.scale) >= best_s:
-            continue
-        run = evaluate(candidate.plan, question.costs, cluster=question.cluster, graph=graph)
-        runs.append(run)
-        best_s = min(best_s, run.step_time_s)
+        step_s = longest_path_s(graph, question.topology, question.costs, question.scale)
+        if step_s < best_s:
+            run = evaluate(candidate.plan, question.costs, cluster=question.cluster, graph=graph)
+            runs.append(run)
+            step_s = run.step_time_s
+            best_s = min(best_s, step_s)
+        shortlist.correct(candidate, step_s / question.scale)
     return sorted(runs, key=lambda run: run.step_time_s)
+
+
+class Shortlist:
+    """The layouts of best estimate, with estimates corrected by what layouts of their kind took.
+
+    Layouts of a kind have the same schedule, ZeRO stage, degrees and micro-batch, and err alike. The
+    estimates of a kind of which none is simulated are corrected by those of the same schedule and ZeRO stage.
+    """
+
+    def __init__(self, found: Search) -> None:
+        self._found = found
+        self._indices = found.order[:MOST_LISTED]
+        self._estimate_s = found.screening.estimate_s[self._indices]
+        kinds = [_kind(found.screening.layout(index)) for index in self._indices.tolist()]
+        self._kind = _numbered(kinds)
+        self._family = _numbered([kind[:FAMILY] for kind in kinds])
+        self._of_kind = np.full(len(kinds), np.nan)
+        self._of_family = np.full(len(kinds), np.nan)
+        self._left = np.ones(len(kinds), dtype=bool)
+        self._tried: Counter[int] = Counter()
+        self._place = 0
+
+    def next_before(self, best_s: float) -> Screened | None:
+        """The layout of best corrected estimate, if it could be faster than `best_s`; not tried again."""
+        factor = np.where(np.isnan(self._of_kind), self._of_family, self._of_kind)
+        expected_s = np.where(self._left, self._estimate_s * np.where(np.isnan(factor), 1.0, factor), np.inf)
+        if not len(expected_s) or expected_s.min() * (1 - ESTIMATE_ERROR) > best_s:
+            return None
+        self._place = int(expected_s.argmin())
+        return self._found.plan(int(self._indices[self._place]))
+
+    def correct(self, candidate: Screened, step_s: float) -> None:
+        """Take the step of the last layout into account."""
+        self._left[self._place] = False
+        kind, family = (numbers == numbers[self._place] for numbers in (self._kind, self._family))
+        factor = step_s / candidate.estimate_s
+        self._of_kind[kind] = np.fmin(self._of_kind[kind], factor)
+        self._of_family[family] = np.fmin(self._of_family[family], factor)
+        number = int(self._kind[self._place])
+        self._tried[number] += 1
+        if self._tried[number] >= MOST_ALIKE:
+            self._left &= ~kind
+
+
+def _kind(layout: Layout) -> tuple[Hashable, ...]:
+    """What layouts with nearly the same error of the closed form have in common."""
+    names = ("schedule", "zero_stage", "tensor", "pipeline", "data", "micro_batch_size")
+    return tuple(getattr(layout, name, None) for name in names)
+
+
+def _numbered(kinds: list[tuple[Hashable, ...]]) -> NDArray[np.int64]:
+    numbers: dict[tuple[Hashable, ...], int] = {}
+    return np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds], dtype=np.int64)
 
 
 def _progress(tried: int, most: int, question: Question) -> str:

@@ -81,6 +81,15 @@ def test_a_bias_has_its_gradient_summed_over_the_tokens() -> None:
     assert sum(map(launches, biased)) > sum(map(launches, plain))
 
 
+@pytest.mark.parametrize(("bias", "expected"), [(True, 2), (False, 1)])
+def test_the_gradients_of_a_weight_and_of_its_bias_are_accumulated_by_a_kernel_each(
+    bias: bool, expected: int
+) -> None:
+    """Megatron adds the gradient of every parameter to that parameter's own main gradient."""
+    kernels = transformer.linear_backward(transformer.linear("l", 10, 64, 32), 4.0, bias=bias)
+    assert [launches(kernel) for kernel in kernels if kernel.name == "l.accumulate"] == [expected]
+
+
 def test_a_layer_does_24_bsh2_plus_4_bs2h_forward_and_twice_that_backward(part: LayerSlice) -> None:
     forward, backward = layer_flop(part)
     assert forward == 24 * B * S * H**2 + 4 * B * S**2 * H
@@ -101,6 +110,17 @@ def test_flash_attention_halves_under_the_mask_and_recomputes_scores_backward(to
     bytes_moved = sum(kernel.bytes_accessed for kernel in transformer.attention_core(flash))
     standard = sum(kernel.bytes_accessed for kernel in transformer.attention_core(sliced(toys)))
     assert bytes_moved < standard / 10, "scores never reach memory"
+
+
+def test_a_fused_softmax_reads_scores_and_writes_probabilities_and_backward_reads_two_and_writes_one(
+    toys: ModuleType,
+) -> None:
+    """Megatron's scaled masked softmax: one kernel each way over a s^2 b numbers in 16 bits."""
+    scores = HEADS * S**2 * B
+    part = sliced(toys)
+    kernels = (*transformer.attention_core(part), *transformer.attention_core_backward(part))
+    moved = {kernel.name: kernel.bytes_accessed for kernel in kernels if "softmax" in kernel.name}
+    assert moved == {"softmax": (2 + 2) * scores, "softmax.backward": (2 + 2 + 2) * scores}
 
 
 def test_a_gated_mlp_has_a_third_matrix(toys: ModuleType) -> None:
@@ -207,6 +227,24 @@ def test_the_head_multiplies_only_the_positions_that_reach_it(part: LayerSlice) 
     assert all_of_them == 2 * B * S * H * VOCAB
     assert few == all_of_them * 16 / S
     assert flop(transformer.head_backward(part, S)) == 2 * all_of_them
+
+
+def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(part: LayerSlice) -> None:
+    """VocabParallelCrossEntropy in tensor_parallel/cross_entropy.py: bytes read and written for a logit."""
+    forward = {
+        "cast to fp32": 2 + 4,
+        "maximum": 4,
+        "subtract it in place": 4 + 4,
+        "exponential in place": 4 + 4,
+        "sum": 4,
+        "divide in place": 4 + 4,
+    }
+    backward = {"scale in place": 4 + 4, "cast to 16 bits": 4 + 2}
+    kernels = (*transformer.head_forward(part, 16), *transformer.head_backward(part, 16))
+    moved = {kernel.name: kernel.bytes_accessed for kernel in kernels if "cross_entropy" in kernel.name}
+    logits = B * 16 * VOCAB
+    assert moved["cross_entropy"] == sum(forward.values()) * logits
+    assert moved["cross_entropy.backward"] == sum(backward.values()) * logits
 
 
 def test_the_embedding_moves_bytes_and_computes_nothing(part: LayerSlice) -> None:

@@ -67,6 +67,8 @@ class Schedule:
     """Weight gradients are a separate pass."""
     tight: bool = False
     """A rank's next forward waits for a backward of its neighbour in the steady state: sends are exposed."""
+    forwards_first: bool = False
+    """All forwards run before the first backward."""
     v_shaped: bool = False
     skewed: bool = False
     """A rank updates without waiting for other ranks, so later stages run their whole steps later."""
@@ -76,7 +78,7 @@ SCHEDULES: dict[str, Schedule] = {
     known.name: known
     for known in (
         Schedule("1f1b", one_f_one_b.order, one_f_one_b.in_flight, one_f_one_b.bubble_s, tight=True),
-        Schedule("gpipe", gpipe.order, gpipe.in_flight, one_f_one_b.bubble_s),
+        Schedule("gpipe", gpipe.order, gpipe.in_flight, one_f_one_b.bubble_s, forwards_first=True),
         Schedule("interleaved", interleaved.order, interleaved.in_flight, one_f_one_b.bubble_s, chunks=None),
         Schedule(
             "zb1p",

@@ -11,6 +11,8 @@ It omits effects that need simulation: imbalance during warm-up, contention.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,14 +39,16 @@ Floats = NDArray[np.float64]
 
 def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, durations: Durations) -> Floats:
     """Step time of every layout by the formula above, shape (rows,)."""
+    by_zero = np.argsort(columns.zero, kind="stable")  # so that few blocks need the terms of ZeRO 2 and 3
+    columns = columns.rows(by_zero)
     sizes = slice_bytes(job, columns)
     passes = pass_prices(job, columns, topology, durations)
     largest = largest_ranks(job, columns, sizes)
-    replicas = data_prices(job, columns, largest, sizes, durations)
+    replicas = data_prices(job, columns, topology, largest, sizes, durations)
     seconds = np.empty(len(columns))
     for rows in blocks_of(len(columns)):
         prices = taken(passes, rows), taken(replicas, rows)
-        seconds[rows] = _steps_s(job, columns.rows(rows), taken(largest, rows), *prices)
+        seconds[by_zero[rows]] = _steps_s(job, columns.rows(rows), taken(largest, rows), *prices)
     return seconds
 
 
@@ -52,29 +56,46 @@ def _steps_s(
     job: Job, columns: Columns, largest: Largest, passes: PassPrices, replicas: DataPrices
 ) -> Floats:
     ranks = columns.ranks()
-    times = _pass_times(job, columns, ranks, passes, replicas)
+    computed = _pass_times(columns, ranks, passes, replicas)
+    waits = _waits_for_buffers(job, columns, ranks, computed, passes, replicas)
+    times = _with_waits(columns, computed, waits.steady_s)
     sends = _send_times(columns, ranks, passes)
     microbatches = columns.microbatches(job)
     tied = np.logical_and(job.model.tied_embeddings, columns.last_rank > 0)
     slowest = np.argmax(times.total_s, axis=1)[:, None]
     slowest_times = PassTimes(*(np.take_along_axis(part, slowest, axis=1)[:, 0] for part in times))
+    steady_wait, bare_wait = (np.take_along_axis(part, slowest, axis=1)[:, 0] for part in waits)
     others = PassTimes(
         *(
             (ranks.number * (busy + sent)).sum(axis=1) - part
             for busy, sent, part in zip(times, sends, slowest_times, strict=True)
         )
     )
-    hidden = np.where(columns.of_schedules("tight"), 0.0, 2 * columns.virtual * passes.summed[:, 0])
-    pace = np.maximum(slowest_times.total_s - hidden, _pace_of_pairs(columns, ranks, times, passes))
+    pace = slowest_times.total_s + _between_passes_s(columns, passes)
+    pace = np.maximum(pace, _pace_of_pairs(columns, ranks, times, passes))
     bare = _bare_microbatches(columns, microbatches)
     sent = sum(part.max(axis=1) for part in sends)
-    seconds = (microbatches - bare) * pace + bare * (slowest_times.total_s + sent)
+    seconds = (microbatches - bare) * pace + bare * (slowest_times.total_s + sent + bare_wait - steady_wait)
     for name, rows in columns.by_schedule.items():
         paced = PacedRanks(slowest_times.of(rows), others.of(rows), columns.pipeline[rows])
         together = tied[rows] | (not schedule_called(name).skewed)
         seconds[rows] += bubble_s(name, paced, columns.virtual[rows], microbatches[rows], together)
-    reduced = _reduction_s(job, columns, largest, passes, replicas)
+    seconds += _delayed_weights(columns, microbatches) * (bare_wait - steady_wait)
+    last_group_s = columns.pipeline * (slowest_times.backward_s + slowest_times.weights_s)
+    reduced = _reduction_s(job, columns, largest, passes, replicas, last_group_s)
+    last_wait = np.where(columns.virtual > 1, bare_wait, steady_wait) / columns.virtual
+    reduced = np.maximum(0.0, reduced - last_wait)
     return np.asarray(seconds + reduced + (replicas.tie + replicas.update + replicas.gather)[:, 0])
+
+
+def _between_passes_s(columns: Columns, passes: PassPrices) -> Floats:
+    """Seconds per micro-batch between the passes of a rank that is not in a tight pipeline, shape (rows,).
+
+    The sum that ends a pass runs beside the next pass, except where that one has to gather its input first.
+    """
+    receive, summed = passes.receive[:, 0], passes.summed[:, 0]
+    between = np.where(receive > 0, receive, -summed)
+    return np.where(columns.of_schedules("tight"), 0.0, 2 * columns.virtual * between)
 
 
 def _bare_microbatches(columns: Columns, microbatches: NDArray[np.int64]) -> Floats:
@@ -90,9 +111,14 @@ def _bare_microbatches(columns: Columns, microbatches: NDArray[np.int64]) -> Flo
     return np.where((virtual > 1) & ~columns.of_schedules("v_shaped"), bare, 0.0)
 
 
-def _pass_times(
-    job: Job, columns: Columns, ranks: RankColumns, passes: PassPrices, replicas: DataPrices
-) -> PassTimes:
+def _delayed_weights(columns: Columns, microbatches: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Micro-batches whose weight gradients the last rank computes in a row, at the end of a step."""
+    fills = np.where(columns.of_schedules("skewed") & ~columns.of_schedules("v_shaped"), 2, 1)
+    delayed = np.minimum(fills * (columns.pipeline - 1), microbatches - 1)
+    return np.where(columns.of_schedules("splits_backward"), delayed, 0)
+
+
+def _pass_times(columns: Columns, ranks: RankColumns, passes: PassPrices, replicas: DataPrices) -> PassTimes:
     """Seconds of one micro-batch through all chunks of every rank, shape (rows, ranks) each.
 
     Under ZeRO 3 compute and communication overlap, so the longer of the two counts; the gather of embedding
@@ -104,40 +130,76 @@ def _pass_times(
     backward += ranks.first * passes.embedding_backward + ranks.last * passes.head_backward
     weights = ranks.layers * passes.weights
     weights += ranks.first * passes.embedding_weights + ranks.last * passes.head_weights
-    zero, scattered = columns.zero[:, None], _scattered_s(ranks, replicas)
-    gathered = ranks.layers * replicas.gather_layer
+    zero = columns.zero[:, None]
+    if not np.any(zero == SHARDED):
+        return PassTimes(forward, backward, weights)
+    scattered, gathered = _scattered_s(ranks, replicas), ranks.layers * replicas.gather_layer
     sharded_forward = replicas.gather_both + np.maximum(gathered, replicas.gather_layer + forward)
     last_reduced = replicas.reduce_layer + replicas.reduce_both
     sharded_backward = np.maximum(gathered + scattered, backward + last_reduced)
-    split = columns.of_schedules("splits_backward")[:, None]
-    last_pass = np.where(split, weights, backward)
-    hidden = _hidden_reduction_s(job, columns, ranks, forward, last_pass, replicas)
-    overlaps = job.recipe.overlap_grad_reduce
-    exposed = np.maximum(0.0, scattered - hidden) if overlaps else scattered
-    exposed = np.where(zero == GRADIENTS_SHARDED, exposed, 0.0)
     return PassTimes(
         np.where(zero == SHARDED, sharded_forward, forward),
-        np.where(zero == SHARDED, sharded_backward, backward + np.where(split, 0.0, exposed)),
-        weights + np.where(split, exposed, 0.0),
+        np.where(zero == SHARDED, sharded_backward, backward),
+        weights,
     )
 
 
-def _hidden_reduction_s(
-    job: Job, columns: Columns, ranks: RankColumns, forward: Floats, last_pass: Floats, replicas: DataPrices
-) -> Floats:
-    """Seconds of ZeRO 2's reductions of one micro-batch that run beside compute.
+class BufferWaits(NamedTuple):
+    """Seconds of one micro-batch that last passes wait for ZeRO 2's reductions, shape (rows, ranks)."""
 
-    A pass of several layers reduces one while it computes others; the buffers of the last ones are reduced
-    beside the next forward. A pass of one layer waits for the reduction of the pass before. No reduction is
-    beside a forward where all forwards run first.
+    steady_s: Floats
+    """With the schedule's other passes between last passes."""
+    bare_s: Floats
+    """With nothing between them."""
+
+
+def _waits_for_buffers(
+    job: Job,
+    columns: Columns,
+    ranks: RankColumns,
+    times: PassTimes,
+    passes: PassPrices,
+    replicas: DataPrices,
+) -> BufferWaits:
+    """Waits for the buffers of ZeRO 2's gradients.
+
+    A chunk computes the gradients of L layers in w each; a layer is reduced in r while others are computed,
+    and `IN_FLIGHT` layers have buffers. With f of other passes between and c of recompute in a layer, a chunk
+    takes the longest of f + L (c + w), f + c + 2 w + (L - 2) r and L r. A pass of one layer waits for the
+    reduction of the pass before it: w + max(f + c, r).
     """
-    alternates = (columns.microbatches(job) > columns.pipeline)[:, None]
-    virtual = columns.virtual[:, None]
-    several = ranks.layers >= 2 * virtual
-    buffered = np.where(several, IN_FLIGHT, 1) * virtual * replicas.reduce_layer
-    buffered = buffered + _ends_scattered_s(ranks, replicas)
-    beside_forwards = np.where(alternates, np.minimum(forward, buffered), 0.0)
-    return np.where(several, last_pass, 0.0) + beside_forwards
+    sharded = columns.zero[:, None] == GRADIENTS_SHARDED
+    if not sharded.any():
+        return BufferWaits(np.zeros(ranks.layers.shape), np.zeros(ranks.layers.shape))
+    scattered, virtual = _scattered_s(ranks, replicas), columns.virtual[:, None]
+    split = columns.of_schedules("splits_backward")[:, None]
+    redone = recomputed_layers(columns, ranks) * passes.recompute / virtual
+    last_pass = np.where(split, times.weights_s, times.backward_s - redone * virtual) / virtual
+    redone = np.where(split, 0.0, redone)
+    layers, reduce = ranks.layers / virtual, replicas.reduce_layer
+    at_least_one = np.maximum(1.0, layers)
+    layer, first_redone = last_pass / at_least_one, redone / at_least_one
+    ones = np.clip(2.0 - layers, 0.0, 1.0)
+
+    def wait(other: Floats) -> Floats:
+        if not job.recipe.overlap_grad_reduce:
+            return np.where(sharded, scattered, 0.0)
+        reduced = other + first_redone + 2 * layer + (layers - IN_FLIGHT) * reduce
+        several = np.maximum(reduced, scattered / virtual)
+        several = np.maximum(0.0, several - other - redone - last_pass)
+        single = np.maximum(0.0, reduce - other - redone)
+        return np.where(sharded, virtual * (ones * single + (1.0 - ones) * several), 0.0)
+
+    alternates = (columns.microbatches(job) > columns.pipeline) & ~columns.of_schedules("forwards_first")
+    other = (times.forward_s + np.where(split, times.backward_s, 0.0)) / virtual
+    return BufferWaits(wait(np.where(alternates[:, None], other, 0.0)), wait(np.zeros_like(other)))
+
+
+def _with_waits(columns: Columns, times: PassTimes, wait_s: Floats) -> PassTimes:
+    """Pass times in which the pass that completes gradients is longer by a wait."""
+    split = columns.of_schedules("splits_backward")[:, None]
+    backward = times.backward_s + np.where(split, 0.0, wait_s)
+    return PassTimes(times.forward_s, backward, times.weights_s + np.where(split, wait_s, 0.0))
 
 
 def _send_times(columns: Columns, ranks: RankColumns, passes: PassPrices) -> PassTimes:
@@ -180,18 +242,25 @@ def _ends_scattered_s(ranks: RankColumns, replicas: DataPrices) -> Floats:
 
 
 def _reduction_s(
-    job: Job, columns: Columns, largest: Largest, passes: PassPrices, replicas: DataPrices
+    job: Job,
+    columns: Columns,
+    largest: Largest,
+    passes: PassPrices,
+    replicas: DataPrices,
+    last_group_s: Floats,
 ) -> Floats:
     """Exposed gradient reduction: all of it, or what remains after the last backward; shape (rows,).
 
     With overlap, a bucket is reduced while earlier layers run backward. The gradients of embedding and LM
-    head are complete only at the end, so their reduction is exposed.
+    head are complete only at the end, so their reduction is exposed. The chunks of an interleaved rank are
+    complete one after the other during the backwards of the last `pipeline` micro-batches (`last_group_s`).
     """
     apart = (columns.data > 1) & (columns.zero < SHARDED)
     if not job.recipe.overlap_grad_reduce:
         return np.where(apart & (columns.zero < GRADIENTS_SHARDED), replicas.reduce[:, 0], 0.0)
     redone = np.where(columns.recompute > 0, 1 / columns.recompute_every, 0.0)
-    layer_s = passes.last_pass[:, 0] + redone * passes.recompute_compute[:, 0]
+    split = columns.of_schedules("splits_backward")
+    layer_s = np.where(split, passes.weights[:, 0], passes.backward[:, 0] + redone * passes.recompute[:, 0])
     full, rest = np.divmod(largest.chunk, largest.bucket)
     compute_s, reduce_s = largest.bucket * layer_s, replicas.reduce_bucket[:, 0]
     reduced = np.where(compute_s >= reduce_s, full * compute_s + reduce_s, compute_s + full * reduce_s)
@@ -199,4 +268,10 @@ def _reduction_s(
     computed = largest.chunk * layer_s
     after_rest = np.maximum(reduced, computed) + replicas.reduce_rest[:, 0]
     exposed = np.where(rest > 0, after_rest, reduced) - computed
+    of_chunk = full * reduce_s + np.where(rest > 0, replicas.reduce_rest[:, 0], 0.0)
+    of_all = of_chunk * largest.layers / np.maximum(1, largest.chunk)
+    chunks = columns.virtual
+    in_turn = np.minimum(compute_s, computed) + of_all - last_group_s * (chunks - 1) / chunks - computed
+    in_turn = np.where(chunks > 1, in_turn, 0.0)
+    exposed = np.where(columns.zero < GRADIENTS_SHARDED, np.maximum(exposed, in_turn), exposed)
     return np.where(apart, replicas.reduce_ends[:, 0] + exposed, 0.0)

@@ -56,10 +56,6 @@ class PassPrices(NamedTuple):
     """Weight gradients of one layer where they are a pass of their own."""
     recompute: Floats
     """One layer recomputed."""
-    last_pass: Floats
-    """Compute of one layer in the pass that completes its gradients."""
-    recompute_compute: Floats
-    """Compute of the recompute of one layer in that pass."""
     embedding_forward: Floats
     embedding_backward: Floats
     embedding_weights: Floats
@@ -158,8 +154,6 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
         backward=np.where(split, part.inputs, part.backward) + 2 * part.summed,
         weights=np.where(split, part.weights, 0.0),
         recompute=redone + sums,
-        last_pass=np.where(split, part.weights, part.backward),
-        recompute_compute=np.where(split, 0.0, redone),
         embedding_forward=part.embedding_forward + part.summed,
         embedding_backward=np.where(split, 0.0, part.embedding_backward),
         embedding_weights=np.where(split, part.embedding_backward, 0.0),
@@ -296,7 +290,12 @@ class Shapes(NamedTuple):
 
 
 def data_prices(
-    job: Job, columns: Columns, largest: Largest, sizes: SliceBytes, durations: Durations
+    job: Job,
+    columns: Columns,
+    topology: FatTree,
+    largest: Largest,
+    sizes: SliceBytes,
+    durations: Durations,
 ) -> DataPrices:
     """The prices of every layout's replicas."""
     full, rest = np.divmod(largest.chunk, largest.bucket)
@@ -304,6 +303,7 @@ def data_prices(
     keys = (
         columns.tensor,
         columns.data,
+        _straddling_stage(columns, topology.devices_per_node),
         columns.zero,
         columns.last_rank,
         largest.layers,
@@ -325,12 +325,24 @@ def data_prices(
     return _priced(DataPrices, keys, terms, durations)
 
 
+def _straddling_stage(columns: Columns, node: int) -> Ints:
+    """A pipeline rank whose replicas straddle nodes where those of the first do not, shape (rows,).
+
+    This is 0 where all stages are placed alike: where a stage spans whole nodes, or several fit in one.
+    """
+    width = columns.tensor * columns.data
+    stage = np.maximum(1, node // width)
+    differs = (width % node > 0) & (node % width > 0) & (stage < columns.pipeline)
+    return np.where(differs, stage, 0)
+
+
 @lru_cache(maxsize=4096)
 def _data_terms(
     job: Job,
     shapes: Shapes,
     tensor: int,
     data: int,
+    stage: int,
     zero: int,
     last_rank: int,
     layers: int,
@@ -339,12 +351,15 @@ def _data_terms(
     bucket: int,
     rest: int,
 ) -> Terms:
-    """The works of `DataPrices` for the replicas of one rank; `bucket` and `rest` are 0 without overlap."""
+    """The works of `DataPrices` for the replicas of one rank; `bucket` and `rest` are 0 without overlap.
+
+    The replicas are those of pipeline rank `stage`.
+    """
     ends = 0.0
     if first or last:
         ends = shapes.both if first and last else shapes.embedding if first else shapes.head
     whole = layers * shapes.layer + ends
-    replicas = Replicas(job.recipe, RankGroup(0, tensor, data), "", whole, zero)
+    replicas = Replicas(job.recipe, RankGroup(stage * tensor * data, tensor, data), "", whole, zero)
     tie: list[Work] = []
     if last_rank and job.model.tied_embeddings:
         group = TensorGroup(layer_slice(job, tensor, 1, sequence_parallel=False), RankGroup(0, 1, tensor), "")

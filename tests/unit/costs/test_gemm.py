@@ -127,6 +127,15 @@ def test_a_matrix_vector_product_is_bound_by_memory(a100: GemmModel) -> None:
     assert n_bytes / a100.time_s(1, 12288, 12288) == pytest.approx(1.6e12, rel=0.1)
 
 
+@pytest.mark.parametrize("shape", [(8192, 1, 8192), (1, 8192, 8192), (8192, 8192, 1)])
+def test_a_product_bound_by_memory_moves_both_operands_and_its_result_once(
+    shape: tuple[int, int, int],
+) -> None:
+    """In each shape another of the matrices A (m k numbers), B (k n) and C (m n) is nearly all that moves."""
+    slow = replace(plain_model(), memory_bytes_per_s=1e9)
+    assert slow.time_s(*shape) == pytest.approx(2 * (8192 * 8192 + 8192 + 8192) / 1e9)
+
+
 def test_the_smallest_product_costs_a_launch(a100: GemmModel) -> None:
     assert 2e-6 < a100.time_s(16, 64, 64) < 6e-6
 

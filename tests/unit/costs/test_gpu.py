@@ -51,10 +51,16 @@ def gpu_calibration(**changes: Any) -> GpuCalibration:
 
 
 def costs(
-    toys: ModuleType, devices: int = 16, *, constants: dict[str, Any] | None = None, **recipe: Any
+    toys: ModuleType,
+    devices: int = 16,
+    *,
+    constants: dict[str, Any] | None = None,
+    cache: float = 0.0,
+    **recipe: Any,
 ) -> GpuCosts:
     system = toys.gpu_cluster()
     changes = {
+        "memory": system.device.memory.model_copy(update={"cache": cache}),
         "calibration": gpu_calibration(**(constants or {})),
         "vector_peak": {"bf16": 39e12, "fp16": 78e12},
     }
@@ -74,6 +80,19 @@ def work(*kernels: Kernel, kind: Kind = Kind.COMP, **changes: Any) -> Work:
 def test_a_memory_bound_kernel_takes_its_bytes_and_one_latency_a_launch(toys: ModuleType) -> None:
     seconds = costs(toys).kernel_s(elementwise("e", 1.6e9, launches=3))
     assert seconds == pytest.approx(3 * KERNEL_S + 1.6e9 / (0.8 * 2e12))
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "from_cache"),
+    [(20e6, 10e6), (40e6, 20e6), (400e6, 20e6)],
+    ids=["fits with room", "just fits", "ten times the cache"],
+)
+def test_what_a_kernel_reads_comes_from_half_the_cache_as_far_as_it_fits(
+    toys: ModuleType, n_bytes: float, from_cache: float
+) -> None:
+    """40 MB, the L2 of an A100: half of it holds what this kernel writes, half what it reads."""
+    seconds = costs(toys, cache=40e6).kernel_s(elementwise("e", 2 * n_bytes, launches=2))
+    assert seconds == pytest.approx(2 * KERNEL_S + 2 * (n_bytes - from_cache) / (0.8 * 2e12))
 
 
 def test_fused_attention_takes_its_flop_or_its_bytes(toys: ModuleType) -> None:
@@ -166,9 +185,18 @@ def test_a_collective_is_priced_by_how_its_group_lies_over_the_nodes(toys: Modul
     assert across == pytest.approx(1e9 / 25e9, rel=0.01)
 
 
-def test_a_group_of_one_costs_at_most_its_launch(toys: ModuleType) -> None:
-    alone = work(kind=Kind.COMM_COLL, op="all_reduce", comm_bytes=1e9, group=RankGroup(0, 1, 1))
-    assert costs(toys).duration_s(alone) <= 4 * HOST_S
+@pytest.mark.parametrize(("ranks", "n_bytes"), [(1, 1e9), (2, 8.0)])
+def test_the_host_launches_a_collective_and_a_wait_before_and_after_it(
+    toys: ModuleType, ranks: int, n_bytes: float
+) -> None:
+    """Where the device has next to nothing to do, these three are the time of a collective.
+
+    PyTorch's ProcessGroupNCCL: the stream of NCCL waits for that of the caller and runs the kernel, and the
+    stream of the caller waits for its end.
+    """
+    tiny = work(kind=Kind.COMM_COLL, op="all_reduce", comm_bytes=n_bytes, group=RankGroup(0, 1, ranks))
+    assert costs(toys).duration_s(tiny) == pytest.approx(3 * HOST_S, rel=1e-3)
+    assert costs(toys).durations_s([tiny])[0] == pytest.approx(3 * HOST_S, rel=1e-3)
 
 
 @pytest.mark.parametrize(

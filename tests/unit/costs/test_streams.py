@@ -59,6 +59,17 @@ def test_only_the_last_chunk_of_a_gradient_shows_the_hops(toys: ModuleType) -> N
     assert whole == pytest.approx(part + HOPS_S)
 
 
+@pytest.mark.parametrize(("systems", "levels"), [(1, 1), (16, 2)])
+def test_a_message_shorter_than_a_chunk_waits_for_its_own_bytes_a_level(
+    toys: ModuleType, systems: int, levels: int
+) -> None:
+    """A level passes a chunk on when it is whole; 1 KiB is whole long before 256 KiB would be."""
+    priced = StreamCosts(toys.topology(systems, toys.wafer_cluster()))
+    latency_s = 1e-6 + levels * (1e-5 + 2**10 / 150e9)
+    assert priced.duration_s(move("broadcast", 2**10)) == pytest.approx(latency_s, rel=1e-9)
+    assert priced.duration_s(move("reduce", 2**10)) == pytest.approx(2**10 / 150e9 + latency_s, rel=1e-9)
+
+
 def test_what_is_summed_in_the_tree_does_not_wait_for_memoryx(toys: ModuleType) -> None:
     narrow = costs(toys, **{"memoryx.server.bandwidth": 5e9})
     assert narrow.duration_s(move("reduce_in_tree", 3e9)) == pytest.approx(3e9 / 150e9 + HOPS_S)

@@ -79,6 +79,13 @@ def test_3d_is_never_slower_than_a_strategy_that_it_contains(
         assert whole <= part * 1.001, name
 
 
+def test_kinds_of_layouts_that_the_closed_form_favours_leave_room_for_others() -> None:
+    """Estimates of ZeRO 2 with interleaving are too low here, and 60 of them come before the best layout."""
+    asked = question("gpt3_6p7b", 1024, 512)
+    best = best_plan(replace(asked, layout="tp=4,dp=256,mbs=2,zero=1,sp=true"))
+    assert best_plan(asked).step_time_s <= best.step_time_s * 1.005
+
+
 def test_batches_of_three_times_a_power_of_two_get_micro_batches_of_three() -> None:
     """At batch 96 a micro-batch of 3 beats powers of two."""
     search_96 = search(question("gpt3_20b", 32, 96))

@@ -127,6 +127,29 @@ def test_recompute_makes_the_core_or_both_blocks_again(toys: ModuleType, recompu
     assert found["attention.recompute"] + found["mlp.recompute"] == 2 * 8 * again
 
 
+@pytest.mark.parametrize(("recompute", "linears"), [("selective", 0), ("full", 1)])
+def test_selective_recompute_makes_scores_and_context_again_and_no_linear(
+    toys: ModuleType, recompute: str, linears: int
+) -> None:
+    """[2205.05198] Scores and context take 4 b s^2 h FLOP of a layer, QKV and projection 8 b s h^2 more."""
+    seq, hidden = 1024, 2048
+    written = graph(toys, ParallelLayout(recompute=recompute), toys.job(1))  # type: ignore[arg-type]
+    redone = next(work for work in written.works if work.name == "attention.recompute")
+    assert redone.flop == 4 * seq**2 * hidden + linears * 8 * seq * hidden**2
+
+
+@pytest.mark.parametrize("positions", [None, 16])
+def test_a_divided_vocabulary_sums_three_fp32_numbers_a_token(
+    toys: ModuleType, positions: int | None
+) -> None:
+    """Megatron's cross-entropy reduces the maximum, the target's logit and the sum of exponentials."""
+    layout = ParallelLayout(tensor=2, micro_batch_size=2)
+    written = graph(toys, layout, toys.job(2, {"lm_head_positions": positions}))
+    sums = [work for work in written.works if work.name == "tensor.all_reduce"]
+    tokens = 2 * (positions or 1024)
+    assert min(work.comm_bytes for work in sums) == 3 * 4 * tokens
+
+
 def test_what_goes_to_the_next_stage_is_split_among_tensor_peers_and_gathered_there(
     toys: ModuleType,
 ) -> None:

@@ -1,0 +1,117 @@
+"""How fast layouts are screened, and how long the verbs `plan` and `run` take from the shell.
+
+Run with `pytest -m benchmark tests/benchmarks`. Verbs are compared with importing NumPy and pydantic in the
+same run, since every verb does that. A cold run compiles all modules anew; a warm one finds them compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsim.catalog import default_catalog
+from perfsim.prediction.planner import search
+from perfsim.prediction.question import Question
+
+pytestmark = pytest.mark.benchmark
+
+BATCHES = tuple(factor * 2**power for power in range(7, 12) for factor in (2, 3))
+RUNS = 5
+BARE = ("-c", "import numpy, pydantic")
+ASKED = ("--model", "gpt3_175b", "--system", "dgx-a100-80gb", "--devices", "1024", "--batch", "1536")
+SMALLER = ("--model", "gpt3_175b", "--system", "dgx-a100-80gb", "--devices", "512", "--batch", "192")
+LAYOUT = "tp=8,pp=8,dp=8,mbs=1,schedule=interleaved,vpp=12,zero=1,sp=true"
+VERBS = {
+    "perfsim plan, 175B on 1,024": (("plan", *ASKED), "10"),
+    "perfsim run, one layout of 175B on 512": (
+        ("run", *SMALLER, "--strategy", "3d", "--layout", LAYOUT),
+        "3",
+    ),
+}
+
+
+def question() -> Question:
+    catalog = default_catalog()
+    return Question(
+        model=catalog.model("gpt3_175b"),
+        recipe=catalog.recipe("gpt3_pretraining"),
+        system=catalog.system("dgx-a100-80gb"),
+        devices=1024,
+        strategy="3d",
+        batch=1536,
+    )
+
+
+def process_s(command: tuple[str, ...], environment: dict[str, str] | None = None) -> float:
+    """Processor seconds of one process; skips the test where the command is not known or fails."""
+    before = os.times()
+    ended = subprocess.run(
+        [sys.executable, *command], check=False, capture_output=True, text=True, env=environment
+    )
+    after = os.times()
+    if ended.returncode:
+        pytest.skip(f"{' '.join(command)}: {ended.stderr.strip()[-200:]}")
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def test_screening_over_the_batches_of_a_sweep(figures: Any) -> None:
+    asked = question()
+    began_s = time.process_time()
+    screened = sum(search(asked.at(batch)).screened for batch in BATCHES)
+    rate = screened / (time.process_time() - began_s)
+    figures.add(
+        f"screening, 175B on 1,024 at {len(BATCHES)} batches, {screened:,} layouts",
+        f"{rate:,.0f} layouts/s",
+        "at least 1,000,000 layouts/s",
+    )
+
+
+COLD = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from test_planner_speed import question, search
+asked = question()
+asked.chosen, asked.topology, asked.costs
+began_s = time.process_time()
+print(search(asked).screened, time.process_time() - began_s)
+"""
+
+
+def test_one_cold_question_of_175b(figures: Any, request: pytest.FixtureRequest) -> None:
+    command = [sys.executable, "-c", COLD, str(request.path.parent)]
+    answers = [
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(RUNS)
+    ]
+    taken_s = min(float(seconds) for _, seconds in answers)
+    figures.add(
+        f"screening once, cold, 175B on 1,024, {int(answers[0][0]):,} layouts",
+        f"{1e3 * taken_s:.0f} ms",
+        "60 ms",
+    )
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_from_the_shell(verb: str, figures: Any, tmp_path: Path) -> None:
+    arguments, aim = VERBS[verb]
+    command = ("-m", "perfsim", *arguments)
+
+    def cold(which: tuple[str, ...], number: int) -> float:
+        return process_s(which, os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path / str(number))})
+
+    def least_s(run: Callable[[int], float]) -> float:
+        return min(run(number) for number in range(RUNS))
+
+    bare_s, taken_s = least_s(lambda _: process_s(BARE)), least_s(lambda _: process_s(command))
+    text = f"{taken_s / bare_s:.1f} x importing NumPy and pydantic ({taken_s:.2f} s)"
+    figures.add(f"{verb}, warm", text, f"{aim} x")
+    bare_s, taken_s = cold(BARE, RUNS), cold(command, RUNS + 1)
+    text = f"{taken_s / bare_s:.1f} x importing NumPy and pydantic ({taken_s:.2f} s)"
+    figures.add(f"{verb}, cold", text, f"{aim} x")

@@ -1,0 +1,63 @@
+"""ZeRO 3: layers are gathered ahead of their compute, as far as two of them fit."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from perfsim.costs.price import price
+from perfsim.engine import critical_path
+from perfsim.graph import Task
+from perfsim.workload import ParallelLayout
+
+LAYERS, LIMIT = 8, 2
+
+
+def timeline(
+    toys: ModuleType, gather_s: float, layers: int = LAYERS
+) -> list[tuple[int, float, float, float]]:
+    """Each gather of a layer in one step: the layer, start and end of the gather, end of the compute."""
+    names = ("attention.forward", "mlp.forward", "attention.backward", "mlp.backward")
+    costs = toys.TableCosts(dict.fromkeys(names, 1.0) | {"data.all_gather": gather_s})
+    job = toys.job(4, num_layers=layers)
+    written = toys.graph_of(toys.plan("zero3", job, ParallelLayout(data=4, zero_stage=3)))
+    trace = critical_path(written, price(written, costs))
+
+    def ends(name: str) -> dict[int, float]:
+        return {t.block: float(trace.end_s[t.id]) for t in written.tasks() if t.work.name == name}
+
+    def gathers() -> list[Task]:
+        return [t for t in written.tasks() if t.work.name == "data.all_gather" and t.block >= 0]
+
+    forward, backward = ends("mlp.forward"), ends("attention.backward")
+    return [
+        (
+            task.block,
+            float(trace.start_s[task.id]),
+            float(trace.end_s[task.id]),
+            (forward if number < layers else backward)[task.block],
+        )
+        for number, task in enumerate(gathers())
+    ]
+
+
+def test_layers_are_gathered_in_order_for_the_forward_and_in_reverse_for_the_backward(
+    toys: ModuleType,
+) -> None:
+    order = [row[0] for row in timeline(toys, 0.5)]
+    assert order == [*range(LAYERS), *reversed(range(LAYERS))]
+
+
+@pytest.mark.parametrize("gather_s", [0.0, 0.5, 3.0])
+@pytest.mark.parametrize("layers", [1, 2, 3, LAYERS])
+def test_a_gather_starts_when_one_of_two_layers_before_it_is_done_and_no_sooner(
+    toys: ModuleType, layers: int, gather_s: float
+) -> None:
+    """FSDP's `limit_all_gathers` [2304.11277]: the host issues a gather when the last but one's is freed."""
+    rows = timeline(toys, gather_s, layers)
+    assert len(rows) == 2 * layers
+    for number, (_, start_s, _, _) in enumerate(rows[1:], start=1):
+        on_stream = rows[number - 1][2]
+        freed = rows[number - LIMIT][3] if number >= LIMIT else 0.0
+        assert start_s == max(on_stream, freed), f"gather {number}"
