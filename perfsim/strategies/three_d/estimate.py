@@ -76,11 +76,14 @@ def _steps_s(
     bare = _bare_microbatches(columns, microbatches)
     sent = sum(part.max(axis=1) for part in sends)
     seconds = (microbatches - bare) * pace + bare * (slowest_times.total_s + sent + bare_wait - steady_wait)
+    # The last rank ends a step with weight gradients that wait for each other's reductions.
+    delayed = _delayed_weights(columns, microbatches) * (bare_wait - steady_wait)
     for name, rows in columns.by_schedule.items():
         paced = PacedRanks(slowest_times.of(rows), others.of(rows), columns.pipeline[rows])
         together = tied[rows] | (not schedule_called(name).skewed)
-        seconds[rows] += bubble_s(name, paced, columns.virtual[rows], microbatches[rows], together)
-    seconds += _delayed_weights(columns, microbatches) * (bare_wait - steady_wait)
+        bubble = bubble_s(name, paced, columns.virtual[rows], microbatches[rows], together)
+        late = np.where(together, paced.others.forward_s / columns.virtual[rows], 0.0)
+        seconds[rows] += np.where(delayed[rows] > 0, np.maximum(bubble, late + delayed[rows]), bubble)
     last_group_s = columns.pipeline * (slowest_times.backward_s + slowest_times.weights_s)
     reduced = _reduction_s(job, columns, largest, passes, replicas, last_group_s)
     last_wait = np.where(columns.virtual > 1, bare_wait, steady_wait) / columns.virtual
@@ -171,27 +174,31 @@ def _waits_for_buffers(
     sharded = columns.zero[:, None] == GRADIENTS_SHARDED
     if not sharded.any():
         return BufferWaits(np.zeros(ranks.layers.shape), np.zeros(ranks.layers.shape))
-    scattered, virtual = _scattered_s(ranks, replicas), columns.virtual[:, None]
+    virtual, reduce = columns.virtual[:, None], replicas.reduce_layer
     split = columns.of_schedules("splits_backward")[:, None]
-    redone = recomputed_layers(columns, ranks) * passes.recompute / virtual
-    last_pass = np.where(split, times.weights_s, times.backward_s - redone * virtual) / virtual
+    redone = recomputed_layers(columns, ranks) * passes.recompute
+    busy = np.where(split, times.weights_s, times.backward_s - redone)
     redone = np.where(split, 0.0, redone)
-    layers, reduce = ranks.layers / virtual, replicas.reduce_layer
-    at_least_one = np.maximum(1.0, layers)
-    layer, first_redone = last_pass / at_least_one, redone / at_least_one
+    layer = np.where(split, passes.weights, passes.backward)
+    ends, ends_reduced = busy - ranks.layers * layer, _ends_scattered_s(ranks, replicas)
+    scattered = ranks.layers * reduce + ends_reduced
+    layers = ranks.layers / virtual
     ones = np.clip(2.0 - layers, 0.0, 1.0)
 
     def wait(other: Floats) -> Floats:
         if not job.recipe.overlap_grad_reduce:
             return np.where(sharded, scattered, 0.0)
-        reduced = other + first_redone + 2 * layer + (layers - IN_FLIGHT) * reduce
-        several = np.maximum(reduced, scattered / virtual)
-        several = np.maximum(0.0, several - other - redone - last_pass)
-        single = np.maximum(0.0, reduce - other - redone)
-        return np.where(sharded, virtual * (ones * single + (1.0 - ones) * several), 0.0)
+        first = redone / np.maximum(1.0, layers) + 2 * virtual * layer + ends
+        chained = other + first + (ranks.layers - IN_FLIGHT * virtual) * reduce
+        reduced = scattered + np.where(ranks.last, ends + layer, 0.0)
+        several = np.maximum(0.0, np.maximum(chained, reduced) - other - redone - busy)
+        beside = (other + redone) / virtual
+        single = (virtual - 1) * np.maximum(0.0, reduce - beside)
+        single += np.maximum(0.0, reduce + ends_reduced - beside)
+        return np.where(sharded, ones * single + (1.0 - ones) * several, 0.0)
 
     alternates = (columns.microbatches(job) > columns.pipeline) & ~columns.of_schedules("forwards_first")
-    other = (times.forward_s + np.where(split, times.backward_s, 0.0)) / virtual
+    other = times.forward_s + np.where(split, times.backward_s, 0.0)
     return BufferWaits(wait(np.where(alternates[:, None], other, 0.0)), wait(np.zeros_like(other)))
 
 

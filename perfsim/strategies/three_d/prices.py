@@ -326,14 +326,11 @@ def data_prices(
 
 
 def _straddling_stage(columns: Columns, node: int) -> Ints:
-    """A pipeline rank whose replicas straddle nodes where those of the first do not, shape (rows,).
-
-    This is 0 where all stages are placed alike: where a stage spans whole nodes, or several fit in one.
-    """
+    """A pipeline rank whose replicas are on more nodes than those of the first, else 0; shape (rows,)."""
     width = columns.tensor * columns.data
     stage = np.maximum(1, node // width)
-    differs = (width % node > 0) & (node % width > 0) & (stage < columns.pipeline)
-    return np.where(differs, stage, 0)
+    nodes_of_first, nodes = (-(-(start % node + width) // node) for start in (0, stage * width))
+    return np.where((nodes > nodes_of_first) & (stage < columns.pipeline), stage, 0)
 
 
 @lru_cache(maxsize=4096)
