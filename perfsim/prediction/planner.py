@@ -21,14 +21,14 @@ from perfsim.workload import Layout
 
 ESTIMATE_ERROR = 0.02
 """By how much the closed form may exceed a simulated step; more is rare (`reports/regret.md`)."""
-MOST_CONFIRMED = 12
+MOST_CONFIRMED = 16
 """How many layouts of a question are simulated at most."""
-MOST_ALIKE = 3
+MOST_ALIKE = 6
 """How many of these may be of one kind; their errors are nearly the same."""
+KIND = ("schedule", "zero_stage", "sequence_parallel", "tensor", "pipeline", "data", "micro_batch_size")
+"""What layouts of a kind have in common."""
 MOST_LISTED = 400
 """How many layouts of best estimate may be simulated at all."""
-FAMILY = 2
-"""How many of the properties of a kind make a family: schedule and ZeRO stage."""
 
 
 @dataclass(frozen=True)
@@ -156,54 +156,44 @@ def confirmed(found: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
 class Shortlist:
     """The layouts of best estimate, with estimates corrected by what layouts of their kind took.
 
-    Layouts of a kind have the same schedule, ZeRO stage, degrees and micro-batch, and err alike. The
-    estimates of a kind of which none is simulated are corrected by those of the same schedule and ZeRO stage.
+    Layouts of a kind have the same schedule, ZeRO stage, degrees and micro-batch, and err alike.
     """
 
     def __init__(self, found: Search) -> None:
         self._found = found
         self._indices = found.order[:MOST_LISTED]
         self._estimate_s = found.screening.estimate_s[self._indices]
+        numbers: dict[tuple[Hashable, ...], int] = {}
         kinds = [_kind(found.screening.layout(index)) for index in self._indices.tolist()]
-        self._kind = _numbered(kinds)
-        self._family = _numbered([kind[:FAMILY] for kind in kinds])
-        self._of_kind = np.full(len(kinds), np.nan)
-        self._of_family = np.full(len(kinds), np.nan)
+        self._kind = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds])
+        self._factor = np.full(len(kinds), np.nan)
         self._left = np.ones(len(kinds), dtype=bool)
         self._tried: Counter[int] = Counter()
         self._place = 0
 
     def next_before(self, best_s: float) -> Screened | None:
-        """The layout of best corrected estimate, if it could be faster than `best_s`; not tried again."""
-        factor = np.where(np.isnan(self._of_kind), self._of_family, self._of_kind)
-        expected_s = np.where(self._left, self._estimate_s * np.where(np.isnan(factor), 1.0, factor), np.inf)
+        """The layout of best corrected estimate, if it could be faster than `best_s`."""
+        factor = np.where(np.isnan(self._factor), 1.0, self._factor)
+        expected_s = np.where(self._left, self._estimate_s * factor, np.inf)
         if not len(expected_s) or expected_s.min() * (1 - ESTIMATE_ERROR) > best_s:
             return None
         self._place = int(expected_s.argmin())
         return self._found.plan(int(self._indices[self._place]))
 
     def correct(self, candidate: Screened, step_s: float) -> None:
-        """Take the step of the last layout into account."""
+        """Take the step of the layout that was given last into account, and do not give it again."""
+        kind = int(self._kind[self._place])
+        alike = self._kind == kind
         self._left[self._place] = False
-        kind, family = (numbers == numbers[self._place] for numbers in (self._kind, self._family))
-        factor = step_s / candidate.estimate_s
-        self._of_kind[kind] = np.fmin(self._of_kind[kind], factor)
-        self._of_family[family] = np.fmin(self._of_family[family], factor)
-        number = int(self._kind[self._place])
-        self._tried[number] += 1
-        if self._tried[number] >= MOST_ALIKE:
-            self._left &= ~kind
+        self._factor[alike] = np.fmin(self._factor[alike], step_s / candidate.estimate_s)
+        self._tried[kind] += 1
+        if self._tried[kind] >= MOST_ALIKE:
+            self._left &= ~alike
 
 
 def _kind(layout: Layout) -> tuple[Hashable, ...]:
     """What layouts with nearly the same error of the closed form have in common."""
-    names = ("schedule", "zero_stage", "tensor", "pipeline", "data", "micro_batch_size")
-    return tuple(getattr(layout, name, None) for name in names)
-
-
-def _numbered(kinds: list[tuple[Hashable, ...]]) -> NDArray[np.int64]:
-    numbers: dict[tuple[Hashable, ...], int] = {}
-    return np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds], dtype=np.int64)
+    return tuple(getattr(layout, name, None) for name in KIND)
 
 
 def _progress(tried: int, most: int, question: Question) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -23,8 +22,8 @@ from perfsim.testing.regret import MARGIN, MOST_PASSES, SAMPLED, Regret, regret_
 pytestmark = pytest.mark.slow
 
 FEW, SEED = 8, 10
-FEW_BUDGET_S, FULL_BUDGET_S = 12.0, 20.0
-"""Processor seconds of the wide search on one question, among eight and among all."""
+BUDGET_S = 12.0
+"""Processor seconds of the wide search on one question."""
 ASKED = """
 3d    llama_7b      dgx-a100-40gb  8:32 16:48 64:128
 3d    llama_7b      dgx-h100       8:64 128:384 512:512
@@ -79,7 +78,7 @@ def all_asked() -> list[Asked]:
     return asked
 
 
-def answered(asked: Asked, budget_s: float) -> Regret:
+def answered(asked: Asked) -> Regret:
     catalog = default_catalog()
     question = Question(
         model=catalog.model(asked.model),
@@ -89,7 +88,7 @@ def answered(asked: Asked, budget_s: float) -> Regret:
         strategy=asked.strategy,
         batch=asked.batch,
     )
-    return regret_of(question, budget_s, SEED)
+    return regret_of(question, BUDGET_S, SEED)
 
 
 def test_the_pick_is_the_best_of_a_wide_search_or_nearly() -> None:
@@ -97,10 +96,9 @@ def test_the_pick_is_the_best_of_a_wide_search_or_nearly() -> None:
     asked = all_asked()
     if not target:
         asked = random.Random(SEED).sample(asked, FEW)
-    budget_s = FULL_BUDGET_S if target else FEW_BUDGET_S
     context = get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as workers:
-        answers = list(workers.map(partial(answered, budget_s=budget_s), asked))
+        answers = list(workers.map(answered, asked))
     if target:
         Path(target).write_text(page(asked, answers), encoding="utf-8")
     regrets = np.array([answer.regret for answer in answers])
@@ -139,7 +137,7 @@ def page(asked: list[Asked], answers: list[Regret]) -> str:
         margin=MARGIN,
         sampled=SAMPLED,
         passes=MOST_PASSES,
-        budget=FULL_BUDGET_S,
+        budget=BUDGET_S,
         count=len(asked),
         median=np.median(regrets),
         worst=regrets.max(),
