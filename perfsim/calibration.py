@@ -25,7 +25,7 @@ CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all
 class FitRecord(BaseModel):
     """How a group of constants was fitted."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     command: str
     table: str
     """Source id of the measurements."""
@@ -40,7 +40,7 @@ class FitRecord(BaseModel):
 class Constants(BaseModel):
     """A frozen group of constants inside a calibration file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @property
     def label(self) -> str:
@@ -51,7 +51,7 @@ class Constants(BaseModel):
 class Calibration(BaseModel):
     """Fields of every calibration file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     name: str
     description: str = ""
     sources: dict[str, str] = Field(default_factory=dict)

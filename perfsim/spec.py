@@ -15,9 +15,12 @@ CHANGED = "set in Python"
 
 
 class Spec(BaseModel):
-    """A frozen description; unknown keys are errors, and every leaf has a source or an assumption."""
+    """A frozen description; unknown keys are errors, and every leaf has a source or an assumption.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Validators are built at first use (`defer_build`): a command needs few of the descriptions.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     def with_(self, **changes: Any) -> Self:
         """A copy with some values changed; a key may be a dotted path (`**{"memory.capacity": "96 GiB"}`).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -137,6 +137,10 @@ class Trace:
 
     def mean_breakdown(self) -> dict[str, float]:
         """Seconds by category, the mean over computing devices."""
+        return dict(self._mean_breakdown)
+
+    @cached_property
+    def _mean_breakdown(self) -> dict[str, float]:
         return self._mean(self.device_breakdowns())
 
     def _mean(self, devices: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -164,13 +168,14 @@ class Trace:
         return [order[a:b] for a, b in pairwise(bounds)]
 
     def _breakdown(self, compute: Ints, background: Ints, low: float, high: float) -> dict[str, float]:
-        categories = np.array([work.category for work in self.graph.works])
+        of_work = self._category_of_work
         taken: Floats = np.empty((0, 2))
         seconds: dict[str, float] = {}
-        for tasks, order in ((compute, _appearance), (background, _exposed_order)):
-            names = categories[self.graph.work[tasks]]
-            for category in order(names):
-                chosen = tasks[names == category]
+        for tasks, order in ((compute, sorted), (background, _exposed_order)):
+            number = of_work[self.graph.work[tasks]]
+            numbers = {self._categories[number]: number for number in set(number.tolist())}
+            for category in order(numbers):
+                chosen = tasks[number == numbers[category]]
                 spans = np.stack([self.start_s[chosen], self.end_s[chosen]], axis=1).clip(low, high)
                 # Only time that no earlier category has taken counts.
                 merged = _merge(np.concatenate([taken, spans]))
@@ -179,6 +184,15 @@ class Trace:
                 taken = merged
         seconds["bubble"] = max(0.0, (high - low) - _length_s(taken))
         return seconds
+
+    @cached_property
+    def _categories(self) -> list[str]:
+        return list(dict.fromkeys(work.category for work in self.graph.works))
+
+    @cached_property
+    def _category_of_work(self) -> Ints:
+        numbers = {category: number for number, category in enumerate(self._categories)}
+        return np.array([numbers[work.category] for work in self.graph.works])
 
 
 EXPOSED = (
@@ -200,12 +214,8 @@ def _computes(stream: str) -> bool:
     return stream.endswith("/compute")
 
 
-def _appearance(names: NDArray[np.str_]) -> list[str]:
-    return sorted(set(names.tolist()))
-
-
-def _exposed_order(names: NDArray[np.str_]) -> list[str]:
-    present = set(names.tolist())
+def _exposed_order(names: Iterable[str]) -> list[str]:
+    present = set(names)
     ranked = [category for category in EXPOSED if category in present]
     return ranked + sorted(present - set(ranked))
 

@@ -21,6 +21,9 @@ from perfsim.graph.ragged import Ragged, Wide, offsets
 from perfsim.graph.task_graph import TaskGraph, rank_of
 from perfsim.graph.work import WHOLE_DEVICE, Work
 
+NO_SOURCE, NO_OUTPUT = -1, -2
+"""In place of the handle behind a port: the slot has no source, or its template no such output."""
+
 
 class Port(int):
     """An external input tensor of a template; stamping supplies its handle."""
@@ -304,6 +307,7 @@ class _StampedChunk:
     stamped: Stamped
     first_id: int
     end_id: int
+    _behind: dict[tuple[str, bool], tuple[Wide, str]] = field(default_factory=dict, init=False)
 
     def columns(self) -> dict[str, Wide]:
         count = self.end_id - self.first_id
@@ -344,26 +348,35 @@ class _StampedChunk:
         resolved = first[rows][:, None] + np.maximum(local, 0)
         outside = np.flatnonzero(local < 0)
         names = list(template.ports)
-        for number in np.unique(local[outside])[::-1].tolist():  # port i has the number -1 - i
+        for number in sorted(set(local[outside].tolist()), reverse=True):  # port i has the number -1 - i
             columns = outside[local[outside] == number]
             resolved[:, columns] = self._port(names[-1 - number], rows, tasks=tasks)[:, None]
         return resolved
 
     def _port(self, name: str, rows: Wide, *, tasks: bool) -> Wide:
         """The tensor behind a port in each slot, or the task that writes it."""
+        if (name, tasks) not in self._behind:
+            self._behind[name, tasks] = self._sources(name, tasks=tasks)
+        values, output = self._behind[name, tasks]
+        own = values[rows]
+        if np.any(own == NO_SOURCE):
+            raise GraphError(f"port {name!r} is read by a slot that has no source for it")
+        if np.any(own < 0):
+            raise GraphError(f"port {name!r} reads output {output!r} of a template without it")
+        return own
+
+    def _sources(self, name: str, *, tasks: bool) -> tuple[Wide, str]:
+        """What is behind a port in every slot, and the name of the output that it reads."""
         if name not in self.slots.sources:
             raise GraphError(f"port {name!r} has no source")
-        source_of_slot, output = self.slots.sources[name]
-        source = source_of_slot[rows]
-        if np.any(source < 0):
-            raise GraphError(f"port {name!r} is read by a slot that has no source for it")
-        offset = np.array([template.outputs.get(output, -1) for template in self.templates], dtype=np.int64)
-        local = offset[self.slots.template[source]]
-        if np.any(local < 0):
-            raise GraphError(f"port {name!r} reads output {output!r} of a template without it")
-        if not tasks:
-            return self.stamped.first_tensor[source] + local
-        writers = np.array(
-            [template.writer(tensor) for template, tensor in zip(self.templates, offset, strict=True)]
-        )
-        return np.asarray(self.stamped.first_task[source] + writers[self.slots.template[source]])
+        source, output = self.slots.sources[name]
+        tensors = [template.outputs.get(output, -1) for template in self.templates]
+        local, first = np.array(tensors, dtype=np.int64), self.stamped.first_tensor
+        numbers = local
+        if tasks:
+            pairs = zip(self.templates, tensors, strict=True)
+            numbers = np.array([template.writer(tensor) for template, tensor in pairs], dtype=np.int64)
+            first = self.stamped.first_task
+        of_template = np.where(local < 0, NO_OUTPUT, numbers)[self.slots.template[source]]
+        values = np.where(of_template < 0, NO_OUTPUT, first[source] + of_template)
+        return np.where(source < 0, NO_SOURCE, values), output

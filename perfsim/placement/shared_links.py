@@ -57,7 +57,7 @@ def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None 
 
 def _table(traffic: Sequence[Traffic], network: Network) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Demand of each communication on each link and the capacities, in bytes/s; equal columns stand once."""
-    links = np.unique(np.concatenate([flow.links for flow in traffic]))
+    links = np.array(sorted(set(np.concatenate([flow.links for flow in traffic]).tolist())), dtype=np.int64)
     table = np.zeros((len(traffic) + 1, len(links)))
     for row, flow in enumerate(traffic):
         table[row, np.searchsorted(links, flow.links)] = flow.times * flow.bytes_per_s

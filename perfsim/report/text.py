@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perfsim.prediction.prediction import Prediction
-from perfsim.studies.result import CandidateResult, StudyResult
 from perfsim.units import DAY_S
+
+if TYPE_CHECKING:
+    from perfsim.prediction.prediction import Prediction
+    from perfsim.studies.result import CandidateResult, StudyResult
 
 MISSING = "n/a"
 NONE = "\u2013"

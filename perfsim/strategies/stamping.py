@@ -113,7 +113,7 @@ def _templates(
     usual, special = first[passed, 0] + place, first[passed, 1] + place
     frees = np.array(["freed0" in template.outputs for template in passes.templates])
     template, freed = np.where(final, special, usual), np.full(len(passed), -1, dtype=np.int64)
-    for number in np.unique(rank):
+    for number in range(rank.max() + 1):
         slots = np.flatnonzero(rank == number)
         if passes.first_is_special:
             until = np.argmax(frees[special[slots]]) if frees[special[slots]].any() else len(slots)

@@ -194,14 +194,19 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
 def _shortlist(found: Search, shown: int, target: Target | None) -> tuple[Entry, ...]:
     """The fastest layout of each choice of degrees and micro-batch, simulated, inside the model's error."""
     question, screening = found.question, found.screening
-    first = confirmed(found)[0]
+    simulated = confirmed(found)
+    first = simulated[0]
     slowest_s = first.step_time_s * (1.0 + ratio_error(first.plan, first.plan))
-    runs = {_kind(first.plan.layout): first}
+    runs, known = {_kind(first.plan.layout): first}, {run.plan.layout: run for run in simulated}
     for index in found.order[:MOST_TRIED].tolist():
         if len(runs) >= shown or question.scale * screening.estimate_s[index] > slowest_s:
             break
         layout = screening.layout(index)
-        if _kind(layout) not in runs:
+        if _kind(layout) in runs:
+            continue
+        if layout in known:
+            runs[_kind(layout)] = known[layout]
+        else:
             plan = question.chosen.plan(question.job, question.topology, layout)
             graph = graph_of(plan, question.chosen)
             runs[_kind(layout)] = evaluate(plan, question.costs, cluster=question.cluster, graph=graph)

@@ -138,7 +138,7 @@ def _ring_hops(groups: Ints, devices_per_node: int) -> tuple[Ints, Ints, Ints]:
         first = np.flatnonzero(pattern)
         ring = np.arange(np.diff(first, append=len(pattern)).min())
         source = (first[:, None] + ring).ravel()
-        members = source, np.roll(source, -len(ring)), np.setdiff1d(np.arange(len(pattern)), source)
+        members = source, np.roll(source, -len(ring)), np.delete(np.arange(len(pattern)), source)
         hops.append(tuple(ranks[rows][:, places].ravel() for places in members))
         left &= ~rows
     source, target, spare = (np.concatenate(column) for column in zip(*hops, strict=True))

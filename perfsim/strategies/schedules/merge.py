@@ -26,7 +26,10 @@ def merged_order(orders: list[StageOrder], placement: Placement) -> list[Slot]:
         for rank in range(placement.pipeline)
     ]
     last = placement.num_stages - 1
-    done: set[tuple[str, int, int]] = set()
+    count = 1 + max((slot.microbatch for order in orders for slot in order), default=0)
+    # Whether micro-batches have passed each place; forwards have passed the one before the first.
+    forwards = bytearray(b"\x01" * count + bytes(count * (last + 1)))
+    backwards = bytearray(count * (last + 1))
     position = [0] * len(orders)
     merged: list[Slot] = []
     total = sum(len(order) for order in orders)
@@ -35,18 +38,18 @@ def merged_order(orders: list[StageOrder], placement: Placement) -> list[Slot]:
         for stage, order in enumerate(orders):
             for slot in islice(order, position[stage], None):
                 which, _, chunk, microbatch = slot
-                place = places[stage][chunk]
+                at = places[stage][chunk] * count + microbatch
                 if which == "F":
-                    ready = not place or ("F", place - 1, microbatch) in done
-                elif which == "W":
-                    ready = ("B", place, microbatch) in done
-                else:
-                    ready = (
-                        ("B", place + 1, microbatch) if place < last else ("F", last, microbatch)
-                    ) in done
-                if not ready:
+                    if not forwards[at]:
+                        break
+                    forwards[at + count] = 1
+                elif which == "B":
+                    above = at + count
+                    if not (backwards[above] if above < len(backwards) else forwards[above]):
+                        break
+                    backwards[at] = 1
+                elif not backwards[at]:
                     break
-                done.add((which, place, microbatch))
                 merged.append(slot)
                 position[stage] += 1
         if len(merged) == before:

@@ -130,9 +130,8 @@ def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
 
 
 def from_table(table: Ints, divisions: Divisions) -> Columns:
-    """Columns from an array of shape (rows, fields), in the order of the fields."""
-    columns = np.ascontiguousarray(table.T)
-    return Columns(**dict(zip(_COLUMNS, columns, strict=True)), divisions=divisions)
+    """Columns from an array of shape (fields, rows), in the order of the fields."""
+    return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=divisions)
 
 
 def blocks_of(rows: int) -> Iterator[slice]:
@@ -166,4 +165,4 @@ def columns_of(job: Job, layout: ParallelLayout) -> Columns:
         layout.recompute_every,
         0,
     )
-    return from_table(np.array([values], dtype=np.int64), Divisions((division_of(job, layout),)))
+    return from_table(np.array(values, dtype=np.int64)[:, None], Divisions((division_of(job, layout),)))

@@ -39,14 +39,16 @@ Floats = NDArray[np.float64]
 
 def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, durations: Durations) -> Floats:
     """Step time of every layout by the formula above, shape (rows,)."""
+    by_zero = np.argsort(columns.zero, kind="stable")  # so that few blocks need the terms of ZeRO 2 and 3
+    columns = columns.rows(by_zero)
     sizes = slice_bytes(job, columns)
     passes = pass_prices(job, columns, topology, durations)
-    largest = largest_ranks(job, columns, columns.ranks(), sizes)
+    largest = largest_ranks(job, columns, sizes)
     replicas = data_prices(job, columns, topology, largest, sizes, durations)
     seconds = np.empty(len(columns))
     for rows in blocks_of(len(columns)):
         prices = taken(passes, rows), taken(replicas, rows)
-        seconds[rows] = _steps_s(job, columns.rows(rows), taken(largest, rows), *prices)
+        seconds[by_zero[rows]] = _steps_s(job, columns.rows(rows), taken(largest, rows), *prices)
     return seconds
 
 
@@ -131,8 +133,10 @@ def _pass_times(columns: Columns, ranks: RankColumns, passes: PassPrices, replic
     backward += ranks.first * passes.embedding_backward + ranks.last * passes.head_backward
     weights = ranks.layers * passes.weights
     weights += ranks.first * passes.embedding_weights + ranks.last * passes.head_weights
-    zero, scattered = columns.zero[:, None], _scattered_s(ranks, replicas)
-    gathered = ranks.layers * replicas.gather_layer
+    zero = columns.zero[:, None]
+    if not np.any(zero == SHARDED):
+        return PassTimes(forward, backward, weights)
+    scattered, gathered = _scattered_s(ranks, replicas), ranks.layers * replicas.gather_layer
     sharded_forward = replicas.gather_both + np.maximum(gathered, replicas.gather_layer + forward)
     last_reduced = replicas.reduce_layer + replicas.reduce_both
     sharded_backward = np.maximum(gathered + scattered, backward + last_reduced)
@@ -167,9 +171,11 @@ def _waits_for_buffers(
     takes the longest of f + L (c + w), f + c + 2 w + (L - 2) r and L r. A pass of one layer waits for the
     reduction of the pass before it: w + max(f + c, r).
     """
+    sharded = columns.zero[:, None] == GRADIENTS_SHARDED
+    if not sharded.any():
+        return BufferWaits(np.zeros(ranks.layers.shape), np.zeros(ranks.layers.shape))
     virtual, reduce = columns.virtual[:, None], replicas.reduce_layer
     split = columns.of_schedules("splits_backward")[:, None]
-    sharded = columns.zero[:, None] == GRADIENTS_SHARDED
     redone = recomputed_layers(columns, ranks) * passes.recompute
     busy = np.where(split, times.weights_s, times.backward_s - redone)
     redone = np.where(split, 0.0, redone)

@@ -19,7 +19,6 @@ from perfsim.graph import RankGroup, TensorClass, Work
 from perfsim.strategies.plan import Durations
 from perfsim.strategies.three_d.columns import MODES, Columns, distinct_rows
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, Replicas, layers_per_bucket
-from perfsim.strategies.three_d.division import RankColumns
 from perfsim.strategies.three_d.memory import SliceBytes, rank_parameters
 from perfsim.strategies.three_d.slices import layer_slice
 from perfsim.strategies.three_d.tensor import TensorGroup, compute_work, layer_works, split_works
@@ -138,7 +137,7 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
     split = columns.of_schedules("splits_backward")[:, None]
     wanted = Wanted(
         split_backward=bool(split.any()),
-        modes=frozenset(MODES[mode] for mode in np.unique(columns.recompute).tolist()),
+        modes=frozenset(MODES[mode] for mode in np.flatnonzero(np.bincount(columns.recompute)).tolist()),
         sends=bool((columns.pipeline > 1).any()),
     )
     node = topology.devices_per_node if topology.num_devices > topology.devices_per_node else 0
@@ -266,15 +265,19 @@ class Largest(NamedTuple):
     """Layers that fill a bucket of gradients."""
 
 
-def largest_ranks(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> Largest:
+def largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
     """The rank of every layout with most parameters."""
+    bucket = layers_per_bucket(job.recipe, sizes.layer[:, 0], columns.zero)
+    of_key, of_row = distinct_rows((columns.tensor, columns.division))
+    columns, sizes = columns.rows(of_key), SliceBytes(*(column[of_key] for column in sizes))
+    ranks = columns.ranks()
     largest = rank_parameters(sizes, ranks).argmax(axis=1)[:, None]
     layers, first, last = (
         np.take_along_axis(column.astype(np.int64), largest, axis=1)[:, 0]
         for column in (ranks.layers, ranks.first, ranks.last)
     )
-    bucket = layers_per_bucket(job.recipe, sizes.layer[:, 0], columns.zero)
-    return Largest(layers, first, last, -(-layers // columns.virtual), bucket)
+    chunk = -(-layers // columns.virtual)
+    return Largest(layers[of_row], first[of_row], last[of_row], chunk[of_row], bucket)
 
 
 class Shapes(NamedTuple):

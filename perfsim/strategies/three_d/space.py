@@ -42,7 +42,7 @@ def layout_space(
     pipelines = tuple(dict.fromkeys(pipeline for _, pipeline in degrees))
     divisions, first = _table(pipelines, job.model.num_layers)
     blocks = [_block(job, topology, *pair, first[pair[1]], zero_stage) for pair in degrees]
-    return from_table(np.concatenate([np.zeros((0, 8), dtype=np.int64), *blocks]), divisions)
+    return from_table(np.concatenate([np.zeros((8, 0), dtype=np.int64), *blocks], axis=1), divisions)
 
 
 def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[str, ...]) -> int:
@@ -105,21 +105,29 @@ def _divisions(pipeline: int, num_layers: int) -> tuple[Division, ...]:
 def _block(
     job: Job, topology: FatTree, tensor: int, pipeline: int, first: int, zero_stage: int | None
 ) -> Ints:
-    """The layouts of a tensor and a pipeline degree, shape (rows, columns) in the order of `Columns`."""
+    """The layouts of a tensor and a pipeline degree, shape (columns, rows) in the order of `Columns`."""
     divisions = _divisions(pipeline, job.model.num_layers)
     data = topology.num_devices // tensor // pipeline
     share = job.global_batch_size // data
     sizes = [size for size in _divisors(share) if share // size * job.model.num_layers <= MOST_LAYER_PASSES]
     splits = [0, 1] if tensor > 1 and job.seq_length % tensor == 0 else [0]
-    modes = np.array(_recompute_modes(job, pipeline))
-    numbers = np.arange(len(divisions))
-    axes = (numbers, sizes, _zero_stages(pipeline, data, zero_stage), splits, np.arange(len(modes)))
-    part, size, zero, split, mode = (grid.ravel() for grid in np.meshgrid(*axes, indexing="ij"))
-    in_groups = np.array([division.schedule == "interleaved" for division in divisions])[part]
-    legal = ~in_groups | (share // size % pipeline == 0)
-    same = np.ones(len(part), dtype=np.int64)
-    columns = (same * tensor, same * data, size, zero, split, *modes[mode].T, first + part)
-    return np.asarray(np.stack(columns, axis=1)[legal])
+    zeros, modes = _zero_stages(pipeline, data, zero_stage), np.array(_recompute_modes(job, pipeline)).T
+    numbers = first + np.arange(len(divisions))
+    along = (
+        (2, 1, sizes),
+        (3, 2, zeros),
+        (4, 3, splits),
+        (5, 4, modes[0]),
+        (6, 4, modes[1]),
+        (7, 0, numbers),
+    )
+    table = np.empty((8, len(divisions), len(sizes), len(zeros), len(splits), len(modes[0])), dtype=np.int64)
+    table[0], table[1] = tensor, data
+    for field, axis, values in along:
+        table[field] = np.reshape(values, [-1 if other == axis else 1 for other in range(5)])
+    in_groups = np.array([division.schedule == "interleaved" for division in divisions])[:, None]
+    legal = ~in_groups | (share // np.array(sizes) % pipeline == 0)
+    return np.asarray(table[:, legal].reshape(len(table), -1))
 
 
 def _zero_stages(pipeline: int, data: int, fixed: int | None) -> list[int]:
