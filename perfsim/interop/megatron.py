@@ -91,6 +91,8 @@ SETTINGS: tuple[Setting, ...] = (
     ("--max-position-embeddings", lambda c: c.job.model.max_position_embeddings),
     ("--position-embedding-type", lambda c: POSITIONS.get(c.job.model.position_embedding)),
     ("--swiglu", lambda c: _flag(c.job.model.gated_mlp)),
+    # A model without biases has norms without shifts.
+    ("--normalization", lambda c: None if c.job.model.bias else "RMSNorm"),
     ("--disable-bias-linear", lambda c: _flag(not c.job.model.bias)),
     ("--untie-embeddings-and-output-weights", lambda c: _flag(not c.job.model.tied_embeddings)),
     ("--seq-length", lambda c: c.job.seq_length),

@@ -21,17 +21,19 @@ class Answer:
 
 def verdict(answers: Sequence[Answer]) -> str:
     """One comparison sentence with a range, and the reason for the difference."""
-    ranked = sorted(answers, key=lambda answer: answer.time.time_s)
-    first = ranked[0]
-    if len(ranked) == 1:
+    first, *others = sorted(answers, key=lambda answer: answer.time.time_s)
+    alike = [answer.candidate.label for answer in others if _is_same_plan(answer, first)]
+    same = f"; the same layout answers {', '.join(alike)}" if alike else ""
+    unlike = [answer for answer in others if not _is_same_plan(answer, first)]
+    if not unlike:
         low, high = (bound / DAY_S for bound in first.time.band_s)
         return (
             f"{first.candidate.label} reaches the target in {first.time.time_s / DAY_S:.1f} days "
-            f"({low:.1f} to {high:.1f}){_trust(first)}."
+            f"({low:.1f} to {high:.1f}){same}{_trust(first)}."
         )
-    rival = _rival(ranked)
+    rival = _rival(first, unlike)
     band = ratio_of(rival, first)
-    certainty = "" if band.decided else "; the range includes 1, so the order is open"
+    certainty = same + ("" if band.decided else "; the range includes 1, so the order is open")
     certainty += _trust(first, rival)
     return (
         f"{first.candidate.label} reaches the target first, in {first.time.time_s / DAY_S:.1f} days: "
@@ -53,7 +55,7 @@ def ratio_bands(answers: Sequence[Answer]) -> dict[str, tuple[float, float]]:
 
 def ratio_of(answer: Answer, first: Answer) -> RatioBand:
     """The 90 % band of the ratio of two times; on one system a part of the step-time error cancels."""
-    if answer.time is first.time:
+    if answer.time is first.time or _is_same_plan(answer, first):
         return RatioBand(1.0, 1.0, 1.0)
     same = answer.candidate.system == first.candidate.system
     return ratio_band(answer.time, first.time, same_machine=same)
@@ -65,15 +67,18 @@ def _trust(*compared: Answer) -> str:
     return f"; {clause}" if clause else ""
 
 
-def _rival(ranked: Sequence[Answer]) -> Answer:
-    """The fastest candidate with another strategy or system, else the second fastest."""
-    first = ranked[0].candidate
-    unlike = [
-        answer
-        for answer in ranked[1:]
-        if (answer.candidate.strategy, answer.candidate.system) != (first.strategy, first.system)
-    ]
-    return unlike[0] if unlike else ranked[1]
+def _is_same_plan(answer: Answer, first: Answer) -> bool:
+    """Whether two candidates run the same layout of the same machine on the same batch, in the same time."""
+    fields = ("system", "num_devices", "global_batch_size", "layout", "step_time_s")
+    plans = [tuple(getattr(own.candidate, name) for name in fields) for own in (answer, first)]
+    return plans[0] == plans[1] and answer.time.time_s == first.time.time_s
+
+
+def _rival(first: Answer, others: Sequence[Answer]) -> Answer:
+    """The fastest of the others with another strategy or system, else the fastest of them."""
+    own = (first.candidate.strategy, first.candidate.system)
+    unlike = [answer for answer in others if (answer.candidate.strategy, answer.candidate.system) != own]
+    return unlike[0] if unlike else others[0]
 
 
 def _tokens(samples: float) -> str:

@@ -19,7 +19,7 @@ _REASONS = {
     MEMORY: "need more memory than a device has",
     MEMORY_LIMIT: "fit, but above the memory limit",
     DOMINATED: "fit and are slower than the model's error can explain",
-    DIVISIBILITY: "combinations of degrees do not divide model, batch or nodes",
+    DIVISIBILITY: "times the degrees of a layout do not divide model, batch or nodes",
 }
 """Reasons of the search in words; others are shown by their name."""
 NEAR = 1.001
@@ -88,7 +88,7 @@ def _notes(planned: Planned) -> Iterator[str]:
             "that differ from 1."
         )
     else:
-        yield f"No other degrees or micro-batch come within the model's error between two layouts, {error}."
+        yield f"The model's error between two layouts of one machine is {error}; one layout is shown."
     if planned.experiment is not None:
         yield _experiment(planned.experiment)
     yield from _caveats(planned)

@@ -25,7 +25,7 @@ from perfsim.topology import FatTree
 from perfsim.workload import Job, ParallelLayout
 
 Ints = NDArray[np.int64]
-RECOMPUTE_EVERY = (1, 2, 3, 4, 6)
+RECOMPUTE_EVERY = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Of how many layers one is recomputed, in the layouts that are tried."""
 
 
@@ -146,8 +146,14 @@ def _recompute_modes(job: Job, pipeline: int) -> list[tuple[int, int]]:
     modes = [(MODES.index("none"), 1)]
     if job.recipe.attention == "standard":
         modes.append((MODES.index("selective"), 1))
-    layers = job.model.num_layers // pipeline
-    return modes + [(full, every) for every in RECOMPUTE_EVERY if every <= max(1, layers)]
+    return modes + [(full, every) for every in recompute_intervals(job.model.num_layers // pipeline)]
+
+
+def recompute_intervals(layers: int) -> list[int]:
+    """The intervals of `RECOMPUTE_EVERY` that recompute different numbers of a rank's layers."""
+    layers = max(1, layers)
+    redone = {-(-layers // every): every for every in reversed(RECOMPUTE_EVERY) if every <= layers}
+    return sorted(redone.values())
 
 
 def _divisors(count: int, free: bool = True) -> list[int]:

@@ -41,7 +41,7 @@ FLAGS = (
 TEXTS = (
     *("recompute-granularity", "recompute-method", "pipeline-model-parallel-layout", "ckpt-format"),
     *("data-parallel-sharding-strategy", "position-embedding-type", "fp8-format", "attention-backend"),
-    *("attention-dropout", "hidden-dropout", "optimizer"),
+    *("attention-dropout", "hidden-dropout", "optimizer", "normalization"),
 )
 SWITCHES = (
     *("sequence-parallel", "use-distributed-optimizer", "use-megatron-fsdp", "overlap-grad-reduce"),
@@ -147,6 +147,7 @@ def test_megatron_flags_hold_the_shape_and_the_recipe(planned: Callable[..., Pla
     )
     assert (args.num_query_groups, args.group_query_attention, args.swiglu) == (8, True, True)
     assert args.disable_bias_linear
+    assert args.normalization == "RMSNorm"
     assert args.untie_embeddings_and_output_weights
     assert (args.position_embedding_type, args.attention_backend, args.fp16) == ("rope", "flash", True)
     assert (args.attention_dropout, args.hidden_dropout) == ("0.0", "0.0")

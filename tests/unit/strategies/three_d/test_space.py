@@ -11,7 +11,7 @@ from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.columns import MODES, Columns
 from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.rules import layout_problems
-from perfsim.strategies.three_d.space import RECOMPUTE_EVERY, layout_space
+from perfsim.strategies.three_d.space import RECOMPUTE_EVERY, layout_space, recompute_intervals
 from perfsim.workload import Job, ParallelLayout
 
 ALL = ("tensor", "pipeline", "data")
@@ -43,7 +43,11 @@ def test_the_space_is_every_combination_that_keeps_the_rules(toys: ModuleType, n
         (False, True),
         [*((mode, 1) for mode in MODES), *(("full", every) for every in RECOMPUTE_EVERY[1:])],
     ):
-        if tensor * pipeline > 4 or every > max(1, num_layers // pipeline) or (split and tensor == 1):
+        if (
+            tensor * pipeline > 4
+            or every not in recompute_intervals(num_layers // pipeline)
+            or (split and tensor == 1)
+        ):
             continue
         data, schedule = 4 // tensor // pipeline, SCHEDULES[name]
         if (pipeline == 1 and name != "1f1b") or (data == 1 and zero):
@@ -105,6 +109,12 @@ def test_layers_that_do_not_divide_are_spread_with_fewer_on_the_last_stage() -> 
     assert divided("1f1b", 3, 1, 8).layers == (3, 3, 2)
     assert divided("1f1b", 4, 1, 9).layers == (2, 2, 3, 2)
     assert divided("interleaved", 2, 3, 8).layers == (1, 1, 1, 2, 2, 1)
+
+
+def test_intervals_of_recompute_each_leave_another_number_of_layers() -> None:
+    assert recompute_intervals(1) == [1]
+    assert recompute_intervals(12) == [1, 2, 3, 4, 6, 12]
+    assert recompute_intervals(32) == [1, 2, 3, 4, 6, 8, 12, 16, 32]
 
 
 def test_a_fixed_stage_of_zero_is_the_only_one(toys: ModuleType) -> None:
