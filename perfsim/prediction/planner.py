@@ -107,7 +107,8 @@ class Search:
         asked = f"strategy {strategy.name}, {self.question.label}, {job.global_batch_size} sequences a step"
         head = f"no plan fits: {asked}"
         if not screening.screened or screening.closest is None:
-            why = f"batch {job.global_batch_size} and {job.model.num_layers} layers do not divide over them"
+            model = f"{job.model.num_layers} layers, {job.model.num_attention_heads} heads"
+            why = f"batch {job.global_batch_size}, {model}: no degrees divide them"
             return [f"{head}: no layout is legal ({why})"]
         closest = screening.closest
         try:

@@ -219,7 +219,9 @@ def test_an_evaluation_carries_consistent_numbers(toys: ModuleType, topology: To
 
 
 def test_without_any_legal_layout_the_reason_is_the_division(toys: ModuleType, topology: Topology) -> None:
-    with pytest.raises(PlanError, match=r"no layout is legal \(batch 7 .* do not divide") as caught:
+    with pytest.raises(
+        PlanError, match=r"no layout is legal \(batch 7, 8 layers, .* no degrees divide"
+    ) as caught:
         screened(toys, "data", toys.job(7), topology)
     assert "16 x toy-gpus" in str(caught.value)
     assert caught.value.exit_code == 3
