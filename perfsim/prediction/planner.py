@@ -127,16 +127,16 @@ def search(question: Question) -> Search:
     return Search(question)
 
 
-def confirmed(found: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
+def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
     """The plans that could be fastest, simulated, fastest first.
 
     Plans are simulated in the order of their corrected estimates until the rest cannot be faster than the
     best, given the error of the closed form, or until `most` are done. The longest path is a lower bound of a
     step, so a plan whose path is longer than the best step is not simulated.
     """
-    question = found.question
+    question = searched.question
     runs: list[Evaluation] = []
-    shortlist = Shortlist(found)
+    shortlist = Shortlist(searched)
     best_s = np.inf
     for tried in range(most):
         candidate = shortlist.next_before(best_s / question.scale)
@@ -160,12 +160,12 @@ class Shortlist:
     Layouts of a kind have the same schedule, ZeRO stage, degrees and micro-batch, and err alike.
     """
 
-    def __init__(self, found: Search) -> None:
-        self._found = found
-        self._indices = found.order[:MOST_LISTED]
-        self._estimate_s = found.screening.estimate_s[self._indices]
+    def __init__(self, searched: Search) -> None:
+        self._searched = searched
+        self._indices = searched.order[:MOST_LISTED]
+        self._estimate_s = searched.screening.estimate_s[self._indices]
         numbers: dict[tuple[Hashable, ...], int] = {}
-        kinds = [_kind(found.screening.layout(index)) for index in self._indices.tolist()]
+        kinds = [_kind(searched.screening.layout(index)) for index in self._indices.tolist()]
         self._kind = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds])
         self._factor = np.full(len(kinds), np.nan)
         self._left = np.ones(len(kinds), dtype=bool)
@@ -179,7 +179,7 @@ class Shortlist:
         if not len(expected_s) or expected_s.min() * (1 - ESTIMATE_ERROR) > best_s:
             return None
         self._place = int(expected_s.argmin())
-        return self._found.plan(int(self._indices[self._place]))
+        return self._searched.plan(int(self._indices[self._place]))
 
     def correct(self, candidate: Screened, step_s: float) -> None:
         """Take the step of the layout that was given last into account, and do not give it again."""
@@ -227,19 +227,19 @@ def best_plan(question: Question) -> Evaluation:
         plan = plan_of(question)
         graph = graph_of(plan, question.chosen)
         return evaluate(plan, question.costs, cluster=question.cluster, graph=graph)
-    found = search(question)
-    best = confirmed(found)[0]
-    return replace(best, plan=_with_headroom(best.plan, found))
+    searched = search(question)
+    best = confirmed(searched)[0]
+    return replace(best, plan=_with_headroom(best.plan, searched))
 
 
-def _with_headroom(plan: Plan, found: Search) -> Plan:
+def _with_headroom(plan: Plan, searched: Search) -> Plan:
     """The plan, with a note on what the memory above the limit would buy, or that nothing is within it."""
-    limit = found.question.allowed_share
+    limit = searched.question.allowed_share
     if plan.memory_share > limit:
         note = f"no plan leaves more than {1 - limit:.0%} of memory free"
         return replace(plan, notes=(*plan.notes, note))
-    (fuller,) = found.best(1, within_limit=False)
-    faster = 100 * (1 - fuller.estimate_s / float(found.screening.estimate_s[found.order[0]]))
+    (fuller,) = searched.best(1, within_limit=False)
+    faster = 100 * (1 - fuller.estimate_s / float(searched.screening.estimate_s[searched.order[0]]))
     if fuller.plan.memory_share <= limit or faster < 0.05:
         return plan
     note = (

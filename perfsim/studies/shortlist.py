@@ -174,31 +174,31 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     if target is not None and given is None and objective != "step-time":
         tried = tuple(batch_grid(target, question.recipe.seq_length, question.devices))
         question = question.at(best_of(batch_curve(question, target, list(tried))[0]))
-    found = search(question)
-    entries = _shortlist(found, shown, target)
-    within = max(len(entries), _within(found, 1.0 + entries[0].ratio_error))
+    searched = search(question)
+    entries = _shortlist(searched, shown, target)
+    within = max(len(entries), _within(searched, 1.0 + entries[0].ratio_error))
     return Planned(
         question=question,
-        search=found,
+        search=searched,
         objective=objective,
         shortlist=entries,
         within=within,
-        refused=_refused(found, within),
-        closest_share=_closest_share(found),
-        above_limit=_above_limit(found),
+        refused=_refused(searched, within),
+        closest_share=_closest_share(searched),
+        above_limit=_above_limit(searched),
         experiment=_experiment(question, entries),
         tried_batches=tried,
     )
 
 
-def _shortlist(found: Search, shown: int, target: Target | None) -> tuple[Entry, ...]:
+def _shortlist(searched: Search, shown: int, target: Target | None) -> tuple[Entry, ...]:
     """The fastest layout of each choice of degrees and micro-batch, simulated, inside the model's error."""
-    question, screening = found.question, found.screening
-    simulated = confirmed(found)
+    question, screening = searched.question, searched.screening
+    simulated = confirmed(searched)
     first = simulated[0]
     slowest_s = first.step_time_s * (1.0 + ratio_error(first.plan, first.plan))
     runs, known = {_kind(first.plan.layout): first}, {run.plan.layout: run for run in simulated}
-    for index in found.order[:MOST_TRIED].tolist():
+    for index in searched.order[:MOST_TRIED].tolist():
         if len(runs) >= shown or question.scale * screening.estimate_s[index] > slowest_s:
             break
         layout = screening.layout(index)
@@ -219,22 +219,22 @@ def _kind(layout: Layout) -> tuple[int, ...]:
     return layout.tensor, layout.pipeline, layout.data, layout.micro_batch_size
 
 
-def _within(found: Search, ratio: float) -> int:
+def _within(searched: Search, ratio: float) -> int:
     """Number of layouts whose estimate is at most so many times the best one."""
-    estimates = found.screening.estimate_s[found.order]
+    estimates = searched.screening.estimate_s[searched.order]
     return int((estimates <= ratio * estimates[0]).sum())
 
 
-def _refused(found: Search, within: int) -> dict[str, int]:
+def _refused(searched: Search, within: int) -> dict[str, int]:
     """What is no answer, by reason: layouts that do not fit, slower ones, degrees without a layout."""
-    above, slower = found.feasible - len(found.order), len(found.order) - within
-    counts = {**found.screening.refused, MEMORY_LIMIT: above, DOMINATED: slower}
-    return {**counts, DIVISIBILITY: found.screening.indivisible}
+    above, slower = searched.feasible - len(searched.order), len(searched.order) - within
+    counts = {**searched.screening.refused, MEMORY_LIMIT: above, DOMINATED: slower}
+    return {**counts, DIVISIBILITY: searched.screening.indivisible}
 
 
-def _closest_share(found: Search) -> float | None:
+def _closest_share(searched: Search) -> float | None:
     """By how much the layout that nearly fits exceeds its memory."""
-    question, closest = found.question, found.screening.closest
+    question, closest = searched.question, searched.screening.closest
     if closest is None:
         return None
     plan = question.chosen.plan(question.job, question.topology, closest, check_memory=False)
@@ -275,9 +275,9 @@ def _entry(question: Question, run: Evaluation, first: Evaluation, target: Targe
     )
 
 
-def _above_limit(found: Search) -> AboveLimit | None:
+def _above_limit(searched: Search) -> AboveLimit | None:
     """The fastest layout that fits at all, where it is faster than all within the limit."""
-    (best,), (fastest,) = found.best(1), found.best(1, within_limit=False)
+    (best,), (fastest,) = searched.best(1), searched.best(1, within_limit=False)
     gain = 1.0 - fastest.estimate_s / best.estimate_s
     return AboveLimit(fastest.plan, gain) if gain > 0 else None
 

@@ -43,7 +43,7 @@ class Regret:
     confirmed: int
     """Layouts that the planner simulated."""
     written: int
-    """Layouts of the wide search whose longest path was found."""
+    """Layouts of the wide search whose longest path was computed."""
     left: int
     """Layouts within the margin that the budget or the size of their graphs left out."""
     errors: tuple[float, ...]
@@ -58,15 +58,15 @@ class Regret:
 class WideSearch:
     """The layouts of one question, simulated as far as they could be best."""
 
-    def __init__(self, found: Search, best: str, best_s: float) -> None:
-        self.found = found
+    def __init__(self, searched: Search, best: str, best_s: float) -> None:
+        self.searched = searched
         self.best, self.best_s = best, best_s
         self.errors: list[float] = []
         self.left = 0
 
     def run(self, budget_s: float, seed: int) -> None:
         """Try layouts in the order of their estimates, then the sample; `budget_s` in processor seconds."""
-        order, estimates = self.found.order, self.found.screening.estimate_s
+        order, estimates = self.searched.order, self.searched.screening.estimate_s
         began_s, position = time.process_time(), 0
         while position < len(order) and estimates[order[position]] * (1 - MARGIN) < self.best_s:
             if time.process_time() - began_s > budget_s:
@@ -81,7 +81,7 @@ class WideSearch:
 
     def _try(self, index: int) -> bool:
         """Whether the graph of a layout is small enough; if it is, its path and where needed its step."""
-        question, screening = self.found.question, self.found.screening
+        question, screening = self.searched.question, self.searched.screening
         plan = question.chosen.plan(question.job, question.topology, screening.layout(index))
         if plan.num_microbatches * question.model.num_layers > MOST_PASSES:
             return False
@@ -97,14 +97,14 @@ class WideSearch:
 
 def regret_of(question: Question, budget_s: float, seed: int = 0) -> Regret:
     """The planner's answer beside that of the wide search. PlanError where no layout fits."""
-    found = search(question)
-    runs = confirmed(found)
+    searched = search(question)
+    runs = confirmed(searched)
     pick, pick_s = runs[0].plan.layout.short, runs[0].step_time_s
-    wide = WideSearch(found, pick, pick_s)
+    wide = WideSearch(searched, pick, pick_s)
     wide.run(budget_s, seed)
     return Regret(
-        screened=found.screened,
-        feasible=len(found.order),
+        screened=searched.screened,
+        feasible=len(searched.order),
         pick=pick,
         pick_s=pick_s,
         best=wide.best,
