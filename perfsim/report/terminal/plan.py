@@ -19,7 +19,7 @@ _REASONS = {
     MEMORY: "need more memory than a device has",
     MEMORY_LIMIT: "fit, but above the memory limit",
     DOMINATED: "fit and are slower than the model's error can explain",
-    DIVISIBILITY: "times the degrees of a layout do not divide model, batch or nodes",
+    DIVISIBILITY: "with degrees that do not divide model, batch or nodes",
 }
 """Reasons of the search in words; others are shown by their name."""
 NEAR = 1.001
