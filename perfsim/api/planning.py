@@ -41,7 +41,7 @@ def plan(
 
     Model, system, recipe, strategy, batch and cluster are given as to `predict`. The objective
     "time-to-accuracy" takes the best batch to the recipe's target where none is given; "cost" counts
-    device-hours. Layouts that use more than `memory_limit` of a device are no answers unless nothing else
+    device-hours. Layouts that use more than `memory_limit` of a GPU are no answers unless nothing else
     fits. `shown` is the number of layouts to list.
 
     Raises InputError for what cannot be asked and PlanError where no layout fits, both with all reasons.

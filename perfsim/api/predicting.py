@@ -35,7 +35,7 @@ def predict(
     Model, system and recipe are names of the catalogue, paths of YAML files or objects. Without `strategy`
     the system's own is taken, without `layout` (`tp=8,pp=4,dp=8,mbs=1`) the planner chooses, without
     `batch` (sequences over all devices) the recipe's or 8 a device. The planner leaves out layouts above
-    `memory_limit`, a share of a device's memory, unless nothing else fits. `cluster` scales step times by the
+    `memory_limit`, a share of a GPU's memory, unless nothing else fits. `cluster` scales step times by the
     user's own measurements, `perturb` disturbs the step (`straggler=1.3@rank5`), `detail` is how finely
     weights stream, `expand` writes collectives as steps (`data.all_reduce=tree`).
 

@@ -17,6 +17,7 @@ from perfsim.workload import Job, ParallelLayout, Recompute
 Ints = NDArray[np.int64]
 Table = TypeVar("Table", bound=tuple[Any, ...])
 _BLOCK = 4096
+"""Layouts that are evaluated at once."""
 _LOOKUP = 8
 """Up to how many codes per row are numbered with a table of all codes instead of by sorting."""
 MODES: tuple[Recompute, ...] = get_args(Recompute)
