@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from perfsim.interop.foreign.formats import import_file as read_file
 from perfsim.interop.foreign.formats import read_model
@@ -24,9 +25,17 @@ class Model(TransformerConfig):
         return cls(**read_model(Path(path), format).model_dump())
 
 
-def import_file(path: str | Path, format: str = "", *, part: str = "") -> Imported:  # noqa: A002
+def import_file(
+    path: str | Path,
+    format: str = "",  # noqa: A002
+    *,
+    part: str = "",
+    system: str = "",
+    given: Mapping[str, Any] | None = None,
+) -> Imported:
     """All that a foreign file says: model, recipe, layout, parameter count, and what was not used.
 
-    `part` chooses the document (model, recipe, convergence). Raises InputError with every problem.
+    `part` chooses the document (model, recipe, measured, convergence); `system` is the machine of measured
+    steps, and `given` are values by key that the file lacks. Raises InputError with every problem.
     """
-    return read_file(Path(path), format, part=part)
+    return read_file(Path(path), format, part=part, system=system, given=given)

@@ -9,7 +9,7 @@ from typing import Any
 
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError, Problem, UnknownNameError
-from perfsim.interop.foreign import huggingface
+from perfsim.interop.foreign import huggingface, megatron_arguments
 from perfsim.interop.foreign.imported import (
     Imported,
     Reading,
@@ -19,6 +19,7 @@ from perfsim.interop.foreign.imported import (
     name_of,
     recipe_document,
 )
+from perfsim.interop.foreign.measured import measured_document
 from perfsim.interop.foreign.source import Source
 from perfsim.workload import TransformerConfig
 
@@ -50,6 +51,13 @@ FORMATS: Mapping[str, Format] = {
         huggingface.recognise,
         _read_huggingface,
     ),
+    "megatron": Format(
+        "Megatron-LM arguments or log",
+        "`--num-layers` with `--hidden-size`, or the dump `num_layers ...... 24`",
+        "text",
+        megatron_arguments.recognise_text,
+        megatron_arguments.read_text,
+    ),
 }
 
 PARSERS: Mapping[str, Callable[[Source], Any]] = {
@@ -60,16 +68,30 @@ PARSERS: Mapping[str, Callable[[Source], Any]] = {
 }
 
 
-def import_file(path: Path, format_name: str = "", *, part: str = "") -> Imported:
+def import_file(
+    path: Path,
+    format_name: str = "",
+    *,
+    part: str = "",
+    system: str = "",
+    given: Mapping[str, Any] | None = None,
+) -> Imported:
     """Read a foreign file; its format is recognised by its content unless it is given.
 
-    `part` is what the document holds: model, recipe, ...; by default the model where there is one. Raises
+    `part` is what the document holds: model, recipe, ...; by default the model where there is one.
+    `system` names the machine of measured steps, `given` are values by key that the file lacks. Raises
     InputError for an unknown format, a file of none or of several, and for wrong values, at their lines.
     """
-    source = Source.read(path)
+    name, reading = read(Source.read(path, given), format_name)
+    if spare := [key for key in given or {} if key not in reading.settings.used]:
+        raise InputError([Problem(f"--set {key}: this format has no use for it here") for key in spare])
+    return imported(name, reading, part, system)
+
+
+def read(source: Source, format_name: str = "") -> tuple[str, Reading]:
+    """The format of a file and all that it says."""
     name, document = _chosen(source, format_name)
-    chosen = FORMATS[name]
-    return imported(name, chosen.read(source, document), part)
+    return name, FORMATS[name].read(source, document)
 
 
 def read_model(path: Path, format_name: str = "") -> TransformerConfig:
@@ -107,10 +129,11 @@ def format_of(path: Path) -> str:
     return next(iter(matches), "")
 
 
-def imported(format_name: str, reading: Reading, part: str = "") -> Imported:
+def imported(format_name: str, reading: Reading, part: str = "", system: str = "") -> Imported:
     """The result for a part of what was read. Raises InputError for a part that the file lacks."""
     title, name = FORMATS[format_name].title, name_of(reading)
     documents: dict[str, dict[str, Any] | None] = {
+        "measured": measured_document(reading, system) if system else None,
         "model": None if reading.shape is None else model_document(reading, name, title),
         "recipe": recipe_document(reading, name, title),
         "convergence": reading.points,
@@ -119,6 +142,8 @@ def imported(format_name: str, reading: Reading, part: str = "") -> Imported:
     kind = part or next(iter(present), "")
     if kind not in present:
         source = reading.settings.source
+        if part == "measured":
+            source.refuse("measured steps need the machine on which they ran", "add --system NAME")
         there = f"the file has {', '.join(present)}" if present else "the file has nothing to import"
         source.refuse(f"there is no {kind or 'model'} in this file of {title}", there)
     return Imported(

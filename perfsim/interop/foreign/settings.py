@@ -29,6 +29,11 @@ class Settings:
     values: Mapping[str, Any]
     textual: bool = False
     used: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
+    """Keys that stand in the file with values that it does not tell."""
+
+    def __post_init__(self) -> None:
+        self.values = {**self.values, **self.source.given}
 
     @classmethod
     def of(cls, source: Source, document: Any) -> Settings:
@@ -129,8 +134,13 @@ class Settings:
     def missing(self, *names: str) -> InputError:
         """The error of a needed key; the help names the present key that is most like it."""
         also = f" (nor {', '.join(names[1:])})" if names[1:] else ""
+        for name in names:
+            if name in self.unknown:
+                help_text = f"its value is computed when the script runs; give it with --set {name}=VALUE"
+                return self.error(name, "the file does not tell this value", help_text)
         near = next(filter(None, (nearest(name, self.values) for name in names)), "")
-        help_text = f"the file has `{near}`" if near else ""
+        seen = f"the file has `{near}`; " if near else ""
+        help_text = f"{seen}what a file lacks can be given with --set {names[0]}=VALUE"
         return InputError([self.source.problem(f"{names[0]} is missing{also}", help_text)])
 
     # ----------------------------------------------------------------------------- internals
@@ -148,6 +158,8 @@ class Settings:
                 value = float(value) if any(sign in value for sign in ".eEnN") else int(value)
             except ValueError:
                 raise self.error(name, f"{_short(value)} is not {wanted}") from None
+        elif self.textual and value is True:
+            raise self.error(name, "its value is missing")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             quoted = isinstance(value, str) and value.strip().isdigit()
             help_text = "write the number without quotes" if quoted else ""
