@@ -16,6 +16,7 @@ from perfsim.graph import TaskGraph
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Tasks = NDArray[np.int32] | Ints
 
 
 class Span(NamedTuple):
@@ -123,7 +124,7 @@ class Trace:
         earlier_s = self._earlier_s(owners, tasks)
         low_s, high_s = self.step_window_s
         for devices in _in_blocks(mine, [len(stream) for stream in tasks], common):
-            parts: tuple[list[tuple[int, Ints]], ...] = ([], [])
+            parts: tuple[list[tuple[int, Tasks]], ...] = ([], [])
             for number, device in enumerate(devices):
                 for stream in dict.fromkeys(mine[device] + common):
                     parts[0 if _computes(streams[stream]) else 1].append((number, tasks[stream]))
@@ -131,7 +132,7 @@ class Trace:
             compute, background = (self._rows(part) for part in parts)
             yield _Block(devices, low_s - earlier, high_s - earlier, compute, background)
 
-    def _earlier_s(self, owners: list[list[str]], tasks: list[Ints]) -> dict[str, float]:
+    def _earlier_s(self, owners: list[list[str]], tasks: Sequence[Tasks]) -> dict[str, float]:
         """How much earlier than the last device each one ends its step; empty for a graph of one step.
 
         In schedules with a skew between ranks, every device has its own step window.
@@ -172,7 +173,7 @@ class Trace:
             for category in categories
         }
 
-    def _rows(self, parts: Sequence[tuple[int, Ints]]) -> _Rows:
+    def _rows(self, parts: Sequence[tuple[int, Tasks]]) -> _Rows:
         """The rows of these tasks of devices."""
         tasks = np.concatenate([tasks for _, tasks in parts] or [_NONE])
         devices = np.array([device for device, _ in parts], dtype=np.int64)
@@ -259,7 +260,7 @@ class _Rows(NamedTuple):
     """Tasks of devices, by device; a task of several devices has a row for each of them."""
 
     device: Ints
-    task: Ints
+    task: Tasks
     category: Ints
 
 
@@ -303,7 +304,7 @@ class _Spans(NamedTuple):
 
     def chosen(self, rows: NDArray[np.bool_] | Ints) -> _Spans:
         """The intervals of these rows."""
-        return _Spans(*(column[rows] for column in self))
+        return _Spans(self.device[rows], self.start_s[rows], self.end_s[rows], self.category[rows])
 
     def lasting(self) -> _Spans:
         """Without the empty ones."""
@@ -316,17 +317,18 @@ class _Spans(NamedTuple):
 
     def with_others(self, others: _Spans) -> _Spans:
         """These intervals and others."""
-        return (
-            _Spans(*(np.concatenate(pair) for pair in zip(self, others, strict=True)))
-            if len(self.device)
-            else others
+        return _Spans(
+            np.append(self.device, others.device),
+            np.append(self.start_s, others.start_s),
+            np.append(self.end_s, others.end_s),
+            np.append(self.category, others.category),
         )
 
     def seconds(self, shape: tuple[int, int]) -> Floats:
         """Seconds by device and category."""
         keys = self.device * shape[1] + self.category
         length_s = np.bincount(keys, self.end_s - self.start_s, minlength=shape[0] * shape[1])
-        return length_s.reshape(shape)
+        return np.asarray(length_s.reshape(shape), dtype=np.float64)
 
     def union(self) -> _Spans:
         """The same time of each device as disjoint intervals in order, all of category 0."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.errors import GraphError
-from perfsim.graph.chains import Chains, Waits, chains, followed, waits
+from perfsim.graph.chains import Chains, Waits, chains, followed, split, waits
 from perfsim.graph.ragged import Ints, Ragged, offsets
 from perfsim.graph.work import Work
 
@@ -210,7 +210,7 @@ class TaskGraph:
 
     def chains_around(self, apart: NDArray[np.bool_]) -> Chains:
         """The chains if each of these tasks is a chain of its own."""
-        return chains(self._follows, self._waits, self.sources, apart)
+        return split(self.chains, apart, self._waits, self.sources)
 
     @property
     def flop(self) -> float:
