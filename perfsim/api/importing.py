@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,12 +30,16 @@ def import_file(
     format: str = "",  # noqa: A002
     *,
     part: str = "",
+    model: str | Path = "",
     system: str = "",
     given: Mapping[str, Any] | None = None,
+    more: Sequence[str | Path] = (),
 ) -> Imported:
     """All that a foreign file says: model, recipe, layout, parameter count, and what was not used.
 
-    `part` chooses the document (model, recipe, measured, convergence); `system` is the machine of measured
-    steps, and `given` are values by key that the file lacks. Raises InputError with every problem.
+    `part` chooses the document (model, recipe, measured, convergence). `model` is that of a file without one
+    (DeepSpeed), `system` the machine of measured steps, `given` are values by key that the file lacks, and
+    `more` are logs of further MLPerf runs. Raises InputError with every problem.
     """
-    return read_file(Path(path), format, part=part, system=system, given=given)
+    others = [Path(other) for other in more]
+    return read_file(Path(path), format, part=part, model=str(model), system=system, given=given, more=others)

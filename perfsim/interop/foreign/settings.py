@@ -22,12 +22,14 @@ ChoiceT = TypeVar("ChoiceT")
 class Settings:
     """The leaves of a file by dotted path; lists are leaves.
 
-    `textual` is for formats whose values are all text, as flags of a command are.
+    `textual` is for formats whose values are all text, as flags of a command are. A name is looked up under
+    each of `roots`, the sections of the file where it may stand.
     """
 
     source: Source
     values: Mapping[str, Any]
     textual: bool = False
+    roots: tuple[str, ...] = ("",)
     used: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
     """Keys that stand in the file with values that it does not tell."""
@@ -49,11 +51,7 @@ class Settings:
 
     def has(self, *names: str) -> bool:
         """Whether one of the keys stands in the file with a value."""
-        return any(self.values.get(name) is not None for name in names)
-
-    def group(self, name: str) -> bool:
-        """Whether the file has a section of this name."""
-        return any(path.startswith(f"{name}.") for path in self.values)
+        return any(self.values.get(path) is not None for path in self._paths(names))
 
     def unused(self) -> tuple[str, ...]:
         """The keys that nothing asked for, in the order of the file."""
@@ -61,7 +59,11 @@ class Settings:
 
     def ignore(self, *names: str) -> None:
         """Count keys as used: what they say is known by other means."""
-        self.used.update(names)
+        self.used.update(self._paths(names))
+
+    def raw(self, *names: str) -> Any:
+        """The value under the first of these keys that has one, of whatever type."""
+        return self._first(names)[1]
 
     # ------------------------------------------------------------------------------- values
     def integer(
@@ -146,11 +148,15 @@ class Settings:
     # ----------------------------------------------------------------------------- internals
     def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:
         """The first of the keys with a value; all of them count as used."""
-        self.used.update(name for name in names if name in self.values)
-        for name in names:
-            if self.values.get(name) is not None:
-                return name, self.values[name]
+        paths = self._paths(names)
+        self.used.update(path for path in paths if path in self.values)
+        for path in paths:
+            if self.values.get(path) is not None:
+                return path, self.values[path]
         return names[0], None
+
+    def _paths(self, names: tuple[str, ...]) -> list[str]:
+        return [root + name for name in names for root in self.roots]
 
     def _number(self, name: str, value: Any, wanted: str) -> float:
         if self.textual and isinstance(value, str):

@@ -31,6 +31,8 @@ class Source:
     text: str
     given: Mapping[str, Any] = field(default_factory=dict)
     """Values that the user sets beside the file, by key."""
+    model: str = ""
+    """The model of a file that has none: a name of the catalogue, or a file; "": what lies beside it."""
 
     @classmethod
     def read(cls, path: Path, given: Mapping[str, Any] | None = None) -> Source:
