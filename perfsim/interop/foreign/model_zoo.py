@@ -18,7 +18,7 @@ from perfsim.interop.modelzoo import POSITIONS as EMITTED_POSITIONS
 from perfsim.sizes import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_VOCABULARY, MOST_WIDTH
 from perfsim.workload import StreamingLayout
 
-ROOTS = ("model.", "trainer.init.model.", "trainer.init.model.config.")
+MODEL = ("model.", "trainer.init.model.", "trainer.init.model.config.")
 INPUT = ("train_input.", "trainer.fit.train_dataloader.")
 RUN = ("runconfig.", "trainer.init.backend.cluster_config.", "trainer.init.backend.")
 EMBEDDINGS: Mapping[str, Any] = {
@@ -64,126 +64,110 @@ def read(source: Source, document: Mapping[str, Any]) -> Reading:
     if not isinstance(document, Mapping):
         document = {}
     settings = Settings.of(source, _first_phase(document))
-    shape = _shape(settings)
-    batch = settings.integer(*_under(INPUT, "batch_size"))
-    systems = settings.integer(*_under(RUN, "num_csx"))
-    micro = _micro(settings)
+    model, data = settings.under(*MODEL), settings.under(*INPUT)
+    shape = _shape(model, data)
+    batch = data.integer("batch_size")
+    systems = settings.under(*RUN).integer("num_csx")
+    micro = _micro(settings.under(*INPUT, *MODEL))
     layout = None
     if systems is not None or micro is not None:
         share = None if batch is None else max(1, batch // (systems or 1))
         layout = StreamingLayout(data=systems or 1, micro_batch_size=micro or share or 1)
-    gaps = [*_gaps(settings, document)]
     return Reading(
         settings,
         shape=shape,
         recipe=_recipe(settings, shape, batch),
         layout=layout,
         devices=systems,
-        gaps=tuple(gaps),
+        gaps=tuple(_gaps(model, document)),
     )
 
 
-def _under(roots: tuple[str, ...], *names: str) -> tuple[str, ...]:
-    return tuple(root + name for name in names for root in roots)
-
-
-def _shape(settings: Settings) -> Shape:
-    def integer(*names: str, default: int | None = None, most: int = MOST_WIDTH) -> int | None:
-        return settings.integer(*_under(ROOTS, *names), default=default, most=most)
-
-    def flag(name: str, *, default: bool = False) -> bool:
-        return settings.flag(*_under(ROOTS, name), default=default)
-
-    hidden = settings.needed(*_under(ROOTS, "hidden_size"), most=MOST_WIDTH)
-    heads = settings.needed(*_under(ROOTS, "num_heads", "num_attention_heads"), most=MOST_HEADS)
-    family = settings.text(*_under(ROOTS, "name")).casefold()
-    encoder = "bert" in family or "bert" in settings.text(*_under(INPUT, "data_processor")).casefold()
-    vocab_beside_data = not settings.has(*_under(ROOTS, "vocab_size"))
-    # Classes of TensorFlow (release 1.6) and BERT have biases unless a file says otherwise.
-    usual = vocab_beside_data or encoder
-    qkv = flag("use_projection_bias_in_attention", default=usual)
-    embedding = settings.choice(_under(ROOTS, "position_embedding_type"), EMBEDDINGS, "learned")
-    if not flag("use_position_embedding", default=True):
+def _shape(model: Settings, data: Settings) -> Shape:
+    hidden = model.needed("hidden_size", most=MOST_WIDTH)
+    heads = model.needed("num_heads", "num_attention_heads", most=MOST_HEADS)
+    family = model.text("name").casefold()
+    encoder = "bert" in family or "bert" in data.text("data_processor").casefold()
+    # Classes of TensorFlow (their vocabulary is beside the data) and BERT have biases by default.
+    usual = encoder or not model.has("vocab_size")
+    qkv = model.flag("use_projection_bias_in_attention", default=usual)
+    embedding = model.choice(("position_embedding_type",), EMBEDDINGS, "learned")
+    if not model.flag("use_position_embedding", default=True):
         embedding = "none"
-    head_bias = flag("use_bias_in_output", default=encoder)
-    inner = integer("attention_inner_dim", default=hidden) or hidden
-    positions = settings.integer(
-        *_under(ROOTS, "max_position_embeddings"), *_under(INPUT, "max_sequence_length"), most=MOST_POSITIONS
-    )
-    if positions is None:
-        raise settings.missing("model.max_position_embeddings", "train_input.max_sequence_length")
-    gated = settings.text(*_under(ROOTS, "nonlinearity", "encoder_nonlinearity")).casefold() in GATED
-    ffn = integer("filter_size", default=4 * hidden) or 4 * hidden
-    norm = settings.text(*_under(ROOTS, "norm_type")).casefold()
-    rms = norm in SHIFTLESS or flag("use_rms_norm") or flag("use_biasless_norm")
+    head_bias = model.flag("use_bias_in_output", default=encoder)
+    ffn = model.integer("filter_size", default=4 * hidden, most=MOST_WIDTH) or 4 * hidden
+    embedding_norm = model.flag("embedding_layer_norm") or encoder
+    vocab = model.integer("vocab_size", most=MOST_VOCABULARY)
     return Shape(
-        layers=settings.needed(*_under(ROOTS, "num_hidden_layers"), most=MOST_LAYERS),
+        layers=model.needed("num_hidden_layers", most=MOST_LAYERS),
         hidden=hidden,
         heads=heads,
-        kv_heads=_groups(settings, heads),
-        head_dim=max(1, inner // heads),
+        kv_heads=_groups(model, heads),
+        head_dim=max(1, (model.integer("attention_inner_dim", most=MOST_WIDTH) or hidden) // heads),
         ffn=ffn,
-        vocab=settings.needed(
-            *_under(ROOTS, "vocab_size"), *_under(INPUT, "vocab_size"), most=MOST_VOCABULARY
-        ),
-        positions=positions,
-        gated=gated,
-        tied=flag("share_embedding_weights", default=True),
+        vocab=vocab or data.needed("vocab_size", most=MOST_VOCABULARY),
+        positions=model.integer("max_position_embeddings", most=MOST_POSITIONS)
+        or data.needed("max_sequence_length", most=MOST_POSITIONS),
+        gated=model.text("nonlinearity", "encoder_nonlinearity").casefold() in GATED,
+        tied=model.flag("share_embedding_weights", default=True),
         causal=not encoder,
         embedding=embedding,
-        norm_vectors=1 if rms else 2,
-        norms=_norms(settings, family, shared=embedding == "rotary" and head_bias and not qkv),
+        norm_vectors=_norm_vectors(model),
+        norms=_norms(model, family, shared=embedding == "rotary" and head_bias and not qkv),
         final_norm=not encoder,
         bias_qkv=qkv,
-        bias_out=flag("use_ffn_bias_in_attention", default=qkv),
-        bias_mlp=flag("use_ffn_bias", default=usual),
+        bias_out=model.flag("use_ffn_bias_in_attention", default=qkv),
+        bias_mlp=model.flag("use_ffn_bias", default=usual),
         bias_head=head_bias,
-        other=(("a norm of the embedding", 2 * hidden),) if flag("embedding_layer_norm") or encoder else (),
-        experts=_experts(settings, ffn),
+        other=(("a norm of the embedding", 2 * hidden),) if embedding_norm else (),
+        experts=_experts(model, ffn),
     )
 
 
-def _groups(settings: Settings, heads: int) -> int:
-    names = _under(ROOTS, "extra_attention_params.num_kv_groups", "attention_module_params.num_kv_groups")
-    groups = settings.integer(*names, most=MOST_HEADS)
-    module = settings.text(*_under(ROOTS, "attention_module"))
+def _norm_vectors(model: Settings) -> int:
+    shiftless = model.text("norm_type").casefold() in SHIFTLESS
+    return 1 if shiftless or model.flag("use_rms_norm") or model.flag("use_biasless_norm") else 2
+
+
+def _groups(model: Settings, heads: int) -> int:
+    names = ("extra_attention_params.num_kv_groups", "attention_module_params.num_kv_groups")
+    groups = model.integer(*names, most=MOST_HEADS)
+    module = model.text("attention_module")
     if "multiquery" not in module:
         return heads
     return 1 if groups is None else groups
 
 
-def _norms(settings: Settings, family: str, *, shared: bool) -> int:
+def _norms(model: Settings, family: str, *, shared: bool) -> int:
     """Norms of a layer: one where attention and MLP share it, as in GPT-J; four where each has two."""
-    if settings.flag(*_under(ROOTS, "norm_first_sandwich")):
+    if model.flag("norm_first_sandwich"):
         return 4
-    untied = _under(ROOTS, "use_untied_layer_norm")
-    if settings.has(*untied):
-        return 2 if settings.flag(*untied) else 1
+    if model.has("use_untied_layer_norm"):
+        return 2 if model.flag("use_untied_layer_norm") else 1
     return 1 if family in ("gptj", "gpt-j", "falcon") or shared else 2
 
 
-def _experts(settings: Settings, ffn: int) -> Experts | None:
-    names = _under(ROOTS, "moe_params.num_experts", "num_experts", "moe.num_experts")
-    count = settings.integer(*names, least=0, most=MOST_WIDTH)
+def _experts(model: Settings, ffn: int) -> Experts | None:
+    names = ("moe_params.num_experts", "num_experts", "moe.num_experts")
+    count = model.integer(*names, least=0, most=MOST_WIDTH)
     if not count or count == 1:
         return None
-    layers = settings.needed(*_under(ROOTS, "num_hidden_layers"), most=MOST_LAYERS)
-    shared = settings.integer(*_under(ROOTS, "moe_params.num_shared_experts"), default=0, least=0) or 0
-    active = settings.integer(*_under(ROOTS, "moe_params.top_k", "top_k", "moe.top_k"), default=1, most=count)
+    layers = model.needed("num_hidden_layers", most=MOST_LAYERS)
+    shared = model.integer("moe_params.num_shared_experts", default=0, least=0) or 0
+    active = model.integer("moe_params.top_k", "top_k", "moe.top_k", default=1, most=count)
     return Experts(count=count, active=active or 1, ffn=ffn, layers=layers, shared_ffn=shared * ffn)
 
 
 # ----------------------------------------------------------------------------------------- recipe
 def _recipe(settings: Settings, shape: Shape, batch: int | None) -> dict[str, Any]:
+    model, data = settings.under(*MODEL), settings.under(*INPUT)
     rates = [
-        settings.number(*_under(ROOTS, name), default=0.0)
+        model.number(name, default=0.0)
         for name in ("dropout_rate", "attention_dropout_rate", "residual_dropout_rate")
     ]
     sparsity = settings.number("sparsity.sparsity", "trainer.init.sparsity.sparsity", default=None)
     return {
-        "seq_length": settings.integer(
-            *_under(INPUT, "max_sequence_length"), default=shape.positions, most=MOST_POSITIONS
-        ),
+        "seq_length": data.integer("max_sequence_length", default=shape.positions, most=MOST_POSITIONS),
         "precision": _precision(settings),
         "optimizer": _optimizer(settings),
         "global_batch_size": batch,
@@ -193,14 +177,10 @@ def _recipe(settings: Settings, shape: Shape, batch: int | None) -> dict[str, An
 
 
 def _precision(settings: Settings) -> str:
-    named = settings.choice(("trainer.init.precision.fp16_type", *_under(ROOTS, "fp16_type")), PRECISIONS, "")
-    bf16 = settings.flag(*_under(ROOTS, "use_bfloat16"))
-    mixed = (
-        "trainer.init.precision.enabled",
-        *_under(ROOTS, "mixed_precision"),
-        "train_input.mixed_precision",
-    )
-    if not settings.flag(*mixed, default=True):
+    model = settings.under("trainer.init.precision.", *MODEL, "train_input.")
+    named = model.choice(("fp16_type",), PRECISIONS, "")
+    bf16 = model.flag("use_bfloat16")
+    if not model.flag("enabled", "mixed_precision", default=True):
         return "fp32"
     return named or ("bf16" if bf16 else "fp16")
 
@@ -216,30 +196,17 @@ def _optimizer(settings: Settings) -> str:
 
 def _micro(settings: Settings) -> int | None:
     """A whole number; `auto` and `explore` leave it to the compiler."""
-    names = (
-        *_under(INPUT, "micro_batch_size"),
-        "model.micro_batch_size",
-        "trainer.init.model.micro_batch_size",
-    )
-    for name in names:
-        settings.ignore(name)
-        value = settings.values.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return settings.integer(name)
-    return None
+    given = settings.raw("micro_batch_size")
+    return None if isinstance(given, (str, dict)) else settings.integer("micro_batch_size")
 
 
-def _gaps(settings: Settings, document: Mapping[str, Any]) -> Iterator[Gap]:
-    position = settings.text(*_under(ROOTS, "position_embedding_type"))
+def _gaps(model: Settings, document: Mapping[str, Any]) -> Iterator[Gap]:
+    position = model.text("position_embedding_type")
     if position in ("relative", "fixed"):
         yield Gap(f"{position} positions; described without a table of positions", changes_model=False)
-    window = settings.integer(*_under(ROOTS, "attention_sliding_window_length"))
+    window = model.integer("attention_sliding_window_length")
     if window:
         yield Gap(f"attention in a sliding window of {window}; taken as full attention", changes_model=False)
     if isinstance(document.get("trainer"), list) and len(document["trainer"]) > 1:
         count = len(document["trainer"])
         yield Gap(f"{count} phases of training, of which the first is described", changes_model=False)
-    if "trainer.init.precision.fp16_type" in settings.values and "cbfloat16" in str(
-        settings.values["trainer.init.precision.fp16_type"]
-    ):
-        yield Gap("cbfloat16, whose products take the time of bf16", changes_model=False)

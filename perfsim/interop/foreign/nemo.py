@@ -27,6 +27,7 @@ ROOTS = (
         "optim.config.",
         "comm_overlap.",
         "trainer.",
+        "model.tokenizer.",
         "tokenizer.",
         "",
     ),

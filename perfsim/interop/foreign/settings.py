@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from perfsim.errors import InputError, Problem
@@ -52,6 +52,10 @@ class Settings:
     def has(self, *names: str) -> bool:
         """Whether one of the keys stands in the file with a value."""
         return any(self.values.get(path) is not None for path in self._paths(names))
+
+    def under(self, *roots: str) -> Settings:
+        """The same settings, with names looked up in these sections."""
+        return replace(self, roots=roots)
 
     def unused(self) -> tuple[str, ...]:
         """The keys that nothing asked for, in the order of the file."""
@@ -136,13 +140,16 @@ class Settings:
     def missing(self, *names: str) -> InputError:
         """The error of a needed key; the help names the present key that is most like it."""
         also = f" (nor {', '.join(names[1:])})" if names[1:] else ""
+        sections = [root.rstrip(".") for root in self.roots if root]
+        also += f" in {' or '.join(sections)}" if sections else ""
         for name in names:
             if name in self.unknown:
                 help_text = f"its value is computed when the script runs; give it with --set {name}=VALUE"
                 return self.error(name, "the file does not tell this value", help_text)
         near = next(filter(None, (nearest(name, self.values) for name in names)), "")
+        root = "" if "" in self.roots else self.roots[0]
         seen = f"the file has `{near}`; " if near else ""
-        help_text = f"{seen}what a file lacks can be given with --set {names[0]}=VALUE"
+        help_text = f"{seen}what a file lacks can be given with --set {root}{names[0]}=VALUE"
         return InputError([self.source.problem(f"{names[0]} is missing{also}", help_text)])
 
     # ----------------------------------------------------------------------------- internals

@@ -203,7 +203,7 @@ def test_a_reference_that_is_not_plain_is_named_where_it_is_needed(imported: Cal
     ):
         imported(text)
     assert imported(text, given={"num_layers": 24}).parameters == 1_315_723_264
-    assert imported(NEMO.replace("lr: 2e-4", "lr: ${.lr}")).parameters == 1_315_723_264
+    assert imported(NEMO.replace("name: megatron_gpt", "name: ${oc.env:NAME}")).parameters == 1_315_723_264
 
 
 def test_megatron_bridge_is_read_with_experts_and_a_pattern_of_stages(imported: Callable[..., Any]) -> None:
