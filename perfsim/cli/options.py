@@ -95,6 +95,23 @@ def out_option(help_text: str) -> Callable[[Verb], Verb]:
     return click.option("--out", type=click.Path(path_type=Path), default=None, help=help_text)
 
 
+def _table(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and path.suffix not in (".csv", ".parquet"):
+        raise click.BadParameter(f"{path}: a table is written as .csv or .parquet")
+    return path
+
+
+def table_option(rows: str) -> Callable[[Verb], Verb]:
+    """`--table FILE`."""
+    return click.option(
+        "--table",
+        type=click.Path(path_type=Path),
+        callback=_table,
+        default=None,
+        help=f"Also write {rows} as a .csv or .parquet FILE.",
+    )
+
+
 def limits(verb: Verb) -> Verb:
     """`--max-events` and `--max-seconds`, and progress of a long simulation."""
 

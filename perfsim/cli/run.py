@@ -34,7 +34,12 @@ from perfsim.cli.output import print_json, print_lines
     metavar="data.all_reduce=tree",
     help="Simulate collectives as the steps of a ring or a tree.",
 )
-@click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Write a Perfetto trace here; a name with .et gives Chakra traces, one file a class of ranks.",
+)
 @click.option(
     "--verify",
     type=click.Choice(VERIFY),

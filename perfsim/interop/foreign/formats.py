@@ -9,6 +9,7 @@ from typing import Any
 
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError, Problem, UnknownNameError
+from perfsim.interop.chakra import is_chakra, read_chakra
 from perfsim.interop.foreign import (
     deepspeed_json,
     huggingface,
@@ -112,6 +113,9 @@ FORMATS: Mapping[str, Format] = {
     ),
 }
 
+CHAKRA = "chakra"
+"""The format of files that are no text: traces, of which a summary is the document."""
+
 PARSERS: Mapping[str, Callable[[Source], Any]] = {
     "json": Source.as_json,
     "yaml": Source.as_yaml,
@@ -137,6 +141,9 @@ def import_file(
     that the file lacks, and `more` are logs of further runs. Raises InputError for an unknown
     format, a file of none or of several, and for wrong values, at their lines.
     """
+    if format_name == CHAKRA or (not format_name and is_chakra(path)):
+        trace = read_chakra(path)
+        return Imported(CHAKRA, "trace", trace.summary(), None, (), ())
     source = replace(Source.read(path, given), model=model)
     for other in more:
         if not mllog.recognise(source.text) or not mllog.recognise(Source.read(other).text):
@@ -224,7 +231,7 @@ def _chosen(source: Source, format_name: str) -> tuple[str, Any]:
     """The format of a file with its parsed document."""
     if format_name:
         if format_name not in FORMATS:
-            raise UnknownNameError("format", format_name, FORMATS)
+            raise UnknownNameError("format", format_name, [*FORMATS, CHAKRA])
         documents = _documents(source, FORMATS[format_name].syntaxes)
         if documents:
             known = [document for document in documents if FORMATS[format_name].recognise(document)]
@@ -236,7 +243,8 @@ def _chosen(source: Source, format_name: str) -> tuple[str, Any]:
     if matches:
         names = ", ".join(matches)
         source.refuse(f"this may be a file of {names}", "choose with --format " + " or ".join(matches))
-    signs = [f"    {name}: {known.title}, by {known.sign}" for name, known in FORMATS.items()]
+    signs = [f"    {CHAKRA}: a Chakra execution trace, by its metadata"]
+    signs += [f"    {name}: {known.title}, by {known.sign}" for name, known in FORMATS.items()]
     looked_for = "\n".join(["formats and what they are recognised by:", *signs])
     unknown = Problem("no known format was recognised", str(source.path), help=looked_for)
     raise InputError([*_syntax_problems(source), unknown])
