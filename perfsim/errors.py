@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from perfsim.suggest import did_you_mean
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
 
 
 class PerfsimError(Exception):
@@ -142,3 +147,25 @@ class LimitError(PerfsimError):
 
 class VerificationError(PerfsimError):
     """A sampled GEMM differs from the unpartitioned product; a defect of a strategy."""
+
+
+def within_floats(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """A function that raises PerfsimError where its arithmetic overflows or has no result.
+
+    NumPy would warn and continue with infinity, with NaN or with an arbitrary integer.
+    """
+
+    @wraps(function)
+    def checked(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        import numpy as np
+
+        try:
+            with np.errstate(over="raise", divide="raise", invalid="raise"):
+                return function(*args, **kwargs)
+        except ArithmeticError as error:
+            raise PerfsimError(
+                f"the numbers of this question leave the range of floating point ({error}): "
+                "at least one value of the inputs is far too large or too small"
+            ) from error
+
+    return checked

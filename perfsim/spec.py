@@ -20,7 +20,7 @@ class Spec(BaseModel):
     Validators are built at first use (`defer_build`): a command needs few of the descriptions.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     def with_(self, **changes: Any) -> Self:
         """A copy with some values changed; a key may be a dotted path (`**{"memory.capacity": "96 GiB"}`).

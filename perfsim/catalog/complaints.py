@@ -102,7 +102,9 @@ def _explain(details: ErrorDetails) -> tuple[str, str]:
     if kind == "string_type" and isinstance(value, int | float):
         return f"{_shown(value)} is a number, a text is expected", f'put it in quotes: "{value}"'
     message = details["msg"][:1].lower() + details["msg"][1:]
-    return f"{message}, not {_shown(value)}", ""
+    limit = next((context[key] for key in ("ge", "le") if key in context), None)
+    help_text = "" if limit is None else f"the nearest possible value is {limit:g}"
+    return f"{message}, not {_shown(value)}", help_text
 
 
 def _shown(value: Any) -> str:

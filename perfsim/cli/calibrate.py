@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from perfsim.cli.options import must_exist, out_option
+from perfsim.errors import within_floats
 
 source_option = click.option(
     "--source", default="", metavar="ID", help="Source id of the measurements. [default: the file's name]"
@@ -24,6 +25,7 @@ def calibrate() -> None:
 @click.option("--device", required=True, help="Catalogue name of the measured device.")
 @yaml_option
 @source_option
+@within_floats
 def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
     """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us."""
     from perfsim.fitting.calibrate import calibrate_gemm
@@ -37,6 +39,7 @@ def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
 @click.option("--link", required=True, help="Catalogue name of the measured link.")
 @yaml_option
 @source_option
+@within_floats
 def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: str) -> None:
     """Fit the collective model to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
     from perfsim.fitting.calibrate import calibrate_collectives
@@ -52,6 +55,7 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: st
 @out_option("Folder for the YAML. [default: standard output]")
 @click.option("--device-only", is_flag=True, help="Keep the framework's constants.")
 @source_option
+@within_floats
 def framework(cases: Path, device: str, out: Path | None, device_only: bool, source: str) -> None:
     """Fit host launch times and the sustained ceiling of DEVICE to whole steps in CASES."""
     from perfsim.fitting.calibrate import calibrate_framework
@@ -63,6 +67,7 @@ def framework(cases: Path, device: str, out: Path | None, device_only: bool, sou
 @calibrate.command(short_help="Fit one scale for your cluster to steps measured on it.")
 @click.argument("measured", type=click.Path(path_type=Path))
 @yaml_option
+@within_floats
 def steps(measured: Path, out: Path | None) -> None:
     """Fit one scale for your cluster to two or three steps that you MEASURED on it."""
     from perfsim.fitting.calibrate import calibrate_steps
@@ -79,6 +84,7 @@ def steps(measured: Path, out: Path | None) -> None:
 @click.option("--device", default="wse-2", show_default=True, help="Catalogue name of the wafer.")
 @yaml_option
 @source_option
+@within_floats
 def wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
     """Fit a wafer's efficiency for each software release to the logs in CASES."""
     from perfsim.fitting.calibrate import calibrate_wafer

@@ -71,15 +71,16 @@ def fit_cluster(path: Path, catalog: Catalog | None = None) -> ClusterCalibratio
         problems.append(mapping.problem(("cases",), message, "make one file for each"))
     if problems:
         raise CatalogError(problems)
-    calibration = _fit(file, path, devices[0], predicted)
+    measured = [case.measured.step_time_s for case in file.cases]
+    scale = rounded(
+        geometric_mean(real_s / predicted_s for real_s, predicted_s in zip(measured, predicted, strict=True))
+    )
     low, high = PLAUSIBLE
-    if not low <= calibration.scale <= high:
-        message = (
-            f"the steps take {calibration.scale:g} times as long as predicted; a scale is {low:g} to {high:g}"
-        )
+    if not low <= scale <= high:
+        message = f"the steps take {scale:g} times as long as predicted; a scale is {low:g} to {high:g}"
         help_text = "check step_time_s (in seconds), the device and the number of devices"
         raise CatalogError([mapping.problem(("cases",), message, help_text)])
-    return calibration
+    return _fit(file, path, devices[0], predicted, scale)
 
 
 def _check(file: MeasuredFile, mapping: LocatedMapping) -> None:
@@ -93,10 +94,10 @@ def _check(file: MeasuredFile, mapping: LocatedMapping) -> None:
         raise CatalogError(problems)
 
 
-def _fit(file: MeasuredFile, path: Path, device: str, predicted: Sequence[float]) -> ClusterCalibration:
+def _fit(
+    file: MeasuredFile, path: Path, device: str, predicted: Sequence[float], scale: float
+) -> ClusterCalibration:
     measured = [case.measured.step_time_s for case in file.cases]
-    ratios = [real_s / predicted_s for real_s, predicted_s in zip(measured, predicted, strict=True)]
-    scale = rounded(geometric_mean(ratios))
     steps = tuple(
         MeasuredStep(
             id=case.id,

@@ -47,7 +47,9 @@ def trace_events(trace: Trace) -> Iterator[dict[str, Any]]:
 def write_chrome_trace(trace: Trace, path: Path) -> Path:
     """Write a trace; gzipped where the name ends in .gz. The same trace gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    body = ",\n".join(json.dumps(event, separators=(",", ":")) for event in trace_events(trace))
+    body = ",\n".join(
+        json.dumps(event, separators=(",", ":"), allow_nan=False) for event in trace_events(trace)
+    )
     data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{body}\n]}}\n'.encode()
     path.write_bytes(gzip.compress(data, compresslevel=5, mtime=0) if path.suffix == ".gz" else data)
     return path

@@ -26,7 +26,8 @@ from perfsim.prediction.question import MEMORY_LIMIT
 from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.sizes import MOST_CHOICES
 from perfsim.spec import CatalogSpec, Spec
-from perfsim.wall_clock import Positive, ProductionRange, WallClockSpec
+from perfsim.units import number
+from perfsim.wall_clock import ProductionRange, Ratio, WallClockSpec
 from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
 
 
@@ -50,7 +51,7 @@ def _setting(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-ProductionChoice = Literal["recorded", "none"] | Positive | ProductionRange
+ProductionChoice = Literal["recorded", "none"] | Ratio | ProductionRange
 """Median and range of the recorded production runs, none, a ratio, or a ratio with its range."""
 
 if TYPE_CHECKING:
@@ -139,9 +140,9 @@ class ConvergenceSpec(Spec):
     """How the number of steps depends on the batch size."""
 
     law: str = "data_law"
-    critical_batch_tokens: Annotated[float, Field(gt=0)] | None = None
+    critical_batch_tokens: Annotated[float, *number(1, 1e18)] | None = None
     """For law `constant`."""
-    band_factor: Annotated[float, Field(ge=1)] | None = None
+    band_factor: Annotated[float, *number(1, 1e6)] | None = None
     loss_scale: str = ""
 
 
@@ -157,7 +158,7 @@ class StudySpec(CatalogSpec):
         Annotated[tuple[Sequences, ...], Field(min_length=1, max_length=MOST_CHOICES)] | Literal["auto"]
     ) = "auto"
     """Global batches to try, in sequences; auto: a grid around the critical batch."""
-    memory_limit: Annotated[float, Field(gt=0, le=1)] = MEMORY_LIMIT
+    memory_limit: Annotated[float, *number(1e-3, 1)] = MEMORY_LIMIT
     """Share of a device's memory above which a planned layout is no answer unless nothing else fits."""
     convergence: ConvergenceSpec = ConvergenceSpec()
     production: ProductionChoice = "recorded"

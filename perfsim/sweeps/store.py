@@ -124,7 +124,7 @@ def digest_of(study: StudySpec) -> str:
     """
     inputs = {name: _without_prose(study.model_dump(mode="json", include={name})[name]) for name in _INPUTS}
     document = {"inputs": inputs, "model_version": model_version()}
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode("utf-8")).hexdigest()
+    return hashlib.sha256(json.dumps(document, sort_keys=True, allow_nan=False).encode("utf-8")).hexdigest()
 
 
 def _without_prose(value: Any) -> Any:
