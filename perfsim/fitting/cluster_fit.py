@@ -71,10 +71,8 @@ def fit_cluster(path: Path, catalog: Catalog | None = None) -> ClusterCalibratio
         problems.append(mapping.problem(("cases",), message, "make one file for each"))
     if problems:
         raise CatalogError(problems)
-    measured = [case.measured.step_time_s for case in file.cases]
-    scale = rounded(
-        geometric_mean(real_s / predicted_s for real_s, predicted_s in zip(measured, predicted, strict=True))
-    )
+    ratios = [case.measured.step_time_s / own for case, own in zip(file.cases, predicted, strict=True)]
+    scale = rounded(geometric_mean(ratios))
     low, high = PLAUSIBLE
     if not low <= scale <= high:
         message = f"the steps take {scale:g} times as long as predicted; a scale is {low:g} to {high:g}"
@@ -98,6 +96,7 @@ def _fit(
     file: MeasuredFile, path: Path, device: str, predicted: Sequence[float], scale: float
 ) -> ClusterCalibration:
     measured = [case.measured.step_time_s for case in file.cases]
+    ratios = [real_s / own for real_s, own in zip(measured, predicted, strict=True)]
     steps = tuple(
         MeasuredStep(
             id=case.id,
