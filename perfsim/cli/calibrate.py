@@ -8,6 +8,7 @@ import click
 
 from perfsim.cli.options import must_exist, out_option
 from perfsim.errors import within_floats
+from perfsim.files import check_folder
 
 source_option = click.option(
     "--source", default="", metavar="ID", help="Source id of the measurements. [default: the file's name]"
@@ -52,7 +53,7 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: st
 @calibrate.command(short_help="Fit a device's host times and sustained ceiling to whole steps.")
 @click.argument("cases", type=click.Path(path_type=Path))
 @click.option("--device", required=True, help="Catalogue name of the device of the runs.")
-@out_option("Folder for the YAML. [default: standard output]")
+@out_option("Folder for the YAML. [default: standard output]", check_folder)
 @click.option("--device-only", is_flag=True, help="Keep the framework's constants.")
 @source_option
 @within_floats

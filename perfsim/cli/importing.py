@@ -9,6 +9,7 @@ import click
 
 from perfsim.cli.options import json_option, out_option
 from perfsim.cli.output import print_json, print_lines
+from perfsim.files import write_file
 
 FORMATS = ("huggingface",)
 """The names of `perfsim.interop.foreign.formats.FORMATS`, which is not loaded for a help text."""
@@ -39,7 +40,7 @@ def import_(file: Path, format_name: Any, part: Any, out: Path | None, as_json: 
     result = import_file(file, format_name or "", part=part or "")
     if out is not None:
         with writing(out) as path:
-            path.write_text(result.text(), encoding="utf-8")
+            write_file(path, result.text())
     if as_json:
         print_json(result.as_dict())
     elif out is None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from perfsim.errors import InputError, Problem
+from perfsim.files import check_file
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -90,9 +91,24 @@ def batch_of(batch: int | None, per_device: int | None, devices: int) -> int | N
     return per_device * devices
 
 
-def out_option(help_text: str) -> Callable[[Verb], Verb]:
-    """`--out PATH`."""
-    return click.option("--out", type=click.Path(path_type=Path), default=None, help=help_text)
+def out_option(
+    help_text: str, checked: Callable[[Path, str], None] | None = check_file
+) -> Callable[[Verb], Verb]:
+    """`--out PATH`, refused before anything is computed where it cannot be written to."""
+    return path_option("--out", help_text, checked)
+
+
+def path_option(
+    name: str, help_text: str, checked: Callable[[Path, str], None] | None = check_file
+) -> Callable[[Verb], Verb]:
+    """The path of an output, `checked` before anything is computed."""
+
+    def check(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+        if path is not None and checked is not None:
+            checked(path, name)
+        return path
+
+    return click.option(name, type=click.Path(path_type=Path), default=None, help=help_text, callback=check)
 
 
 def limits(verb: Verb) -> Verb:

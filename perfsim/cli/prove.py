@@ -11,6 +11,7 @@ import click
 from perfsim.cli.options import json_option
 from perfsim.cli.output import print_json, print_lines, progress
 from perfsim.errors import InputError, PerfsimError
+from perfsim.files import write_file
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _mutate(request: Request, page: Path, every: int, tell: Callable[[str], None
     if not page.parent.is_dir():
         raise InputError(f"--mutations {page}: there is no folder {page.parent}")
     answer = try_plans(request.target, plans_of(request), every, tell)
-    page.write_text(mutations_page(answer), encoding="utf-8")
+    write_file(page, mutations_page(answer))
     if as_json:
         print_json(answer)
     else:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.errors import PerfsimError
+from perfsim.files import write_file
 from perfsim.trace import Span, Trace
 
 MICROSECONDS = 1e6
@@ -46,13 +47,11 @@ def trace_events(trace: Trace) -> Iterator[dict[str, Any]]:
 
 def write_chrome_trace(trace: Trace, path: Path) -> Path:
     """Write a trace; gzipped where the name ends in .gz. The same trace gives the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     body = ",\n".join(
         json.dumps(event, separators=(",", ":"), allow_nan=False) for event in trace_events(trace)
     )
     data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{body}\n]}}\n'.encode()
-    path.write_bytes(gzip.compress(data, compresslevel=5, mtime=0) if path.suffix == ".gz" else data)
-    return path
+    return write_file(path, gzip.compress(data, compresslevel=5, mtime=0) if path.suffix == ".gz" else data)
 
 
 @dataclass(frozen=True)

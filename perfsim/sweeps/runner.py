@@ -32,7 +32,7 @@ from perfsim.sweeps.grid import SweepPoint, expand
 from perfsim.sweeps.points import Answer, PointResult
 from perfsim.sweeps.result import SweepResult
 from perfsim.sweeps.spec import StudyCatalog, SweepSpec
-from perfsim.sweeps.store import Store, Stored, digest_of
+from perfsim.sweeps.store import Store, Stored, StoreError, digest_of
 
 Tell = Callable[[str], None]
 Finished = Iterator[tuple[str, Stored]]
@@ -165,6 +165,7 @@ def run_sweep(
     with Store(store_path) as store:
         answers = store.find(by_digest)
         pending = {digest: point for digest, point in by_digest.items() if digest not in answers}
+        _say_what_is_wrong(store, len(pending), tell)
         progress = _Progress(len(by_digest), len(answers), tell)
         try:
             with _answering(pending, _processes(jobs, len(pending))) as finished:
@@ -180,6 +181,16 @@ def run_sweep(
     spec = sweep.spec
     assumptions = _assumptions(sweep.points)
     return SweepResult(spec.name, spec.title, spec.question, spec.study.name, tuple(results), assumptions)
+
+
+def _say_what_is_wrong(store: Store, pending: int, tell: Tell) -> None:
+    """Tell of damaged points; StoreError where points are to be computed and cannot be kept."""
+    if store.damaged:
+        tell(f"{store.path}: {len(store.damaged)} stored points are damaged and are computed again")
+    if store.readonly and pending:
+        raise StoreError(
+            f"{store.path} cannot be written to, and {pending} points are not in it: give another --out"
+        )
 
 
 def _assumptions(points: Sequence[SweepPoint]) -> tuple[Assumption, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -432,6 +433,37 @@ def test_a_plan_that_does_not_fit_says_which_part_and_what_to_change(
     refused(result, 3, *parts)
 
 
+# --------------------------------------------------------------------------------------- outputs
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("study", "gpt3_20b", "--out", "file"),
+        (*WAFERS, "--devices", "1", "--trace", "file/trace.json"),
+        ("validate", "--page", "file"),
+        ("schema", "--out", "file"),
+        ("calibrate", "wafer", "study.yaml", "--out", "."),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed(
+    perfsim: Run, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str]
+) -> None:
+    (elsewhere / "file").write_text("mine")
+    for module in ("perfsim.studies.loading", "perfsim.prediction.predict", "perfsim.validation.validate"):
+        monkeypatch.setitem(sys.modules, module, None)
+    result = perfsim(*arguments)
+    assert result.exit_code == 1
+    assert re.search(r"error: --(out|trace|page) .*(is no folder|is a folder)", result.stderr)
+    assert (elsewhere / "file").read_text() == "mine"
+
+
+def test_run_and_study_print_the_same_digits(perfsim: Run) -> None:
+    candidate = document(perfsim("study", "study.yaml", "--json"))["candidates"][1]
+    recipe = ("--recipe", "gpt3_20b_chinchilla", "--batch", "16")
+    step = document(perfsim(*WAFERS, "--devices", "1", *recipe, "--json"))
+    figures = ("step_time_s", "mfu", "tokens_per_s", "peak_memory_bytes", "step_breakdown_s")
+    assert {name: candidate[name] for name in figures} == {name: step[name] for name in figures}
+
+
 # -------------------------------------------------------------------------------------- validate
 @pytest.fixture(scope="module")
 def logs() -> Path:
@@ -452,7 +484,7 @@ def test_validation_as_json_has_the_keys_of_the_interface(perfsim: Run, logs: Pa
     for case in answer["cases"]:
         assert set(case) == {
             *("id", "family", "evidence", "measured_s", "predicted_s", "error", "inferred"),
-            *("band_s", "left_out_s", "unlikeness"),
+            *("band_s", "left_out_s", "unlikeness", "hidden_communication"),
         }
         low, high = case["band_s"]
         assert low < case["left_out_s"] < high
