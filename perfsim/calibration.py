@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from perfsim.spec import Name
 from perfsim.units import BytesPerSecond, number, quantity
 
 Fraction = Annotated[float, *number(1e-3, 1)]
@@ -63,7 +64,7 @@ class Calibration(BaseModel):
     """Fields of every calibration file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
-    name: str
+    name: Name
     description: str = ""
     sources: dict[str, str] = Field(default_factory=dict)
     assumed: dict[str, str] = Field(default_factory=dict)

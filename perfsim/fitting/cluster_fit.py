@@ -24,7 +24,7 @@ from perfsim.prediction.cluster import spread_warning, wide
 from perfsim.published.cases import StepCase, case_system, repeated
 from perfsim.published.plans import predict_s
 from perfsim.sizes import MOST_CASES
-from perfsim.spec import Spec
+from perfsim.spec import Name, Spec
 
 FEWEST = 2
 """Steps that a scale needs: a single one would not show its uncertainty."""
@@ -44,7 +44,7 @@ class MeasuredFile(Spec):
     """A file of measured steps of one cluster."""
 
     schema_version: Literal[1] = Field(alias="schema")
-    cluster: str
+    cluster: Name
     cases: Annotated[tuple[MeasuredCase, ...], Field(max_length=MOST_CASES)]
 
 

@@ -25,7 +25,7 @@ from perfsim.prediction.perturbation_spec import PerturbationSpec, ResilienceSpe
 from perfsim.prediction.question import MEMORY_LIMIT
 from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.sizes import MOST_CHOICES
-from perfsim.spec import CatalogSpec, Spec
+from perfsim.spec import CatalogSpec, FolderName, Spec
 from perfsim.units import number
 from perfsim.wall_clock import ProductionRange, Ratio, WallClockSpec
 from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
@@ -149,6 +149,7 @@ class ConvergenceSpec(Spec):
 class StudySpec(CatalogSpec):
     """A question: which machine reaches the target first."""
 
+    name: FolderName
     title: str
     question: str
     model: TransformerConfig
