@@ -13,6 +13,8 @@ from typing import ParamSpec, TypeVar
 
 from perfsim.suggest import did_you_mean
 
+MOST_SHOWN = 20
+"""Problems in the message of an error; `problems` has all of them."""
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
@@ -53,7 +55,7 @@ class Problem:
 
 
 class InputError(PerfsimError):
-    """An invalid input; lists every problem, not only the first."""
+    """An invalid input; lists its problems, the first `MOST_SHOWN` of them in its message."""
 
     exit_code = 2
 
@@ -61,7 +63,10 @@ class InputError(PerfsimError):
         if isinstance(problems, str):
             problems = [Problem(problems)]
         self._problems = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        lines = [str(problem) for problem in self._problems[:MOST_SHOWN]]
+        if len(self._problems) > MOST_SHOWN:
+            lines.append(f"and {len(self._problems) - MOST_SHOWN:,} more")
+        super().__init__("\n".join(lines))
 
     @property
     def problems(self) -> tuple[Problem, ...]:

@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from perfsim.calibration import ClusterCalibration
-from perfsim.errors import LayoutError
+from perfsim.errors import MOST_SHOWN, LayoutError
 from perfsim.hardware import Devices, SystemSpec
 from perfsim.machines import machine_of
 from perfsim.prediction.perturbation_spec import PerturbationSpec, ResilienceSpec
@@ -103,8 +103,11 @@ class CandidateSpec(Spec):
         try:
             machine_of(system).parse_layout(layout, devices[0])
         except LayoutError as error:
-            messages = "; ".join(problem.message for problem in error.problems)
-            helps = "; ".join(problem.help for problem in error.problems if problem.help)
+            shown = error.problems[:MOST_SHOWN]
+            messages = "; ".join(problem.message for problem in shown)
+            if len(error.problems) > MOST_SHOWN:
+                messages += f"; and {len(error.problems) - MOST_SHOWN:,} more"
+            helps = "; ".join(problem.help for problem in shown if problem.help)
             raise _refusal(messages, helps) from None
         return layout
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from perfsim.catalog import Catalog, LocatedMapping
 from perfsim.catalog.reader import in_order
+from perfsim.catalog.resolve import MOST_PROBLEMS
 from perfsim.errors import CatalogError, InputError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.strategies import strategy
@@ -118,8 +119,10 @@ def _check(
     axes: Sequence[Axis], study: StudySpec, candidates: Sequence[CandidateSpec], catalog: Catalog
 ) -> list[Problem]:
     systems = [candidate.system for candidate in candidates]
-    problems = []
+    problems: list[Problem] = []
     for axis in axes:
+        if len(problems) >= MOST_PROBLEMS:
+            break
         if axis.root == "system":
             problems += check_system_axis(axis, systems, catalog) if systems else []
         elif axis.root in MACHINE_ROOTS:
