@@ -130,8 +130,11 @@ def limits(verb: Verb) -> Verb:
     def limited_verb(*args: Any, max_events: int | None, max_seconds: float | None, **kwargs: Any) -> Any:
         from perfsim.engine.limits import Limits, limited
 
-        with limited(Limits(max_events, max_seconds, Progress())):
-            return verb(*args, **kwargs)
+        with limited(Limits(max_events, max_seconds, Progress())) as limits:
+            answer = verb(*args, **kwargs)
+            if limits.reached is not None:  # an answer that lacks what a limit has stopped
+                raise limits.reached
+            return answer
 
     return limited_verb  # type: ignore[return-value]  # the same verb with two more options
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfsim.cli.options import json_option
+from perfsim.cli.options import json_option, limits
 from perfsim.cli.output import print_json, print_lines, progress
 from perfsim.errors import InputError, PerfsimError
 from perfsim.files import write_file
@@ -61,6 +61,7 @@ MOST_ORDERS = 10_000
     "--every", type=click.IntRange(1), default=None, help="Of --mutations: try every N-th fault only."
 )
 @json_option
+@limits
 def prove(
     target: str,
     strategy: str,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from perfsim.cli.options import json_option, must_exist, path_option
+from perfsim.cli.options import json_option, limits, must_exist, path_option
 from perfsim.cli.output import print_json, print_lines
 from perfsim.files import check_folder
 
@@ -35,6 +35,7 @@ from perfsim.files import check_folder
     help="Also predict each family of GPU runs (for --page) and each release of wafer logs by a fit "
     "without it.",
 )
+@limits
 def validate(
     files: tuple[Path, ...], as_json: bool, worst: int, record: bool, page: Path | None, leave_out: bool
 ) -> None:

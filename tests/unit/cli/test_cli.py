@@ -101,6 +101,20 @@ def test_a_sweep_goes_on_where_a_limit_ended_it(perfsim: Run) -> None:
     assert perfsim("sweep", "sweep.yaml", "--jobs", "1").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("prove", "gpt3_xl", "--strategy", "data"),
+        ("prove", "gpt3_xl", "--strategy", "data", "--mutations", "page.md"),
+        ("validate", data_root() / "studies" / "validation" / "weight_streaming.yaml"),
+        ("sweep", "sweep.yaml", "--dry-run"),
+        (*WAFERS, "--devices", "1", "--perturb", "mttf=8h,checkpoint=100ms,restart=1s"),
+    ],
+)
+def test_every_verb_that_computes_ends_at_the_limit_of_time(perfsim: Run, verb: Sequence[str]) -> None:
+    refused(perfsim(*verb, "--max-seconds", "0"), 4, "--max-seconds")
+
+
 # ------------------------------------------------------------------------------------------ help
 @pytest.mark.parametrize(
     "verb",
