@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from perfsim.api.frames import Row, frame, html_table, save_table
 from perfsim.api.naming import Named, names_of, writing
 from perfsim.catalog import Catalog
-from perfsim.errors import InputError
+from perfsim.errors import InputError, within_floats
 from perfsim.prediction.result import SharedCaveat
 from perfsim.report.text import layout_short
 from perfsim.sweeps.points import PointResult
@@ -37,6 +37,7 @@ ANSWER = (
 """The columns of a point's answer."""
 
 
+@within_floats
 def sweep(
     sweep: Named | Sweep,
     *,

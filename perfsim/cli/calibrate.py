@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from perfsim.cli.options import must_exist, out_option
+from perfsim.errors import within_floats
+from perfsim.files import check_folder
 
 source_option = click.option(
     "--source", default="", metavar="ID", help="Source id of the measurements. [default: the file's name]"
@@ -24,6 +26,7 @@ def calibrate() -> None:
 @click.option("--device", required=True, help="Catalogue name of the measured device.")
 @yaml_option
 @source_option
+@within_floats
 def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
     """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us."""
     from perfsim.fitting.calibrate import calibrate_gemm
@@ -37,6 +40,7 @@ def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
 @click.option("--link", required=True, help="Catalogue name of the measured link.")
 @yaml_option
 @source_option
+@within_floats
 def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: str) -> None:
     """Fit the collective model to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
     from perfsim.fitting.calibrate import calibrate_collectives
@@ -49,9 +53,10 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: st
 @calibrate.command(short_help="Fit a device's host times and sustained ceiling to whole steps.")
 @click.argument("cases", type=click.Path(path_type=Path))
 @click.option("--device", required=True, help="Catalogue name of the device of the runs.")
-@out_option("Folder for the YAML. [default: standard output]")
+@out_option("Folder for the YAML. [default: standard output]", check_folder)
 @click.option("--device-only", is_flag=True, help="Keep the framework's constants.")
 @source_option
+@within_floats
 def framework(cases: Path, device: str, out: Path | None, device_only: bool, source: str) -> None:
     """Fit host launch times and the sustained ceiling of DEVICE to whole steps in CASES."""
     from perfsim.fitting.calibrate import calibrate_framework
@@ -64,6 +69,7 @@ def framework(cases: Path, device: str, out: Path | None, device_only: bool, sou
 @click.argument("measured", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--system", default="", help="Catalogue name of the machine that wrote the logs.")
 @yaml_option
+@within_floats
 def steps(measured: tuple[Path, ...], system: str, out: Path | None) -> None:
     """Fit one scale for your cluster to steps that you MEASURED on it.
 
@@ -84,6 +90,7 @@ def steps(measured: tuple[Path, ...], system: str, out: Path | None) -> None:
 @click.option("--device", default="wse-2", show_default=True, help="Catalogue name of the wafer.")
 @yaml_option
 @source_option
+@within_floats
 def wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
     """Fit a wafer's efficiency for each software release to the logs in CASES."""
     from perfsim.fitting.calibrate import calibrate_wafer

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfsim.errors import InputError, Problem
+from perfsim.files import write_file
 from perfsim.graph import Kind, TaskGraph
 from perfsim.graph.task_graph import rank_of
 from perfsim.interop.chakra_schema import COLLECTIVES, NODE_TYPES, messages
@@ -95,29 +97,28 @@ def write_chakra(trace: Trace, path: Path) -> list[Path]:
     The attribute `ranks` of the metadata is how many ranks a file stands for. Raises PerfsimError without
     protobuf.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     prefix = path.name.removesuffix(SUFFIX)
     files = []
     for rank, execution in execution_traces(trace):
         file = path.parent / f"{prefix}.{rank}{SUFFIX}"
-        file.write_bytes(encoded(execution))
-        files.append(file)
+        files.append(write_file(file, encoded(execution)))
     return files
 
 
 def execution_traces(trace: Trace) -> Iterator[tuple[int, ExecutionTrace]]:
     """The trace of the first rank of each class of ranks, by that rank.
 
-    Devices that all ranks share (MemoryX) are part of each. What another rank sends is a node that receives.
+    A collective is a node of every rank of its group, and devices that all ranks share (MemoryX) are part of
+    each trace. Where a task reads what another rank computes, a send there and a receive here stand between.
     """
     graph = trace.graph
-    ranks = [_ranks(stream) for stream in graph.streams]
-    for rank in sorted({rank for owners in ranks for rank in owners}):
-        mine = [not owners or rank in owners for owners in ranks]
-        number = min(count for count, owners in zip(graph.stands_for, ranks, strict=True) if rank in owners)
+    owners = [_ranks(stream) for stream in graph.streams]
+    ranks = sorted({rank for of_stream in owners for rank in of_stream})
+    inside = {rank: _tasks_of(graph, rank, owners) for rank in ranks}
+    for rank in ranks:
+        number = min(count for count, mine in zip(graph.stands_for, owners, strict=True) if rank in mine)
         attributes = {"tool": f"perfsim {__version__}", "rank": rank, "ranks": number}
-        nodes = tuple(_nodes(trace, rank, mine))
-        yield rank, ExecutionTrace(SCHEMA_VERSION, attributes, nodes)
+        yield rank, ExecutionTrace(SCHEMA_VERSION, attributes, tuple(_nodes(trace, rank, inside)))
 
 
 def _ranks(stream: str) -> tuple[int, ...]:
@@ -126,25 +127,55 @@ def _ranks(stream: str) -> tuple[int, ...]:
     return tuple(rank for rank in owners if rank is not None)
 
 
-def _nodes(trace: Trace, rank: int, mine: Sequence[bool]) -> Iterator[Node]:
-    """The tasks on the streams of a rank, each after those that it waits for."""
-    graph = trace.graph
-    inside = [mine[stream] for stream in graph.stream.tolist()]
-    received: dict[int, int] = {}
+def _tasks_of(graph: TaskGraph, rank: int, owners: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
+    """Whether each task is part of a rank's trace."""
+    streams = np.array([not mine or rank in mine for mine in owners])
+    joint = np.array(
+        [
+            work.kind is Kind.COMM_COLL and work.group is not None and rank in work.group.ranks
+            for work in graph.works
+        ]
+    )
+    return np.asarray(streams[graph.stream] | joint[graph.work])
+
+
+def _nodes(trace: Trace, rank: int, inside: Mapping[int, NDArray[np.bool_]]) -> Iterator[Node]:
+    """The nodes of a rank, each after those that it waits for."""
+    graph, mine = trace.graph, inside[rank]
     previous = graph.stream_predecessor.tolist()
-    for task in np.flatnonzero(inside).tolist():
+    readers = _readers_elsewhere(graph, rank, inside)
+    received: dict[int, int] = {}
+    for task in np.flatnonzero(mine).tolist():
         sources = {int(graph.writer[tensor]) for tensor in graph.reads.row(task)}
-        for source in sorted(source for source in sources if not inside[source]):
+        for source in sorted(source for source in sources if not mine[source]):
             if source not in received:
                 received[source] = len(graph) + source
                 yield _receive(trace, source, received[source], rank)
         after = {*graph.after.row(task), *([previous[task]] if previous[task] >= 0 else [])}
-        yield _node(
+        node = _node(
             trace,
             task,
-            after=tuple(sorted(other for other in after if inside[other])),
+            after=tuple(sorted(other for other in after if mine[other])),
             reads=tuple(sorted(received.get(source, source) for source in sources)),
         )
+        yield node
+        if node.kind != "COMM_SEND_NODE":
+            for number, other in enumerate(readers.get(task, ()), 2):
+                yield _send(trace, node, number * len(graph) + task, rank, other)
+
+
+def _readers_elsewhere(
+    graph: TaskGraph, rank: int, inside: Mapping[int, NDArray[np.bool_]]
+) -> dict[int, list[int]]:
+    """The other ranks that read what each task of this rank writes, and do not run the task themselves."""
+    writers = graph.writer[graph.reads.values]
+    elsewhere: dict[int, list[int]] = {}
+    for other, theirs in inside.items():
+        if other != rank:
+            reads = inside[rank][writers] & ~theirs[writers] & theirs[graph.reads.row_of_value]
+            for task in np.unique(writers[reads]).tolist():
+                elsewhere.setdefault(task, []).append(other)
+    return elsewhere
 
 
 def _node(trace: Trace, task: int, *, after: tuple[int, ...], reads: tuple[int, ...]) -> Node:
@@ -191,14 +222,35 @@ COLLECTIVE_OF = {
 }
 
 
-def _receive(trace: Trace, sender: int, number: int, rank: int) -> Node:
-    """The node of this rank that receives what a task of another one sends."""
-    sent = _node(trace, sender, after=(), reads=())
-    attributes = {**sent.attributes, "comm_dst": rank, "comm_tag": sender}
-    attributes.setdefault("comm_size", attributes["tensor_size"])
-    attributes.setdefault("comm_src", next(iter(_ranks(str(attributes["stream"]))), 0))
-    kind = "COMM_RECV_NODE"
-    return Node(number, f"{sent.name}.receive", kind, (), (), sent.start_s, sent.duration_s, attributes)
+def _receive(trace: Trace, source: int, number: int, rank: int) -> Node:
+    """The node of this rank that receives what a task of another one writes."""
+    sent = _node(trace, source, after=(), reads=())
+    between = _between(trace, sent, next(iter(_ranks(str(sent.attributes["stream"]))), 0), rank)
+    is_send = sent.kind == "COMM_SEND_NODE"
+    start_s = sent.start_s if is_send else sent.start_s + sent.duration_s
+    duration_s = sent.duration_s if is_send else 0.0
+    return Node(number, f"{sent.name}.receive", "COMM_RECV_NODE", (), (), start_s, duration_s, between)
+
+
+def _send(trace: Trace, node: Node, number: int, rank: int, other: int) -> Node:
+    """The node that sends the result of a computation to another rank."""
+    end_s = node.start_s + node.duration_s
+    between = _between(trace, node, rank, other)
+    return Node(number, f"{node.name}.send", "COMM_SEND_NODE", (), (node.id,), end_s, 0.0, between)
+
+
+def _between(trace: Trace, node: Node, source: int, target: int) -> dict[str, Any]:
+    """Attributes of a message with the result of a node."""
+    writes = trace.graph.task(node.id).work.writes
+    size = node.attributes.get("comm_size") or round(sum(tensor.n_bytes for tensor in writes))
+    return {
+        "is_cpu_op": False,
+        "comm_size": int(size),
+        "comm_src": source,
+        "comm_dst": target,
+        "comm_tag": node.id,
+        "category": node.attributes["category"],
+    }
 
 
 # ----------------------------------------------------------------------------------------- bytes

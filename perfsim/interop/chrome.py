@@ -2,8 +2,8 @@
 
 Format: Trace Event Format, times in microseconds. On each thread the slices of tasks ("ph": "X") lie in those
 of their pass and micro-batch, and these in those of the optimizer step. Arrows ("s", "f") lead from the task
-that writes a tensor to those on other streams that read it. Counters ("C") of each device show its activations
-in memory, the load of its links and its busy streams.
+that writes a tensor to those on other streams that read it. Counters ("C") of each device show its
+activations in memory, the load of its links and its busy streams.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from perfsim.errors import PerfsimError
+from perfsim.files import write_file
 from perfsim.graph import TaskGraph
 from perfsim.interop.chakra import SUFFIX, write_chakra
 from perfsim.interop.counters import Counter, counters
@@ -159,11 +160,11 @@ def _track(counter: Counter, pid: int) -> Iterator[Event]:
 # ----------------------------------------------------------------------------------------- files
 def write_chrome_trace(trace: Trace, path: Path) -> Path:
     """Write a trace; gzipped where the name ends in .gz. The same trace gives the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    body = ",\n".join(json.dumps(event, separators=(",", ":")) for event in trace_events(trace))
+    body = ",\n".join(
+        json.dumps(event, separators=(",", ":"), allow_nan=False) for event in trace_events(trace)
+    )
     data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{body}\n]}}\n'.encode()
-    path.write_bytes(gzip.compress(data, compresslevel=5, mtime=0) if path.suffix == ".gz" else data)
-    return path
+    return write_file(path, gzip.compress(data, compresslevel=5, mtime=0) if path.suffix == ".gz" else data)
 
 
 @dataclass(frozen=True)

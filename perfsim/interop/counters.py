@@ -77,7 +77,12 @@ def _memory(
         mine = np.flatnonzero((place == number) & (n_bytes > 0))
         if len(mine):
             yield _counter(
-                name, "activations in memory", "GB", start_ns[writer[mine]], freed_ns[mine], n_bytes[mine] / GIGA
+                name,
+                "activations in memory",
+                "GB",
+                start_ns[writer[mine]],
+                freed_ns[mine],
+                n_bytes[mine] / GIGA,
             )
 
 

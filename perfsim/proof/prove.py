@@ -152,7 +152,7 @@ def _has_key(path: str, key: str) -> bool:
     try:
         with Path(path).open(encoding="utf-8") as file:
             return any(line.startswith(f"{key}:") for line in file)
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return False
 
 

@@ -57,6 +57,6 @@ def _parquet(rows: Sequence[dict[str, Any]]) -> bytes:
 def _column(values: list[Any]) -> list[Any]:
     """Values of one type: as they are if they agree, else as text."""
     kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float} or len(kinds) <= 1 and kinds <= {str, bool}:
+    if kinds <= {int, float} or (len(kinds) <= 1 and kinds <= {str, bool}):
         return values
     return [None if value is None else str(value) for value in values]

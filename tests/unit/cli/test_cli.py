@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -98,6 +99,20 @@ def test_a_sweep_goes_on_where_a_limit_ended_it(perfsim: Run) -> None:
         perfsim("sweep", "sweep.yaml", "--jobs", "2", "--max-events", "3"), 4, "0 of 4 points are finished"
     )
     assert perfsim("sweep", "sweep.yaml", "--jobs", "1").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("prove", "gpt3_xl", "--strategy", "data"),
+        ("prove", "gpt3_xl", "--strategy", "data", "--mutations", "page.md"),
+        ("validate", data_root() / "studies" / "validation" / "weight_streaming.yaml"),
+        ("sweep", "sweep.yaml", "--dry-run"),
+        (*WAFERS, "--devices", "1", "--perturb", "mttf=8h,checkpoint=100ms,restart=1s"),
+    ],
+)
+def test_every_verb_that_computes_ends_at_the_limit_of_time(perfsim: Run, verb: Sequence[str]) -> None:
+    refused(perfsim(*verb, "--max-seconds", "0"), 4, "--max-seconds")
 
 
 # ------------------------------------------------------------------------------------------ help
@@ -431,6 +446,37 @@ def test_a_plan_that_does_not_fit_says_which_part_and_what_to_change(
 ) -> None:
     result = perfsim(*GPUS, "--devices", "8", "--model", "gpt3_175b", "--json", *arguments)
     refused(result, 3, *parts)
+
+
+# --------------------------------------------------------------------------------------- outputs
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("study", "gpt3_20b", "--out", "file"),
+        (*WAFERS, "--devices", "1", "--trace", "file/trace.json"),
+        ("validate", "--page", "file"),
+        ("schema", "--out", "file"),
+        ("calibrate", "wafer", "study.yaml", "--out", "."),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed(
+    perfsim: Run, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str]
+) -> None:
+    (elsewhere / "file").write_text("mine")
+    for module in ("perfsim.studies.loading", "perfsim.prediction.predict", "perfsim.validation.validate"):
+        monkeypatch.setitem(sys.modules, module, None)
+    result = perfsim(*arguments)
+    assert result.exit_code == 1
+    assert re.search(r"error: --(out|trace|page) .*(is no folder|is a folder)", result.stderr)
+    assert (elsewhere / "file").read_text() == "mine"
+
+
+def test_run_and_study_print_the_same_digits(perfsim: Run) -> None:
+    candidate = document(perfsim("study", "study.yaml", "--json"))["candidates"][1]
+    recipe = ("--recipe", "gpt3_20b_chinchilla", "--batch", "16")
+    step = document(perfsim(*WAFERS, "--devices", "1", *recipe, "--json"))
+    figures = ("step_time_s", "mfu", "tokens_per_s", "peak_memory_bytes", "step_breakdown_s")
+    assert {name: candidate[name] for name in figures} == {name: step[name] for name in figures}
 
 
 # -------------------------------------------------------------------------------------- validate

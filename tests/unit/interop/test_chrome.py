@@ -71,7 +71,9 @@ def steps(toys: ModuleType, tensors: tuple[TensorClass, ...] = ()) -> Trace:
         handle = -1
         for microbatch in range(2):
             for layer in range(2):
-                work = replace(toys.compute(f"layer{layer}", "forward"), writes=tensors or (TensorClass("hidden", 2e9),))
+                work = replace(
+                    toys.compute(f"layer{layer}", "forward"), writes=tensors or (TensorClass("hidden", 2e9),)
+                )
                 reads = [handle] if handle >= 0 else []
                 handle = builder.task(work, "gpu0/compute", reads, tag=microbatch).tensor
                 start_s.append(float(len(start_s)))

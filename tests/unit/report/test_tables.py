@@ -15,7 +15,7 @@ from perfsim.errors import InputError, PerfsimError
 from perfsim.report.tables import write_table
 
 ROWS: list[dict[str, Any]] = [
-    {"name": "a, \"b\"", "seconds": 0.1 + 0.2, "steps": 3, "fits": True, "note": None, "mixed": 1},
+    {"name": 'a, "b"', "seconds": 0.1 + 0.2, "steps": 3, "fits": True, "note": None, "mixed": 1},
     {"name": "=cmd()", "seconds": None, "steps": 10**12, "fits": False, "note": None, "mixed": "x"},
 ]
 

@@ -28,7 +28,7 @@ def test_lines_fit_and_no_name_is_cut(
     for entry in answer.shortlist:
         for name in entry.differs:
             assert name in ("tensor", "pipeline", "data", "micro_batch_size", "virtual_pipeline") or (
-                name.replace("_", " ") in words
+                all(word in words for word in name.split("_"))  # a cell may break between them
             )
 
 
