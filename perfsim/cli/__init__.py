@@ -49,6 +49,8 @@ class Refusing(click.Group):
             sys.exit(InputError.exit_code)
         except PerfsimError as error:
             refuse(str(error), error.exit_code)
+        except MemoryError:
+            refuse("the computer has too little memory for this question", 1)
         except OSError as error:
             reason = error.strerror or str(error)
             refuse(f"{reason}: {error.filename}" if error.filename else reason, 1)

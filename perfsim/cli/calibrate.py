@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec
 
 import click
 
 from perfsim.cli.options import must_exist, out_option
-from perfsim.errors import within_floats
+from perfsim.errors import InputError, within_floats
 from perfsim.files import check_folder
 
+Given = ParamSpec("Given")
 source_option = click.option(
     "--source", default="", metavar="ID", help="Source id of the measurements. [default: the file's name]"
 )
 yaml_option = out_option("YAML file to write. [default: standard output]")
+
+
+def fitted(verb: Callable[Given, None]) -> Callable[Given, None]:
+    """A verb that refuses measurements from which constants follow that no hardware has."""
+
+    @wraps(verb)
+    def checked(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        from pydantic import ValidationError
+
+        try:
+            within_floats(verb)(*args, **kwargs)
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+            raise InputError(
+                f"no hardware has the constants that fit these measurements: {wrong[0]}"
+            ) from None
+
+    return checked
 
 
 @click.group(short_help="Fit constants to your own measurements.")
@@ -26,7 +48,7 @@ def calibrate() -> None:
 @click.option("--device", required=True, help="Catalogue name of the measured device.")
 @yaml_option
 @source_option
-@within_floats
+@fitted
 def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
     """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us."""
     from perfsim.fitting.calibrate import calibrate_gemm
@@ -40,7 +62,7 @@ def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
 @click.option("--link", required=True, help="Catalogue name of the measured link.")
 @yaml_option
 @source_option
-@within_floats
+@fitted
 def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: str) -> None:
     """Fit the collective model to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
     from perfsim.fitting.calibrate import calibrate_collectives
@@ -56,7 +78,7 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: st
 @out_option("Folder for the YAML. [default: standard output]", check_folder)
 @click.option("--device-only", is_flag=True, help="Keep the framework's constants.")
 @source_option
-@within_floats
+@fitted
 def framework(cases: Path, device: str, out: Path | None, device_only: bool, source: str) -> None:
     """Fit host launch times and the sustained ceiling of DEVICE to whole steps in CASES."""
     from perfsim.fitting.calibrate import calibrate_framework
@@ -68,7 +90,7 @@ def framework(cases: Path, device: str, out: Path | None, device_only: bool, sou
 @calibrate.command(short_help="Fit one scale for your cluster to steps measured on it.")
 @click.argument("measured", type=click.Path(path_type=Path))
 @yaml_option
-@within_floats
+@fitted
 def steps(measured: Path, out: Path | None) -> None:
     """Fit one scale for your cluster to two or three steps that you MEASURED on it."""
     from perfsim.fitting.calibrate import calibrate_steps
@@ -85,7 +107,7 @@ def steps(measured: Path, out: Path | None) -> None:
 @click.option("--device", default="wse-2", show_default=True, help="Catalogue name of the wafer.")
 @yaml_option
 @source_option
-@within_floats
+@fitted
 def wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
     """Fit a wafer's efficiency for each software release to the logs in CASES."""
     from perfsim.fitting.calibrate import calibrate_wafer

@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 import click
 
+from perfsim.errors import PerfsimError
+
 
 def refuse(message: str, code: int) -> NoReturn:
     """End with a message on standard error and an exit code."""
@@ -19,6 +21,7 @@ def print_json(document: Any) -> None:
     """One JSON document on standard output, as UTF-8 whatever the terminal's encoding."""
     from perfsim.report.document import document_text
 
+    _needs_output()
     click.echo(document_text(document).encode("utf-8"), nl=False)
 
 
@@ -26,7 +29,14 @@ def print_lines(lines: Sequence[str]) -> None:
     """Lines for a person, in characters that the terminal can show."""
     from perfsim.report.text import encodable
 
+    _needs_output()
     click.echo(encodable("\n".join(lines), sys.stdout.encoding or "ascii"))
+
+
+def _needs_output() -> None:
+    """Raise PerfsimError where standard output is closed: an answer that nobody gets is no success."""
+    if sys.stdout is None:
+        raise PerfsimError("standard output is closed: the answer cannot be printed")
 
 
 def progress(*, quiet: bool) -> Callable[[str], None]:
