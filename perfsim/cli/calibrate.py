@@ -10,6 +10,7 @@ from typing import ParamSpec
 import click
 
 from perfsim.cli.options import must_exist, out_option
+from perfsim.cli.output import print_lines, write_error
 from perfsim.errors import InputError, within_floats
 from perfsim.files import check_folder
 
@@ -54,7 +55,7 @@ def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
     from perfsim.fitting.calibrate import calibrate_gemm
 
     must_exist(table)
-    click.echo(calibrate_gemm(table, device, out, source=source))
+    print_lines([calibrate_gemm(table, device, out, source=source)])
 
 
 @calibrate.command(short_help="Fit the collective model to tables of measurements.")
@@ -69,7 +70,7 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: st
 
     for table in tables:
         must_exist(table)
-    click.echo(calibrate_collectives(list(tables), link, out, source=source))
+    print_lines([calibrate_collectives(list(tables), link, out, source=source)])
 
 
 @calibrate.command(short_help="Fit a device's host times and sustained ceiling to whole steps.")
@@ -84,7 +85,7 @@ def framework(cases: Path, device: str, out: Path | None, device_only: bool, sou
     from perfsim.fitting.calibrate import calibrate_framework
 
     must_exist(cases)
-    click.echo(calibrate_framework(cases, device, out, device_only=device_only, source=source))
+    print_lines([calibrate_framework(cases, device, out, device_only=device_only, source=source)])
 
 
 @calibrate.command(short_help="Fit one scale for your cluster to steps measured on it.")
@@ -97,9 +98,9 @@ def steps(measured: Path, out: Path | None) -> None:
 
     must_exist(measured)
     text, warning = calibrate_steps(measured, out)
-    click.echo(text)
+    print_lines([text])
     if warning:
-        click.echo(f"warning: {warning}", err=True)
+        write_error(f"warning: {warning}\n")
 
 
 @calibrate.command(short_help="Fit a wafer's efficiency by software release to logs.")
@@ -113,4 +114,4 @@ def wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
     from perfsim.fitting.calibrate import calibrate_wafer
 
     must_exist(cases)
-    click.echo(calibrate_wafer(cases, device, out, source=source))
+    print_lines([calibrate_wafer(cases, device, out, source=source)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -13,8 +14,17 @@ from perfsim.errors import PerfsimError
 
 def refuse(message: str, code: int) -> NoReturn:
     """End with a message on standard error and an exit code."""
-    click.echo(f"error: {message}", err=True)
+    write_error(f"error: {message}\n")
     sys.exit(code)
+
+
+def write_error(text: str) -> None:
+    """Print on standard error, with control characters written out: names may hold any."""
+    shown = "".join(
+        char if char == "\n" or unicodedata.category(char)[0] != "C" else f"\\u{{{ord(char):x}}}"
+        for char in text.expandtabs(1)
+    )
+    click.echo(shown, err=True, nl=False)
 
 
 def print_json(document: Any) -> None:
@@ -44,6 +54,6 @@ def progress(*, quiet: bool) -> Callable[[str], None]:
 
     def tell(message: str) -> None:
         if not quiet and sys.stderr.isatty():
-            click.echo(f"... {message}", err=True)
+            write_error(f"... {message}\n")
 
     return tell
