@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
     Field,
     ModelWrapValidatorHandler,
+    create_model,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from perfsim.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
+from perfsim.plug_ins import PlugInError, made_by
 from perfsim.sizes import MOST_DEVICES, MOST_LAYERS, MOST_PARTS
 from perfsim.spec import CatalogSpec, Spec
 from perfsim.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Devices = Annotated[int, *number(1, MOST_DEVICES)]
 Parts = Annotated[int, *number(1, MOST_PARTS)]
@@ -282,4 +288,33 @@ def system_classes() -> dict[str, type[SystemSpec]]:
 def _plugin_classes() -> dict[str, type[SystemSpec]]:
     from importlib.metadata import entry_points  # only where a file of a system is read
 
-    return {point.name: point.load().system_type for point in entry_points(group=MACHINE_PLUGINS)}
+    return {point.name: _plugin_class(point) for point in entry_points(group=MACHINE_PLUGINS)}
+
+
+def _plugin_class(point: EntryPoint) -> type[SystemSpec]:
+    """The system class of a plug-in; for one that cannot be used, a class that refuses its systems."""
+    try:
+        return made_by(point, _system_type)
+    except PlugInError as error:
+        kind: Any = (Literal[point.name], ...)
+        unusable = create_model(f"Unusable {point.name}", __base__=_Unusable, kind=kind)
+        unusable.reason = str(error)
+        return unusable
+
+
+class _Unusable(SystemSpec):
+    """A system of a plug-in that cannot be used; every description of one is refused."""
+
+    reason: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, _data: Any) -> Any:
+        raise PydanticCustomError("plug_in", "{message}", {"message": cls.reason, "help": ""})
+
+
+def _system_type(machine: Any) -> type[SystemSpec]:
+    system_type = machine.system_type
+    if not (isinstance(system_type, type) and issubclass(system_type, SystemSpec)):
+        raise TypeError(f"its system_type is {system_type!r}, which is no SystemSpec")
+    return system_type

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from perfsim.cli.options import out_option
+from perfsim.cli.output import print_lines
 from perfsim.files import check_folder
 
 
@@ -19,7 +20,7 @@ def schema(kind: str | None, out: Path | None) -> None:
 
     if out is not None:
         for path in write_schemas(out, [kind] if kind else KINDS):
-            click.echo(f"Schema: {path}")
+            print_lines([f"Schema: {path}"])
         return
     document = schema_of(kind) if kind else {name: schema_of(name) for name in KINDS}
     click.echo(schema_text(document), nl=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perfsim.cli.options import json_option, limits, out_option, table_option
-from perfsim.cli.output import print_json, print_lines
+from perfsim.cli.output import print_json, print_lines, write_error
 from perfsim.errors import PerfsimError, PlanError
 from perfsim.files import check_folder
 
@@ -79,4 +79,4 @@ def _saved(answered: SweepAnswer, folder: Path) -> str:
 
 
 def _tell(message: str) -> None:
-    click.echo(message, err=True)
+    write_error(f"{message}\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from perfsim.cli.options import json_option, limits, must_exist, path_option
-from perfsim.cli.output import print_json, print_lines
+from perfsim.cli.output import print_json, print_lines, write_error
 from perfsim.files import check_folder
 
 
@@ -58,7 +58,7 @@ def validate(
         from perfsim.validation.accuracy_page import accuracy_page
 
         written = write_validation(accuracy_page(paths, results, leaves_out=leave_out), page)
-        click.echo(f"Page: {written[0]}, {written[1]}", err=True)
+        write_error(f"Page: {written[0]}, {written[1]}\n")
     if record:
         from perfsim.validation.record import write_records
 
