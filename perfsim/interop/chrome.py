@@ -22,7 +22,6 @@ import numpy as np
 from perfsim.errors import PerfsimError
 from perfsim.files import write_file
 from perfsim.graph import TaskGraph
-from perfsim.interop.chakra import SUFFIX, write_chakra
 from perfsim.interop.counters import Counter, counters
 from perfsim.trace import Span, Trace
 
@@ -188,7 +187,9 @@ class StepTrace:
         A name that ends in .et gives Chakra execution traces, one file for each class of ranks.
         """
         try:
-            if Path(path).suffix == SUFFIX:
+            if Path(path).suffix == ".et":
+                from perfsim.interop.chakra import write_chakra
+
                 return write_chakra(self.run, Path(path))[0]
             return write_chrome_trace(self.run, Path(path))
         except OSError as error:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perfsim.catalog import Catalog
 from perfsim.errors import InputError, Problem, UnknownNameError
 from perfsim.interop.chakra import is_chakra, read_chakra
 from perfsim.interop.foreign import (
@@ -31,6 +30,7 @@ from perfsim.interop.foreign.imported import (
     recipe_document,
 )
 from perfsim.interop.foreign.measured import measured_document
+from perfsim.interop.foreign.models import GAP
 from perfsim.interop.foreign.source import Source
 from perfsim.workload import TransformerConfig
 
@@ -171,20 +171,8 @@ def read_model(path: Path, format_name: str = "") -> TransformerConfig:
         lacking = [f"cannot be expressed: {gap.text}" for gap in result.gaps if gap.changes_model]
         help_text = f"perfsim import {path} --out FILE.yaml writes the nearest model, to be used knowingly"
         raise InputError([Problem(text, str(path), help=help_text) for text in lacking])
-    gaps = {f"gap {number}": text for number, text in enumerate(result.unsupported, 1)}
+    gaps = {f"{GAP} {number}": text for number, text in enumerate(result.unsupported, 1)}
     return TransformerConfig.model_validate(result.document | {"assumed": gaps})
-
-
-def model_named(name_or_path: str, catalog: Catalog) -> TransformerConfig:
-    """The model of a name of the catalogue, of a YAML file of perfsim, or of a foreign file.
-
-    Raises InputError for an unknown name and for what is wrong in a file.
-    """
-    path = Path(name_or_path)
-    is_file = (path.suffix != "" or len(path.parts) > 1) and path.is_file()
-    if is_file and (path.suffix not in (".yaml", ".yml") or format_of(path)):
-        return read_model(path)
-    return catalog.model(name_or_path)
 
 
 def format_of(path: Path) -> str:

@@ -61,6 +61,14 @@ def test_every_verb_with_a_model_takes_the_file(config: Path) -> None:
     assert perfsim("prove", config, "--layout", "pp=2", "--orders", "0").exit_code == 0
 
 
+def test_what_a_file_says_and_cannot_be_expressed_is_a_note_of_the_answer(config: Path) -> None:
+    config.write_text(json.dumps(CONFIG | {"model_type": "mistral", "sliding_window": 512}), encoding="utf-8")
+    asked = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
+    note = "not expressible: attention in a sliding window of 512; taken as full attention"
+    assert json.loads(perfsim("run", *asked, "--json").stdout)["notes"][-1] == note
+    assert "sliding window of 512" in perfsim("run", *asked).stdout
+
+
 def test_python_takes_the_file_too(config: Path) -> None:
     model = ps.Model.from_file(config)
     assert (model.name, model.num_layers) == ("small", 2)
