@@ -26,7 +26,7 @@ from perfsim.interop.counters import Counter, counters
 from perfsim.trace import Span, Trace
 
 NANOSECONDS = 1e9
-MOST_DETAILED = 100_000
+MOST_DETAILED = 50_000
 """Tasks of a trace above which arrows and counters are left out: Perfetto opens files of some hundred MB."""
 
 Event = dict[str, Any]
@@ -152,16 +152,15 @@ def _track(counter: Counter, pid: int) -> Iterator[Event]:
             "name": counter.name,
             "pid": pid,
             "ts": moment_ns / 1e3,
-            "args": {counter.unit: value},
+            "args": {counter.unit: float(f"{value:.6g}")},
         }
 
 
 # ----------------------------------------------------------------------------------------- files
 def write_chrome_trace(trace: Trace, path: Path) -> Path:
     """Write a trace; gzipped where the name ends in .gz. The same trace gives the same bytes."""
-    body = ",\n".join(
-        json.dumps(event, separators=(",", ":"), allow_nan=False) for event in trace_events(trace)
-    )
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    body = ",\n".join(map(encode, trace_events(trace)))
     data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{body}\n]}}\n'.encode()
     return write_file(path, gzip.compress(data, compresslevel=5, mtime=0) if path.suffix == ".gz" else data)
 
