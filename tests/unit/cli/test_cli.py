@@ -126,6 +126,7 @@ def test_every_verb_that_computes_ends_at_the_limit_of_time(perfsim: Run, verb: 
         ("validate",),
         ("show",),
         ("sweep",),
+        ("import",),
         ("calibrate",),
         *(("calibrate", each) for each in ("gemm", "collective", "framework", "wafer")),
     ],
