@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
-import re
 from pathlib import Path
 
 import pytest
 
 from perfsim.errors import PerfsimError
 from perfsim.interop.foreign.formats import import_file
+from perfsim.testing.hostile import hostile_inputs
 
 SAMPLES = {
     "config.json": (
@@ -64,42 +63,6 @@ SAMPLES = {
         )
     ),
 }
-VALUES = (
-    *("inf", "nan", ".nan", "1e999", "1e300", "-1", "0", "null", "true", "[]", "{}", '""', "9" * 400, "0x10"),
-    *(
-        "${a}",
-        "???",
-        "\x00",
-        "1.5",
-        "- a",
-        "a: b",
-        "[[[[",
-        "$X",
-        "*a",
-        "&a b",
-        "!!python/object:os.x",
-        "None",
-    ),
-)
-SIGNS = ("\x00", "{", "}", '"', ":", "\n", "\t", "é", "[", "]", "#", "'", "$", "(", ")", "\\", "-", ".")
-
-
-def damaged(text: str, chance: random.Random) -> str:
-    kind = chance.randrange(4)
-    if kind == 0:
-        place = chance.randrange(len(text) + 1)
-        return text[:place] + chance.choice(SIGNS) + text[place + chance.randrange(3) :]
-    if kind == 1:
-        lines = text.split("\n")
-        del lines[chance.randrange(len(lines))]
-        return "\n".join(lines)
-    if kind == 2:
-        return text[: chance.randrange(len(text) + 1)]
-    words = list(re.finditer(r"(?<=[\s:=\[])\"?[\w.\-]+\"?(?=[\s,\]}]|$)", text))
-    if not words:
-        return text
-    word = chance.choice(words)
-    return text[: word.start()] + chance.choice(VALUES) + text[word.end() :]
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -111,11 +74,9 @@ def test_an_undamaged_sample_is_read(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_damage_ends_in_an_answer_or_a_refusal_that_names_the_file(tmp_path: Path, name: str) -> None:
-    chance = random.Random(name)
     path = tmp_path / name
-    for _ in range(60):
-        text = damaged(damaged(SAMPLES[name], chance), chance)
-        path.write_text(text, encoding="utf-8")
+    for _, data in hostile_inputs([(name, SAMPLES[name])], 100, 1):
+        path.write_bytes(data)
         refusal = None
         try:
             answer = import_file(path)
