@@ -72,8 +72,10 @@ def test_what_a_file_says_and_cannot_be_expressed_is_a_note_of_the_answer(config
 def test_python_takes_the_file_too(config: Path) -> None:
     model = ps.Model.from_file(config)
     assert (model.name, model.num_layers) == ("small", 2)
-    one = ps.predict(model=model, system="dgx-a100-80gb", devices=1, batch=2)
-    assert one.step_time_s == ps.predict(model=config, system="dgx-a100-80gb", devices=1, batch=2).step_time_s
+    step = ps.predict(model=model, system="dgx-a100-80gb", devices=1, batch=2)
+    assert (
+        step.step_time_s == ps.predict(model=config, system="dgx-a100-80gb", devices=1, batch=2).step_time_s
+    )
     assert ps.import_file(config).parameters == COUNT
 
 
