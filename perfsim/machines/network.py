@@ -60,13 +60,17 @@ class PeerClasses:
 
 
 class Network:
-    """A topology as communication uses it, with links degraded by its health.
+    """A topology as communication uses it.
 
     The default has no shared links, and all ranks have like positions. Kinds of machine override it.
     """
 
-    def check(self, _graph: TaskGraph, /) -> None:
-        """Raises InputError for a graph whose traffic cannot be counted."""
+    def of_graph(self, _graph: TaskGraph, /) -> Network:
+        """The network for one graph, without links that its communication cannot fill.
+
+        Raises InputError for a graph whose traffic cannot be counted.
+        """
+        return self
 
     def traffic(self, _work: Work, _peers: PeerClasses, /) -> Traffic | None:
         """Traffic of a class of communication on shared links; None for none.

@@ -19,7 +19,7 @@ from perfsim.machines import network_of
 from perfsim.machines.network import Network
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import SharedLinks, shared_links
-from perfsim.topology import HEALTHY, LinkHealth, Topology
+from perfsim.topology import Topology
 
 MOST_TASKS = 3_000_000
 """Above this many tasks replicas with jitter of their own stay folded."""
@@ -43,14 +43,13 @@ def place(
     topology: Topology,
     *,
     marks: Mapping[int, Hashable] | None = None,
-    health: LinkHealth = HEALTHY,
     contention: bool = True,
 ) -> Placed:
     """Unfold the ranks that differ by their marks or by their position in the network.
 
     Without `contention` no links are shared, and positions matter only where they change prices.
     """
-    network = network_of(topology, health)
+    network = network_of(topology)
     links = shared_links(folded, network) if contention else SharedLinks()
     marked = dict(marks or {})
     places = network.places() if links.flows else {}

@@ -34,7 +34,7 @@ def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None 
     dead links leave no route.
     """
     classes = np.zeros(graph.width, dtype=np.int64) if peers is None else np.asarray(peers)
-    network.check(graph)
+    network = network.of_graph(graph)
     traffic = _traffic(graph.works, network, PeerClasses(classes))
     if not traffic:
         return SharedLinks()

@@ -15,7 +15,7 @@ from perfsim.placement.stragglers import PlacedStragglers, place_stragglers
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation_spec import FailureSpec, PerturbationSpec
 from perfsim.prediction.result import Perturbed
-from perfsim.topology import LinkHealth, Topology, link_health
+from perfsim.topology import Topology, degraded
 from perfsim.trace import Trace
 
 
@@ -28,8 +28,9 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     _check_ranks(spec, plan.topology)
     if evaluation.perturbed is not None:
         raise InputError("this step is perturbed already")
-    health = link_health(plan.topology, {link.link: link.left for link in spec.links})
-    drawn = [_draw(evaluation, spec, health, number) for number in range(spec.draws if spec.is_random else 1)]
+    topology = degraded(plan.topology, {link.link: link.left for link in spec.links})
+    numbers = range(spec.draws if spec.is_random else 1)
+    drawn = [_draw(evaluation, spec, topology, number) for number in numbers]
     draws = sorted((trace for trace, _ in drawn), key=lambda trace: trace.step_time_s)
     trace = draws[(len(draws) - 1) // 2]
     summary = Perturbed(
@@ -44,7 +45,7 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
 
 
 def _draw(
-    evaluation: Evaluation, spec: PerturbationSpec, health: LinkHealth, number: int
+    evaluation: Evaluation, spec: PerturbationSpec, topology: Topology, number: int
 ) -> tuple[Trace, str]:
     """One draw of the step, and a note on how it is simulated."""
     plan, folded = evaluation.plan, evaluation.graph
@@ -57,9 +58,9 @@ def _draw(
         replica = {rank: rank % width // plan.layout.tensor for rank in range(plan.topology.num_devices)}
         marks = {rank: (factors.get(rank), number) for rank, number in replica.items()}
     if spec.jitter:
-        slow = PlacedStragglers(place(folded, plan.topology, marks=marks, health=health), factors)
+        slow = PlacedStragglers(place(folded, topology, marks=marks), factors)
     else:
-        slow = place_stragglers(folded, plan, factors, health)
+        slow = place_stragglers(folded, plan, factors, topology)
     graph, step = slow.placed.graph, replace(evaluation.step, placed=slow.placed)
     duration_s = with_stragglers(graph, step.duration_s, slow.placed.rank, slow.factors)
     peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)

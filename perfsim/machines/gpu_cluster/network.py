@@ -14,18 +14,18 @@ from perfsim.graph.symmetry import meeting_of
 from perfsim.machines.gpu_cluster.spread import Spread
 from perfsim.machines.network import Floats, Ints, Network, PeerClasses, Traffic
 from perfsim.strategies.schedules import schedule_called
-from perfsim.topology import FatTree, LinkHealth, route_around
+from perfsim.topology import FatTree, route_around
 from perfsim.workload import ParallelLayout
 
 
 class FatTreeNetwork(Network):
-    """The NICs and uplinks of a fat tree."""
+    """The links of a fat tree."""
 
-    def __init__(self, tree: FatTree, health: LinkHealth) -> None:
-        self.tree, self.health = tree, health
+    def __init__(self, tree: FatTree) -> None:
+        self.tree, self.may_bind = tree, tree.may_bind
 
     def traffic(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
-        """Traffic of a class of work on NICs and uplinks; None where all of it stays inside nodes.
+        """Traffic of a class of work on the links that may slow it; None where there are none.
 
         A send goes one way. In a collective across nodes each rank of a node is on a ring of its own and has
         an equal share of the node's NICs. So every rank sends to one neighbour and receives from another at
@@ -40,18 +40,17 @@ class FatTreeNetwork(Network):
         if work.op.startswith("tree."):
             source, target = _round_hops(groups, work.op)
         elif work.kind is Kind.COMM_COLL:
-            source, target, spare = _ring_hops(groups, self.tree.devices_per_node)
+            source, target, spare = _ring_hops(groups, self.tree.node_of)
         else:
             source, target = groups[:, 0], groups[:, 1]
         links = self.tree.crossings(source, target)
-        if self.health.dead:
+        if self.tree.edges.dead:
             links = self._around(links, source, target)
-        links = np.append(links[links >= 0], self._left_of(self.tree.nics(spare).ravel()))
-        crossed, times = np.unique(links, return_counts=True)
+        links = np.append(links[links >= 0], self._left_of(self.tree.nics[spare].ravel()))
+        crossed, times = np.unique(links[self.may_bind[links]], return_counts=True)
         if not len(crossed):
             return None
-        share = self.tree.system.node.inter_node_bytes_per_s / self.tree.devices_per_node
-        return Traffic(crossed, times, share)
+        return Traffic(crossed, times, self.tree.nic_share_bytes_per_s)
 
     def _around(self, links: Ints, source: Ints, target: Ints) -> Ints:
         """The links of all routes; routes over dead links take a detour."""
@@ -59,8 +58,8 @@ class FatTreeNetwork(Network):
         broken = ~np.isin(links, [-1, *self._left_of(used)]).all(axis=1)
         rest = [links[~broken].ravel()]
         for a, b in zip(source[broken].tolist(), target[broken].tolist(), strict=True):
-            detour = route_around(self.tree, a, b, self.health.dead)
-            rest.append(np.array(self.tree.crossed(detour), dtype=np.int64))
+            detour = route_around(self.tree, a, b, self.tree.edges.dead)
+            rest.append(self.tree.counted[[edge.link for edge in detour]])
         return np.concatenate(rest)
 
     def _left_of(self, links: Ints) -> Ints:
@@ -68,19 +67,17 @@ class FatTreeNetwork(Network):
         return links[self.bytes_per_s(links) > 0.0]
 
     def bytes_per_s(self, links: Ints, /) -> Floats:
-        """Capacity of NICs, and of all uplinks of a leaf together."""
-        return self.tree.crossed_bytes_per_s(links, self.health.left)
+        """Capacity of links, and of all uplinks of a leaf together."""
+        return self.tree.capacities[links]
 
     def places(self) -> dict[int, Hashable]:
-        """The leaf of each rank where uplinks are thin, and the rank where a NIC of its node is degraded."""
-        thin = self.tree.is_thin(self.health.left)
-        degraded = {self.tree.node_of_nic(link) for link in self.health.left}
+        """The leaf of each rank where uplinks are thin, and the rank where a link of its node is slow."""
+        tree = self.tree
+        thin, slow_nodes = tree.has_thin_uplinks(), tree.slow_nodes
         places: dict[int, Hashable] = {}
-        for rank in range(self.tree.num_devices):
-            node = rank // self.tree.devices_per_node
-            if thin or node in degraded:
-                leaf = node // self.tree.system.fabric.nodes_per_leaf if thin else 0
-                places[rank] = (leaf, rank if node in degraded else None)
+        for rank, node in enumerate(tree.node_of.tolist()):
+            if thin or node in slow_nodes:
+                places[rank] = (int(tree.leaf_of[rank]) if thin else 0, rank if node in slow_nodes else None)
         return places
 
     def peer_places(self, works: Sequence[Work], width: int, /, *, shares_links: bool) -> Ints | None:
@@ -110,7 +107,8 @@ class FatTreeNetwork(Network):
         Where weight gradients are a pass of their own, peers synchronise only at its end.
         """
         inside = self.tree.devices_per_node % layout.tensor == 0
-        return inside and not self.tree.is_thin({}) and not schedule_called(layout.schedule).splits_backward
+        thin = self.tree.has_thin_uplinks(rated=True)
+        return inside and not thin and not schedule_called(layout.schedule).splits_backward
 
 
 def _round_hops(groups: Ints, op: str) -> tuple[Ints, Ints]:
@@ -120,13 +118,13 @@ def _round_hops(groups: Ints, op: str) -> tuple[Ints, Ints]:
     return groups[:, pairs[:, 0]].ravel(), groups[:, pairs[:, 1]].ravel()
 
 
-def _ring_hops(groups: Ints, devices_per_node: int) -> tuple[Ints, Ints, Ints]:
+def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints]:
     """Sources and targets across nodes, and ranks on no ring.
 
     On ring j, rank j of each node sends to rank j of the next node.
     """
     ranks = np.sort(groups, axis=1)
-    nodes = ranks // devices_per_node
+    nodes = node_of[ranks]
     across = nodes[:, 0] != nodes[:, -1]
     ranks, nodes = ranks[across], nodes[across]
     hops = [(ranks[:0, 0],) * 3]

@@ -181,12 +181,12 @@ def part_of(lane: str, tree: WaferTree) -> str:
         return "MemoryX's flash"
     if lane == "update":
         return f"the {_update_bottleneck(system)} of MemoryX's servers"
-    feeders = system.activation_servers
-    if lane in ("input", "spilling") and feeders.per_system * feeders.bandwidth <= system.io_bytes_per_s:
+    costs, feeders = StreamCosts(tree), system.activation_servers.per_system
+    if lane in ("input", "spilling") and feeders * costs.rated_bytes_per_s["feed"] <= costs.feed_bytes_per_s:
         return "the activation servers"
     if lane in ("input", "spilling"):
         return "the I/O ports"
-    return _link_bottleneck(system, StreamCosts(tree).shares)
+    return _link_bottleneck(costs)
 
 
 def _update_bottleneck(system: WaferClusterSpec) -> str:
@@ -195,16 +195,19 @@ def _update_bottleneck(system: WaferClusterSpec) -> str:
     return "DRAM" if 28.0 / server.dram.bandwidth >= 15.0 / server.arithmetic else "arithmetic"
 
 
-def _link_bottleneck(system: WaferClusterSpec, shares: int) -> str:
+PARTS = {
+    "the I/O ports": "io",
+    "SwarmX": "swarmx",
+    "MemoryX's servers": "server",
+    "their DRAM": "dram",
+}
+"""The kinds of links between MemoryX and a system, by the parts that they belong to."""
+
+
+def _link_bottleneck(costs: StreamCosts) -> str:
     """The slowest parts between MemoryX and a system; parts of equal speed must all become faster."""
-    server = system.memoryx.server
-    rates = {
-        "the I/O ports": system.io_bytes_per_s,
-        "SwarmX": system.swarmx.bandwidth,
-        "MemoryX's servers": shares * server.bandwidth,
-        "their DRAM": shares * server.dram.bandwidth,
-    }
-    slowest = min(rates.values())
-    names = [name for name, rate in rates.items() if rate < slowest * 1.001]
+    rates = costs.part_bytes_per_s
+    slowest = min(rates[kind] for kind in PARTS.values())
+    names = [name for name, kind in PARTS.items() if rates[kind] < slowest * 1.001]
     *first, last = [name.replace("their", "the servers'") if len(names) == 1 else name for name in names]
     return f"{', '.join(first)} and {last}" if first else last
