@@ -105,6 +105,12 @@ class CollectiveModel:
             seconds = np.where(size > 0, busy, 0.0)
         return float(seconds) if size.ndim == 0 else seconds
 
+    def port_bytes_per_s(self, op: CollectiveOp, n_bytes: float, size: int) -> float:
+        """What a rank sends and receives a second in an operation inside one node: its bus bandwidth."""
+        seconds = self.time_s(op, n_bytes, Group.inside_node(size))
+        sent_bytes = n_bytes * ring.wire_factor(op, size)
+        return min(sent_bytes / seconds, self.scale_up.bandwidth) if seconds > 0.0 else 0.0
+
     @property
     def _network(self) -> NetworkConstants:
         calibration = self.nic.calibration

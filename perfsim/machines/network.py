@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.graph import RankGroup, TaskGraph, Work
+from perfsim.graph import Kind, RankGroup, TaskGraph, Work
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -78,6 +78,10 @@ class Network:
         Raises InputError where dead links leave no route.
         """
         return None
+
+    def alike(self, work: Work, /) -> Hashable:
+        """What the traffic of a class of communication depends on."""
+        return work.group, work.kind is Kind.COMM_COLL, work.op
 
     def bytes_per_s(self, links: Ints, /) -> Floats:
         """Capacity of links by the ids that `traffic` uses."""

@@ -124,7 +124,7 @@ def test_inside_a_node_and_alone_nothing_is_put_on_the_network(toys: ModuleType,
     quiet = graph(
         (reduce("tensor", RankGroup(0, 1, 8)), "gpu0/nccl-tensor"),
         (reduce("alone", RankGroup(0, 8, 1)), "gpu0/nccl-data"),
-        (send(toys, "near", 0, 1), "gpu0/send-next"),
+        (send(toys, "near", 8, 9), "gpu8/send-next"),
         (toys.compute("c"), "gpu0/compute"),
     )
     assert shared_links(quiet, network_of(topology)) == SharedLinks()
