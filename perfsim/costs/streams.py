@@ -34,6 +34,7 @@ class StreamCosts:
             "dram": self.shares * rated["dram"],
         }
         """The most that each kind of link on the way of a layer carries."""
+        self.update_bytes_per_s = self.part_bytes_per_s["dram"]
         self.tree_bytes_per_s = min(rated["swarmx"], rated["io"])
         self.stream_bytes_per_s = min(self.part_bytes_per_s.values())
         feeders_bytes_per_s = system.activation_servers.per_system * rated["feed"]

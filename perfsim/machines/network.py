@@ -79,6 +79,14 @@ class Network:
         """
         return None
 
+    def load(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
+        """Traffic of a class of communication on all links, also those that cannot slow it."""
+        return self.traffic(work, peers)
+
+    def sent_bytes(self, work: Work, /) -> float:
+        """Bytes of a class of communication on a link that it crosses once."""
+        return work.comm_bytes
+
     def alike(self, work: Work, /) -> Hashable:
         """What the traffic of a class of communication depends on."""
         return work.group, work.kind is Kind.COMM_COLL, work.op

@@ -34,6 +34,9 @@ class Placed(NamedTuple):
     rank: NDArray[np.int32]
     """The (first) rank of each task; -1 on a stream that all ranks share."""
     links: SharedLinks
+    topology: Topology
+    peers: NDArray[np.int32]
+    """The class of each peer; peers of one class are written once."""
     note: str = ""
     """A remark on how ranks that differ are simulated; empty where peers are alike."""
 
@@ -64,11 +67,12 @@ def place(
         folded = _at_worst(folded, network)
         links = shared_links(folded, network) if contention else links
     if count == 1 or too_many:
-        return Placed(folded, folded.stream_ranks[folded.stream], links, note)
+        rank = folded.stream_ranks[folded.stream]
+        return Placed(folded, rank, links, topology, np.zeros_like(classes), note)
     unfolded = unfold(folded, classes)
     if contention:
         links = shared_links(unfolded.graph, network, peers=classes)
-    return Placed(unfolded.graph, unfolded.rank, links, note)
+    return Placed(unfolded.graph, unfolded.rank, links, topology, classes, note)
 
 
 def _at_worst(folded: TaskGraph, network: Network) -> TaskGraph:

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from perfsim.calibration import CollectiveOp
-from perfsim.collectives import CollectiveModel, tree
+from perfsim.collectives import CollectiveModel, ring, tree
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
 from perfsim.graph.symmetry import meeting_of
 from perfsim.machines.gpu_cluster.spread import Spread
@@ -35,7 +35,24 @@ class FatTreeNetwork(Network):
         return FatTreeNetwork(self.tree, ports=asked > self.tree.edges.rated["scale_up"])
 
     def traffic(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
-        """Traffic of a class of work on the links that may slow it; None where there are none.
+        """The load of a class of work on the links that may slow it; None where there are none."""
+        if work.group is None or work.group.size < 2:
+            return None
+        if not self.counts_ports and may_be_inside(work.group, self.tree) and self._is_inside(work, peers):
+            return None
+        load = self.load(work, peers)
+        may_bind = self.may_bind[load.links] if load is not None else ()
+        if load is None or not np.any(may_bind):
+            return None
+        return Traffic(load.links[may_bind], load.times[may_bind], load.bytes_per_s)
+
+    def _is_inside(self, work: Work, peers: PeerClasses) -> bool:
+        """Whether all groups of a class of work are inside nodes."""
+        nodes = self.tree.node_of[peers.groups_like(cast(RankGroup, work.group))]
+        return bool((nodes == nodes[:, :1]).all())
+
+    def load(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
+        """Traffic of a class of work on all links.
 
         A send goes one way. In a collective inside a node each rank sends to its neighbour at the bus rate.
         In one across nodes each rank of a node is on a ring of its own and has an equal share of the node's
@@ -46,11 +63,7 @@ class FatTreeNetwork(Network):
         """
         if work.group is None or work.group.size < 2:
             return None
-        groups = peers.groups_like(work.group)
-        nodes = self.tree.node_of[groups]
-        inside = bool((nodes == nodes[:, :1]).all())
-        if inside and not self.counts_ports:
-            return None
+        groups, inside = peers.groups_like(work.group), self._is_inside(work, peers)
         within = spare = groups[:0, 0]
         if work.op.startswith("tree."):
             source, target = _round_hops(groups, work.op)
@@ -65,11 +78,19 @@ class FatTreeNetwork(Network):
             links = self._around(links, source, target)
         beside = self.tree.nics[spare].ravel(), self.tree.ports[within].ravel()
         links = np.append(links[links >= 0], self._left_of(np.concatenate(beside)))
-        crossed, times = np.unique(links[self.may_bind[links]], return_counts=True)
-        if not len(crossed):
-            return None
+        crossed, times = np.unique(links, return_counts=True)
         share = self.tree.nic_share_bytes_per_s
         return Traffic(crossed, times, _inside_bytes_per_s(work, self.collectives) if inside else share)
+
+    def sent_bytes(self, work: Work, /) -> float:
+        """Bytes of a class of work on a link that it crosses once; the rings across nodes share a message."""
+        if work.kind is not Kind.COMM_COLL or work.group is None or work.op.startswith("tree."):
+            return work.comm_bytes
+        shape = self.tree.group_shape(work.group.ranks)
+        rings = shape.fewest_per_node if shape.nodes > 1 else 1
+        is_step = work.op.startswith("ring.")
+        factor = 1.0 if is_step else ring.wire_factor(cast(CollectiveOp, work.op), shape.size)
+        return work.comm_bytes * factor / rings
 
     def alike(self, work: Work, /) -> Hashable:
         """Inside a node the rate depends on the size of a message."""
@@ -158,10 +179,10 @@ def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         pattern = enters[np.argmax(left)]
         rows = left & (enters == pattern).all(axis=1)
         first = np.flatnonzero(pattern)
-        ring = np.arange(np.diff(first, append=len(pattern)).min())
-        source = (first[:, None] + ring).ravel()
-        members = source, np.roll(source, -len(ring)), np.delete(np.arange(len(pattern)), source)
-        passed = np.repeat(np.arange(len(pattern)), len(ring) - 1)
+        rings = np.arange(np.diff(first, append=len(pattern)).min())
+        source = (first[:, None] + rings).ravel()
+        members = source, np.roll(source, -len(rings)), np.delete(np.arange(len(pattern)), source)
+        passed = np.repeat(np.arange(len(pattern)), len(rings) - 1)
         hops.append(tuple(ranks[rows][:, places].ravel() for places in (*members, passed)))
         left &= ~rows
     source, target, spare, within = (np.concatenate(column) for column in zip(*hops, strict=True))

@@ -25,6 +25,7 @@ DIRECTIONS: dict[str, Literal["down", "up"]] = {
     "reduce_in_tree": "up",
     "reduce_in_tree_part": "up",
 }
+UPDATE = "memoryx_update"
 AT_SYSTEMS = ("samples", "spill", "fetch")
 """Operations between a system and its activation servers."""
 POOLS = ("server", "dram", "flash")
@@ -46,27 +47,39 @@ class WaferNetwork(Network):
             )
         return self
 
-    def traffic(self, work: Work, _peers: PeerClasses, /) -> Traffic | None:
-        """Traffic of a class of work: weights go down the whole tree, gradients up.
+    def traffic(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
+        """The load of a class of work that may share links.
 
-        Gradients summed in SwarmX do not enter MemoryX. Spilled activations pass the ports of their systems,
-        all at the same time. Links that are not duplex count as one. The weight servers count as one, with
-        the first link of each kind. Samples are megabytes beside gigabytes of weights, so they count only
-        where an activation server is slow. InputError where the only route to a system is cut.
+        Samples are megabytes beside gigabytes of weights, so they count only where an activation server is
+        slow; updates, which their own bytes limit, only where DRAM is. InputError where the only route to a
+        system is cut.
+        """
+        load = self.load(work, peers)
+        if load is None:
+            return None
+        if work.op in ("samples", UPDATE) and (self.capacities[load.links] >= load.bytes_per_s).all():
+            return None
+        self._refuse_cuts(load.links)
+        return load
+
+    def load(self, work: Work, _peers: PeerClasses, /) -> Traffic | None:
+        """Traffic of a class of work on all links: weights go down the whole tree, gradients up.
+
+        Gradients summed in SwarmX do not enter MemoryX. Samples and spilled activations pass the ports of
+        their systems, all at the same time. Links that are not duplex count as one. The weight servers count
+        as one, with the first link of each kind, and so do the activation servers of a system.
         """
         costs, edges = self.costs, self.tree.edges
         if work.op in FLASH_OPS:
-            links = edges.of_kind("flash")[FLASH_OPS[work.op]][None]
-            return self._once(links, costs.flash_bytes_per_s())
+            return self._once(edges.of_kind("flash")[FLASH_OPS[work.op]][None], costs.flash_bytes_per_s())
+        if work.op == UPDATE:
+            return self._once(edges.of_kind("dram")[:1], costs.update_bytes_per_s)
         if work.op not in DIRECTIONS:
             return None
         way = DIRECTIONS[work.op]
         if work.op in AT_SYSTEMS:
-            feeders = self._feeders(way)
-            if work.op == "samples":
-                slow = self.capacities[feeders] < costs.feed_bytes_per_s
-                return self._once(feeders[slow], costs.feed_bytes_per_s) if slow.any() else None
-            return self._once(np.concatenate([self.tree.ways("io", way), feeders]), costs.feed_bytes_per_s)
+            links = np.concatenate([self.tree.ways("io", way), self._feeders(way)])
+            return self._once(links, costs.feed_bytes_per_s)
         links = self.tree.tree_links(way)
         if work.op.startswith("reduce_in_tree"):
             inside = np.setdiff1d(links, edges.of_kind("memoryx"))
@@ -80,7 +93,6 @@ class WaferNetwork(Network):
 
     def _once(self, links: Ints, bytes_per_s: float) -> Traffic:
         """Traffic that crosses each link once."""
-        self._refuse_cuts(links)
         links = np.unique(self.tree.edges.medium[links])
         return Traffic(links, np.ones(len(links), dtype=np.int64), bytes_per_s)
 

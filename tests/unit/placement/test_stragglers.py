@@ -27,7 +27,7 @@ def planned(toys: ModuleType, overlap: bool = True, nic: float = 25e9, gpus: int
 
 
 def step_s(toys: ModuleType, plan: Plan, found: PlacedStragglers) -> tuple[float, ...]:
-    graph, ranks, links, _ = found.placed
+    graph, ranks, links, *_ = found.placed
     costs = toys.ToyCosts(plan.system)
     duration_s = with_stragglers(graph, price(graph, costs), ranks, found.factors)
     return simulate(graph, duration_s, *links).step_end_s
