@@ -38,21 +38,28 @@ class FatTreeNetwork(Network):
         """The load of a class of work on the links that may slow it; None where there are none."""
         if work.group is None or work.group.size < 2:
             return None
-        if not self.counts_ports and may_be_inside(work.group, self.tree) and self._is_inside(work, peers):
+        groups = peers.groups_like(work.group)
+        if not self.counts_ports and self._is_inside(groups):
             return None
-        load = self.load(work, peers)
-        may_bind = self.may_bind[load.links] if load is not None else ()
-        if load is None or not np.any(may_bind):
+        load = self._load(work, groups)
+        may_bind = self.may_bind[load.links]
+        if not may_bind.any():
             return None
         return Traffic(load.links[may_bind], load.times[may_bind], load.bytes_per_s)
 
-    def _is_inside(self, work: Work, peers: PeerClasses) -> bool:
-        """Whether all groups of a class of work are inside nodes."""
-        nodes = self.tree.node_of[peers.groups_like(cast(RankGroup, work.group))]
+    def load(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
+        """Traffic of a class of work on all links."""
+        if work.group is None or work.group.size < 2:
+            return None
+        return self._load(work, peers.groups_like(work.group))
+
+    def _is_inside(self, groups: Ints) -> bool:
+        """Whether all groups are inside nodes."""
+        nodes = self.tree.node_of[groups]
         return bool((nodes == nodes[:, :1]).all())
 
-    def load(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
-        """Traffic of a class of work on all links.
+    def _load(self, work: Work, groups: Ints) -> Traffic:
+        """Traffic of a class of work that groups of ranks do at the same time.
 
         A send goes one way. In a collective inside a node each rank sends to its neighbour at the bus rate.
         In one across nodes each rank of a node is on a ring of its own and has an equal share of the node's
@@ -61,9 +68,7 @@ class FatTreeNetwork(Network):
         holds ranks, and each passes the ports of all ranks of a node but its own. On a fuller node they may
         use the NIC of any rank, so all of its NICs are taken to be in use, and peers stay alike.
         """
-        if work.group is None or work.group.size < 2:
-            return None
-        groups, inside = peers.groups_like(work.group), self._is_inside(work, peers)
+        inside = self._is_inside(groups)
         within = spare = groups[:0, 0]
         if work.op.startswith("tree."):
             source, target = _round_hops(groups, work.op)

@@ -108,17 +108,15 @@ class WaferNetwork(Network):
     def capacities(self) -> Floats:
         """Bytes/s of every link; the first of several that count as one has their joint capacity.
 
-        A layer that is sharded over weight servers waits for the slowest of them; of layers on one server
-        each, as many move at once as there are servers. Activation servers of a system share its spills.
+        Layers wait for the slowest weight server: those that are sharded over all of them, and those on one
+        server each too, since they are used in order. Activation servers of a system share its spills.
         """
         edges = self.tree.edges
         capacities, carried = edges.bytes_per_s.copy(), edges.bytes_per_s
-        sharded = self.tree.system.memoryx.placement == "sharded"
         for kind in POOLS:
             links = edges.of_kind(kind).reshape(-1, 2)
             if len(links):
-                joint = len(links) * carried[links].min(axis=0) if sharded else carried[links].sum(axis=0)
-                capacities[links[0]] = joint
+                capacities[links[0]] = len(links) * carried[links].min(axis=0)
         for way in ("down", "up"):
             first = self._feeders(way)
             links = self.tree.ways("feed", way).reshape(len(first), -1)
