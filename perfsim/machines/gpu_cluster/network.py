@@ -29,6 +29,11 @@ class FatTreeNetwork(Network):
             self.may_bind[tree.ports] = True
         self.counts_ports = bool(self.may_bind[tree.ports].any())
 
+    @property
+    def counted(self) -> Ints:
+        """The link that each link counts as."""
+        return self.tree.counted
+
     def of_graph(self, graph: TaskGraph, /) -> FatTreeNetwork:
         """The network with its NVLink ports where communications that may overlap can fill one."""
         asked = port_demand(graph, self.tree, self.collectives)

@@ -123,6 +123,18 @@ class WaferNetwork(Network):
             capacities[first] = carried[links].sum(axis=1)
         return capacities
 
+    @cached_property
+    def counted(self) -> Ints:
+        """The link that each link counts as: itself, its way back, or the first of several servers."""
+        counted = self.tree.edges.medium.copy()
+        for kind in POOLS:
+            links = self.tree.edges.of_kind(kind)
+            counted[links] = counted[links[:2]][np.arange(len(links)) % 2]
+        for way in ("down", "up"):
+            links = self.tree.ways("feed", way)
+            counted[links] = np.repeat(self._feeders(way), len(links) // self.tree.num_devices)
+        return counted
+
     def bytes_per_s(self, links: Ints, /) -> Floats:
         """Capacity of links, those of several servers together."""
         return self.capacities[links]
