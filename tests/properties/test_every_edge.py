@@ -166,7 +166,7 @@ def test_a_faster_edge_among_others_of_its_kind_makes_no_step_longer(case: Case)
 
 
 def test_a_slower_kind_of_link_raises_the_prices_of_what_loads_it_and_no_others(case: Case) -> None:
-    """Not of uplinks: prices are those of an idle network, where the NICs below a leaf limit what it sends."""
+    """Not of uplinks: prices are those of an idle network, where NICs limit what a leaf sends."""
     peers = PeerClasses(np.zeros(case.graph.width, dtype=np.int64))
     before = case.costs(case.topology)
     for kind in case.topology.edges.kinds:
