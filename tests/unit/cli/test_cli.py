@@ -448,6 +448,7 @@ def test_validation_as_json_has_the_keys_of_the_interface(perfsim: Run, logs: Pa
     held = [case["band_s"][0] <= case["measured_s"] <= case["band_s"][1] for case in scored]
     assert answer["summary"]["band_coverage"] == sum(held) / len(held)
     assert set(answer["baseline"]) >= ERRORS
+    assert set(answer["scaling"]) == {"source", "runs", "efficiencies", "explanations"}
     for family in answer["families"].values():
         assert set(family) >= ERRORS | {"n", "kendall_tau", "regret"}
     for case in answer["cases"]:
