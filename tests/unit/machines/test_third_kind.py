@@ -259,7 +259,7 @@ def test_a_plug_in_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) 
         return [point] if (group, name) == ("perfsim.machines", point.name) else []
 
     monkeypatch.setattr("perfsim.machines.entry_points", entry_points)
-    monkeypatch.setattr("perfsim.hardware.entry_points", entry_points)
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     _plugin_classes.cache_clear()
     assert isinstance(machine("ring-cluster"), RingCluster)
     assert system_classes()["ring-cluster"] is RingSpec
