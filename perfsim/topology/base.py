@@ -50,6 +50,7 @@ class Topology(ABC):
             raise InputError(f"{system.name}: at least one device is needed, not {num_devices}")
         self.system = system
         self.num_devices = num_devices
+        self._changed = False
 
     @abstractmethod
     def device(self, rank: int) -> str:
@@ -73,7 +74,11 @@ class Topology(ABC):
     @cached_property
     def edges(self) -> Edges:
         """All edges as columns; devices are vertices 0 to `num_devices` - 1."""
-        return Edges.of(self._parts())
+        return Edges.of(self._built)
+
+    @cached_property
+    def _built(self) -> list[Part]:
+        return self._parts()
 
     @cached_property
     def vertices(self) -> tuple[tuple[str, str], ...]:
@@ -98,6 +103,8 @@ class Topology(ABC):
     @cached_property
     def graph(self) -> nx.MultiDiGraph[str]:
         """The whole network as a networkx graph, as `network_graph` describes it."""
+        if not self._changed and len(self._built) == len(self._built[0].vertices) == 1:
+            return self._built[0].graph
         there, duplex = self.links()[::2], self.edges.duplex[::2].tolist()
         back_s = self.edges.seconds[1::2].tolist()
         graph = network_graph(
@@ -120,7 +127,7 @@ class Topology(ABC):
         twin = copy(self)
         for name in [name for name in vars(self) if isinstance(_member(type(self), name), cached_property)]:
             del twin.__dict__[name]
-        twin.__dict__["edges"] = self.edges.with_capacities(bytes_per_s, rate=rate)
+        vars(twin).update(_changed=True, edges=self.edges.with_capacities(bytes_per_s, rate=rate))
         return twin
 
     # ----------------------------------------------------------------------------------- routes
