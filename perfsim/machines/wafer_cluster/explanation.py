@@ -10,7 +10,6 @@ from perfsim.costs.price import Costs, mean_s
 from perfsim.costs.streaming_roof import HIDES, StreamingRoof, hidden_from_tokens, roof_tokens
 from perfsim.costs.streams import StreamCosts
 from perfsim.graph import Kind, TaskGraph, Work
-from perfsim.hardware import WaferClusterSpec
 from perfsim.machines.explanation import HEAVY, LOOK, Explanation, Floats, Lane
 from perfsim.strategies import Plan
 from perfsim.strategies.streaming.blocks import StreamingPlan
@@ -176,12 +175,12 @@ def _more_tokens(plan: StreamingPlan, roof: StreamingRoof) -> str:
 
 def part_of(lane: str, tree: WaferTree) -> str:
     """The part of the machine that sets the speed of a lane."""
-    system = tree.system
+    system, costs = tree.system, StreamCosts(tree)
     if lane == "flash":
         return "MemoryX's flash"
     if lane == "update":
-        return f"the {_update_bottleneck(system)} of MemoryX's servers"
-    costs, feeders = StreamCosts(tree), system.activation_servers.per_system
+        return f"the {_update_bottleneck(costs)} of MemoryX's servers"
+    feeders = system.activation_servers.per_system
     if lane in ("input", "spilling") and feeders * costs.rated_bytes_per_s["feed"] <= costs.feed_bytes_per_s:
         return "the activation servers"
     if lane in ("input", "spilling"):
@@ -189,10 +188,9 @@ def part_of(lane: str, tree: WaferTree) -> str:
     return _link_bottleneck(costs)
 
 
-def _update_bottleneck(system: WaferClusterSpec) -> str:
+def _update_bottleneck(costs: StreamCosts) -> str:
     """DRAM or arithmetic, whichever is slower for Adam's 28 B and 15 FLOP a parameter."""
-    server = system.memoryx.server
-    return "DRAM" if 28.0 / server.dram.bandwidth >= 15.0 / server.arithmetic else "arithmetic"
+    return "DRAM" if costs.update_s(28.0, 0.0) >= costs.update_s(0.0, 15.0) else "arithmetic"
 
 
 PARTS = {
