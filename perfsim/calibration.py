@@ -153,6 +153,15 @@ class MemoryConstants(Constants):
     """Fraction of the datasheet bandwidth for large kernels at full occupancy."""
 
 
+class CommunicationConstants(Constants):
+    """What a kernel of the collective library takes from the compute that runs beside it."""
+
+    units: NonNegative
+    """Compute units that it occupies."""
+    memory_passes: dict[CollectiveOp, NonNegative]
+    """Bytes read and written in device memory, over those that the device sends, by operation."""
+
+
 class GpuCalibration(Calibration):
     """How fast kernels run on one GPU."""
 
@@ -169,6 +178,8 @@ class GpuCalibration(Calibration):
     """Fraction of peak that fused attention reaches on its own FLOPs in long sequences."""
     attention_half_length: NonNegative = 0.0
     """Sequence length at which fused attention reaches half of that."""
+    communication: CommunicationConstants | None = None
+    """None: communication takes nothing from compute."""
 
 
 class ProtocolSegment(Constants):

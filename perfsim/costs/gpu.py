@@ -3,6 +3,10 @@
 A compute task takes as long as its kernels on the GPU, but at least as long as the host takes to launch
 them (a smooth maximum, since the host can run ahead only so far). The time of a collective follows from its
 algorithm and the links that its group spans.
+
+A collective kernel occupies compute units and reads and writes device memory, so compute beside it is slower.
+The part of a task that units limit (matrix products, fused attention) and the part that memory limits
+(element-wise kernels) get longer as what is left to them shrinks; latencies and launches do not.
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.calibration import CollectiveOp, FrameworkCalibration, GpuCalibration
-from perfsim.collectives import CollectiveModel
+from perfsim.collectives import CollectiveModel, ring
 from perfsim.costs.gemm import GemmModel
-from perfsim.costs.price import Costs
+from perfsim.costs.price import NONE, Costs, Shares
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import RankGroup, Work
 from perfsim.hardware import SystemSpec
@@ -71,6 +75,23 @@ class GpuKernels:
         seconds = self.gemm.time_s(*distinct.T, sustained=True)[of_kernel.ravel()]
         for kernel, gemm_s in zip(kernels, seconds.tolist(), strict=True):
             self._kernels[kernel] = self._gemm_s(kernel, gemm_s)
+
+    def bound_of(self, work: Work) -> Shares:
+        """Shares of the time of a compute task that units and memory limit.
+
+        Where the host takes part of the time, the device counts by the slope of the smooth maximum.
+        """
+        seconds = self.compute_s(work)
+        if seconds <= 0.0:
+            return NONE
+        units_s = sum(self.kernel_s(kernel) for kernel in work.kernels if kernel.op != "elementwise")
+        moving = [kernel for kernel in work.kernels if kernel.op == "elementwise"]
+        latency_s = self.gpu.kernel_latency_s * sum(kernel.launches for kernel in moving)
+        moving_s = sum(self.kernel_s(kernel) for kernel in moving)
+        slope = 1.0
+        if not self.recipe.host_blocking:
+            slope = ((units_s + moving_s) / seconds) ** (self.framework.overlap_sharpness - 1)
+        return Shares(slope * units_s / seconds, slope * (moving_s - latency_s) / seconds)
 
     def _with_host(self, device_s: float, launches: int) -> float:
         """Device and host time combined: the longer of the two, or their sum where the host blocks."""
@@ -160,6 +181,29 @@ class GpuCosts(GpuKernels, Costs):
     def _communication_s(self, work: Work) -> float:
         op, group = self._collective(work)
         return self._with_host(self.collectives.time_s(op, work.comm_bytes, group), COLLECTIVE_LAUNCHES)
+
+    def taken(self, work: Work, /) -> Shares:
+        """Compute units of a collective kernel, and its reads and writes over the achieved bandwidth.
+
+        Bytes sent = comm_bytes x wire factor; `memory_passes` times as many pass through device memory.
+        """
+        constants = self.gpu.communication
+        if constants is None or not work.kind.is_communication:
+            return NONE
+        op, group = self._collective(work)
+        seconds = self.duration_s(work)
+        if group.size == 1 or seconds <= 0.0:
+            return NONE
+        sent_bytes = work.comm_bytes * ring.wire_factor(op, group.size)
+        passes = constants.memory_passes.get(op, 0.0)
+        return Shares(
+            constants.units / self.topology.system.device.compute_units,
+            passes * sent_bytes / seconds / self.memory_bytes_per_s,
+        )
+
+    def bound(self, work: Work, /) -> Shares:
+        """Shares of the time of a compute task that units and memory limit."""
+        return NONE if work.kind.is_communication else self.bound_of(work)
 
     def _collective(self, work: Work) -> tuple[CollectiveOp, Group]:
         """The operation of a communication, and how its group lies over nodes."""

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.errors import InputError
 from perfsim.graph import RankGroup, TaskGraph, Work
+
+
+class Shares(NamedTuple):
+    """Shares of a device's compute units and of its memory bandwidth."""
+
+    units: float
+    memory: float
+
+
+NONE = Shares(0.0, 0.0)
 
 
 class Costs(ABC):
@@ -37,6 +48,18 @@ class Costs(ABC):
     def arithmetic_flop_per_s(self, work: Work, /) -> float:
         """FLOP/s of a class of work, without movement where that is known."""
         return work.flop / self.duration_s(work)
+
+    def taken(self, _work: Work, /) -> Shares:
+        """What a communication takes of each device of its group while it runs alone; `NONE` for compute."""
+        return NONE
+
+    def bound(self, _work: Work, /) -> Shares:
+        """Shares of a compute task's time that units and memory bandwidth limit; `NONE` for communication.
+
+        With the shares u and h taken by others, the task takes 1 + units u/(1-u) + memory h/(1-h) times as
+        long. The rest of its time, launches above all, does not get longer.
+        """
+        return NONE
 
     def send_s(self, _ends: RankGroup, _n_bytes: float, /) -> float:
         """Seconds of one message between two ranks; InputError where messages have no price."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from perfsim.calibration import (
+    CommunicationConstants,
     FrameworkCalibration,
     GemmConstants,
     GpuCalibration,
@@ -228,3 +230,51 @@ def test_a_recipe_without_framework_is_refused_by_name(toys: ModuleType) -> None
 def test_a_precision_that_the_device_does_not_have_is_refused(toys: ModuleType) -> None:
     with pytest.raises(CatalogError, match="toy-gpu has no peak for fp8; it has bf16, fp16, fp32"):
         costs(toys, precision="fp8")
+
+
+# ------------------------------------------------------------------ compute beside communication
+def beside(toys: ModuleType, **recipe: Any) -> GpuCosts:
+    taken = CommunicationConstants(units=24, memory_passes={"all_gather": 2.0, "reduce_scatter": 3.0})
+    return costs(toys, constants={"communication": taken}, **recipe)
+
+
+def test_a_collective_takes_its_units_and_the_passes_of_what_it_sends(toys: ModuleType) -> None:
+    priced = beside(toys)
+    group = RankGroup(0, 1, 8)
+    gather = work(kind=Kind.COMM_COLL, op="all_gather", comm_bytes=8e8, group=group)
+    scatter = work(kind=Kind.COMM_COLL, op="reduce_scatter", comm_bytes=8e8, group=group)
+    units = priced.topology.system.device.compute_units
+    for collective, passes in ((gather, 2.0), (scatter, 3.0)):
+        sent_bytes_per_s = 7e8 / priced.duration_s(collective)
+        assert priced.taken(collective) == pytest.approx(
+            (24 / units, passes * sent_bytes_per_s / (0.8 * 2e12))
+        )
+        assert priced.bound(collective) == (0.0, 0.0)
+
+
+def test_compute_and_a_group_of_one_rank_take_nothing(toys: ModuleType) -> None:
+    priced = beside(toys)
+    alone = work(kind=Kind.COMM_COLL, op="all_gather", comm_bytes=8e8, group=RankGroup(0, 1, 1))
+    assert priced.taken(work(gemm("g", 4096, 4096, 4096))) == (0.0, 0.0)
+    assert priced.taken(alone) == (0.0, 0.0)
+    assert costs(toys).taken(replace(alone, group=RankGroup(0, 1, 8))) == (0.0, 0.0)
+
+
+def test_units_limit_products_and_memory_limits_the_other_kernels(toys: ModuleType) -> None:
+    priced = beside(toys)
+    product, moving = gemm("g", 8192, 8192, 8192), elementwise("e", 3.2e9)
+    seconds = priced.kernel_s(product) + priced.kernel_s(moving)
+    bound = priced.bound(work(product, moving))
+    assert bound.units == pytest.approx(priced.kernel_s(product) / seconds, rel=1e-3)
+    assert bound.memory == pytest.approx((priced.kernel_s(moving) - KERNEL_S) / seconds, rel=1e-3)
+
+
+def test_what_the_host_limits_is_not_slowed(toys: ModuleType) -> None:
+    small = [elementwise(f"e{index}", 1e6) for index in range(100)]
+    assert sum(beside(toys).bound(work(*small))) < 0.01
+
+
+def test_with_a_blocking_host_only_the_device_part_is_slowed(toys: ModuleType) -> None:
+    priced, kernel = beside(toys, host_blocking=True), gemm("g", 4096, 4096, 4096)
+    share = priced.kernel_s(kernel) / (priced.kernel_s(kernel) + HOST_S + BLOCKING_S)
+    assert priced.bound(work(kernel)) == pytest.approx((share, 0.0))
