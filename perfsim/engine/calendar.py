@@ -20,6 +20,14 @@ _LAST = EventPriority(NORMAL + 1)
 """After all other events of the same time, since these may enter more acts."""
 
 
+class _Wake(simpy.Event):
+    """An event whose outcome is known, set up like SimPy's own Timeout."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None
+
+
 class Calendar:
     """Acts by time and key, in a SimPy environment.
 
@@ -69,15 +77,12 @@ class Calendar:
     def _arm(self, when_s: float) -> None:
         """Have SimPy call at a time, unless it calls earlier anyway."""
         if not self._armed or when_s < self._armed[0]:
-            event = simpy.Event(self.env)  # set up like SimPy's own Timeout, with a later priority
-            event._ok, event._value = True, None
-            self._schedule(event, when_s)
+            self._schedule(_Wake(self.env), when_s)
 
     def _schedule(self, event: simpy.Event, when_s: float) -> None:
         heappush(self._armed, when_s)
         event.callbacks = self._calls
-        delay_s = when_s - self.env.now
-        self.env.schedule(event, _LAST, delay_s if delay_s > 0.0 else 0.0)
+        self.env.schedule(event, _LAST, max(0.0, when_s - self.env.now))
 
     def _instant(self, event: simpy.Event) -> None:
         """Carry out all that is due."""

@@ -39,19 +39,25 @@ def beside_computation(graph: TaskGraph, takes: NDArray[np.bool_]) -> NDArray[np
 
 
 def computing_meanwhile(trace: Trace, tasks: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Of some tasks, those during which their own stream's device computes; shape (tasks,).
-
-    A task of a stream of several devices counts for the first of them.
-    """
-    graph = trace.graph
-    device = np.array([min(numbers, default=-1) for numbers in devices_of_streams(graph)])[graph.stream]
-    computes = np.array([name.endswith(COMPUTE) for name in graph.streams])[graph.stream]
-    computing = np.flatnonzero(computes)
-    computing = computing[np.argsort(device[computing], kind="stable")]  # then by start, as ids are in order
+    """Of some tasks, those during which a device of their stream computes; shape (tasks,)."""
+    graph, of_stream = trace.graph, devices_of_streams(trace.graph)
+    first = np.array([min(numbers, default=-1) for numbers in of_stream])
+    computes = np.array([name.endswith(COMPUTE) for name in graph.streams])
+    computing = np.flatnonzero(computes[graph.stream])
+    computing = computing[
+        np.argsort(first[graph.stream[computing]], kind="stable")
+    ]  # ids are in order of time
     apart_s = 2.0 * trace.makespan_s + 1.0  # so that times of different devices are never compared
-    begun = np.searchsorted(device[computing] * apart_s + trace.start_s[computing], device[tasks] * apart_s + trace.end_s[tasks])
-    ended = np.searchsorted(device[computing] * apart_s + trace.end_s[computing], device[tasks] * apart_s + trace.start_s[tasks], side="right")
-    return begun > ended
+    from_s = first[graph.stream[computing]] * apart_s
+    start_s, end_s = from_s + trace.start_s[computing], from_s + trace.end_s[computing]
+    meanwhile = np.zeros(len(tasks), dtype=bool)
+    for place in range(max((len(numbers) for numbers in of_stream), default=0)):
+        device = np.array([numbers[place] if place < len(numbers) else -1 for numbers in of_stream])
+        from_s = device[graph.stream[tasks]] * apart_s
+        begun = np.searchsorted(start_s, from_s + trace.end_s[tasks])
+        ended = np.searchsorted(end_s, from_s + trace.start_s[tasks], side="right")
+        meanwhile |= (begun > ended) & (from_s >= 0)
+    return meanwhile
 
 
 def devices_of_streams(graph: TaskGraph) -> list[tuple[int, ...]]:
@@ -67,6 +73,16 @@ def devices_of_streams(graph: TaskGraph) -> list[tuple[int, ...]]:
     return [tuple(number[owner] for owner in names if owner in number) for names in owners]
 
 
-def receives(graph: TaskGraph) -> NDArray[np.bool_]:
-    """Tasks that occupy the device that waits for them as well as their own: messages between two ranks."""
-    return np.array([work.kind is Kind.COMM_SEND for work in graph.works])[graph.work]
+def ends_of_messages(graph: TaskGraph) -> dict[int, tuple[int, ...]]:
+    """The devices that send and receive the messages of each class of work, numbered as by streams."""
+    of_stream = devices_of_streams(graph)
+    device = {
+        rank: numbers[0]
+        for rank, numbers in zip(graph.stream_ranks.tolist(), of_stream, strict=True)
+        if rank >= 0 and numbers
+    }
+    return {
+        number: tuple(device[rank] for rank in work.group.ranks if rank in device)
+        for number, work in enumerate(graph.works)
+        if work.kind is Kind.COMM_SEND and work.group is not None
+    }

@@ -16,14 +16,19 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from perfsim.engine.beside import UNIT, Beside, Devices, Load, Points, slowed_times
+from perfsim.engine.beside import UNIT, Beside, Devices, Load, Points, Stretched
 from perfsim.engine.calendar import Calendar
 from perfsim.engine.critical_path import longest_path
 from perfsim.engine.deadlock import deadlock_report
 from perfsim.engine.fairshare import FairShare, Flow
 from perfsim.engine.grid import Floats, Ticks, in_seconds, on_exact_grid
 from perfsim.engine.limits import present_limits
-from perfsim.engine.overlap import beside_computation, computing_meanwhile, devices_of_streams, receives
+from perfsim.engine.overlap import (
+    beside_computation,
+    computing_meanwhile,
+    devices_of_streams,
+    ends_of_messages,
+)
 from perfsim.errors import DeadlockError
 from perfsim.graph import TaskGraph
 from perfsim.trace import Simulated, Trace
@@ -95,12 +100,24 @@ class _Run:
         self.flow_of = dict(zip(chains.chain[tasks].tolist(), tasks.tolist(), strict=True))
         self.end_of_flow: dict[int, float] = {}
         self.loads: dict[int, Load] = {}
-        self.slowed: dict[int, tuple[int, tuple[float, float]]] = {}
-        """Device of the chains of computation that may be slowed, and what limits them."""
+        self.slowed: dict[int, int] = {}
+        """Device of the chains of computation that may be slowed."""
+        self.progress = self.since_s[None].repeat(3, axis=0)
+        """Seconds from the start of a chain to the end of each task, by place: all, those that compute units
+        limit, and those that memory bandwidth limits."""
         if beside is not None and aside.any():
             self._find_loads(beside, np.flatnonzero(aside))
+            self.progress[1:] = self._limited_s(beside)
         self.points = self._points()
-        self.devices = Devices(self.calendar, self.num_devices, self.points, self._release, self.grid_s)
+        self.devices = Devices(
+            self.calendar,
+            self.num_devices,
+            self.points,
+            [memoryview(row) for row in self.progress],
+            memoryview(np.ascontiguousarray(chains.first)),
+            self._release,
+            self.grid_s,
+        )
         self.limits = present_limits()
         self.begun = self.ended = 0
 
@@ -110,27 +127,20 @@ class _Run:
     def _find_loads(self, beside: Beside, aside: NDArray[np.intp]) -> None:
         """Find what communications take on which devices, and the chains that they may slow."""
         graph, chains = self.graph, self.chains
-        of_stream = devices_of_streams(graph)
+        of_stream, of_message = devices_of_streams(graph), ends_of_messages(graph)
         self.num_devices = 1 + max((number for numbers in of_stream for number in numbers), default=-1)
-        stream_of_chain = graph.stream[chains.order[chains.first[:-1]]]
-        task, after = chains.waits_for.values, chains.waits_for.row_of_value
-        received = np.flatnonzero(receives(graph)[task])
-        targets: dict[int, list[int]] = {}
-        for chain, stream in zip(
-            chains.chain[task[received]].tolist(), stream_of_chain[after[received]].tolist(), strict=True
-        ):
-            targets.setdefault(chain, []).append(stream)
-        shares = [tuple(row) for row in np.rint(beside.taken * UNIT).astype(np.int64).tolist()]
-        known: dict[tuple[int, ...], Load] = {}
+        shares = np.rint(beside.taken * UNIT).astype(np.int64).tolist()
+        known: dict[tuple[int, int], Load] = {}
         for chain, stream, work in zip(
-            chains.chain[aside].tolist(), graph.stream[aside].tolist(), graph.work[aside].tolist(), strict=True
+            chains.chain[aside].tolist(),
+            graph.stream[aside].tolist(),
+            graph.work[aside].tolist(),
+            strict=True,
         ):
-            streams = (stream, *targets.get(chain, ()))
-            load = known.get((work, *streams))
-            if load is None:
-                devices = dict.fromkeys(device for stream in streams for device in of_stream[stream])
-                load = known[work, *streams] = Load(tuple(devices), *shares[work])
-            self.loads[chain] = load
+            if (stream, work) not in known:
+                devices = dict.fromkeys((*of_stream[stream], *of_message.get(work, ())))
+                known[stream, work] = Load(tuple(devices), *shares[work])
+            self.loads[chain] = known[stream, work]
         loaded = {device for load in known.values() for device in load.devices}
         self._find_slowed(beside, [min(loaded.intersection(numbers), default=-1) for numbers in of_stream])
 
@@ -139,24 +149,18 @@ class _Run:
 
         `loaded` has the number of such a device for every stream, -1 if there is none.
         """
-        graph, chains = self.graph, self.chains
-        count = len(chains)
-        limited = (beside.bound.any(axis=1)[graph.work] & (np.array(loaded)[graph.stream] >= 0)).nonzero()[0]
-        work, chain, duration_s = graph.work[limited], chains.chain[limited], self.duration_s[limited]
-        total_s = np.bincount(chains.chain, self.duration_s, count)
-        device = np.full(count, -1)
-        device[chain[::-1]] = np.array(loaded)[graph.stream[limited[::-1]]]  # the one that computes first
-        found = np.flatnonzero((device >= 0) & (total_s > 0))
-        shares = [
-            np.bincount(chain, beside.bound[work, part] * duration_s, count)[found] / total_s[found]
-            for part in range(2)
-        ]
-        self.slowed = {
-            chain: (on, bound)
-            for chain, on, bound in zip(
-                found.tolist(), device[found].tolist(), zip(*(share.tolist() for share in shares), strict=True), strict=True
-            )
-        }
+        device = np.array(loaded)[self.graph.stream]
+        limited = np.flatnonzero(beside.bound.any(axis=1)[self.graph.work] & (device >= 0))[::-1]
+        # Of several computations in a chain the first decides where it runs.
+        self.slowed = dict(zip(self.chains.chain[limited].tolist(), device[limited].tolist(), strict=True))
+
+    def _limited_s(self, beside: Beside) -> Floats:
+        """Seconds from the start of a chain that units, and memory bandwidth, limit; shape (2, tasks)."""
+        chains, work = self.chains, self.graph.work[self.chains.order]
+        limited_s = beside.bound.T[:, work] * self.duration_s[chains.order]
+        total_s = limited_s.cumsum(axis=1)
+        heads = chains.first[:-1]
+        return total_s - (total_s[:, heads] - limited_s[:, heads]).repeat(chains.length, axis=1)
 
     def _points(self) -> Points:
         """The chains that wait for each chain, by the time from its start (from its end, for a flow)."""
@@ -169,11 +173,12 @@ class _Run:
         self.ready_s = [0.0] * len(chains)
         last = np.flatnonzero(slowed)
         before = np.concatenate([before, last])
+        place = np.concatenate([chains.place[task], chains.first[1:][last] - 1])
         since_s = np.concatenate([since_s, self.since_s[chains.first[1:][last] - 1]])
         after = np.concatenate([after, np.full(len(last), -1, dtype=after.dtype)])
         order = np.lexsort((since_s, before)) if len(last) else np.argsort(before, kind="stable")
         first = np.searchsorted(before[order], np.arange(len(chains) + 1))
-        return Points(first.tolist(), since_s[order].tolist(), after[order].tolist())
+        return Points(*(column.tolist() for column in (first, since_s[order], place[order], after[order])))
 
     # ------------------------------------------------------------------------------------------ run
     def run(self) -> Trace:
@@ -193,7 +198,7 @@ class _Run:
             self.devices.take(load, 1)
         slowed = self.slowed.get(chain)
         if slowed is not None:
-            self.devices.begin(chain, *slowed)
+            self.devices.begin(chain, slowed)
         elif chain in self.flow_of:
             task = self.flow_of[chain]
             flow = self.flows[int(self.graph.work[task])]
@@ -210,7 +215,7 @@ class _Run:
 
     def _settle(self, chain: int, from_s: float) -> None:
         """Pass the start of a chain, or the end of a flow, on to the chains that wait for it."""
-        first, after_s, behind = self.points
+        first, after_s, _, behind = self.points
         ready_s, missing, at, begin = self.ready_s, self.missing, self.calendar.at, self._begin
         for point in range(first[chain], first[chain + 1]):
             follower, when_s = behind[point], from_s + after_s[point]
@@ -245,12 +250,14 @@ class _Run:
         """The trace of the run. Raises DeadlockError if a task never started or ended."""
         chains, ready_s, order = self.chains, np.array(self.ready_s), self.chains.order
         paces = self.devices.paces
+        stretched = Stretched(paces, chains, ready_s, self.grid_s)
         end_s = np.empty(len(self.graph))
-        end_s[order] = slowed_times(paces, chains, ready_s, self.since_s, self.grid_s)
+        end_s[order] = stretched.times_s(self.progress)
         start_s = end_s - self.duration_s
         if paces:
-            since_s = self.since_s - self.duration_s[order]
-            start_s[order] = slowed_times(paces, chains, ready_s, since_s, self.grid_s)
+            before = np.insert(self.progress[:, :-1], 0, 0.0, axis=1)
+            before[:, chains.first[:-1]] = 0.0
+            start_s[order] = stretched.times_s(before)
         flows = list(self.flow_of.values())
         start_s[flows] = ready_s[chains.chain[flows]]
         end_s[flows] = [self.end_of_flow.get(chain, -1.0) for chain in self.flow_of]
