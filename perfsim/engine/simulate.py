@@ -89,7 +89,7 @@ class _Run:
         flowing = _any_of(links.flows, len(graph.works))[graph.work]
         aside = np.zeros(len(graph), dtype=bool)
         if beside is not None and beside.taken.any():
-            aside = beside_computation(graph, beside.taken.any(axis=1))
+            aside = beside_computation(graph, np.any(beside.taken, axis=1))
             tasks = np.flatnonzero(aside & ~flowing)
             aside[tasks] = computing_meanwhile(longest_path(graph, ticks, exponent), tasks)
         apart = flowing | aside
@@ -113,8 +113,8 @@ class _Run:
             self.calendar,
             self.num_devices,
             self.points,
-            [memoryview(row) for row in self.progress],
-            memoryview(np.ascontiguousarray(chains.first)),
+            [row.data for row in self.progress],
+            chains.first.tolist(),
             self._release,
             self.grid_s,
         )
@@ -150,7 +150,7 @@ class _Run:
         `loaded` has the number of such a device for every stream, -1 if there is none.
         """
         device = np.array(loaded)[self.graph.stream]
-        limited = np.flatnonzero(beside.bound.any(axis=1)[self.graph.work] & (device >= 0))[::-1]
+        limited = np.flatnonzero(np.any(beside.bound, axis=1)[self.graph.work] & (device >= 0))[::-1]
         # Of several computations in a chain the first decides where it runs.
         self.slowed = dict(zip(self.chains.chain[limited].tolist(), device[limited].tolist(), strict=True))
 
