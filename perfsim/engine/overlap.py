@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,25 +40,45 @@ def beside_computation(graph: TaskGraph, takes: NDArray[np.bool_]) -> NDArray[np
     return aside
 
 
-def computing_meanwhile(trace: Trace, tasks: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Of some tasks, those during which a device of their stream computes; shape (tasks,)."""
-    graph, of_stream = trace.graph, devices_of_streams(trace.graph)
-    first = np.array([min(numbers, default=-1) for numbers in of_stream])
+class Occupied(NamedTuple):
+    """The devices that some communications occupy: `devices[kind[i]]` those of communication i."""
+
+    tasks: NDArray[np.intp]
+    kind: NDArray[np.intp]
+    devices: list[tuple[int, ...]]
+
+
+def occupied(graph: TaskGraph, tasks: NDArray[np.intp]) -> Occupied:
+    """The devices that communications occupy: those of their stream, and those that receive a message."""
+    of_stream, of_message = devices_of_streams(graph), _ends_of_messages(graph)
+    count = len(graph.works)
+    codes, kind = np.unique(
+        graph.stream[tasks].astype(np.int64) * count + graph.work[tasks], return_inverse=True
+    )
+    kinds = (divmod(code, count) for code in codes.tolist())
+    devices = [
+        tuple(dict.fromkeys((*of_stream[stream], *of_message.get(work, ())))) for stream, work in kinds
+    ]
+    return Occupied(tasks, kind.reshape(-1), devices)
+
+
+def computing_meanwhile(trace: Trace, communications: Occupied) -> NDArray[np.bool_]:
+    """Of some communications, those during which a device that they occupy computes."""
+    graph, (tasks, kind, devices) = trace.graph, communications
+    own = np.array([min(numbers, default=-1) for numbers in devices_of_streams(graph)])
     computes = np.array([name.endswith(COMPUTE) for name in graph.streams])
     computing = np.flatnonzero(computes[graph.stream])
-    computing = computing[
-        np.argsort(first[graph.stream[computing]], kind="stable")
-    ]  # ids are in order of time
+    order = np.argsort(own[graph.stream[computing]], kind="stable")  # ids of one stream are in order of time
+    computing = computing[order]
     apart_s = 2.0 * trace.makespan_s + 1.0  # so that times of different devices are never compared
-    from_s = first[graph.stream[computing]] * apart_s
+    from_s = own[graph.stream[computing]] * apart_s
     start_s, end_s = from_s + trace.start_s[computing], from_s + trace.end_s[computing]
     meanwhile = np.zeros(len(tasks), dtype=bool)
-    for place in range(max((len(numbers) for numbers in of_stream), default=0)):
-        device = np.array([numbers[place] if place < len(numbers) else -1 for numbers in of_stream])
-        from_s = device[graph.stream[tasks]] * apart_s
-        begun = np.searchsorted(start_s, from_s + trace.end_s[tasks])
-        ended = np.searchsorted(end_s, from_s + trace.start_s[tasks], side="right")
-        meanwhile |= (begun > ended) & (from_s >= 0)
+    for place in range(max((len(numbers) for numbers in devices), default=0)):
+        device = np.array([numbers[place] if place < len(numbers) else -1 for numbers in devices])[kind]
+        begun = np.searchsorted(start_s, device * apart_s + trace.end_s[tasks])
+        ended = np.searchsorted(end_s, device * apart_s + trace.start_s[tasks], side="right")
+        meanwhile |= (begun > ended) & (device >= 0)
     return meanwhile
 
 
@@ -73,7 +95,7 @@ def devices_of_streams(graph: TaskGraph) -> list[tuple[int, ...]]:
     return [tuple(number[owner] for owner in names if owner in number) for names in owners]
 
 
-def ends_of_messages(graph: TaskGraph) -> dict[int, tuple[int, ...]]:
+def _ends_of_messages(graph: TaskGraph) -> dict[int, tuple[int, ...]]:
     """The devices that send and receive the messages of each class of work, numbered as by streams."""
     of_stream = devices_of_streams(graph)
     device = {

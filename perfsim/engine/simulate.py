@@ -27,7 +27,7 @@ from perfsim.engine.overlap import (
     beside_computation,
     computing_meanwhile,
     devices_of_streams,
-    ends_of_messages,
+    occupied,
 )
 from perfsim.errors import DeadlockError
 from perfsim.graph import TaskGraph
@@ -90,8 +90,8 @@ class _Run:
         aside = np.zeros(len(graph), dtype=bool)
         if beside is not None and beside.taken.any():
             aside = beside_computation(graph, np.any(beside.taken, axis=1))
-            tasks = np.flatnonzero(aside & ~flowing)
-            aside[tasks] = computing_meanwhile(longest_path(graph, ticks, exponent), tasks)
+            waiting = occupied(graph, np.flatnonzero(aside & ~flowing))
+            aside[waiting.tasks] = computing_meanwhile(longest_path(graph, ticks, exponent), waiting)
         apart = flowing | aside
         # The end of a flow, or of a load, is an event of its own, so its task is a chain of its own.
         self.chains = chains = graph.chains_around(apart) if apart.any() else graph.chains
@@ -127,21 +127,17 @@ class _Run:
     def _find_loads(self, beside: Beside, aside: NDArray[np.intp]) -> None:
         """Find what communications take on which devices, and the chains that they may slow."""
         graph, chains = self.graph, self.chains
-        of_stream, of_message = devices_of_streams(graph), ends_of_messages(graph)
+        of_stream = devices_of_streams(graph)
         self.num_devices = 1 + max((number for numbers in of_stream for number in numbers), default=-1)
         shares = np.rint(beside.taken * UNIT).astype(np.int64).tolist()
-        known: dict[tuple[int, int], Load] = {}
-        for chain, stream, work in zip(
-            chains.chain[aside].tolist(),
-            graph.stream[aside].tolist(),
-            graph.work[aside].tolist(),
-            strict=True,
-        ):
-            if (stream, work) not in known:
-                devices = dict.fromkeys((*of_stream[stream], *of_message.get(work, ())))
-                known[stream, work] = Load(tuple(devices), *shares[work])
-            self.loads[chain] = known[stream, work]
-        loaded = {device for load in known.values() for device in load.devices}
+        tasks, kind, devices = occupied(graph, aside)
+        self.loads = {
+            chain: Load(devices[number], *shares[work])
+            for chain, number, work in zip(
+                chains.chain[tasks].tolist(), kind.tolist(), graph.work[tasks].tolist(), strict=True
+            )
+        }
+        loaded = {device for numbers in devices for device in numbers}
         self._find_slowed(beside, [min(loaded.intersection(numbers), default=-1) for numbers in of_stream])
 
     def _find_slowed(self, beside: Beside, loaded: list[int]) -> None:
