@@ -185,12 +185,15 @@ def _lost_beside_reductions(
     replicas: DataPrices,
     slower: Slowdowns,
 ) -> Floats:
-    """Seconds of one micro-batch that backwards lose beside the reductions of ZeRO 2, shape (rows, ranks)."""
+    """Seconds of one micro-batch that backwards lose beside the reductions of ZeRO 2, shape (rows, ranks).
+
+    A backward that waits for buffers waits less when it computes more slowly.
+    """
     sharded = (columns.zero[:, None] == GRADIENTS_SHARDED) & job.recipe.overlap_grad_reduce
     if not sharded.any():
         return np.zeros(wait_s.shape)
     hidden = np.minimum(np.maximum(0.0, _scattered_s(ranks, replicas) - wait_s), times.total_s)
-    return np.where(sharded, hidden * slower.reduce_backward, 0.0)
+    return np.where(sharded, np.maximum(0.0, hidden * slower.reduce_backward - wait_s), 0.0)
 
 
 class BufferWaits(NamedTuple):
@@ -333,4 +336,7 @@ def _reduction_s(
     hidden = np.minimum(of_all - np.maximum(0.0, exposed), last_group_s)
     hidden = np.where(columns.zero < GRADIENTS_SHARDED, np.maximum(0.0, hidden), 0.0)
     lost = hidden * slower.reduce_backward[:, 0]
-    return np.where(apart, replicas.reduce_ends[:, 0] + exposed + lost, 0.0)
+    # Where reductions take longer than compute, slower compute only hides more of them.
+    last_s = np.where(rest > 0, replicas.reduce_rest[:, 0], reduce_s)
+    exposed = np.maximum(exposed, np.minimum(exposed, last_s) + lost)
+    return np.where(apart, replicas.reduce_ends[:, 0] + exposed, 0.0)
