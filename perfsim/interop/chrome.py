@@ -161,7 +161,8 @@ def write_chrome_trace(trace: Trace, path: Path) -> Path:
     """Write a trace; gzipped where the name ends in .gz. The same trace gives the same bytes."""
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     body = ",\n".join(map(encode, trace_events(trace)))
-    data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{body}\n]}}\n'.encode()
+    about = encode({"simulated": None if trace.simulated is None else trace.simulated._asdict()})
+    data = f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{body}\n]}}\n'.encode()
     return write_file(path, gzip.compress(data, compresslevel=5, mtime=0) if path.suffix == ".gz" else data)
 
 
