@@ -38,8 +38,13 @@ def accuracy_of(plan: Plan, share: float = 0.0, *, without: str = "") -> Accurac
     `share` of its step hides communication (`hidden_share`; 0 where the plan was not simulated). `without`
     names a group of runs of which the answer knows nothing.
     """
-    unknown = hidden_of(plan, share, without=without).unknown()
-    return nearest(plan.system.kind, traits_of_plan(plan), without, unknown)
+    unknowns = [*unknowns_of(plan), *hidden_of(plan, share, without=without).unknown()]
+    return nearest(plan.system.kind, traits_of_plan(plan), without, unknowns)
+
+
+def unknowns_of(plan: Plan) -> list[Unknown]:
+    """What no published run shows of the machine of a plan."""
+    return machine_of(plan.system).unknowns(plan.system, plan.job.recipe, plan.topology.num_devices)
 
 
 def hidden_of(plan: Plan, share: float, *, without: str = "") -> Hidden:

@@ -14,7 +14,7 @@ from perfsim.calibration import Calibration, ClusterCalibration
 from perfsim.costs.wafer import PEAK
 from perfsim.hardware import LinkSpec
 from perfsim.machines import machine_of
-from perfsim.prediction.accuracy import hidden_of
+from perfsim.prediction.accuracy import hidden_of, unknowns_of
 from perfsim.prediction.cluster import cluster_note, wide
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.hidden import Hidden
@@ -125,7 +125,7 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
             yield Caveat("release-peak", "serious", "peak efficiency, which no software release reaches")
         elif wanted != used:
             words = f"no measurement of software release {wanted}: the efficiency of {used} is used"
-            yield Caveat("release-borrowed", "warning", words)
+            yield Caveat("release-borrowed", "warning", words + _allowed(plan, "release-borrowed"))
         elif borrowed:
             words = f"software release {used} was measured on {owner} only, as a fraction of its peak"
             yield Caveat("release-borrowed", "warning", words)
@@ -192,7 +192,10 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
         "devices-outside",
         plan.topology.num_devices,
         [row.num_devices for row in runs],
-        lambda factor, most: f"{factor} times as many {unit} as in any published run (at most {most:,.0f})",
+        lambda factor, most: (
+            f"{factor} times as many {unit} as in any published run (at most {most:,.0f})"
+            f"{_allowed(plan, 'devices-outside')}"
+        ),
     )
     yield from _size(float(parameters(plan.job.model).total), [row.parameters for row in runs])
     sharded, tensor = layout.zero_stage == SHARDED, layout.tensor > 1
@@ -219,6 +222,11 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
             f"({most:,.0f})"
         ),
     )
+
+
+def _allowed(plan: Plan, code: str) -> str:
+    """What a machine says of how its band allows for something that no published run shows."""
+    return "".join(f"; {unknown.words}" for unknown in unknowns_of(plan) if unknown.code == code)
 
 
 def _above(

@@ -44,7 +44,7 @@ class Hidden(NamedTuple):
             return []
         most = f"{100 * self.published:.0f} % in any run"
         words = f"{100 * self.share:.0f} % of the step hides communication, at most {most}"
-        return [Unknown(float(np.log1p(self.cost)), words)]
+        return [Unknown("hidden-communication", float(np.log1p(self.cost)), words)]
 
 
 def hidden_share(trace: Trace) -> float:
