@@ -49,7 +49,7 @@ regret: $(VENV)/.installed-dev ## Compare picks with a wide search, write report
 
 mutations: $(VENV)/.installed-dev ## Put faults into schedules and code, write reports/mutations.md
 	@$(BIN)/perfsim prove $(STUDY) --mutations reports/mutations.md --every 43
-	@$(BIN)/python tests/mutation/mutants.py --seed 1 --count 200 --page reports/mutations.md
+	@$(BIN)/python tests/mutation/mutants.py --seed 1 --count 180 --page reports/mutations.md
 
 clean: ## Remove caches and builds
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .benchmarks
