@@ -91,3 +91,11 @@ def test_overlapped_reduction_exposes_what_outlasts_the_backward_and_the_tables(
 
 
 LAYER_BYTES = 4.0 * (12 * 2048**2 + 13 * 2048)
+
+
+def test_without_a_layout_nothing_is_screened_and_nothing_refused(toys: ModuleType) -> None:
+    """A batch of 5 sequences divides over no 8 replicas."""
+    screening = strategy("data").screen(toys.job(5), toys.topology(8), toys.TableCosts(LAYERS))
+    assert (len(screening.estimate_s), len(screening.memory_share), screening.screened) == (0, 0, 0)
+    assert screening.refused == {}
+    assert screening.closest is None
