@@ -69,6 +69,18 @@ def test_reduction_tie_update_and_gather_come_after_the_last_backward(
     assert estimated == pytest.approx(simulated)
 
 
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_gradients_that_every_micro_batch_scatters_are_not_reduced_again(
+    toys: ModuleType, microbatches: int
+) -> None:
+    """ZeRO 2 without overlap: a scatter for each of 8 layers and one for the tables."""
+    tail = {"data.reduce_scatter": 2.0, "optimizer": 1.0, "data.all_gather": 4.0}
+    plan = toys.plan("3d", toys.job(2 * microbatches), ParallelLayout(data=2, zero_stage=2))
+    estimated, simulated = both(toys, plan, LAYERS | tail)
+    assert estimated == pytest.approx(simulated)
+    assert simulated == microbatches * (8 * 6.0 + 9 * 2.0) + 5.0
+
+
 @pytest.mark.parametrize("bucket", [None, 3 * 2e8])
 @pytest.mark.parametrize("bucket_s", [0.5, 4.0, 9.0])
 def test_overlapped_reduction_exposes_what_outlasts_the_backward_and_the_tables(
