@@ -69,6 +69,18 @@ def test_reduction_tie_update_and_gather_come_after_the_last_backward(
     assert estimated == pytest.approx(simulated)
 
 
+def test_sends_are_counted_whatever_the_number_of_gpus_in_a_node(toys: ModuleType) -> None:
+    """All sends take equally long here, so it makes no difference how many of them leave a node."""
+    estimates = []
+    for gpus in (1, 2, 4):
+        system = toys.gpu_cluster(gpus=gpus, nics=1)
+        plan = toys.plan("3d", toys.job(4), ParallelLayout(pipeline=2), system)
+        estimated, simulated = both(toys, plan, LAYERS | {"pipeline.send": 0.5})
+        assert estimated == pytest.approx(simulated, rel=0.01)
+        estimates.append(estimated)
+    assert estimates == [estimates[0]] * 3
+
+
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_gradients_that_every_micro_batch_scatters_are_not_reduced_again(
     toys: ModuleType, microbatches: int
