@@ -74,11 +74,17 @@ def test_sends_are_counted_whatever_the_number_of_gpus_in_a_node(toys: ModuleTyp
     estimates = []
     for gpus in (1, 2, 4):
         system = toys.gpu_cluster(gpus=gpus, nics=1)
-        plan = toys.plan("3d", toys.job(4), ParallelLayout(pipeline=2), system)
-        estimated, simulated = both(toys, plan, LAYERS | {"pipeline.send": 0.5})
-        assert estimated == pytest.approx(simulated, rel=0.01)
-        estimates.append(estimated)
+        plan = toys.plan("3d", toys.job(16), ParallelLayout(pipeline=4), system)
+        estimates.append(both(toys, plan, LAYERS | {"pipeline.send": 2.0})[0])
     assert estimates == [estimates[0]] * 3
+
+
+def test_two_ranks_of_a_tight_pipeline_wait_for_a_send_each_way_in_every_micro_batch(
+    toys: ModuleType,
+) -> None:
+    plan = toys.plan("3d", toys.job(16), ParallelLayout(pipeline=2))
+    estimated, simulated = both(toys, plan, LAYERS | {"pipeline.send": 2.0})
+    assert estimated == pytest.approx(simulated, rel=0.01)
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])
