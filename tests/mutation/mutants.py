@@ -407,7 +407,7 @@ def page(seed: int, outcomes: Sequence[Outcome]) -> str:
     reasons, killed = explained(), sum(outcome.killed for outcome in outcomes)
     survivors = [outcome.mutant for outcome in outcomes if not outcome.killed]
     why = {mutant.name: reasons.get(f"{mutant.path}: {mutant.change}", "") for mutant in survivors}
-    equivalent = sum(bool(reason) for reason in why.values())
+    equivalent = sum(bool(why[mutant.name]) for mutant in survivors)
     rows = [(room, [outcome for outcome in outcomes if outcome.mutant.room == room]) for room in ROOMS]
     command = f"python tests/mutation/mutants.py --seed {seed} --count {len(outcomes)}"
     share = f"{killed} of {len(outcomes)} mutants are found by a test ({killed / len(outcomes):.1%})"

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.costs.price import price
+from perfsim.costs.price import Costs, price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
 from perfsim.errors import LayoutError, MemoryCapacityError
-from perfsim.graph import TaskGraph
+from perfsim.graph import TaskGraph, Work
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.streaming.memoryx import _size_text
 from perfsim.trace import Trace
@@ -190,7 +190,12 @@ def estimate_s(toys: ModuleType, slow: str, layout: StreamingLayout, microbatche
     system = system.model_copy(update={"streaming": streaming})
     job = toys.job(microbatches * layout.micro_batch_size)
     plan = toys.plan("weight-streaming", job, layout, system)
-    return strategy("weight-streaming").estimate_s(plan, lambda work: float(work.op == slow))
+
+    class OnlySlow(Costs):
+        def duration_s(self, work: Work) -> float:
+            return float(work.op == slow)
+
+    return strategy("weight-streaming").estimate_s(plan, OnlySlow())
 
 
 def test_gradients_that_are_summed_on_the_wafer_leave_it_once_a_step(toys: ModuleType) -> None:
