@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.graph import Kind, TaskGraph
+from perfsim.graph.chains import Chains
 from perfsim.trace import Trace
 
 COMPUTE = "/compute"
@@ -108,3 +109,12 @@ def _ends_of_messages(graph: TaskGraph) -> dict[int, tuple[int, ...]]:
         for number, work in enumerate(graph.works)
         if work.kind is Kind.COMM_SEND and work.group is not None
     }
+
+
+def changes_of_device(graph: TaskGraph, chains: Chains, limited: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Tasks of `limited` whose chain came from another device, where the last such task before them ran."""
+    own = np.array([min(numbers, default=-1) for numbers in devices_of_streams(graph)])
+    tasks = chains.order[limited[chains.order]]
+    chain, device = chains.chain[tasks], own[graph.stream[tasks]]
+    changed = (chain[1:] == chain[:-1]) & (device[1:] != device[:-1])
+    return np.asarray(tasks[1:][changed])
