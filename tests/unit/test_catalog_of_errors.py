@@ -47,3 +47,27 @@ def test_a_description_extends_another_key_by_key() -> None:
         7: 4,
         "sources": {"a.b": "x", "e": "z", "a.c": "own"},
     }
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("extends: " + "x" * 3_000, r"study\.yaml:1:10: extends: unknown study"),
+        ("extends: " + "x" * 3_000 + ".yaml", r"study\.yaml:1:10: extends: there is no file"),
+        ("extends: gpt3_20b\nconvergence: {law: dta_law}", r"study\.yaml:2:20: .*did you mean `data_law`"),
+        (
+            "extends: gpt3_20b\ncandidates:\n- {strategy: 4d, system: cs-2, devices: [1]}",
+            r"study\.yaml:3:14: .*unknown strategy '4d'",
+        ),
+        (
+            "extends: gpt3_20b\nrecipe: {extends: chinchilla, software_release: 1 GB}",
+            r"study\.yaml:2:\d+: software_release: .*not of the form r2\.0",
+        ),
+    ],
+    ids=["long name", "long path", "law", "strategy", "release"],
+)
+def test_what_was_refused_late_is_refused_at_its_line(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(f"{line}\n")
+    with pytest.raises(CatalogError, match=f"(?s){message}"):
+        load_study(str(path), Catalog([data_root()]))
