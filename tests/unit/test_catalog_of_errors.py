@@ -37,6 +37,16 @@ def test_names_are_looked_up_until_a_file_has_a_thousand_problems(tmp_path: Path
     assert 1_000 <= len(caught.value.problems) <= 1_002
 
 
+def test_a_refused_entry_of_a_list_is_one_complaint(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("extends: gpt3_20b\nbatch_sizes: [many]\n")
+    with pytest.raises(CatalogError) as caught:
+        load_study(str(path), Catalog([data_root()]))
+    messages = [problem.message for problem in caught.value.problems]
+    assert messages[0] == "batch_sizes[0]: `many` is text, a number is expected"
+    assert not [message for message in messages if "at least 1" in message]
+
+
 def test_a_description_extends_another_key_by_key() -> None:
     parent, _ = parse_yaml("a: {b: 1, c: {d: 2}}\ne: 3\n7: 4\nsources: {a: x, a.c: y, e: z, 7: w}")
     child, _ = parse_yaml("a: {c: 5}\nsources: {a.c: own}")
