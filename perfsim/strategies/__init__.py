@@ -6,11 +6,11 @@ from importlib.metadata import entry_points
 
 from perfsim.errors import InputError, Problem, UnknownNameError
 from perfsim.plug_ins import described, made_by
-from perfsim.strategies.plan import Duration, Plan, Strategy
+from perfsim.strategies.plan import Plan, Strategy
 from perfsim.strategies.streaming.strategy import WeightStreaming
 from perfsim.strategies.three_d.strategy import ThreeD
 
-__all__ = ["STRATEGIES", "Duration", "Plan", "Strategy", "strategy", "strategy_names"]
+__all__ = ["STRATEGIES", "Plan", "Strategy", "strategy", "strategy_names"]
 
 STRATEGIES: dict[str, Strategy] = {
     known.name: known
