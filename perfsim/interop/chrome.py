@@ -50,7 +50,9 @@ def write_chrome_trace(trace: Trace, path: Path) -> Path:
     body = ",\n".join(
         json.dumps(event, separators=(",", ":"), allow_nan=False) for event in trace_events(trace)
     )
-    data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{body}\n]}}\n'.encode()
+    simulated = None if trace.simulated is None else trace.simulated._asdict()
+    about = json.dumps({"simulated": simulated}, separators=(",", ":"))
+    data = f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{body}\n]}}\n'.encode()
     return write_file(path, gzip.compress(data, compresslevel=5, mtime=0) if path.suffix == ".gz" else data)
 
 
