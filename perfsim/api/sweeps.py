@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from perfsim.api.frames import Row, frame, html_table
+from perfsim.api.frames import Row, frame, html_table, save_table
 from perfsim.api.naming import Named, names_of, writing
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError, within_floats
@@ -108,6 +108,10 @@ class SweepAnswer:
     def to_pandas(self) -> pd.DataFrame:
         """`rows` as a frame. Raises PerfsimError where pandas is not installed."""
         return frame(self.rows())
+
+    def save_table(self, path: str | Path) -> Path:
+        """Write `rows` as a .csv file, or as a .parquet file with the extra `[parquet]`."""
+        return save_table(self.rows(), path)
 
     def save(self, folder: str | Path) -> Path:
         """Write the report; returns the page."""

@@ -111,6 +111,17 @@ def path_option(
     return click.option(name, type=click.Path(path_type=Path), default=None, help=help_text, callback=check)
 
 
+def table_option(rows: str) -> Callable[[Verb], Verb]:
+    """`--table FILE`."""
+    return path_option("--table", f"Also write {rows} as a .csv or .parquet FILE.", _check_table)
+
+
+def _check_table(path: Path, option: str) -> None:
+    if path.suffix not in (".csv", ".parquet"):
+        raise click.BadParameter(f"{path}: a table is written as .csv or .parquet", param_hint=option)
+    check_file(path, option)
+
+
 def limits(verb: Verb) -> Verb:
     """`--max-events` and `--max-seconds`, and progress of a long simulation."""
 

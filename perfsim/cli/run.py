@@ -42,7 +42,9 @@ from perfsim.cli.output import print_json, print_lines
     metavar="data.all_reduce=tree",
     help="Simulate collectives as the steps of a ring or a tree.",
 )
-@path_option("--trace", "Write a Perfetto trace here.")
+@path_option(
+    "--trace", "Write a Perfetto trace here; a name with .et gives Chakra traces, one file a class of ranks."
+)
 @click.option(
     "--verify",
     type=click.Choice(VERIFY),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfsim.cli.options import json_option, limits, out_option
+from perfsim.cli.options import json_option, limits, out_option, table_option
 from perfsim.cli.output import print_json, print_lines, write_error
 from perfsim.errors import PerfsimError, PlanError
 from perfsim.files import check_folder
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 @click.command(short_help="Answer a grid of questions from a file.")
 @click.argument("file", type=click.Path(path_type=Path))
 @out_option("Folder for the report and the finished points. [default: reports/NAME]", None)
+@table_option("the points")
 @click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes. [default: all cores]")
 @click.option("--dry-run", is_flag=True, help="Print what would be computed, and stop.")
 @json_option
 @limits
-def sweep(file: Path, out: Path | None, jobs: int | None, dry_run: bool, as_json: bool) -> None:
+def sweep(
+    file: Path, out: Path | None, table: Path | None, jobs: int | None, dry_run: bool, as_json: bool
+) -> None:
     """Answer a grid of questions from FILE; finished points are kept and not computed again."""
-    answer_sweep(str(file), out, as_json=as_json, jobs=jobs, dry_run=dry_run)
+    answer_sweep(str(file), out, as_json=as_json, table=table, jobs=jobs, dry_run=dry_run)
 
 
 def answer_sweep(
@@ -34,6 +37,7 @@ def answer_sweep(
     out: Path | None,
     *,
     as_json: bool,
+    table: Path | None = None,
     jobs: int | None = None,
     dry_run: bool = False,
     only: Sequence[str] = (),
@@ -54,6 +58,8 @@ def answer_sweep(
         return
     answered = answer(asked, folder=folder, jobs=jobs, progress=_tell)
     page = _saved(answered, folder)
+    if table is not None:
+        answered.save_table(table)
     if as_json:
         print_json(answered.document(report=page))
     else:
