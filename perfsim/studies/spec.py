@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from perfsim.calibration import ClusterCalibration
+from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
 from perfsim.errors import LayoutError
 from perfsim.hardware import Devices, SystemSpec
 from perfsim.machines import machine_of
@@ -135,6 +136,33 @@ Candidates = Annotated[tuple[CandidateSpec, ...], AfterValidator(_one_strategy_e
 """Candidates with one strategy each."""
 
 
+Ends = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
+"""The least and the largest of some values."""
+
+
+class OwnLossLaw(Spec):
+    """A loss law of the user's own runs, L = irreducible + a / N^alpha + b / D^beta in nats per token."""
+
+    irreducible: Annotated[float, Field(ge=0)]
+    a: Annotated[float, Field(gt=0)]
+    alpha: Annotated[float, Field(gt=0)]
+    b: Annotated[float, Field(gt=0)]
+    beta: Annotated[float, Field(gt=0)]
+    corpus: str
+    params: Ends
+    """Smallest and largest model of the runs."""
+    tokens: Ends
+    """Fewest and most training tokens of the runs."""
+    error: Annotated[float, Field(gt=0)] = SEED_ERROR
+    """Half-width of the 90 % band of a loss inside the runs, in nats."""
+    source: str = "the user's own runs"
+
+    @property
+    def law(self) -> ChinchillaLaw:
+        """The law with these coefficients."""
+        return ChinchillaLaw(name="own", **self.model_dump())
+
+
 class ConvergenceSpec(Spec):
     """How the number of steps depends on the batch size."""
 
@@ -142,7 +170,10 @@ class ConvergenceSpec(Spec):
     critical_batch_tokens: Annotated[float, Field(gt=0)] | None = None
     """For law `constant`."""
     band_factor: Annotated[float, Field(ge=1)] | None = None
+    loss_law: str | OwnLossLaw = DEFAULT_LOSS_LAW
+    """The law that turns `target_loss` into tokens, by name or by coefficients."""
     loss_scale: str = ""
+    """The corpus of `target_loss`; that of the loss law where it is not named."""
 
 
 class StudySpec(CatalogSpec):
