@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
@@ -280,4 +279,6 @@ def system_classes() -> dict[str, type[SystemSpec]]:
 
 @cache
 def _plugin_classes() -> dict[str, type[SystemSpec]]:
+    from importlib.metadata import entry_points  # only where a file of a system is read
+
     return {point.name: point.load().system_type for point in entry_points(group=MACHINE_PLUGINS)}
