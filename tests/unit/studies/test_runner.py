@@ -305,7 +305,7 @@ def test_a_named_law_gives_the_tokens_of_its_corpus_with_their_band(spec: StudyS
     target = target_of(spec.model_copy(update={"recipe": recipe, "model": model, "convergence": law}))
     assert target.loss is not None
     assert target.d_min_tokens / (1 + target.d_min_error) < 2.57e11 < target.d_min_tokens
-    with pytest.raises(PlanError, match="name the law of its corpus"):
+    with pytest.raises(PlanError, match="name the loss law of its corpus"):
         target_of(spec.model_copy(update={"recipe": recipe, "model": model}))
 
 
@@ -313,11 +313,11 @@ def test_coefficients_of_the_users_own_stand_in_place_of_a_name(spec: StudySpec)
     own = {"irreducible": 1.7, "a": 400, "alpha": 0.34, "b": 2000, "beta": 0.36, "corpus": "mine"}
     runs = {"params": [1e9, 30e9], "tokens": [1e10, 1e12], "error": 0.05}
     law = ConvergenceSpec.model_validate({"loss_law": {**own, **runs}})
-    recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": 2.0})
+    recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": 2.3})
     target = target_of(spec.model_copy(update={"recipe": recipe, "convergence": law}))
     assert target.loss is not None
     assert (target.loss.law.name, target.loss.law.corpus, target.loss.law.error) == ("own", "mine", 0.05)
-    assert target.loss.law.loss(target.loss.params, target.d_min_tokens) == pytest.approx(2.0)
+    assert target.loss.law.loss(target.loss.params, target.d_min_tokens) == pytest.approx(2.3)
     with pytest.raises(ValidationError, match="tokens"):
         ConvergenceSpec.model_validate({"loss_law": own | {"params": [1e9, 30e9]}})
 
