@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from perfsim.calibration import ClusterCalibration
+from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
 from perfsim.errors import MOST_SHOWN, LayoutError
 from perfsim.hardware import Devices, SystemSpec
 from perfsim.machines import machine_of
@@ -139,6 +140,34 @@ Candidates = Annotated[tuple[CandidateSpec, ...], AfterValidator(_one_strategy_e
 """Candidates with one strategy each."""
 
 
+Count = Annotated[float, *number(1, 1e18)]
+Ends = tuple[Count, Count]
+"""The least and the largest of some values."""
+
+
+class OwnLossLaw(Spec):
+    """A loss law of the user's own runs, L = irreducible + a / N^alpha + b / D^beta in nats per token."""
+
+    irreducible: Annotated[float, *number(0, 1e3)]
+    a: Annotated[float, *number(1e-6, 1e12)]
+    alpha: Annotated[float, *number(1e-3, 10)]
+    b: Annotated[float, *number(1e-6, 1e12)]
+    beta: Annotated[float, *number(1e-3, 10)]
+    corpus: str
+    params: Ends
+    """Smallest and largest model of the runs."""
+    tokens: Ends
+    """Fewest and most training tokens of the runs."""
+    error: Annotated[float, *number(1e-6, 10)] = SEED_ERROR
+    """Half-width of the 90 % band of a loss inside the runs, in nats."""
+    source: str = "the user's own runs"
+
+    @property
+    def law(self) -> ChinchillaLaw:
+        """The law with these coefficients."""
+        return ChinchillaLaw(name="own", **self.model_dump())
+
+
 class ConvergenceSpec(Spec):
     """How the number of steps depends on the batch size."""
 
@@ -146,7 +175,10 @@ class ConvergenceSpec(Spec):
     critical_batch_tokens: Annotated[float, *number(1, 1e18)] | None = None
     """For law `constant`."""
     band_factor: Annotated[float, *number(1, 1e6)] | None = None
+    loss_law: str | OwnLossLaw = DEFAULT_LOSS_LAW
+    """The law that turns `target_loss` into tokens, by name or by coefficients."""
     loss_scale: str = ""
+    """The corpus of `target_loss`; that of the loss law where it is not named."""
 
 
 class StudySpec(CatalogSpec):
