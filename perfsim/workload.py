@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import model_validator
 
 from perfsim.calibration import FrameworkCalibration
-from perfsim.hardware import Precision
+from perfsim.hardware import Precision, Release
 from perfsim.sizes import (
     MOST_HEADS,
     MOST_LAYERS,
@@ -128,10 +128,10 @@ class TrainingRecipe(CatalogSpec):
     tokens_per_parameter: Annotated[float, *number(1e-6, 1e9)] | None = None
     """D_min as a multiple of the model's parameters (20: Chinchilla)."""
     target_loss: Annotated[float, *number(1e-3, 1e3)] | None = None
-    """Nats per token; a loss law converts it into `tokens`."""
+    """Nats per token; the loss law of the study converts it into `tokens`."""
     framework: FrameworkCalibration | None = None
     """Host-side costs of the training framework; required on GPUs."""
-    software_release: str | None = None
+    software_release: Release | None = None
     """Software release of a wafer cluster; None: the system's. peak: an upper bound, never observed."""
     weight_sparsity: Annotated[float, *number(0, 0.999)] = 0.0
     """Share of unstructured zeros in the layers' weight matrices, which wafers skip."""
@@ -141,9 +141,14 @@ class TrainingRecipe(CatalogSpec):
         for first, second in (
             ("global_batch_size", "batch_size_per_device"),
             ("tokens", "tokens_per_parameter"),
+            ("tokens", "target_loss"),
+            ("tokens_per_parameter", "target_loss"),
         ):
             if getattr(self, first) is not None and getattr(self, second) is not None:
-                raise ValueError(f"{first} and {second} exclude each other: write only one of them")
+                raise ValueError(
+                    f"{first} and {second} exclude each other: write only one of them "
+                    f"(`{first}: null` removes an inherited one)"
+                )
         return self
 
     def __hash__(self) -> int:

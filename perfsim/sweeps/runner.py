@@ -311,6 +311,7 @@ def _result(point: SweepPoint, stored: Stored) -> PointResult:
         target.d_min_tokens,
         target.critical,
         document["step_time_error"],
+        d_min_error=target.d_min_error,
         unshared_error=document["unshared_error"],
     )
     prediction = prediction_from(document, point.study.model.name)
