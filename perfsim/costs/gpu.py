@@ -152,7 +152,7 @@ class GpuCosts(GpuKernels, Costs):
     def __init__(self, topology: FatTree, recipe: TrainingRecipe) -> None:
         super().__init__(topology.system, recipe)
         self.topology = topology
-        self.collectives = CollectiveModel.of_node(topology.system.node, topology.system.fabric)
+        self.collectives = CollectiveModel.of_tree(topology)
         self._works: dict[Work, float] = {}
         self._groups: dict[RankGroup, Group] = {}
 

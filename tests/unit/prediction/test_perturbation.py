@@ -102,7 +102,7 @@ def test_a_wafer_that_is_cut_off_has_no_route(wafers: Evaluation) -> None:
     ("text", "message"),
     [
         ("straggler=2@32", "the ranks are 0 to 31"),
-        ("dead=node0/gpu0-node0/nvswitch", "has no link 'node0/gpu0-node0/nvswitch'"),
+        ("dead=node0/gpu0-node1/nvswitch", "has no link 'node0/gpu0-node1/nvswitch'"),
         ("dead=", "has no link ''"),
     ],
 )
