@@ -74,7 +74,7 @@ def straggling_run(asked: Case) -> Trace:
     Its tensor peers act with it, which leaves the time of the step as it is; as every verb does it.
     """
     plan = asked.plan
-    placed, factors, _ = place_stragglers(graph_of(plan), plan, {STRAGGLER: SLOWER})
+    placed, factors, *_ = place_stragglers(graph_of(plan), plan, {STRAGGLER: SLOWER})
     step = Step(placed, asked.costs)
     trace = step.run(with_stragglers(placed.graph, step.duration_s, placed.rank, factors))
     trace.mean_breakdown()
@@ -86,7 +86,8 @@ def unfolded_run(asked: Case) -> Trace:
     plan = asked.plan
     unfolded = unfold(graph_of(plan))
     links = shared_links(unfolded.graph, network_of(plan.topology))
-    trace = Step(Placed(unfolded.graph, unfolded.rank, links), asked.costs).run()
+    placed = Placed(unfolded.graph, unfolded.rank, links, plan.topology, unfolded.classes)
+    trace = Step(placed, asked.costs).run()
     trace.mean_breakdown()
     return trace
 
