@@ -22,7 +22,7 @@ from perfsim.errors import CatalogError, InputError, LayoutError, MemoryCapacity
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TensorClass, Work
 from perfsim.hardware import SYSTEM_CLASSES, LinkSpec, SystemSpec, _plugin_classes, system_classes
 from perfsim.machines import MACHINES, Machine, machine, machine_of, register
-from perfsim.strategies import STRATEGIES, Duration, Plan, Strategy
+from perfsim.strategies import STRATEGIES, Plan, Strategy
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
 from perfsim.topology import Cable, Topology
@@ -158,10 +158,10 @@ class RingData(Strategy[RingLayout, Ring]):
         builder.task(update, "dev0/compute", [summed])
         builder.end_step()
 
-    def estimate_s(self, plan: RingPlan, duration: Duration) -> float:
+    def estimate_s(self, plan: RingPlan, costs: Costs) -> float:
         forward, backward, reduce = self._works(plan)
         passes = plan.num_microbatches * plan.job.model.num_layers
-        return passes * (duration(forward) + duration(backward)) + duration(reduce)
+        return passes * (costs.duration_s(forward) + costs.duration_s(backward)) + costs.duration_s(reduce)
 
 
 class RingCluster(Machine):
