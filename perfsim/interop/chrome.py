@@ -48,7 +48,9 @@ def write_chrome_trace(trace: Trace, path: Path) -> Path:
     """Write a trace; gzipped where the name ends in .gz. The same trace gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     body = ",\n".join(json.dumps(event, separators=(",", ":")) for event in trace_events(trace))
-    data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{body}\n]}}\n'.encode()
+    simulated = None if trace.simulated is None else trace.simulated._asdict()
+    about = json.dumps({"simulated": simulated}, separators=(",", ":"))
+    data = f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{body}\n]}}\n'.encode()
     path.write_bytes(gzip.compress(data, compresslevel=5, mtime=0) if path.suffix == ".gz" else data)
     return path
 

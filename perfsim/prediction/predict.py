@@ -82,6 +82,7 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
         peak_memory_bytes=plan.peak_memory_bytes,
         breakdown_s=dict(evaluation.breakdown_s),
         why=causes,
+        simulated=evaluation.trace.simulated,
         utilisation=link_use(evaluation.trace, evaluation.placed),
         cluster_calibration=_scaling(evaluation.cluster),
         perturbed=evaluation.perturbed,

@@ -297,6 +297,7 @@ def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run, point_keys:
         "notes",
         "perturbed",
         "utilisation",
+        "simulated",
     }
     layout = answer["layout"]
     assert (layout["tensor"], layout["pipeline"], layout["data"], layout["micro_batch_size"]) == (2, 2, 2, 1)
