@@ -22,16 +22,23 @@ def beside_computation(graph: TaskGraph, takes: NDArray[np.bool_]) -> NDArray[np
     alone if they wait for the first one and the second one waits for them.
     """
     aside = takes[graph.work]
+    own = np.array(
+        [
+            numbers[0] if len(numbers) == 1 else -1 - stream
+            for stream, numbers in enumerate(devices_of_streams(graph))
+        ]
+    )
+    device = own[graph.stream]
     follows, before = graph.follows, graph.stream_predecessor
     second = np.flatnonzero((before >= 0) & (follows >= 0) & (follows != before) & ~aside)
     last = follows[second]
     back, alone = last.copy(), np.zeros(len(second), dtype=bool)
-    left = np.flatnonzero(aside[last])
+    left = np.flatnonzero(aside[last] & (device[last] == device[second]))
     while len(left):
         back[left] = follows[back[left]]
         alone[left] = back[left] == before[second[left]]
         left = left[(back[left] >= 0) & ~alone[left]]
-        left = left[aside[back[left]]]
+        left = left[aside[back[left]] & (device[back[left]] == device[second[left]])]
     first, between = before[second[alone]], last[alone]
     while len(between):
         aside[between] = False
