@@ -21,7 +21,7 @@ from perfsim.published.processes import mapped
 from perfsim.validation.ablation import NOTHING, REMOVALS, ablate, shares
 from perfsim.validation.causes import Facts, likely_cause
 from perfsim.validation.held_out import releases_left_out
-from perfsim.validation.leave_out import LeftOut, Tangent, leave_out, refitted, tangent
+from perfsim.validation.leave_out import LeftOut, Tangent, leave_out, outside_scores, refitted, tangent
 from perfsim.validation.score import Scored, families, summary
 from perfsim.validation.validate import scored_case
 
@@ -63,6 +63,11 @@ class StepAccuracy:
     left_out: Sequence[LeftOut]
     releases_left_out: Mapping[str, Any] | None = None
     """Wafer logs predicted without their release; None if not requested."""
+
+    @property
+    def outside(self) -> Mapping[str, Any] | None:
+        """`left_out` of the JSON document; None if not requested."""
+        return self.releases_left_out or (outside_scores(self.left_out) if self.left_out else None)
 
 
 @dataclass(frozen=True)

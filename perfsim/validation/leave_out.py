@@ -106,6 +106,12 @@ def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: C
     return [*rows, _with_runs(LeftOut(ALL, "", _summary(ALL, used), {}, {}), used, by_id)]
 
 
+def outside_scores(rows: Sequence[LeftOut]) -> dict[str, Any]:
+    """The rows of `leave_out` as `perfsim validate --json` prints them: summary and families."""
+    scores = {row.family: row.outside for row in rows}
+    return {"summary": scores.pop(ALL), "families": scores}
+
+
 def refitted(
     tangents: Sequence[Tangent], steps_s: Mapping[str, float], without: Sequence[str] = ()
 ) -> dict[str, float]:
