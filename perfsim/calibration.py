@@ -157,7 +157,9 @@ class CommunicationConstants(Constants):
     """What a kernel of the collective library takes from the compute that runs beside it."""
 
     units: NonNegative
-    """Compute units that it occupies."""
+    """Compute units that it occupies inside a node: one for each channel."""
+    units_per_nic: Positive
+    """Compute units per NIC that a group across nodes may use, if they are fewer."""
     memory_passes: dict[CollectiveOp, NonNegative]
     """Bytes read and written in device memory, over those that the device sends, by operation."""
 

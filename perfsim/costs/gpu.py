@@ -17,7 +17,12 @@ from typing import cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.calibration import CollectiveOp, FrameworkCalibration, GpuCalibration
+from perfsim.calibration import (
+    CollectiveOp,
+    CommunicationConstants,
+    FrameworkCalibration,
+    GpuCalibration,
+)
 from perfsim.collectives import CollectiveModel, ring
 from perfsim.costs.gemm import GemmModel
 from perfsim.costs.price import NONE, Costs, Shares
@@ -197,9 +202,17 @@ class GpuCosts(GpuKernels, Costs):
         sent_bytes = work.comm_bytes * ring.wire_factor(op, group.size)
         passes = constants.memory_passes.get(op, 0.0)
         return Shares(
-            constants.units / self.topology.system.device.compute_units,
+            self._kernel_units(constants, group) / self.topology.system.device.compute_units,
             passes * sent_bytes / seconds / self.memory_bytes_per_s,
         )
+
+    def _kernel_units(self, constants: CommunicationConstants, group: Group) -> float:
+        """Compute units of a collective kernel: its channels, across nodes no more than the NICs can feed."""
+        if group.nodes == 1:
+            return constants.units
+        node = self.topology.system.node
+        nics = max(1.0, node.nics * group.fewest_per_node / node.devices)
+        return min(constants.units, constants.units_per_nic * nics)
 
     def bound(self, work: Work, /) -> Shares:
         """Shares of the time of a compute task that units and memory limit."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perfsim.calibration import (
+    CollectiveOp,
     CommunicationConstants,
     FrameworkCalibration,
     GemmConstants,
@@ -234,7 +235,9 @@ def test_a_precision_that_the_device_does_not_have_is_refused(toys: ModuleType) 
 
 # ------------------------------------------------------------------ compute beside communication
 def beside(toys: ModuleType, **recipe: Any) -> GpuCosts:
-    taken = CommunicationConstants(units=24, memory_passes={"all_gather": 2.0, "reduce_scatter": 3.0})
+    taken = CommunicationConstants(
+        units=24, units_per_nic=2, memory_passes={"all_gather": 2.0, "reduce_scatter": 3.0}
+    )
     return costs(toys, constants={"communication": taken}, **recipe)
 
 
@@ -250,6 +253,17 @@ def test_a_collective_takes_its_units_and_the_passes_of_what_it_sends(toys: Modu
             (24 / units, passes * sent_bytes_per_s / (0.8 * 2e12))
         )
         assert priced.bound(collective) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("stride", "size", "nics"), [(1, 16, 8), (4, 4, 2), (8, 2, 1)])
+def test_across_nodes_a_collective_takes_as_many_units_as_its_nics_can_feed(
+    toys: ModuleType, stride: int, size: int, nics: int
+) -> None:
+    priced = beside(toys)
+    gather = work(kind=Kind.COMM_COLL, op="all_gather", comm_bytes=8e8, group=RankGroup(0, stride, size))
+    units = priced.topology.system.device.compute_units
+    assert priced.topology.system.node.nics == 8
+    assert priced.taken(gather).units == pytest.approx(2 * nics / units)
 
 
 def test_compute_and_a_group_of_one_rank_take_nothing(toys: ModuleType) -> None:
