@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from perfsim.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from perfsim.api.importing import Model as Model
+    from perfsim.api.importing import import_file as import_file
     from perfsim.api.planning import PlanAnswer as PlanAnswer
     from perfsim.api.planning import plan as plan
     from perfsim.api.predicting import predict as predict
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Catalog": "perfsim.catalog",
+    "Model": "perfsim.api.importing",
     "PerfsimError": "perfsim.errors",
     "PlanAnswer": "perfsim.api.planning",
     "Prediction": "perfsim.prediction.prediction",
@@ -41,6 +44,7 @@ _HOMES = {
     "StudyAnswer": "perfsim.api.studies",
     "SweepAnswer": "perfsim.api.sweeps",
     "Validation": "perfsim.api.validating",
+    "import_file": "perfsim.api.importing",
     "plan": "perfsim.api.planning",
     "predict": "perfsim.api.predicting",
     "published_cases": "perfsim.api.validating",

@@ -11,6 +11,7 @@ from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError, PerfsimError, Problem
 from perfsim.hardware import SystemSpec
+from perfsim.interop.foreign.formats import model_named
 from perfsim.prediction.cluster import cluster_named
 from perfsim.spec import Spec
 
@@ -23,7 +24,7 @@ def described(given: Named | Spec, kind: str, catalog: Catalog) -> Any:
     if isinstance(given, Spec):
         return given
     if isinstance(given, (str, Path)):
-        return catalog.load(kind, str(given))
+        return model_named(str(given), catalog) if kind == "model" else catalog.load(kind, str(given))
     raise InputError([_neither(given, kind)])
 
 

@@ -13,6 +13,7 @@ import click
 
 from perfsim import __version__
 from perfsim.cli.calibrate import calibrate
+from perfsim.cli.importing import import_
 from perfsim.cli.output import refuse
 from perfsim.cli.plan import plan
 from perfsim.cli.prove import prove
@@ -60,5 +61,5 @@ def main() -> None:
     """Predict how to train a model, on what, and how long until it is good."""
 
 
-for _verb in (calibrate, plan, prove, run, schema, show, study, sweep, validate):
+for _verb in (calibrate, import_, plan, prove, run, schema, show, study, sweep, validate):
     main.add_command(_verb)

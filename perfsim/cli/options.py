@@ -36,7 +36,11 @@ json_option = click.option(
 
 
 _QUESTION = (
-    click.option("--model", required=True, help="Name of the catalogue, or a YAML file."),
+    click.option(
+        "--model",
+        required=True,
+        help="Name of the catalogue, a YAML file, or a file that `perfsim import` reads (config.json, ...).",
+    ),
     click.option("--system", required=True, help="Name of the catalogue, or a YAML file."),
     click.option(
         "--devices",

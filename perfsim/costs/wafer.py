@@ -6,6 +6,8 @@ cores (`perfsim.costs.mesh`); movement around a wafer is priced by `perfsim.cost
 
 from __future__ import annotations
 
+import math
+
 from perfsim.calibration import WaferCalibration
 from perfsim.costs.gpu import peak_flop_per_s
 from perfsim.costs.mesh import MeshCosts
@@ -18,6 +20,10 @@ from perfsim.workload import TrainingRecipe
 
 PEAK = "peak"
 """The software release of an ideal machine."""
+
+
+LAST_MINOR = {1: 9, 2: 10}
+"""The last minor release of each major one so far [tags of the Cerebras Model Zoo, 2022-10 to 2026-03]."""
 
 
 class WaferCosts(Costs):
@@ -79,6 +85,22 @@ def nearest_release(wanted: str, calibration: WaferCalibration) -> str:
         return wanted
     earlier = [release for release in measured if _number(release) <= _number(wanted)]
     return earlier[-1] if earlier else measured[0]
+
+
+def place_of(release: str) -> int:
+    """The place of a release in their order, in which r2.0 comes next to r1.9.
+
+    Raises CatalogError for a name that is not of the form r2.0.
+    """
+    major, minor = (*_number(release), 0)[:2]
+    return minor + sum(LAST_MINOR.get(earlier, 0) + 1 for earlier in range(1, major))
+
+
+def growth_per_release(calibration: WaferCalibration) -> float:
+    """Mean growth of the log efficiency per release, from the oldest measured one to the newest."""
+    places = {place_of(release): math.log(value) for release, value in calibration.efficiency.items()}
+    oldest, newest = min(places), max(places)
+    return (places[newest] - places[oldest]) / (newest - oldest) if newest > oldest else 0.0
 
 
 def _number(release: str) -> tuple[int, ...]:

@@ -6,48 +6,56 @@ have ended by then. Only later flows have to be simulated; often there are none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfsim.engine.max_min import TOLERANCE, Floats
 from perfsim.engine.path_class import Flow
+from perfsim.graph.ragged import Ragged, offsets
 from perfsim.trace import Trace
+
+CHANGES_AT_ONCE = 1 << 14
+"""Starts and ends of flows between two looks at the links; bounds the memory."""
 
 
 def first_contention_s(uncontended: Trace, flows: Mapping[int, Flow], capacities: Floats) -> float:
     """Time at which a link is first contended; infinity if never."""
     work = uncontended.graph.work
-    first, link, asked = _crossings(flows, len(uncontended.graph.works))
-    tasks = np.flatnonzero(np.diff(first)[work])
-    count = np.diff(first)[work[tasks]]
-    row = np.repeat(first[work[tasks]] - np.append(0, np.cumsum(count)[:-1]), count) + np.arange(count.sum())
-    task = np.repeat(tasks, count)
-    lasts = uncontended.end_s[task] > uncontended.start_s[task]
-    task, row = task[lasts], row[lasts]
-    when_s = np.concatenate([uncontended.end_s[task], uncontended.start_s[task]])
-    where, change = np.tile(link[row], 2), np.concatenate([-asked[row], asked[row]])
-    starts = np.repeat([False, True], len(task))
-    order = np.lexsort((starts, when_s, where))  # at one instant flows end before others start
-    when_s, where, change = when_s[order], where[order], change[order]
-    total = np.cumsum(change)
-    before = np.append(0.0, total)[np.searchsorted(where, where)]
-    # Half the engine's tolerance, so that the engine sees no contention before this instant.
-    too_much = total - before > np.asarray(capacities)[where] * (1 + TOLERANCE / 2)
-    return float(when_s[too_much].min(initial=np.inf))
+    links, asked = _crossings(flows, len(uncontended.graph.works))
+    entries = Ragged(links.start, np.arange(len(asked), dtype=np.int32))
+    limits = np.asarray(capacities) * (1 + TOLERANCE / 2)  # so that the engine sees no contention before
+    tasks = np.flatnonzero((np.diff(links.start) > 0)[work] & (uncontended.end_s > uncontended.start_s))
+    # At one instant flows end before others start.
+    task = np.concatenate([tasks, tasks])
+    when_s = np.concatenate([uncontended.end_s[tasks], uncontended.start_s[tasks]])
+    sign = np.repeat([-1.0, 1.0], len(tasks))
+    order = np.lexsort((sign, when_s))
+    carried = np.zeros(len(limits))
+    for begin in range(0, len(order), CHANGES_AT_ONCE):
+        changes = order[begin : begin + CHANGES_AT_ONCE]
+        rows = entries.rows(work[task[changes]])
+        where, change = links.values[rows.values], asked[rows.values] * sign[changes][rows.row_of_value]
+        by_link = np.argsort(where, kind="stable")
+        where, change = where[by_link], change[by_link]
+        total = np.cumsum(change)
+        before = np.append(0.0, total)[np.searchsorted(where, where)]
+        too_much = carried[where] + (total - before) > limits[where]
+        if too_much.any():
+            return float(when_s[changes][rows.row_of_value[by_link[too_much]].min()])
+        carried += np.bincount(where, change, minlength=len(limits))
+    return math.inf
 
 
-def _crossings(
-    flows: Mapping[int, Flow], num_works: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
-    """Links that each work's flow crosses: where its rows begin, link ids, requested bytes/s."""
+def _crossings(flows: Mapping[int, Flow], num_works: int) -> tuple[Ragged, Floats]:
+    """Links that each work's flow crosses, and the bytes/s that it asks of each."""
     lengths = np.zeros(num_works, dtype=np.int64)
-    link: list[int] = []
+    links: list[int] = []
     asked: list[float] = []
     for work in sorted(flows):
         flow = flows[work]
         lengths[work] = len(flow.route)
-        link += flow.route
+        links += flow.route
         asked += [flow.bytes_per_s * flow.weight] * len(flow.route)
-    return np.append(0, np.cumsum(lengths)), np.array(link, dtype=np.int64), np.array(asked, dtype=np.float64)
+    return Ragged(offsets(lengths).astype(np.int32), np.array(links, dtype=np.int32)), np.array(asked)

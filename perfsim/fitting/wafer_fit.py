@@ -21,14 +21,11 @@ from numpy.typing import NDArray
 
 from perfsim.calibration import FitRecord, WaferCalibration
 from perfsim.catalog import Catalog, default_catalog, parse_file
-from perfsim.costs.wafer import nearest_release
+from perfsim.costs.wafer import growth_per_release, nearest_release, place_of
 from perfsim.errors import InputError
 from perfsim.fitting.fit_tables import need_more_than, rounded, scipy_optimize, source_of
 from perfsim.published.cases import CaseFile, StepCase
 from perfsim.published.plans import predict_s
-
-RELEASES = ("r1.6", "r1.7", "r1.8", "r1.9", "r2.0", "r2.1", "r2.2")
-"""Software releases in order [tags of the Cerebras Model Zoo]."""
 
 Values = NDArray[np.float64]
 """Logarithms of the fitted constants: level, growth if the logs show it, time of a link if it is free."""
@@ -47,13 +44,13 @@ class _Fit:
     def first(self) -> Values:
         """The start values; growth only if the logs cover several releases."""
         growing = len({release_of(case, self.start) for case in self.cases}) > 1
-        values = [_level(self.start), *([_growth(self.start)] if growing else [])]
+        values = [_level(self.start), *([growth_per_release(self.start)] if growing else [])]
         return np.array([*values, *([np.log(self.start.link_s_per_element)] if self.link_is_free else [])])
 
     def trend(self, values: Values) -> tuple[float, float]:
         """Level and growth; the start's growth if the logs do not show it."""
         grows = len(values) - self.link_is_free > 1
-        return float(values[0]), float(values[1]) if grows else _growth(self.start)
+        return float(values[0]), float(values[1]) if grows else growth_per_release(self.start)
 
     def calibration(self, values: Values, digits: int = 15) -> WaferCalibration:
         """The calibration with these constants."""
@@ -131,10 +128,7 @@ def _cases(path: Path, device: str, catalog: Catalog) -> tuple[list[StepCase], W
 
 def _positions(calibration: WaferCalibration) -> dict[str, int]:
     """Position of each release relative to the newest measured one: 0 or less."""
-    unknown = sorted(set(calibration.efficiency) - set(RELEASES))
-    if unknown:
-        raise InputError(f"no place in the order of releases for {', '.join(unknown)}; known: {RELEASES}")
-    places = {release: RELEASES.index(release) for release in calibration.efficiency}
+    places = {release: place_of(release) for release in calibration.efficiency}
     return {release: place - max(places.values()) for release, place in places.items()}
 
 
@@ -142,14 +136,6 @@ def _level(calibration: WaferCalibration) -> float:
     """Log of the efficiency of the newest release."""
     positions = _positions(calibration)
     return float(np.log(calibration.efficiency[max(positions, key=positions.__getitem__)]))
-
-
-def _growth(calibration: WaferCalibration) -> float:
-    """Log of the growth of the efficiency per release, from the oldest to the newest."""
-    positions = _positions(calibration)
-    oldest = min(positions, key=positions.__getitem__)
-    span = -positions[oldest]
-    return (_level(calibration) - float(np.log(calibration.efficiency[oldest]))) / span if span else 0.0
 
 
 def release_of(case: StepCase, calibration: WaferCalibration) -> str:

@@ -163,14 +163,10 @@ class Chains:
         )
 
 
-def chains(
-    follows: Ints, waits: Waits, sources: Sequence[Ragged], apart: NDArray[np.bool_] | None = None
-) -> Chains:
-    """The chains of a graph; tasks in `apart`, whose duration is not known yet, are chains of their own."""
+def chains(follows: Ints, waits: Waits, sources: Sequence[Ragged]) -> Chains:
+    """The chains of a graph."""
     tasks = np.arange(len(follows), dtype=np.int32)
     joined = follows >= 0  # the tasks that continue a chain
-    if apart is not None:
-        joined &= ~(apart | apart[follows])
     next_task = np.full(len(follows), -1, dtype=np.int32)
     followers = np.flatnonzero(joined)[::-1]
     next_task[follows[followers]] = followers  # of several followers the first, which is set last
@@ -186,6 +182,28 @@ def chains(
     return Chains(order, first.astype(np.int32), chain_of_run[run], _of_heads(heads, waits, sources))
 
 
+def split(whole: Chains, apart: NDArray[np.bool_], waits: Waits, sources: Sequence[Ragged]) -> Chains:
+    """Chains cut before and behind each task in `apart`, whose duration is not known yet."""
+    alone = apart[whole.order]
+    begins = alone.copy()
+    begins[1:] |= alone[:-1]
+    begins[whole.first[:-1]] = False
+    cuts = np.flatnonzero(begins)
+    begins[whole.first[:-1]] = True
+    first = np.append(np.flatnonzero(begins), len(alone))
+    by_head = np.argsort(whole.order[first[:-1]])
+    parts = Ragged(first.astype(np.int32), whole.order).rows(by_head)
+    number = np.empty(len(by_head), dtype=np.int32)
+    number[by_head] = np.arange(len(by_head), dtype=np.int32)
+    chain = np.empty(len(alone), dtype=np.int32)
+    chain[whole.order] = number.repeat(np.diff(first))
+    # Chains that began before keep their rows; the new ones come behind them.
+    both = whole.waits_for.with_others(_of_heads(whole.order[cuts], waits, sources))
+    is_cut = np.isin(first[:-1], cuts)
+    row = np.where(is_cut, len(whole) + np.cumsum(is_cut) - 1, np.cumsum(~is_cut) - 1)
+    return Chains(parts.values, parts.start, chain, both.rows(row[by_head]))
+
+
 def _chain_of_run(first: Wide, run: Ints, follows: Ints, joined: NDArray[np.bool_]) -> Ints:
     """The chain of every run of consecutive task ids; a run may continue another one."""
     before = np.where(joined[first], run[follows[first]], np.arange(len(first), dtype=np.int32))
@@ -199,18 +217,29 @@ def _chain_of_run(first: Wide, run: Ints, follows: Ints, joined: NDArray[np.bool
     return np.asarray(number[before])
 
 
-def _of_heads(heads: Wide, waits: Waits, sources: Sequence[Ragged]) -> Ragged:
-    """Dependencies of the head of each chain, without repeats."""
+def _of_heads(heads: Wide | Ints, waits: Waits, sources: Sequence[Ragged]) -> Ragged:
+    """Dependencies of the head of each chain, ascending, without repeats."""
+    columns = np.sort(waits.columns[:, heads].T, axis=1)
+    new = columns >= 0
+    new[:, 1:] &= columns[:, 1:] != columns[:, :-1]
+    rows = Ragged(offsets(np.count_nonzero(new, axis=1)).astype(np.int32), columns[new])
     long = np.flatnonzero(waits.long[heads])
-    pairs = [(np.tile(np.arange(len(heads)), COLUMNS), waits.columns[:, heads].ravel())]
-    for source in sources:
-        rows = source.rows(heads[long])
-        pairs.append((long[rows.row_of_value], rows.values))
-    head, dependency = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    return _with_long(rows, long, heads[long], waits, sources) if len(long) else rows
+
+
+def _with_long(
+    rows: Ragged, long: Wide, heads: Wide | Ints, waits: Waits, sources: Sequence[Ragged]
+) -> Ragged:
+    """`rows` with all dependencies of those heads that have too many for the columns."""
+    previous = waits.columns[0, heads]
+    by_source = [source.rows(heads) for source in sources]
+    head = [np.flatnonzero(previous >= 0), *(part.row_of_value.astype(np.int64) for part in by_source)]
+    dependency = [previous[previous >= 0], *(part.values for part in by_source)]
     # One key per (head, dependency), so that sorting finds repeats.
-    keys = head[dependency >= 0] * np.int64(len(waits.long)) + dependency[dependency >= 0]
+    keys = np.concatenate(head) * np.int64(len(waits.long)) + np.concatenate(dependency)
     keys.sort()
-    head, dependency = np.divmod(keys[np.append(True, keys[1:] != keys[:-1])[: len(keys)]], len(waits.long))
-    return Ragged(
-        offsets(np.bincount(head, minlength=len(heads))).astype(np.int32), dependency.astype(np.int32)
-    )
+    row, values = np.divmod(keys[np.append(True, keys[1:] != keys[:-1])], len(waits.long))
+    start = offsets(np.bincount(row, minlength=len(heads)))
+    chosen = np.arange(len(rows.start) - 1)
+    chosen[long] = len(chosen) + np.arange(len(long))
+    return rows.with_others(Ragged(start.astype(np.int32), values.astype(np.int32))).rows(chosen)

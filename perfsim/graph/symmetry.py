@@ -1,8 +1,8 @@
 """Symmetry of ranks: the peers that a device of a folded graph stands for, and what distinguishes them.
 
 A folded graph has one device per pipeline rank (one wafer for all). Device `gpu{base}` stands for its
-*peers*, ranks base .. base + width - 1: tensor peers innermost, then replicas. Peers meet only in
-collectives; other communication stays among ranks of equal offset. So symmetry is a property of offsets,
+*peers*, ranks base .. base + width - 1: tensor peers innermost, then replicas. Peers meet only in work of a
+group, such as a collective; sends stay among ranks of equal offset. So symmetry is a property of offsets,
 and *classes* number them: peers of one class have equal times.
 """
 
@@ -46,7 +46,7 @@ def bases_of(graph: TaskGraph) -> list[int]:
 def meeting_of(work: Work, width: int) -> Meeting:
     """The peers in work of one class. Raises GraphError for a group that does not divide them evenly."""
     group = work.group
-    if work.kind is not Kind.COMM_COLL or group is None or group.size == 1 or group.stride >= width:
+    if work.kind is Kind.COMM_SEND or group is None or group.size == 1 or group.stride >= width:
         return ALONE
     if group.stride < 1 or width % (group.stride * group.size):
         raise GraphError(f"the group of {work.name} does not divide {width} peers evenly: {group}")

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.errors import GraphError
-from perfsim.graph.chains import Chains, Waits, chains, followed, waits
+from perfsim.graph.chains import Chains, Waits, chains, followed, split, waits
 from perfsim.graph.ragged import Ints, Ragged, offsets
 from perfsim.graph.work import Work
 
@@ -130,11 +130,17 @@ class TaskGraph:
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.first_write))
 
     @cached_property
-    def stream_predecessor(self) -> Ints:
-        """The task before each one on its stream; -1 for the first."""
+    def by_stream(self) -> Ragged:
+        """The tasks of each stream, in order."""
         few = len(self.streams) <= np.iinfo(np.uint16).max  # NumPy sorts 16-bit integers by radix
         order = np.argsort(self.stream.astype(np.uint16) if few else self.stream, kind="stable")
-        order = order.astype(np.int32)
+        lengths = np.bincount(self.stream, minlength=len(self.streams))
+        return Ragged(offsets(lengths).astype(np.int32), order.astype(np.int32))
+
+    @cached_property
+    def stream_predecessor(self) -> Ints:
+        """The task before each one on its stream; -1 for the first."""
+        order = self.by_stream.values
         same = self.stream[order[1:]] == self.stream[order[:-1]]
         before = np.full(len(self), -1, dtype=np.int32)
         before[order[1:][same]] = order[:-1][same]
@@ -204,7 +210,7 @@ class TaskGraph:
 
     def chains_around(self, apart: NDArray[np.bool_]) -> Chains:
         """The chains if each of these tasks is a chain of its own."""
-        return chains(self._follows, self._waits, self.sources, apart)
+        return split(self.chains, apart, self._waits, self.sources)
 
     @property
     def flop(self) -> float:

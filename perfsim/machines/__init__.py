@@ -8,7 +8,7 @@ from perfsim.costs.price import Costs
 from perfsim.errors import InputError, Problem, UnknownNameError
 from perfsim.hardware import MACHINE_PLUGINS, SYSTEM_CLASSES, SystemSpec
 from perfsim.machines.gpu_cluster import GpuCluster
-from perfsim.machines.machine import Machine
+from perfsim.machines.machine import Machine, Unknown
 from perfsim.machines.network import Network
 from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.strategies import Strategy, strategy
@@ -19,6 +19,7 @@ from perfsim.workload import Layout, TrainingRecipe
 __all__ = [
     "MACHINES",
     "Machine",
+    "Unknown",
     "build_topology",
     "costs_for",
     "machine",

@@ -33,6 +33,18 @@ class SystemLinks(NamedTuple):
     between_nodes: tuple[LinkSpec, ...] = ()
 
 
+class Unknown(NamedTuple):
+    """Something about a plan that no published run shows, and how much it may change its step time."""
+
+    code: str
+    """The caveat (docs/caveats.md) that states it."""
+    log_width: float
+    """Half-width of its 90 % band in log time."""
+    words: str
+    shared: bool = False
+    """Whether all runs of one machine have it alike, so that it cancels in the ratio of two."""
+
+
 class Machine(ABC):
     """One kind of system: everything that differs between kinds is behind this interface.
 
@@ -88,6 +100,14 @@ class Machine(ABC):
     def at_peak(self, _system: Any, _recipe: TrainingRecipe, /) -> bool:
         """Whether the system is assumed to run at peak, an upper bound that was never observed."""
         return False
+
+    def unknowns(self, _system: Any, _recipe: TrainingRecipe, _num_devices: int, /) -> list[Unknown]:
+        """What no published run shows of a system of this kind, such as its software or its size."""
+        return []
+
+    def overlap_slowdown(self, _system: Any, /) -> float:
+        """The most by which communication slows the compute beside it, as a fraction of its time."""
+        return 0.0
 
     # ------------------------------------------------------------------------------ published runs
     def published_system(

@@ -18,9 +18,11 @@ from perfsim.engine.path_class import Flow
 
 Loads = Mapping[int, int]
 """How often a flow crosses each link."""
+Capacities = Mapping[int, float] | Sequence[float]
+"""Bytes/s of each link, by its id."""
 
 
-def binding_links(loads: Sequence[Loads], capacities: Mapping[int, float]) -> list[int]:
+def binding_links(loads: Sequence[Loads], capacities: Capacities) -> list[int]:
     """The links that no other link implies, ascending; of equal links the first."""
     columns: dict[int, dict[int, float]] = {}
     for row, load in enumerate(loads):
@@ -46,16 +48,23 @@ def _implies(column: Mapping[int, float], implied: Mapping[int, float]) -> bool:
 
 
 def flows_on(
-    loads: Sequence[Loads], bytes_per_s: Sequence[float], capacities: Mapping[int, float]
+    loads: Sequence[Loads], bytes_per_s: Sequence[float], capacities: Capacities
 ) -> tuple[list[Flow], NDArray[np.float64]]:
     """Flows on the binding links, renumbered from 0, and the capacities of these links.
 
     A link that every flow crosses a multiple of k times becomes one with a k-th of the capacity.
     """
     links = binding_links(loads, capacities)
-    units = [gcd(*(load[link] for load in loads if link in load)) for link in links]
+    units = dict.fromkeys(links, 0)
+    for load in loads:
+        for link, count in load.items():
+            if link in units:
+                units[link] = gcd(units[link], count)
+    number = {link: index for index, link in enumerate(links)}
     flows = []
     for load, rate in zip(loads, bytes_per_s, strict=True):
-        times = [load.get(link, 0) // unit for link, unit in zip(links, units, strict=True)]
-        flows.append(Flow(tuple(np.repeat(np.arange(len(links)), times).tolist()), rate))
-    return flows, np.array([capacities[link] / unit for link, unit in zip(links, units, strict=True)])
+        crossed = sorted(
+            (number[link], count // units[link]) for link, count in load.items() if link in number
+        )
+        flows.append(Flow(tuple(index for index, times in crossed for _ in range(times)), rate))
+    return flows, np.array([capacities[link] / unit for link, unit in units.items()])

@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from perfsim.engine.fairshare import Flow
 from perfsim.engine.max_min import TOLERANCE
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
-from perfsim.machines.network import Network, PeerClasses, Traffic
+from perfsim.graph.ragged import Ragged, offsets
+from perfsim.machines.network import Ints, Network, PeerClasses, Traffic
 from perfsim.placement.binding_links import flows_on
 
 
@@ -38,39 +39,62 @@ def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None 
     traffic = _traffic(graph.works, network, PeerClasses(classes))
     if not traffic:
         return SharedLinks()
-    row = {number: index for index, number in enumerate(traffic)}
-    table, capacities = _table(list(traffic.values()), network)
-    demand = np.zeros(len(capacities))
-    streams: dict[int, list[int]] = {}
-    for work, stream in _works_on_streams(graph):
-        if work in row:
-            streams.setdefault(stream, []).append(row[work])
-    for rows in streams.values():  # tasks of one stream never overlap
-        demand += table[rows].max(axis=0)
-    hot = np.flatnonzero(demand > capacities * (1 + TOLERANCE))
-    contended = [number for number in traffic if table[row[number], hot].any()]
-    loads = [_crossings(traffic[number], table[row[number]], hot) for number in contended]
-    rates = [traffic[number].bytes_per_s for number in contended]
-    flows, kept = flows_on(loads, rates, dict(enumerate(capacities.tolist())))
-    return SharedLinks(dict(zip(contended, flows, strict=True)), kept) if flows else SharedLinks()
+    # Works of one traffic are one row of the table of crossings.
+    distinct = list({id(flow): flow for flow in traffic.values()}.values())
+    row_of_flow = {id(flow): row for row, flow in enumerate(distinct)}
+    row = {work: row_of_flow[id(flow)] for work, flow in traffic.items()}
+    links, crossed = _crossings(distinct)
+    capacities = network.bytes_per_s(links)
+    demand = _demand(distinct, len(links), crossed, *_rows_on_streams(graph, row))
+    loads = _loads(distinct, crossed, demand > capacities * (1 + TOLERANCE))
+    rates = [distinct[number].bytes_per_s for number in loads]
+    flows, kept = flows_on(list(loads.values()), rates, capacities.tolist())
+    flow_of_row = dict(zip(loads, flows, strict=True))
+    by_work = {work: flow_of_row[number] for work, number in row.items() if number in flow_of_row}
+    return SharedLinks(by_work, kept) if by_work else SharedLinks()
 
 
-def _table(traffic: Sequence[Traffic], network: Network) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Demand of each communication on each link and the capacities, in bytes/s; equal columns stand once."""
-    links = np.array(sorted(set(np.concatenate([flow.links for flow in traffic]).tolist())), dtype=np.int64)
-    table = np.zeros((len(traffic) + 1, len(links)))
-    for row, flow in enumerate(traffic):
-        table[row, np.searchsorted(links, flow.links)] = flow.times * flow.bytes_per_s
-    table[-1] = network.bytes_per_s(links)
-    columns = np.ascontiguousarray(table.T)
-    first = {column.tobytes(): index for index, column in reversed(list(enumerate(columns)))}
-    table = table[:, sorted(first.values())]
-    return table[:-1], table[-1]
+def _crossings(traffic: Sequence[Traffic]) -> tuple[Ints, Ragged]:
+    """The ids of all links, ascending, and which of them each communication crosses, by their index."""
+    links, index = np.unique(np.concatenate([flow.links for flow in traffic]), return_inverse=True)
+    start = offsets(np.array([len(flow.links) for flow in traffic]))
+    return links, Ragged(start.astype(np.int32), index.astype(np.int32))
 
 
-def _crossings(traffic: Traffic, demand: NDArray[np.float64], links: NDArray[np.intp]) -> dict[int, int]:
-    times = np.rint(demand[links] / traffic.bytes_per_s).astype(np.int64)
-    return {link: count for link, count in zip(links.tolist(), times.tolist(), strict=True) if count}
+def _demand(
+    traffic: Sequence[Traffic], num_links: int, crossed: Ragged, stream: Ints, row: Ints
+) -> NDArray[np.float64]:
+    """Peak demand on each link in bytes/s, where each stream runs its rows one at a time."""
+    bytes_per_s = np.concatenate([flow.times * flow.bytes_per_s for flow in traffic])
+    entry = crossed._replace(values=np.arange(len(bytes_per_s), dtype=np.int32)).rows(row)
+    keys = stream[entry.row_of_value] * num_links + crossed.values[entry.values]
+    order = np.argsort(keys, kind="stable")
+    keys, bytes_per_s = keys[order], bytes_per_s[entry.values[order]]
+    first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+    peaks = np.maximum.reduceat(bytes_per_s, first)
+    return np.asarray(np.bincount(keys[first] % num_links, peaks, minlength=num_links), dtype=np.float64)
+
+
+def _loads(traffic: Sequence[Traffic], crossed: Ragged, hot: NDArray[np.bool_]) -> dict[int, dict[int, int]]:
+    """How often each communication, by its row, crosses each hot link; those that cross none are left out."""
+    entries = np.flatnonzero(hot[crossed.values])
+    rows = crossed.row_of_value[entries].tolist()
+    times = np.concatenate([flow.times for flow in traffic])[entries].tolist()
+    loads: dict[int, dict[int, int]] = {}
+    for row, link, count in zip(rows, crossed.values[entries].tolist(), times, strict=True):
+        loads.setdefault(row, {})[link] = count
+    return loads
+
+
+def _rows_on_streams(graph: TaskGraph, row_of_work: Mapping[int, int]) -> tuple[Ints, Ints]:
+    """Every stream and row that occur together."""
+    rows = np.full(len(graph.works), -1, dtype=np.int64)
+    rows[list(row_of_work)] = list(row_of_work.values())
+    row = rows[graph.work]
+    moves = row >= 0
+    width = len(graph.works)
+    stream, row = np.divmod(np.unique(graph.stream[moves] * np.int64(width) + row[moves]), width)
+    return stream, row
 
 
 def _traffic(works: Sequence[Work], network: Network, peers: PeerClasses) -> dict[int, Traffic]:
@@ -86,10 +110,3 @@ def _traffic(works: Sequence[Work], network: Network, peers: PeerClasses) -> dic
         if (traffic := known[key]) is not None:
             by_work[number] = traffic
     return by_work
-
-
-def _works_on_streams(graph: TaskGraph) -> list[tuple[int, int]]:
-    """Every (work, stream) that occurs."""
-    width = len(graph.streams)
-    counts = np.bincount(graph.work * np.int64(width) + graph.stream, minlength=1)
-    return [divmod(code, width) for code in np.flatnonzero(counts).tolist()]

@@ -8,12 +8,15 @@ runs that were left out of the fit, and widens with the unlikeness (`perfsim.pre
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from perfsim.machines import Unknown, machine_of
 from perfsim.prediction.bands import UNKNOWN, UNKNOWN_ERROR, widths_from
+from perfsim.prediction.hidden import Hidden
 from perfsim.prediction.likeness import Traits, traits_of_plan, unlikeness
 from perfsim.prediction.result import Accuracy
 from perfsim.strategies import Plan
@@ -29,14 +32,32 @@ def recorded() -> tuple[dict[str, Any], ...]:
     return entries
 
 
-def accuracy_of(plan: Plan) -> Accuracy:
-    """The errors of the family of published runs most like a plan, and the plan's band."""
-    return nearest(plan.system.kind, traits_of_plan(plan))
+def accuracy_of(plan: Plan, share: float = 0.0, *, without: str = "") -> Accuracy:
+    """The errors of the family of published runs most like a plan, and the plan's band.
+
+    `share` of its step hides communication (`hidden_share`; 0 where the plan was not simulated). `without`
+    names a group of runs of which the answer knows nothing.
+    """
+    unknowns = [*unknowns_of(plan), *hidden_of(plan, share, without=without).unknown()]
+    return nearest(plan.system.kind, traits_of_plan(plan), without, unknowns)
 
 
-def step_time_error(plan: Plan) -> float:
-    """Half-width e of the 90 % band of a plan's step time t, which is [t / (1 + e), t (1 + e)]."""
-    return accuracy_of(plan).step_time_error
+def unknowns_of(plan: Plan) -> list[Unknown]:
+    """What no published run shows of the machine of a plan."""
+    return machine_of(plan.system).unknowns(plan.system, plan.job.recipe, plan.topology.num_devices)
+
+
+def hidden_of(plan: Plan, share: float, *, without: str = "") -> Hidden:
+    """A share of a step that hides communication, beside the largest of runs on its kind of system."""
+    families = [
+        family
+        for entry in recorded()
+        if entry["system_kind"] == plan.system.kind
+        for family in entry["families"]
+        if family["family"] != without
+    ]
+    published = max((family["hidden_communication"] for family in families), default=0.0)
+    return Hidden(share, published, machine_of(plan.system).overlap_slowdown(plan.system))
 
 
 def left_out_of(system_kind: str, group: str) -> Mapping[str, Any] | None:
@@ -48,8 +69,10 @@ def left_out_of(system_kind: str, group: str) -> Mapping[str, Any] | None:
     return next((row for row in rows if row["group"] == group), None)
 
 
-def nearest(system_kind: str, traits: Traits, without: str = "") -> Accuracy:
-    """The errors of the recorded family most like `traits`, and the band of a run with them.
+def nearest(
+    system_kind: str, traits: Traits, without: str = "", unknowns: Sequence[Unknown] = ()
+) -> Accuracy:
+    """The errors of the recorded family most like `traits`, and the band of a run with them and `unknowns`.
 
     `without` names a group of runs of which the answer knows nothing. A kind of system without published runs
     has `UNKNOWN_ERROR`.
@@ -65,6 +88,9 @@ def nearest(system_kind: str, traits: Traits, without: str = "") -> Accuracy:
         key=lambda family: (round(unlikeness(traits, family)[0], 9), -family["n"], family["family"]),
     )
     points, differences = unlikeness(traits, family)
+    differences += tuple(unknown.words for unknown in unknowns)
+    beyond = math.hypot(*(unknown.log_width for unknown in unknowns))
+    unshared = math.hypot(*(unknown.log_width for unknown in unknowns if not unknown.shared))
     return Accuracy(
         strategy=whole["strategy"],
         family=family["family"],
@@ -75,8 +101,8 @@ def nearest(system_kind: str, traits: Traits, without: str = "") -> Accuracy:
         baseline_median_ape=family["baseline_median_ape"],
         likeness="; ".join(differences) or "the same device, parallelism and range of sizes",
         unlikeness=points,
-        step_time_error=widths.error(points),
-        unshared_error=widths.unshared_error(points),
+        step_time_error=widths.error(points, beyond),
+        unshared_error=widths.unshared_error(points, unshared),
     )
 
 

@@ -3,12 +3,13 @@
 The log error of a new run has a part that its family shares and a part of its own, and grows with what makes
 the run unlike the published ones. The half-width of a 90 % band in log time, at u points of unlikeness:
 
-    w(u) = sqrt(base^2 + (slope u)^2),   band = [t exp(-w), t exp(w)]
+    w(u) = sqrt(base^2 + (slope u)^2 + unknown^2),   band = [t exp(-w), t exp(w)]
 
 `base` is the larger of two: the 90th percentile of |log error| over all runs that were left out of the fit,
 and Student's quantile t_95(k) s sqrt(1 + 1/k) of a new run of a new family, from k families with the variance
 s^2 between and within them together. `slope` is Student's quantile of the fitted growth
-(`perfsim.validation.band_fit`).
+(`perfsim.validation.band_fit`). `unknown` is the half-width of what no published run shows of this plan, such
+as more communication behind compute than in any of them (`perfsim.prediction.accuracy`).
 """
 
 from __future__ import annotations
@@ -32,17 +33,20 @@ class BandWidths:
     unshared: float
     """The part of a band that two runs of one machine do not share, as a fraction of its half-width."""
 
-    def log_width(self, unlikeness: float) -> float:
-        """Half-width in log time at so many points of unlikeness."""
-        return math.hypot(self.base, self.slope * unlikeness)
+    def log_width(self, unlikeness: float, unknown: float = 0.0) -> float:
+        """Half-width in log time at so many points of unlikeness, with that of what no run shows."""
+        return math.hypot(self.base, self.slope * unlikeness, unknown)
 
-    def error(self, unlikeness: float) -> float:
+    def error(self, unlikeness: float, unknown: float = 0.0) -> float:
         """The same as a relative error e: the band of a time t is [t / (1 + e), t (1 + e)]."""
-        return math.expm1(self.log_width(unlikeness))
+        return math.expm1(self.log_width(unlikeness, unknown))
 
-    def unshared_error(self, unlikeness: float) -> float:
-        """The relative error that remains in the ratio to another run of the same machine."""
-        return math.expm1(self.unshared * self.log_width(unlikeness))
+    def unshared_error(self, unlikeness: float, unknown: float = 0.0) -> float:
+        """The relative error that remains in the ratio to another run of the same machine.
+
+        `unknown` is the part of what no run shows that the two do not share.
+        """
+        return math.expm1(math.hypot(self.unshared * self.log_width(unlikeness), unknown))
 
     def as_dict(self) -> dict[str, float]:
         """The form of the record."""

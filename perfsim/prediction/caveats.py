@@ -14,10 +14,12 @@ from perfsim.calibration import Calibration, ClusterCalibration
 from perfsim.costs.wafer import PEAK
 from perfsim.hardware import LinkSpec
 from perfsim.machines import machine_of
+from perfsim.prediction.accuracy import hidden_of, unknowns_of
 from perfsim.prediction.cluster import cluster_note, wide
 from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.hidden import Hidden
 from perfsim.prediction.likeness import SHARDED
-from perfsim.prediction.reached import Reached, best_below, recorded, runs_like
+from perfsim.prediction.reached import MARGIN, Reached, best_below, recorded, runs_like
 from perfsim.prediction.result import SEVERITIES, Caveat, Severity, Why
 from perfsim.spec import CHANGED
 from perfsim.strategies import Plan
@@ -35,6 +37,7 @@ CODES = (
     "devices-outside",
     "mfu-above-published",
     "zero3-with-tensor",
+    "hidden-communication",
     "parameters-outside",
     "sequences-below-published",
     "micro-batch-outside",
@@ -60,13 +63,15 @@ FAR_FEWER = 2
 SERIOUS_ABOVE = {
     "devices-outside": 4.0,
     "zero3-ranks-outside": 2.0,
+    "hidden-communication": 3.0,
     "parameters-outside": 10.0,
     "micro-batch-outside": inf,
 }
 """The factor outside the published runs above which a caveat is serious, a warning below.
 
 assumed: the one public ZeRO 3 run on three times as many ranks as any scored run takes 62 % longer than
-predicted, while errors by number of devices or by size of the model show no trend inside their ranges.
+predicted, while errors by number of devices or by size of the model show no trend inside their ranges. Three
+times the communication that any published run hides is more than a third of a step.
 """
 LIKE_SIZE = 1.5
 """A model counts as outside the sizes of the published runs beyond this factor."""
@@ -83,6 +88,7 @@ def caveats_of(evaluation: Evaluation, why: Why, memory_limit: float) -> tuple[C
             *_measured(plan),
             *_evidence(plan, runs),
             *_outside(plan, runs),
+            *_hidden(hidden_of(plan, evaluation.hidden_communication_fraction)),
             *_utilisation(plan, evaluation.mfu),
             *_few_sequences(plan, runs, why.fixed_s),
             *_memory(plan, memory_limit),
@@ -119,7 +125,7 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
             yield Caveat("release-peak", "serious", "peak efficiency, which no software release reaches")
         elif wanted != used:
             words = f"no measurement of software release {wanted}: the efficiency of {used} is used"
-            yield Caveat("release-borrowed", "warning", words)
+            yield Caveat("release-borrowed", "warning", words + _allowed(plan, "release-borrowed"))
         elif borrowed:
             words = f"software release {used} was measured on {owner} only, as a fraction of its peak"
             yield Caveat("release-borrowed", "warning", words)
@@ -186,7 +192,10 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
         "devices-outside",
         plan.topology.num_devices,
         [row.num_devices for row in runs],
-        lambda factor, most: f"{factor} times as many {unit} as in any published run (at most {most:,.0f})",
+        lambda factor, most: (
+            f"{factor} times as many {unit} as in any published run (at most {most:,.0f})"
+            f"{_allowed(plan, 'devices-outside')}"
+        ),
     )
     yield from _size(float(parameters(plan.job.model).total), [row.parameters for row in runs])
     sharded, tensor = layout.zero_stage == SHARDED, layout.tensor > 1
@@ -215,6 +224,11 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     )
 
 
+def _allowed(plan: Plan, code: str) -> str:
+    """What a machine says of how its band allows for something that no published run shows."""
+    return "".join(f"; {unknown.words}" for unknown in unknowns_of(plan) if unknown.code == code)
+
+
 def _above(
     code: str, value: float, published: Sequence[float], words: Callable[[str, float], str]
 ) -> Iterator[Caveat]:
@@ -238,6 +252,18 @@ def _size(value: float, published: Sequence[float]) -> Iterator[Caveat]:
 
 def _severity(code: str, factor: float) -> Severity:
     return "serious" if factor > SERIOUS_ABOVE[code] else "warning"
+
+
+def _hidden(hidden: Hidden) -> Iterator[Caveat]:
+    """More communication behind compute, which it slows, than in any published run."""
+    factor = hidden.share / hidden.published if hidden.published else inf
+    if hidden.cost and factor > MARGIN:
+        words = (
+            f"{100 * hidden.share:.0f} % of the step hides communication, while published runs hide at most "
+            f"{100 * hidden.published:.0f} %; how much that slows the compute beside it is an extrapolation: "
+            f"the band allows up to {100 * hidden.cost:.2g} % of the step"
+        )
+        yield Caveat("hidden-communication", _severity("hidden-communication", factor), words)
 
 
 def _utilisation(plan: Plan, mfu: float) -> Iterator[Caveat]:

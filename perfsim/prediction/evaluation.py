@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from perfsim.costs.price import Costs
 from perfsim.graph import GraphBuilder, Kind, TaskGraph, Work
 from perfsim.placement.place import place
 from perfsim.prediction.cluster import scale_of
+from perfsim.prediction.hidden import hidden_share
 from perfsim.prediction.result import Perturbed
 from perfsim.prediction.run import Step
 from perfsim.strategies import Plan, Strategy, strategy
@@ -82,6 +84,11 @@ class Evaluation:
             if category.endswith(COMMUNICATION) or category in EXPOSED_STREAMS
         )
         return exposed / self.step_time_s
+
+    @cached_property
+    def hidden_communication_fraction(self) -> float:
+        """Share of the step in which a device communicates while it computes."""
+        return hidden_share(self.trace)
 
 
 def graph_of(plan: Plan, chosen: Strategy | None = None) -> TaskGraph:

@@ -93,12 +93,12 @@ def wrong_groups(subject: Subject) -> Iterator[Mutation]:
 
 
 def skipped_gradients(subject: Subject) -> Iterator[Mutation]:
-    """Disable each task that reduces or ties weight gradients, or computes nothing else."""
+    """Disable each task that reduces or ties weight gradients, computes nothing else, or sums their norm."""
 
     def skips(work: Work) -> bool:
         reduces = work.name in ("data.all_reduce", "data.reduce_scatter", "pipeline.tied_embedding")
         computes = work.op in ("mlp.wgrad", "attention.wgrad", "head.wgrad", "embedding.backward")
-        return reduces or computes or work.op.startswith("reduce")
+        return reduces or computes or work.op.startswith("reduce") or work.op == "norm"
 
     yield from _idle(subject, "gradient skipped", skips)
 

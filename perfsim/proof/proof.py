@@ -24,6 +24,7 @@ from perfsim.proof.execution.order import Edge, Precedence, dependencies, order_
 from perfsim.proof.execution.program import Compiler, Program
 from perfsim.proof.execution.run import Executor, Outcome
 from perfsim.proof.execution.serial import SmallTraining
+from perfsim.proof.in_flight import held_unlike_promised
 from perfsim.proof.prices import mispriced
 from perfsim.proof.provers import prover
 from perfsim.proof.small_plans import training_of
@@ -169,7 +170,7 @@ def subject_of(plan: Plan, seed: int = 0) -> Subject:
 
 
 def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
-    """Prove a small plan: no hazards, and the numbers of serial training in every order.
+    """Prove a small plan: no hazards, memory as promised, and the numbers of serial training in every order.
 
     The orders are that of the ids, `orders` random ones, and that of the simulated start times.
     """
@@ -189,6 +190,7 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
             f"execute (at most {MOST_TASKS:,}); try fewer replicas or a smaller batch"
         )
     with tally.collecting():
+        tally.faults += held_unlike_promised(subject.graph, plan)
         tally.faults += islice(subject.hazards(), MOST_FAULTS)
         executor = subject.executor()
         simulated = order_in_time(evaluation.trace.start_s, subject.unfolded.task)

@@ -10,6 +10,7 @@ from typing import Any
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, Problem
 from perfsim.hardware import SystemSpec
+from perfsim.interop.foreign.formats import model_named
 from perfsim.machines import build_topology, machine
 from perfsim.proof.catalogue import Case, catalogue_cases
 from perfsim.proof.execution.serial import STEPS
@@ -113,7 +114,7 @@ def plans_of(request: Request) -> Iterator[Plan]:
     if _is_study(request.target, catalog):
         yield from _of_study(request, catalog)
         return
-    model = catalog.model(request.target)
+    model = model_named(request.target, catalog)
     if request.layout:
         yield _of_layout(request, model, catalog)
         return

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 from perfsim.errors import InputError
 from perfsim.graph import TaskGraph
+from perfsim.proof.execution.adam import MAX_NORM
 from perfsim.proof.execution.gpu import GpuCompiler
 from perfsim.proof.execution.program import Compiler
 from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.execution.wafer import WaferCompiler
 from perfsim.proof.prices import GpuPrices, Prices, StreamingPrices
+from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.workload import Layout, ParallelLayout, StreamingLayout
@@ -48,6 +51,9 @@ class Prover(Protocol):
     def prices(self, plan: Any) -> Prices:
         """How a plan's graph counts bytes and elements."""
 
+    def max_norm(self, plan: Any) -> float:
+        """The norm to which gradients are clipped; infinite where updates do not wait for all gradients."""
+
     def features(self, plan: Any) -> list[str]:
         """The features that a proof of a plan exercises, in words."""
 
@@ -81,6 +87,10 @@ class GpuProver:
         """How GPU graphs count bytes and elements."""
         return GpuPrices(plan)
 
+    def max_norm(self, plan: ThreeDPlan) -> float:
+        """Infinite under a skewed schedule: it checks the norm after the update [2401.10241 section 4]."""
+        return math.inf if schedule_called(plan.layout.schedule).skewed else MAX_NORM
+
     def features(self, plan: ThreeDPlan) -> list[str]:
         """Sequence parallelism, ZeRO, overlap."""
         layout, words = plan.layout, []
@@ -113,6 +123,10 @@ class StreamingProver:
     def prices(self, plan: StreamingPlan) -> Prices:
         """How streamed graphs count bytes and elements."""
         return StreamingPrices(plan)
+
+    def max_norm(self, _: StreamingPlan) -> float:
+        """Infinite: MemoryX updates a layer as soon as its own gradient is complete."""
+        return math.inf
 
     def features(self, plan: StreamingPlan) -> list[str]:
         """The memory policy."""

@@ -62,4 +62,5 @@ def training_of(plan: Plan, seed: int) -> SmallTraining:
     """The small training of a plan."""
     job = plan.job
     positions = job.recipe.lm_head_positions or job.seq_length
-    return SmallTraining(job.model, job.seq_length, positions, job.global_batch_size, seed)
+    max_norm = prover(plan.system.kind).max_norm(plan)
+    return SmallTraining(job.model, job.seq_length, positions, job.global_batch_size, seed, max_norm)

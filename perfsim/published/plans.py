@@ -6,7 +6,7 @@ from pathlib import Path
 
 from perfsim.calibration import Calibration
 from perfsim.catalog import Catalog, data_root
-from perfsim.prediction.evaluation import evaluate
+from perfsim.prediction.evaluation import Evaluation, evaluate
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.published.cases import StepCase, case_job, case_layout, case_system
@@ -45,8 +45,13 @@ def case_plan(case: StepCase, catalog: Catalog) -> Plan:
 
 def predict_s(case: StepCase, catalog: Catalog, calibration: Calibration | None = None) -> float:
     """Step time of a published run from its description alone."""
+    return evaluate_case(case, catalog, calibration).step_time_s
+
+
+def evaluate_case(case: StepCase, catalog: Catalog, calibration: Calibration | None = None) -> Evaluation:
+    """A published run simulated from its description alone."""
     question = case_question(case, catalog, calibration)
-    return evaluate(plan_of(question), question.costs).step_time_s
+    return evaluate(plan_of(question), question.costs)
 
 
 def public_cases() -> list[Path]:

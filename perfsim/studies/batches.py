@@ -92,9 +92,12 @@ def time_at(question: Question, target: Target, global_batch_size: int) -> Batch
     return choice_of(best.plan, step_s, target)
 
 
-def choice_of(plan: Plan, step_time_s: float, target: Target) -> BatchChoice:
-    """A plan with its step time, and what that makes of the time to the target."""
-    accuracy = accuracy_of(plan)
+def choice_of(plan: Plan, step_time_s: float, target: Target, hidden: float = 0.0) -> BatchChoice:
+    """A plan with its step time, and what that makes of the time to the target.
+
+    `hidden` is the share of the step that hides communication; 0 where the step was not simulated.
+    """
+    accuracy = accuracy_of(plan, hidden)
     answer = time_to_accuracy(
         plan.job.tokens_per_step,
         step_time_s,
@@ -137,4 +140,10 @@ def best_of(curve: list[BatchChoice]) -> int:
 def run_at(question: Question, target: Target, global_batch_size: int) -> tuple[Evaluation, BatchChoice]:
     """One batch with its best or given layout, simulated in full. Raises PlanError where none fits."""
     evaluation = best_plan(question.at(global_batch_size))
-    return evaluation, choice_of(evaluation.plan, evaluation.step_time_s, target)
+    return evaluation, choice_of_run(evaluation, target)
+
+
+def choice_of_run(evaluation: Evaluation, target: Target) -> BatchChoice:
+    """A simulated plan, and what its step time makes of the time to the target."""
+    hidden = evaluation.hidden_communication_fraction
+    return choice_of(evaluation.plan, evaluation.step_time_s, target, hidden)

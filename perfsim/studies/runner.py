@@ -27,7 +27,7 @@ from perfsim.studies.batches import (
     batch_curve,
     batch_grid,
     best_of,
-    choice_of,
+    choice_of_run,
     run_at,
     target_for,
 )
@@ -247,7 +247,7 @@ def _disturbed(spec: StudySpec, answered: Answered, target: Target) -> Answered:
         return answered
     label = f"{answered.question.label}, {answered.evaluation.plan.strategy}"
     evaluation = perturbed_candidate(answered.evaluation, spec.perturbations, label)
-    choice = choice_of(evaluation.plan, evaluation.step_time_s, target)
+    choice = choice_of_run(evaluation, target)
     return replace(answered, evaluation=evaluation, choice=choice)
 
 
@@ -295,8 +295,9 @@ def _result(
 def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
     """For each strategy and family of published runs, the accuracy of its least similar candidate."""
     by_family: dict[tuple[str, str], Accuracy] = {}
-    for plan in (answer.evaluation.plan for answer in answered):
-        accuracy = replace(accuracy_of(plan), strategy=plan.strategy)
+    for run in (answer.evaluation for answer in answered):
+        accuracy = accuracy_of(run.plan, run.hidden_communication_fraction)
+        accuracy = replace(accuracy, strategy=run.plan.strategy)
         key = (accuracy.strategy, accuracy.family)
         by_family[key] = max(by_family.get(key, accuracy), accuracy, key=lambda known: known.unlikeness)
     return tuple(by_family.values())

@@ -18,15 +18,16 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.errors import InputError, LayoutError
 from perfsim.interop.emit import emit
 from perfsim.machines.layout_text import text_of
-from perfsim.prediction.accuracy import accuracy_of, step_time_error
+from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.caveats import worst_first
 from perfsim.prediction.evaluation import Evaluation, evaluate, graph_of
 from perfsim.prediction.planner import Search, confirmed, search
 from perfsim.prediction.predict import batch_caveats, prediction_of
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
+from perfsim.prediction.result import Accuracy
 from perfsim.strategies import Plan
-from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, choice_of, target_for
+from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, choice_of_run, target_for
 from perfsim.studies.experiment import HOUR_S, Experiment, Trial, fewest_replicas, rival
 from perfsim.studies.spec import ConvergenceSpec
 from perfsim.workload import Layout
@@ -196,7 +197,7 @@ def _shortlist(searched: Search, shown: int, target: Target | None) -> tuple[Ent
     question, screening = searched.question, searched.screening
     simulated = confirmed(searched)
     first = simulated[0]
-    slowest_s = first.step_time_s * (1.0 + ratio_error(first.plan, first.plan))
+    slowest_s = first.step_time_s * (1.0 + ratio_error(first, first))
     runs, known = {_kind(first.plan.layout): first}, {run.plan.layout: run for run in simulated}
     for index in searched.order[:MOST_TRIED].tolist():
         if len(runs) >= shown or question.scale * screening.estimate_s[index] > slowest_s:
@@ -251,27 +252,31 @@ def _target(question: Question, objective: Objective) -> Target | None:
         return None
 
 
-def ratio_error(plan: Plan, other: Plan) -> float:
+def ratio_error(run: Evaluation, other: Evaluation) -> float:
     """The part of the model's error that remains in the ratio of two layouts of one machine."""
-    return math.expm1(math.hypot(*(math.log1p(accuracy_of(own).unshared_error) for own in (plan, other))))
+    return math.expm1(math.hypot(*(math.log1p(_accuracy(own).unshared_error) for own in (run, other))))
+
+
+def _accuracy(run: Evaluation) -> Accuracy:
+    return accuracy_of(run.plan, run.hidden_communication_fraction)
 
 
 def _entry(question: Question, run: Evaluation, first: Evaluation, target: Target | None) -> Entry:
     prediction, step_time_s = prediction_of(run, question.allowed_share), run.step_time_s
     caveats = worst_first([*prediction.caveats, *batch_caveats(question)])
-    error = 1.0 + step_time_error(run.plan)
+    error = 1.0 + _accuracy(run).step_time_error
     of_first = first.plan.layout.as_dict(first.plan.num_microbatches)
     return Entry(
         prediction=replace(prediction, caveats=caveats),
         step_time_band_s=(step_time_s / error, step_time_s * error),
         ratio=step_time_s / first.step_time_s,
-        ratio_error=ratio_error(run.plan, first.plan),
+        ratio_error=ratio_error(run, first),
         differs={
             name: value
             for name, value in prediction.layout.items()
             if name not in FOLLOWS and value != of_first.get(name)
         },
-        time=None if target is None else choice_of(run.plan, step_time_s, target).answer,
+        time=None if target is None else choice_of_run(run, target).answer,
     )
 
 

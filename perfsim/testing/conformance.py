@@ -21,13 +21,14 @@ from perfsim.graph import GraphBuilder, TaskGraph
 from perfsim.machines import network_of
 from perfsim.placement.shared_links import shared_links
 from perfsim.prediction.planner import search
+from perfsim.proof.in_flight import held_unlike_promised
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.plan import runs_on
 from perfsim.testing import toys
 from perfsim.topology import Topology, WaferTree
 from perfsim.trace import Trace
 from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
-from perfsim.workload import Job, Layout
+from perfsim.workload import Job, Layout, ParallelLayout
 
 MOST_LAYOUTS = 200
 """Layouts of each case that are planned, spread over all that a strategy lists."""
@@ -284,6 +285,22 @@ def streams_and_groups_are_named(case: Case) -> None:
         _require(not alone, f"communication without a group: {alone}")
 
 
+def ranks_hold_what_their_schedule_promises(case: Case) -> None:
+    """In every pipeline schedule that it lists, a rank holds as many micro-batches in flight as promised."""
+    deepest: dict[str, tuple[int, Layout]] = {}
+    for layout in case.layouts:
+        if not isinstance(layout, ParallelLayout):
+            continue
+        microbatches = case.job.global_batch_size // (layout.data * layout.micro_batch_size)
+        full = min(layout.pipeline, microbatches // 2)
+        if full > deepest.get(layout.schedule, (0, layout))[0]:
+            deepest[layout.schedule] = full, layout
+    for _, layout in deepest.values():
+        plan = case.plan(layout, check_memory=False)
+        for fault in held_unlike_promised(case.graph(plan), plan):
+            raise BrokenPromise(f"{layout.short}: {fault}")
+
+
 # ----------------------------------------------------------------------------------------- runs
 def contention_only_delays(case: Case) -> None:
     """The simulation completes, and no task ends earlier than on idle links."""
@@ -336,6 +353,7 @@ PROMISES: tuple[Promise, ...] = (
     more_steps_can_be_written,
     tasks_name_their_layer,
     streams_and_groups_are_named,
+    ranks_hold_what_their_schedule_promises,
     contention_only_delays,
     the_run_is_the_longest_path,
     the_screening_formula_is_close,

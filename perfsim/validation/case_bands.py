@@ -16,11 +16,11 @@ from perfsim.catalog import Catalog
 from perfsim.errors import PerfsimError
 from perfsim.fitting.step_fit import CONSTANTS, predict_with
 from perfsim.fitting.wafer_fit import release_of
-from perfsim.prediction.accuracy import left_out_of, nearest, recorded
-from perfsim.prediction.likeness import traits_of_plan
+from perfsim.prediction.accuracy import accuracy_of, left_out_of, recorded
+from perfsim.prediction.evaluation import Evaluation
 from perfsim.published.cases import StepCase, case_system
 from perfsim.published.placed_cases import place_case
-from perfsim.published.plans import case_plan, predict_s
+from perfsim.published.plans import predict_s
 
 WAFER = "wse-2"
 """The wafer whose constants are fitted to the public logs."""
@@ -50,16 +50,16 @@ def group_of(case: StepCase, catalog: Catalog) -> str:
     return case.family
 
 
-def case_band(case: StepCase, predicted_s: float, catalog: Catalog) -> CaseBand | None:
-    """The band of a predicted case; None if it has no plan of its own."""
+def case_band(case: StepCase, run: Evaluation, catalog: Catalog) -> CaseBand | None:
+    """The band of a predicted case; None where its group cannot be left out of it."""
+    plan = run.plan
     try:
-        plan = case_plan(case, catalog)
         group = _group_on_record(case, plan.system.kind, catalog)
         left_out_s = _left_out_s(case, plan.system.kind, group, catalog) if group else None
     except PerfsimError:
         return None
-    accuracy = nearest(plan.system.kind, traits_of_plan(plan), without=group if left_out_s else "")
-    centre_s = predicted_s if left_out_s is None else left_out_s
+    accuracy = accuracy_of(plan, run.hidden_communication_fraction, without=group if left_out_s else "")
+    centre_s = run.step_time_s if left_out_s is None else left_out_s
     factor = 1.0 + accuracy.step_time_error
     return CaseBand(centre_s / factor, centre_s * factor, left_out_s, accuracy.unlikeness)
 

@@ -54,6 +54,7 @@ def record_of(
                             _outside(result["file"], family, held_out),
                         ),
                         **result["families_traits"][family],
+                        "hidden_communication": round(figures["hidden_communication"], 4),
                         "alone": alone(family, result["families_traits"]),
                     }
                     for family, figures in result["families"].items()

@@ -15,7 +15,7 @@ from perfsim.costs.wafer import nearest_release
 from perfsim.errors import InputError, PerfsimError, Problem
 from perfsim.published.cases import CaseFile, StepCase, case_job, case_system, repeated
 from perfsim.published.contradictions import refuse_contradictions
-from perfsim.published.plans import predict_s
+from perfsim.published.plans import evaluate_case
 from perfsim.published.processes import mapped
 from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
 from perfsim.validation.case_bands import CaseBand, case_band
@@ -47,6 +47,7 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
     ]
     scored = [scored_case(case, answer.predicted_s) for case, answer in zip(cases, answers, strict=True)]
     bands = {run.id: answer.band for run, answer in zip(scored, answers, strict=True)}
+    hidden = {run.id: answer.hidden for run, answer in zip(scored, answers, strict=True)}
     baseline, of_baseline = _baseline(cases, scored, catalog)
     return {
         "kind": "step_time",
@@ -59,6 +60,7 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
             family: {
                 **figures,
                 "band_coverage": coverage([run for run in scored if run.family == family], bands),
+                "hidden_communication": _most(hidden, [run for run in scored if run.family == family]),
             }
             for family, figures in families(scored).items()
         },
@@ -75,6 +77,7 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
                 "measured_s": run.measured_s,
                 "predicted_s": run.predicted_s,
                 "error": run.error,
+                "hidden_communication": hidden[run.id],
                 **_band_fields(bands[run.id]),
             }
             for case, run in zip(cases, scored, strict=True)
@@ -88,21 +91,28 @@ class _Answer:
 
     predicted_s: float | None
     band: CaseBand | None = None
+    hidden: float | None = None
+    """Share of the step that hides communication."""
     reason: str = ""
 
 
 def _answer(case: StepCase, catalog: Catalog) -> _Answer:
     try:
-        predicted_s = predict_s(case, catalog)
+        run = evaluate_case(case, catalog)
     except PerfsimError as error:
         return _Answer(None, reason=str(error))
-    return _Answer(predicted_s, case_band(case, predicted_s, catalog))
+    return _Answer(run.step_time_s, case_band(case, run, catalog), run.hidden_communication_fraction)
 
 
 def coverage(runs: Sequence[Scored], bands: Mapping[str, CaseBand | None]) -> float | None:
     """The share of scored runs whose measured time lies in their band; None where none has a band."""
     held = [band.holds(run.measured_s) for run in runs if run.counts and (band := bands[run.id]) is not None]
     return sum(held) / len(held) if held else None
+
+
+def _most(hidden: Mapping[str, float | None], runs: Sequence[Scored]) -> float:
+    """The largest share of a step that hides communication, of the scored runs that were predicted."""
+    return max((share for run in runs if run.counts and (share := hidden[run.id]) is not None), default=0.0)
 
 
 def _band_fields(band: CaseBand | None) -> dict[str, Any]:

@@ -19,6 +19,12 @@ from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.topology import FatTree, LinkHealth
 from perfsim.workload import ParallelLayout, TrainingRecipe
 
+MOST_CHANNELS = 32
+"""The most multiprocessors that a collective of NCCL occupies, one for each channel.
+
+assumed: the library's own limit of channels (MAXCHANNELS); 16 to 24 are usual.
+"""
+
 
 class GpuCluster(Machine):
     """Nodes of GPUs under a fat tree."""
@@ -54,6 +60,15 @@ class GpuCluster(Machine):
         """Calibrations of links and of the framework's host overhead."""
         links = (system.node.scale_up.calibration, system.node.nic.calibration)
         return [calibration for calibration in (*links, recipe.framework) if calibration is not None]
+
+    def overlap_slowdown(self, system: GpuClusterSpec, /) -> float:
+        """Compute on the multiprocessors that `MOST_CHANNELS` leave it.
+
+        The traffic of a collective in memory (2 to 3 bytes for each on the wire, at the bus rate of NVLink)
+        slows kernels that memory limits by no more than that.
+        """
+        units = system.device.compute_units
+        return MOST_CHANNELS / (units - MOST_CHANNELS) if units > MOST_CHANNELS else 1.0
 
     def published_system(
         self, system: GpuClusterSpec, devices_per_node: int | None, inter_node: float | None, /

@@ -11,9 +11,10 @@ from perfsim.costs.streamed_gpu import StreamedGpuCosts
 from perfsim.costs.wafer import PEAK, WaferCosts, nearest_release
 from perfsim.errors import InputError
 from perfsim.hardware import WaferClusterSpec
-from perfsim.machines.machine import Machine
+from perfsim.machines.machine import Machine, Unknown
 from perfsim.machines.wafer_cluster.explanation import StreamingExplanation
 from perfsim.machines.wafer_cluster.network import WaferNetwork
+from perfsim.machines.wafer_cluster.unknowns import of_release, of_systems
 from perfsim.strategies import Plan
 from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
@@ -55,6 +56,16 @@ class WaferCluster(Machine):
     def at_peak(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> bool:
         """Whether the software release is `peak`."""
         return (recipe.software_release or system.software_release) == PEAK
+
+    def unknowns(
+        self, system: WaferClusterSpec, recipe: TrainingRecipe, num_devices: int, /
+    ) -> list[Unknown]:
+        """The efficiency of a release without a log, and the loss of many systems."""
+        calibration = system.device.calibration
+        if not isinstance(calibration, WaferCalibration):
+            return list(of_systems(num_devices))
+        wanted = recipe.software_release or system.software_release
+        return [*of_release(wanted, calibration), *of_systems(num_devices)]
 
     def _completed(self, given: dict[str, Any], devices: int) -> StreamingLayout:
         """The layout; `dp` defaults to all systems, and `recompute_layers` implies full recompute."""

@@ -1,7 +1,8 @@
-"""The optimizer of proofs: Adam [1412.6980] on flat vectors."""
+"""The optimizer of proofs: Adam [1412.6980] on flat vectors, with gradients clipped by their global norm."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,15 @@ from perfsim.proof.execution.layout import Array
 LEARNING_RATE, BETA1, BETA2 = 1e-2, 0.9, 0.95
 EPSILON = 1e-5
 """Large for Adam, so that gradients of pure rounding error hardly change their weights."""
+
+
+MAX_NORM = 0.25
+"""A limit that the gradients of small models exceed, each step by another factor."""
+
+
+def clipping(squared_norm: float, max_norm: float) -> float:
+    """The factor by which all gradients are multiplied [1211.5063; torch.nn.utils.clip_grad_norm_]."""
+    return min(1.0, max_norm / (math.sqrt(squared_norm) + 1e-6))
 
 
 class Moments(NamedTuple):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-FaultKind = Literal["hazard", "order", "value", "refused"]
+FaultKind = Literal["hazard", "order", "value", "memory", "refused"]
 """hazard: two tasks access a buffer without a dependency. order: a task read what another than the intended
-task had written. value: numbers differ from serial training. refused: it cannot be executed."""
+task had written. value: numbers differ from serial training. memory: a rank holds more or fewer micro-batches
+in flight than its schedule promises. refused: it cannot be executed."""
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,22 @@
 """GPU strategies as programs: effects of collectives, sends and updates on buffers.
 
-The norm gradients of tensor peers are partial sums (see `layers`); the next collective sums them too. The
-optimizer waits for the gradients of other devices but does not use them: clipping would need a sum over
-ranks that no graph has a task for.
+The gradients of layer norms are partial sums of tensor peers (see `layers`); the next collective sums them
+too. Tasks of their own sum the norm of all gradients; without them an optimizer knows only those of its rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, WHOLE_DEVICE, Kind, Task
-from perfsim.proof.execution.adam import Moments, adam
+from perfsim.proof.execution.adam import Moments, adam, clipping
 from perfsim.proof.execution.gpu_compute import SHARDED_PARAMETERS, GpuCompute, Partial
 from perfsim.proof.execution.layout import Array, cut
 from perfsim.proof.execution.movement import combined, pieces, summed
+from perfsim.proof.execution.oracle import CLIPPED, NORM
 from perfsim.proof.execution.program import (
     Cell,
     Claim,
@@ -26,6 +26,7 @@ from perfsim.proof.execution.program import (
     Values,
     first_made,
     first_read,
+    per_rank,
 )
 
 GATHER_SLOTS = 2
@@ -33,6 +34,14 @@ GATHER_SLOTS = 2
 NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
 SEQUENCE, HIDDEN = 1, 2
 """The axis that sequence parallelism splits, and that of the parts of a pipeline send."""
+
+
+class Gradients(NamedTuple):
+    """The gradients of a block on one device: whole in one or several buffers, or a shard in one."""
+
+    block: int
+    shard: bool
+    cells: list[Cell]
 
 
 class GpuCompiler(GpuCompute):
@@ -43,10 +52,12 @@ class GpuCompiler(GpuCompute):
     """Blocks of each device."""
     sharded: set[tuple[int, int]]
     """(device, block) with reduce-scattered gradients, of which each replica updates a shard."""
+    norms: set[int]
+    """Tensors with the norm of gradients."""
 
     def compile(self) -> Program:
         """Compile every task."""
-        self.gathers, self.sharded, self.homes = {}, set(), {}
+        self.gathers, self.sharded, self.homes, self.norms = {}, set(), {}, set()
         return super().compile()
 
     def translate(self, task: Task) -> None:
@@ -291,53 +302,100 @@ class GpuCompiler(GpuCompute):
         self.add([*operands, *masters], writes, kernel, joined=True, message=message)
 
     # ---------------------------------------------------------------------------------- update
-    def optimizer(self, _: Task) -> None:
-        """Adam on the parameters of this rank; clears their gradients."""
+    def _own_gradients(self) -> list[Gradients]:
+        """The gradients of this device's blocks, in the order in which they were made."""
+        return [
+            Gradients(block, True, [self.cell("gradient shard", block)])
+            if (self.place, block) in self.sharded
+            else Gradients(block, False, self.gradient_cells(block))
+            for block in sorted(self.homes.get(self.place, []), reverse=True)
+        ]
+
+    def _summed(self, rank: int, own: Sequence[Gradients], values: Values) -> dict[int, Array]:
+        """The gradient of each block, from the values of its cells; words on one rank are summed."""
+        total, first = {}, 0
+        for block, _, cells in own:
+            total[block] = summed(values[first : first + len(cells)])
+            first += len(cells)
+        if self.training.model.tied_embeddings and EMBEDDING in total and HEAD in total:
+            both = [total[EMBEDDING], total[HEAD]]
+            self._sum_words(rank, both, shard=any(of.shard for of in own if of.block == EMBEDDING))
+        return total
+
+    def _squared(self, rank: int, own: Sequence[Gradients], total: dict[int, Array]) -> float:
+        """The sum of squares of a rank's gradients; each parameter counts on one rank."""
+        share, data, replica = self.share(rank), self.layout.data, rank // self.layout.tensor
+        norm = 0.0
+        for block, shard, _ in own:
+            once = share.layouts[block].counted
+            if shard:
+                once = share.layouts[block].shard(once, data, replica)
+            norm += float(np.sum(once * total[block] ** 2))
+        return norm
+
+    def norm(self, task: Task) -> None:
+        """The norm of this device's gradients summed over peers, or that of other norms over devices."""
+        parts = [self.operand(handle, anywhere=True) for handle in task.reads if handle in self.norms]
+        operands, own = self.operands(anywhere=True), self._own_gradients()
+        count = len(operands)
+
+        def across(_: int, *values: Any) -> tuple[Any, ...]:
+            return (sum(values[: len(parts)]),)
+
+        def over_peers(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            totals = [
+                self._squared(rank, own, self._summed(rank, own, inputs[count:]))
+                for rank, inputs in zip(members, values, strict=True)
+            ]
+            return [(sum(totals),) for _ in members]
+
+        self.norms.add(task.writes[0])
+        whole = bool(parts) or self.layout.pipeline == 1
+        claims = [(0, Claim(NORM, WHOLE_DEVICE, self.step, -1))] if whole else []
+        if parts:
+            self.add(parts, self.handle(), per_rank(across), claims=claims)
+            return
+        reads = [*operands, *(cell for of in own for cell in of.cells)]
+        self.add(reads, self.handle(), over_peers, joined=True, claims=claims)
+
+    def optimizer(self, task: Task) -> None:
+        """Adam on the parameters of this rank with clipped gradients; clears their gradients."""
         operands = self.operands(anywhere=True)
-        reads, writes, claims, updates = list(operands), self.handle(), [], []
-        for block in sorted(self.homes[self.place], reverse=True):
-            shard = (self.place, block) in self.sharded
-            gradients = [self.cell("gradient shard", block)] if shard else self.gradient_cells(block)
-            states = [self.cell("weight shard" if shard else "weights", block), self.cell("moments", block)]
-            updates.append((block, shard, len(gradients)))
-            reads += [*gradients, *states]
+        norm = next((place for place, handle in enumerate(task.reads) if handle in self.norms), None)
+        own, reads, writes, claims = self._own_gradients(), list(operands), self.handle(), []
+        reads += [cell for of in own for cell in of.cells]
+        for block, shard, cells in own:
             kind = " shard" if shard else ""
-            claims.append((len(writes), Claim(f"weight gradient{kind}", block, self.step, -1)))
+            states = [self.cell("weight shard" if shard else "weights", block), self.cell("moments", block)]
+            reads += states
+            claims.append((len(writes), Claim(f"weight gradient {CLIPPED}{kind}", block, self.step, -1)))
             claims.append((len(writes) + 1, Claim(f"weights{kind}", block, self.step, -1)))
-            cleared = [*gradients, *(self.gradient_cells(block) if shard and not self.scattered else [])]
+            cleared = [*cells, *(self.gradient_cells(block) if shard and not self.scattered else [])]
             record = Cell(self.place, f"gradient used in step {self.step + 1}", block)
             writes += [record, *states, *cleared]
-        self.add(reads, writes, self._update(updates, len(operands)), claims=claims)
+        self.add(reads, writes, self._update(own, len(operands), norm), claims=claims)
 
-    def _update(self, updates: list[tuple[int, bool, int]], first: int) -> Kernel:
-        tied = self.training.model.tied_embeddings
+    def _update(self, own: Sequence[Gradients], first: int, norm: int | None) -> Kernel:
+        """The update of a rank; without a norm among its operands it clips by that of its own gradients."""
+        states = first + sum(len(of.cells) for of in own)
         clears = [
-            count if not shard or self.scattered else count + len(self.gradient_cells(block))
-            for block, shard, count in updates
+            len(of.cells) if not of.shard or self.scattered else 1 + len(self.gradient_cells(of.block))
+            for of in own
         ]
 
-        def rank_update(rank: int, values: Values) -> tuple[Any, ...]:
-            where, states = first, []
-            for _, _, count in updates:
-                gradients = summed(values[where : where + count])
-                states.append((gradients, values[where + count], values[where + count + 1]))
-                where += count + 2
-            index = {block: i for i, (block, _, _) in enumerate(updates)}
-            if tied and EMBEDDING in index and HEAD in index:
-                both = [states[index[EMBEDDING]][0], states[index[HEAD]][0]]
-                self._sum_words(rank, both, shard=updates[index[EMBEDDING]][1])
+        def rank_update(rank: int, *values: Any) -> tuple[Any, ...]:
+            total = self._summed(rank, own, list(values[first:states]))
+            squared = self._squared(rank, own, total) if norm is None else values[norm]
+            factor = clipping(squared, self.training.max_norm)
             results: list[Any] = [None]
-            for (block, shard, count), clear, (gradient, weights, moments) in zip(
-                updates, clears, states, strict=True
-            ):
-                size = self.share(rank).layouts[block].size
+            for number, (clear, (block, shard, _)) in enumerate(zip(clears, own, strict=True)):
+                gradient, size = factor * total[block], self.share(rank).layouts[block].size
+                weights, moments = values[states + 2 * number : states + 2 * number + 2]
                 results += [gradient, *adam(weights, gradient, moments)]
-                results += [np.zeros(len(gradient) if i < count and shard else size) for i in range(clear)]
+                results += [np.zeros(len(gradient) if shard and not i else size) for i in range(clear)]
             return tuple(results)
 
-        return lambda members, values: [
-            rank_update(rank, inputs) for rank, inputs in zip(members, values, strict=True)
-        ]
+        return per_rank(rank_update)
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, rank: int) -> Any:
@@ -377,6 +435,7 @@ OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
     "attention.wgrad": GpuCompiler.weight_pass,
     "stage.hand_on": GpuCompiler.hand_on,
     "wait": GpuCompiler.wait,
+    "norm": GpuCompiler.norm,
     "optimizer": GpuCompiler.optimizer,
     "tensor_communication: all_reduce": GpuCompiler.tensor_reduce,
     "tensor_communication: reduce_scatter": GpuCompiler.tensor_reduce,

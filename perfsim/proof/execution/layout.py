@@ -8,6 +8,7 @@ distributed optimizers. A tensor peer holds columns or rows of the matrices and 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -62,11 +63,15 @@ class Share:
         return self.peer == 0
 
 
+SPLIT = {"qkv", "qkv_bias", "fc1", "fc1_bias", "projection", "fc2", "words", "head_bias"}
+"""Tensors of which each tensor peer holds a part; every peer holds the others whole."""
+
+
 class BlockLayout:
     """The named parts of one block in its flat vector."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        self.shapes = shapes
+    def __init__(self, shapes: dict[str, tuple[int, ...]], uncounted: Collection[str] = ()) -> None:
+        self.shapes, self.uncounted = shapes, uncounted
         self.sizes = {name: math.prod(shape) for name, shape in shapes.items()}
         ends = np.cumsum([0, *self.sizes.values()]).tolist()
         self.parts = {name: slice(ends[i], ends[i + 1]) for i, name in enumerate(shapes)}
@@ -83,6 +88,16 @@ class BlockLayout:
         for name, value in parts.items():
             result[self.parts[name]] = value.ravel()
         return result
+
+    @cached_property
+    def counted(self) -> Array:
+        """1 for the entries that this peer counts in the norm of all gradients, 0 for the others.
+
+        Every parameter counts once, as in Megatron-LM (`param_is_not_shared`,
+        `param_is_not_tensor_parallel_duplicate`): the first peer counts tensors that all hold, and the
+        embedding counts words that it shares with the LM head.
+        """
+        return self.flat({name: np.ones(s) for name, s in self.shapes.items() if name not in self.uncounted})
 
     @lru_cache(maxsize=64)  # noqa: B019 - layouts live as long as the program that made them
     def shard_index(self, shards: int) -> Wide:
@@ -138,7 +153,7 @@ class Layouts:
         shapes |= {"fc1": (hidden, width), "fc2": (ffn, hidden)}
         if model.bias:
             shapes |= {"fc1_bias": (width,), "fc2_bias": (hidden,)}
-        return BlockLayout(shapes)
+        return self._layout(shapes)
 
     @cached_property
     def embedding(self) -> BlockLayout:
@@ -147,7 +162,7 @@ class Layouts:
         shapes: dict[str, tuple[int, ...]] = {"words": (share.rows, model.hidden_size)}
         if model.position_embedding == "learned":
             shapes["positions"] = (share.seq_length, model.hidden_size)
-        return BlockLayout(shapes)
+        return self._layout(shapes)
 
     @cached_property
     def head(self) -> BlockLayout:
@@ -156,12 +171,16 @@ class Layouts:
         shapes = self._norm("norm1") | {"words": (share.rows, model.hidden_size)}
         if model.head_bias:
             shapes["head_bias"] = (share.rows,)
-        return BlockLayout(shapes)
+        return self._layout(shapes, *(["words"] if model.tied_embeddings else []))
 
     def __getitem__(self, block: int) -> BlockLayout:
         if block >= 0:
             return self.layer
         return self.head if block == HEAD else self.embedding
+
+    def _layout(self, shapes: dict[str, tuple[int, ...]], *uncounted: str) -> BlockLayout:
+        held_by_all = () if self.share.leads else (name for name in shapes if name not in SPLIT)
+        return BlockLayout(shapes, {*uncounted, *held_by_all})
 
     def _norm(self, name: str) -> dict[str, tuple[int, ...]]:
         hidden: tuple[int, ...] = (self.share.model.hidden_size,)

@@ -16,6 +16,10 @@ from perfsim.proof.execution.vocabulary import Tokens
 TOLERANCE = 1e-10
 """Largest relative error of float64 sums in another order; a wrong schedule differs in the first digits."""
 
+NORM = "squared norm of all gradients"
+CLIPPED = "clipped"
+"""In the name of a gradient that the optimizer uses."""
+
 
 @dataclass
 class Oracle:
@@ -51,8 +55,11 @@ class Oracle:
         record, number = self.records[claim.step], claim.number
         if claim.quantity == "loss":
             return np.array(record.losses[self.rows(rank, claim.microbatch)].sum())
+        if claim.quantity == NORM:
+            return np.array(record.squared_norm)
         if claim.quantity.startswith("weight gradient"):
-            return self._flat(record.weight_gradients[number], number, rank, claim.quantity)
+            gradient = self._flat(record.weight_gradients[number], number, rank, claim.quantity)
+            return record.clipping * gradient if CLIPPED in claim.quantity else gradient
         if claim.quantity.startswith("weights"):
             return self._flat(record.weights[number], number, rank, claim.quantity)
         activations: dict[str, list[Array] | dict[int, Array]] = {

@@ -11,10 +11,10 @@ import numpy as np
 
 from perfsim.graph.unfold import Unfolded
 from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure
-from perfsim.proof.execution.oracle import TOLERANCE, Oracle
+from perfsim.proof.execution.oracle import NORM, TOLERANCE, Oracle
 from perfsim.proof.execution.program import SHARED, START, Action, Cell, Program
 
-RESULTS = ("loss", "weight gradient", "weights")
+RESULTS = ("loss", "weight gradient", "weights", NORM)
 """Quantities compared in every order; the first order also compares activations and their gradients."""
 
 NOBODY = -2

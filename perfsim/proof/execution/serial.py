@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from perfsim.graph import EMBEDDING, HEAD
-from perfsim.proof.execution.adam import Moments, adam
+from perfsim.proof.execution.adam import Moments, adam, clipping
 from perfsim.proof.execution.layers import (
     AttentionKept,
     MlpKept,
@@ -44,6 +45,8 @@ class SmallTraining:
     head_positions: int
     batch: int
     seed: int = 0
+    max_norm: float = math.inf
+    """The limit to which gradients are clipped by their global norm; infinite where nothing waits for it."""
 
     @cached_property
     def share(self) -> Share:
@@ -97,6 +100,10 @@ class Record:
     middle: dict[int, Array] = field(default_factory=dict)
     """Gradient of the input of layer k's MLP."""
     weight_gradients: dict[int, Weights] = field(default_factory=dict)
+    squared_norm: float = 0.0
+    """Of all gradients before clipping."""
+    clipping: float = 1.0
+    """The factor that the optimizer applies to gradients."""
     weights: dict[int, Weights] = field(default_factory=dict)
     """After the update."""
 
@@ -113,9 +120,14 @@ def train(training: SmallTraining) -> list[Record]:
     records = []
     for step in range(STEPS):
         record = gradients(training, weights, step)
+        layouts = training.share.layouts
+        flats = {block: layouts[block].flat(parts) for block, parts in record.weight_gradients.items()}
+        record.squared_norm = sum(
+            float(np.sum(layouts[block].counted * gradient**2)) for block, gradient in flats.items()
+        )
+        record.clipping = clipping(record.squared_norm, training.max_norm)
         for block, before in list(weights.items()):
-            layout = training.share.layouts[block]
-            gradient = layout.flat(record.weight_gradients[block])
+            layout, gradient = layouts[block], record.clipping * flats[block]
             flat, moments[block] = adam(layout.flat(before), gradient, moments[block])
             weights[block] = layout.views(flat)
         record.weights = dict(weights)

@@ -93,6 +93,16 @@ class Replicas:
         )
 
 
+def norm_work(peers: RankGroup | None = None) -> Work:
+    """The norm of all gradients, by which the optimizer clips them: summed over peers, or over stages.
+
+    It has no price of its own. The optimizer's kernels read the gradients for it; the message has four bytes.
+    """
+    return Work(
+        "gradients.norm", Kind.COMP, "norm", "optimizer", group=peers, writes=(TensorClass("norm", 4.0),)
+    )
+
+
 def layers_per_bucket(
     recipe: TrainingRecipe, layer_parameters: NDArray[np.float64], zero_stage: NDArray[np.int64]
 ) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from perfsim.graph import (
 from perfsim.graph.builder import Stamped
 from perfsim.strategies.schedules import Pass, merged_order, schedule, schedule_called
 from perfsim.strategies.stamping import Index, Passes, pipeline_slots
+from perfsim.strategies.three_d.data import norm_work
 from perfsim.strategies.three_d.pipeline import (
     Reduction,
     backward_template,
@@ -130,17 +131,30 @@ class StepWriter:
         summed = self.builder.task(work, stream, reads, block=EMBEDDING_AND_HEAD).tensor
         gradients[0], gradients[last] = [summed], [summed]
 
-    def _update(self, gradients: list[list[int]], *, final: bool) -> None:
-        """Update the parameters of every rank, and all-gather them under ZeRO.
+    def _norm(self, gradients: list[list[int]]) -> list[int]:
+        """The norm of all gradients: summed over the peers that hold others, then over pipeline ranks.
 
-        An update waits for the gradients of all ranks (their norm). Under a skewed schedule it waits only for
-        its own, since the norm is checked after the update [2401.10241 section 4].
+        A single rank, or replicas with whole gradients, compute it alone, in the optimizer. Under a skewed
+        schedule the norm is checked after the update [2401.10241 section 4].
         """
-        everything = sorted({tensor for tensors in gradients for tensor in tensors})
+        layout, stages = self.plan.layout, self.stages
+        peers = layout.tensor * (layout.data if layout.zero_stage else 1)
+        if self.schedule.skewed or peers * layout.pipeline == 1:
+            return []
+        norms = []
+        for replicas, own in zip(stages.replicas, gradients, strict=True):
+            work = norm_work(RankGroup(replicas.ranks.start, 1, peers) if peers > 1 else None)
+            norms.append(self.builder.task(work, replicas.stream, own).tensor)
+        if layout.pipeline == 1:
+            return norms
+        return [self.builder.task(norm_work(), f"{stages.replicas[0].device}/send-previous", norms).tensor]
+
+    def _update(self, gradients: list[list[int]], *, final: bool) -> None:
+        """Update the parameters of every rank with clipped gradients, and all-gather them under ZeRO."""
+        norm = self._norm(gradients)
         for replicas, own in zip(self.stages.replicas, gradients, strict=True):
             compute = f"{replicas.device}/compute"
-            waits_for = own if self.schedule.skewed else everything
-            updated = self.builder.task(replicas.optimizer_work(), compute, waits_for).tensor
+            updated = self.builder.task(replicas.optimizer_work(), compute, [*own, *norm]).tensor
             if replicas.zero_stage and replicas.size > 1 and not self.sharded:
                 gather = replicas.gather_work(replicas.num_parameters)
                 updated = self.builder.task(gather, replicas.stream, [updated]).tensor

@@ -158,7 +158,10 @@ def test_the_record_has_each_family_that_was_scored() -> None:
         "file": "gpu.yaml",
         "summary_predicted": figures,
         "baseline": figures,
-        "families": {"a": figures, "unscored": {**figures, "n": 0}},
+        "families": {
+            "a": {**figures, "hidden_communication": 0.123456},
+            "unscored": {**figures, "n": 0},
+        },
         "families_baseline": {"a": figures},
         "families_traits": {"a": LIKE},
     }
@@ -166,6 +169,7 @@ def test_the_record_has_each_family_that_was_scored() -> None:
     assert (entry["system_kind"], entry["p90_ape"]) == ("gpu-cluster", 0.1235)
     assert [each["family"] for each in entry["families"]] == ["a"]
     assert entry["families"][0]["parameters"] == [1e9, 100e9]
+    assert entry["families"][0]["hidden_communication"] == 0.1235
 
 
 def test_recording_one_file_keeps_what_is_known_of_the_other(

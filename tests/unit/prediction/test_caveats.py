@@ -14,9 +14,10 @@ import pytest
 
 import perfsim as ps
 from perfsim.calibration import ClusterCalibration, MeasuredStep
+from perfsim.prediction.accuracy import hidden_of
 from perfsim.prediction.caveats import CODES, SERIOUS_ABOVE, edge_batch
 from perfsim.prediction.documents import prediction_from, run_document
-from perfsim.prediction.predict import predict
+from perfsim.prediction.predict import predict, prediction_of
 from perfsim.prediction.result import Caveat
 from perfsim.prediction.shared_caveats import shared_caveats
 from perfsim.report.caveats import ALWAYS
@@ -108,6 +109,7 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "devices-outside": lambda: wafers(8, 960),
     "mfu-above-published": lambda: wafers(system="cs-2-peak"),
     "zero3-with-tensor": lambda: gpus("tp=2,dp=4,zero=3,mbs=1"),
+    "hidden-communication": lambda: gpus("tp=2,dp=4,zero=3,mbs=1"),
     "parameters-outside": lambda: wafers(model="gpt3_13b"),
     "sequences-below-published": lambda: wafers(batch=4),
     "micro-batch-outside": lambda: gpus("dp=8,mbs=32,recompute=full", model=SMALL, batch=256),
@@ -231,6 +233,22 @@ def test_more_devices_than_any_run_had_are_serious_from_four_times_on(
 def test_zero_3_on_more_ranks_than_any_run_had_is_told(ranks: int, severity: str | None) -> None:
     caveat = caveat_of(gpus(f"dp={ranks},mbs=1,zero=3", ranks), "zero3-ranks-outside")
     assert (None if caveat is None else caveat.severity) == severity
+
+
+@pytest.mark.parametrize(
+    ("factor", "severity"), [(0.9, None), (1.04, None), (1.1, "warning"), (2.9, "warning"), (3.1, "serious")]
+)
+def test_more_hidden_communication_than_in_any_run_is_told_with_both_shares(
+    factor: float, severity: str | None
+) -> None:
+    run = gpus("tp=2,dp=4,mbs=1,zero=1").run
+    share = factor * hidden_of(run.plan, 0.0).published
+    beside = replace(run)
+    beside.__dict__["hidden_communication_fraction"] = share
+    caveat = caveat_of(prediction_of(beside), "hidden-communication")
+    assert (None if caveat is None else caveat.severity) == severity
+    if caveat is not None:
+        assert caveat.text.startswith(f"{100 * share:.0f} % of the step hides communication, while")
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,26 @@ def test_a_reduction_of_the_next_layer_is_named(monkeypatch: pytest.MonkeyPatch)
     assert "layer" in fault
 
 
+@pytest.mark.parametrize(
+    ("layout", "old", "new"),
+    [
+        ("tp=2", "peers * layout.pipeline == 1", "True"),
+        ("dp=2,zero=1", "peers * layout.pipeline == 1", "True"),
+        ("dp=2,zero=3", "peers * layout.pipeline == 1", "True"),
+        ("tp=2,dp=2,zero=1", "(layout.data if layout.zero_stage else 1)", "1"),
+        ("pp=2", "if layout.pipeline == 1:", "if True:"),
+        ("tp=2,pp=2,schedule=zb1p", "norm_work(), f", "norm_work(RankGroup(0, 1, 2)), f"),
+    ],
+)
+def test_an_optimizer_without_the_norm_of_all_gradients_is_named(
+    monkeypatch: pytest.MonkeyPatch, layout: str, old: str, new: str
+) -> None:
+    edit(monkeypatch, StepWriter, "_norm", old, new)
+    _, fault = proof("--layout", layout)
+    assert "differs from serial training" in fault or "gradients.norm" in fault
+    assert "optimizer" in fault or "norm" in fault
+
+
 def test_a_step_that_reads_what_no_pass_writes_names_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     edit(monkeypatch, StepWriter, "_reduce", "num_microbatches - 1", "num_microbatches - 2")
     _, fault = proof("--layout", "tp=2,pp=2,dp=2")
@@ -74,7 +94,7 @@ def test_a_step_that_reads_what_no_pass_writes_names_the_output(monkeypatch: pyt
 
 
 def test_an_error_of_the_strategys_own_names_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    edit(monkeypatch, StepWriter, "_update", "everything = ", "everything = gradients[9] or ")
+    edit(monkeypatch, StepWriter, "_update", "norm = ", "norm = gradients[9] or ")
     _, fault = proof("--layout", "dp=2")
     assert "perfsim.strategies.three_d.step." in fault
     assert "IndexError: list index" in fault

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -63,6 +64,23 @@ def test_a_missing_wait_is_named_with_both_tasks_and_the_buffer() -> None:
     assert "data.all_gather" in text
     assert "slot of gathered weights" in text
     assert "may overwrite it before" in text
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [ParallelLayout(tensor=2), ParallelLayout(data=2, zero_stage=1), ParallelLayout(pipeline=2, tensor=2)],
+    ids=lambda layout: layout.short,
+)
+def test_an_update_that_does_not_wait_for_the_norm_of_all_gradients_is_named(layout: ParallelLayout) -> None:
+    early = [
+        mutation
+        for mutation in mutations(subject(Case("3d", layout, 2)))
+        if mutation.kind == "data dependency removed"
+        and re.match("optimizer.* does not wait for gradients.norm", mutation.description)
+    ]
+    assert len(early) >= 2 * layout.pipeline - 1
+    for mutation in early:
+        assert any("norm" in fault.tensor and "optimizer" in fault.task for fault in mutation.faults())
 
 
 def test_a_removed_dependency_shows_in_random_orders_too() -> None:

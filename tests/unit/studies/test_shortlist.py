@@ -59,7 +59,7 @@ def test_every_entry_is_inside_the_models_error_of_the_first(planned: Planned) -
     for entry in planned.shortlist:
         assert entry.ratio == pytest.approx(entry.step_time_s / planned.best.step_time_s)
         assert entry.ratio <= 1 + entry.ratio_error
-        assert entry.ratio_error == ratio_error(entry.plan, planned.best.plan)
+        assert entry.ratio_error == ratio_error(entry.prediction.run, planned.best.prediction.run)
         low, high = entry.step_time_band_s
         assert low < entry.step_time_s < high
 

@@ -12,7 +12,7 @@ from perfsim.prediction.accuracy import left_out_of, nearest, recorded
 from perfsim.prediction.bands import widths_from
 from perfsim.prediction.likeness import traits_of_plan
 from perfsim.published.cases import StepCase
-from perfsim.published.plans import case_plan, predict_s
+from perfsim.published.plans import case_plan, evaluate_case, predict_s
 from perfsim.validation.case_bands import CaseBand, case_band
 from perfsim.validation.validate import validate_cases
 
@@ -40,7 +40,7 @@ def case(name: str = "a", family: str = "mine", measured_s: float = 0.1, **chang
 
 
 def band_of(asked: StepCase) -> CaseBand:
-    band = case_band(asked, predict_s(asked, Catalog()), Catalog())
+    band = case_band(asked, evaluate_case(asked, Catalog()), Catalog())
     assert band is not None
     return band
 

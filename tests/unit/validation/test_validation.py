@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,12 +105,13 @@ def predictions(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Seconds by case id; a case that is not in it has no plan."""
     known: dict[str, float] = {}
 
-    def predict(asked: StepCase, _catalog: Catalog) -> float:
+    def run(asked: StepCase, _catalog: Catalog) -> SimpleNamespace:
         if asked.id not in known:
             raise PlanError("no plan fits")
-        return known[asked.id]
+        return SimpleNamespace(step_time_s=known[asked.id], hidden_communication_fraction=0.25)
 
-    monkeypatch.setattr(validation, "predict_s", predict)
+    monkeypatch.setattr(validation, "evaluate_case", run)
+    monkeypatch.setattr(validation, "case_band", lambda *_: None)
     return known
 
 
@@ -133,6 +135,8 @@ def test_a_case_without_prediction_stands_under_failed_and_counts_as_1(
     assert table["summary"]["mape"] == pytest.approx(0.55)
     assert table["summary_predicted"]["mape"] == pytest.approx(0.1)
     assert table["cases"][1]["predicted_s"] is None
+    assert [row["hidden_communication"] for row in table["cases"]] == [0.25, None]
+    assert table["families"]["toys"]["hidden_communication"] == 0.25
 
 
 def test_evidence_c_is_predicted_and_shown_but_not_scored(predictions: dict[str, float]) -> None:

@@ -86,7 +86,7 @@ def test_weight_gradients_wait_for_their_input_gradients_and_nobody_else_for_the
                 assert source.tag == task.tag
             if source.work.name.endswith(".wgrad"):
                 readers.add(task.work.name)
-    assert readers <= {"attention.wgrad", "optimizer", "pipeline.tied_embedding"}
+    assert readers <= {"attention.wgrad", "gradients.norm", "optimizer", "pipeline.tied_embedding"}
 
 
 # --------------------------------------------------------------------------------------- bubble

@@ -1,0 +1,181 @@
+"""The settings of a foreign file by dotted path: typed access that remembers which keys were used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from perfsim.errors import InputError, Problem
+from perfsim.interop.foreign.source import MOST_DEPTH, MOST_KEYS, Source
+from perfsim.suggest import did_you_mean, nearest
+
+MOST_NUMBER = 2**53
+"""Of a whole number that has no narrower range of its own."""
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none")
+
+ChoiceT = TypeVar("ChoiceT")
+
+
+@dataclass
+class Settings:
+    """The leaves of a file by dotted path; lists are leaves.
+
+    `textual` is for formats whose values are all text, as flags of a command are.
+    """
+
+    source: Source
+    values: Mapping[str, Any]
+    textual: bool = False
+    used: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, source: Source, document: Any) -> Settings:
+        """The leaves of a parsed document. Raises InputError if it is no mapping."""
+        if not isinstance(document, Mapping):
+            source.refuse(f"a mapping (key: value) is expected, not {_kind(document)}")
+        values: dict[str, Any] = {}
+        for path, leaf in _leaves(document):
+            values[path] = leaf
+            if len(values) > MOST_KEYS:
+                source.refuse(f"more than {MOST_KEYS} keys")
+        return cls(source, values)
+
+    def has(self, *names: str) -> bool:
+        """Whether one of the keys stands in the file with a value."""
+        return any(self.values.get(name) is not None for name in names)
+
+    def group(self, name: str) -> bool:
+        """Whether the file has a section of this name."""
+        return any(path.startswith(f"{name}.") for path in self.values)
+
+    def unused(self) -> tuple[str, ...]:
+        """The keys that nothing asked for, in the order of the file."""
+        return tuple(path for path in self.values if path not in self.used)
+
+    def ignore(self, *names: str) -> None:
+        """Count keys as used: what they say is known by other means."""
+        self.used.update(names)
+
+    # ------------------------------------------------------------------------------- values
+    def integer(
+        self, *names: str, default: int | None = None, least: int = 1, most: int = MOST_NUMBER
+    ) -> int | None:
+        """A whole number under the first of these keys that has one; the default where none has."""
+        name, value = self._first(names)
+        if value is None:
+            return default
+        number = self._number(name, value, "a whole number")
+        if number != int(number):
+            raise self.error(name, f"{value!r} is not a whole number")
+        if not least <= number <= most:
+            raise self.error(name, f"{_short(value)} is out of range; {least} to {most} is allowed")
+        return int(number)
+
+    def needed(self, *names: str, most: int = MOST_NUMBER) -> int:
+        """A whole number that must be there. Raises InputError with the names that were looked for."""
+        value = self.integer(*names, most=most)
+        if value is None:
+            raise self.missing(*names)
+        return value
+
+    def number(self, *names: str, default: float | None = None) -> float | None:
+        """A finite number."""
+        name, value = self._first(names)
+        return default if value is None else self._number(name, value, "a number")
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        """A truth value."""
+        name, value = self._first(names)
+        if value is None:
+            return default
+        if isinstance(value, bool):
+            return value
+        folded = str(value).casefold()
+        if folded in _TRUE or folded in _FALSE:
+            return folded in _TRUE
+        raise self.error(name, f"{_short(value)} is not true or false")
+
+    def text(self, *names: str, default: str = "") -> str:
+        """A word."""
+        name, value = self._first(names)
+        if value is None:
+            return default
+        if isinstance(value, (str, int, float)):
+            return str(value)
+        raise self.error(name, f"{_kind(value)} stands where a word is expected")
+
+    def choice(self, names: tuple[str, ...], known: Mapping[str, ChoiceT], default: ChoiceT) -> ChoiceT:
+        """What a word stands for, ignoring case. Raises InputError with the known words for another."""
+        name, value = self._first(names)
+        if value is None:
+            return default
+        folded = {word.casefold(): meaning for word, meaning in known.items()}
+        word = str(value).casefold()
+        if word not in folded:
+            raise self.error(name, f"{_short(value)} is unknown", did_you_mean(str(value)[:80], known))
+        return folded[word]
+
+    # ------------------------------------------------------------------------------- errors
+    def problem(self, name: str, message: str, help_text: str = "") -> Problem:
+        """A problem with the value of a key, at its line."""
+        return self.source.problem(f"{name}: {message}", help_text, self.source.line_of(name))
+
+    def error(self, name: str, message: str, help_text: str = "") -> InputError:
+        """The same as an error."""
+        return InputError([self.problem(name, message, help_text)])
+
+    def missing(self, *names: str) -> InputError:
+        """The error of a needed key; the help names the present key that is most like it."""
+        also = f" (nor {', '.join(names[1:])})" if names[1:] else ""
+        near = next(filter(None, (nearest(name, self.values) for name in names)), "")
+        help_text = f"the file has `{near}`" if near else ""
+        return InputError([self.source.problem(f"{names[0]} is missing{also}", help_text)])
+
+    # ----------------------------------------------------------------------------- internals
+    def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:
+        """The first of the keys with a value; all of them count as used."""
+        self.used.update(name for name in names if name in self.values)
+        for name in names:
+            if self.values.get(name) is not None:
+                return name, self.values[name]
+        return names[0], None
+
+    def _number(self, name: str, value: Any, wanted: str) -> float:
+        if self.textual and isinstance(value, str):
+            try:
+                value = float(value) if any(sign in value for sign in ".eEnN") else int(value)
+            except ValueError:
+                raise self.error(name, f"{_short(value)} is not {wanted}") from None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            quoted = isinstance(value, str) and value.strip().isdigit()
+            help_text = "write the number without quotes" if quoted else ""
+            raise self.error(name, f"{_short(value)} is not {wanted}", help_text)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self.error(name, f"{value} is not a finite number")
+        return value
+
+
+def _leaves(document: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    for key, value in document.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value and depth < MOST_DEPTH:
+            yield from _leaves(value, f"{path}.", depth + 1)
+        else:
+            yield path, value
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "a mapping", list: "a list", str: "a text", bool: "a truth value", type(None): "nothing"}
+    return names.get(type(value), "a number")
+
+
+def _short(value: Any) -> str:
+    """A value as messages show it."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MOST_NUMBER:
+        return "a very large number"
+    if isinstance(value, (list, dict)):
+        return _kind(value)
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."

@@ -1,0 +1,69 @@
+"""Formats are told apart by content; what is no format, or no file, is refused with what was looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsim.catalog import data_root
+from perfsim.cli.importing import FORMATS as NAMED
+from perfsim.errors import InputError
+from perfsim.interop.foreign.formats import FORMATS, format_of, import_file
+
+
+def test_the_command_line_names_the_formats() -> None:
+    assert tuple(FORMATS) == NAMED
+
+
+@pytest.mark.parametrize("folder", ["workloads/models", "workloads/recipes", "studies", "hardware/systems"])
+def test_no_file_of_perfsims_own_is_taken_for_a_foreign_one(folder: str) -> None:
+    paths = list((data_root() / folder).rglob("*.yaml"))
+    assert paths
+    assert [path for path in paths if format_of(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no known format was recognised"),
+        (b"hello", "huggingface: Hugging Face config.json, by `model_type`"),
+        (b'{"model_type": ', r"it is no JSON: .*config.json:1: malformed JSON"),
+        (b'{"a": NaN}', "NaN is not a finite number"),
+        (b"\xff\xfe\x00", ":1: the byte 0xff is not UTF-8 text"),
+        (b"[" * 100_000, "it is no JSON|no known format"),
+        (b"{a: " * 5_000, "no known format"),
+        (b"\x00", "no known format"),
+    ],
+)
+def test_what_has_no_format_is_refused_with_the_formats(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        import_file(path)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no such file"):
+        import_file(tmp_path / "absent.json")
+    with pytest.raises(InputError, match="is a directory"):
+        import_file(tmp_path)
+    with pytest.raises(InputError, match="unknown format 'nemoo'"):
+        import_file(Path(__file__), "nemoo")
+
+
+def test_a_given_format_is_read_without_recognition(tmp_path: Path) -> None:
+    path = tmp_path / "shape.json"
+    path.write_text('{"a": 1, "hidden_siz": 64}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"hidden_size is missing .*\n.*help: the file has `hidden_siz`"):
+        import_file(path, "huggingface")
+
+
+def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
+    levels = "\n".join(
+        f"a{n}: &a{n} {{{', '.join(f'k{i}: *a{n - 1}' for i in range(9))}}}" for n in range(1, 12)
+    )
+    path = tmp_path / "bomb.yaml"
+    path.write_text(f"a0: &a0 {{x: 1}}\n{levels}\nmodel_type: llama\nhidden_size: 64\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"more than 100000 keys|no known format"):
+        import_file(path)

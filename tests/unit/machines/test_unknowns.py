@@ -1,0 +1,103 @@
+"""How much newer software and more systems than were published widen the band of wafers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import perfsim as ps
+from perfsim.calibration import WaferCalibration
+from perfsim.errors import CatalogError
+from perfsim.machines import machine_of
+from perfsim.machines.wafer_cluster.unknowns import LEAST_EFFICIENCY, SYSTEMS, of_release, of_systems
+from perfsim.prediction.accuracy import accuracy_of
+from perfsim.prediction.result import Accuracy
+
+CATALOG = ps.Catalog()
+MEASURED = WaferCalibration(name="w", efficiency={"r1.8": 0.2, "r2.0": 0.2 * 1.2**2}, link_s_per_element=1e-9)
+
+
+def width(release: str, calibration: WaferCalibration = MEASURED) -> float:
+    return sum(unknown.log_width for unknown in of_release(release, calibration))
+
+
+@pytest.mark.parametrize(
+    ("release", "releases"),
+    [
+        ("r1.8", 0),
+        ("r2.0", 0),
+        ("r1.9", 1),
+        ("r2.1", 1),
+        ("r2.2", 2),
+        ("r2.2.1", 2),
+        ("r1.7", 1),
+        ("r1.4", 4),
+    ],
+)
+def test_every_release_from_a_measured_one_adds_what_one_release_changed_in_the_mean(
+    release: str, releases: int
+) -> None:
+    assert width(release) == pytest.approx(releases * math.log(1.2))
+
+
+def test_no_release_exceeds_peak() -> None:
+    assert width("r2.10") == pytest.approx(-math.log(0.2 * 1.2**2))
+
+
+def test_a_wafer_at_its_peak_and_one_release_that_says_nothing_of_growth_have_no_such_width() -> None:
+    assert width("peak") == 0.0
+    alone = MEASURED.model_copy(update={"efficiency": {"r2.0": 0.4}})
+    assert width("r2.5", alone) == 0.0
+
+
+def test_a_release_without_a_number_is_refused() -> None:
+    with pytest.raises(CatalogError, match=r"not of the form r2\.0"):
+        width("newest")
+
+
+def test_many_systems_may_lose_what_published_scaling_leaves_open() -> None:
+    widths = {count: sum(own.log_width for own in of_systems(count)) for count in (1, 4, SYSTEMS, 192)}
+    assert widths[1] == 0.0
+    assert math.exp(-widths[SYSTEMS]) == pytest.approx(LEAST_EFFICIENCY)
+    assert widths[4] == pytest.approx(widths[SYSTEMS] / 2), "a level of the tree of two"
+    assert widths[192] > widths[SYSTEMS]
+    assert 0.941 < math.exp(widths[4] - widths[16]) < 0.986, "GenSLM from 4 to 16 systems, as it was rounded"
+
+
+# ------------------------------------------------------------------------------------- predictions
+def accuracy(system: str = "cs-2", devices: int = 1, release: str | None = None) -> Accuracy:
+    recipe = CATALOG.recipes["gpt3_pretraining"].with_(software_release=release)
+    question = {"model": "cerebras_gpt_111m", "recipe": recipe, "batch": 120 * devices}
+    return accuracy_of(ps.predict(**question, system=system, devices=devices).run.plan)
+
+
+def test_bands_of_wafers_widen_with_releases_and_systems_that_nobody_measured() -> None:
+    errors = [accuracy(release=name).step_time_error for name in ("r2.0", "r2.1", "r2.2")]
+    assert errors == sorted(set(errors))
+    errors = [accuracy(devices=count).step_time_error for count in (1, 2, 16)]
+    assert errors == sorted(set(errors))
+
+
+def test_the_release_cancels_between_two_runs_of_one_machine_and_the_number_of_systems_does_not() -> None:
+    assert accuracy(release="r2.2").unshared_error == pytest.approx(accuracy(release="r2.0").unshared_error)
+    assert accuracy(devices=2).unshared_error > accuracy().unshared_error
+
+
+def test_a_cs_3_runs_software_that_nobody_measured_and_says_so_in_its_band() -> None:
+    system = CATALOG.systems["cs-3"]
+    assert system.software_release == "r2.2"
+    codes = [
+        unknown.code
+        for unknown in machine_of(system).unknowns(system, CATALOG.recipes["gpt3_pretraining"], 1)
+    ]
+    assert codes == ["release-borrowed"]
+    assert "for 2 of them" in accuracy("cs-3").likeness
+    older = accuracy("cs-3", release="r2.0")
+    assert accuracy("cs-3").step_time_error > 1.2 * older.step_time_error
+    prediction = ps.predict(model="cerebras_gpt_111m", system="cs-3", devices=1, batch=120)
+    (caveat,) = (caveat for caveat in prediction.caveats if caveat.code == "release-borrowed")
+    assert caveat.text == (
+        "no measurement of software release r2.2: the efficiency of r2.0 is used; published releases differ "
+        "in efficiency by 21 % each, so the band allows 46 % for 2 of them"
+    )
