@@ -173,11 +173,15 @@ class GpuCalibration(Calibration):
     kernel_latency_s: Seconds
     """Fixed time of any kernel on the GPU, without the host."""
     sustained_fraction: Fraction
-    """Ceiling of the fraction of peak in training, under a sustained power limit."""
+    """Ceiling of the fraction of peak in training, under a sustained power limit: the mean over devices."""
+    sustained_spread: Annotated[float, Field(ge=0, lt=0.2)] = 0.0
+    """Standard deviation of that ceiling over devices of one model, relative to the mean."""
     wgrad_factor: Positive = 1.0
     """Time of a weight-gradient GEMM over that of a forward GEMM of the same shape."""
     attention_fraction: Fraction = 0.4
-    """Fraction of peak that fused attention reaches on its own FLOPs in long sequences."""
+    """Fraction of the rate of its matrix instructions that fused attention reaches in long sequences."""
+    attention_instruction_fraction: Fraction = 1.0
+    """Rate of the matrix instructions that fused attention uses, as a fraction of peak."""
     attention_half_length: NonNegative = 0.0
     """Sequence length at which fused attention reaches half of that."""
     communication: CommunicationConstants | None = None
@@ -228,9 +232,9 @@ class NetworkConstants(Constants):
     protocols: Annotated[tuple[NetworkProtocol, ...], Field(min_length=1)]
     send_recv_latency_s: Seconds
     """Latency of a point-to-point message between nodes."""
-    partial_node_bytes_per_s: BytesPerSecond | None = None
-    """Where devices share NICs: bound on the bus bandwidth of a group with several ranks of each node, but
-    not all."""
+    partial_node_rank_bytes_per_s: BytesPerSecond | None = None
+    """Where devices share NICs: bound on the bus bandwidth, for each of its ranks on a node, of a group with
+    several ranks of each node, but not all."""
 
 
 class CollectiveCalibration(Calibration):

@@ -12,6 +12,7 @@ The part of a task that units limit (matrix products, fused attention) and the p
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import NormalDist
 from typing import cast, get_args
 
 import numpy as np
@@ -41,9 +42,9 @@ COLLECTIVE_LAUNCHES = 3
 
 
 class GpuKernels:
-    """Prices the compute of one GPU under one recipe; prices are cached."""
+    """Prices the compute of the slowest of `devices` GPUs under one recipe; prices are cached."""
 
-    def __init__(self, system: SystemSpec, recipe: TrainingRecipe) -> None:
+    def __init__(self, system: SystemSpec, recipe: TrainingRecipe, devices: int = 1) -> None:
         self.recipe = recipe
         self.framework = _framework(recipe)
         self.gpu = _calibration(system)
@@ -54,6 +55,7 @@ class GpuKernels:
             system.device.memory.bandwidth,
             system.device.compute_units,
             recipe.element_bytes,
+            slowest_ceiling(self.gpu, devices),
         )
         self.vector_flop_per_s = system.device.vector_peak.get(recipe.precision)
         self.cache_bytes = system.device.memory.cache
@@ -148,14 +150,15 @@ class GpuKernels:
     def _attention_s(self, kernel: Kernel) -> float:
         """Fused attention; at length s it reaches s / (s + half length) of its speed on long sequences."""
         slower = 1.0 + self.gpu.attention_half_length / kernel.m
-        return kernel.flop * slower / (self.gpu.attention_fraction * self.peak_flop_per_s)
+        fraction = self.gpu.attention_fraction * self.gpu.attention_instruction_fraction
+        return kernel.flop * slower / (fraction * self.peak_flop_per_s)
 
 
 class GpuCosts(GpuKernels, Costs):
     """Prices classes of work for one recipe on one GPU cluster; prices are cached."""
 
     def __init__(self, topology: FatTree, recipe: TrainingRecipe) -> None:
-        super().__init__(topology.system, recipe)
+        super().__init__(topology.system, recipe, topology.num_devices)
         self.topology = topology
         self.collectives = CollectiveModel.of_node(topology.system.node, topology.system.fabric)
         self._works: dict[Work, float] = {}
@@ -246,6 +249,16 @@ def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:
             f"{system.device.name} has no peak for {recipe.precision}; it has {', '.join(sorted(peak))}"
         )
     return float(peak[recipe.precision])
+
+
+def slowest_ceiling(gpu: GpuCalibration, devices: int) -> float:
+    """Sustained ceiling of the slowest of `devices` GPUs, which all others wait for.
+
+    Chips of one model differ in the clock that they hold under the same power limit. Of n normal values
+    the largest deviates by about z((n - 3/8) / (n + 1/4)) standard deviations (Blom 1958).
+    """
+    deviations = NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25)) if devices > 1 else 0.0
+    return gpu.sustained_fraction * max(0.0, 1.0 - gpu.sustained_spread * deviations)
 
 
 def smooth_maximum(a: float, b: float, sharpness: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfsim.calibration import GpuCalibration
 from perfsim.catalog import Catalog
 from perfsim.costs.price import Costs
 from perfsim.errors import PerfsimError
@@ -41,8 +42,8 @@ def place_case(case: StepCase, catalog: Catalog) -> PlacedCase:
     return PlacedCase(case, plan, place(graph_of(plan), plan.topology, contention=False))
 
 
-def place_cases(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -> list[PlacedCase]:
-    """The scored cases that can be planned and whose device has the calibration of that name."""
+def place_cases(cases: Sequence[StepCase], calibration: str | None, catalog: Catalog) -> list[PlacedCase]:
+    """The scored cases that can be planned and whose device has that calibration; None: any of a GPU."""
     placed = []
     for case in cases:
         if not case.scored:
@@ -52,6 +53,6 @@ def place_cases(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -
         except PerfsimError:
             continue
         constants = plan.system.device.calibration
-        if constants is not None and constants.name == calibration:
+        if isinstance(constants, GpuCalibration) and calibration in (None, constants.name):
             placed.append(place_case(case, catalog))
     return placed

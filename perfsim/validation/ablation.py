@@ -102,7 +102,7 @@ def _no_bridge(costs: GpuCosts) -> None:
     calibration = costs.collectives.nic.calibration
     if calibration is None or calibration.network is None:
         return
-    network = calibration.network.model_copy(update={"partial_node_bytes_per_s": None})
+    network = calibration.network.model_copy(update={"partial_node_rank_bytes_per_s": None})
     nic = costs.collectives.nic.model_copy(
         update={"calibration": calibration.model_copy(update={"network": network})}
     )
@@ -141,13 +141,13 @@ REMOVALS = (
         "data-parallel and FSDP traffic",
         "free",
         work=_of_category("data_communication"),
-        constants=("partial_node_bytes_per_s",),
+        constants=("partial_node_rank_bytes_per_s",),
     ),
     Removal(
         "bridge of partial nodes",
         "every rank beside its NIC",
         change=_no_bridge,
-        constants=("partial_node_bytes_per_s",),
+        constants=("partial_node_rank_bytes_per_s",),
     ),
     Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
     Removal(

@@ -16,7 +16,7 @@ WORST = 10
 _HEADINGS = {
     "host_s_per_kernel": "host, a kernel",
     "host_blocking_s_per_kernel": "host blocking, a kernel",
-    "partial_node_bytes_per_s": "bus of a partial node",
+    "partial_node_rank_bytes_per_s": "bus of a partial node",
 }
 _FIGURES = ("median_ape", "p90_ape", "mape")
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from perfsim.calibration import (
-    CollectiveOp,
     CommunicationConstants,
     FrameworkCalibration,
     GemmConstants,
