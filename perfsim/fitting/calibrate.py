@@ -119,9 +119,11 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
         unmeasured = (
             "memory",
             "kernel_latency_s",
+            "sustained_spread",
             "wgrad_factor",
             "attention_fraction",
             "attention_half_length",
+            "attention_instruction_fraction",
         )
         return GpuCalibration(
             name=device.name,
@@ -130,6 +132,7 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             memory=MemoryConstants(fraction=0.87),
             kernel_latency_s=3e-6,
             sustained_fraction=rounded(SUSTAINED_OVER_BURST * constants.burst_fraction),
+            sustained_spread=0.02,
             assumed=dict.fromkeys(unmeasured, _UNMEASURED)
             | {"sustained_fraction": _UNMEASURED_CEILING}
             | undetermined.assumed,

@@ -133,22 +133,32 @@ def outside_scores(rows: Sequence[LeftOut]) -> dict[str, Any]:
 
 
 def refitted(
-    tangents: Sequence[Tangent], steps_s: Mapping[str, float], without: Sequence[str] = ()
+    tangents: Sequence[Tangent],
+    steps_s: Mapping[str, float],
+    without: Sequence[str] = (),
+    *,
+    leave_out: bool = False,
 ) -> dict[str, float]:
     """Step times by case after a new fit, given those with the recorded constants in `steps_s`.
 
-    `without` names constants that the model no longer has. Slopes are those of the unchanged model.
+    `without` names constants that the model no longer has; with `leave_out` each family is predicted by a fit
+    to the others. Slopes are those of the unchanged model.
     """
     moved = [
         replace(run, scored=replace(run.scored, predicted_s=steps_s[run.scored.id]))
         for run in tangents
         if run.scored.counts
     ]
-    fit = _fit(moved, without)
-    return {
-        run.scored.id: steps_s[run.scored.id] * float(np.exp(np.dot(run.slopes, fit.of(run.calibration))))
-        for run in moved
-    }
+    parts = dict.fromkeys(run.scored.family for run in moved) if leave_out else {"": None}
+    fitted_s = {}
+    for family in parts:
+        known = [run for run in moved if not leave_out or run.scored.family != family]
+        fit = _fit(known, without)
+        for run in moved:
+            if not leave_out or run.scored.family == family:
+                change = float(np.dot(run.slopes, _change(run, known, fit)))
+                fitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(change))
+    return fitted_s
 
 
 def _predict(question: tuple[StepCase, tuple[float, ...]], catalog: Catalog) -> float:
@@ -172,23 +182,29 @@ def _without(family: str, tangents: Sequence[Tangent]) -> LeftOut:
     own = next(run for run in tangents if run.scored.family == family)
     rest = [run for run in tangents if run.scored.family != family]
     fit = _fit(rest)
-    at = np.array(own.constants) * np.exp(fit.of(own.calibration))
-    borrowed = bool(rest) and own.calibration not in fit.calibrations
-    if borrowed:
-        at[-1] = min(1.0, own.benchmark_ceiling * _ceiling_over_benchmark(rest, fit))
+    at = np.array(own.constants) * np.exp(_change(own, rest, fit))
     values = dict(zip(CONSTANTS, [rounded(value) for value in at.tolist()], strict=True))
     scores = _summary(family, tangents)
-    donors = ", ".join(fit.calibrations) if borrowed else ""
+    donors = ", ".join(fit.calibrations) if _borrows(own, fit) else ""
     return LeftOut(family, own.calibration, scores, {}, values, fit.kept(own.calibration), donors)
 
 
-def _ceiling_over_benchmark(runs: Sequence[Tangent], fit: _Fit) -> float:
-    """Geometric mean over devices of the fitted ceiling over that of long kernels in the benchmark."""
-    first = {run.calibration: run for run in reversed(runs)}
-    return geometric_mean(
-        run.constants[-1] * float(np.exp(fit.of(name)[-1])) / run.benchmark_ceiling
-        for name, run in first.items()
-    )
+def _borrows(run: Tangent, fit: _Fit) -> bool:
+    """Whether the ceiling of a run's device comes from other devices."""
+    return bool(fit.calibrations) and run.calibration not in fit.calibrations and fit.has_ceilings
+
+
+def _change(run: Tangent, known: Sequence[Tangent], fit: _Fit) -> Floats:
+    """Change of a run's log constants by a fit to the `known` runs."""
+    change = fit.of(run.calibration)
+    if _borrows(run, fit):
+        first = {other.calibration: other for other in reversed(known)}
+        ratio = geometric_mean(
+            other.constants[-1] * float(np.exp(fit.of(name)[-1])) / other.benchmark_ceiling
+            for name, other in first.items()
+        )
+        change[-1] = np.log(min(1.0, run.benchmark_ceiling * ratio) / run.constants[-1])
+    return change
 
 
 @dataclass(frozen=True)
@@ -198,6 +214,8 @@ class _Fit:
     calibrations: tuple[str, ...]
     change: Floats
     free: NDArray[np.bool_]
+    has_ceilings: bool = True
+    """Whether the model has a sustained ceiling."""
 
     def of(self, calibration: str) -> Floats:
         """The changes of `CONSTANTS` of a run; none of the ceiling of an unknown calibration."""
@@ -236,4 +254,4 @@ def _fit(tangents: Sequence[Tangent], without: Sequence[str] = ()) -> _Fit:
             loss="soft_l1",
             f_scale=OUTLIER * float(weight.mean()),
         ).x
-    return _Fit(calibrations, change, free)
+    return _Fit(calibrations, change, free, CONSTANTS[-1] not in without)

@@ -113,6 +113,24 @@ def test_fused_attention_reaches_half_its_rate_at_its_half_length(
     assert seconds == pytest.approx(1.0 / (0.5 * share), rel=1e-4)
 
 
+def test_fused_attention_reaches_a_fraction_of_the_rate_of_its_instructions(toys: ModuleType) -> None:
+    kernel = Kernel("a", "attention", flop=312e12, bytes_accessed=1.0, m=2048)
+    whole, slower = (
+        costs(toys, constants={"attention_instruction_fraction": share}).kernel_s(kernel)
+        for share in (1.0, 0.6)
+    )
+    assert slower == pytest.approx(whole / 0.6, rel=1e-4)
+
+
+def test_the_slowest_of_many_devices_sets_the_sustained_ceiling(toys: ModuleType) -> None:
+    """The largest of 16 normal values lies 1.77 standard deviations out (tables of order statistics)."""
+    spread = {"sustained_spread": 0.02}
+    alone, many = (costs(toys, devices, constants=spread).gemm for devices in (1, 16))
+    assert alone.sustained_fraction == 0.8
+    assert many.sustained_fraction == pytest.approx(0.8 * (1 - 0.02 * 1.77), rel=1e-3)
+    assert costs(toys, 16).gemm.sustained_fraction == 0.8
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_product_with_odd_rows_runs_without_matrix_cores(toys: ModuleType, precision: str) -> None:
     priced = costs(toys, precision=precision)
