@@ -61,7 +61,7 @@ class Calibration(BaseModel):
 
     def constants(self) -> dict[str, float | tuple[float, ...]]:
         """Every number by its dotted path; list entries go by label, as in `gemm.tiles.256x128`."""
-        metadata = {"name", "description", "kind", "sources", "assumed", "fit"}
+        metadata = {"name", "description", "kind", "chip", "sources", "assumed", "fit"}
         groups = {name: getattr(self, name) for name in type(self).model_fields if name not in metadata}
         return dict(_numbers(groups, ""))
 
@@ -168,6 +168,8 @@ class GpuCalibration(Calibration):
     """How fast kernels run on one GPU."""
 
     kind: Literal["gpu"] = "gpu"
+    chip: str = ""
+    """Calibration of the same chip with another memory, with which this one shares published runs."""
     gemm: GemmConstants
     memory: MemoryConstants
     kernel_latency_s: Seconds

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
@@ -57,6 +56,13 @@ class DeviceSpec(CatalogSpec):
     """Streaming multiprocessors of a GPU, cores of a wafer."""
     power: Watts | None = None
     calibration: GpuCalibration | WaferCalibration | None = None
+
+    @property
+    def constants(self) -> str:
+        """Name of its constants, one for all memories of a chip; its own name if it has none."""
+        if self.calibration is None:
+            return self.name
+        return getattr(self.calibration, "chip", "") or self.calibration.name
 
 
 class LinkSpec(CatalogSpec):
@@ -280,4 +286,6 @@ def system_classes() -> dict[str, type[SystemSpec]]:
 
 @cache
 def _plugin_classes() -> dict[str, type[SystemSpec]]:
+    from importlib.metadata import entry_points  # only where a file of a system is read
+
     return {point.name: point.load().system_type for point in entry_points(group=MACHINE_PLUGINS)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from perfsim.catalog import default_catalog, load_mapping
 from perfsim.errors import InputError
-from perfsim.strategies import strategy, strategy_names
 
 SINGULAR = {
     "systems": "system",
@@ -21,12 +20,16 @@ Rows = list[dict[str, str]]
 def names(kind: str) -> Rows:
     """Every name of a kind with its description."""
     if kind == "strategies":
+        from perfsim.strategies import strategy_names
+
         return [_strategy(name) for name in strategy_names()]
     catalog = default_catalog()
     return [{"name": name, "description": _description(kind, name)} for name in catalog.names(SINGULAR[kind])]
 
 
 def _strategy(name: str) -> dict[str, str]:
+    from perfsim.strategies import strategy  # the other kinds do without NumPy
+
     chosen = strategy(name)
     return {"name": name, "runs on": chosen.system_kind, "description": chosen.summary}
 

@@ -19,7 +19,7 @@ SECTIONS = ("hardware", "workloads", "studies")
 class _Entry(BaseModel):
     """A source as the register lists it under its id."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     title: str
     url: str = ""
     note: str = ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from perfsim.costs.streaming_roof import StreamingRoof
-from perfsim.engine.failures import FailedRun
+if TYPE_CHECKING:
+    from perfsim.costs.streaming_roof import StreamingRoof
+    from perfsim.engine.failures import FailedRun
 
 Severity = Literal["serious", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)

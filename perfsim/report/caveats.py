@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from perfsim.prediction.result import SharedCaveat
 from perfsim.report.sections import Remark, Section
 from perfsim.report.table import Table
+
+if TYPE_CHECKING:
+    from perfsim.prediction.result import SharedCaveat
 
 MOST_AT_HEAD = 3
 """Caveats at the head of an answer; more only where more are serious, or are of `ALWAYS`."""

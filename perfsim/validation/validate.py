@@ -17,15 +17,20 @@ from perfsim.published.cases import CaseFile, StepCase, case_job, case_system, r
 from perfsim.published.contradictions import refuse_contradictions
 from perfsim.published.plans import evaluate_case
 from perfsim.published.processes import mapped
+from perfsim.published.scaling import STRATEGY
 from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
 from perfsim.validation.case_bands import CaseBand, case_band
 from perfsim.validation.convergence_validation import validate_convergence
 from perfsim.validation.family_traits import family_traits
+from perfsim.validation.scaling import scaling_comparison
 from perfsim.validation.score import Scored, families, one_constant, rankings, summary
 
 
 def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
-    """Score one file of cases, step times or convergence; CatalogError lists malformed ones."""
+    """Score one file of cases, step times or convergence; CatalogError lists malformed ones.
+
+    Published ratios for more systems stand beside logs of wafers, under `scaling`.
+    """
     catalog = catalog or default_catalog()
     data = load_mapping(path, catalog).data
     rows = data.get("cases") or []
@@ -34,7 +39,11 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
         if problems:
             raise InputError([Problem(text, file=str(path)) for text in problems])
         return {"file": path.name, **validate_convergence(rows)}
-    return {"file": path.name, **validate_cases(parse_file(path, CaseFile, catalog).cases, catalog)}
+    cases = parse_file(path, CaseFile, catalog).cases
+    result = {"file": path.name, **validate_cases(cases, catalog)}
+    if any(case.strategy == STRATEGY for case in cases):
+        result["scaling"] = scaling_comparison(catalog)
+    return result
 
 
 def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any]:

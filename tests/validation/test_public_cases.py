@@ -53,6 +53,11 @@ def test_what_is_recorded_of_wafers_is_what_is_met(wafers: dict[str, Any]) -> No
     assert record_of([wafers]) == [each for each in recorded() if each["system_kind"] == "wafer-cluster"]
 
 
+def test_published_ratios_stand_beside_the_logs_and_change_no_score(wafers: dict[str, Any]) -> None:
+    assert {"runs", "efficiencies", "explanations", "source"} == set(wafers["scaling"])
+    assert wafers["count"] == 6
+
+
 def test_every_case_names_its_source() -> None:
     for name in ("gpu.yaml", "weight_streaming.yaml"):
         cases = parse_file(PATHS[name], CaseFile, default_catalog()).cases

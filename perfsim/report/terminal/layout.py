@@ -12,10 +12,13 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
-from perfsim.prediction.result import SharedCaveat
 from perfsim.report.caveats import MOST_AT_HEAD, about, split
 from perfsim.report.table import Table
+
+if TYPE_CHECKING:
+    from perfsim.prediction.result import SharedCaveat
 
 MIN_WIDTH, PIPE_WIDTH = 80, 100
 MAX_PROSE = 100

@@ -8,6 +8,7 @@ from typing import Any
 from perfsim.report import text
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
+from perfsim.report.validation.scaling import efficiencies_table, explanations_table, ratios_table
 
 _COLUMNS = ("", "n", "median", "p90", "mean", "bias", "tau", "regret", "in band")
 
@@ -32,7 +33,8 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     if result.get("left_out"):
         lines.append("p90 of the last row: the half-width of a 90 % band")
     lines += _coverage(result["summary"], width)
-    return [*lines, *_failures(failed, width), *_worst(result["cases"], worst, width)]
+    lines += [*_failures(failed, width), *_worst(result["cases"], worst, width)]
+    return [*lines, *_scaling(result["scaling"], width)] if result.get("scaling") else lines
 
 
 def _row(name: str, figures: Mapping[str, Any]) -> list[str]:
@@ -59,6 +61,12 @@ def _coverage(summary: Mapping[str, Any], width: int) -> list[str]:
         "and errors without its family (of a wafer: without its release).",
         width,
     )
+
+
+def _scaling(scaling: Mapping[str, Any], width: int) -> list[str]:
+    """Published ratios of speeds on more systems than any log has."""
+    tables = (ratios_table(scaling), efficiencies_table(scaling), explanations_table(scaling))
+    return [line for table in tables if table.rows for line in ("", *table_lines(table, width))]
 
 
 def _percent(value: float | None, *, signed: bool = False) -> str:

@@ -12,6 +12,7 @@ from perfsim.report.markdown import markdown
 from perfsim.report.page import write_page
 from perfsim.report.sections import Card, Head, Section, slugify
 from perfsim.report.validation import tables
+from perfsim.report.validation.scaling import efficiencies_table, explanations_table, ratios_table
 from perfsim.validation.accuracy_page import AccuracyPage, StepAccuracy
 
 TITLE = "Accuracy: predictions of published runs"
@@ -95,6 +96,8 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
         yield _left_out(accuracy, slug, leaves_out)
     if result["without_release"]:
         yield _releases_left_out(accuracy, slug)
+    if result.get("scaling"):
+        yield from _scaling(result["scaling"], name, slug)
 
 
 def _scatter(accuracy: StepAccuracy, slug: str) -> Section:
@@ -163,6 +166,25 @@ def _releases_left_out(accuracy: StepAccuracy, slug: str) -> Section:
     )
     table = tables.releases_left_out_table(accuracy.releases_left_out, accuracy.result)
     return Section(heading, lead, table=table, slug=f"{slug}-left-out")
+
+
+def _scaling(scaling: Mapping[str, Any], name: str, slug: str) -> Iterator[Section]:
+    """Published ratios of speeds on more systems than any log has."""
+    lead = f"Published ratios beside predicted ones. {scaling['source']}."
+    yield Section(f"{name}: more systems", lead, table=ratios_table(scaling), slug=f"{slug}-scaling")
+    yield Section(
+        f"{name}: published scaling",
+        "Throughput of many systems over as many times that of fewer; 'band from' is the least that the band "
+        "of many systems allows.",
+        table=efficiencies_table(scaling),
+        slug=f"{slug}-efficiencies",
+    )
+    yield Section(
+        f"{name}: what would explain the loss",
+        "Each cause is set so that it alone makes the step as slow as the published lower bound.",
+        table=explanations_table(scaling),
+        slug=f"{slug}-explanations",
+    )
 
 
 def _convergence(result: Mapping[str, Any]) -> Iterator[Section]:

@@ -447,12 +447,13 @@ def test_validation_as_json_has_the_keys_of_the_interface(perfsim: Run, logs: Pa
     held = [case["band_s"][0] <= case["measured_s"] <= case["band_s"][1] for case in scored]
     assert answer["summary"]["band_coverage"] == sum(held) / len(held)
     assert set(answer["baseline"]) >= ERRORS
+    assert set(answer["scaling"]) == {"source", "runs", "efficiencies", "explanations"}
     for family in answer["families"].values():
         assert set(family) >= ERRORS | {"n", "kendall_tau", "regret"}
     for case in answer["cases"]:
         assert set(case) == {
             *("id", "family", "evidence", "measured_s", "predicted_s", "error", "inferred"),
-            *("band_s", "left_out_s", "unlikeness"),
+            *("band_s", "left_out_s", "unlikeness", "hidden_communication"),
         }
         low, high = case["band_s"]
         assert low < case["left_out_s"] < high

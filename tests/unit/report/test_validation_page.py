@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from perfsim.published.cases import StepCase
 from perfsim.report.markdown import markdown, table_lines
 from perfsim.report.sections import Head, Section
 from perfsim.report.table import Table
+from perfsim.report.terminal.validation import validation_lines
 from perfsim.report.validation.page import write_validation
 from perfsim.validation.accuracy_page import AccuracyPage, step_accuracy
 from perfsim.validation.validate import validate_cases
@@ -162,3 +164,68 @@ def test_releases_of_wafer_logs_are_left_out_in_the_text_and_on_the_page(
     assert "| C, batch inferred |" in written
     without = CliRunner().invoke(main, ["validate", logs])
     assert "each release left out" not in without.output
+
+
+SCALING: dict[str, Any] = {
+    "source": "a paper",
+    "runs": [
+        {
+            "name": "large",
+            "systems": 16,
+            "batch_per_system": 65,
+            "against": [
+                {"base": "small", "measured": 0.5, "predicted": 0.45, "error": -0.1, "band": [0.4, 0.6]}
+            ],
+        }
+    ],
+    "efficiencies": [
+        {
+            "name": "all sizes",
+            "fewer": 1,
+            "systems": 16,
+            "measured": 0.91,
+            "least": True,
+            "predicted": 1.0,
+            "predicted_for": "large",
+            "allowed": 0.9099,
+            "source": "section 5",
+        }
+    ],
+    "explanations": [
+        {
+            "name": "all sizes",
+            "run": "large",
+            "systems": 16,
+            "cause": "links are slower",
+            "needed": 18.07e9,
+            "in_model": 150e9,
+            "unit": "bytes_per_s",
+        },
+        {
+            "name": "all sizes",
+            "run": "large",
+            "systems": 16,
+            "cause": "one system is slower",
+            "needed": 0.0989,
+            "in_model": 0.0,
+            "unit": "fraction",
+        },
+    ],
+}
+
+
+def test_published_ratios_for_more_wafers_stand_on_page_and_terminal(tmp_path: Path) -> None:
+    wafer = {"strategy": "weight-streaming", "parallel": {}, "system": WAFER}
+    page = page_of([run("old", 1.0, **wafer)])
+    (accuracy,) = page.steps
+    result = {**accuracy.result, "scaling": SCALING}
+    page = AccuracyPage([replace(accuracy, result=result)], [], leaves_out=False)
+    text = write_validation(page, tmp_path)[1].read_text(encoding="utf-8")
+    assert "| large | 16 | small | 0.5 | 0.45 | -10.0 % | yes |" in text
+    assert "| all sizes | 1 to 16 | at least 0.91 | 1.000 | 0.910 | section 5 |" in text
+    assert "| links are slower | 18.1 GB/s | 150 GB/s |" in text
+    assert "| one system is slower | 9.9 % | 0.0 % |" in text
+    said = "\n".join(validation_lines(result, 0))
+    assert "at least 0.91" in said
+    assert "18.1 GB/s" in said
+    assert "at least" not in "\n".join(validation_lines(accuracy.result, 0))

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from perfsim.costs.streaming_roof import StreamingRoof
 from perfsim.prediction.prediction import MemoryBar, Prediction
-from perfsim.prediction.result import StreamingRoof, Why
+from perfsim.prediction.result import Why
 from perfsim.report.terminal.run import run_lines
 
 
