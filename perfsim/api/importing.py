@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from perfsim.interop.foreign.formats import import_file as read_file
 from perfsim.interop.foreign.formats import read_model
@@ -24,9 +25,21 @@ class Model(TransformerConfig):
         return cls(**read_model(Path(path), format).model_dump())
 
 
-def import_file(path: str | Path, format: str = "", *, part: str = "") -> Imported:  # noqa: A002
+def import_file(
+    path: str | Path,
+    format: str = "",  # noqa: A002
+    *,
+    part: str = "",
+    model: str | Path = "",
+    system: str = "",
+    given: Mapping[str, Any] | None = None,
+    more: Sequence[str | Path] = (),
+) -> Imported:
     """All that a foreign file says: model, recipe, layout, parameter count, and what was not used.
 
-    `part` chooses the document (model, recipe, convergence). Raises InputError with every problem.
+    `part` chooses the document (model, recipe, measured, convergence). `model` is that of a file without one
+    (DeepSpeed), `system` the machine of measured steps, `given` are values by key that the file lacks, and
+    `more` are logs of further MLPerf runs. Raises InputError with every problem.
     """
-    return read_file(Path(path), format, part=part)
+    others = [Path(other) for other in more]
+    return read_file(Path(path), format, part=part, model=str(model), system=system, given=given, more=others)

@@ -61,14 +61,19 @@ def framework(cases: Path, device: str | None, out: Path | None, device_only: bo
 
 
 @calibrate.command(short_help="Fit one scale for your cluster to steps measured on it.")
-@click.argument("measured", type=click.Path(path_type=Path))
+@click.argument("measured", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--system", default="", help="Catalogue name of the machine that wrote the logs.")
 @yaml_option
-def steps(measured: Path, out: Path | None) -> None:
-    """Fit one scale for your cluster to two or three steps that you MEASURED on it."""
+def steps(measured: tuple[Path, ...], system: str, out: Path | None) -> None:
+    """Fit one scale for your cluster to steps that you MEASURED on it.
+
+    MEASURED is a YAML file of two or three steps, or one or several logs of Megatron-LM, with --system.
+    """
     from perfsim.fitting.calibrate import calibrate_steps
 
-    must_exist(measured)
-    text, warning = calibrate_steps(measured, out)
+    for path in measured:
+        must_exist(path)
+    text, warning = calibrate_steps(measured, out, system)
     click.echo(text)
     if warning:
         click.echo(f"warning: {warning}", err=True)

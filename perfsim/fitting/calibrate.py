@@ -14,14 +14,15 @@ import yaml
 
 from perfsim.calibration import Calibration, CollectiveCalibration, GpuCalibration, MemoryConstants
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.errors import InputError
-from perfsim.fitting.cluster_fit import fit_cluster
+from perfsim.errors import InputError, Problem
+from perfsim.fitting.cluster_fit import fit_cluster, fit_logs
 from perfsim.fitting.collective_fit import fit_collectives
 from perfsim.fitting.fit_tables import rounded
 from perfsim.fitting.gemm_fit import fit_gemm
 from perfsim.fitting.step_fit import fit_steps
 from perfsim.fitting.wafer_fit import fit_wafer
 from perfsim.hardware import DeviceSpec, LinkSpec
+from perfsim.interop.foreign.formats import format_of
 from perfsim.machines import machine_of
 from perfsim.prediction.cluster import spread_warning, wide
 from perfsim.units import format_quantity
@@ -94,12 +95,17 @@ def calibrate_framework(
     )
 
 
-def calibrate_steps(measured: Path, out: Path | None = None) -> tuple[str, str]:
+def calibrate_steps(measured: Sequence[Path], out: Path | None = None, system: str = "") -> tuple[str, str]:
     """Fit one scale to the steps of a cluster: the YAML or the path of the file, and a warning or "".
 
-    Raises InputError for a bad file, fewer than two steps, and for steps that cannot be predicted.
+    `measured` is one YAML file, or with `system`, on which they ran, logs of Megatron-LM. Raises InputError
+    for a bad file, fewer than two steps, and for steps that cannot be predicted.
     """
-    calibration = fit_cluster(measured)
+    if not system and (len(measured) > 1 or format_of(measured[0]) == "megatron"):
+        raise InputError(
+            [Problem("a log does not say on what it ran", str(measured[0]), help="add --system NAME")]
+        )
+    calibration = fit_logs(measured, system) if system else fit_cluster(measured[0])
     return _deliver(calibration, out), spread_warning(calibration) if wide(calibration) else ""
 
 

@@ -9,22 +9,30 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median, stdev
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from perfsim.calibration import ClusterCalibration, FitRecord, MeasuredStep
-from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
-from perfsim.errors import CatalogError, PerfsimError, Problem
+from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
+from perfsim.catalog.resolve import Loc
+from perfsim.errors import CatalogError, InputError, PerfsimError, Problem
 from perfsim.fitting.fit_tables import rounded
+from perfsim.interop.foreign.formats import read
+from perfsim.interop.foreign.measured import measured_document
+from perfsim.interop.foreign.source import Source
 from perfsim.prediction.cluster import spread_warning, wide
 from perfsim.published.cases import StepCase, case_system, repeated
 from perfsim.published.plans import predict_s
 from perfsim.sizes import MOST_CASES
 from perfsim.spec import Spec
+from perfsim.units import YAML_CONTEXT
+
+Place = Callable[..., Problem]
+"""Makes a problem from the path of a value, a message and a help."""
 
 FEWEST = 2
 """Steps that a scale needs: a single one would not show its uncertainty."""
@@ -56,8 +64,55 @@ def fit_cluster(path: Path, catalog: Catalog | None = None) -> ClusterCalibratio
     """
     catalog = catalog or default_catalog()
     file = parse_file(path, MeasuredFile, catalog)
-    mapping = load_mapping(path, catalog)
-    _check(file, mapping)
+    return _fitted(file, path.name, load_mapping(path, catalog).problem, catalog)
+
+
+def fit_logs(paths: Sequence[Path], system: str, catalog: Catalog | None = None) -> ClusterCalibration:
+    """The scale of a cluster from logs of Megatron-LM that ran on `system`.
+
+    One log with one batch size gives two cases, the halves of its run. Raises InputError for a file that is
+    no such log, and for a run that cannot be predicted.
+    """
+    catalog = catalog or default_catalog()
+    readings = [read(Source.read(path), "megatron")[1] for path in paths]
+    documents = [measured_document(reading, system, alone=len(readings) == 1) for reading in readings]
+    cases = [case for document in documents for case in document["cases"]]
+    for number, case in enumerate(cases, 1):
+        case["id"] = f"{documents[0]['cluster']}-{number}"
+    data = {"schema": 1, "cluster": documents[0]["cluster"], "cases": cases}
+    try:
+        file = MeasuredFile.model_validate(data, context=YAML_CONTEXT)
+    except ValidationError as error:
+        raise InputError(
+            [Problem(f"{'.'.join(map(str, d['loc']))}: {d['msg']}", str(paths[0])) for d in error.errors()]
+        ) from None
+
+    def problem(_place: Loc, message: str, help_text: str = "") -> Problem:
+        return Problem(message, str(paths[0]), help=help_text)
+
+    calibration = _fitted(file, " ".join(path.name for path in paths), problem, catalog)
+    record = calibration.fit["scale"]
+    shown = " ".join(shlex.quote(path.name) for path in paths)
+    note = (
+        "the cases are intervals of one run, so the error is that of its steps alone" if _alike(cases) else ""
+    )
+    record = record.model_copy(
+        update={
+            "command": f"perfsim calibrate steps {shown} --system {shlex.quote(system)}",
+            "note": "; ".join(filter(None, (record.note, note))),
+        }
+    )
+    return calibration.model_copy(update={"fit": {"scale": record}})
+
+
+def _alike(cases: Sequence[dict[str, Any]]) -> bool:
+    """Whether all cases are of the same run."""
+    return all({**case, "id": "", "measured": {}} == {**cases[0], "id": "", "measured": {}} for case in cases)
+
+
+def _fitted(file: MeasuredFile, name: str, problem: Place, catalog: Catalog) -> ClusterCalibration:
+    """The scale of a validated file; `problem` makes a complaint about one of its values."""
+    _check(file, problem)
     predicted, problems, devices = [], [], []
     for number, case in enumerate(file.cases):
         try:
@@ -65,35 +120,35 @@ def fit_cluster(path: Path, catalog: Catalog | None = None) -> ClusterCalibratio
             predicted.append(predict_s(case, catalog))
         except PerfsimError as error:
             message = f"case {case.id} cannot be predicted: {error}"
-            problems.append(mapping.problem(("cases", number), message))
+            problems.append(problem(("cases", number), message))
     if len(set(devices)) > 1:
         message = f"the cases are on {', '.join(dict.fromkeys(devices))}; a scale belongs to one device"
-        problems.append(mapping.problem(("cases",), message, "make one file for each"))
+        problems.append(problem(("cases",), message, "make one file for each"))
     if problems:
         raise CatalogError(problems)
-    calibration = _fit(file, path, devices[0], predicted)
+    calibration = _fit(file, name, devices[0], predicted)
     low, high = PLAUSIBLE
     if not low <= calibration.scale <= high:
         message = (
             f"the steps take {calibration.scale:g} times as long as predicted; a scale is {low:g} to {high:g}"
         )
         help_text = "check step_time_s (in seconds), the device and the number of devices"
-        raise CatalogError([mapping.problem(("cases",), message, help_text)])
+        raise CatalogError([problem(("cases",), message, help_text)])
     return calibration
 
 
-def _check(file: MeasuredFile, mapping: LocatedMapping) -> None:
+def _check(file: MeasuredFile, problem: Place) -> None:
     problems: list[Problem] = []
     if len(file.cases) < FEWEST:
         message = f"measured steps: {len(file.cases)}; at least {FEWEST} are needed"
         help_text = "measure another model, batch or number of devices on the same cluster"
-        problems.append(mapping.problem(("cases",), message, help_text))
-    problems += [mapping.problem(("cases",), text) for text in repeated(case.id for case in file.cases)]
+        problems.append(problem(("cases",), message, help_text))
+    problems += [problem(("cases",), text) for text in repeated(case.id for case in file.cases)]
     if problems:
         raise CatalogError(problems)
 
 
-def _fit(file: MeasuredFile, path: Path, device: str, predicted: Sequence[float]) -> ClusterCalibration:
+def _fit(file: MeasuredFile, name: str, device: str, predicted: Sequence[float]) -> ClusterCalibration:
     measured = [case.measured.step_time_s for case in file.cases]
     ratios = [real_s / predicted_s for real_s, predicted_s in zip(measured, predicted, strict=True)]
     scale = rounded(geometric_mean(ratios))
@@ -118,8 +173,8 @@ def _fit(file: MeasuredFile, path: Path, device: str, predicted: Sequence[float]
         cases=steps,
     )
     record = FitRecord(
-        command=f"perfsim calibrate steps {shlex.quote(path.name)}",
-        table=path.name,
+        command=f"perfsim calibrate steps {shlex.quote(name)}",
+        table=name,
         points=len(steps),
         median_ape=round(median(apes), 4),
         p90_ape=round(apes[-1], 4),

@@ -7,6 +7,7 @@ ranks as perfsim does: tensor innermost, then data, then pipeline.
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -27,6 +28,8 @@ POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategies of Megatron-FSDP by ZeRO stage."""
 SCHEDULES = ("1f1b", "interleaved")
+RANKS_IN_ALL = re.compile(r"torchrun with (\d{1,6}) ranks in all")
+"""The comment of the emitted flags that says how many ranks they are for."""
 OPTIMIZERS = {"adam": "adam", "adamw": "adam", "sgd": "sgd"}
 """Megatron's adam decouples weight decay, as AdamW does."""
 

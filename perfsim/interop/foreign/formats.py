@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError, Problem, UnknownNameError
-from perfsim.interop.foreign import huggingface
+from perfsim.interop.foreign import (
+    deepspeed_json,
+    huggingface,
+    megatron_arguments,
+    mllog,
+    model_zoo,
+    nemo,
+    neox,
+    titan,
+)
+from perfsim.interop.foreign.beside import model_beside
 from perfsim.interop.foreign.imported import (
     Imported,
     Reading,
@@ -19,6 +29,7 @@ from perfsim.interop.foreign.imported import (
     name_of,
     recipe_document,
 )
+from perfsim.interop.foreign.measured import measured_document
 from perfsim.interop.foreign.source import Source
 from perfsim.workload import TransformerConfig
 
@@ -30,8 +41,8 @@ class Format:
     title: str
     sign: str
     """What its files are recognised by, for messages."""
-    syntax: str
-    """json, yaml, toml or text."""
+    syntaxes: tuple[str, ...]
+    """json, yaml, toml, text."""
     recognise: Callable[[Any], bool]
     """Whether a parsed document (or the text) is of this format."""
     read: Callable[[Source, Any], Reading]
@@ -46,9 +57,58 @@ FORMATS: Mapping[str, Format] = {
     "huggingface": Format(
         "Hugging Face config.json",
         "`model_type` with `hidden_size` or `n_embd`",
-        "json",
+        ("json",),
         huggingface.recognise,
         _read_huggingface,
+    ),
+    "megatron": Format(
+        "Megatron-LM arguments or log",
+        "`--num-layers` with `--hidden-size`, or the dump `num_layers ...... 24`",
+        ("text",),
+        megatron_arguments.recognise_text,
+        megatron_arguments.read_text,
+    ),
+    "modelzoo": Format(
+        "the Cerebras Model Zoo",
+        "`model` with `num_heads`, at the top or under `trainer.init`",
+        ("yaml",),
+        model_zoo.recognise,
+        model_zoo.read,
+    ),
+    "nemo": Format(
+        "NeMo or Megatron-Bridge",
+        "`model` with `num_layers` and Megatron's names",
+        ("yaml",),
+        nemo.recognise,
+        nemo.read,
+    ),
+    "neox": Format(
+        "GPT-NeoX",
+        "`num_layers` and `hidden_size` with `pipe_parallel_size` or `model_parallel_size`",
+        ("yaml",),
+        neox.recognise,
+        neox.read,
+    ),
+    "deepspeed": Format(
+        "DeepSpeed",
+        "`zero_optimization` or `train_micro_batch_size_per_gpu`",
+        ("json",),
+        deepspeed_json.recognise,
+        lambda source, document: deepspeed_json.read(source, document, model_beside(source)),
+    ),
+    "torchtitan": Format(
+        "torchtitan",
+        "`[training]` with `seq_len`, or `Running with configs:` in a log",
+        ("toml", "json", "text"),
+        titan.recognise,
+        lambda source, document: titan.read(source, document, model_beside(source) if source.model else None),
+    ),
+    "mllog": Format(
+        "MLPerf Training log",
+        "lines that begin with `:::MLLOG`",
+        ("text",),
+        mllog.recognise,
+        mllog.read,
     ),
 }
 
@@ -60,16 +120,38 @@ PARSERS: Mapping[str, Callable[[Source], Any]] = {
 }
 
 
-def import_file(path: Path, format_name: str = "", *, part: str = "") -> Imported:
+def import_file(
+    path: Path,
+    format_name: str = "",
+    *,
+    part: str = "",
+    model: str = "",
+    system: str = "",
+    given: Mapping[str, Any] | None = None,
+    more: Sequence[Path] = (),
+) -> Imported:
     """Read a foreign file; its format is recognised by its content unless it is given.
 
-    `part` is what the document holds: model, recipe, ...; by default the model where there is one. Raises
-    InputError for an unknown format, a file of none or of several, and for wrong values, at their lines.
+    `part` is what the document holds: model, recipe, ...; by default the model where there is one.
+    `model` is that of a file without one, `system` the machine of measured steps, `given` are values by key
+    that the file lacks, and `more` are logs of further runs. Raises InputError for an unknown
+    format, a file of none or of several, and for wrong values, at their lines.
     """
-    source = Source.read(path)
+    source = replace(Source.read(path, given), model=model)
+    for other in more:
+        if not mllog.recognise(source.text) or not mllog.recognise(Source.read(other).text):
+            raise InputError([Problem("several files can only be logs of MLPerf runs", str(other))])
+        source = replace(source, text=f"{source.text}\n{Source.read(other).text}")
+    name, reading = read(source, format_name)
+    if spare := [key for key in given or {} if key not in reading.settings.used]:
+        raise InputError([Problem(f"--set {key}: this format has no use for it here") for key in spare])
+    return imported(name, reading, part, system)
+
+
+def read(source: Source, format_name: str = "") -> tuple[str, Reading]:
+    """The format of a file and all that it says."""
     name, document = _chosen(source, format_name)
-    chosen = FORMATS[name]
-    return imported(name, chosen.read(source, document), part)
+    return name, FORMATS[name].read(source, document)
 
 
 def read_model(path: Path, format_name: str = "") -> TransformerConfig:
@@ -107,10 +189,11 @@ def format_of(path: Path) -> str:
     return next(iter(matches), "")
 
 
-def imported(format_name: str, reading: Reading, part: str = "") -> Imported:
+def imported(format_name: str, reading: Reading, part: str = "", system: str = "") -> Imported:
     """The result for a part of what was read. Raises InputError for a part that the file lacks."""
     title, name = FORMATS[format_name].title, name_of(reading)
     documents: dict[str, dict[str, Any] | None] = {
+        "measured": measured_document(reading, system) if system else None,
         "model": None if reading.shape is None else model_document(reading, name, title),
         "recipe": recipe_document(reading, name, title),
         "convergence": reading.points,
@@ -119,6 +202,8 @@ def imported(format_name: str, reading: Reading, part: str = "") -> Imported:
     kind = part or next(iter(present), "")
     if kind not in present:
         source = reading.settings.source
+        if part == "measured":
+            source.refuse("measured steps need the machine on which they ran", "add --system NAME")
         there = f"the file has {', '.join(present)}" if present else "the file has nothing to import"
         source.refuse(f"there is no {kind or 'model'} in this file of {title}", there)
     return Imported(
@@ -129,7 +214,7 @@ def imported(format_name: str, reading: Reading, part: str = "") -> Imported:
         unused_keys=reading.settings.unused(),
         gaps=all_gaps(reading),
         recipe=present.get("recipe"),
-        layout=layout_text(reading.layout),
+        layout=layout_text(reading.layout, whole=reading.devices is not None),
         devices=reading.devices,
         steps=reading.steps,
     )
@@ -140,7 +225,11 @@ def _chosen(source: Source, format_name: str) -> tuple[str, Any]:
     if format_name:
         if format_name not in FORMATS:
             raise UnknownNameError("format", format_name, FORMATS)
-        return format_name, PARSERS[FORMATS[format_name].syntax](source)
+        documents = _documents(source, FORMATS[format_name].syntaxes)
+        if documents:
+            known = [document for document in documents if FORMATS[format_name].recognise(document)]
+            return format_name, (known or documents)[0]
+        return format_name, PARSERS[FORMATS[format_name].syntaxes[0]](source)
     matches = _matches(source)
     if len(matches) == 1:
         return next(iter(matches.items()))
@@ -148,26 +237,34 @@ def _chosen(source: Source, format_name: str) -> tuple[str, Any]:
         names = ", ".join(matches)
         source.refuse(f"this may be a file of {names}", "choose with --format " + " or ".join(matches))
     signs = [f"    {name}: {known.title}, by {known.sign}" for name, known in FORMATS.items()]
-    looked_for = "\n".join(["formats and what they are recognised by:", *signs, *_syntax_errors(source)])
-    raise InputError([Problem("no known format was recognised", str(source.path), help=looked_for)])
+    looked_for = "\n".join(["formats and what they are recognised by:", *signs])
+    unknown = Problem("no known format was recognised", str(source.path), help=looked_for)
+    raise InputError([*_syntax_problems(source), unknown])
 
 
 def _matches(source: Source) -> dict[str, Any]:
     """The formats that recognise a file, with its document in their syntax."""
-    documents: dict[str, Any] = {}
-    for syntax, parse in PARSERS.items():
+    matches: dict[str, Any] = {}
+    parsed = {syntax: _documents(source, (syntax,)) for syntax in PARSERS}
+    for name, known in FORMATS.items():
+        for syntax in known.syntaxes:
+            if parsed[syntax] and name not in matches and known.recognise(parsed[syntax][0]):
+                matches[name] = parsed[syntax][0]
+    return matches
+
+
+def _documents(source: Source, syntaxes: Sequence[str]) -> list[Any]:
+    """The document in each syntax in which the file can be parsed."""
+    documents = []
+    for syntax in syntaxes:
         try:
-            documents[syntax] = parse(source)
+            documents.append(PARSERS[syntax](source))
         except InputError:
             continue
-    return {
-        name: documents[known.syntax]
-        for name, known in FORMATS.items()
-        if known.syntax in documents and known.recognise(documents[known.syntax])
-    }
+    return documents
 
 
-def _syntax_errors(source: Source) -> Sequence[str]:
+def _syntax_problems(source: Source) -> Sequence[Problem]:
     """Why the file is not of the syntax that its name or first character promises."""
     first = source.text.lstrip()[:1]
     syntax = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}.get(
@@ -177,5 +274,5 @@ def _syntax_errors(source: Source) -> Sequence[str]:
         if syntax:
             PARSERS[syntax](source)
     except InputError as error:
-        return [f"    it is no {syntax.upper()}: {error}"]
+        return error.problems
     return ()

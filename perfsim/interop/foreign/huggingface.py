@@ -166,8 +166,8 @@ def _expert_layers(settings: Settings, layers: int, family: str) -> int:
     every = settings.integer(
         "moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step", default=1, least=0
     )
-    only = settings.values.get("mlp_only_layers")
-    settings.ignore("mlp_only_layers", "moe_layers")
+    only = settings.raw("mlp_only_layers")
+    settings.ignore("moe_layers")
     dense = {int(layer) for layer in only if isinstance(layer, int)} if isinstance(only, list) else set()
     step = max(1, every or 1)
     if family.startswith("deepseek"):

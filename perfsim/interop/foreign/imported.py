@@ -13,11 +13,15 @@ from pydantic import ValidationError
 from perfsim.errors import InputError
 from perfsim.interop.foreign.settings import Settings
 from perfsim.interop.foreign.shape import Gap, Shape
-from perfsim.workload import Layout, ParallelLayout, TransformerConfig
+from perfsim.spec import CatalogSpec
+from perfsim.units import YAML_CONTEXT
+from perfsim.workload import Layout, ParallelLayout, TrainingRecipe, TransformerConfig
 
 BASE_RECIPE = "gpt3_pretraining"
 """The recipe of the catalogue that an imported one extends: what a file does not say."""
 LONGEST_NAME = 64
+SHOWN_KEYS = 24
+"""Keys that were not used and stand in the text; JSON has all of them."""
 USUAL_NAMES = ("config", "params", "model", "train", "config.json")
 """Names of files that tell nothing; the folder's name is taken."""
 
@@ -99,7 +103,8 @@ class Imported:
         lines = [] if self.parameters is None else [f"{self.parameters:,} parameters"]
         if self.unused_keys:
             plural = "s" if len(self.unused_keys) > 1 else ""
-            lines.append(f"{len(self.unused_keys)} key{plural} not used: {', '.join(self.unused_keys)}")
+            names = [*self.unused_keys[:SHOWN_KEYS], *(["..."] if len(self.unused_keys) > SHOWN_KEYS else [])]
+            lines.append(f"{len(self.unused_keys)} key{plural} not used: {', '.join(names)}")
         lines += [f"not expressible: {text}" for text in self.unsupported]
         if self.kind == "model" and self.layout:
             devices = f", {self.devices} devices" if self.devices else ""
@@ -121,15 +126,7 @@ def model_document(reading: Reading, name: str, title: str) -> dict[str, Any]:
     if shape is None:
         raise InputError([reading.settings.source.problem("there is no model in this file")])
     document = {"name": name, "description": f"Imported from {title}", **shape.fields()}
-    try:
-        TransformerConfig.model_validate(document)
-    except ValidationError as error:
-        messages = (
-            (".".join(map(str, detail["loc"])) or "model", detail["msg"].removeprefix("Value error, "))
-            for detail in error.errors()
-        )
-        problems = [reading.settings.source.problem(f"{place}: {text}") for place, text in messages]
-        raise InputError(problems) from None
+    _validate(reading, TransformerConfig, document)
     return document
 
 
@@ -138,16 +135,29 @@ def recipe_document(reading: Reading, name: str, title: str) -> dict[str, Any] |
     fields = {key: value for key, value in reading.recipe.items() if value is not None}
     if not fields:
         return None
-    return {
-        "name": name,
-        "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s",
-        "extends": BASE_RECIPE,
-        **fields,
-    }
+    described = {"name": name, "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s"}
+    _validate(reading, TrainingRecipe, {"seq_length": 1, **described, **fields})
+    return {**described, "extends": BASE_RECIPE, **fields}
 
 
-def layout_text(layout: Layout | None) -> str:
-    """A layout as `--layout` takes it, without the settings that have their defaults."""
+def _validate(reading: Reading, spec: type[CatalogSpec], document: dict[str, Any]) -> None:
+    """Raises InputError for a description that its class refuses."""
+    try:
+        spec.model_validate(document, context=YAML_CONTEXT)
+    except ValidationError as error:
+        messages = (
+            (".".join(map(str, detail["loc"])) or spec.__name__, detail["msg"].removeprefix("Value error, "))
+            for detail in error.errors()
+        )
+        problems = [reading.settings.source.problem(f"{place}: {text}") for place, text in messages]
+        raise InputError(problems) from None
+
+
+def layout_text(layout: Layout | None, *, whole: bool = True) -> str:
+    """A layout as `--layout` takes it, without the settings that have their defaults.
+
+    Unless it is `whole`, the number of replicas is left out, which then follows from `--devices`.
+    """
     if layout is None:
         return ""
     usual: Any = type(layout)()
@@ -162,6 +172,8 @@ def layout_text(layout: Layout | None) -> str:
     short = names if isinstance(layout, ParallelLayout) else {"data": "dp", "micro_batch_size": "mbs"}
     parts = []
     for key, value in asdict(layout).items():  # type: ignore[call-overload]  # all layouts are dataclasses
+        if key == "data" and not whole:
+            continue
         if value != getattr(usual, key) or key in ("data", "micro_batch_size"):
             written = "-".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             parts.append(f"{short.get(key, key)}={written.lower() if isinstance(value, bool) else written}")

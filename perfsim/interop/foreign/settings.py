@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from perfsim.errors import InputError, Problem
@@ -22,13 +22,20 @@ ChoiceT = TypeVar("ChoiceT")
 class Settings:
     """The leaves of a file by dotted path; lists are leaves.
 
-    `textual` is for formats whose values are all text, as flags of a command are.
+    `textual` is for formats whose values are all text, as flags of a command are. A name is looked up under
+    each of `roots`, the sections of the file where it may stand.
     """
 
     source: Source
     values: Mapping[str, Any]
     textual: bool = False
+    roots: tuple[str, ...] = ("",)
     used: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
+    """Keys that stand in the file with values that it does not tell."""
+
+    def __post_init__(self) -> None:
+        self.values = {**self.values, **self.source.given}
 
     @classmethod
     def of(cls, source: Source, document: Any) -> Settings:
@@ -44,11 +51,11 @@ class Settings:
 
     def has(self, *names: str) -> bool:
         """Whether one of the keys stands in the file with a value."""
-        return any(self.values.get(name) is not None for name in names)
+        return any(self.values.get(path) is not None for path in self._paths(names))
 
-    def group(self, name: str) -> bool:
-        """Whether the file has a section of this name."""
-        return any(path.startswith(f"{name}.") for path in self.values)
+    def under(self, *roots: str) -> Settings:
+        """The same settings, with names looked up in these sections."""
+        return replace(self, roots=roots)
 
     def unused(self) -> tuple[str, ...]:
         """The keys that nothing asked for, in the order of the file."""
@@ -56,7 +63,11 @@ class Settings:
 
     def ignore(self, *names: str) -> None:
         """Count keys as used: what they say is known by other means."""
-        self.used.update(names)
+        self.used.update(self._paths(names))
+
+    def raw(self, *names: str) -> Any:
+        """The value under the first of these keys that has one, of whatever type."""
+        return self._first(names)[1]
 
     # ------------------------------------------------------------------------------- values
     def integer(
@@ -129,18 +140,30 @@ class Settings:
     def missing(self, *names: str) -> InputError:
         """The error of a needed key; the help names the present key that is most like it."""
         also = f" (nor {', '.join(names[1:])})" if names[1:] else ""
+        sections = [root.rstrip(".") for root in self.roots if root]
+        also += f" in {' or '.join(sections)}" if sections else ""
+        for name in names:
+            if name in self.unknown:
+                help_text = f"its value is computed when the script runs; give it with --set {name}=VALUE"
+                return self.error(name, "the file does not tell this value", help_text)
         near = next(filter(None, (nearest(name, self.values) for name in names)), "")
-        help_text = f"the file has `{near}`" if near else ""
+        root = "" if "" in self.roots else self.roots[0]
+        seen = f"the file has `{near}`; " if near else ""
+        help_text = f"{seen}what a file lacks can be given with --set {root}{names[0]}=VALUE"
         return InputError([self.source.problem(f"{names[0]} is missing{also}", help_text)])
 
     # ----------------------------------------------------------------------------- internals
     def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:
         """The first of the keys with a value; all of them count as used."""
-        self.used.update(name for name in names if name in self.values)
-        for name in names:
-            if self.values.get(name) is not None:
-                return name, self.values[name]
+        paths = self._paths(names)
+        self.used.update(path for path in paths if path in self.values)
+        for path in paths:
+            if self.values.get(path) is not None:
+                return path, self.values[path]
         return names[0], None
+
+    def _paths(self, names: tuple[str, ...]) -> list[str]:
+        return [root + name for name in names for root in self.roots]
 
     def _number(self, name: str, value: Any, wanted: str) -> float:
         if self.textual and isinstance(value, str):
@@ -148,6 +171,8 @@ class Settings:
                 value = float(value) if any(sign in value for sign in ".eEnN") else int(value)
             except ValueError:
                 raise self.error(name, f"{_short(value)} is not {wanted}") from None
+        elif self.textual and value is True:
+            raise self.error(name, "its value is missing")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             quoted = isinstance(value, str) and value.strip().isdigit()
             help_text = "write the number without quotes" if quoted else ""

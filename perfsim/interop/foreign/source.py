@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,9 +29,13 @@ class Source:
 
     path: Path
     text: str
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Values that the user sets beside the file, by key."""
+    model: str = ""
+    """The model of a file that has none: a name of the catalogue, or a file; "": what lies beside it."""
 
     @classmethod
-    def read(cls, path: Path) -> Source:
+    def read(cls, path: Path, given: Mapping[str, Any] | None = None) -> Source:
         """Read a file. Raises InputError for one that is not there or that is no UTF-8 text."""
         if path.is_dir():
             raise InputError([Problem("is a directory; a file is expected", file=str(path))])
@@ -44,7 +48,7 @@ class Source:
             line = data[: error.start].count(b"\n") + 1
             message = f"the byte 0x{data[error.start]:02x} is not UTF-8 text"
             raise InputError([Problem(message, str(path), line)]) from None
-        return cls(path, text.replace("\r\n", "\n"))
+        return cls(path, text.replace("\r\n", "\n"), given or {})
 
     @cached_property
     def lines(self) -> list[str]:

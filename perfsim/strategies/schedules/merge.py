@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 from perfsim.errors import DeadlockError
 from perfsim.strategies.schedules.placement import Placement
@@ -36,8 +35,8 @@ def merged_order(orders: list[StageOrder], placement: Placement) -> list[Slot]:
     while len(merged) < total:
         before = len(merged)
         for stage, order in enumerate(orders):
-            for slot in islice(order, position[stage], None):
-                which, _, chunk, microbatch = slot
+            for index in range(position[stage], len(order)):  # a slice or `islice` would read what is done
+                which, _, chunk, microbatch = slot = order[index]
                 at = places[stage][chunk] * count + microbatch
                 if which == "F":
                     if not forwards[at]:

@@ -111,6 +111,7 @@ def test_a_sweep_goes_on_where_a_limit_ended_it(perfsim: Run) -> None:
         ("validate",),
         ("show",),
         ("sweep",),
+        ("import",),
         ("calibrate",),
         *(("calibrate", each) for each in ("gemm", "collective", "framework", "wafer")),
     ],

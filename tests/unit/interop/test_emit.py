@@ -7,16 +7,12 @@ import json
 import shlex
 import tomllib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import yaml
 
-from perfsim.catalog import Catalog
 from perfsim.errors import InputError, LayoutError
 from perfsim.interop.emit import TOOLS, emit
-from perfsim.prediction.planner import plan_of
-from perfsim.prediction.question import Question
 from perfsim.strategies import Plan
 from perfsim.workload import ParallelLayout
 
@@ -49,35 +45,6 @@ SWITCHES = (
     *("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "group-query-attention"),
     *("untie-embeddings-and-output-weights", "cross-entropy-loss-fusion"),
 )
-
-
-@pytest.fixture
-def planned() -> Callable[..., Plan]:
-    """Plans a given layout, whether it fits or not."""
-    catalog = Catalog()
-
-    def plan(
-        layout: str,
-        *,
-        model: str = "gpt3_20b",
-        system: str = "dgx-a100-80gb",
-        devices: int = 64,
-        **recipe: Any,
-    ) -> Plan:
-        asked = catalog.recipes["gpt3_pretraining"].with_(**recipe)
-        question = Question(
-            model=catalog.models[model],
-            recipe=asked,
-            system=catalog.systems[system],
-            devices=devices,
-            strategy="",
-            batch=192,
-            layout=layout,
-            must_fit=False,
-        )
-        return plan_of(question)
-
-    return plan
 
 
 def flags_of(text: str) -> argparse.Namespace:

@@ -28,10 +28,10 @@ def test_no_file_of_perfsims_own_is_taken_for_a_foreign_one(folder: str) -> None
     [
         (b"", "no known format was recognised"),
         (b"hello", "huggingface: Hugging Face config.json, by `model_type`"),
-        (b'{"model_type": ', r"it is no JSON: .*config.json:1: malformed JSON"),
+        (b'{"model_type": ', r"config.json:1: malformed JSON"),
         (b'{"a": NaN}', "NaN is not a finite number"),
         (b"\xff\xfe\x00", ":1: the byte 0xff is not UTF-8 text"),
-        (b"[" * 100_000, "it is no JSON|no known format"),
+        (b"[" * 100_000, "nested more than|no known format"),
         (b"{a: " * 5_000, "no known format"),
         (b"\x00", "no known format"),
     ],

@@ -1,0 +1,118 @@
+"""A configuration of DeepSpeed as JSON: batch, ZeRO and precision; the model stands in a file beside it.
+
+Names: deepspeedai/DeepSpeed, `docs/_pages/config-json.md`. `auto` is what Hugging Face's trainer fills in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perfsim.interop.deepspeed import OPTIMIZERS
+from perfsim.interop.foreign.imported import Reading
+from perfsim.interop.foreign.settings import Settings
+from perfsim.interop.foreign.shape import Gap, Shape
+from perfsim.interop.foreign.source import Source
+from perfsim.sizes import MOST_DEVICES
+from perfsim.workload import ParallelLayout
+
+SIGNS = (
+    "zero_optimization",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+)
+KNOWN = {
+    **{name.casefold(): ours for ours, name in OPTIMIZERS.items()},
+    **dict.fromkeys(("onebitadam", "zerooneadam", "fusedadam", "cpuadam", "torchadam"), "adam"),
+    **dict.fromkeys(("lamb", "onebitlamb", "adagrad", "lion", "muon"), "adam"),
+}
+WIRE = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bfp16": "bf16"}
+
+
+def recognise(document: Any) -> bool:
+    """Whether this is a configuration of DeepSpeed."""
+    return (
+        isinstance(document, Mapping)
+        and any(name in document for name in SIGNS)
+        and "num_layers" not in document
+    )
+
+
+def read(source: Source, document: Mapping[str, Any], shape: Shape | None) -> Reading:
+    """Recipe and layout; `shape` is that of the model beside it."""
+    settings = Settings.of(source, document)
+    settings.values = {name: value for name, value in settings.values.items() if value != "auto"}
+    settings.ignore("_comments", "steps_per_print", "wall_clock_breakdown")
+    micro = settings.integer("train_micro_batch_size_per_gpu")
+    accumulation = settings.integer("gradient_accumulation_steps")
+    batch = settings.integer("train_batch_size")
+    tensor = settings.integer("tensor_parallel.autotp_size", default=1, least=0, most=MOST_DEVICES) or 1
+    data = _replicas(settings, batch, micro, accumulation)
+    layout = ParallelLayout(
+        tensor=tensor,
+        data=data or 1,
+        zero_stage=settings.integer("zero_optimization.stage", default=0, least=0, most=3) or 0,
+        micro_batch_size=micro or 1,
+    )
+    return Reading(
+        settings,
+        shape=shape,
+        recipe=_recipe(settings, batch, shape),
+        layout=layout if micro is not None else None,
+        devices=None if data is None else data * tensor,
+        gaps=tuple(_gaps(settings, micro, accumulation, batch)),
+    )
+
+
+def _replicas(
+    settings: Settings, batch: int | None, micro: int | None, accumulation: int | None
+) -> int | None:
+    """Batch = micro-batch x accumulation x replicas, where the file has all three."""
+    if batch is None or micro is None or accumulation is None:
+        return None
+    if batch % (micro * accumulation):
+        message = f"{batch} is not a multiple of micro-batch {micro} x accumulation {accumulation}"
+        raise settings.error("train_batch_size", message, "the quotient is the number of replicas")
+    return batch // (micro * accumulation)
+
+
+def _recipe(settings: Settings, batch: int | None, shape: Shape | None) -> dict[str, Any]:
+    precision = "fp32"
+    if settings.flag("fp16.enabled"):
+        precision = "fp16"
+    if settings.flag("bf16.enabled", "bfloat16.enabled"):
+        precision = "bf16"
+    wire = settings.choice(("communication_data_type", "data_types.grad_accum_dtype"), WIRE, precision)
+    elements = settings.integer("zero_optimization.reduce_bucket_size")
+    name = settings.text("optimizer.type", default="Adam")
+    return {
+        # The file does not say it; a recipe has to.
+        "seq_length": None if shape is None else min(shape.positions, LONGEST),
+        "precision": precision,
+        "optimizer": KNOWN.get(name.casefold(), "adam"),
+        "global_batch_size": batch,
+        "overlap_grad_reduce": settings.flag("zero_optimization.overlap_comm"),
+        "grad_bucket": None if elements is None else f"{elements * (4 if wire == 'fp32' else 2)} B",
+        "reduce_precision": None if wire == "fp32" else wire,
+    }
+
+
+LONGEST = 4096
+"""Longest sequence that is assumed where only the model's limit is known."""
+
+
+def _gaps(settings: Settings, micro: int | None, accumulation: int | None, batch: int | None) -> Any:
+    for part in ("offload_optimizer", "offload_param"):
+        device = settings.text(f"zero_optimization.{part}.device")
+        if device and device != "none":
+            yield Gap(f"{part.removeprefix('offload_')} states on {device}", changes_model=False)
+    if batch is None and micro is not None:
+        product = f"{micro} x {accumulation or 1} x the number of replicas"
+        yield Gap(f"a global batch of {product}, which the file does not tell", changes_model=False)
+    name = settings.text("optimizer.type", default="Adam")
+    if name.casefold() not in ("adam", "adamw", "sgd"):
+        yield Gap(
+            f"the optimizer {name[:40]}; described as {KNOWN.get(name.casefold(), 'adam')}",
+            changes_model=False,
+        )

@@ -1,0 +1,169 @@
+"""The layout of Megatron's arguments: ranks, degrees, stages, ZeRO and recompute."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from perfsim.interop.foreign.settings import Settings
+from perfsim.interop.foreign.shape import Gap
+from perfsim.interop.megatron import RANKS_IN_ALL, SHARDING
+from perfsim.sizes import MOST_DEVICES, MOST_LAYERS
+from perfsim.workload import ParallelLayout
+
+
+def world_size(settings: Settings, variables: Mapping[str, str], text: str) -> int | None:
+    """Number of ranks: of the dump, of torchrun's flags, of Slurm's, or of the usual variables."""
+    world = settings.integer("world_size", most=MOST_DEVICES)
+    if world is not None:
+        return world
+    named = RANKS_IN_ALL.search(text)
+    if named:
+        return int(named[1])
+    settings.ignore("master_addr", "master_port", "node_rank", "rdzv_id", "rdzv_backend", "rdzv_endpoint")
+    nodes = _count(
+        settings, variables, text, ("nnodes",), ("NNODES", "NUM_NODES", "SLURM_NNODES"), r"--nodes[= ]|-N "
+    )
+    ranks = _count(
+        settings,
+        variables,
+        text,
+        ("nproc_per_node", "nproc-per-node"),
+        ("GPUS_PER_NODE", "NPROC_PER_NODE", "NUM_GPUS_PER_NODE"),
+        r"--(?:ntasks-per-node|gpus-per-node|gres)[= ](?:gpu:)?(?:\w+:)?",
+    )
+    if ranks is None:
+        named = re.match(r"\d{1,6}$", variables.get("WORLD_SIZE", ""))
+        return int(named[0]) if named else None
+    return ranks * (nodes or 1)
+
+
+def _count(
+    settings: Settings,
+    variables: Mapping[str, str],
+    text: str,
+    flags: Sequence[str],
+    names: Sequence[str],
+    directive: str,
+) -> int | None:
+    for flag in flags:
+        if re.fullmatch(r"\d{1,6}", settings.text(flag)):
+            return int(settings.text(flag))
+    for name in names:
+        if re.fullmatch(r"\d{1,6}", variables.get(name, "")):
+            return int(variables[name])
+    match = re.search(rf"^#SBATCH.*?(?:{directive})(\d{{1,6}})", text, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple[ParallelLayout, int | None]:
+    """Degrees, ZeRO stage and recompute; virtual stages follow when the number of layers is known."""
+    tensor = (
+        settings.integer("tensor_model_parallel_size", "model_parallel_size", default=1, most=MOST_DEVICES)
+        or 1
+    )
+    pipeline = settings.integer("pipeline_model_parallel_size", default=1, most=MOST_DEVICES) or 1
+    context = settings.integer("context_parallel_size", default=1, most=MOST_DEVICES) or 1
+    if context > 1:
+        gaps.append(Gap(f"context parallelism over {context} ranks", changes_model=False))
+    experts = settings.integer("expert_model_parallel_size", default=1, most=MOST_DEVICES) or 1
+    if experts > 1:
+        gaps.append(Gap(f"expert parallelism over {experts} ranks", changes_model=False))
+    if settings.raw("rampup_batch_size") is not None:
+        gaps.append(Gap("a batch that grows at the start of the run", changes_model=False))
+    ways = tensor * pipeline * context
+    if world is not None and world % ways:
+        settings.source.refuse(
+            f"{world} ranks are not a multiple of tensor {tensor} x pipeline {pipeline} x context {context}",
+            "check the number of nodes and of ranks of a node",
+        )
+    sharding = settings.text("data_parallel_sharding_strategy")
+    stages = {name: stage for stage, name in SHARDING.items()}
+    fsdp = settings.flag("use_megatron_fsdp") or settings.flag("use_custom_fsdp")
+    if fsdp:
+        settings.ignore("no_gradient_accumulation_fusion", "ckpt_format")  # it demands both
+    distributed = settings.text("optim.name").startswith("distributed")
+    stage = int(settings.flag("use_distributed_optimizer") or distributed)
+    if settings.flag("use_torch_fsdp2"):
+        stage = 3
+    layout = ParallelLayout(
+        tensor=tensor,
+        pipeline=pipeline,
+        data=1 if world is None else world // ways,
+        sequence_parallel=settings.flag("sequence_parallel") and tensor > 1,
+        zero_stage=stages.get(sharding, stage) if fsdp else stage,
+        micro_batch_size=settings.integer("micro_batch_size", "batch_size", default=1) or 1,
+        recompute=_recompute(settings),
+    )
+    return layout, None if world is None else world // context
+
+
+def _recompute(settings: Settings) -> Any:
+    if settings.flag("checkpoint_activations"):
+        return "full"
+    granularity = settings.text("recompute_granularity", "activations_checkpoint_granularity")
+    if settings.flag("recompute_activations"):
+        granularity = granularity or "selective"
+    if granularity not in ("", "full", "selective", "None"):
+        raise settings.error("recompute_granularity", f"{granularity[:40]!r} is neither full nor selective")
+    return granularity if granularity in ("full", "selective") else "none"
+
+
+def divided(settings: Settings, layout: ParallelLayout, layers: int, gaps: list[Gap]) -> ParallelLayout:
+    """The layout with its virtual stages, uneven stages, and the share of layers that is recomputed."""
+    changes: dict[str, Any] = {}
+    pipeline = layout.pipeline
+    if pipeline > layers:
+        message = f"{pipeline} stages for {layers} layers"
+        raise settings.error("pipeline_model_parallel_size", message)
+    counts = _stage_layers(settings, layers)
+    chunk = settings.integer("num_layers_per_virtual_pipeline_stage", most=MOST_LAYERS)
+    virtual = settings.integer(
+        *("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size"), most=MOST_LAYERS
+    )
+    if counts:
+        changes["layers_per_stage"] = counts
+        virtual = max(1, len(counts) // pipeline)
+    elif chunk and not virtual:
+        virtual = max(1, layers // pipeline // chunk)
+    if virtual and virtual > 1 and pipeline > 1:
+        changes |= {"virtual_pipeline": virtual, "schedule": "interleaved"}
+    ends = [settings.integer(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last")]
+    if any(ends) and not counts:
+        gaps.append(Gap("another number of layers in the first or last stage", changes_model=False))
+    recomputed = settings.integer(
+        "recompute_num_layers", "activations_checkpoint_num_layers", most=MOST_LAYERS
+    )
+    method = settings.text("recompute_method", "activations_checkpoint_method")
+    if layout.recompute == "full" and method == "block" and recomputed:
+        mine = max(counts) if counts else layers // pipeline // int(changes.get("virtual_pipeline", 1))
+        changes["recompute_every"] = max(1, math.ceil(mine / recomputed))
+    settings.ignore("checkpoint_num_layers", "distribute_checkpointed_activations")
+    return replace(layout, **changes)
+
+
+def _stage_layers(settings: Settings, layers: int) -> tuple[int, ...]:
+    """Layers of each virtual stage of `E,t*3|t*4|t*3,L`; empty where the stages are even."""
+    pattern = settings.text("pipeline_model_parallel_layout")
+    if not pattern or pattern == "None":
+        return ()
+    counts = tuple(
+        sum(int(times or 1) for times in re.findall(r"t(?:\*(\d{1,4}))?", stage))
+        for stage in _stages(pattern)
+    )
+    if sum(counts) != layers:
+        message = f"{sum(counts)} decoder layers, the model has {layers}"
+        raise settings.error("pipeline_model_parallel_layout", message)
+    return () if len(set(counts)) == 1 else counts
+
+
+def _stages(pattern: str) -> list[str]:
+    """The stages of a layout with repeated groups, `(t*3|)*2`, written out."""
+    while match := re.search(r"\(([^()]*)\)\*(\d{1,3})", pattern):
+        pattern = pattern[: match.start()] + match[1] * int(match[2]) + pattern[match.end() :]
+        if len(pattern) > MOST_LAYERS * 8:
+            break
+    return pattern.strip("|").split("|")

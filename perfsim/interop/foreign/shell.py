@@ -1,0 +1,327 @@
+"""Flags of a command in a shell script: variables, arrays and simple conditions are followed, nothing is run.
+
+Understood are assignments, arrays, `${NAME:-default}`, `$((...))`, line continuations, `if` with tests of
+strings and numbers. A value that depends on something else (`$(nproc)`, an unset variable) is unknown; it is
+an error only where it is needed.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+UNKNOWN = "\ufffd"
+"""Stands in a word for what cannot be known without running the script."""
+MOST_WORD = 20_000
+"""Characters of a word with its variables written out."""
+_OPERATORS = ("&&", "||", ";;", "\n", ";", "&", "|", "(", ")", "<", ">")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(
+    r"\$(?:\{#?(?P<braced>[A-Za-z_]\w*|[0-9@*])(?:\[[@*]\])?(?::?(?P<sign>[-=])(?P<default>[^{}]*))?\}"
+    r"|(?P<plain>[A-Za-z_]\w*|[0-9@*]))"
+)
+_ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
+_SUBSTITUTION = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)|`[^`]*`")
+_BRANCHES = (
+    "if",
+    "elif",
+    "else",
+    "fi",
+    "then",
+    "case",
+    "esac",
+    "for",
+    "while",
+    "until",
+    "do",
+    "done",
+    "{",
+    "}",
+)
+_TESTS: Mapping[str, Callable[[float, float], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-lt": operator.lt,
+    "-le": operator.le,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+}
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word as written, with the part of it that stood in single quotes marked as literal."""
+
+    text: str
+    literal: bool = False
+    quoted: bool = False
+
+
+@dataclass
+class Script:
+    """What a script's variables and commands are after all that can be followed."""
+
+    variables: dict[str, list[str]] = field(default_factory=dict)
+    commands: list[list[str]] = field(default_factory=list)
+    conditions: list[bool | None] = field(default_factory=list)
+    """Of the open branches: true, false, or None where it cannot be known."""
+    decided: list[bool | None] = field(default_factory=list)
+    """Whether a branch of each open `if` was taken."""
+
+    # ------------------------------------------------------------------------------ statements
+    def run(self, text: str) -> Script:
+        """Follow all statements of a script."""
+        for statement in _statements(_words(text)):
+            self._statement(statement)
+        return self
+
+    def _statement(self, words: list[Word]) -> None:
+        while words and words[0].text in (*_BRANCHES, "!", "time", "export", "local", "readonly", "declare"):
+            head, words = words[0].text, words[1:]
+            if head in ("if", "elif", "else", "fi"):
+                self._branch(head, words)
+                if head in ("if", "elif"):
+                    return
+            elif head in ("case", "for", "while", "until"):
+                self.conditions.append(None)
+                self.decided.append(None)
+                return
+            elif head in ("esac", "done"):
+                self._close()
+        if not words or False in self.conditions:
+            return
+        while words and (match := _ASSIGNMENT.fullmatch(words[0].text)) and not words[0].literal:
+            words = self._assign(match, words)
+        if words:
+            self.commands.append([part for word in words for part in self.expand(word)])
+
+    def _branch(self, head: str, words: list[Word]) -> None:
+        if head == "if":
+            value = self._test(words)
+            self.conditions.append(value)
+            self.decided.append(value)
+        elif not self.conditions:
+            return
+        elif head == "fi":
+            self._close()
+        else:
+            before = self.decided[-1]
+            value = self._test(words) if head == "elif" else True
+            taken = None if before is None or value is None else value and not before
+            self.conditions[-1] = False if before is True else taken
+            self.decided[-1] = None if None in (before, value) else before or value
+
+    def _close(self) -> None:
+        if self.conditions:
+            self.conditions.pop()
+            self.decided.pop()
+
+    def _test(self, words: list[Word]) -> bool | None:
+        """The truth of `[ a = b ]`, `[[ -z $a ]]` and the like; None where it cannot be known."""
+        parts = [" ".join(self.expand(word)) for word in words]
+        if not parts or parts[0] not in ("[", "[[", "test"):
+            return None
+        parts = [part for part in parts[1:] if part not in ("]", "]]")]
+        if any(UNKNOWN in part for part in parts):
+            return None
+        match parts:
+            case ["-z", value]:
+                return not value
+            case ["-n", value] | [value]:
+                return bool(value)
+            case [left, "=" | "==", right]:
+                return left == right
+            case [left, "!=", right]:
+                return left != right
+            case [left, sign, right] if sign in _TESTS:
+                try:
+                    return _TESTS[sign](float(left), float(right))
+                except ValueError:
+                    return None
+        return None
+
+    def _assign(self, match: re.Match[str], words: list[Word]) -> list[Word]:
+        """Set a variable; returns the words after the assignment."""
+        name, plus, value = match[1], match[2], match[3]
+        if value.startswith("(") and not words[0].quoted:
+            end = next(
+                (index for index, word in enumerate(words) if word.text == ")" and not word.quoted),
+                len(words),
+            )
+            content = [part for word in words[1:end] for part in self.expand(word)]
+            rest = words[end + 1 :]
+        else:
+            # Inside quotes a value keeps its blanks, so that it is split where it is used.
+            content = [" ".join(self.expand(Word(value, words[0].literal, quoted=True)))]
+            rest = words[1:]
+        before = self.variables.get(name, [])
+        if plus:
+            content = (
+                [*before, *content]
+                if words[0].text.endswith("(") or len(before) > 1
+                else ["".join([*before, *content])]
+            )
+        if None in self.conditions and name in self.variables and content != before:
+            content = [UNKNOWN]
+        self.variables[name] = content
+        return rest
+
+    # ----------------------------------------------------------------------------------- words
+    def expand(self, word: Word) -> list[str]:
+        """A word with its variables written out, split at blanks unless it is quoted."""
+        if word.literal:
+            return [word.text]
+        array = re.fullmatch(r"\$\{(\w+)\[[@*]\]\}|\$([@*])", word.text)
+        if array:
+            return self.variables.get(array[1] or "", [UNKNOWN])
+        text = _ARITHMETIC.sub(lambda match: self._arithmetic(match[1]), word.text)
+        text = _SUBSTITUTION.sub(UNKNOWN, text)
+        text = _VARIABLE.sub(self._value, text)[:MOST_WORD]
+        return [text] if word.quoted else text.split()
+
+    def _value(self, match: re.Match[str]) -> str:
+        name, default = match["braced"] or match["plain"], match["default"]
+        known = self.variables.get(name)
+        if known is not None and any(known):
+            return " ".join(known)
+        if match["sign"]:
+            return _VARIABLE.sub(self._value, (default or "").strip("\"'"))
+        return "" if known is not None else UNKNOWN
+
+    def _arithmetic(self, expression: str) -> str:
+        text = _VARIABLE.sub(self._value, expression)
+        named = re.sub(r"[A-Za-z_]\w*", lambda match: " ".join(self.variables.get(match[0], [UNKNOWN])), text)
+        try:
+            return str(_calculated(ast.parse(named.strip().replace("/", "//"), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError, OverflowError):
+            return UNKNOWN
+
+
+def _calculated(node: ast.expr) -> int:
+    signs: Mapping[type, Callable[[int, int], int]] = {
+        ast.Add: operator.add,
+        ast.Sub: operator.sub,
+        ast.Mult: operator.mul,
+        ast.FloorDiv: operator.floordiv,
+        ast.Mod: operator.mod,
+    }
+    if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) < 2**53:
+        return int(node.value)
+    if isinstance(node, ast.BinOp) and type(node.op) in signs:
+        return signs[type(node.op)](_calculated(node.left), _calculated(node.right))
+    raise ValueError("not a sum of whole numbers")
+
+
+def _statements(words: Iterator[Word]) -> Iterator[list[Word]]:
+    """Words between separators; the brackets of an array belong to its statement."""
+    statement: list[Word] = []
+    in_array = False
+    for word in words:
+        if word.quoted or word.literal or word.text not in _OPERATORS:
+            statement.append(word)
+        elif word.text == "(" and statement and statement[-1].text.endswith("=") and not statement[-1].quoted:
+            statement[-1] = Word(statement[-1].text + "(")
+            in_array = True
+        elif in_array:
+            in_array = word.text != ")"
+            if not in_array:
+                statement.append(word)
+        elif word.text not in ("<", ">"):
+            if statement:
+                yield statement
+            statement = []
+    if statement:
+        yield statement
+
+
+def _words(text: str) -> Iterator[Word]:
+    """The words and operators of a shell script, comments left out."""
+    text = text.replace("\\\n", " ")
+    place, end = 0, len(text)
+    current: list[str] = []
+    quoted = literal = False
+    while place < end:
+        char = text[place]
+        if char in "'\"":
+            close = _closing(text, place)
+            content = text[place + 1 : close]
+            literal = literal or (char == "'" and "$" in content)
+            quoted = True
+            current.append(content.replace('\\"', '"') if char == '"' else content)
+            place = close + 1
+        elif char == "$" and text[place : place + 2] in ("$(", "${"):
+            close = _bracket(text, place + 1)
+            current.append(text[place : close + 1])
+            place = close + 1
+        elif char == "#" and not current and not quoted:
+            place = text.find("\n", place)
+            place = end if place < 0 else place
+        elif char in " \t" or char in "\n;&|()<>":
+            if current or quoted:
+                yield Word("".join(current), literal, quoted)
+            current, quoted, literal = [], False, False
+            if char not in " \t":
+                yield Word(char)
+            place += 1
+        else:
+            current.append(text[place + 1 : place + 2] if char == "\\" else char)
+            place += 2 if char == "\\" else 1
+    if current or quoted:
+        yield Word("".join(current), literal, quoted)
+
+
+def _closing(text: str, place: int) -> int:
+    """The place of the quote that closes the one at `place`; the end where none does."""
+    quote = text[place]
+    close = text.find(quote, place + 1)
+    while quote == '"' and close > 0 and text[close - 1] == "\\":
+        close = text.find(quote, close + 1)
+    return len(text) if close < 0 else close
+
+
+def _bracket(text: str, place: int) -> int:
+    """The place of the bracket that closes the one at `place`."""
+    opening, closing = text[place], {"(": ")", "{": "}"}[text[place]]
+    depth = 0
+    for index in range(place, len(text)):
+        depth += (text[index] == opening) - (text[index] == closing)
+        if depth == 0:
+            return index
+    return len(text) - 1
+
+
+def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, str]]:
+    """The flags of the command that has the flag `needed`, by name with underscores, and the variables.
+
+    A flag without a value is True. Where no command has it, the flags of all variables are taken, so that a
+    file of argument arrays can be read. Lines that begin with a flag count as one command.
+    """
+    script = Script().run(text)
+    commands = [command for command in script.commands if command and not command[0].startswith("--")]
+    bare = [
+        word for command in script.commands if command and command[0].startswith("--") for word in command
+    ]
+    chosen = next((command for command in commands if needed in _names(command)), None)
+    if chosen is None:
+        parts = [part for value in script.variables.values() for part in value]
+        chosen = bare if needed in _names(bare) else [word for part in parts for word in part.split()]
+    return _flags(chosen), {name: " ".join(value) for name, value in script.variables.items()}
+
+
+def _names(words: list[str]) -> set[str]:
+    return {word.split("=")[0].replace("_", "-") for word in words if word.startswith("--")}
+
+
+def _flags(words: list[str]) -> dict[str, str | bool]:
+    flags: dict[str, str | bool] = {}
+    for index, word in enumerate(words):
+        if not word.startswith("--") or len(word) < 3:
+            continue
+        name, equals, value = word[2:].partition("=")
+        following = words[index + 1] if index + 1 < len(words) else "--"
+        is_value = not following.startswith("--") and not re.fullmatch(r"-[a-z]", following)
+        flags[name.replace("-", "_")] = value if equals else following if is_value else True
+    return flags

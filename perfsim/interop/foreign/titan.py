@@ -1,0 +1,245 @@
+"""Jobs of torchtitan: TOML files, and what `--print_config` writes into a log.
+
+Names: pytorch/torchtitan, `torchtitan/config/job_config.py` of 2024 and 2025, and the configurations of 2026.
+The model is named by its flavor; the shapes of the flavors stand in `torchtitan/models/*/__init__.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from perfsim.errors import InputError
+from perfsim.interop.foreign.imported import Reading
+from perfsim.interop.foreign.settings import Settings
+from perfsim.interop.foreign.shape import Gap, Shape
+from perfsim.interop.foreign.source import Source
+from perfsim.interop.torchtitan import PRECISIONS
+from perfsim.interop.torchtitan import SCHEDULES as EMITTED_SCHEDULES
+from perfsim.sizes import MOST_DEVICES, MOST_POSITIONS
+from perfsim.workload import ParallelLayout
+
+PRINTED = re.compile(r"Running with (?:args|configs?|config): *(?=\{)")
+MESH = re.compile(r"device mesh with \[[^\]]*\], \[(\d{1,6}(?:, \d{1,6})*)\]")
+SCHEDULES = {name: schedule for schedule, name in EMITTED_SCHEDULES.items()} | {
+    "LoopedBFS": "interleaved",
+    "DualPipeV": "zbv",
+    "InterleavedZeroBubble": "interleaved",
+}
+HALVES = {name: precision for precision, name in PRECISIONS.items() if precision != "tf32"}
+LLAMA: dict[str, Any] = {
+    "gated": True,
+    "tied": False,
+    "embedding": "rotary",
+    "norm_vectors": 1,
+    "bias_qkv": False,
+    "bias_out": False,
+    "bias_mlp": False,
+}
+FLAVORS: Mapping[tuple[str, str], tuple[int, int, int, int, int, int]] = {
+    ("llama2", "7b"): (32, 4096, 32, 32, 11008, 32000),
+    ("llama2", "13b"): (40, 5120, 40, 40, 13824, 32000),
+    ("llama2", "70b"): (80, 8192, 64, 8, 28672, 32000),
+    ("llama3", "8b"): (32, 4096, 32, 8, 14336, 128256),
+    ("llama3", "70b"): (80, 8192, 64, 8, 28672, 128256),
+    ("llama3", "405b"): (126, 16384, 128, 8, 53248, 128256),
+}
+"""Layers, hidden size, heads, key and value heads, MLP and vocabulary of a flavor."""
+
+
+def recognise(document: Any) -> bool:
+    """Whether this is a job's TOML or JSON, or a log with a printed configuration."""
+    if isinstance(document, str):
+        return PRINTED.search(document) is not None
+    if not isinstance(document, Mapping) or not isinstance(document.get("training"), Mapping):
+        return False
+    training = document["training"]
+    others = ("parallelism", "activation_checkpoint", "experimental", "job")
+    return ("seq_len" in training or "local_batch_size" in training) and any(
+        name in document for name in others
+    )
+
+
+def read(source: Source, document: Any, beside: Shape | None) -> Reading:
+    """Recipe, layout and, by flavor or from the file beside it, the model."""
+    text = document if isinstance(document, str) else ""
+    settings = Settings.of(source, _printed(source, text) if text else document)
+    settings.ignore("job.config_file", "job.print_config", "job.description", "job.dump_folder")
+    gaps: list[Gap] = []
+    shape = beside or _shape(settings, gaps)
+    mesh = MESH.search(text)
+    world = None
+    if mesh:
+        world = 1
+        for size in mesh[1].split(", "):
+            world *= int(size)
+    layout, devices = _layout(settings, world, shape, gaps)
+    return Reading(
+        settings,
+        shape=shape,
+        recipe=_recipe(settings, layout, devices),
+        layout=layout,
+        devices=devices,
+        gaps=tuple(gaps),
+        name="-".join(filter(None, (settings.text("model.name"), settings.text("model.flavor")))),
+    )
+
+
+def _printed(source: Source, text: str) -> Any:
+    """The configuration in a log: JSON, or the text of a Python dictionary."""
+    match = PRINTED.search(text)
+    start = match.end() if match else 0
+    line = source.text.count("\n", 0, start) + 1
+    try:
+        return json.JSONDecoder().raw_decode(text, start)[0]
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(text[start:].split("\n", 1)[0].strip()[:MOST_PRINTED])
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        raise InputError([source.problem("the printed configuration cannot be read", line=line)]) from None
+
+
+MOST_PRINTED = 200_000
+
+
+def _shape(settings: Settings, gaps: list[Gap]) -> Shape | None:
+    name = settings.text("model.name", "model_spec.name").casefold()
+    flavor = settings.text("model.flavor", "model_spec.flavor").casefold()
+    known = FLAVORS.get((name, flavor))
+    if known is None:
+        words = " ".join(filter(None, (name, flavor))) or "its model"
+        gaps.append(Gap(f"{words}: the shape stands in torchtitan's code; give the model with --model"))
+        return None
+    layers, hidden, heads, groups, ffn, vocab = known
+    positions = settings.integer("training.seq_len", default=2048, most=MOST_POSITIONS) or 2048
+    return Shape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=groups,
+        head_dim=hidden // heads,
+        ffn=ffn,
+        vocab=vocab,
+        positions=positions,
+        **LLAMA,
+    )
+
+
+# ----------------------------------------------------------------------------------------- layout
+def _degree(settings: Settings, name: str, default: int = 1) -> int:
+    """A degree of parallelism, in whichever section the release has it; -1 is what is left."""
+    places = tuple(f"{section}.{name}" for section in ("parallelism", "training", "experimental"))
+    return settings.integer(*places, default=default, least=-1, most=MOST_DEVICES) or default
+
+
+def _layout(
+    settings: Settings, world: int | None, shape: Shape | None, gaps: list[Gap]
+) -> tuple[ParallelLayout, int | None]:
+    tensor = max(1, _degree(settings, "tensor_parallel_degree"))
+    pipeline = max(1, _degree(settings, "pipeline_parallel_degree"))
+    context = max(1, _degree(settings, "context_parallel_degree"))
+    experts = max(1, _degree(settings, "expert_parallel_degree"))
+    replicas = max(1, _degree(settings, "data_parallel_replicate_degree"))
+    shards = _degree(settings, "data_parallel_shard_degree", default=-1)
+    for degree, word in ((context, "context"), (experts, "expert")):
+        if degree > 1:
+            gaps.append(Gap(f"{word} parallelism over {degree} ranks", changes_model=False))
+    if shards < 1 and world is not None:
+        ways = tensor * pipeline * context * replicas
+        if world % ways:
+            settings.source.refuse(f"{world} ranks are not a multiple of the degrees, {ways}")
+        shards = world // ways
+    data = None if shards < 1 else replicas * shards
+    if shards > 1 and replicas > 1:
+        gaps.append(Gap(f"{replicas} replicas of {shards} shards each; all ranks shard", changes_model=False))
+    reshard = settings.text("parallelism.fsdp_reshard_after_forward", default="default")
+    always = reshard == "always" or (reshard == "default" and pipeline == 1)
+    stage = 0 if shards == 1 else 3 if always else 2
+    mode, every = _recompute(settings)
+    layout = ParallelLayout(
+        tensor=tensor,
+        pipeline=pipeline,
+        data=data or 1,
+        sequence_parallel=tensor > 1,
+        zero_stage=stage,
+        micro_batch_size=_micro(settings, pipeline),
+        recompute=mode,
+        recompute_every=every,
+    )
+    layout = _staged(settings, layout, shape)
+    return layout, None if data is None else data * tensor * pipeline
+
+
+def _micro(settings: Settings, pipeline: int) -> int:
+    local = settings.integer("training.local_batch_size", "training.batch_size", default=1) or 1
+    if pipeline == 1:
+        settings.ignore("parallelism.pipeline_parallel_microbatch_size")
+        return local
+    return settings.integer("parallelism.pipeline_parallel_microbatch_size", default=1) or 1
+
+
+def _recompute(settings: Settings) -> tuple[Any, int]:
+    mode = settings.text("activation_checkpoint.mode", default="selective")
+    option = settings.text("activation_checkpoint.selective_ac_option", default="op")
+    if mode not in ("none", "full", "selective", "memory_budget"):
+        raise settings.error("activation_checkpoint.mode", f"{mode[:40]!r} is none of none, selective, full")
+    if mode == "selective" and option.isdigit() and 0 < int(option) < 1000:
+        return "full", int(option)
+    return "selective" if mode == "memory_budget" else mode, 1
+
+
+def _staged(settings: Settings, layout: ParallelLayout, shape: Shape | None) -> ParallelLayout:
+    """The layout with its schedule and the layers of its stages."""
+    names = ("parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule")
+    schedule = settings.choice(names, SCHEDULES, "1f1b")
+    modules = settings.values.get("parallelism.module_fqns_per_model_part")
+    settings.ignore(
+        "parallelism.module_fqns_per_model_part",
+        "parallelism.pipeline_parallel_first_stage_less_layers",
+        "parallelism.pipeline_parallel_last_stage_less_layers",
+    )
+    per_stage = settings.integer("parallelism.pipeline_parallel_layers_per_stage")
+    if layout.pipeline == 1:
+        return layout
+    stages = 0
+    counts: tuple[int, ...] = ()
+    if isinstance(modules, list) and modules and all(isinstance(part, list) for part in modules):
+        counts = tuple(sum(str(name).startswith("layers.") for name in part) for part in modules)
+        stages = len(counts)
+    elif per_stage and shape is not None:
+        stages = -(-shape.layers // per_stage)
+    virtual = max(1, stages // layout.pipeline) if stages else 2 if schedule in ("interleaved", "zbv") else 1
+    return replace(
+        layout,
+        schedule=schedule,
+        virtual_pipeline=virtual,
+        layers_per_stage=counts if len(set(counts)) > 1 else None,
+    )
+
+
+def _recipe(settings: Settings, layout: ParallelLayout, devices: int | None) -> dict[str, Any]:
+    local = settings.integer("training.local_batch_size", "training.batch_size")
+    batch = settings.integer("training.global_batch_size", least=-1)
+    if (batch is None or batch < 1) and devices is not None and local is not None:
+        batch = local * layout.data
+    precision = settings.choice(("training.mixed_precision_param",), HALVES, "bf16")
+    converters = str(settings.values.get("model.converters", ""))[:1000]
+    settings.ignore("model.converters")
+    if "float8" in converters or settings.flag("float8.enable_float8_linear"):
+        precision = "fp8"
+    settings.ignore("training.mixed_precision_reduce")
+    optimizers = {"Adam": "adam", "AdamW": "adamw", "SGD": "sgd"}
+    return {
+        "seq_length": settings.integer("training.seq_len", most=MOST_POSITIONS),
+        "precision": precision,
+        "optimizer": optimizers.get(settings.text("optimizer.name", default="AdamW"), "adamw"),
+        "global_batch_size": batch if batch is not None and batch > 0 else None,
+        "attention": "flash",
+        "dropout": False,
+        "overlap_grad_reduce": True,
+    }

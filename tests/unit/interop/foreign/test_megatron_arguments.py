@@ -1,0 +1,189 @@
+"""Arguments of Megatron-LM: scripts, lines of flags, dumps, and what perfsim itself emits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsim.errors import InputError
+from perfsim.interop.emit import emit
+from perfsim.interop.foreign.formats import import_file, read
+from perfsim.interop.foreign.source import Source
+from perfsim.strategies import Plan
+from perfsim.transformer import parameters
+
+SCRIPT = """\
+#!/bin/bash
+# The "175B" model
+GPUS_PER_NODE=${GPUS_PER_NODE:-8}
+NUM_NODES=16
+WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
+CHECKPOINT_PATH=$1
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NUM_NODES
+)
+GPT_MODEL_ARGS=(
+    --num-layers 96
+    --hidden-size 12288
+    --num-attention-heads 96
+    --seq-length 2048
+    --max-position-embeddings 2048
+    --attention-backend auto # Can use (flash/fused/unfused/local)
+)
+TRAINING_ARGS=(
+    --micro-batch-size 1
+    --global-batch-size 1536
+    --fp16
+    --lr 6.0e-5
+)
+if [ "$NUM_NODES" -eq 16 ]; then PP=16; else PP=8; fi
+MODEL_PARALLEL_ARGS="--tensor-model-parallel-size 8 --pipeline-model-parallel-size $PP"
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
+    ${GPT_MODEL_ARGS[@]} ${TRAINING_ARGS[@]} $MODEL_PARALLEL_ARGS \\
+    --vocab-size 50257 --save "$CHECKPOINT_PATH"
+"""
+DUMP = """\
+using world size: 64, data-parallel size: 2, tensor-model-parallel size: 8
+[rank0] ------------------------ arguments ------------------------
+[rank0]   accumulate_allreduce_grads_in_fp32 .............. True
+[rank0]   add_bias_linear ................................. False
+[rank0]   bf16 ............................................ True
+[rank0]   ffn_hidden_size ................................. 28672
+[rank0]   global_batch_size ............................... 512
+[rank0]   group_query_attention ........................... True
+[rank0]   hidden_size ..................................... 8192
+[rank0]   kv_channels ..................................... 128
+[rank0]   max_position_embeddings ......................... 4096
+[rank0]   micro_batch_size ................................ 2
+[rank0]   normalization ................................... RMSNorm
+[rank0]   num_attention_heads ............................. 64
+[rank0]   num_experts ..................................... None
+[rank0]   num_layers ...................................... 80
+[rank0]   num_query_groups ................................ 8
+[rank0]   pipeline_model_parallel_size .................... 4
+[rank0]   position_embedding_type ......................... rope
+[rank0]   recompute_granularity ........................... selective
+[rank0]   seq_length ...................................... 4096
+[rank0]   sequence_parallel ............................... True
+[rank0]   swiglu .......................................... True
+[rank0]   tensor_model_parallel_size ...................... 8
+[rank0]   untie_embeddings_and_output_weights ............. True
+[rank0]   use_distributed_optimizer ....................... True
+[rank0]   vocab_size ...................................... None
+[rank0]   world_size ...................................... 64
+[rank0] -------------------- end of arguments ---------------------
+ > padded vocab (size: 32000) with 768 dummy tokens (new size: 32768)
+"""
+LAYOUTS = (
+    "tp=4,pp=4,dp=4,mbs=2,zero=1,sp=true,recompute=selective",
+    "tp=8,pp=4,dp=2,mbs=1,schedule=interleaved,vpp=11,zero=1,sp=true",
+    "tp=2,pp=8,dp=4,mbs=1,layers_per_stage=5-6-6-5-5-6-6-5",
+    "tp=8,pp=4,dp=2,mbs=1,vpp=2,layers_per_stage=5-6-6-5-5-6-6-5",
+    "tp=8,dp=8,mbs=3,zero=2,recompute=full",
+    "dp=64,mbs=1,zero=3,recompute=full",
+    "tp=4,pp=4,dp=4,mbs=2,zero=1,sp=true,recompute=full,recompute_every=3",
+    "dp=64,mbs=3",
+)
+
+
+def imported(tmp_path: Path, text: str, **options: Any) -> Any:
+    path = tmp_path / "train.sh"
+    path.write_text(text, encoding="utf-8")
+    return import_file(path, **options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_perfsim_emits_is_read_back_whole(planned: Callable[..., Plan], layout: str) -> None:
+    plan = planned(layout, grad_bucket="25 MB", attention="flash", dropout=False)
+    name, reading = read(Source(Path("flags.sh"), emit("megatron", plan)))
+    assert (name, reading.settings.unused()) == ("megatron", ())
+    assert (reading.layout, reading.devices, reading.gaps) == (plan.layout, 64, ())
+    assert reading.shape is not None
+    assert reading.shape.parameters == parameters(plan.job.model).total
+    recipe = plan.job.recipe
+    assert reading.recipe["global_batch_size"] == 192
+    for field in ("seq_length", "precision", "attention", "dropout"):
+        assert reading.recipe[field] == getattr(recipe, field)
+    assert reading.recipe["grad_bucket"] == "25000000 B"
+
+
+def test_a_script_is_followed_through_arrays_defaults_and_conditions(tmp_path: Path) -> None:
+    result = imported(tmp_path, SCRIPT)
+    assert result.parameters == 174_604_259_328
+    assert (result.layout, result.devices) == ("tp=8,pp=16,dp=1,mbs=1", 128)
+    assert result.recipe["global_batch_size"] == 1536
+    assert (result.recipe["precision"], result.recipe["attention"]) == ("fp16", "flash")
+    assert result.unused_keys == ("lr",)
+
+
+def test_a_dump_of_arguments_is_read_with_the_vocabulary_of_the_log(tmp_path: Path) -> None:
+    result = imported(tmp_path, DUMP)
+    assert result.parameters == 68_976_648_192
+    assert result.layout == "tp=8,pp=4,dp=2,sp=true,zero=1,mbs=2,recompute=selective"
+    assert (result.recipe["precision"], result.recipe["seq_length"]) == ("bf16", 4096)
+
+
+def test_the_imported_layout_and_recipe_can_be_asked_for(tmp_path: Path) -> None:
+    import perfsim as ps
+
+    model = tmp_path / "dump.log"
+    model.write_text(DUMP, encoding="utf-8")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(import_file(model, part="recipe").text(), encoding="utf-8")
+    step = ps.predict(
+        model=model, recipe=recipe, system="dgx-h100", devices=64, layout=import_file(model).layout
+    )
+    assert (step.global_batch_size, step.layout["tensor"]) == (512, 8)
+
+
+def test_experts_and_latent_attention_of_megatron_are_counted(tmp_path: Path) -> None:
+    text = (
+        "pretrain_gpt.py --num-layers 61 --hidden-size 7168 --num-attention-heads 128 "
+        "--ffn-hidden-size 18432 "
+        "--vocab-size 129280 --seq-length 4096 --max-position-embeddings 4096 --swiglu --disable-bias-linear "
+        "--normalization RMSNorm --position-embedding-type rope --untie-embeddings-and-output-weights "
+        "--num-experts 256 --moe-router-topk 8 --moe-ffn-hidden-size 2048 "
+        "--moe-shared-expert-intermediate-size 2048 --moe-layer-freq ([0]*3+[1]*58) "
+        "--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 "
+        "--qk-pos-emb-head-dim 64 --v-head-dim 128 --expert-model-parallel-size 64 --qk-layernorm\n"
+    ).replace("([0]*3+[1]*58)", "'([0]*3+[1]*58)'")
+    result = imported(tmp_path, text)
+    assert result.parameters == 671_026_419_200 - 58 * 256
+    words = " ".join(result.unsupported)
+    for part in ("256 experts", "latent attention", "expert parallelism over 64", "3 dense layers"):
+        assert part in words
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("--hidden-size 12288", "--hidden-size wide"),
+            r"train.sh:13: hidden_size: 'wide' is not a whole number",
+        ),
+        (("--hidden-size 12288", "--hidden-size"), "hidden_size: its value is missing"),
+        (("--vocab-size 50257", ""), r"vocab_size is missing .*\n.*--set vocab_size=VALUE"),
+        (("--num-layers 96", "--num-layers $LAYERS"), "num_layers: the file does not tell this value"),
+        (("PP=16", "PP=5"), "128 ranks are not a multiple of tensor 8 x pipeline 5"),
+        (("--fp16", "--fp16 --position-embedding-type rop"), r"'rop' is unknown\n.*\n.*did you mean `rope`"),
+        (("--fp16", "--fp16 --recompute-granularity all"), "'all' is neither full nor selective"),
+        (("--fp16", "--fp16 --pipeline-model-parallel-layout Et*3|t*4,L"), "has 96"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_their_line(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    assert change[0] in SCRIPT
+    with pytest.raises(InputError, match=message):
+        imported(tmp_path, SCRIPT.replace(*change))
+
+
+def test_what_a_script_computes_can_be_given(tmp_path: Path) -> None:
+    text = SCRIPT.replace("--num-layers 96", "--num-layers $(cat layers)")
+    assert imported(tmp_path, text, given={"num_layers": 96}).parameters == 174_604_259_328
+    with pytest.raises(InputError, match="--set num_leyers: this format has no use"):
+        imported(tmp_path, SCRIPT, given={"num_leyers": 96})

@@ -1,0 +1,126 @@
+"""A log of Megatron-LM: its iterations as measured steps, and a cluster's scale from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfsim.errors import InputError
+from perfsim.fitting.calibrate import calibrate_steps
+from perfsim.fitting.cluster_fit import fit_logs
+from perfsim.interop.foreign.formats import import_file
+from perfsim.interop.foreign.imported import Step
+from perfsim.interop.foreign.megatron_log import iteration_steps
+
+ARGUMENTS = {
+    "bf16": True,
+    "global_batch_size": 16,
+    "hidden_size": 1024,
+    "max_position_embeddings": 1024,
+    "micro_batch_size": 1,
+    "num_attention_heads": 16,
+    "num_layers": 4,
+    "seq_length": 1024,
+    "tensor_model_parallel_size": 1,
+    "use_flash_attn": True,
+    "vocab_size": 51200,
+    "world_size": 8,
+}
+
+
+def line(number: int, milliseconds: float, batch: int = 16) -> str:
+    return (
+        f"[2024-05-01 10:00:{number:02d}] iteration {number:8d}/ 500 | "
+        f"consumed samples: {number * batch:12d} | "
+        f"elapsed time per iteration (ms): {milliseconds:.1f} | throughput per GPU (TFLOP/s/GPU): 100.0 | "
+        f"learning rate: 1.0E-04 | global batch size: {batch:5d} | lm loss: 1.0E+01 | loss scale: 1.0 |\n"
+    )
+
+
+def log(*lines: str, **changes: object) -> str:
+    dump = "".join(
+        f"  {name} {'.' * (48 - len(name))} {value}\n" for name, value in (ARGUMENTS | changes).items()
+    )
+    head = "------------------------ arguments ------------------------\n"
+    return f"{head}{dump}-------------------- end of arguments ---------------------\n{''.join(lines)}"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = tmp_path / "ours.log"
+    path.write_text(log(line(1, 900), *(line(n, 100 + n % 3) for n in range(2, 12))), encoding="utf-8")
+    return path
+
+
+def test_a_step_is_the_median_without_the_first_line() -> None:
+    lines = line(10, 5000.0) + line(20, 101.0) + line(30, 103.0) + line(40, 102.0)
+    assert iteration_steps(lines) == (Step(16, pytest.approx(0.102), 3),)
+
+
+def test_batch_sizes_are_steps_of_their_own_and_a_run_is_cut_into_intervals() -> None:
+    lines = [line(n, 100.0) for n in range(5)] + [line(n, 200.0, 32) for n in range(5, 10)]
+    assert [(step.global_batch_size, step.step_time_s) for step in iteration_steps("".join(lines))] == [
+        (16, pytest.approx(0.1)),
+        (32, pytest.approx(0.2)),
+    ]
+    halves = iteration_steps("".join(line(n, 100.0 + 10 * (n > 4)) for n in range(9)), parts=2)
+    assert [(step.step_time_s, step.iterations) for step in halves] == [
+        (pytest.approx(0.1), 4),
+        (pytest.approx(0.11), 4),
+    ]
+
+
+def test_a_log_in_seconds_and_without_batches_is_read() -> None:
+    text = " iteration 10/ 500 | elapsed time per iteration (s): 2.50 | learning rate: 1e-4 |\n"
+    assert iteration_steps(text) == (Step(0, 2.5, 1),)
+
+
+def test_a_log_is_imported_with_its_model_and_its_steps(run: Path) -> None:
+    result = import_file(run)
+    assert (result.kind, result.devices) == ("model", 8)
+    assert [step.global_batch_size for step in result.steps] == [16]
+    assert result.steps[0].iterations == 10
+    measured = import_file(run, system="dgx-a100-80gb")
+    assert measured.kind == "measured"
+    assert measured.document["cluster"] == "ours"
+    assert [case["system"]["num_devices"] for case in measured.document["cases"]] == [8, 8]
+
+
+def test_a_log_becomes_the_scale_of_a_cluster(run: Path, tmp_path: Path) -> None:
+    text, warning = calibrate_steps([run], tmp_path / "scale.yaml", "dgx-a100-80gb")
+    assert (text, warning) == (f"Calibration: {tmp_path / 'scale.yaml'}", "")
+    calibration = fit_logs([run], "dgx-a100-80gb")
+    first = calibration.cases[0]
+    assert calibration.scale == pytest.approx(first.measured_s / first.predicted_s, rel=0.02)
+    assert calibration.device == "a100-sxm4-80gb"
+    record = calibration.fit["scale"]
+    assert record.command == "perfsim calibrate steps ours.log --system dgx-a100-80gb"
+    assert "intervals of one run" in record.note
+
+
+def test_the_same_steps_as_yaml_have_the_same_scale(run: Path, tmp_path: Path) -> None:
+    from perfsim.fitting.cluster_fit import fit_cluster
+
+    path = tmp_path / "measured.yaml"
+    path.write_text(import_file(run, system="dgx-a100-80gb").text(), encoding="utf-8")
+    assert fit_cluster(path).scale == fit_logs([run], "dgx-a100-80gb").scale
+
+
+@pytest.mark.parametrize(
+    ("text", "system", "message"),
+    [
+        (log(line(1, 100)), "", "a log does not say on what it ran\n.*--system NAME"),
+        (log(), "dgx-a100-80gb", "no measured step"),
+        (line(1, 100), "dgx-a100-80gb", "without the arguments of the run"),
+        (log(line(1, 100), world_size=None), "dgx-a100-80gb", "the number of ranks is unknown"),
+        (log(line(1, 100), num_experts=8), "dgx-a100-80gb", "cannot be expressed: a mixture of 8"),
+        (log(line(1, 100), line(2, 100)), "dgx-a100", "no system with device 'dgx-a100'"),
+        (log(line(1, 1e6), line(2, 1e6)), "dgx-a100-80gb", "times as long as predicted"),
+    ],
+)
+def test_a_log_that_gives_no_scale_is_refused(tmp_path: Path, text: str, system: str, message: str) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        calibrate_steps([path], None, system)

@@ -1,0 +1,321 @@
+"""GPT-NeoX, NeMo, Megatron-Bridge, DeepSpeed and torchtitan: model, recipe and layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perfsim.errors import InputError
+from perfsim.interop.emit import emit
+from perfsim.interop.foreign.formats import import_file, read
+from perfsim.interop.foreign.source import Source
+from perfsim.strategies import Plan
+
+NEOX = """\
+# Trained on 96 GPUs
+{
+  "vocab-file": "./20B_tokenizer.json",
+  "pipe-parallel-size": 4,
+  "model-parallel-size": 2,
+  "num-layers": 44,
+  "hidden-size": 6144,
+  "num-attention-heads": 64,
+  "seq-length": 2048,
+  "max-position-embeddings": 2048,
+  "norm": "layernorm",
+  "pos-emb": "rotary",
+  "no-weight-tying": true,
+  "gpt_j_residual": true,
+  "optimizer": {"type": "Adam", "params": {"lr": 0.97e-4, "betas": [0.9, 0.95],}},
+  "zero_optimization": {"stage": 1, "overlap_comm": True, "reduce_bucket_size": 1260000000},
+  "train_micro_batch_size_per_gpu": 4,
+  "gradient_accumulation_steps": 32,
+  "checkpoint-activations": true,
+  "hidden-dropout": 0,
+  "attention-dropout": 0,
+  "fp16": {"fp16": true, "enabled": true},
+  "tokenizer_type": "HFTokenizer",
+}
+"""
+NEMO = """\
+name: megatron_gpt
+trainer: {devices: 8, num_nodes: 2, precision: bf16, max_steps: 100}
+model:
+  micro_batch_size: 4
+  global_batch_size: 64
+  tensor_model_parallel_size: 2
+  pipeline_model_parallel_size: 2
+  virtual_pipeline_model_parallel_size: null
+  encoder_seq_length: 2048
+  max_position_embeddings: ${.encoder_seq_length}
+  num_layers: 24
+  hidden_size: 2048
+  ffn_hidden_size: ${multiply:4, ${.hidden_size}}
+  num_attention_heads: 16
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  kv_channels: null
+  sequence_parallel: true
+  activations_checkpoint_granularity: selective
+  tokenizer:
+    vocab_file: ???
+    vocab_size: 50257
+  optim: {name: distributed_fused_adam, lr: 2e-4}
+"""
+BRIDGE: dict[str, Any] = {
+    "_target_": "megatron.bridge.training.config.ConfigContainer",
+    "ddp": {"use_distributed_optimizer": True, "grad_reduce_in_fp32": False, "overlap_grad_reduce": True},
+    "mixed_precision": {"bf16": True, "fp8": None},
+    "model": {
+        "_target_": "megatron.bridge.models.mla_provider.MLAModelProvider",
+        "activation_func": {"_call_": False, "_target_": "torch.nn.functional.silu"},
+        "add_bias_linear": False,
+        "attention_dropout": 0.0,
+        "bf16": True,
+        "expert_model_parallel_size": 64,
+        "ffn_hidden_size": 18432,
+        "gated_linear_unit": True,
+        "hidden_dropout": 0.0,
+        "hidden_size": 7168,
+        "kv_channels": 64,
+        "kv_lora_rank": 512,
+        "moe_ffn_hidden_size": 2048,
+        "moe_layer_freq": [0] * 3 + [1] * 58,
+        "moe_router_topk": 8,
+        "moe_shared_expert_intermediate_size": 2048,
+        "multi_latent_attention": True,
+        "normalization": "RMSNorm",
+        "num_attention_heads": 128,
+        "num_layers": 61,
+        "num_moe_experts": 256,
+        "num_query_groups": 128,
+        "pipeline_model_parallel_layout": "Et|(tt|)*30mL",
+        "pipeline_model_parallel_size": 8,
+        "position_embedding_type": "rope",
+        "q_lora_rank": 1536,
+        "qk_head_dim": 128,
+        "qk_layernorm": True,
+        "qk_pos_emb_head_dim": 64,
+        "recompute_granularity": "selective",
+        "seq_length": 4096,
+        "sequence_parallel": True,
+        "share_embeddings_and_output_weights": False,
+        "tensor_model_parallel_size": 2,
+        "v_head_dim": 128,
+        "virtual_pipeline_model_parallel_size": 4,
+        "vocab_size": 129280,
+        "window_size": None,
+    },
+    "optimizer": {"optimizer": "adam", "bf16": True},
+    "tokenizer": {"vocab_size": 32000},
+    "train": {"global_batch_size": 8192, "micro_batch_size": 1},
+}
+TITAN = """\
+[job]
+dump_folder = "./outputs"
+[model]
+name = "llama3"
+flavor = "8B"
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+[training]
+local_batch_size = 2
+seq_len = 8192
+[parallelism]
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = 8
+tensor_parallel_degree = 2
+[activation_checkpoint]
+mode = "full"
+"""
+OLD_TITAN = TITAN.replace("[parallelism]\n", "").replace("local_batch_size", "batch_size")
+LLAMA_8B = 8_030_261_248
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
+ZERO3 = {
+    "train_batch_size": 256,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW"},
+}
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Callable[..., Any]:
+    def read_back(text: str, name: str = "file.yaml", **options: Any) -> Any:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return import_file(path, **options)
+
+    return read_back
+
+
+# --------------------------------------------------------------------------------------- GPT-NeoX
+def test_neox_has_the_published_count_with_its_padded_vocabulary(imported: Callable[..., Any]) -> None:
+    result = imported(NEOX)
+    assert (result.format, result.parameters) == ("neox", 20_554_567_680)
+    assert result.layout == "tp=2,pp=4,zero=1,mbs=4,recompute=full"
+    assert (result.recipe["precision"], result.recipe["dropout"]) == ("fp16", False)
+    assert (result.devices, "global_batch_size" in result.recipe) == (None, False)
+    whole = imported(NEOX.replace('"fp16": {', '"train_batch_size": 1536, "fp16": {'))
+    assert (whole.devices, whole.layout.split(",")[:3]) == (96, ["tp=2", "pp=4", "dp=12"])
+    assert whole.recipe["global_batch_size"] == 1536
+
+
+def test_neox_names_with_underscores_and_a_llama_mlp_are_read(imported: Callable[..., Any]) -> None:
+    text = (
+        "{pipe_parallel_size: 1, model_parallel_size: 1, make_vocab_size_divisible_by: 1, num_layers: 32, "
+        "hidden_size: 4096, num_attention_heads: 32, seq_length: 2048, max_position_embeddings: 2048, "
+        "pos_emb: rotary, no_weight_tying: true, norm: rmsnorm, use_bias_in_attn_linear: false, "
+        "mlp_type: llama, activation: silu}"
+    )
+    assert imported(text, given={"vocab_size": 32000}).parameters == 6_738_415_616
+
+
+# ------------------------------------------------------------------------- NeMo and Megatron-Bridge
+def test_nemo_is_read_with_its_references_written_out(imported: Callable[..., Any]) -> None:
+    result = imported(NEMO)
+    assert (result.format, result.parameters) == ("nemo", 1_315_723_264)
+    assert (result.layout, result.devices) == ("tp=2,pp=2,dp=4,sp=true,zero=1,mbs=4,recompute=selective", 16)
+    assert (result.recipe["precision"], result.recipe["global_batch_size"]) == ("bf16", 64)
+
+
+def test_a_reference_that_is_not_plain_is_named_where_it_is_needed(imported: Callable[..., Any]) -> None:
+    text = NEMO.replace("num_layers: 24", "num_layers: ${oc.env:LAYERS}")
+    with pytest.raises(
+        InputError, match=r"num_layers: the file does not tell this value\n.*\n.*--set num_layers"
+    ):
+        imported(text)
+    assert imported(text, given={"num_layers": 24}).parameters == 1_315_723_264
+    assert imported(NEMO.replace("name: megatron_gpt", "name: ${oc.env:NAME}")).parameters == 1_315_723_264
+
+
+def test_megatron_bridge_is_read_with_experts_and_a_pattern_of_stages(imported: Callable[..., Any]) -> None:
+    result = imported(yaml.safe_dump(BRIDGE))
+    assert (result.format, result.parameters) == ("nemo", 671_026_404_352)
+    assert "tp=2,pp=8" in result.layout
+    assert f"layers_per_stage=1-{'-'.join(['2'] * 30)}-0" in result.layout
+    assert (result.recipe["precision"], result.recipe["reduce_precision"]) == ("bf16", "bf16")
+    assert "256 experts" in result.unsupported[0]
+    assert not [key for key in result.unused_keys if "_target_" in key]
+
+
+# ------------------------------------------------------------------------------------- DeepSpeed
+def test_deepspeed_takes_the_model_beside_it(imported: Callable[..., Any], tmp_path: Path) -> None:
+    alone = imported(json.dumps(ZERO3), "ds_config.json")
+    assert (alone.kind, alone.parameters, alone.devices) == ("recipe", None, 32)
+    assert alone.layout == "dp=32,zero=3,mbs=2"
+    assert "optimizer states on cpu" in alone.unsupported
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    beside = imported(json.dumps(ZERO3), "ds_config.json")
+    assert (beside.kind, beside.parameters) == ("model", LLAMA_8B)
+
+
+def test_deepspeed_takes_a_named_model(imported: Callable[..., Any]) -> None:
+    result = imported(json.dumps(ZERO3), "ds_config.json", model="llama_7b")
+    assert result.parameters == 6_738_415_616
+    with pytest.raises(InputError, match="unknown model `lama_7b`"):
+        imported(json.dumps(ZERO3), "ds_config.json", model="lama_7b")
+
+
+def test_deepspeed_batches_must_agree_and_auto_is_absent(imported: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match="train_batch_size: 255 is not a multiple of micro-batch 2"):
+        imported(json.dumps(ZERO3 | {"train_batch_size": 255}), "ds.json")
+    result = imported(json.dumps(ZERO3 | {"train_batch_size": "auto"}), "ds.json")
+    assert (result.devices, result.layout) == (None, "zero=3,mbs=2")
+    assert any("2 x 4 x the number of replicas" in text for text in result.unsupported)
+
+
+@pytest.mark.parametrize("layout", ["tp=8,dp=8,mbs=3,zero=2", "dp=64,mbs=1,zero=3", "dp=64,mbs=3"])
+def test_what_perfsim_emits_for_deepspeed_is_read_back(planned: Callable[..., Plan], layout: str) -> None:
+    plan = planned(layout, grad_bucket="25 MB")
+    name, reading = read(Source(Path("ds.json"), emit("deepspeed", plan)))
+    assert (name, reading.settings.unused(), reading.layout) == ("deepspeed", (), plan.layout)
+    assert reading.devices == 64
+    assert (reading.recipe["global_batch_size"], reading.recipe["grad_bucket"]) == (192, "25000000 B")
+
+
+# ------------------------------------------------------------------------------------ torchtitan
+@pytest.mark.parametrize("text", [TITAN, OLD_TITAN], ids=["2025", "2024"])
+def test_torchtitan_is_read_from_toml(imported: Callable[..., Any], text: str) -> None:
+    result = imported(text, "job.toml")
+    assert (result.format, result.parameters) == ("torchtitan", LLAMA_8B)
+    assert (result.layout, result.devices) == ("tp=2,dp=8,sp=true,zero=3,mbs=2,recompute=full", 16)
+    assert (result.recipe["global_batch_size"], result.recipe["seq_length"]) == (16, 8192)
+
+
+@pytest.mark.parametrize("form", ["json", "python"])
+def test_torchtitan_is_read_from_what_it_prints(imported: Callable[..., Any], form: str) -> None:
+    config: dict[str, Any] = {
+        "model": {"name": "llama3", "flavor": "8B", "print_after_conversion": False},
+        "training": {"local_batch_size": 2, "global_batch_size": -1, "seq_len": 8192},
+        "parallelism": {"data_parallel_shard_degree": -1, "tensor_parallel_degree": 2},
+        "activation_checkpoint": {"mode": "none"},
+    }
+    printed = f"configs: {json.dumps(config, indent=2)}" if form == "json" else f"args: {config!r}"
+    mesh = "[titan] Building 2-D device mesh with ['dp_shard', 'tp'], [8, 2]"
+    text = f"[titan] - INFO - Running with {printed}\n{mesh}\n"
+    result = imported(text, "train.log")
+    assert (result.format, result.parameters, result.devices) == ("torchtitan", LLAMA_8B, 16)
+    assert result.layout == "tp=2,dp=8,sp=true,zero=3,mbs=2"
+
+
+def test_an_unknown_flavor_asks_for_the_model(imported: Callable[..., Any]) -> None:
+    text = TITAN.replace('"8B"', '"debugmodel"')
+    result = imported(text, "job.toml")
+    assert (result.kind, result.parameters) == ("recipe", None)
+    assert "llama3 debugmodel: the shape stands in torchtitan's code" in result.unsupported[0]
+    assert imported(text, "job.toml", model="llama_7b").parameters == 6_738_415_616
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "tp=4,pp=4,dp=4,mbs=2,zero=2,sp=true,recompute=selective",
+        "tp=8,pp=4,dp=2,mbs=1,schedule=interleaved,vpp=11,zero=2,sp=true",
+        "tp=2,pp=8,dp=4,mbs=1,layers_per_stage=5-6-6-5-5-6-6-5,zero=2,sp=true",
+        "dp=64,mbs=1,zero=3,recompute=full,recompute_every=3",
+        "dp=64,mbs=3",
+    ],
+)
+def test_what_perfsim_emits_for_torchtitan_is_read_back(planned: Callable[..., Plan], layout: str) -> None:
+    plan = planned(layout)
+    name, reading = read(Source(Path("job.toml"), emit("torchtitan", plan), model="gpt3_20b"))
+    assert (name, reading.settings.unused()) == ("torchtitan", ())
+    assert (reading.layout, reading.devices) == (plan.layout, 64)
+    assert reading.recipe["global_batch_size"] == 192
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        (NEOX.replace("44", "0"), "n.yml", r"n.yml:6: num_layers: 0 is out of range"),
+        (NEOX.replace('"rotary"', '"rotry"'), "n.yml", "'rotry' is unknown"),
+        (
+            NEMO.replace("devices: 8", "devices: 7"),
+            "n.yaml",
+            "14 ranks are not a multiple of tensor 2 x pipeline 2",
+        ),
+        (TITAN.replace('"full"', '"ful"'), "j.toml", "'ful' is none of none, selective, full"),
+        ("Running with configs: {broken\n", "t.log", "t.log:1: the printed configuration cannot be read"),
+    ],
+)
+def test_wrong_values_are_refused(imported: Callable[..., Any], text: str, name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        imported(text, name)
