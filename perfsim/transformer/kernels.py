@@ -423,16 +423,10 @@ def head_linear(part: LayerSlice, positions: int) -> Kernel:
 def head_forward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     """Final layer norm, LM head on `positions` per sequence, cross-entropy."""
     head = head_linear(part, positions)
-    return (_norm("final_norm", part), head, cross_entropy(part, head))
-
-
-def cross_entropy(part: LayerSlice, head: Kernel) -> Kernel:
-    """The loss of the logits of the LM head; fused, a kernel reads them once."""
-    logits = float(head.m) * head.n
-    if part.fused_cross_entropy:
-        return elementwise("cross_entropy", head.element_bytes * logits)
-    passes = _cast_bytes(head.element_bytes) + CROSS_ENTROPY_FORWARD_BYTES
-    return elementwise("cross_entropy", passes * logits, launches=12)
+    logits, passes = float(head.m) * head.n, _cast_bytes(head.element_bytes) + CROSS_ENTROPY_FORWARD_BYTES
+    fused = elementwise("cross_entropy", head.element_bytes * logits)
+    loss = elementwise("cross_entropy", passes * logits, launches=12)
+    return (_norm("final_norm", part), head, fused if part.fused_cross_entropy else loss)
 
 
 def cross_entropy_backward(part: LayerSlice, head: Kernel) -> Kernel:
