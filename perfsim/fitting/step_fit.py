@@ -193,8 +193,8 @@ def _recorded(
 
 
 def predict_with(placed: PlacedCase, constants: Floats) -> float:
-    """Step time of a placed case by its critical path, with these values of `CONSTANTS`."""
-    return step_with(placed, constants).run(contention=False).step_time_s
+    """Step time of a placed case with these values of `CONSTANTS`: the longest path, slowed as recorded."""
+    return placed.slowed * step_with(placed, constants).run(contention=False).step_time_s
 
 
 def step_with(placed: PlacedCase, constants: Floats) -> Step:

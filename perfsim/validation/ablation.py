@@ -3,7 +3,7 @@
 A removal is a wrapper around the prices; graphs do not change. Mechanisms that were tried and dropped are
 put in the same way (`TRIED`). Fitted constants do not change either; `leave_out.refitted` gives the scores
 after a new fit, of all runs and of each family left out. Step times are those of the critical path, which
-leaves out only the contention for links.
+leaves out only the contention for links, times the slowdown of compute beside communication.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class Removal:
     change_for: Callable[[GpuCosts, Plan], None] = lambda _, __: None
     """The same where it depends on the layout."""
     one_tier: bool = False
+    alone: bool = False
+    """Communication takes nothing from the compute beside it."""
     constants: tuple[str, ...] = ()
     """Fitted constants of the mechanism, which a new fit leaves out."""
 
@@ -201,6 +203,7 @@ REMOVALS = (
         change=_no_bridge,
         constants=("partial_node_rank_bytes_per_s",),
     ),
+    Removal("compute beside communication", "no slower", alone=True),
     Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
     Removal(
         "host-launch floor",
@@ -255,7 +258,7 @@ def ablate(
     """
     step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
     trace = step.run(contention=False)
-    steps = {NOTHING: trace.step_time_s}
+    steps = {NOTHING: placed.slowed * trace.step_time_s}
     for removal in removals:
         duration_s = placed.step(WithoutMechanism(placed.plan, removal)).duration_s
         if removal.tasks is not None:
@@ -263,7 +266,7 @@ def ablate(
         # A mechanism that changes no duration needs no new simulation.
         affects = not np.array_equal(duration_s, step.duration_s)
         changed = step.run(duration_s, contention=False) if affects else trace
-        steps[removal.key] = changed.step_time_s
+        steps[removal.key] = (1.0 if removal.alone else placed.slowed) * changed.step_time_s
     return steps, trace
 
 

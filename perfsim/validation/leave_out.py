@@ -101,7 +101,7 @@ def tangent(placed: PlacedCase, scored: Scored) -> Tangent:
         rise = log_step(at * factor) - log_step(at / factor)
         slopes.append(rise / (2 * np.log1p(STEP)))
     return Tangent(
-        replace(scored, predicted_s=step_s),
+        replace(scored, predicted_s=placed.slowed * step_s),
         placed.calibration,
         tuple(at.tolist()),
         tuple(slopes),
