@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from perfsim.catalog import default_catalog, load_mapping
 from perfsim.errors import InputError
 
@@ -50,3 +52,19 @@ def entry(kind: str, name: str) -> Rows:
     return [
         {"value of": row.path, "value": row.value_text, "source": row.source_or_assumption} for row in rows
     ]
+
+
+def write_network(name: str, path: Path, devices: int | None = None) -> str:
+    """Write the network of a system's first devices (of two nodes by default) to a file, and say so.
+
+    `perfsim.topology.export.write_graph` has the formats. Raises InputError for a number of devices that the
+    system cannot have.
+    """
+    from perfsim.machines import build_topology, machine_of
+    from perfsim.topology.export import write_graph
+
+    system = default_catalog().system(name)
+    topology = build_topology(system, devices or 2 * (machine_of(system).devices_per_node(system) or 1))
+    write_graph(topology, path)
+    count = f"{topology.num_devices:,} devices"
+    return f"{path}: {name} with {count}, {len(topology.vertices):,} vertices, {len(topology.edges):,} edges"

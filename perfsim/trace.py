@@ -30,6 +30,19 @@ class Span(NamedTuple):
     tag: int
 
 
+class Simulated(NamedTuple):
+    """What a simulation consisted of."""
+
+    events: int
+    """Ends of chains of tasks, starts and ends of flows, and changes of a rate."""
+    flows: int
+    """Communications on links that others may use at the same time."""
+    links: int
+    """Links that flows share."""
+    contended_s: float
+    """Time in which at least one link could not carry its flows at full speed."""
+
+
 @dataclass(frozen=True)
 class Trace:
     """Start and end of every task of `graph`, in seconds."""
@@ -37,6 +50,8 @@ class Trace:
     graph: TaskGraph
     start_s: Floats
     end_s: Floats
+    simulated: Simulated | None = None
+    """None: the times are those of the longest path."""
 
     @cached_property
     def makespan_s(self) -> float:
@@ -62,7 +77,12 @@ class Trace:
 
     def scaled(self, factor: float) -> Trace:
         """The same run with all times multiplied by `factor`."""
-        return self if factor == 1.0 else Trace(self.graph, self.start_s * factor, self.end_s * factor)
+        if factor == 1.0:
+            return self
+        simulated = self.simulated
+        if simulated is not None:
+            simulated = simulated._replace(contended_s=simulated.contended_s * factor)
+        return Trace(self.graph, self.start_s * factor, self.end_s * factor, simulated)
 
     def span(self, index: int) -> Span:
         """One task with its times."""

@@ -238,6 +238,12 @@ class StudyFigures:
 
         return step_breakdown(self.result)
 
+    def network(self) -> go.Figure:
+        """Use of the network by kind of link."""
+        from perfsim.report.figures.network import network_use
+
+        return network_use(self.result)
+
     def memory(self) -> go.Figure:
         """Memory of each pipeline stage or wafer under its capacity."""
         from perfsim.report.figures.memory import memory

@@ -28,7 +28,7 @@ that is faster, at a rate of at most the one-way bandwidth of links and NICs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
@@ -37,7 +37,7 @@ from numpy.typing import ArrayLike, NDArray
 from perfsim.calibration import CollectiveOp, NetworkConstants, NetworkProtocol, ProtocolSegment
 from perfsim.collectives import in_network, ring, tree
 from perfsim.hardware import FatTreeSpec, InNetworkSpec, LinkSpec, NodeSpec
-from perfsim.topology import Group
+from perfsim.topology import FatTree, Group
 
 Array = NDArray[np.float64]
 
@@ -74,6 +74,19 @@ class CollectiveModel:
             fabric,
         )
 
+    @classmethod
+    def of_tree(cls, tree: FatTree) -> CollectiveModel:
+        """The model of a fat tree, with the rated capacities and the latencies of its links."""
+        node, rated, edges = tree.system.node, tree.edges.rated, tree.edges
+        scale_up = {"bandwidth": rated["scale_up"], "latency": 2.0 * edges.latency_s("scale_up", 0)}
+        nic = {"latency": 2.0 * edges.latency_s("nic", 1)}
+        return replace(
+            cls.of_node(node, tree.system.fabric),
+            scale_up=node.scale_up.model_copy(update=scale_up),
+            nic=node.nic.model_copy(update=nic),
+            nic_share_bytes_per_s=tree.nic_share_bytes_per_s,
+        )
+
     @overload
     def time_s(self, op: CollectiveOp, n_bytes: float, group: Group) -> float: ...
     @overload
@@ -94,6 +107,12 @@ class CollectiveModel:
             seconds = np.where(size > 0, busy, 0.0)
         return float(seconds) if size.ndim == 0 else seconds
 
+    def port_bytes_per_s(self, op: CollectiveOp, n_bytes: float, size: int) -> float:
+        """What a rank sends and receives a second in an operation inside one node: its bus bandwidth."""
+        seconds = self.time_s(op, n_bytes, Group.inside_node(size))
+        sent_bytes = n_bytes * ring.wire_factor(op, size)
+        return min(sent_bytes / seconds, self.scale_up.bandwidth) if seconds > 0.0 else 0.0
+
     @property
     def _network(self) -> NetworkConstants:
         calibration = self.nic.calibration
@@ -106,10 +125,12 @@ class CollectiveModel:
         return self.nic_share_bytes_per_s * self._network.efficiency
 
     def _segments(self, op: CollectiveOp) -> tuple[ProtocolSegment, ...]:
-        calibration = self.scale_up.calibration
-        if calibration is not None and op in calibration.collectives:
-            return calibration.collectives[op]
         link = self.scale_up
+        if link.calibration is not None and op in link.calibration.collectives:
+            segments = link.calibration.collectives[op]
+            if all(segment.bandwidth_bytes_per_s <= link.bandwidth for segment in segments):
+                return segments
+            return tuple(_at_most(segment, link.bandwidth) for segment in segments)
         return (
             ProtocolSegment(
                 name="datasheet",
@@ -187,6 +208,12 @@ class CollectiveModel:
         sent = n_bytes * (1 - group.fewest_per_node / group.size)
         across = self._network.send_recv_latency_s + sent / self._nic_bytes_per_s
         return np.maximum(inside, across)
+
+
+def _at_most(segment: ProtocolSegment, bytes_per_s: float) -> ProtocolSegment:
+    """A protocol on a link that may carry less than the link on which it was measured."""
+    rate = min(segment.bandwidth_bytes_per_s, bytes_per_s)
+    return segment.model_copy(update={"bandwidth_bytes_per_s": rate})
 
 
 def _s_per_byte(segment: ProtocolSegment, op: CollectiveOp, size: int) -> float:

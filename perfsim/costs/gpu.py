@@ -160,7 +160,7 @@ class GpuCosts(GpuKernels, Costs):
     def __init__(self, topology: FatTree, recipe: TrainingRecipe) -> None:
         super().__init__(topology.system, recipe, topology.num_devices)
         self.topology = topology
-        self.collectives = CollectiveModel.of_node(topology.system.node, topology.system.fabric)
+        self.collectives = CollectiveModel.of_tree(topology)
         self._works: dict[Work, float] = {}
         self._groups: dict[RankGroup, Group] = {}
 

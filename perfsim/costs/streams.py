@@ -21,14 +21,24 @@ class StreamCosts:
 
     def __init__(self, topology: WaferTree) -> None:
         system = self.system = topology.system
-        store = system.memoryx
+        store, rated = system.memoryx, topology.edges.rated
         self.shares = store.servers if store.placement == "sharded" else 1
         """Servers that work on one layer."""
-        self.tree_bytes_per_s = min(system.swarmx.bandwidth, system.io_bytes_per_s)
-        server_bytes_per_s = min(store.server.bandwidth, store.server.dram.bandwidth)
-        self.stream_bytes_per_s = min(self.shares * server_bytes_per_s, self.tree_bytes_per_s)
-        feeders = system.activation_servers
-        self.feed_bytes_per_s = min(feeders.per_system * feeders.bandwidth, system.io_bytes_per_s)
+        self.rated_bytes_per_s = rated
+        """Capacity of a link by its kind."""
+        self.part_bytes_per_s = {
+            "io": rated["io"],
+            "swarmx": rated["swarmx"],
+            "memoryx": rated["memoryx"],
+            "server": self.shares * rated["server"],
+            "dram": self.shares * rated["dram"],
+        }
+        """The most that each kind of link on the way of a layer carries."""
+        self.update_bytes_per_s = self.part_bytes_per_s["dram"]
+        self.tree_bytes_per_s = min(rated["swarmx"], rated["io"])
+        self.stream_bytes_per_s = min(self.part_bytes_per_s.values())
+        feeders_bytes_per_s = system.activation_servers.per_system * rated["feed"]
+        self.feed_bytes_per_s = min(feeders_bytes_per_s, rated["io"])
         self._path_s = topology.route_seconds("memoryx", 0)
         self._depth = topology.tree_depth
 
@@ -55,17 +65,16 @@ class StreamCosts:
 
     def tree_latency_s(self, n_bytes: float) -> float:
         """First byte between MemoryX and a system: the hops of its path and a chunk per level."""
-        tree = self.system.swarmx
-        return self._path_s + self._depth * min(tree.chunk, n_bytes) / tree.bandwidth
+        forwarded = min(self.system.swarmx.chunk, n_bytes)
+        return self._path_s + self._depth * forwarded / self.rated_bytes_per_s["swarmx"]
 
     def update_s(self, n_bytes: float, flop: float) -> float:
         """The optimizer on the servers that hold the layer: the longer of traffic and arithmetic."""
-        server = self.system.memoryx.server
-        return max(n_bytes / server.dram.bandwidth, flop / server.arithmetic) / self.shares
+        arithmetic = self.system.memoryx.server.arithmetic
+        return max(n_bytes / self.rated_bytes_per_s["dram"], flop / arithmetic) / self.shares
 
     def flash_bytes_per_s(self) -> float:
         """Flash bandwidth of the servers that hold a layer, when it only reads or only writes."""
-        flash = self.system.memoryx.server.flash
-        if flash is None:
+        if "flash" not in self.rated_bytes_per_s:
             raise CatalogError(f"{self.system.name}: MemoryX has no flash")
-        return self.shares * flash.bandwidth
+        return self.shares * self.rated_bytes_per_s["flash"]

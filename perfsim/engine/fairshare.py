@@ -3,21 +3,18 @@
 All flows with the same route and nominal speed form a *path class* (`path_class.py`): starting or ending
 a flow changes only its weight. Only a link whose demand exceeds its capacity can slow a flow. All starts
 and ends of one instant are solved together, for the classes that contended links connect to the changed
-ones. Known future starts and ends wait in heaps, so SimPy is called once per instant, not once per flow.
+ones.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from heapq import heappop, heappush
 from operator import attrgetter
 
 import numpy as np
-import simpy
 from numpy.typing import ArrayLike
-from simpy.events import NORMAL, EventPriority
 
+from perfsim.engine.calendar import Calendar
 from perfsim.engine.max_min import TOLERANCE, fill, fill_one_link
 from perfsim.engine.path_class import Flow, OnDone, PathClass
 from perfsim.errors import GraphError
@@ -25,74 +22,61 @@ from perfsim.errors import GraphError
 _INDEX = attrgetter("index")
 
 
-class _EndOfInstant(simpy.Event):
-    """An event at the present time, after all others of that time; set up like SimPy's own Timeout."""
-
-    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None]) -> None:
-        super().__init__(env)
-        self.callbacks = [callback]
-        self._ok, self._value = True, None
-        env.schedule(self, priority=EventPriority(NORMAL + 1))
-
-
 class FairShare:
-    """Active flows on shared links, in a SimPy environment.
+    """Active flows on shared links, on a calendar.
 
     `capacities` are the links' bytes/s, by link id. With `grid_s`, a power of two, the ends of slowed
     flows are rounded up to its multiples: times stay on the grid, and their sums stay exact. A flow that
-    was never slowed ends exactly at its start + `duration_s`: at `now_s`, which equals `env.now` on a grid
-    and may differ from it by a rounding elsewhere.
-
-    SimPy cannot cancel a timer, so a stale one may move `env.now` past the last real event: take the
-    makespan from the ends, or from `last_end_s`.
+    was never slowed ends exactly at its start + `duration_s`.
     """
 
-    def __init__(self, env: simpy.Environment, capacities: ArrayLike, *, grid_s: float = 0.0) -> None:
-        self.env = env
+    def __init__(self, calendar: Calendar, capacities: ArrayLike, *, grid_s: float = 0.0) -> None:
+        self.calendar = calendar
         self.grid_s = grid_s
-        self.now_s = float(env.now)
         self.last_end_s = 0.0
         self.live_flows = 0
         self.solves = 0
+        self.rate_changes = 0
+        """Changes of the rate of a path class."""
         self._capacity: list[float] = np.asarray(capacities, dtype=np.float64).tolist()
         self._limit = [capacity * (1 + TOLERANCE) for capacity in self._capacity]
         self._demand = [0.0] * len(self._capacity)
         self._hot = [False] * len(self._capacity)
+        self._num_hot = 0
+        self._hot_since_s = 0.0
+        self._contended_s = 0.0
         self._on_link: list[dict[PathClass, int]] = [{} for _ in self._capacity]
         self._classes: dict[tuple[tuple[int, ...], float], PathClass] = {}
         self._class_of: dict[int, tuple[Flow, PathClass]] = {}
         self._dirty: dict[PathClass, None] = {}
-        self._starts: list[tuple[float, int, PathClass, float, int, OnDone]] = []
-        self._ends: list[tuple[float, int, PathClass]] = []
-        self._armed: list[float] = []
-        self._wakes: list[Callable[[simpy.Event], None]] = [self._wake]
         self._number = 0
-        self._inside = False
 
-    # ----------------------------------------------------------------------------------- starts
+    @property
+    def num_links(self) -> int:
+        """How many links flows may share."""
+        return len(self._capacity)
+
+    @property
+    def contended_s(self) -> float:
+        """Time until now in which at least one link could not carry its flows at full speed."""
+        since_s = self.calendar.now_s - self._hot_since_s if self._num_hot else 0.0
+        return self._contended_s + since_s
+
     def start(self, flow: Flow, duration_s: float, on_done: OnDone) -> None:
         """Start a flow now; `on_done` is called when its last byte has left.
 
         It moves `duration_s * flow.bytes_per_s` bytes, `flow.weight` times. Raises GraphError for a
         duration that is negative or no number, an unknown link, or a speed or weight not above zero.
         """
-        if not self._inside:
-            self.now_s = max(self.now_s, float(self.env.now))
-        self.start_at(self.now_s, flow, duration_s, on_done)
-
-    def start_at(self, when_s: float, flow: Flow, duration_s: float, on_done: OnDone) -> None:
-        """Start a flow at `when_s`, which is not in the past; otherwise like `start`."""
         if not 0 <= duration_s < math.inf:
             raise GraphError(f"a flow cannot take {duration_s} s")
-        cached = self._class_of.get(id(flow))
-        path = cached[1] if cached is not None else self._path_class(flow)
+        known = self._class_of.get(id(flow))
+        path = known[1] if known is not None else self._path_class(flow)
         self._number += 1
-        if when_s > self.now_s:
-            heappush(self._starts, (when_s, self._number, path, duration_s, flow.weight, on_done))
-            if not self._inside:
-                self._arm()
-        else:
-            self._begin(path, duration_s, flow.weight, on_done, self._number)
+        self._touch(path)
+        path.new.append((duration_s, self._number, flow.weight, on_done))
+        path.change += flow.weight
+        self.live_flows += 1
 
     def _path_class(self, flow: Flow) -> PathClass:
         unknown = [link for link in flow.route if not 0 <= link < len(self._capacity)]
@@ -109,69 +93,17 @@ class FairShare:
         self._class_of[id(flow)] = (flow, path)  # keeps the flow alive, so that its id is not reused
         return path
 
-    def _begin(self, path: PathClass, duration_s: float, weight: int, on_done: OnDone, number: int) -> None:
-        if not self._inside:
-            self._touch(path)
-        self._dirty[path] = None
-        path.new.append((duration_s, number, weight, on_done))
-        path.change += weight
-        self.live_flows += 1
-
     def _touch(self, path: PathClass) -> None:
         # Rates are solved at the end of the instant, when all its starts and ends are known.
-        if not self._dirty and not self._inside:
-            _EndOfInstant(self.env, self._solve)
+        if not self._dirty:
+            self.calendar.at_end_of_instant(self._solve)
         self._dirty[path] = None
 
-    # ---------------------------------------------------------------------------------- instants
-    def _arm(self) -> None:
-        """Have SimPy call `_wake` at the next known start or end."""
-        # A class that was solved again has a new end; the old one is still in the heap.
-        while self._ends and self._ends[0][0] != self._ends[0][2].next_s:
-            heappop(self._ends)
-        next_s = self._ends[0][0] if self._ends else math.inf
-        if self._starts and self._starts[0][0] < next_s:
-            next_s = self._starts[0][0]
-        if next_s < math.inf and (not self._armed or next_s < self._armed[0]):
-            heappush(self._armed, next_s)
-            delay_s = next_s - self.env.now
-            self.env.timeout(max(0.0, delay_s)).callbacks = self._wakes
-
-    def _wake(self, _event: simpy.Event) -> None:
-        """Process the starts and ends that are due, then have the rates solved."""
-        due_s = heappop(self._armed)
-        if due_s > self.now_s:
-            self.now_s = due_s
-        self._inside = True
-        try:
-            self._carry_out()
-        finally:
-            self._inside = False
-        if self._dirty and self.env.peek() <= self.env.now:
-            _EndOfInstant(self.env, self._solve)  # other events of this instant may still start flows
-        elif self._dirty:
-            self._solve(_event)
-        else:
-            self._arm()
-
-    def _carry_out(self) -> None:
-        """Process due ends, then due starts, until none is left at this instant."""
-        starts, ends, now_s = self._starts, self._ends, self.now_s
-        while True:
-            if ends and ends[0][0] <= now_s:
-                due_s, _, path = heappop(ends)
-                if due_s == path.next_s:
-                    self._finish(path)
-            elif starts and starts[0][0] <= now_s:
-                _, number, path, duration_s, weight, on_done = heappop(starts)
-                self._begin(path, duration_s, weight, on_done, number)
-            else:
-                return
-
     def _finish(self, path: PathClass) -> None:
+        """End the flows of a class that are due now."""
         path.next_s = math.inf  # until the class is settled
-        done = path.take_done(self.now_s, self.grid_s)
-        self.last_end_s = self.now_s
+        self.last_end_s = now_s = self.calendar.now_s
+        done = path.take_done(now_s, self.grid_s)
         self.live_flows -= len(done)
         self._touch(path)
         for _, _, weight, on_done in done:
@@ -179,33 +111,31 @@ class FairShare:
             on_done()
 
     # ------------------------------------------------------------------------- once per instant
-    def _solve(self, _event: simpy.Event) -> None:
+    def _solve(self) -> None:
         """Set the rates of all classes that the starts and ends of this instant may change."""
-        if not self._dirty:
-            return
         self.solves += 1
+        now_s = self.calendar.now_s
         changed = [path for path in self._dirty if path.change]
         for path in changed:
-            self._change_weight(path)
+            self._change_weight(path, now_s)
         if changed:
-            self._solve_joined(changed)
+            self._solve_joined(changed, now_s)
         for path in self._dirty:
             if path.new or path.next_s == math.inf:  # as much weight started as ended: the rate stays
-                self._settle(path, path.fraction)
+                self._settle(path, path.fraction, now_s)
         self._dirty.clear()
-        self._arm()
 
-    def _change_weight(self, path: PathClass) -> None:
-        path.advance(self.now_s)
+    def _change_weight(self, path: PathClass, now_s: float) -> None:
+        path.advance(now_s)
         change, path.change = path.change, 0
         path.weight += change
         for link, count in path.links:
             self._on_link[link][path] = count
             self._demand[link] += change * count * path.bytes_per_s
 
-    def _solve_joined(self, changed: list[PathClass]) -> None:
+    def _solve_joined(self, changed: list[PathClass], now_s: float) -> None:
         """Solve the shares of all classes that contended links connect to the changed ones."""
-        paths, hot = self._touched(changed)
+        paths, hot = self._touched(changed, now_s)
         if len(hot) == 1:
             [link] = hot
             on_link = self._on_link[link]
@@ -214,17 +144,17 @@ class FairShare:
             rates = fill_one_link(units, [path.bytes_per_s for path in sharing], self._capacity[link])
             paths = [path for path in paths if path not in on_link]
             for path, rate in zip(sharing, rates, strict=True):
-                self._settle(path, rate / path.bytes_per_s)
+                self._settle(path, rate / path.bytes_per_s, now_s)
         if len(hot) > 1:
             loads = [[(k, path.weight * count) for k, count in path.links if k in hot] for path in paths]
             rates = fill(loads, [path.bytes_per_s for path in paths], self._capacity)
             for path, rate in zip(paths, rates, strict=True):
-                self._settle(path, rate / path.bytes_per_s)
+                self._settle(path, rate / path.bytes_per_s, now_s)
         else:
             for path in paths:
-                self._settle(path, 1.0)
+                self._settle(path, 1.0, now_s)
 
-    def _touched(self, changed: list[PathClass]) -> tuple[list[PathClass], set[int]]:
+    def _touched(self, changed: list[PathClass], now_s: float) -> tuple[list[PathClass], set[int]]:
         """The live classes to solve again, oldest first, and their contended links."""
         reached = dict.fromkeys(changed)
         seen: set[int] = set()
@@ -236,7 +166,8 @@ class FairShare:
                     continue
                 seen.add(link)
                 was_hot, is_hot = self._hot[link], self._demand[link] > self._limit[link]
-                self._hot[link] = is_hot
+                if was_hot != is_hot:
+                    self._count_hot(link, is_hot, now_s)
                 if is_hot:
                     hot.add(link)
                 if was_hot or is_hot:  # a link that is no longer contended frees the flows on it
@@ -255,13 +186,26 @@ class FairShare:
             if not self._on_link[link]:
                 self._demand[link] = 0.0  # drop the rounding error of sums and differences
 
-    def _settle(self, path: PathClass, fraction: float) -> None:
+    def _count_hot(self, link: int, is_hot: bool, now_s: float) -> None:
+        """Note that a link is contended from now on, or no longer."""
+        self._hot[link] = is_hot
+        before, self._num_hot = self._num_hot, self._num_hot + (1 if is_hot else -1)
+        if not before:
+            self._hot_since_s = now_s
+        elif not self._num_hot:
+            self._contended_s += now_s - self._hot_since_s
+
+    def _settle(self, path: PathClass, fraction: float, now_s: float) -> None:
         if fraction == path.fraction and not path.new and path.next_s < math.inf:
             return
+        self.rate_changes += fraction != path.fraction
         before_s = path.next_s
-        next_s = path.settle(fraction, self.now_s, self.grid_s)
-        if next_s != before_s and next_s < math.inf:
-            heappush(self._ends, (next_s, path.index, path))
+        next_s = path.settle(fraction, now_s, self.grid_s)
+        if next_s != before_s:
+            if before_s < math.inf:
+                self.calendar.take_back(before_s, path)
+            if next_s < math.inf:
+                self.calendar.at(next_s, path, self._finish)
 
 
 __all__ = ["FairShare", "Flow", "PathClass"]

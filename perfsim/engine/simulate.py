@@ -1,8 +1,9 @@
-"""The discrete-event engine: SimPy events with callbacks, and fair shares on contended links.
+"""The discrete-event engine: every start and end of a step on one SimPy calendar.
 
-A task of known duration ends that long after its last dependency; such ends are propagated at once, chain
-by chain. Only a *flow*, a communication on links that others may use at the same time, needs SimPy's clock
-to find its duration. Without flows the result is bitwise equal to that of `critical_path`.
+Tasks whose start follows from one other task form chains (`graph.chains`). The calendar holds the starts of
+chains, the ends of flows on shared links, and the points that slowed computations reach; SimPy's clock
+advances once per instant. Without flows and without slowed computation the result is bitwise equal to that
+of `critical_path`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,22 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from perfsim.engine.beside import UNIT, Beside, Devices, Load, Points, Stretched
+from perfsim.engine.calendar import Calendar
 from perfsim.engine.critical_path import longest_path
 from perfsim.engine.deadlock import deadlock_report
 from perfsim.engine.fairshare import FairShare, Flow
-from perfsim.engine.first_contention import first_contention_s
 from perfsim.engine.grid import Floats, Ticks, in_seconds, on_exact_grid
 from perfsim.engine.limits import present_limits
+from perfsim.engine.overlap import (
+    beside_computation,
+    computing_meanwhile,
+    devices_of_streams,
+    occupied,
+)
 from perfsim.errors import DeadlockError
 from perfsim.graph import TaskGraph
-from perfsim.trace import Trace
+from perfsim.trace import Simulated, Trace
 
 CHECKED_EVERY = 4096
 """Chains between two checks of the limits."""
@@ -36,40 +44,26 @@ def simulate(
     duration_s: Floats,
     flows: Mapping[int, Flow] | None = None,
     capacities: Floats | None = None,
-    *,
-    ahead: bool = True,
+    beside: Beside | None = None,
 ) -> Trace:
     """Run `graph` and return its trace.
 
-    `duration_s` has one entry per task: its time when nothing else uses its links. `flows` maps a work id
-    to the load of its tasks; `capacities` are the links' bytes/s. Until links are first contended, times
-    are taken from the critical path, unless `ahead` is false; this saves time and changes no end by more
-    than a rounding of the grid.
+    `duration_s` has one entry per task: its time when nothing else uses its links or its device. `flows` maps
+    a work id to the load of its tasks on links; `capacities` are the links' bytes/s. With `beside`,
+    communication slows the computation that runs at the same time.
 
     Raises DeadlockError with the waiting tasks if some can never start, and LimitError if the run exceeds
     the limits in force.
     """
     if len(duration_s) != len(graph):
         raise ValueError(f"{len(duration_s)} durations for {len(graph)} tasks")
-    carried = capacities if capacities is not None else np.zeros(0)
-    asked = flows if flows is not None and capacities is not None else {}
-    shared = {work: flow for work, flow in asked.items() if work < len(graph.works)}
-
+    carried = np.zeros(0) if capacities is None else capacities
+    asked = {} if flows is None or capacities is None else flows
+    links = FlowsOnLinks({work: flow for work, flow in asked.items() if work < len(graph.works)}, carried)
     present_limits().begin(len(graph))
 
     def run(ticks: Ticks, exponent: int) -> Trace:
-        flowing = _any_of(shared, len(graph.works))[graph.work]
-        links = FlowsOnLinks(shared, carried)
-        if not ahead:
-            return _Run(graph, ticks, exponent, flowing, links).run()
-        uncontended = longest_path(graph, ticks, exponent)
-        until_s = first_contention_s(uncontended, shared, carried)
-        flowing &= uncontended.end_s > until_s
-        ended = int(np.count_nonzero(uncontended.end_s <= until_s)) if flowing.any() else len(graph)
-        present_limits().check(ended, 0, len(graph))
-        if not flowing.any():
-            return uncontended
-        return _Run(graph, ticks, exponent, flowing, links, ended).run(uncontended, until_s)
+        return _Run(graph, ticks, exponent, links, beside).run()
 
     return on_exact_grid(run, duration_s)
 
@@ -81,83 +75,185 @@ class FlowsOnLinks(NamedTuple):
     capacities: Floats
 
 
-def _any_of(chosen: Collection[int], count: int) -> NDArray[np.bool_]:
-    """A mask of `count` entries, true for the chosen numbers."""
-    mask = np.zeros(count, dtype=bool)
-    mask[list(chosen)] = True
-    return mask
-
-
 class _Run:
-    """One run on one grid. A chain is settled once its start, and so the end of each task, is known."""
+    """One run on one grid."""
 
     def __init__(
-        self,
-        graph: TaskGraph,
-        ticks: Ticks,
-        exponent: int,
-        flowing: NDArray[np.bool_],
-        links: FlowsOnLinks,
-        ended: int = 0,
+        self, graph: TaskGraph, ticks: Ticks, exponent: int, links: FlowsOnLinks, beside: Beside | None
     ) -> None:
-        self.graph, self.flows, self.duration_s = graph, links.flows, in_seconds(ticks, exponent)
+        self.graph, self.flows, self.grid_s = graph, links.flows, 2.0**exponent
+        self.duration_s = in_seconds(ticks, exponent)
         self.env = simpy.Environment()
-        self.share = FairShare(self.env, links.capacities, grid_s=2.0**exponent)
-        tasks = np.flatnonzero(flowing)
-        # A flow's duration is unknown, so it must be a chain of its own.
-        self.chains = chains = graph.chains_around(flowing) if len(tasks) else graph.chains
+        self.calendar = Calendar(self.env)
+        self.share = FairShare(self.calendar, links.capacities, grid_s=self.grid_s)
+        flowing = _any_of(links.flows, len(graph.works))[graph.work]
+        aside = np.zeros(len(graph), dtype=bool)
+        if beside is not None and beside.taken.any():
+            aside = beside_computation(graph, np.any(beside.taken, axis=1))
+            waiting = occupied(graph, np.flatnonzero(aside & ~flowing))
+            aside[waiting.tasks] = computing_meanwhile(longest_path(graph, ticks, exponent), waiting)
+        apart = flowing | aside
+        # The end of a flow, or of a load, is an event of its own, so its task is a chain of its own.
+        self.chains = chains = graph.chains_around(apart) if apart.any() else graph.chains
         self.since_s = in_seconds(chains.since_start(ticks), exponent)
+        tasks = np.flatnonzero(flowing)
         self.flow_of = dict(zip(chains.chain[tasks].tolist(), tasks.tolist(), strict=True))
         self.end_of_flow: dict[int, float] = {}
+        self.loads: dict[int, Load] = {}
+        self.slowed: dict[int, int] = {}
+        """Device of the chains of computation that may be slowed."""
+        self.progress = self.since_s[None].repeat(3, axis=0)
+        """Seconds from the start of a chain to the end of each task, by place: all, those that compute units
+        limit, and those that memory bandwidth limits."""
+        if beside is not None and aside.any():
+            self._find_loads(beside, np.flatnonzero(aside))
+            self.progress[1:] = self._limited_s(beside)
+        self.points = self._points()
+        self.devices = Devices(
+            self.calendar,
+            self.num_devices,
+            self.points,
+            [row.data for row in self.progress],
+            chains.first.tolist(),
+            self._release,
+            self.grid_s,
+        )
         self.limits = present_limits()
-        self.ended = ended
-        self.settled = 0
+        self.begun = self.ended = 0
 
-    def _link_up(self, started: NDArray[np.bool_], ends_s: Floats) -> None:
-        """List the chains that wait for each chain, and the delay from its start (a flow's: from its end).
+    # ---------------------------------------------------------------------------------- preparation
+    num_devices = 0
 
-        Waits for chains that have started are settled here, from the ends of their tasks.
+    def _find_loads(self, beside: Beside, aside: NDArray[np.intp]) -> None:
+        """Find what communications take on which devices, and the chains that they may slow."""
+        graph, chains = self.graph, self.chains
+        of_stream = devices_of_streams(graph)
+        self.num_devices = 1 + max((number for numbers in of_stream for number in numbers), default=-1)
+        shares = np.rint(beside.taken * UNIT).astype(np.int64).tolist()
+        tasks, kind, devices = occupied(graph, aside)
+        self.loads = {
+            chain: Load(devices[number], *shares[work])
+            for chain, number, work in zip(
+                chains.chain[tasks].tolist(), kind.tolist(), graph.work[tasks].tolist(), strict=True
+            )
+        }
+        loaded = {device for numbers in devices for device in numbers}
+        self._find_slowed(beside, [min(loaded.intersection(numbers), default=-1) for numbers in of_stream])
+
+    def _find_slowed(self, beside: Beside, loaded: list[int]) -> None:
+        """Find the chains with computation on devices where something is taken.
+
+        `loaded` has the number of such a device for every stream, -1 if there is none.
         """
+        device = np.array(loaded)[self.graph.stream]
+        limited = np.flatnonzero(np.any(beside.bound, axis=1)[self.graph.work] & (device >= 0))[::-1]
+        # Of several computations in a chain the first decides where it runs.
+        self.slowed = dict(zip(self.chains.chain[limited].tolist(), device[limited].tolist(), strict=True))
+
+    def _limited_s(self, beside: Beside) -> Floats:
+        """Seconds from the start of a chain that units, and memory bandwidth, limit; shape (2, tasks)."""
+        chains, work = self.chains, self.graph.work[self.chains.order]
+        limited_s = beside.bound.T[:, work] * self.duration_s[chains.order]
+        total_s = limited_s.cumsum(axis=1)
+        heads = chains.first[:-1]
+        return total_s - (total_s[:, heads] - limited_s[:, heads]).repeat(chains.length, axis=1)
+
+    def _points(self) -> Points:
+        """The chains that wait for each chain, by the time from its start (from its end, for a flow)."""
         chains = self.chains
         task, after = chains.waits_for.values, chains.waits_for.row_of_value
         before = chains.chain[task]
-        flows = _any_of(self.flow_of, len(chains))
-        ready = np.zeros(len(chains))
-        settled = (started & ~flows)[before]
-        np.maximum.at(ready, after[settled], ends_s[task[settled]])
-        task, after, before = (column[~settled & ~started[after]] for column in (task, after, before))
-        since = np.where(flows[before], 0.0, self.since_s[chains.place[task]])
-        order = np.argsort(before, kind="stable")
-        self.next_first = np.searchsorted(before[order], np.arange(len(chains) + 1)).tolist()
-        self.next_chain = after[order].tolist()
-        self.next_after = since[order].tolist()
+        flows, slowed = (_any_of(chosen, len(chains)) for chosen in (self.flow_of, self.slowed))
+        since_s = np.where(flows[before], 0.0, self.since_s[chains.place[task]])
         self.missing = np.bincount(after, minlength=len(chains)).tolist()
-        self.ready = ready.tolist()
+        self.ready_s = [0.0] * len(chains)
+        last = np.flatnonzero(slowed)
+        before = np.concatenate([before, last])
+        place = np.concatenate([chains.place[task], chains.first[1:][last] - 1])
+        since_s = np.concatenate([since_s, self.since_s[chains.first[1:][last] - 1]])
+        after = np.concatenate([after, np.full(len(last), -1, dtype=after.dtype)])
+        order = np.lexsort((since_s, before)) if len(last) else np.argsort(before, kind="stable")
+        first = np.searchsorted(before[order], np.arange(len(chains) + 1))
+        return Points(*(column.tolist() for column in (first, since_s[order], place[order], after[order])))
 
-    def run(self, before: Trace | None = None, until_s: float = -1.0) -> Trace:
-        """Run everything, or only what starts after `until_s` if the trace `before` holds until then."""
-        chains = self.chains
-        heads = chains.order[chains.first[:-1]]
-        ready_s = before.start_s[heads] if before is not None else np.zeros(len(chains))
-        started = ready_s <= until_s
-        self._link_up(started, before.end_s if before is not None else ready_s)
-        begin = [chain for chain in np.flatnonzero(~started).tolist() if not self.missing[chain]]
-        begin_flows = [chain for chain in self.flow_of if started[chain]]
-        for chain in begin_flows:
-            self._start_flow(chain, self.ready[chain])
-        for chain in begin:
-            self.begin(chain, self.ready[chain])
+    # ------------------------------------------------------------------------------------------ run
+    def run(self) -> Trace:
+        """Run from the first event to the last."""
+        for chain, missing in enumerate(self.missing):
+            if not missing:
+                self.calendar.at(0.0, chain, self._begin)
         self.env.run()
         trace = self._trace()
         self.limits.check(len(self.graph), self.ended, len(self.graph))
         return trace
 
+    def _begin(self, chain: int) -> None:
+        """Start a chain whose dependencies have ended."""
+        load = self.loads.get(chain)
+        if load is not None:
+            self.devices.take(load, 1)
+        slowed = self.slowed.get(chain)
+        if slowed is not None:
+            self.devices.begin(chain, slowed)
+        elif chain in self.flow_of:
+            task = self.flow_of[chain]
+            flow = self.flows[int(self.graph.work[task])]
+            self.share.start(flow, float(self.duration_s[task]), partial(self._flow_ends, chain))
+        else:
+            self._settle(chain, self.ready_s[chain])
+            first = self.points.first
+            if load is not None or first[chain] == first[chain + 1]:
+                place = self.chains.first[chain + 1] - 1
+                self.calendar.at(self.ready_s[chain] + float(self.since_s[place]), ~chain, self._end)
+        self.begun += 1
+        if not self.begun % CHECKED_EVERY:
+            self._check()
+
+    def _settle(self, chain: int, from_s: float) -> None:
+        """Pass the start of a chain, or the end of a flow, on to the chains that wait for it."""
+        first, after_s, _, behind = self.points
+        ready_s, missing, at, begin = self.ready_s, self.missing, self.calendar.at, self._begin
+        for point in range(first[chain], first[chain + 1]):
+            follower, when_s = behind[point], from_s + after_s[point]
+            if when_s > ready_s[follower]:
+                ready_s[follower] = when_s
+            missing[follower] -= 1
+            if not missing[follower]:
+                at(ready_s[follower], follower, begin)
+
+    def _release(self, follower: int) -> None:
+        """Pass on to a chain that the point of a slowed computation that it waits for is reached."""
+        self.ready_s[follower] = max(self.ready_s[follower], self.calendar.now_s)
+        self.missing[follower] -= 1
+        if not self.missing[follower]:
+            self.calendar.at(self.ready_s[follower], follower, self._begin)
+
+    def _end(self, key: int) -> None:
+        """End a chain that takes part of a device, or for which nothing waits."""
+        load = self.loads.get(~key)
+        if load is not None:
+            self.devices.take(load, -1)
+
+    def _flow_ends(self, chain: int) -> None:
+        self.end_of_flow[chain] = self.calendar.now_s
+        if not len(self.end_of_flow) % FLOWS_CHECKED:
+            self.limits.in_time(self._so_far)
+        self._end(~chain)
+        self._settle(chain, self.calendar.now_s)
+
+    # -------------------------------------------------------------------------------------- outcome
     def _trace(self) -> Trace:
         """The trace of the run. Raises DeadlockError if a task never started or ended."""
-        chains, ready_s = self.chains, np.array(self.ready)
+        chains, ready_s, order = self.chains, np.array(self.ready_s), self.chains.order
+        paces = self.devices.paces
+        stretched = Stretched(paces, chains, ready_s, self.grid_s)
         end_s = np.empty(len(self.graph))
-        end_s[chains.order] = np.repeat(ready_s, chains.length) + self.since_s
+        end_s[order] = stretched.times_s(self.progress)
         start_s = end_s - self.duration_s
+        if paces:
+            before = np.insert(self.progress[:, :-1], 0, 0.0, axis=1)
+            before[:, chains.first[:-1]] = 0.0
+            start_s[order] = stretched.times_s(before)
         flows = list(self.flow_of.values())
         start_s[flows] = ready_s[chains.chain[flows]]
         end_s[flows] = [self.end_of_flow.get(chain, -1.0) for chain in self.flow_of]
@@ -165,47 +261,14 @@ class _Run:
         if stuck.any() or len(self.end_of_flow) < len(self.flow_of):
             end_s[stuck[chains.chain]] = -1.0
             raise DeadlockError(deadlock_report(self.graph, end_s))
-        return Trace(self.graph, start_s, end_s)
-
-    def begin(self, chain: int, ready_s: float) -> None:
-        """Start a chain without open dependencies, and every follower whose start is then known."""
-        if chain in self.flow_of:
-            self._start_flow(chain, ready_s)
-        else:
-            self.settle(chain, ready_s)
-
-    def settle(self, chain: int, from_s: float) -> None:
-        """Propagate the start of a chain, or the end of a flow, to the chains that wait for it."""
-        first, behind, after = self.next_first, self.next_chain, self.next_after
-        ready, missing, flow_of = self.ready, self.missing, self.flow_of
-        stack = [(chain, from_s)]
-        while stack:
-            chain, from_s = stack.pop()
-            self.settled += 1
-            if self.settled == CHECKED_EVERY:
-                self._check()
-            for edge in range(first[chain], first[chain + 1]):
-                follower, when_s = behind[edge], from_s + after[edge]
-                if when_s > ready[follower]:
-                    ready[follower] = when_s
-                missing[follower] -= 1
-                if not missing[follower]:
-                    if follower in flow_of:
-                        self._start_flow(follower, ready[follower])
-                    else:
-                        stack.append((follower, ready[follower]))
-
-    def _start_flow(self, chain: int, ready_s: float) -> None:
-        """Put a communication on its links at its start time."""
-        task = self.flow_of[chain]
-        flow = self.flows[int(self.graph.work[task])]
-        self.share.start_at(ready_s, flow, float(self.duration_s[task]), partial(self._flow_ends, chain))
-
-    def _flow_ends(self, chain: int) -> None:
-        self.end_of_flow[chain] = self.share.now_s
-        if not len(self.end_of_flow) % FLOWS_CHECKED:
-            self.limits.in_time(self._so_far)
-        self.settle(chain, self.share.now_s)
+        changes = self.share.rate_changes + len(paces)
+        simulated = Simulated(
+            events=len(chains) + len(flows) + changes,
+            flows=len(flows),
+            links=self.share.num_links,
+            contended_s=self.share.contended_s,
+        )
+        return Trace(self.graph, start_s, end_s, simulated)
 
     def _so_far(self) -> str:
         return f"{len(self.end_of_flow):,} of {len(self.flow_of):,} flows of the present simulation had ended"
@@ -213,6 +276,12 @@ class _Run:
     def _check(self) -> None:
         """Report the tasks that have ended to the limits, counting every chain as equally long."""
         total, before = len(self.graph), self.ended
-        self.ended = min(total, before + round(self.settled * total / len(self.chains)))
-        self.settled = 0
+        self.ended = min(total, round(self.begun * total / len(self.chains)))
         self.limits.check(self.ended, before, total)
+
+
+def _any_of(chosen: Collection[int], count: int) -> NDArray[np.bool_]:
+    """A mask of `count` entries, true for the chosen numbers."""
+    mask = np.zeros(count, dtype=bool)
+    mask[list(chosen)] = True
+    return mask

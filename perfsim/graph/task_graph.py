@@ -200,13 +200,14 @@ class TaskGraph:
         return waits(self.stream, self.stream_predecessor, self.sources)
 
     @cached_property
-    def _follows(self) -> Ints:
+    def follows(self) -> Ints:
+        """The task at whose end each task starts, for any durations; -1 if it waits for several or none."""
         return followed(self._waits)
 
     @cached_property
     def chains(self) -> Chains:
         """All tasks, chain by chain."""
-        return chains(self._follows, self._waits, self.sources)
+        return chains(self.follows, self._waits, self.sources)
 
     def chains_around(self, apart: NDArray[np.bool_]) -> Chains:
         """The chains if each of these tasks is a chain of its own."""

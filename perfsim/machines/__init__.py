@@ -13,7 +13,7 @@ from perfsim.machines.network import Network
 from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.strategies import Strategy, strategy
 from perfsim.strategies.plan import check_runs_on
-from perfsim.topology import HEALTHY, LinkHealth, Topology
+from perfsim.topology import Topology
 from perfsim.workload import Layout, TrainingRecipe
 
 __all__ = [
@@ -83,9 +83,9 @@ def costs_for(topology: Topology, recipe: TrainingRecipe) -> Costs:
     return machine_of(topology.system).costs(topology, recipe)
 
 
-def network_of(topology: Topology, health: LinkHealth = HEALTHY) -> Network:
-    """The network as communication uses it, with degraded links by its `health`."""
-    return machine_of(topology.system).network(topology, health)
+def network_of(topology: Topology) -> Network:
+    """The network as communication uses it."""
+    return machine_of(topology.system).network(topology)
 
 
 def strategy_for(name: str, system: SystemSpec) -> Strategy:

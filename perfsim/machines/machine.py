@@ -13,7 +13,7 @@ from perfsim.hardware import LinkSpec, SystemSpec
 from perfsim.machines.explanation import Explanation
 from perfsim.machines.layout_text import parsed_settings
 from perfsim.machines.network import Network
-from perfsim.topology import LinkHealth, Topology
+from perfsim.topology import Topology
 from perfsim.workload import Layout, TrainingRecipe
 
 
@@ -74,8 +74,8 @@ class Machine(ABC):
     def costs(self, topology: Any, recipe: TrainingRecipe) -> Costs:
         """The cost model under a recipe."""
 
-    def network(self, _topology: Any, _health: LinkHealth, /) -> Network:
-        """The network as communication uses it, with links degraded by its health."""
+    def network(self, _topology: Any, /) -> Network:
+        """The network as communication uses it."""
         return Network()
 
     def devices_per_node(self, _system: Any, /) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.graph import RankGroup, TaskGraph, Work
+from perfsim.graph import Kind, RankGroup, TaskGraph, Work
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -60,13 +60,17 @@ class PeerClasses:
 
 
 class Network:
-    """A topology as communication uses it, with links degraded by its health.
+    """A topology as communication uses it.
 
     The default has no shared links, and all ranks have like positions. Kinds of machine override it.
     """
 
-    def check(self, _graph: TaskGraph, /) -> None:
-        """Raises InputError for a graph whose traffic cannot be counted."""
+    def of_graph(self, _graph: TaskGraph, /) -> Network:
+        """The network for one graph, without links that its communication cannot fill.
+
+        Raises InputError for a graph whose traffic cannot be counted.
+        """
+        return self
 
     def traffic(self, _work: Work, _peers: PeerClasses, /) -> Traffic | None:
         """Traffic of a class of communication on shared links; None for none.
@@ -74,6 +78,18 @@ class Network:
         Raises InputError where dead links leave no route.
         """
         return None
+
+    def load(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
+        """Traffic of a class of communication on all links, also those that cannot slow it."""
+        return self.traffic(work, peers)
+
+    def sent_bytes(self, work: Work, /) -> float:
+        """Bytes of a class of communication on a link that it crosses once."""
+        return work.comm_bytes
+
+    def alike(self, work: Work, /) -> Hashable:
+        """What the traffic of a class of communication depends on."""
+        return work.group, work.kind is Kind.COMM_COLL, work.op
 
     def bytes_per_s(self, links: Ints, /) -> Floats:
         """Capacity of links by the ids that `traffic` uses."""

@@ -19,7 +19,7 @@ from perfsim.machines import network_of
 from perfsim.machines.network import Network
 from perfsim.placement.rank_classes import rank_classes
 from perfsim.placement.shared_links import SharedLinks, shared_links
-from perfsim.topology import HEALTHY, LinkHealth, Topology
+from perfsim.topology import Topology
 
 MOST_TASKS = 3_000_000
 """Above this many tasks replicas with jitter of their own stay folded."""
@@ -34,6 +34,9 @@ class Placed(NamedTuple):
     rank: NDArray[np.int32]
     """The (first) rank of each task; -1 on a stream that all ranks share."""
     links: SharedLinks
+    topology: Topology
+    peers: NDArray[np.int32]
+    """The class of each peer; peers of one class are written once."""
     note: str = ""
     """A remark on how ranks that differ are simulated; empty where peers are alike."""
 
@@ -43,14 +46,13 @@ def place(
     topology: Topology,
     *,
     marks: Mapping[int, Hashable] | None = None,
-    health: LinkHealth = HEALTHY,
     contention: bool = True,
 ) -> Placed:
     """Unfold the ranks that differ by their marks or by their position in the network.
 
     Without `contention` no links are shared, and positions matter only where they change prices.
     """
-    network = network_of(topology, health)
+    network = network_of(topology)
     links = shared_links(folded, network) if contention else SharedLinks()
     marked = dict(marks or {})
     places = network.places() if links.flows else {}
@@ -65,11 +67,12 @@ def place(
         folded = _at_worst(folded, network)
         links = shared_links(folded, network) if contention else links
     if count == 1 or too_many:
-        return Placed(folded, folded.stream_ranks[folded.stream], links, note)
+        rank = folded.stream_ranks[folded.stream]
+        return Placed(folded, rank, links, topology, np.zeros_like(classes), note)
     unfolded = unfold(folded, classes)
     if contention:
         links = shared_links(unfolded.graph, network, peers=classes)
-    return Placed(unfolded.graph, unfolded.rank, links, note)
+    return Placed(unfolded.graph, unfolded.rank, links, topology, classes, note)
 
 
 def _at_worst(folded: TaskGraph, network: Network) -> TaskGraph:

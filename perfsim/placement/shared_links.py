@@ -6,7 +6,7 @@ speed at once slows none of them and is left out. Of the rest, only binding link
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfsim.engine.fairshare import Flow
 from perfsim.engine.max_min import TOLERANCE
-from perfsim.graph import Kind, RankGroup, TaskGraph, Work
+from perfsim.graph import Kind, TaskGraph, Work
 from perfsim.graph.ragged import Ragged, offsets
 from perfsim.machines.network import Ints, Network, PeerClasses, Traffic
 from perfsim.placement.binding_links import flows_on
@@ -35,7 +35,7 @@ def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None 
     dead links leave no route.
     """
     classes = np.zeros(graph.width, dtype=np.int64) if peers is None else np.asarray(peers)
-    network.check(graph)
+    network = network.of_graph(graph)
     traffic = _traffic(graph.works, network, PeerClasses(classes))
     if not traffic:
         return SharedLinks()
@@ -98,13 +98,13 @@ def _rows_on_streams(graph: TaskGraph, row_of_work: Mapping[int, int]) -> tuple[
 
 
 def _traffic(works: Sequence[Work], network: Network, peers: PeerClasses) -> dict[int, Traffic]:
-    """Traffic by work id; works of one group and direction have the same."""
-    known: dict[tuple[RankGroup | None, bool, str], Traffic | None] = {}
+    """Traffic by work id; works that are alike to the network have the same."""
+    known: dict[Hashable, Traffic | None] = {}
     by_work: dict[int, Traffic] = {}
     for number, work in enumerate(works):
         if work.kind is Kind.COMP:
             continue
-        key = (work.group, work.kind is Kind.COMM_COLL, work.op)
+        key = network.alike(work)
         if key not in known:
             known[key] = network.traffic(work, peers)
         if (traffic := known[key]) is not None:

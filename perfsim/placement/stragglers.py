@@ -16,7 +16,7 @@ from perfsim.graph.symmetry import as_slowest_peers
 from perfsim.machines import network_of
 from perfsim.placement.place import Placed, place
 from perfsim.strategies import Plan
-from perfsim.topology import HEALTHY, LinkHealth
+from perfsim.topology import Topology
 
 MANY_TASKS = 100_000
 """Folded tasks above which tensor peers are as slow as their straggler; below, their waiting is shown."""
@@ -40,16 +40,17 @@ def place_stragglers(
     folded: TaskGraph,
     plan: Plan,
     factors: Mapping[int, float],
-    health: LinkHealth = HEALTHY,
+    topology: Topology | None = None,
     *,
     step_only: bool = False,
 ) -> PlacedStragglers:
     """Unfold the ranks of `factors`; a single straggler stays with its tensor peers where that is exact.
 
-    That is done for large graphs, and always where only the step time matters (`step_only`).
+    That is done for large graphs, and always where only the step time matters (`step_only`). `topology` is
+    the plan's unless links are degraded.
     """
-    topology = plan.topology
-    may_join = len(factors) == 1 and plan.layout.tensor > 1 and not health.left
+    topology = topology or plan.topology
+    may_join = len(factors) == 1 and plan.layout.tensor > 1 and not len(topology.edges.slow)
     if may_join and (step_only or len(folded) > MANY_TASKS):
         alike = as_slowest_peers(folded, factors)
         network = network_of(topology)
@@ -57,4 +58,4 @@ def place_stragglers(
             placed = place(folded, topology, marks=alike)
             if not placed.links.flows or network.peers_keep_step(plan.layout):
                 return PlacedStragglers(placed, alike, TOGETHER)
-    return PlacedStragglers(place(folded, topology, marks=factors, health=health), factors)
+    return PlacedStragglers(place(folded, topology, marks=factors), factors)

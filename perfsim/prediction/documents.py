@@ -9,7 +9,7 @@ from typing import Any
 from perfsim.costs.streaming_roof import StreamingRoof
 from perfsim.engine.failures import FailedRun
 from perfsim.prediction.prediction import Prediction, Scaling
-from perfsim.prediction.result import Caveat, Perturbed, Why
+from perfsim.prediction.result import Caveat, LinkUse, Perturbed, Why
 
 Document = dict[str, Any]
 
@@ -22,6 +22,7 @@ def document_of(prediction: Prediction) -> Document:
         "layout": dict(prediction.layout),
         "step_breakdown_s": dict(prediction.breakdown_s),
         "why": asdict(prediction.why),
+        "utilisation": {kind: asdict(use) for kind, use in prediction.utilisation.items()},
         "caveats": [asdict(caveat) for caveat in prediction.caveats],
         "cluster_calibration": None if scaling is None else asdict(scaling),
         "perturbed": None if prediction.perturbed is None else _perturbed(prediction.perturbed),
@@ -54,6 +55,7 @@ def prediction_from(document: Mapping[str, Any], model: str) -> Prediction:
         model=model,
         breakdown_s=document["step_breakdown_s"],
         why=_why_from(document["why"]),
+        utilisation={kind: LinkUse(**use) for kind, use in document.get("utilisation", {}).items()},
         caveats=tuple(Caveat(**caveat) for caveat in document["caveats"]),
         cluster_calibration=Scaling(**scaling) if scaling else None,
         perturbed=_perturbed_from(document["perturbed"]),

@@ -10,7 +10,7 @@ import numpy as np
 from perfsim.calibration import ClusterCalibration
 from perfsim.costs.price import Costs
 from perfsim.graph import GraphBuilder, Kind, TaskGraph, Work
-from perfsim.placement.place import place
+from perfsim.placement.place import Placed, place
 from perfsim.prediction.cluster import scale_of
 from perfsim.prediction.hidden import hidden_share
 from perfsim.prediction.result import Perturbed
@@ -42,10 +42,17 @@ class Evaluation:
     """All devices together."""
     step: Step = field(repr=False, compare=False)
     """The graph placed and priced, before any perturbation."""
+    disturbed: Placed | None = field(default=None, repr=False, compare=False)
+    """The graph of a perturbed trace on its network; None: that of `step`."""
     cluster: ClusterCalibration | None = None
     """What every second of the trace was multiplied by, where the user measured steps."""
     perturbed: Perturbed | None = None
     """What disturbed the run; None: nothing."""
+
+    @property
+    def placed(self) -> Placed:
+        """The graph of the trace on its network."""
+        return self.step.placed if self.disturbed is None else self.disturbed
 
     @property
     def costs(self) -> Costs:

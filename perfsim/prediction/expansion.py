@@ -16,7 +16,7 @@ from typing import cast
 
 from perfsim.calibration import CollectiveOp
 from perfsim.collectives import ring, tree
-from perfsim.costs.price import Costs
+from perfsim.costs.price import Costs, Shares
 from perfsim.errors import InputError, Problem
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
 from perfsim.graph.expand import expand
@@ -45,8 +45,20 @@ class StepCosts(Costs):
         if algorithm == "tree":
             return self._round_s(work, work.group, *name.split("."))
         op = cast(CollectiveOp, name)
-        whole = replace(work, op=op, comm_bytes=work.comm_bytes * work.group.size)
-        return self.whole.duration_s(whole) / ring.num_steps(op, work.group.size)
+        return self.whole.duration_s(_whole(work, op)) / ring.num_steps(op, work.group.size)
+
+    def taken(self, work: Work, /) -> Shares:
+        """What a step takes of a device: that of its collective, or of a message in a round of a tree."""
+        algorithm, _, name = work.op.partition(".")
+        if work.group is None or algorithm not in ALGORITHMS:
+            return self.whole.taken(work)
+        if algorithm == "tree":
+            return self.whole.taken(replace(work, op="send_recv", group=_ends(work.group, (0, 1))))
+        return self.whole.taken(_whole(work, cast(CollectiveOp, name)))
+
+    def bound(self, work: Work, /) -> Shares:
+        """Shares of a compute task's time that units and memory bandwidth limit."""
+        return self.whole.bound(work)
 
     def _round_s(self, work: Work, group: RankGroup, op: str, number: str) -> float:
         """Seconds of a round of a tree: the slowest of its messages."""
@@ -110,6 +122,12 @@ def _steps(work: Work, group: RankGroup, algorithm: str) -> list[Work]:
         replace(work, name=f"{work.name}.round{number}", op=f"tree.{op}.{number}", writes=())
         for number in range(tree.num_rounds(op, group.size))
     ]
+
+
+def _whole(step: Work, op: CollectiveOp) -> Work:
+    """The collective of a step of a ring."""
+    size = 1 if step.group is None else step.group.size
+    return replace(step, op=op, comm_bytes=step.comm_bytes * size)
 
 
 def _ends(group: RankGroup, pair: tuple[int, int]) -> RankGroup:

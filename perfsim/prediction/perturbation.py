@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from perfsim.engine.failures import Checkpoints, FailedRun, exponential_failures, run_with_failures
 from perfsim.engine.perturb import with_jitter, with_stragglers
 from perfsim.errors import InputError
-from perfsim.placement.place import MOST_TASKS, place
+from perfsim.placement.place import MOST_TASKS, Placed, place
 from perfsim.placement.stragglers import PlacedStragglers, place_stragglers
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation_spec import FailureSpec, PerturbationSpec
 from perfsim.prediction.result import Perturbed
-from perfsim.topology import LinkHealth, Topology, link_health
+from perfsim.topology import Topology, degraded
 from perfsim.trace import Trace
 
 
@@ -28,25 +29,35 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     _check_ranks(spec, plan.topology)
     if evaluation.perturbed is not None:
         raise InputError("this step is perturbed already")
-    health = link_health(plan.topology, {link.link: link.left for link in spec.links})
-    drawn = [_draw(evaluation, spec, health, number) for number in range(spec.draws if spec.is_random else 1)]
-    draws = sorted((trace for trace, _ in drawn), key=lambda trace: trace.step_time_s)
-    trace = draws[(len(draws) - 1) // 2]
+    topology = degraded(plan.topology, {link.link: link.left for link in spec.links})
+    numbers = range(spec.draws if spec.is_random else 1)
+    drawn = [_draw(evaluation, spec, topology, number) for number in numbers]
+    draws = sorted(drawn, key=lambda draw: draw.trace.step_time_s)
+    trace, placed, _ = draws[(len(draws) - 1) // 2]
     summary = Perturbed(
         text=text_of(spec),
         unperturbed_step_time_s=evaluation.step_time_s,
-        draws_s=tuple(draw.step_time_s for draw in draws),
+        draws_s=tuple(draw.trace.step_time_s for draw in draws),
         tasks=len(trace.graph),
-        note="; ".join(dict.fromkeys(filter(None, [_note(evaluation, spec), *(note for _, note in drawn)]))),
+        note="; ".join(
+            dict.fromkeys(filter(None, [_note(evaluation, spec), *(draw.note for draw in drawn)]))
+        ),
         run=_run(trace.step_time_s, spec.failure, spec.seed),
     )
-    return replace(evaluation, trace=trace, breakdown_s=trace.mean_breakdown(), perturbed=summary)
+    breakdown_s = trace.mean_breakdown()
+    return replace(evaluation, trace=trace, disturbed=placed, breakdown_s=breakdown_s, perturbed=summary)
 
 
-def _draw(
-    evaluation: Evaluation, spec: PerturbationSpec, health: LinkHealth, number: int
-) -> tuple[Trace, str]:
-    """One draw of the step, and a note on how it is simulated."""
+class _Draw(NamedTuple):
+    """One draw of the step, its graph on its network, and a note on how it is simulated."""
+
+    trace: Trace
+    placed: Placed
+    note: str
+
+
+def _draw(evaluation: Evaluation, spec: PerturbationSpec, topology: Topology, number: int) -> _Draw:
+    """One draw of the step."""
     plan, folded = evaluation.plan, evaluation.graph
     rng = np.random.default_rng([spec.seed, number])
     factors = _factors(spec, plan.topology.num_devices, rng)
@@ -57,14 +68,14 @@ def _draw(
         replica = {rank: rank % width // plan.layout.tensor for rank in range(plan.topology.num_devices)}
         marks = {rank: (factors.get(rank), number) for rank, number in replica.items()}
     if spec.jitter:
-        slow = PlacedStragglers(place(folded, plan.topology, marks=marks, health=health), factors)
+        slow = PlacedStragglers(place(folded, topology, marks=marks), factors)
     else:
-        slow = place_stragglers(folded, plan, factors, health)
+        slow = place_stragglers(folded, plan, factors, topology)
     graph, step = slow.placed.graph, replace(evaluation.step, placed=slow.placed)
     duration_s = with_stragglers(graph, step.duration_s, slow.placed.rank, slow.factors)
     peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)
     duration_s = with_jitter(graph, duration_s, spec.jitter, peers, rng)
-    return step.run(duration_s), slow.note
+    return _Draw(step.run(duration_s), slow.placed, slow.note)
 
 
 def _factors(spec: PerturbationSpec, devices: int, rng: np.random.Generator) -> dict[int, float]:

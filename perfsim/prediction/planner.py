@@ -215,7 +215,7 @@ def estimated(question: Question) -> Screened:
         (best,) = search(question).best(1)
         return best
     plan = plan_of(question)
-    return Screened(question.chosen.estimate_s(plan, question.costs.duration_s), plan)
+    return Screened(question.chosen.estimate_s(plan, question.costs), plan)
 
 
 def best_plan(question: Question) -> Evaluation:

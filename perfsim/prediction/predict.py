@@ -15,6 +15,7 @@ from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.prediction import MemoryBar, Prediction, Scaling
 from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, MEMORY_LIMIT, Question, allowed_share
 from perfsim.prediction.result import Caveat
+from perfsim.prediction.utilisation import link_use
 from perfsim.prediction.why import why
 from perfsim.strategies import Plan
 
@@ -81,6 +82,7 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
         peak_memory_bytes=plan.peak_memory_bytes,
         breakdown_s=dict(evaluation.breakdown_s),
         why=causes,
+        utilisation=link_use(evaluation.trace, evaluation.placed),
         cluster_calibration=_scaling(evaluation.cluster),
         perturbed=evaluation.perturbed,
         memory=tuple(

@@ -11,7 +11,7 @@ from perfsim.errors import PerfsimError
 from perfsim.interop.chrome import StepTrace
 from perfsim.interop.emit import emit
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.result import Caveat, Perturbed, Why
+from perfsim.prediction.result import Caveat, LinkUse, Perturbed, Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ class Prediction:
     breakdown_s: Mapping[str, float]
     """Every second of the step: compute, exposed communication by kind, optimizer, bubble, ..."""
     why: Why
+    utilisation: Mapping[str, LinkUse] = field(default_factory=dict)
+    """Use of the network by kind of link: `scale_up` (NVLink ports), `nic`, `uplink`, `io`, ..."""
     cluster_calibration: Scaling | None = None
     perturbed: Perturbed | None = None
     memory: tuple[MemoryBar, ...] = ()

@@ -69,6 +69,16 @@ class Why:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkUse:
+    """Use of one kind of link in a step, as shares of its capacity."""
+
+    mean: float
+    """Bytes of the step on all links of the kind, in both directions, over what they could carry."""
+    peak: float
+    """The most that the busiest link carries at any instant."""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingSummary:
     """The result of correctness sampling."""
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
+from perfsim.engine.beside import Beside
 from perfsim.placement.place import Placed
 from perfsim.trace import Trace
 
@@ -33,13 +34,26 @@ class Step:
         """Seconds of every task without contention, before `scale`; shape (tasks,)."""
         return price(self.placed.graph, self.costs)
 
+    @cached_property
+    def beside(self) -> Beside:
+        """How communication slows the computation beside it, by class of work."""
+        works, costs = self.placed.graph.works, self.costs
+        return Beside(
+            taken=np.array([costs.taken(work) for work in works], dtype=np.float64).reshape(-1, 2),
+            bound=np.array([costs.bound(work) for work in works], dtype=np.float64).reshape(-1, 2),
+        )
+
     def run(self, duration_s: Floats | None = None, *, contention: bool = True) -> Trace:
         """Simulate the step, with other task durations if given.
 
-        Without `contention` the times are those of the critical path, which does not count toward the limit
-        on simulated tasks. Raises DeadlockError and LimitError as `engine.simulate` does.
+        Without `contention`, of links or inside devices, the times are those of the critical path, which does
+        not count toward the limit on simulated tasks. Raises DeadlockError and LimitError as
+        `engine.simulate` does.
         """
         graph = self.placed.graph
         seconds = self.duration_s if duration_s is None else duration_s
-        trace = simulate(graph, seconds, *self.placed.links) if contention else critical_path(graph, seconds)
+        if contention:
+            trace = simulate(graph, seconds, *self.placed.links, self.beside)
+        else:
+            trace = critical_path(graph, seconds)
         return trace.scaled(self.scale)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from perfsim.errors import InputError, Problem, UnknownNameError
-from perfsim.strategies.plan import Duration, Plan, Strategy
+from perfsim.strategies.plan import Plan, Strategy
 from perfsim.strategies.streaming.strategy import WeightStreaming
 from perfsim.strategies.three_d.strategy import ThreeD
 
-__all__ = ["STRATEGIES", "Duration", "Plan", "Strategy", "strategy", "strategy_names"]
+__all__ = ["STRATEGIES", "Plan", "Strategy", "strategy", "strategy_names"]
 
 STRATEGIES: dict[str, Strategy] = {
     known.name: known

@@ -19,8 +19,6 @@ from perfsim.strategies.screening import Screening, screened_one_by_one
 from perfsim.topology import Topology
 from perfsim.workload import Job, Layout
 
-Duration = Callable[[Work], float]
-"""Seconds of a class of work without contention."""
 Durations = Callable[[Sequence[Work]], NDArray[np.float64]]
 """Seconds of several classes of work, shape (works,)."""
 
@@ -99,7 +97,7 @@ class Strategy(Protocol[OwnLayout, OwnTopology]):
     def emit(self, plan: Plan[OwnLayout, OwnTopology], builder: GraphBuilder) -> None:
         """Write the optimizer steps needed to reach the steady state, and at least `plan.least_steps`."""
 
-    def estimate_s(self, plan: Plan[OwnLayout, OwnTopology], duration: Duration) -> float:
+    def estimate_s(self, plan: Plan[OwnLayout, OwnTopology], costs: Costs) -> float:
         """A closed form of the step time, on the same classes of work, for screening."""
 
 

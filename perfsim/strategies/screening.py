@@ -65,6 +65,6 @@ def screened_one_by_one(strategy: Strategy[Any, Any], job: Job, topology: Any, c
         if plan.layout not in plans:
             plans.append(plan.layout)
             shares.append(plan.memory_share)
-            estimates.append(strategy.estimate_s(plan, costs.duration_s))
+            estimates.append(strategy.estimate_s(plan, costs))
     screened = len(plans) + refused.total()
     return Screening(np.array(estimates), np.array(shares), plans.__getitem__, screened, refused, closest[1])

@@ -10,9 +10,10 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accurac
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.prediction.accuracy import accuracy_of
-from perfsim.prediction.evaluation import Evaluation, graph_of, longest_path_s
+from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.planner import best_plan, estimated
 from perfsim.prediction.question import Question
+from perfsim.prediction.steady import CurveSteps
 from perfsim.strategies import Plan
 from perfsim.studies.spec import ConvergenceSpec
 from perfsim.transformer import parameters
@@ -20,8 +21,6 @@ from perfsim.workload import TrainingRecipe, TransformerConfig
 
 SMALLEST_SHARE, LARGEST_SHARE = 1 / 256, 2.0
 """The grid of batches, as shares of the critical batch."""
-LONG_PASSES = 2048
-"""Layers times micro-batches from which on a point of the curve is not worth a graph."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +77,11 @@ def batch_grid(target: Target, seq_length: int, num_devices: int) -> list[int]:
     ]
 
 
-def time_at(question: Question, target: Target, global_batch_size: int) -> BatchChoice:
-    """The fastest plan at one batch, by its longest path; by the closed form where that path is long.
-
-    The closed form leaves out how a step begins and ends, which matters less the longer it is; the batch
-    that is chosen in the end is simulated in full. Raises PlanError where no plan fits.
-    """
+def time_at(question: Question, target: Target, global_batch_size: int, steps: CurveSteps) -> BatchChoice:
+    """The plan of best estimate at one batch, simulated. Raises PlanError where no plan fits."""
     asked = question.at(global_batch_size)
     best = estimated(asked)
-    if best.plan.num_microbatches * asked.model.num_layers > LONG_PASSES:
-        return choice_of(best.plan, best.estimate_s * asked.scale, target)
-    step_s = longest_path_s(graph_of(best.plan, asked.chosen), asked.topology, asked.costs, asked.scale)
-    return choice_of(best.plan, step_s, target)
+    return choice_of(best.plan, steps.step_s(asked, best.plan), target)
 
 
 def choice_of(plan: Plan, step_time_s: float, target: Target, hidden: float = 0.0) -> BatchChoice:
@@ -117,13 +109,14 @@ def batch_curve(
     Raises PlanError, or LayoutError for a given layout, where no batch has a plan.
     """
     curve: list[BatchChoice] = []
+    steps = CurveSteps()
     refused: dict[int, PerfsimError] = {}
     for batch in batches:
         present_limits().in_time(
             lambda: f"{len(curve) + len(refused)} of {len(batches)} batches tried on {question.label}"
         )
         try:
-            curve.append(time_at(question, target, batch))
+            curve.append(time_at(question, target, batch, steps))
         except (LayoutError, PlanError) as error:
             refused[batch] = error
     if not curve:

@@ -14,7 +14,7 @@ from perfsim.prediction.perturbation import perturbed
 from perfsim.prediction.perturbation_spec import LinkSpecLeft, PerturbationSpec, StragglerSpec
 from perfsim.studies.spec import StudySpec
 from perfsim.suggest import did_you_mean
-from perfsim.topology import Topology, ends_of, links_with_state, nearest_link
+from perfsim.topology import Topology, ends_of, links_by_ends, nearest_link
 
 
 def perturbed_candidate(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Evaluation:
@@ -56,7 +56,7 @@ def restricted(spec: PerturbationSpec, topology: Topology) -> tuple[Perturbation
         slowest = max(at_last, *(straggler.factor for straggler in beyond))
         stragglers = [straggler for straggler in stragglers if straggler.rank != last]
         stragglers.append(StragglerSpec(rank=last, factor=slowest))
-    present = links_with_state(topology) if spec.links else {}
+    present = links_by_ends(topology) if spec.links else {}
     addressed = [link for link in spec.links if link.system in (None, topology.system.name)]
     links = tuple(link for link in addressed if ends_of(link.link) in present)
     remarks += [f"perturbed: this system has no link {link.link}" for link in addressed if link not in links]
@@ -90,7 +90,7 @@ def _missing(link: LinkSpecLeft, topologies: list[Topology]) -> Iterator[tuple[s
         yield "system", message, did_you_mean(link.system, sorted(systems))
         return
     addressed = [topology for topology in topologies if link.system in (None, topology.system.name)]
-    ends = {pair: None for topology in addressed for pair in links_with_state(topology)}
+    ends = {pair: None for topology in addressed for pair in links_by_ends(topology)}
     if ends_of(link.link) not in ends:
         where = "no candidate" if link.system is None else f"no candidate on {link.system}"
         yield "link", f"{where} has a link {link.link!r}", nearest_link(link.link, ends)

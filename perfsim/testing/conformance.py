@@ -196,7 +196,7 @@ def the_screening_agrees_with_the_plans(case: Case) -> None:
         share, estimate = screening.memory_share[index], screening.estimate_s[index]
         same = math.isclose(plan.memory_share, share, rel_tol=1e-9)
         _require(same, f"{plan.layout}: {share:.4g} of memory screened, {plan.memory_share:.4g} planned")
-        own = case.strategy.estimate_s(plan, case.costs.duration_s)
+        own = case.strategy.estimate_s(plan, case.costs)
         _require(math.isclose(own, estimate, rel_tol=1e-9), f"{plan.layout}: {estimate} s screened, {own} s")
 
 
@@ -323,7 +323,7 @@ def the_run_is_the_longest_path(case: Case) -> None:
 def the_screening_formula_is_close(case: Case) -> None:
     """`estimate_s` is within 15 % of the simulation."""
     for plan, _, run in case.runs():
-        estimate = case.strategy.estimate_s(plan, case.costs.duration_s)
+        estimate = case.strategy.estimate_s(plan, case.costs)
         close = abs(estimate - run.step_time_s) <= SCREENING_TOLERANCE * run.step_time_s
         _require(close, f"{plan.layout}: estimated {estimate:.4g} s, simulated {run.step_time_s:.4g} s")
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
-from perfsim.topology.base import Cable, Route, Topology
+from perfsim.topology.base import Topology
+from perfsim.topology.edges import Cable, Floats, Ints, Part, network_graph
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+ROUNDING = 1e-9
+"""Relative difference below which two capacities are equal."""
 
 
 class FatTree(Topology):
@@ -26,6 +28,8 @@ class FatTree(Topology):
     no latency. A leaf has as many uplinks as NICs below it, divided by the oversubscription, each to a
     different spine. The destination determines the spine of a message, so that nodes which all send to
     the same distance do not collide.
+
+    All nodes are alike, and so are all leaves, so the graph of one of each is compiled and repeated.
     """
 
     system: GpuClusterSpec
@@ -45,7 +49,6 @@ class FatTree(Topology):
         self.leaves = -(-self.nodes // system.fabric.nodes_per_leaf)
         ports = self.nics_per_node * system.fabric.nodes_per_leaf
         self.spines = math.ceil(ports / system.fabric.oversubscription) if self.leaves > 1 else 0
-        self._rank = {self.device(rank): rank for rank in range(num_devices)}
 
     def device(self, rank: int) -> str:
         """Name of a rank's GPU, such as `node0/gpu0`."""
@@ -53,129 +56,206 @@ class FatTree(Topology):
         node, gpu = divmod(rank, self.devices_per_node)
         return f"node{node}/gpu{gpu}"
 
-    @property
-    def nic_bytes_per_s(self) -> float:
-        """Bandwidth of one `nic{k}`, the NICs that it stands for together, one direction."""
-        return self.system.node.inter_node_bytes_per_s / self.nics_per_node
-
-    @property
-    def leaf_bytes_per_s(self) -> float:
-        """Bandwidth from one leaf to all spines, one direction."""
-        fabric = self.system.fabric
-        return fabric.nodes_per_leaf * self.system.node.inter_node_bytes_per_s / fabric.oversubscription
-
-    def _nic_of(self, gpu: int) -> int:
-        return gpu * self.nics_per_node // self.devices_per_node
+    # ---------------------------------------------------------------------------------- the graph
+    def _vertices(self) -> Iterator[tuple[str, str]]:
+        """GPUs by rank, then switches, NICs, leaves, spines."""
+        for rank in range(self.num_devices):
+            yield self.device(rank), "device"
+        for node in range(self.nodes):
+            yield f"node{node}/nvswitch", "nvswitch"
+        for node in range(self.nodes):
+            for nic in range(self.nics_per_node):
+                yield f"node{node}/nic{nic}", "nic"
+        for leaf in range(self.leaves):
+            yield f"leaf{leaf}", "leaf"
+        for spine in range(self.spines):
+            yield f"spine{spine}", "spine"
 
     def _cables(self) -> Iterator[Cable]:
         for node in range(self.nodes):
             yield from self._node_cables(node)
-        switch = (self.system.fabric.switch_latency,) * 2
         for leaf in range(self.leaves):
-            for spine in range(self.spines):
-                bytes_per_s = self.leaf_bytes_per_s / self.spines
-                yield Cable(f"leaf{leaf}", f"spine{spine}", "uplink", bytes_per_s, switch)
+            yield from self._leaf_cables(leaf)
 
     def _node_cables(self, node: int) -> Iterator[Cable]:
-        scale_up, nic = self.system.node.scale_up, self.system.node.nic
-        here = f"node{node}"
-        for gpu in range(min(self.devices_per_node, self.num_devices)):
+        scale_up, nic, switch_s = self.system.node.scale_up, self.system.node.nic, self._switch_s
+        here, nic_bytes_per_s = f"node{node}", self.system.node.inter_node_bytes_per_s / self.nics_per_node
+        for gpu in range(self._gpus):
             to_switch = (scale_up.latency / 2, scale_up.latency / 2)
             yield Cable(f"{here}/gpu{gpu}", f"{here}/nvswitch", "scale_up", scale_up.bandwidth, to_switch)
-            own = f"{here}/nic{self._nic_of(gpu)}"
-            yield Cable(f"{here}/gpu{gpu}", own, "host", self.nic_bytes_per_s, (0.0, 0.0))
+            own = f"{here}/nic{gpu * self.nics_per_node // self.devices_per_node}"
+            yield Cable(f"{here}/gpu{gpu}", own, "host", nic_bytes_per_s, (0.0, 0.0))
         leaf = f"leaf{node // self.system.fabric.nodes_per_leaf}"
-        to_leaf = (nic.latency / 2 + self.system.fabric.switch_latency, nic.latency / 2)
+        to_leaf = (nic.latency / 2 + switch_s, nic.latency / 2)
         for index in range(self.nics_per_node):
-            yield Cable(f"{here}/nic{index}", leaf, "nic", self.nic_bytes_per_s, to_leaf)
+            yield Cable(f"{here}/nic{index}", leaf, "nic", nic_bytes_per_s, to_leaf)
+
+    def _leaf_cables(self, leaf: int) -> Iterator[Cable]:
+        fabric = self.system.fabric
+        up = fabric.nodes_per_leaf * self.system.node.inter_node_bytes_per_s / fabric.oversubscription
+        for spine in range(self.spines):
+            switch_s = (self._switch_s, self._switch_s)
+            yield Cable(f"leaf{leaf}", f"spine{spine}", "uplink", up / self.spines, switch_s)
+
+    @property
+    def _switch_s(self) -> float:
+        return self.system.fabric.switch_latency
+
+    @property
+    def _gpus(self) -> int:
+        return min(self.devices_per_node, self.num_devices)
+
+    def _parts(self) -> list[Part]:
+        """One node with its leaf, for every node; one leaf with the spines, for every leaf."""
+        gpus, nics = self._gpus, self.nics_per_node
+        node, leaf = np.arange(self.nodes)[:, None], np.arange(self.leaves)[:, None]
+        first_nic = self.num_devices + self.nodes
+        first_leaf = first_nic + self.nodes * nics
+        in_node = [
+            node * gpus + np.arange(gpus),
+            self.num_devices + node,
+            first_nic + node * nics + np.arange(nics),
+            first_leaf + node // self.system.fabric.nodes_per_leaf,
+        ]
+        first_spine = first_leaf + self.leaves + np.zeros_like(leaf)
+        on_leaf = [first_leaf + leaf, first_spine + np.arange(self.spines)]
+        names = [("node0/nvswitch", "nvswitch"), *((f"node0/nic{nic}", "nic") for nic in range(nics))]
+        names = [*((self.device(gpu), "device") for gpu in range(gpus)), *names, ("leaf0", "leaf")]
+        spines = [("leaf0", "leaf"), *((f"spine{spine}", "spine") for spine in range(self.spines))]
+        return [
+            Part(network_graph(names, self._node_cables(0)), np.concatenate(in_node, axis=1)),
+            Part(network_graph(spines, self._leaf_cables(0)), np.concatenate(on_leaf, axis=1)),
+        ]
+
+    # ------------------------------------------------------- what the compiled graph says of ranks
+    @cached_property
+    def ports(self) -> Ints:
+        """Links from each rank to its switch and back, shape (ranks, 2)."""
+        return self._own_links("scale_up")
+
+    @cached_property
+    def hosts(self) -> Ints:
+        """Links from each rank to its NIC and back, shape (ranks, 2)."""
+        return self._own_links("host")
+
+    def _own_links(self, kind: str) -> Ints:
+        edges = self.edges
+        out = edges.of_kind(kind)
+        out = out[edges.source[out] < self.num_devices]
+        own = np.empty(self.num_devices, dtype=np.int64)
+        own[edges.source[out]] = out
+        return np.stack([own, own ^ 1], axis=1)
+
+    @cached_property
+    def nics(self) -> Ints:
+        """Links out of and into the NIC of each rank, shape (ranks, 2)."""
+        edges = self.edges
+        out = edges.of_kind("nic")[::2]
+        of_nic = np.empty(int(edges.source[out].max()) + 1, dtype=np.int64)
+        of_nic[edges.source[out]] = out
+        own = of_nic[edges.target[self.hosts[:, 0]]]
+        return np.stack([own, own ^ 1], axis=1)
+
+    @cached_property
+    def leaf_of(self) -> Ints:
+        """The leaf of each rank, counted from 0."""
+        leaf = self.edges.target[self.nics[:, 0]]
+        return np.asarray(leaf - leaf.min())
+
+    @cached_property
+    def uplinks(self) -> Ints:
+        """Links from each leaf to its spines, shape (leaves, spines)."""
+        return self.edges.of_kind("uplink")[::2].reshape(self.leaves, self.spines)
+
+    @cached_property
+    def nic_share_bytes_per_s(self) -> float:
+        """A rank's share of the NICs of its node, one direction, at their rated capacity."""
+        return self.edges.rated["nic"] * self.nics_per_node / self.devices_per_node
+
+    @cached_property
+    def counted(self) -> Ints:
+        """The link that each link counts as: itself, or for an uplink the first of its leaf and direction.
+
+        Adaptive routing spreads the messages of a leaf over all its uplinks.
+        """
+        counted = np.arange(len(self.edges))
+        for way in (0, 1):
+            counted[self.uplinks + way] = self.uplinks[:, :1] + way
+        return counted
+
+    @cached_property
+    def capacities(self) -> Floats:
+        """Bytes/s of every link; the first uplink of a leaf has those of all, in each direction."""
+        capacities = self.edges.bytes_per_s.copy()
+        if self.spines:
+            for links in np.concatenate([self.uplinks, self.uplinks + 1]).tolist():
+                capacities[links[0]] = math.fsum(self.edges.bytes_per_s[links].tolist())
+        return capacities
+
+    @cached_property
+    def may_bind(self) -> NDArray[np.bool_]:
+        """Links that can slow what crosses them, apart from the NVLink ports of a node at rated capacity.
+
+        A link between a GPU and its NIC carries no more than the NIC, so it does not count unless it is
+        slower.
+        """
+        binding = np.ones(len(self.edges), dtype=bool)
+        hosts, nics = self.hosts.ravel(), self.nics.ravel()
+        binding[hosts] = self.edges.bytes_per_s[hosts] < self.edges.bytes_per_s[nics]
+        binding[self.ports.ravel()] = False
+        binding[self.edges.slow] = True
+        return binding
+
+    @cached_property
+    def slow_nodes(self) -> frozenset[int]:
+        """Nodes with a link that has less than its rated capacity."""
+        own = np.concatenate([self.ports, self.hosts, self.nics], axis=1)
+        slow = np.isin(own, self.edges.slow).any(axis=1)
+        return frozenset(self.node_of[slow].tolist())
+
+    def has_thin_uplinks(self, *, rated: bool = False) -> bool:
+        """Whether a leaf carries less up or down than its nodes can send; `rated`: at rated capacities."""
+        if self.leaves < 2:
+            return False
+        rate, first = self.edges.rated, self.uplinks[:, 0]
+        below = rate["nic"] * self.nics_per_node * self.system.fabric.nodes_per_leaf
+        least = self.spines * rate["uplink"] if rated else self.capacities[[first, first + 1]].min()
+        return bool(least < below * (1.0 - ROUNDING))
 
     # ---------------------------------------------------------------------------------- crossings
-    @property
-    def _cables_of_node(self) -> int:
-        return 2 * min(self.devices_per_node, self.num_devices) + self.nics_per_node
-
-    @property
-    def _first_uplink(self) -> int:
-        return 2 * self.nodes * self._cables_of_node
-
-    def nics(self, ranks: Ints) -> Ints:
-        """The links out of and into the NICs of ranks, one row a rank."""
-        node, gpu = np.divmod(ranks, self.devices_per_node)
-        first_nic = 2 * min(self.devices_per_node, self.num_devices)
-        nic = gpu * self.nics_per_node // self.devices_per_node
-        out = 2 * (node * self._cables_of_node + first_nic + nic)
-        return np.stack([out, out + 1], axis=-1)
-
     def crossings(self, source: Ints, target: Ints) -> Ints:
-        """NIC links and uplinks on the route between ranks, one row per pair; -1: none.
+        """Links on the route between ranks, one row per pair; -1: none.
 
-        The columns are out of the source's NIC, up from its leaf, down to the target's leaf and into
-        the target's NIC. Adaptive routing spreads the messages of a leaf over all its uplinks, so these
-        count as one link, with the id of the first uplink.
+        The columns are out of the source (to the switch of its node, or to its NIC), out of its NIC, up from
+        its leaf, down to the target's leaf, into the target's NIC and into the target; uplinks as `counted`.
         """
-        a, b = source // self.devices_per_node, target // self.devices_per_node
-        out, into = self.nics(source)[..., 0], self.nics(target)[..., 1]
-        leaf_a, leaf_b = a // self.system.fabric.nodes_per_leaf, b // self.system.fabric.nodes_per_leaf
-        up = self._first_uplink + 2 * leaf_a * self.spines
-        down = self._first_uplink + 2 * leaf_b * self.spines + 1
-        links = np.stack([out, up, down, into], axis=-1)
-        links[leaf_a == leaf_b, 1:3] = -1
-        links[a == b] = -1
+        inside = self.node_of[source] == self.node_of[target]
+        links = np.full((*source.shape, 6), -1, dtype=np.int64)
+        links[..., 0] = np.where(inside, self.ports[source, 0], self.hosts[source, 0])
+        links[..., 5] = np.where(inside, self.ports[target, 1], self.hosts[target, 1])
+        links[..., 1] = np.where(inside, -1, self.nics[source, 0])
+        links[..., 4] = np.where(inside, -1, self.nics[target, 1])
+        if self.spines:
+            leaf_a, leaf_b = self.leaf_of[source], self.leaf_of[target]
+            links[..., 2] = np.where(leaf_a == leaf_b, -1, self.uplinks[leaf_a, 0])
+            links[..., 3] = np.where(leaf_a == leaf_b, -1, self.uplinks[leaf_b, 0] + 1)
         return links
 
-    def crossed_bytes_per_s(self, links: Ints, left: Mapping[int, float]) -> Floats:
-        """Capacity of links by the ids of `crossings`; `left` is the remaining share of degraded links."""
-        shares = [self._share_left(link, left) if left else 1.0 for link in links.tolist()]
-        whole = np.where(links >= self._first_uplink, self.leaf_bytes_per_s, self.nic_bytes_per_s)
-        return np.asarray(whole * shares)
+    @cached_property
+    def _rank(self) -> dict[str, int]:
+        return {self.device(rank): rank for rank in range(self.num_devices)}
 
-    def _share_left(self, link: int, left: Mapping[int, float]) -> float:
-        if link < self._first_uplink:
-            return left.get(link, 1.0)
-        return math.fsum(left.get(link + 2 * spine, 1.0) for spine in range(self.spines)) / self.spines
-
-    def is_thin(self, left: Mapping[int, float]) -> bool:
-        """Whether uplinks are thin: a leaf carries less up than its nodes can send."""
-        thin = self.system.fabric.oversubscription > 1.0
-        return self.leaves > 1 and (thin or any(link >= self._first_uplink for link in left))
-
-    def node_of_nic(self, link: int) -> int | None:
-        """The node of a NIC link; None for an uplink."""
-        return link // 2 // self._cables_of_node if link < self._first_uplink else None
-
-    def crossed(self, route: Route) -> list[int]:
-        """The links of a route by the ids of `crossings`."""
-        links = []
-        for edge in route:
-            if edge.kind == "nic":
-                links.append(edge.link)
-            elif edge.kind == "uplink":
-                cable = (edge.link - self._first_uplink) // 2
-                links.append(edge.link - 2 * (cable % self.spines))
-        return links
-
-    def _path(self, source: str, target: str) -> list[str]:
+    def _path(self, source: str, target: str) -> list[int]:
         if source in self._rank and target in self._rank:
             return self._path_of_ranks(self._rank[source], self._rank[target])
-        import networkx as nx
+        return super()._path(source, target)
 
-        path: list[str] = nx.shortest_path(self.graph, source, target, weight="seconds")
-        return path
-
-    def _path_of_ranks(self, source: int, target: int) -> list[str]:
-        (a, gpu_a), (b, gpu_b) = divmod(source, self.devices_per_node), divmod(target, self.devices_per_node)
-        if a == b:
-            return [self.device(source), f"node{a}/nvswitch", self.device(target)]
-        nodes_per_leaf = self.system.fabric.nodes_per_leaf
-        nic_b = self._nic_of(gpu_b)
-        switches = [f"leaf{a // nodes_per_leaf}"]
-        if a // nodes_per_leaf != b // nodes_per_leaf:
-            spine = (b % nodes_per_leaf * self.nics_per_node + nic_b) % self.spines
-            switches += [f"spine{spine}", f"leaf{b // nodes_per_leaf}"]
-        return [
-            self.device(source),
-            f"node{a}/nic{self._nic_of(gpu_a)}",
-            *switches,
-            f"node{b}/nic{nic_b}",
-            self.device(target),
-        ]
+    def _path_of_ranks(self, source: int, target: int) -> list[int]:
+        """The links of `crossings`, with the uplinks of the spine that the target's NIC determines."""
+        links = self.crossings(np.array([source]), np.array([target]))[0]
+        if links[2] >= 0:
+            leaf = self.leaf_of[target]
+            below = np.unique(self.nics[self.leaf_of == leaf, 0])
+            spine = int(np.searchsorted(below, self.nics[target, 0])) % self.spines
+            links[2:4] = self.uplinks[self.leaf_of[source], spine], self.uplinks[leaf, spine] + 1
+        return [link for link in links.tolist() if link >= 0]

@@ -3,47 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeVar
 
 from perfsim.errors import InputError, Problem
 from perfsim.suggest import nearest
-from perfsim.topology.base import Edge, Route, Topology
+from perfsim.topology.base import Route, Topology
 
 MOST_NAMES = 6
+PORT = "/port"
 Ends = frozenset[str]
 """The two ends of a link."""
+AnyTopology = TypeVar("AnyTopology", bound=Topology)
 
 
-@dataclass(frozen=True)
-class LinkHealth:
-    """The remaining share of capacity of degraded links, by id; other links are healthy."""
+def degraded(topology: AnyTopology, left: Mapping[str, float]) -> AnyTopology:
+    """The network with a share left of the capacity of some links, named by their ends; 0 is dead.
 
-    left: Mapping[int, float] = field(default_factory=dict)
-
-    @property
-    def dead(self) -> frozenset[int]:
-        """Ids of the dead links."""
-        return frozenset(link for link, left in self.left.items() if left == 0.0)
-
-    def bytes_per_s(self, edge: Edge) -> float:
-        """The remaining bandwidth of an edge."""
-        return edge.bytes_per_s * self.left.get(edge.link, 1.0)
-
-
-HEALTHY = LinkHealth()
-
-
-def link_health(topology: Topology, left: Mapping[str, float]) -> LinkHealth:
-    """Health of links named by their ends, such as `leaf0-spine3`, for both directions; 0 is dead.
-
-    Links of NICs, leaves and SwarmX can be degraded; those inside a node cannot. Raises InputError for a link
+    `leaf0-spine3` names both directions. Prices stay those of healthy links. Raises InputError for a link
     that does not exist, with the nearest name, and for a share that is not between 0 and 1.
     """
     if not left:
-        return HEALTHY
-    ends = links_with_state(topology)
-    shares: dict[int, float] = {}
+        return topology
+    ends = links_by_ends(topology)
+    capacities: dict[int, float] = {}
     for name, share in left.items():
         if not 0.0 <= share <= 1.0:
             raise InputError(f"link {name}: {share:g} of its capacity is not between 0 and 1")
@@ -51,8 +34,9 @@ def link_health(topology: Topology, left: Mapping[str, float]) -> LinkHealth:
         if links is None:
             problem = f"{topology.system.name} has no link {name!r}"
             raise InputError([Problem(problem, help=nearest_link(name, ends))])
-        shares.update(dict.fromkeys(links, share))
-    return LinkHealth(shares)
+        for link in links:
+            capacities[link] = share * float(topology.edges.bytes_per_s[link])
+    return topology.with_capacities(capacities, rate=False)
 
 
 def ends_of(name: str) -> Ends:
@@ -60,14 +44,28 @@ def ends_of(name: str) -> Ends:
     return frozenset(name.split("-"))
 
 
-def links_with_state(topology: Topology) -> dict[Ends, list[int]]:
-    """Ids of the links that can be degraded, both directions, by their ends."""
+def links_by_ends(topology: Topology) -> dict[Ends, list[int]]:
+    """Ids of all links, both directions, by their ends.
+
+    A device at the far side of its port names the links on both sides: `swarmx/0/0-cs1` are those of
+    `cs1/port`.
+    """
     ends: dict[Ends, list[int]] = {}
     for edge in topology.links():
-        if edge.kind in ("scale_up", "host"):
-            continue  # flows do not share links inside a node, so these are not simulated
         ends.setdefault(frozenset((edge.source, edge.target)), []).append(edge.link)
+    behind: dict[Ends, list[int]] = {}
+    for pair, links in ends.items():
+        if len(devices := _without_port(pair)) == 1:
+            behind[devices] = links
+    for pair, links in list(ends.items()):
+        if (devices := _without_port(pair)) != pair and len(devices) == 2:
+            own = [behind[frozenset({name})] for name in devices if frozenset({name}) in behind]
+            ends[devices] = sum(own, links)
     return ends
+
+
+def _without_port(pair: Ends) -> Ends:
+    return frozenset(name.removesuffix(PORT) for name in pair)
 
 
 def nearest_link(name: str, ends: Iterable[Ends]) -> str:

@@ -72,7 +72,7 @@ def straggling_run(each: Case) -> Trace:
     Its tensor peers act with it, which leaves the time of the step as it is; as every verb does it.
     """
     found = place_stragglers(written(each.plan), each.plan, {STRAGGLER: SLOWER})
-    graph, ranks, links, _ = found.placed
+    graph, ranks, links, *_ = found.placed
     return simulate(graph, with_stragglers(graph, price(graph, each.costs), ranks, found.factors), *links)
 
 

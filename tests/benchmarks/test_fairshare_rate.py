@@ -16,6 +16,7 @@ import simpy
 from numpy.typing import NDArray
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from perfsim.engine.calendar import Calendar
 from perfsim.engine.fairshare import FairShare, Flow
 from perfsim.testing.max_min import reduced
 
@@ -28,7 +29,7 @@ GRID_S = 2.0**-40
 def carry(flows: Sequence[Flow], capacities: NDArray[np.float64], durations: Sequence[float]) -> FairShare:
     """One stream for each of `flows`, until all `durations` are used up."""
     env = simpy.Environment()
-    share = FairShare(env, capacities, grid_s=GRID_S)
+    share = FairShare(Calendar(env), capacities, grid_s=GRID_S)
     left = iter(durations)
 
     def following(flow: Flow) -> None:

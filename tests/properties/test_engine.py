@@ -79,7 +79,6 @@ def test_without_contention_simulation_is_the_longest_path_to_the_bit(
     graph = graph_of(toys, table)
     durations = drawn_durations(data, len(graph), values)
     path = critical_path(graph, durations)
-    assert same_bits(simulate(graph, durations, ahead=False), path)
     assert same_bits(simulate(graph, durations), path)
     assert path.end_s.tolist() == slow_ends(graph, path.end_s - path.start_s)
 
@@ -92,20 +91,7 @@ def test_flows_that_nothing_slows_change_no_bit(
     graph = graph_of(toys, table)
     durations = drawn_durations(data, len(graph), arbitrary)
     path = critical_path(graph, durations)
-    assert same_bits(simulate(graph, durations, taken, AMPLE, ahead=False), path)
     assert same_bits(simulate(graph, durations, taken, AMPLE), path)
-
-
-@given(rows, flows, st.data())
-@settings(max_examples=200)
-def test_looking_ahead_to_the_first_contention_changes_nothing_but_rounding(
-    toys: ModuleType, table: list[Row], taken: dict[int, Flow], data: st.DataObject
-) -> None:
-    graph = graph_of(toys, table)
-    durations = drawn_durations(data, len(graph), data.draw(st.sampled_from([whole, arbitrary])))
-    whole_run = simulate(graph, durations, taken, SCARCE, ahead=False)
-    ticks = 2.0 ** grid_exponent(whole_run.makespan_s) * len(graph)
-    assert np.abs(simulate(graph, durations, taken, SCARCE).end_s - whole_run.end_s).max() <= ticks
 
 
 @given(rows, flows, st.data())

@@ -13,6 +13,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfsim.engine.calendar import Calendar
 from perfsim.engine.fairshare import FairShare, Flow, PathClass
 from perfsim.engine.max_min import fill_by_loop, fill_by_numpy, fill_one_link
 from perfsim.testing.max_min import max_min_rates
@@ -93,11 +94,11 @@ class Watched(FairShare):
     rates: dict[tuple[tuple[int, ...], float], list[tuple[float, float]]]
     """By class: since when at which share of its nominal speed."""
 
-    def _settle(self, path: PathClass, fraction: float) -> None:
-        super()._settle(path, fraction)
+    def _settle(self, path: PathClass, fraction: float, now_s: float) -> None:
+        super()._settle(path, fraction, now_s)
         route = tuple(link for link, count in path.links for _ in range(count))
         self.rates = getattr(self, "rates", {})
-        self.rates.setdefault((route, path.bytes_per_s), []).append((self.now_s, path.fraction))
+        self.rates.setdefault((route, path.bytes_per_s), []).append((now_s, path.fraction))
 
     def served_s(self, flow: Flow, start_s: float, end_s: float) -> float:
         """Seconds at nominal speed that a flow received, from the rates of its class alone."""
@@ -108,8 +109,8 @@ class Watched(FairShare):
             for (since, fraction), until in zip(pieces, bounds, strict=True)
         )
 
-    def _solve(self, event: simpy.Event) -> None:
-        super()._solve(event)
+    def _solve(self) -> None:
+        super()._solve()
         load = np.zeros(len(self._capacity))
         for path in self._classes.values():
             assert 0 < path.fraction <= 1.0, "no flow is faster than its nominal speed"
@@ -122,12 +123,12 @@ def run(
     capacities: Sequence[float], started: Sequence[Started], grid_s: float = 0.0
 ) -> tuple[list[float], Watched]:
     env = simpy.Environment()
-    share = Watched(env, capacities, grid_s=grid_s)
+    share = Watched(Calendar(env), capacities, grid_s=grid_s)
     ends = [-1.0] * len(started)
 
     def note(i: int) -> None:
         assert ends[i] == -1.0, "a flow ends once"
-        ends[i] = share.now_s
+        ends[i] = share.calendar.now_s
 
     def begin(i: int, _event: simpy.Event) -> None:
         share.start(started[i].flow, started[i].duration_s, partial(note, i))
@@ -181,24 +182,6 @@ def test_every_flow_receives_its_own_bytes_and_no_more(network: tuple[list[float
     ends, share = run(capacities, started)
     for (flow, start_s, duration_s), end_s in zip(started, ends, strict=True):
         assert share.served_s(flow, start_s, end_s) == pytest.approx(duration_s, rel=1e-9, abs=1e-9)
-
-
-@given(networks())
-@settings(max_examples=100)
-def test_starts_that_are_known_ahead_change_no_bit(network: tuple[list[float], list[Started]]) -> None:
-    capacities, started = network
-    ends, _ = run(capacities, started)
-    env = simpy.Environment()
-    share = FairShare(env, capacities)
-    ahead = [-1.0] * len(started)
-    for i, one in enumerate(started):
-
-        def note(i: int = i) -> None:
-            ahead[i] = share.now_s
-
-        share.start_at(one.start_s, one.flow, one.duration_s, note)
-    env.run()
-    assert ahead == ends
 
 
 @given(networks())

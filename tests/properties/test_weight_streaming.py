@@ -126,7 +126,7 @@ def test_the_closed_form_is_near_the_simulation_on_every_machine(
     plan, costs = planned(
         toys, batch, changes=MACHINES[machine], layout=layout, model=WIDE | {"num_layers": 24}
     )
-    estimate = STREAMING.estimate_s(plan, costs.duration_s)
+    estimate = STREAMING.estimate_s(plan, costs)
     assert estimate == pytest.approx(run(plan, costs, toys).step_time_s, rel=0.15)
 
 

@@ -10,7 +10,7 @@ import pytest
 from perfsim.errors import InputError
 from perfsim.hardware import FatTreeSpec, GpuClusterSpec
 from perfsim.machines import build_topology
-from perfsim.topology import FatTree, link_health, route_around
+from perfsim.topology import FatTree, degraded, route_around
 
 
 def tree(
@@ -34,36 +34,35 @@ def test_links_found_in_bulk_are_those_of_the_routes(
     found = network.crossings(ranks[:, 0], ranks[:, 1])
     for (source, target), row in zip(ranks.tolist(), found.tolist(), strict=True):
         route = network.route(source, target)
-        assert [link for link in row if link >= 0] == network.crossed(route)
-        crossed = [edge for edge in route if edge.kind in ("nic", "uplink")]
-        capacity = network.crossed_bytes_per_s(np.array(network.crossed(route), dtype=np.int64), {}).tolist()
-        each = [edge.bytes_per_s * (network.spines if edge.kind == "uplink" else 1) for edge in crossed]
+        counted = network.counted[[edge.link for edge in route]]
+        if source != target:
+            assert [link for link in row if link >= 0] == counted.tolist()
+        capacity = network.capacities[counted].tolist()
+        each = [edge.bytes_per_s * (network.spines if edge.kind == "uplink" else 1) for edge in route]
         assert capacity == pytest.approx(each, rel=1e-12), "the uplinks of a leaf stand as one"
 
 
 def test_a_dead_uplink_takes_its_share_of_the_leaf(toys: ModuleType) -> None:
     network = tree(toys, oversubscription=4.0)
-    left = link_health(network, {"leaf0-spine0": 0.0, "leaf0-spine1": 0.5}).left
-    leaf0, leaf1 = network.crossed(network.route(0, 32))[1:3]
+    left = degraded(network, {"leaf0-spine0": 0.0, "leaf0-spine1": 0.5})
+    leaf0, leaf1 = network.crossings(np.array([0]), np.array([32]))[0, 2:4]
     assert network.spines == 8
     links = np.array([leaf0, leaf0 + 1, leaf1])
-    assert (network.crossed_bytes_per_s(links, left) / network.leaf_bytes_per_s).tolist() == [
-        6.5 / 8,
-        6.5 / 8,
-        1.0,
-    ]
+    assert (left.capacities[links] / network.capacities[links]).tolist() == [6.5 / 8, 6.5 / 8, 1.0]
 
 
-def test_a_single_node_has_no_link_to_cross(toys: ModuleType) -> None:
+def test_inside_a_node_only_its_ports_are_crossed(toys: ModuleType) -> None:
     network = tree(toys, nodes=1)
-    assert (network.crossings(np.array([0]), np.array([7])) == -1).all()
+    ports = network.crossings(np.array([0]), np.array([7]))[0]
+    assert (ports[1:5] == -1).all()
+    assert [network.links()[link].kind for link in ports[[0, 5]]] == ["scale_up", "scale_up"]
 
 
 def test_a_message_goes_around_a_dead_uplink_over_another_spine(toys: ModuleType) -> None:
     network = tree(toys)
     usual = network.route(0, 32)
     spine = usual[3].source
-    dead = link_health(network, {f"leaf0-{spine}": 0.0}).dead
+    dead = degraded(network, {f"leaf0-{spine}": 0.0}).edges.dead
     assert len(dead) == 2, "both directions"
     way = route_around(network, 0, 32, dead)
     assert dead.isdisjoint(edge.link for edge in way)
@@ -72,21 +71,21 @@ def test_a_message_goes_around_a_dead_uplink_over_another_spine(toys: ModuleType
 
 def test_a_message_goes_around_a_dead_nic_through_a_neighbour(toys: ModuleType) -> None:
     network = tree(toys)
-    way = route_around(network, 0, 32, link_health(network, {"node0/nic0-leaf0": 0.0}).dead)
+    way = route_around(network, 0, 32, degraded(network, {"node0/nic0-leaf0": 0.0}).edges.dead)
     assert [edge.kind for edge in way[:2]] == ["scale_up", "scale_up"]
     assert way[-1].target == "node4/gpu0"
 
 
 def test_traffic_around_a_dead_link_spreads_over_the_spines_that_are_left(toys: ModuleType) -> None:
     network = tree(toys)
-    dead = link_health(network, {f"leaf0-spine{spine}": 0.0 for spine in range(4)}).dead
+    dead = degraded(network, {f"leaf0-spine{spine}": 0.0 for spine in range(4)}).edges.dead
     spines = {route_around(network, 0, target, dead)[3].source for target in range(32, 36)}
     assert len(spines) == 4
 
 
 def test_where_no_way_is_left_the_message_says_between_whom_and_without_what(toys: ModuleType) -> None:
     network = tree(toys)
-    dead = link_health(network, {f"leaf0-spine{spine}": 0.0 for spine in range(32)}).dead
+    dead = degraded(network, {f"leaf0-spine{spine}": 0.0 for spine in range(32)}).edges.dead
     with pytest.raises(
         InputError, match="no route is left from node0/gpu0 to node4/gpu0 without leaf0-spine0"
     ):
@@ -95,7 +94,9 @@ def test_where_no_way_is_left_the_message_says_between_whom_and_without_what(toy
 
 def test_a_link_is_named_in_either_order(toys: ModuleType) -> None:
     network = tree(toys)
-    assert link_health(network, {"spine1-leaf0": 0.5}) == link_health(network, {"leaf0-spine1": 0.5})
+    capacities = [degraded(network, {name: 0.5}).capacities for name in ("spine1-leaf0", "leaf0-spine1")]
+    assert (capacities[0] == capacities[1]).all()
+    assert (capacities[0] != network.capacities).sum() == 4, "both directions, and the leaf's sum of each"
 
 
 @pytest.mark.parametrize(
@@ -108,4 +109,4 @@ def test_a_link_is_named_in_either_order(toys: ModuleType) -> None:
 )
 def test_a_link_that_is_not_there_is_refused(toys: ModuleType, name: str, left: float, message: str) -> None:
     with pytest.raises(InputError, match=f"(?s){message}"):
-        link_health(tree(toys), {name: left})
+        degraded(tree(toys), {name: left})

@@ -126,14 +126,17 @@ def test_a_wafer_tree_has_the_fewest_nodes_that_the_fan_out_allows() -> None:
     topology = build_topology(wafers(), 18)
     assert topology.tree_levels == (1, 2, 5)
     assert topology.tree_depth == 3
+    own = ("", "/port", "/activations0")
     assert set(topology.graph) == {
         "memoryx",
+        *(f"memoryx/server{i}{part}" for i in range(10) for part in ("", "/dram")),
         "swarmx/0/0",
         *(f"swarmx/1/{i}" for i in range(2)),
         *(f"swarmx/2/{i}" for i in range(5)),
-        *(f"cs{i}" for i in range(18)),
+        *(f"cs{i}{part}" for i in range(18) for part in own),
     }
-    assert max(degree for _, degree in topology.graph.out_degree()) == 4 + 1
+    degrees = [degree for name, degree in topology.graph.out_degree() if name.startswith("swarmx")]
+    assert max(degrees) == 4 + 1
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_link_ids_are_places_and_the_same_each_time() -> None:
     first, again = build_topology(cluster(), 48), build_topology(cluster(), 48)
     assert first.links() == again.links()
     assert [edge.link for edge in first.links()] == list(range(len(first.links())))
-    assert all(edge is first.links()[edge.link] for edge in first.route(0, 47))
+    assert all(edge == first.links()[edge.link] for edge in first.route(0, 47))
 
 
 def test_the_graph_carries_what_the_links_say() -> None:
@@ -162,6 +165,7 @@ def test_the_graph_carries_what_the_links_say() -> None:
             "kind": edge.kind,
             "bytes_per_s": edge.bytes_per_s,
             "seconds": edge.seconds,
+            "duplex": edge.kind != "dram",
         }
 
 
@@ -269,7 +273,7 @@ def test_other_places_of_a_cluster_have_routes_too() -> None:
 def test_weights_go_down_the_tree_a_hop_a_level_and_gradients_up_the_same_way() -> None:
     topology = build_topology(wafers(), 16)
     down = names(topology, "memoryx", 6)
-    assert down == ["memoryx", "swarmx/0/0", "swarmx/1/1", "cs6"]
+    assert down == ["memoryx", "swarmx/0/0", "swarmx/1/1", "cs6/port", "cs6"]
     assert names(topology, 6, "memoryx") == down[::-1]
     assert topology.route_seconds("memoryx", 6) == pytest.approx(2 * 10e-6 + 1e-6)
     assert topology.route_seconds(6, "memoryx") == pytest.approx(2 * 10e-6 + 1e-6)
@@ -278,8 +282,9 @@ def test_weights_go_down_the_tree_a_hop_a_level_and_gradients_up_the_same_way() 
 
 def test_wafers_meet_at_the_lowest_node_above_both() -> None:
     topology = build_topology(wafers(), 64)
-    assert names(topology, 0, 3) == ["cs0", "swarmx/2/0", "cs3"]
-    assert names(topology, 0, 15) == ["cs0", "swarmx/2/0", "swarmx/1/0", "swarmx/2/3", "cs15"]
+    assert names(topology, 0, 3) == ["cs0", "cs0/port", "swarmx/2/0", "cs3/port", "cs3"]
+    between = ["swarmx/2/0", "swarmx/1/0", "swarmx/2/3"]
+    assert names(topology, 0, 15) == ["cs0", "cs0/port", *between, "cs15/port", "cs15"]
 
 
 def test_a_broadcast_crosses_every_link_down_and_a_reduction_every_link_up() -> None:

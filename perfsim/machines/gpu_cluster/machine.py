@@ -16,7 +16,7 @@ from perfsim.machines.machine import Machine, Setting, SystemLinks
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
 from perfsim.strategies.three_d.stages import ThreeDPlan
-from perfsim.topology import FatTree, LinkHealth
+from perfsim.topology import FatTree
 from perfsim.workload import ParallelLayout, TrainingRecipe
 
 MOST_CHANNELS = 32
@@ -44,9 +44,9 @@ class GpuCluster(Machine):
         """Kernels, launches and collectives."""
         return GpuCosts(topology, recipe)
 
-    def network(self, topology: FatTree, health: LinkHealth, /) -> FatTreeNetwork:
-        """NICs and uplinks."""
-        return FatTreeNetwork(topology, health)
+    def network(self, topology: FatTree, /) -> FatTreeNetwork:
+        """NVLink ports, NICs and uplinks."""
+        return FatTreeNetwork(topology)
 
     def devices_per_node(self, system: GpuClusterSpec, /) -> int:
         """GPUs behind one NVLink switch."""

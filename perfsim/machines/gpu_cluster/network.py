@@ -8,50 +8,104 @@ from typing import cast
 import numpy as np
 
 from perfsim.calibration import CollectiveOp
-from perfsim.collectives import tree
-from perfsim.graph import Kind, RankGroup, Work
+from perfsim.collectives import CollectiveModel, ring, tree
+from perfsim.graph import Kind, RankGroup, TaskGraph, Work
 from perfsim.graph.symmetry import meeting_of
 from perfsim.machines.gpu_cluster.spread import Spread
 from perfsim.machines.network import Floats, Ints, Network, PeerClasses, Traffic
 from perfsim.strategies.schedules import schedule_called
-from perfsim.topology import FatTree, LinkHealth, route_around
+from perfsim.topology import FatTree, route_around
 from perfsim.workload import ParallelLayout
 
 
 class FatTreeNetwork(Network):
-    """The NICs and uplinks of a fat tree."""
+    """The links of a fat tree: NVLink ports, NICs and uplinks."""
 
-    def __init__(self, tree: FatTree, health: LinkHealth) -> None:
-        self.tree, self.health = tree, health
+    def __init__(self, tree: FatTree, *, ports: bool = False) -> None:
+        self.tree = tree
+        self.collectives = CollectiveModel.of_tree(tree)
+        self.may_bind = tree.may_bind.copy()
+        if ports:
+            self.may_bind[tree.ports] = True
+        self.counts_ports = bool(self.may_bind[tree.ports].any())
+
+    @property
+    def counted(self) -> Ints:
+        """The link that each link counts as."""
+        return self.tree.counted
+
+    def of_graph(self, graph: TaskGraph, /) -> FatTreeNetwork:
+        """The network with its NVLink ports where communications that may overlap can fill one."""
+        asked = port_demand(graph, self.tree, self.collectives)
+        return FatTreeNetwork(self.tree, ports=asked > self.tree.edges.rated["scale_up"])
 
     def traffic(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
-        """Traffic of a class of work on NICs and uplinks; None where all of it stays inside nodes.
-
-        A send goes one way. In a collective across nodes each rank of a node is on a ring of its own and has
-        an equal share of the node's NICs. So every rank sends to one neighbour and receives from another at
-        that share, whatever the algorithm, which agrees with how collectives are priced. There are as many
-        rings as the emptiest node holds ranks. On a fuller node they may use the NIC of any rank, so all of
-        its NICs are taken to be in use, and peers stay alike.
-        """
+        """The load of a class of work on the links that may slow it; None where there are none."""
         if work.group is None or work.group.size < 2:
             return None
         groups = peers.groups_like(work.group)
-        spare = groups[:0, 0]
+        if not self.counts_ports and self._is_inside(groups):
+            return None
+        load = self._load(work, groups)
+        may_bind = self.may_bind[load.links]
+        if not may_bind.any():
+            return None
+        return Traffic(load.links[may_bind], load.times[may_bind], load.bytes_per_s)
+
+    def load(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
+        """Traffic of a class of work on all links."""
+        if work.group is None or work.group.size < 2:
+            return None
+        return self._load(work, peers.groups_like(work.group))
+
+    def _is_inside(self, groups: Ints) -> bool:
+        """Whether all groups are inside nodes."""
+        nodes = self.tree.node_of[groups]
+        return bool((nodes == nodes[:, :1]).all())
+
+    def _load(self, work: Work, groups: Ints) -> Traffic:
+        """Traffic of a class of work that groups of ranks do at the same time.
+
+        A send goes one way. In a collective inside a node each rank sends to its neighbour at the bus rate.
+        In one across nodes each rank of a node is on a ring of its own and has an equal share of the node's
+        NICs. So every rank sends to one neighbour and receives from another at that share, whatever the
+        algorithm, which agrees with how collectives are priced. There are as many rings as the emptiest node
+        holds ranks, and each passes the ports of all ranks of a node but its own. On a fuller node they may
+        use the NIC of any rank, so all of its NICs are taken to be in use, and peers stay alike.
+        """
+        inside = self._is_inside(groups)
+        within = spare = groups[:0, 0]
         if work.op.startswith("tree."):
             source, target = _round_hops(groups, work.op)
-        elif work.kind is Kind.COMM_COLL:
-            source, target, spare = _ring_hops(groups, self.tree.devices_per_node)
-        else:
+        elif work.kind is not Kind.COMM_COLL:
             source, target = groups[:, 0], groups[:, 1]
+        elif inside:
+            source, target = groups.ravel(), np.roll(groups, -1, axis=1).ravel()
+        else:
+            source, target, spare, within = _ring_hops(groups, self.tree.node_of)
         links = self.tree.crossings(source, target)
-        if self.health.dead:
+        if self.tree.edges.dead:
             links = self._around(links, source, target)
-        links = np.append(links[links >= 0], self._left_of(self.tree.nics(spare).ravel()))
+        beside = self.tree.nics[spare].ravel(), self.tree.ports[within].ravel()
+        links = np.append(links[links >= 0], self._left_of(np.concatenate(beside)))
         crossed, times = np.unique(links, return_counts=True)
-        if not len(crossed):
-            return None
-        share = self.tree.system.node.inter_node_bytes_per_s / self.tree.devices_per_node
-        return Traffic(crossed, times, share)
+        share = self.tree.nic_share_bytes_per_s
+        return Traffic(crossed, times, _inside_bytes_per_s(work, self.collectives) if inside else share)
+
+    def sent_bytes(self, work: Work, /) -> float:
+        """Bytes of a class of work on a link that it crosses once; the rings across nodes share a message."""
+        if work.kind is not Kind.COMM_COLL or work.group is None or work.op.startswith("tree."):
+            return work.comm_bytes
+        shape = self.tree.group_shape(work.group.ranks)
+        rings = shape.fewest_per_node if shape.nodes > 1 else 1
+        is_step = work.op.startswith("ring.")
+        factor = 1.0 if is_step else ring.wire_factor(cast(CollectiveOp, work.op), shape.size)
+        return work.comm_bytes * factor / rings
+
+    def alike(self, work: Work, /) -> Hashable:
+        """Inside a node the rate depends on the size of a message."""
+        inside = self.counts_ports and work.group is not None and may_be_inside(work.group, self.tree)
+        return (super().alike(work), work.comm_bytes if inside else None)
 
     def _around(self, links: Ints, source: Ints, target: Ints) -> Ints:
         """The links of all routes; routes over dead links take a detour."""
@@ -59,8 +113,8 @@ class FatTreeNetwork(Network):
         broken = ~np.isin(links, [-1, *self._left_of(used)]).all(axis=1)
         rest = [links[~broken].ravel()]
         for a, b in zip(source[broken].tolist(), target[broken].tolist(), strict=True):
-            detour = route_around(self.tree, a, b, self.health.dead)
-            rest.append(np.array(self.tree.crossed(detour), dtype=np.int64))
+            detour = route_around(self.tree, a, b, self.tree.edges.dead)
+            rest.append(self.tree.counted[[edge.link for edge in detour]])
         return np.concatenate(rest)
 
     def _left_of(self, links: Ints) -> Ints:
@@ -68,19 +122,17 @@ class FatTreeNetwork(Network):
         return links[self.bytes_per_s(links) > 0.0]
 
     def bytes_per_s(self, links: Ints, /) -> Floats:
-        """Capacity of NICs, and of all uplinks of a leaf together."""
-        return self.tree.crossed_bytes_per_s(links, self.health.left)
+        """Capacity of links, and of all uplinks of a leaf together."""
+        return self.tree.capacities[links]
 
     def places(self) -> dict[int, Hashable]:
-        """The leaf of each rank where uplinks are thin, and the rank where a NIC of its node is degraded."""
-        thin = self.tree.is_thin(self.health.left)
-        degraded = {self.tree.node_of_nic(link) for link in self.health.left}
+        """The leaf of each rank where uplinks are thin, and the rank where a link of its node is slow."""
+        tree = self.tree
+        thin, slow_nodes = tree.has_thin_uplinks(), tree.slow_nodes
         places: dict[int, Hashable] = {}
-        for rank in range(self.tree.num_devices):
-            node = rank // self.tree.devices_per_node
-            if thin or node in degraded:
-                leaf = node // self.tree.system.fabric.nodes_per_leaf if thin else 0
-                places[rank] = (leaf, rank if node in degraded else None)
+        for rank, node in enumerate(tree.node_of.tolist()):
+            if thin or node in slow_nodes:
+                places[rank] = (int(tree.leaf_of[rank]) if thin else 0, rank if node in slow_nodes else None)
         return places
 
     def peer_places(self, works: Sequence[Work], width: int, /, *, shares_links: bool) -> Ints | None:
@@ -110,7 +162,8 @@ class FatTreeNetwork(Network):
         Where weight gradients are a pass of their own, peers synchronise only at its end.
         """
         inside = self.tree.devices_per_node % layout.tensor == 0
-        return inside and not self.tree.is_thin({}) and not schedule_called(layout.schedule).splits_backward
+        thin = self.tree.has_thin_uplinks(rated=True)
+        return inside and not thin and not schedule_called(layout.schedule).splits_backward
 
 
 def _round_hops(groups: Ints, op: str) -> tuple[Ints, Ints]:
@@ -120,26 +173,74 @@ def _round_hops(groups: Ints, op: str) -> tuple[Ints, Ints]:
     return groups[:, pairs[:, 0]].ravel(), groups[:, pairs[:, 1]].ravel()
 
 
-def _ring_hops(groups: Ints, devices_per_node: int) -> tuple[Ints, Ints, Ints]:
-    """Sources and targets across nodes, and ranks on no ring.
+def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Of rings across nodes: sources, targets, ranks on no ring, ranks whose ports a ring of others passes.
 
     On ring j, rank j of each node sends to rank j of the next node.
     """
     ranks = np.sort(groups, axis=1)
-    nodes = ranks // devices_per_node
+    nodes = node_of[ranks]
     across = nodes[:, 0] != nodes[:, -1]
     ranks, nodes = ranks[across], nodes[across]
-    hops = [(ranks[:0, 0],) * 3]
+    hops = [(ranks[:0, 0],) * 4]
     enters = np.insert(nodes[:, 1:] != nodes[:, :-1], 0, True, axis=1)
     left = np.ones(len(ranks), dtype=bool)
     while left.any():  # groups that lie alike over nodes at once; usually all do
         pattern = enters[np.argmax(left)]
         rows = left & (enters == pattern).all(axis=1)
         first = np.flatnonzero(pattern)
-        ring = np.arange(np.diff(first, append=len(pattern)).min())
-        source = (first[:, None] + ring).ravel()
-        members = source, np.roll(source, -len(ring)), np.delete(np.arange(len(pattern)), source)
-        hops.append(tuple(ranks[rows][:, places].ravel() for places in members))
+        rings = np.arange(np.diff(first, append=len(pattern)).min())
+        source = (first[:, None] + rings).ravel()
+        members = source, np.roll(source, -len(rings)), np.delete(np.arange(len(pattern)), source)
+        passed = np.repeat(np.arange(len(pattern)), len(rings) - 1)
+        hops.append(tuple(ranks[rows][:, places].ravel() for places in (*members, passed)))
         left &= ~rows
-    source, target, spare = (np.concatenate(column) for column in zip(*hops, strict=True))
-    return source, target, spare
+    source, target, spare, within = (np.concatenate(column) for column in zip(*hops, strict=True))
+    return source, target, spare, within
+
+
+def port_demand(graph: TaskGraph, tree: FatTree, collectives: CollectiveModel) -> float:
+    """The most bytes/s that overlapping communications can ask of one NVLink port, an upper bound.
+
+    Tasks of one stream never overlap, and streams of one name are those of different devices, so each name
+    counts once, with the largest rate of its tasks.
+    """
+    known: dict[tuple[str, float, int, int], float] = {}
+    rates = np.zeros(len(graph.works))
+    for number, work in enumerate(graph.works):
+        group = work.group
+        if work.kind is Kind.COMP or group is None or group.size < 2:
+            continue
+        key = (work.op, work.comm_bytes, group.size, abs(group.stride))
+        if key not in known:
+            known[key] = _port_bytes_per_s(work, group, tree, collectives)
+        rates[number] = known[key]
+    roles: dict[str, int] = {}
+    role = [roles.setdefault(stream.partition("/")[2], len(roles)) for stream in graph.streams]
+    codes = graph.work * np.int64(len(roles)) + np.array(role)[graph.stream]
+    counts = np.bincount(codes, minlength=len(rates) * len(roles)).reshape(-1, len(roles))
+    return float(np.where(counts > 0, rates[:, None], 0.0).max(axis=0, initial=0.0).sum())
+
+
+def _port_bytes_per_s(work: Work, group: RankGroup, tree: FatTree, collectives: CollectiveModel) -> float:
+    """The most that a group loads a port with, wherever it lies."""
+    in_node = min(group.size, -(-tree.devices_per_node // abs(group.stride)))
+    across = (in_node - 1) * tree.nic_share_bytes_per_s
+    return max(across, _inside_bytes_per_s(work, collectives)) if may_be_inside(group, tree) else across
+
+
+def may_be_inside(group: RankGroup, tree: FatTree) -> bool:
+    """Whether a node has room for all ranks of a group."""
+    return (group.size - 1) * abs(group.stride) < tree.devices_per_node
+
+
+def _inside_bytes_per_s(work: Work, collectives: CollectiveModel) -> float:
+    """Measured bus rate of a communication inside a node: bytes on each port over its time."""
+    size = 0 if work.group is None else work.group.size
+    if work.op.startswith("tree."):
+        op, size, n_bytes = "send_recv", 2, work.comm_bytes
+    elif work.op.startswith("ring."):
+        op, n_bytes = work.op.removeprefix("ring."), work.comm_bytes * size
+    else:
+        op, n_bytes = work.op, work.comm_bytes
+    return collectives.port_bytes_per_s(cast(CollectiveOp, op), n_bytes, size)

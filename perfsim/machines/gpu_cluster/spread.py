@@ -30,8 +30,8 @@ class Spread(NamedTuple):
     def of(cls, work: Work, tree: FatTree, width: int) -> Spread:
         """The spread of a work's group, shifted by whole nodes (leaves, where uplinks are thin)."""
         group = work.group or RankGroup(0, 1, 1)
-        fabric = tree.system.fabric
-        alike = tree.devices_per_node * (fabric.nodes_per_leaf if fabric.oversubscription > 1.0 else 1)
+        nodes_per_leaf = tree.system.fabric.nodes_per_leaf
+        alike = tree.devices_per_node * (nodes_per_leaf if tree.has_thin_uplinks(rated=True) else 1)
         meeting = meeting_of(work, width)
         first = group.start if group.stride > 0 else group.ranks[-1]
         moved = RankGroup(first % alike, abs(group.stride), group.size)
@@ -44,14 +44,13 @@ class Spread(NamedTuple):
             offset - offset // self.stride % self.size * self.stride, return_inverse=True
         )
         ranks = self.group.start + first[:, None] + self.group.stride * np.arange(self.group.size)
-        nodes = ranks // tree.devices_per_node
+        nodes = tree.node_of[ranks]
         enters = np.diff(nodes, axis=1) != 0
         if not shares_links:
             return _shapes(enters)[of_peer]
-        fabric = tree.system.fabric
-        if fabric.oversubscription <= 1.0:  # uplinks carry all that the NICs below can send
+        if not tree.has_thin_uplinks(rated=True):  # uplinks carry all that the NICs below can send
             return np.asarray(enters[of_peer], dtype=np.int64)
-        leaves = np.diff(nodes // fabric.nodes_per_leaf, axis=1) != 0
+        leaves = np.diff(tree.leaf_of[ranks], axis=1) != 0
         return np.concatenate([enters, leaves], axis=1, dtype=np.int64)[of_peer]
 
 

@@ -10,7 +10,6 @@ from perfsim.costs.price import Costs, mean_s
 from perfsim.costs.streaming_roof import HIDES, StreamingRoof, hidden_from_tokens, roof_tokens
 from perfsim.costs.streams import StreamCosts
 from perfsim.graph import Kind, TaskGraph, Work
-from perfsim.hardware import WaferClusterSpec
 from perfsim.machines.explanation import HEAVY, LOOK, Explanation, Floats, Lane
 from perfsim.strategies import Plan
 from perfsim.strategies.streaming.blocks import StreamingPlan
@@ -176,35 +175,37 @@ def _more_tokens(plan: StreamingPlan, roof: StreamingRoof) -> str:
 
 def part_of(lane: str, tree: WaferTree) -> str:
     """The part of the machine that sets the speed of a lane."""
-    system = tree.system
+    system, costs = tree.system, StreamCosts(tree)
     if lane == "flash":
         return "MemoryX's flash"
     if lane == "update":
-        return f"the {_update_bottleneck(system)} of MemoryX's servers"
-    feeders = system.activation_servers
-    if lane in ("input", "spilling") and feeders.per_system * feeders.bandwidth <= system.io_bytes_per_s:
+        return f"the {_update_bottleneck(costs)} of MemoryX's servers"
+    feeders = system.activation_servers.per_system
+    if lane in ("input", "spilling") and feeders * costs.rated_bytes_per_s["feed"] <= costs.feed_bytes_per_s:
         return "the activation servers"
     if lane in ("input", "spilling"):
         return "the I/O ports"
-    return _link_bottleneck(system, StreamCosts(tree).shares)
+    return _link_bottleneck(costs)
 
 
-def _update_bottleneck(system: WaferClusterSpec) -> str:
+def _update_bottleneck(costs: StreamCosts) -> str:
     """DRAM or arithmetic, whichever is slower for Adam's 28 B and 15 FLOP a parameter."""
-    server = system.memoryx.server
-    return "DRAM" if 28.0 / server.dram.bandwidth >= 15.0 / server.arithmetic else "arithmetic"
+    return "DRAM" if costs.update_s(28.0, 0.0) >= costs.update_s(0.0, 15.0) else "arithmetic"
 
 
-def _link_bottleneck(system: WaferClusterSpec, shares: int) -> str:
+PARTS = {
+    "the I/O ports": "io",
+    "SwarmX": "swarmx",
+    "MemoryX's servers": "server",
+    "their DRAM": "dram",
+}
+"""The kinds of links between MemoryX and a system, by the parts that they belong to."""
+
+
+def _link_bottleneck(costs: StreamCosts) -> str:
     """The slowest parts between MemoryX and a system; parts of equal speed must all become faster."""
-    server = system.memoryx.server
-    rates = {
-        "the I/O ports": system.io_bytes_per_s,
-        "SwarmX": system.swarmx.bandwidth,
-        "MemoryX's servers": shares * server.bandwidth,
-        "their DRAM": shares * server.dram.bandwidth,
-    }
-    slowest = min(rates.values())
-    names = [name for name, rate in rates.items() if rate < slowest * 1.001]
+    rates = costs.part_bytes_per_s
+    slowest = min(rates[kind] for kind in PARTS.values())
+    names = [name for name, kind in PARTS.items() if rates[kind] < slowest * 1.001]
     *first, last = [name.replace("their", "the servers'") if len(names) == 1 else name for name in names]
     return f"{', '.join(first)} and {last}" if first else last

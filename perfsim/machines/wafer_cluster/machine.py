@@ -18,7 +18,7 @@ from perfsim.machines.wafer_cluster.unknowns import of_release, of_systems
 from perfsim.strategies import Plan
 from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
-from perfsim.topology import LinkHealth, WaferTree
+from perfsim.topology import WaferTree
 from perfsim.workload import StreamingLayout, TrainingRecipe
 
 
@@ -41,9 +41,9 @@ class WaferCluster(Machine):
         costs = StreamedGpuCosts if topology.system.device.kind == "gpu" else WaferCosts
         return costs(topology, recipe)
 
-    def network(self, topology: WaferTree, health: LinkHealth, /) -> WaferNetwork:
+    def network(self, topology: WaferTree, /) -> WaferNetwork:
         """Traffic on MemoryX and the tree."""
-        return WaferNetwork(topology, health)
+        return WaferNetwork(topology)
 
     def releases(self, system: WaferClusterSpec, recipe: TrainingRecipe, /) -> tuple[str, str] | None:
         """The release of the recipe or the system, and the nearest one that was measured."""

@@ -1,7 +1,8 @@
-"""Traffic of wafers on MemoryX, the SwarmX tree, flash, and the ports of each system."""
+"""Traffic of wafers on MemoryX, the SwarmX tree, and the ports of each system."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -10,14 +11,13 @@ from perfsim.costs.streams import StreamCosts
 from perfsim.errors import InputError
 from perfsim.graph import TaskGraph, Work
 from perfsim.machines.network import Floats, Ints, Network, PeerClasses, Traffic
-from perfsim.topology import LinkHealth, WaferTree
+from perfsim.topology import WaferTree
 
-SPILLING = ("spill", "fetch")
-FLASH_OPS = ("flash_read", "flash_write")
-FLASH = -1
-"""A link id for the flash of all weight servers, which reads and writes share."""
+FLASH_OPS = {"flash_read": 0, "flash_write": 1}
+"""Operations on flash, and the direction of their link."""
 DIRECTIONS: dict[str, Literal["down", "up"]] = {
     "memoryx_read": "down",
+    "samples": "down",
     "fetch": "down",
     "spill": "up",
     "reduce": "up",
@@ -25,64 +25,116 @@ DIRECTIONS: dict[str, Literal["down", "up"]] = {
     "reduce_in_tree": "up",
     "reduce_in_tree_part": "up",
 }
+UPDATE = "memoryx_update"
+AT_SYSTEMS = ("samples", "spill", "fetch")
+"""Operations between a system and its activation servers."""
+POOLS = ("server", "dram", "flash")
+"""Kinds of links that occur once in every weight server."""
 
 
 class WaferNetwork(Network):
     """A tree that streams weights down to all systems and gradients up."""
 
-    def __init__(self, tree: WaferTree, health: LinkHealth) -> None:
-        self.tree, self.health, self.costs = tree, health, StreamCosts(tree)
-        flash = tree.system.memoryx.server.flash
-        self.flash_bytes_per_s = 0.0 if flash is None else tree.system.memoryx.servers * flash.bandwidth
-        self.flash_is_half_duplex = flash is not None and not flash.duplex
+    def __init__(self, tree: WaferTree) -> None:
+        self.tree, self.costs = tree, StreamCosts(tree)
 
-    def check(self, graph: TaskGraph, /) -> None:
-        """Raises InputError for several unfolded wafers: spills are counted for the first system only."""
+    def of_graph(self, graph: TaskGraph, /) -> WaferNetwork:
+        """Raises InputError for several unfolded wafers: spills of all systems are counted together."""
         wafers = sum(stream.endswith("/spill") for stream in graph.streams)
         if wafers > 1:
             raise InputError(
                 f"the graph has {wafers} unfolded wafers; spilled activations are counted for one only"
             )
+        return self
 
-    def traffic(self, work: Work, _peers: PeerClasses, /) -> Traffic | None:
-        """Traffic of a class of work on MemoryX and the tree: weights go down the whole tree, gradients up.
+    def traffic(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
+        """The load of a class of work that may share links.
 
-        Reads and writes share half-duplex flash. Gradients summed in SwarmX do not enter MemoryX. Spilled
-        activations pass only the ports of their own system; those of the first system are counted.
-        Half-duplex links count as one link, the lower id of the two directions. Samples are left out,
-        as megabytes beside gigabytes of weights. InputError where the only route to a system is cut.
+        Samples are megabytes beside gigabytes of weights, so they count only where an activation server is
+        slow; updates, which their own bytes limit, only where DRAM is. InputError where the only route to a
+        system is cut.
         """
-        if work.op in FLASH_OPS and self.flash_is_half_duplex:
-            return Traffic(np.array([FLASH]), np.ones(1, dtype=np.int64), self.costs.flash_bytes_per_s())
+        load = self.load(work, peers)
+        if load is None:
+            return None
+        if work.op in ("samples", UPDATE) and (self.capacities[load.links] >= load.bytes_per_s).all():
+            return None
+        self._refuse_cuts(load.links)
+        return load
+
+    def load(self, work: Work, _peers: PeerClasses, /) -> Traffic | None:
+        """Traffic of a class of work on all links: weights go down the whole tree, gradients up.
+
+        Gradients summed in SwarmX do not enter MemoryX. Samples and spilled activations pass the ports of
+        their systems, all at the same time. Links that are not duplex count as one. The weight servers count
+        as one, with the first link of each kind, and so do the activation servers of a system.
+        """
+        costs, edges = self.costs, self.tree.edges
+        if work.op in FLASH_OPS:
+            return self._once(edges.of_kind("flash")[FLASH_OPS[work.op]][None], costs.flash_bytes_per_s())
+        if work.op == UPDATE:
+            return self._once(edges.of_kind("dram")[:1], costs.update_bytes_per_s)
         if work.op not in DIRECTIONS:
             return None
-        links, rate = self.tree.tree_links(DIRECTIONS[work.op]), self.costs.stream_bytes_per_s
-        if work.op in SPILLING:
-            ends = ("memoryx", 0) if work.op == "fetch" else (0, "memoryx")
-            links = tuple(edge.link for edge in self.tree.route(*ends) if edge.kind == "io")
-            rate = self.costs.feed_bytes_per_s
-        elif work.op.startswith("reduce_in_tree"):
-            kinds, rate = self.tree.links(), self.costs.tree_bytes_per_s
-            links = tuple(link for link in links if kinds[link].kind != "memoryx")
-        self._refuse_cuts(links)
-        if not self.tree.system.swarmx.duplex:
-            links = tuple(link - link % 2 for link in links)
-        return Traffic(np.array(links), np.ones(len(links), dtype=np.int64), rate)
+        way = DIRECTIONS[work.op]
+        if work.op in AT_SYSTEMS:
+            links = np.concatenate([self.tree.ways("io", way), self._feeders(way)])
+            return self._once(links, costs.feed_bytes_per_s)
+        links = self.tree.tree_links(way)
+        if work.op.startswith("reduce_in_tree"):
+            inside = np.setdiff1d(links, edges.of_kind("memoryx"))
+            return self._once(inside, costs.tree_bytes_per_s)
+        servers = [self.tree.ways(kind, way)[:1] for kind in ("server", "dram")]
+        return self._once(np.concatenate([links, *servers]), costs.stream_bytes_per_s)
 
-    def _refuse_cuts(self, links: tuple[int, ...]) -> None:
-        for link in sorted(self.health.dead.intersection(links)):
+    def _feeders(self, way: Literal["down", "up"]) -> Ints:
+        """The first link of the activation servers of each system, which stands for all of them."""
+        return self.tree.ways("feed", way)[:: self.tree.system.activation_servers.per_system]
+
+    def _once(self, links: Ints, bytes_per_s: float) -> Traffic:
+        """Traffic that crosses each link once."""
+        links = np.unique(self.tree.edges.medium[links])
+        return Traffic(links, np.ones(len(links), dtype=np.int64), bytes_per_s)
+
+    def _refuse_cuts(self, links: Ints) -> None:
+        for link in links[self.capacities[links] == 0.0].tolist():
             edge = self.tree.links()[link]
             raise InputError(
                 f"no route without {edge.source}-{edge.target}: a wafer that is cut off is a failure; "
                 "give at= or mttf= with checkpoint= and restart="
             )
 
+    @cached_property
+    def capacities(self) -> Floats:
+        """Bytes/s of every link; the first of several that count as one has their joint capacity.
+
+        Layers wait for the slowest weight server: those that are sharded over all of them, and those on one
+        server each too, since they are used in order. Activation servers of a system share its spills.
+        """
+        edges = self.tree.edges
+        capacities, carried = edges.bytes_per_s.copy(), edges.bytes_per_s
+        for kind in POOLS:
+            links = edges.of_kind(kind).reshape(-1, 2)
+            if len(links):
+                capacities[links[0]] = len(links) * carried[links].min(axis=0)
+        for way in ("down", "up"):
+            first = self._feeders(way)
+            links = self.tree.ways("feed", way).reshape(len(first), -1)
+            capacities[first] = carried[links].sum(axis=1)
+        return capacities
+
+    @cached_property
+    def counted(self) -> Ints:
+        """The link that each link counts as: itself, its way back, or the first of several servers."""
+        counted = self.tree.edges.medium.copy()
+        for kind in POOLS:
+            links = self.tree.edges.of_kind(kind)
+            counted[links] = counted[links[:2]][np.arange(len(links)) % 2]
+        for way in ("down", "up"):
+            links = self.tree.ways("feed", way)
+            counted[links] = np.repeat(self._feeders(way), len(links) // self.tree.num_devices)
+        return counted
+
     def bytes_per_s(self, links: Ints, /) -> Floats:
-        """Capacity of links, and of the flash of all weight servers together."""
-        edges = self.tree.links()
-        return np.array(
-            [
-                self.flash_bytes_per_s if link == FLASH else self.health.bytes_per_s(edges[link])
-                for link in links.tolist()
-            ]
-        )
+        """Capacity of links, those of several servers together."""
+        return self.capacities[links]

@@ -7,6 +7,7 @@ import math
 from perfsim.report import text
 from perfsim.report.caveats import caveats_section, head_remarks
 from perfsim.report.figures import memory as memory_figure
+from perfsim.report.figures import network as network_figure
 from perfsim.report.figures import resilience as resilience_figure
 from perfsim.report.figures import step_time as step_figure
 from perfsim.report.figures import time_to_accuracy as batch_figure
@@ -29,6 +30,7 @@ def study_page(result: StudyResult, *, trace_name: str | None = None) -> tuple[s
         _step(result),
         *_why(result),
         *whole_run_section(result),
+        *_network(result),
         _memory(result),
         *_resilience(result),
         *_timelines(result, trace_name),
@@ -126,6 +128,25 @@ def _why(result: StudyResult) -> list[Section]:
     )
     table = why_table(list(zip(text.labels(result.candidates), result.candidates, strict=True)))
     return [Section("Why is it slow?", lead, table=table, slug="why")] if table.rows else []
+
+
+def _network(result: StudyResult) -> list[Section]:
+    if not any(candidate.utilisation for candidate in result.candidates):
+        return []
+    lead = (
+        "Shows which links a faster network would have to improve: one that is busy all the time limits the "
+        "step, one that is full only at its peak makes communication wait for other communication."
+    )
+    return [
+        Section(
+            "Use of the network",
+            lead,
+            figure=network_figure.network_use(result),
+            table=network_figure.network_use_table(result),
+            alt=network_figure.network_use_alt(result),
+            slug="network",
+        )
+    ]
 
 
 def _memory(result: StudyResult) -> Section:

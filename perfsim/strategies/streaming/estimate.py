@@ -7,15 +7,15 @@ the previous update is done. The first block is updated last; then its weights a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from perfsim.graph import Work
-from perfsim.strategies.plan import Duration
 from perfsim.strategies.streaming.blocks import BlockWorks, StreamingPlan, block_works, samples_work
 from perfsim.strategies.streaming.graph import last_micro_batch
 
 
-def estimate_s(plan: StreamingPlan, duration: Duration) -> float:
+def estimate_s(plan: StreamingPlan, duration: Callable[[Work], float]) -> float:
     """All micro-batches, the last at its own size, and the bubble between two steps."""
     estimate = _Estimate(plan, duration)
     full = estimate.pass_s(plan.layout.micro_batch_size, last=False)
@@ -26,7 +26,7 @@ def estimate_s(plan: StreamingPlan, duration: Duration) -> float:
 @dataclass
 class _Estimate:
     plan: StreamingPlan
-    duration: Duration
+    duration: Callable[[Work], float]
 
     def seconds(self, work: Work | None) -> float:
         return 0.0 if work is None else self.duration(work)

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfsim.costs.memory import MemoryUse
+from perfsim.costs.price import Costs
 from perfsim.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder
 from perfsim.hardware import WaferClusterSpec
 from perfsim.sizes import passes_problem
-from perfsim.strategies.plan import Duration, Strategy, check_runs_on
+from perfsim.strategies.plan import Strategy, check_runs_on
 from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.streaming.device import device_of
 from perfsim.strategies.streaming.estimate import estimate_s
@@ -127,9 +128,9 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         builder.fold(plan.layout.data)
         StreamingWriter(plan, builder).write()
 
-    def estimate_s(self, plan: StreamingPlan, duration: Duration) -> float:
+    def estimate_s(self, plan: StreamingPlan, costs: Costs) -> float:
         """The larger of compute and streams, summed over blocks, and the bubble between two steps."""
-        return estimate_s(plan, duration)
+        return estimate_s(plan, costs.duration_s)
 
 
 def needed_chunks(system: WaferClusterSpec) -> int:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.strategies.plan import Durations
+from perfsim.costs.price import Costs
 from perfsim.strategies.schedules import PacedRanks, PassTimes, bubble_s, schedule_called
 from perfsim.strategies.three_d.columns import Columns, blocks_of, taken
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
@@ -30,35 +30,44 @@ from perfsim.strategies.three_d.prices import (
     largest_ranks,
     pass_prices,
 )
+from perfsim.strategies.three_d.slowdown import Slowdowns, slowdowns
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
 from perfsim.topology import FatTree
 from perfsim.workload import Job
 
 Floats = NDArray[np.float64]
+_TINY_S = 1e-30
 
 
-def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, durations: Durations) -> Floats:
+def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, costs: Costs) -> Floats:
     """Step time of every layout by the formula above, shape (rows,)."""
     by_zero = np.argsort(columns.zero, kind="stable")  # so that few blocks need the terms of ZeRO 2 and 3
     columns = columns.rows(by_zero)
     sizes = slice_bytes(job, columns)
-    passes = pass_prices(job, columns, topology, durations)
+    passes = pass_prices(job, columns, topology, costs.durations_s)
     largest = largest_ranks(job, columns, sizes)
-    replicas = data_prices(job, columns, topology, largest, sizes, durations)
-    seconds = np.empty(len(columns))
+    replicas = data_prices(job, columns, topology, largest, sizes, costs.durations_s)
+    slower = slowdowns(job, columns, topology, costs, passes, largest, sizes)
+    seconds = np.empty(len(columns), dtype=np.float64)
     for rows in blocks_of(len(columns)):
-        prices = taken(passes, rows), taken(replicas, rows)
+        prices = taken(passes, rows), taken(replicas, rows), taken(slower, rows)
         seconds[by_zero[rows]] = _steps_s(job, columns.rows(rows), taken(largest, rows), *prices)
     return seconds
 
 
 def _steps_s(
-    job: Job, columns: Columns, largest: Largest, passes: PassPrices, replicas: DataPrices
+    job: Job,
+    columns: Columns,
+    largest: Largest,
+    passes: PassPrices,
+    replicas: DataPrices,
+    slower: Slowdowns,
 ) -> Floats:
     ranks = columns.ranks()
-    computed = _pass_times(columns, ranks, passes, replicas)
+    computed = _pass_times(columns, ranks, passes, replicas, slower)
     waits = _waits_for_buffers(job, columns, ranks, computed, passes, replicas)
-    times = _with_waits(columns, computed, waits.steady_s)
+    lost_s = _lost_beside_reductions(job, columns, ranks, computed, waits.steady_s, replicas, slower)
+    times = _with_waits(columns, computed, waits.steady_s + lost_s)
     sends = _send_times(columns, ranks, passes)
     microbatches = columns.microbatches(job)
     tied = np.logical_and(job.model.tied_embeddings, columns.last_rank > 0)
@@ -73,6 +82,7 @@ def _steps_s(
     )
     pace = slowest_times.total_s + _between_passes_s(columns, passes)
     pace = np.maximum(pace, _pace_of_pairs(columns, ranks, times, passes))
+    pace = pace + _lost_between_passes_s(columns, passes, slower)
     bare = _bare_microbatches(columns, microbatches)
     sent = sum(part.max(axis=1) for part in sends)
     seconds = (microbatches - bare) * pace + bare * (slowest_times.total_s + sent + bare_wait - steady_wait)
@@ -85,7 +95,7 @@ def _steps_s(
         late = np.where(together, paced.others.forward_s / columns.virtual[rows], 0.0)
         seconds[rows] += np.where(delayed[rows] > 0, np.maximum(bubble, late + delayed[rows]), bubble)
     last_group_s = columns.pipeline * (slowest_times.backward_s + slowest_times.weights_s)
-    reduced = _reduction_s(job, columns, largest, passes, replicas, last_group_s)
+    reduced = _reduction_s(job, columns, largest, passes, replicas, slower, last_group_s)
     last_wait = np.where(columns.virtual > 1, bare_wait, steady_wait) / columns.virtual
     reduced = np.maximum(0.0, reduced - last_wait)
     return np.asarray(seconds + reduced + (replicas.tie + replicas.update + replicas.gather)[:, 0])
@@ -99,6 +109,17 @@ def _between_passes_s(columns: Columns, passes: PassPrices) -> Floats:
     receive, summed = passes.receive[:, 0], passes.summed[:, 0]
     between = np.where(receive > 0, receive, -summed)
     return np.where(columns.of_schedules("tight"), 0.0, 2 * columns.virtual * between)
+
+
+def _lost_between_passes_s(columns: Columns, passes: PassPrices, slower: Slowdowns) -> Floats:
+    """Seconds per micro-batch that passes lose beside the sums and messages of others, shape (rows,).
+
+    A rank sends and receives a tensor in every pass. In a tight pipeline it waits for half of them.
+    """
+    summed = np.where(passes.receive > 0, 0.0, passes.summed) * slower.summed
+    lost = 2 * columns.virtual * (summed + 2 * passes.send * slower.send)[:, 0]
+    waits = columns.of_schedules("tight") & ~columns.of_schedules("splits_backward")
+    return np.where(columns.pipeline > 1, np.where(waits, lost / 2, lost), 0.0)
 
 
 def _bare_microbatches(columns: Columns, microbatches: NDArray[np.int64]) -> Floats:
@@ -121,11 +142,14 @@ def _delayed_weights(columns: Columns, microbatches: NDArray[np.int64]) -> NDArr
     return np.where(columns.of_schedules("splits_backward"), delayed, 0)
 
 
-def _pass_times(columns: Columns, ranks: RankColumns, passes: PassPrices, replicas: DataPrices) -> PassTimes:
+def _pass_times(
+    columns: Columns, ranks: RankColumns, passes: PassPrices, replicas: DataPrices, slower: Slowdowns
+) -> PassTimes:
     """Seconds of one micro-batch through all chunks of every rank, shape (rows, ranks) each.
 
-    Under ZeRO 3 compute and communication overlap, so the longer of the two counts; the gather of embedding
-    and LM head and of the first layer is exposed, and so are the last reductions.
+    Under ZeRO 3 compute and communication overlap, so the longer of the two counts, compute with what it
+    loses beside communication; the gather of embedding and LM head and of the first layer is exposed, and
+    so are the last reductions.
     """
     forward = ranks.layers * passes.forward
     forward += ranks.first * passes.embedding_forward + ranks.last * passes.head_forward
@@ -137,14 +161,39 @@ def _pass_times(columns: Columns, ranks: RankColumns, passes: PassPrices, replic
     if not np.any(zero == SHARDED):
         return PassTimes(forward, backward, weights)
     scattered, gathered = _scattered_s(ranks, replicas), ranks.layers * replicas.gather_layer
-    sharded_forward = replicas.gather_both + np.maximum(gathered, replicas.gather_layer + forward)
+    hidden = np.minimum(gathered - replicas.gather_layer, forward)
+    slowed_forward = forward + hidden * slower.gather_forward
+    sharded_forward = replicas.gather_both + np.maximum(gathered, replicas.gather_layer + slowed_forward)
     last_reduced = replicas.reduce_layer + replicas.reduce_both
-    sharded_backward = np.maximum(gathered + scattered, backward + last_reduced)
+    both = np.maximum(gathered + scattered, _TINY_S)
+    hidden = np.minimum(np.maximum(0.0, both - last_reduced), backward)
+    lost = (gathered * slower.gather_backward + scattered * slower.reduce_backward) / both
+    sharded_backward = np.maximum(gathered + scattered, backward + hidden * lost + last_reduced)
     return PassTimes(
         np.where(zero == SHARDED, sharded_forward, forward),
         np.where(zero == SHARDED, sharded_backward, backward),
         weights,
     )
+
+
+def _lost_beside_reductions(
+    job: Job,
+    columns: Columns,
+    ranks: RankColumns,
+    times: PassTimes,
+    wait_s: Floats,
+    replicas: DataPrices,
+    slower: Slowdowns,
+) -> Floats:
+    """Seconds of one micro-batch that backwards lose beside the reductions of ZeRO 2, shape (rows, ranks).
+
+    A backward that waits for buffers waits less when it computes more slowly.
+    """
+    sharded = (columns.zero[:, None] == GRADIENTS_SHARDED) & job.recipe.overlap_grad_reduce
+    if not sharded.any():
+        return np.zeros(wait_s.shape)
+    hidden = np.minimum(np.maximum(0.0, _scattered_s(ranks, replicas) - wait_s), times.total_s)
+    return np.where(sharded, np.maximum(0.0, hidden * slower.reduce_backward - wait_s), 0.0)
 
 
 class BufferWaits(NamedTuple):
@@ -254,9 +303,12 @@ def _reduction_s(
     largest: Largest,
     passes: PassPrices,
     replicas: DataPrices,
+    slower: Slowdowns,
     last_group_s: Floats,
 ) -> Floats:
     """Exposed gradient reduction: all of it, or what remains after the last backward; shape (rows,).
+
+    What backwards lose beside the rest of it counts as well.
 
     With overlap, a bucket is reduced while earlier layers run backward. The gradients of embedding and LM
     head are complete only at the end, so their reduction is exposed. The chunks of an interleaved rank are
@@ -281,4 +333,10 @@ def _reduction_s(
     in_turn = np.minimum(compute_s, computed) + of_all - last_group_s * (chunks - 1) / chunks - computed
     in_turn = np.where(chunks > 1, in_turn, 0.0)
     exposed = np.where(columns.zero < GRADIENTS_SHARDED, np.maximum(exposed, in_turn), exposed)
+    hidden = np.minimum(of_all - np.maximum(0.0, exposed), last_group_s)
+    hidden = np.where(columns.zero < GRADIENTS_SHARDED, np.maximum(0.0, hidden), 0.0)
+    lost = hidden * slower.reduce_backward[:, 0]
+    # Where reductions take longer than compute, slower compute only hides more of them.
+    last_s = np.where(rest > 0, replicas.reduce_rest[:, 0], reduce_s)
+    exposed = np.maximum(exposed, np.minimum(exposed, last_s) + lost)
     return np.where(apart, replicas.reduce_ends[:, 0] + exposed, 0.0)

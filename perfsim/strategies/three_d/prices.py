@@ -135,14 +135,7 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
     """The prices of every layout's passes."""
     keys = (columns.tensor, columns.sequence_parallel, columns.micro_batch)
     split = columns.of_schedules("splits_backward")[:, None]
-    wanted = Wanted(
-        split_backward=bool(split.any()),
-        modes=frozenset(MODES[mode] for mode in np.flatnonzero(np.bincount(columns.recompute)).tolist()),
-        sends=bool((columns.pipeline > 1).any()),
-    )
-    node = topology.devices_per_node if topology.num_devices > topology.devices_per_node else 0
-    base = Job(job.model, job.recipe, 1)
-    part = _priced(SlicePrices, keys, lambda key: _slice_terms(base, node, wanted, *key), durations)
+    part = _priced(SlicePrices, keys, slice_terms(job, columns, topology), durations)
     pipelined = columns.pipeline[:, None] > 1
     far = _share_across(columns, topology)[:, None]
     full = np.where(columns.zero[:, None] == SHARDED, part.layer_early, part.layer)
@@ -165,6 +158,18 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
         farthest_send=np.where(pipelined, np.where(far > 0, part.send_across, part.send_inside), 0.0),
         receive=np.where(pipelined & (columns.sequence_parallel[:, None] == 0), part.receive, 0.0),
     )
+
+
+def slice_terms(job: Job, columns: Columns, topology: FatTree) -> Callable[[Sequence[int]], Terms]:
+    """The works of `SlicePrices` by tensor degree, sequence parallelism and micro-batch."""
+    wanted = Wanted(
+        split_backward=bool(columns.of_schedules("splits_backward").any()),
+        modes=frozenset(MODES[mode] for mode in np.flatnonzero(np.bincount(columns.recompute)).tolist()),
+        sends=bool((columns.pipeline > 1).any()),
+    )
+    node = topology.devices_per_node if topology.num_devices > topology.devices_per_node else 0
+    base = Job(job.model, job.recipe, 1)
+    return lambda key: _slice_terms(base, node, wanted, *key)
 
 
 def _share_across(columns: Columns, topology: FatTree) -> Floats:
@@ -303,7 +308,7 @@ def data_prices(
     keys = (
         columns.tensor,
         columns.data,
-        _straddling_stage(columns, topology.devices_per_node),
+        straddling_stage(columns, topology.devices_per_node),
         columns.zero,
         columns.last_rank,
         largest.layers,
@@ -325,7 +330,7 @@ def data_prices(
     return _priced(DataPrices, keys, terms, durations)
 
 
-def _straddling_stage(columns: Columns, node: int) -> Ints:
+def straddling_stage(columns: Columns, node: int) -> Ints:
     """A pipeline rank whose replicas are on more nodes than those of the first, else 0; shape (rows,)."""
     width = columns.tensor * columns.data
     stage = np.maximum(1, node // width)

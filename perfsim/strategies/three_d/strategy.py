@@ -7,17 +7,16 @@ strategy with some degrees fixed at 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.errors import LayoutError, MemoryCapacityError, Problem
-from perfsim.graph import GraphBuilder, Work
-from perfsim.strategies.plan import Duration, check_runs_on
+from perfsim.graph import GraphBuilder
+from perfsim.strategies.plan import check_runs_on
 from perfsim.strategies.screening import MEMORY, Screening
 from perfsim.strategies.three_d.columns import Columns, columns_of
 from perfsim.strategies.three_d.estimate import estimate_steps_s
@@ -61,7 +60,7 @@ class ThreeD:
         share = peak_bytes(job, space, topology.system) / topology.system.device.memory.capacity
         fits = share <= 1.0
         kept = space.rows(fits)
-        estimates = estimate_steps_s(job, kept, topology, costs.durations_s) if len(kept) else np.zeros(0)
+        estimates = estimate_steps_s(job, kept, topology, costs) if len(kept) else np.zeros(0)
         too_large = len(space) - len(kept)
         refused = {MEMORY: too_large} if too_large else {}
         closest = space.layout(int(np.argmin(np.where(fits, np.inf, share)))) if too_large else None
@@ -106,11 +105,7 @@ class ThreeD:
         """Write one optimizer step, or two under a skewed schedule."""
         StepWriter(plan, builder).write()
 
-    def estimate_s(self, plan: ThreeDPlan, duration: Duration) -> float:
+    def estimate_s(self, plan: ThreeDPlan, costs: Costs) -> float:
         """Closed form of the step time, for screening."""
         columns = columns_of(plan.job, plan.layout)
-
-        def durations(works: Sequence[Work]) -> NDArray[np.float64]:
-            return np.array([duration(work) for work in works])
-
-        return float(estimate_steps_s(plan.job, columns, plan.topology, durations)[0])
+        return float(estimate_steps_s(plan.job, columns, plan.topology, costs)[0])

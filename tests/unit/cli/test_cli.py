@@ -296,6 +296,7 @@ def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run, point_keys:
         "caveats",
         "notes",
         "perturbed",
+        "utilisation",
     }
     layout = answer["layout"]
     assert (layout["tensor"], layout["pipeline"], layout["data"], layout["micro_batch_size"]) == (2, 2, 2, 1)
@@ -521,6 +522,14 @@ def test_each_kind_is_listed_and_each_entry_shown(perfsim: Run, kind: str, name:
     assert entry.exit_code == 0
     assert len(entry.stdout.splitlines()) > 1
     assert document(perfsim("show", kind, name, "--json"))
+
+
+def test_the_network_of_a_system_is_written_as_a_graph(perfsim: Run, elsewhere: Path) -> None:
+    said = perfsim("show", "systems", "cs-2", "--graph", "cs.dot", "--devices", "4")
+    assert said.stdout.startswith("cs.dot: cs-2 with 4 devices")
+    assert (elsewhere / "cs.dot").read_text().startswith("digraph")
+    refused(perfsim("show", "systems", "cs-2", "--graph", "cs.png"), 2, ".graphml, .dot, .gv")
+    refused(perfsim("show", "models", "gpt3_20b", "--graph", "cs.dot"), 2, "show systems NAME --graph")
 
 
 def test_an_unknown_entry_is_bad_input(perfsim: Run) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 import simpy
 
+from perfsim.engine.calendar import Calendar
 from perfsim.engine.fairshare import FairShare, Flow
 from perfsim.errors import GraphError
 from perfsim.testing.max_min import max_min_rates
@@ -28,7 +29,7 @@ class Transfer(NamedTuple):
 
 def ends_of(transfers: Sequence[Transfer], capacities: Sequence[float]) -> list[float]:
     env = simpy.Environment()
-    share = FairShare(env, capacities)
+    share = FairShare(Calendar(env), capacities)
     ends = [math.nan] * len(transfers)
     waiting = [len(one.after) for one in transfers]
 
@@ -39,7 +40,7 @@ def ends_of(transfers: Sequence[Transfer], capacities: Sequence[float]) -> list[
         )
 
     def done(i: int) -> None:
-        ends[i] = share.now_s
+        ends[i] = share.calendar.now_s
         for j, other in enumerate(transfers):
             waiting[j] -= i in other.after
             if i in other.after and not waiting[j]:
@@ -129,7 +130,7 @@ def test_a_folded_flow_loads_links_like_the_flows_that_it_stands_for() -> None:
 
 def test_all_that_happens_at_one_instant_is_solved_once() -> None:
     env = simpy.Environment()
-    share = FairShare(env, [1.0, 9.0])
+    share = FairShare(Calendar(env), [1.0, 9.0])
     for i in range(50):
         flow = Flow((0, 1)[: 1 + i % 2], 1.0)  # two classes, both slowed by link 0
         env.timeout(2.0).callbacks = [lambda _event, flow=flow: share.start(flow, 1.0, lambda: None)]
@@ -168,4 +169,4 @@ def test_more_bandwidth_can_make_the_whole_slower() -> None:
 )
 def test_a_flow_that_makes_no_sense_is_refused(flow: Flow, duration_s: float, message: str) -> None:
     with pytest.raises(GraphError, match=message):
-        FairShare(simpy.Environment(), [1.0]).start(flow, duration_s, lambda: None)
+        FairShare(Calendar(simpy.Environment()), [1.0]).start(flow, duration_s, lambda: None)

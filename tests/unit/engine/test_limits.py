@@ -35,12 +35,11 @@ def test_a_run_within_its_limits_is_not_touched_and_counts_its_tasks(toys: Modul
     assert limits.events == len(graph)
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_a_simulation_of_too_many_tasks_is_not_begun(toys: ModuleType, ahead: bool) -> None:
+def test_a_simulation_of_too_many_tasks_is_not_begun(toys: ModuleType) -> None:
     graph, told = long(toys, 5000), []
     limits = Limits(max_events=3000, tell=lambda ended, total: told.append(ended))
     with limited(limits), pytest.raises(LimitError, match=r"after 0 events: .* has 10,001 tasks"):
-        simulate(graph, np.ones(len(graph)), ahead=ahead)
+        simulate(graph, np.ones(len(graph)))
     assert (limits.events, told) == (0, [])
 
 
@@ -53,7 +52,7 @@ def test_events_that_other_processes_use_up_meanwhile_end_a_run_where_it_is(toys
 
     limits.tell = others
     with limited(limits), pytest.raises(LimitError, match=r"10,001 events .* [1-9],\d+ of 10,001 tasks"):
-        simulate(graph, np.ones(len(graph)), ahead=False)
+        simulate(graph, np.ones(len(graph)))
 
 
 def test_time_that_is_over_ends_a_critical_path(toys: ModuleType) -> None:
@@ -70,7 +69,7 @@ def test_time_is_looked_at_every_few_flows(toys: ModuleType, monkeypatch: pytest
     monkeypatch.setattr("perfsim.engine.limits.time.monotonic", lambda: next(clock))
     limits = Limits(max_seconds=1.5, started_s=0.0)
     with limited(limits), pytest.raises(LimitError, match="128 of 400 flows of the present"):
-        simulate(graph, np.ones(len(graph)), flows, np.array([1.0]), ahead=False)
+        simulate(graph, np.ones(len(graph)), flows, np.array([1.0]))
 
 
 def test_events_of_several_simulations_add_up(toys: ModuleType) -> None:
@@ -92,7 +91,7 @@ def test_no_time_left_ends_a_run_among_its_flows(toys: ModuleType) -> None:
 def test_whoever_listens_is_told_of_tasks_ended_and_of_how_many(toys: ModuleType) -> None:
     graph, told = long(toys, 5000), []
     with limited(Limits(tell=lambda ended, total: told.append((ended, total)))):
-        simulate(graph, np.ones(len(graph)), ahead=False)
+        simulate(graph, np.ones(len(graph)))
     assert len(told) >= 2
     assert told == sorted(told)
     assert told[-1] == (len(graph), len(graph))

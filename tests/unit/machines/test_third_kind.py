@@ -22,11 +22,10 @@ from perfsim.errors import CatalogError, InputError, LayoutError, MemoryCapacity
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TensorClass, Work
 from perfsim.hardware import SYSTEM_CLASSES, LinkSpec, SystemSpec, _plugin_classes, system_classes
 from perfsim.machines import MACHINES, Machine, machine, machine_of, register
-from perfsim.strategies import STRATEGIES, Duration, Plan, Strategy
+from perfsim.strategies import STRATEGIES, Plan, Strategy
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.topology import Topology
-from perfsim.topology.base import Cable
+from perfsim.topology import Cable, Topology
 from perfsim.workload import Job, Recompute, TrainingRecipe
 
 
@@ -54,12 +53,6 @@ class Ring(Topology):
             neighbour = (rank + 1) % self.num_devices
             seconds = (link.latency, link.latency)
             yield Cable(self.device(rank), self.device(neighbour), "scale_up", link.bandwidth, seconds)
-
-    def _path(self, source: str, target: str) -> list[str]:
-        first, last = (int(name.removeprefix("dev")) for name in (source, target))
-        return [
-            self.device(rank % self.num_devices) for rank in range(first, last + 1 if first < last else last)
-        ]
 
 
 class RingCosts(Costs):
@@ -165,10 +158,10 @@ class RingData(Strategy[RingLayout, Ring]):
         builder.task(update, "dev0/compute", [summed])
         builder.end_step()
 
-    def estimate_s(self, plan: RingPlan, duration: Duration) -> float:
+    def estimate_s(self, plan: RingPlan, costs: Costs) -> float:
         forward, backward, reduce = self._works(plan)
         passes = plan.num_microbatches * plan.job.model.num_layers
-        return passes * (duration(forward) + duration(backward)) + duration(reduce)
+        return passes * (costs.duration_s(forward) + costs.duration_s(backward)) + costs.duration_s(reduce)
 
 
 class RingCluster(Machine):
@@ -266,7 +259,7 @@ def test_a_plug_in_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) 
         return [point] if (group, name) == ("perfsim.machines", point.name) else []
 
     monkeypatch.setattr("perfsim.machines.entry_points", entry_points)
-    monkeypatch.setattr("perfsim.hardware.entry_points", entry_points)
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     _plugin_classes.cache_clear()
     assert isinstance(machine("ring-cluster"), RingCluster)
     assert system_classes()["ring-cluster"] is RingSpec

@@ -7,7 +7,7 @@ from types import ModuleType
 from perfsim.graph import TaskGraph
 from perfsim.hardware import FatTreeSpec
 from perfsim.placement.place import place
-from perfsim.topology import Topology, link_health
+from perfsim.topology import Topology, degraded
 from perfsim.workload import ParallelLayout
 
 
@@ -46,7 +46,7 @@ def test_peers_under_unlike_leaves_are_written_apart_where_uplinks_are_thin(toys
 
 def test_a_node_with_a_sick_nic_is_written_out_and_the_others_are_not(toys: ModuleType) -> None:
     graph, topology = question(toys, nodes_per_leaf=20, oversubscription=1.0)
-    found = place(graph, topology, health=link_health(topology, {"node1/nic3-leaf0": 0.5}))
+    found = place(graph, degraded(topology, {"node1/nic3-leaf0": 0.5}))
     written = {name for name in found.graph.streams if name.endswith("/compute")}
     assert {f"gpu{rank}/compute" for rank in range(8, 16)} <= written
     assert len(written) < 64

@@ -14,7 +14,7 @@ from perfsim.hardware import FatTreeSpec
 from perfsim.machines import network_of
 from perfsim.machines.network import PeerClasses
 from perfsim.placement.shared_links import SharedLinks, shared_links
-from perfsim.topology import Topology, link_health
+from perfsim.topology import Topology, degraded
 from perfsim.workload import ParallelLayout, StreamingLayout
 
 SECONDS = 4.0
@@ -124,7 +124,7 @@ def test_inside_a_node_and_alone_nothing_is_put_on_the_network(toys: ModuleType,
     quiet = graph(
         (reduce("tensor", RankGroup(0, 1, 8)), "gpu0/nccl-tensor"),
         (reduce("alone", RankGroup(0, 8, 1)), "gpu0/nccl-data"),
-        (send(toys, "near", 0, 1), "gpu0/send-next"),
+        (send(toys, "near", 8, 9), "gpu8/send-next"),
         (toys.compute("c"), "gpu0/compute"),
     )
     assert shared_links(quiet, network_of(topology)) == SharedLinks()
@@ -235,8 +235,8 @@ def test_classes_of_peers_together_load_what_all_peers_load(toys: ModuleType) ->
 # ------------------------------------------------------------------------- slow and dead links
 def test_a_link_at_half_its_capacity_takes_twice_as_long(toys: ModuleType, topology: Topology) -> None:
     alone = graph((send(toys, "next", 0, 8), "gpu0/send-next"))
-    health = link_health(topology, {"node0/nic0-leaf0": 0.5})
-    links = shared_links(alone, network_of(topology, health))
+    slow = degraded(topology, {"node0/nic0-leaf0": 0.5})
+    links = shared_links(alone, network_of(slow))
     assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).makespan_s == 2 * SECONDS
 
 
@@ -247,12 +247,12 @@ def test_two_messages_share_the_only_nic_that_dead_ones_leave_them(
 
     GPU 0 alone has it to itself, and so has each of two nodes its own.
     """
-    dead = link_health(topology, {f"node0/nic{nic}-leaf0": 0.0 for nic in (0, 2, 3, 4, 5, 6, 7)})
+    dead = degraded(topology, {f"node0/nic{nic}-leaf0": 0.0 for nic in (0, 2, 3, 4, 5, 6, 7)})
 
     def took(*ends: tuple[int, int]) -> list[float]:
         sends = ((send(toys, f"m{source}", source, target), f"gpu{source}/send") for source, target in ends)
         messages = graph(*sends)
-        links = shared_links(messages, network_of(topology, dead))
+        links = shared_links(messages, network_of(dead))
         durations = np.full(len(ends), SECONDS)
         return simulate(messages, durations, links.flows, links.capacities).end_s.tolist()
 
@@ -277,7 +277,7 @@ def test_one_slow_port_slows_the_broadcast_to_all(toys: ModuleType) -> None:
     topology = toys.topology(16, toys.wafer_cluster())
     load = Work("load", Kind.MEM_LOAD, "memoryx_read", "weight_stream", comm_bytes=1e6)
     alone = graph((load, "memoryx/out"))
-    links = shared_links(alone, network_of(topology, link_health(topology, {"swarmx/1/1-cs5": 0.25})))
+    links = shared_links(alone, network_of(degraded(topology, {"swarmx/1/1-cs5": 0.25})))
     assert len(links.capacities) == 1
     assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).makespan_s == 4 * SECONDS
 

@@ -15,7 +15,7 @@ from perfsim.graph import TaskGraph
 from perfsim.placement import stragglers as module
 from perfsim.placement.stragglers import PlacedStragglers, place_stragglers
 from perfsim.strategies import Plan
-from perfsim.topology import link_health
+from perfsim.topology import degraded
 from perfsim.workload import ParallelLayout
 
 
@@ -27,7 +27,7 @@ def planned(toys: ModuleType, overlap: bool = True, nic: float = 25e9, gpus: int
 
 
 def step_s(toys: ModuleType, plan: Plan, found: PlacedStragglers) -> tuple[float, ...]:
-    graph, ranks, links, _ = found.placed
+    graph, ranks, links, *_ = found.placed
     costs = toys.ToyCosts(plan.system)
     duration_s = with_stragglers(graph, price(graph, costs), ranks, found.factors)
     return simulate(graph, duration_s, *links).step_end_s
@@ -88,6 +88,6 @@ def test_it_stays_alone_where_that_could_be_told(
 
 def test_it_stays_alone_where_a_link_is_sick(toys: ModuleType) -> None:
     plan = planned(toys, tensor=4, pipeline=2, data=4)
-    health = link_health(plan.topology, {"node1/nic3-leaf0": 0.5})
-    found = place_stragglers(toys.graph_of(plan), plan, {5: 1.5}, health, step_only=True)
+    slow = degraded(plan.topology, {"node1/nic3-leaf0": 0.5})
+    found = place_stragglers(toys.graph_of(plan), plan, {5: 1.5}, slow, step_only=True)
     assert found.factors == {5: 1.5}

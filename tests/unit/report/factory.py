@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from perfsim.prediction.prediction import MemoryBar
-from perfsim.prediction.result import Accuracy, SamplingSummary, TimelineBar, Why
+from perfsim.prediction.result import Accuracy, LinkUse, SamplingSummary, TimelineBar, Why
 from perfsim.studies.result import Assumption, BatchPoint, CandidateResult, StudyResult
 
 SEQ = 2048
@@ -171,6 +171,7 @@ def _gpus() -> CandidateResult:
         bubble_fraction=0.07,
         exposed_communication_fraction=0.155,
         peak_memory_bytes=33.7 * GIB,
+        utilisation={"scale_up": LinkUse(0.21, 0.78), "nic": LinkUse(0.04, 0.96)},
         shares=shares,
         memory=memory,
         timeline=pipeline_timeline(4, microbatches, best.step_time_s / (3.2 * microbatches)),
@@ -195,6 +196,7 @@ def _wafers(systems: int) -> CandidateResult:
         hfu=0.31,
         exposed_communication_fraction=0.14,
         peak_memory_bytes=31.7e9,
+        utilisation={"memoryx": LinkUse(0.4, 1.0), "io": LinkUse(0.41, 1.0)},
         shares=shares,
         memory=memory,
         timeline=streaming_timeline(44, best.step_time_s / 90),
@@ -274,6 +276,7 @@ def empty_candidate(result: StudyResult) -> StudyResult:
         batch_curve=(),
         timeline=(),
         breakdown_s={},
+        utilisation={},
         time_to_accuracy_s=math.inf,
         time_to_accuracy_band_s=(math.inf, math.inf),
     )

@@ -20,6 +20,7 @@ from perfsim.studies.result import StudyResult
 FIGURE_IDS = [
     "figure-time-to-accuracy",
     "figure-step-time",
+    "figure-network",
     "figure-memory",
     "figure-timeline-0",
     "figure-timeline-1",

@@ -9,11 +9,12 @@ import pytest
 import perfsim as ps
 from perfsim import transformer
 from perfsim.costs.memory import MemoryUse, sharded_state_bytes, state_bytes
+from perfsim.costs.price import Costs
 from perfsim.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TensorClass, Work
 from perfsim.graph.work import EMBEDDING, HEAD
 from perfsim.strategies import STRATEGIES
-from perfsim.strategies.plan import Duration, Plan, Strategy, check_runs_on
+from perfsim.strategies.plan import Plan, Strategy, check_runs_on
 from perfsim.testing import check_strategy
 from perfsim.topology import FatTree
 from perfsim.workload import Job, ParallelLayout
@@ -107,11 +108,11 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
             last = [builder.task(update, "gpu0/compute", last).tensor]
             builder.end_step()
 
-    def estimate_s(self, plan: PlainPlan, duration: Duration) -> float:
+    def estimate_s(self, plan: PlainPlan, costs: Costs) -> float:
         passes, reduce, update = self._works(plan)
-        once = sum(duration(passes[name]) for name, _ in _sequence(plan.job.model.num_layers))
-        summed = duration(reduce) if plan.layout.data > 1 else 0.0
-        return plan.num_microbatches * once + summed + duration(update)
+        once = sum(costs.duration_s(passes[name]) for name, _ in _sequence(plan.job.model.num_layers))
+        summed = costs.duration_s(reduce) if plan.layout.data > 1 else 0.0
+        return plan.num_microbatches * once + summed + costs.duration_s(update)
 
 
 def _sequence(num_layers: int) -> Iterator[tuple[str, int]]:

@@ -10,7 +10,7 @@ import pytest
 from perfsim.costs.price import Costs
 from perfsim.errors import InputError
 from perfsim.graph import GraphBuilder, Kind, Work
-from perfsim.strategies import Duration, Plan, strategy
+from perfsim.strategies import Plan, strategy
 from perfsim.strategies.screening import Screening
 from perfsim.strategies.three_d.strategy import ThreeD
 from perfsim.testing import BrokenPromise, cases_for, check_promise, check_strategy, conformance, toys
@@ -106,8 +106,8 @@ class NamesNoDevice(Data):
 
 
 class EstimatesTwice(Data):
-    def estimate_s(self, plan: Plan, duration: Duration) -> float:
-        return 2 * super().estimate_s(plan, duration)
+    def estimate_s(self, plan: Plan, costs: Costs) -> float:
+        return 2 * super().estimate_s(plan, costs)
 
 
 @pytest.mark.parametrize(

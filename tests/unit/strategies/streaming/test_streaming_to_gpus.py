@@ -59,7 +59,7 @@ def test_memory_is_the_gpus_and_holds_whole_layers_on_their_way(run: Evaluation)
 
 
 def test_the_closed_form_follows_the_simulation(run: Evaluation) -> None:
-    estimate_s = strategy("weight-streaming").estimate_s(run.plan, run.costs.duration_s)
+    estimate_s = strategy("weight-streaming").estimate_s(run.plan, run.costs)
     assert estimate_s == pytest.approx(run.step_time_s, rel=0.05)
 
 

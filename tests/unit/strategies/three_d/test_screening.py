@@ -20,7 +20,7 @@ def both(toys: ModuleType, plan: Plan, seconds: dict[str, float]) -> tuple[float
     costs = toys.TableCosts(seconds)
     graph = toys.graph_of(plan)
     simulated = critical_path(graph, price(graph, costs)).step_time_s
-    return strategy(plan.strategy).estimate_s(plan, costs.duration_s), simulated
+    return strategy(plan.strategy).estimate_s(plan, costs), simulated
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 7, 16])
@@ -87,7 +87,7 @@ def test_overlapped_reduction_exposes_what_outlasts_the_backward_and_the_tables(
 
     graph = toys.graph_of(plan)
     simulated = critical_path(graph, price(graph, Priced())).step_time_s
-    assert strategy("3d").estimate_s(plan, duration) == pytest.approx(simulated, rel=1e-6)
+    assert strategy("3d").estimate_s(plan, Priced()) == pytest.approx(simulated, rel=1e-6)
 
 
 LAYER_BYTES = 4.0 * (12 * 2048**2 + 13 * 2048)

@@ -107,7 +107,7 @@ def test_the_screening_formula_is_within_15_percent(
     costs = toys.TableCosts(seconds | {"data.reduce_scatter": reduce_s})
     written = toys.graph_of(plan)
     simulated = critical_path(written, price(written, costs)).step_time_s
-    assert strategy("3d").estimate_s(plan, costs.duration_s) == pytest.approx(simulated, rel=0.15)
+    assert strategy("3d").estimate_s(plan, costs) == pytest.approx(simulated, rel=0.15)
 
 
 def test_memory_holds_a_shard_of_the_gradients_and_the_buckets_under_way(toys: ModuleType) -> None:

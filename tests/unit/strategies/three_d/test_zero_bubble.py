@@ -107,7 +107,7 @@ def test_with_equal_passes_the_step_is_its_work_and_the_published_bubble(
         bubble = max(bubble, 2 * 4 - 1 - microbatches)
     expected = stage_s * (3 * microbatches + bubble)
     assert run(toys, toys.graph_of(plan), EQUAL).step_time_s == pytest.approx(expected)
-    estimate = strategy("3d").estimate_s(plan, toys.TableCosts(EQUAL).duration_s)
+    estimate = strategy("3d").estimate_s(plan, toys.TableCosts(EQUAL))
     assert estimate == pytest.approx(expected)
 
 
@@ -125,7 +125,7 @@ def test_a_tied_embedding_on_two_ranks_makes_them_end_together(toys: ModuleType)
     for tied in (False, True):
         plan = toys.plan("3d", toys.job(16, tied_embeddings=tied), layout("zb2p"))
         steps[tied] = run(toys, toys.graph_of(plan), EQUAL).step_time_s
-        estimate = strategy("3d").estimate_s(plan, toys.TableCosts(EQUAL).duration_s)
+        estimate = strategy("3d").estimate_s(plan, toys.TableCosts(EQUAL))
         assert estimate == pytest.approx(steps[tied])
     late_start_of_the_last_stage = 3 * 2.0
     assert steps[True] - steps[False] == pytest.approx(late_start_of_the_last_stage)
@@ -144,7 +144,7 @@ def test_the_screening_formula_is_within_15_percent_of_the_simulation(
     written, costs = toys.graph_of(plan), toys.ToyCosts(plan.system)
     durations, links = price(written, costs), shared_links(written, network_of(plan.topology))
     simulated = simulate(written, durations, links.flows, links.capacities).step_time_s
-    assert strategy("3d").estimate_s(plan, costs.duration_s) == pytest.approx(simulated, rel=0.15)
+    assert strategy("3d").estimate_s(plan, costs) == pytest.approx(simulated, rel=0.15)
     alone, path = simulate(written, durations), critical_path(written, durations)
     assert alone.end_s.tobytes() == path.end_s.tobytes()
 

@@ -1,0 +1,111 @@
+"""The calendar of a run: acts at given times, for which SimPy's clock is advanced once per instant.
+
+All acts of one instant are carried out together, in the order in which they were entered. What depends on
+the sum of them, such as rates, is worked out at the end of the instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from heapq import heappop, heappush
+from typing import Any
+
+import simpy
+from simpy.events import NORMAL, EventPriority
+
+Act = Callable[[Any], None]
+"""An act of an instant; it gets its key."""
+
+_LAST = EventPriority(NORMAL + 1)
+"""After all other events of the same time, since these may enter more acts."""
+
+
+class _Wake(simpy.Event):
+    """An event whose outcome is known, set up like SimPy's own Timeout."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None
+
+
+class Calendar:
+    """Acts by time and key, in a SimPy environment.
+
+    An act that is taken back leaves no event behind, unless SimPy was called for it from outside a run.
+    """
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self.env = env
+        self.instants = 0
+        self._now_s = float(env.now)
+        self._acts: dict[float, dict[Hashable, Act]] = {}
+        self._times: list[float] = []
+        self._armed: list[float] = []
+        self._at_end: list[Callable[[], None]] = []
+        self._inside = False
+        self._calls: list[Callable[[simpy.Event], None]] = [self._instant]
+
+    @property
+    def now_s(self) -> float:
+        """The present instant; equals `env.now` on a grid, and may differ by a rounding elsewhere."""
+        return self._now_s if self._inside else max(self._now_s, float(self.env.now))
+
+    def at(self, when_s: float, key: Hashable, act: Act) -> None:
+        """Enter an act; its key must be unlike those of other acts of the same time."""
+        acts = self._acts.get(when_s)
+        if acts is None:
+            self._acts[when_s] = {key: act}
+            heappush(self._times, when_s)
+            if not self._inside:
+                self._arm(when_s)
+        else:
+            acts[key] = act
+
+    def take_back(self, when_s: float, key: Hashable) -> None:
+        """Remove an act that has not been carried out."""
+        acts = self._acts[when_s]
+        del acts[key]
+        if not acts:
+            del self._acts[when_s]
+
+    def at_end_of_instant(self, act: Callable[[], None]) -> None:
+        """Carry out an act once all others of the present instant are done."""
+        self._at_end.append(act)
+        if not self._inside:
+            self._arm(self.now_s)
+
+    def _arm(self, when_s: float) -> None:
+        """Have SimPy call at a time, unless it calls earlier anyway."""
+        if not self._armed or when_s < self._armed[0]:
+            self._schedule(_Wake(self.env), when_s)
+
+    def _schedule(self, event: simpy.Event, when_s: float) -> None:
+        heappush(self._armed, when_s)
+        event.callbacks = self._calls
+        self.env.schedule(event, _LAST, max(0.0, when_s - self.env.now))
+
+    def _instant(self, event: simpy.Event) -> None:
+        """Carry out all that is due."""
+        due_s = heappop(self._armed)
+        if due_s > self._now_s:
+            self._now_s = due_s
+        now_s = self._now_s
+        self.instants += 1
+        self._inside = True
+        acts, times = self._acts, self._times
+        while True:
+            while times and times[0] <= now_s:
+                due = acts.pop(heappop(times), None)
+                if due is not None:
+                    for key, act in due.items():
+                        act(key)
+            if not self._at_end:
+                break
+            at_end, self._at_end = self._at_end, []
+            for work_out in at_end:
+                work_out()
+        self._inside = False
+        while times and times[0] not in acts:
+            heappop(times)
+        if times and (not self._armed or times[0] < self._armed[0]):
+            self._schedule(event, times[0])  # the event has been processed, so it can be used again

@@ -1,0 +1,146 @@
+"""What communications of GPUs put on NVLink ports, NICs and uplinks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from perfsim.catalog import default_catalog
+from perfsim.collectives import CollectiveModel
+from perfsim.engine import simulate
+from perfsim.graph import GraphBuilder, RankGroup, TaskGraph, Work
+from perfsim.machines import build_topology, network_of
+from perfsim.machines.gpu_cluster.network import FatTreeNetwork, port_demand
+from perfsim.machines.network import PeerClasses, Traffic
+from perfsim.placement.shared_links import shared_links
+from perfsim.topology import FatTree, Group, Topology, degraded
+
+SECONDS = 4.0
+LONG = 1e12
+ALONE = PeerClasses(np.zeros(1, dtype=np.int64))
+
+
+@pytest.fixture
+def tree(toys: ModuleType) -> FatTree:
+    topology = toys.topology(32)
+    assert isinstance(topology, FatTree)
+    return topology
+
+
+def graph(*works: tuple[Work, str]) -> TaskGraph:
+    """Communications that are all ready at once, each on a stream of its own."""
+    builder = GraphBuilder()
+    for work, stream in works:
+        builder.task(work, stream)
+    return builder.build()
+
+
+def send(toys: ModuleType, name: str, source: int, target: int, n_bytes: float = LONG) -> Work:
+    return toys.transfer(name, RankGroup(source, target - source, 2), comm_bytes=n_bytes)
+
+
+def summed(toys: ModuleType, ranks: RankGroup, n_bytes: float = LONG) -> Work:
+    return replace(toys.collective("reduce", ranks), comm_bytes=n_bytes)
+
+
+def run(written: TaskGraph, topology: Topology) -> list[float]:
+    links = shared_links(written, network_of(topology))
+    durations = np.full(len(written), SECONDS)
+    return simulate(written, durations, links.flows, links.capacities).end_s.tolist()
+
+
+def traffic(tree: FatTree, work: Work) -> Traffic:
+    crossed = FatTreeNetwork(tree, ports=True).traffic(work, ALONE)
+    assert crossed is not None
+    return crossed
+
+
+def kinds(tree: FatTree, crossed: Traffic) -> dict[str, list[int]]:
+    """How often each link of a kind is crossed."""
+    found: dict[str, list[int]] = {}
+    for link, times in zip(crossed.links.tolist(), crossed.times.tolist(), strict=True):
+        found.setdefault(tree.links()[link].kind, []).append(times)
+    return found
+
+
+def test_a_reduction_and_a_send_inside_a_node_share_the_ports_of_their_ranks(
+    toys: ModuleType, tree: FatTree
+) -> None:
+    ring = (summed(toys, RankGroup(0, 1, 4)), "gpu0/nccl-tensor")
+    both = run(graph(ring, (send(toys, "s", 3, 4), "gpu3/send")), tree)
+    assert both == pytest.approx([2 * SECONDS, 2 * SECONDS], rel=1e-3), "the port out of GPU 3"
+    assert run(graph(ring, (send(toys, "s", 4, 5), "gpu4/send")), tree) == [SECONDS, SECONDS]
+    short = (send(toys, "s", 3, 4, n_bytes=1e4), "gpu3/send")
+    assert run(graph((summed(toys, RankGroup(0, 1, 4), 1e6), "gpu0/nccl"), short), tree) == [SECONDS] * 2
+
+
+def test_a_collective_alone_in_its_node_leaves_ports_out(toys: ModuleType, tree: FatTree) -> None:
+    written = graph(*((summed(toys, RankGroup(8 * n, 1, 8)), f"gpu{8 * n}/nccl-tensor") for n in range(4)))
+    collectives = CollectiveModel.of_tree(tree)
+    rate = collectives.port_bytes_per_s("all_reduce", LONG, 8)
+    assert port_demand(written, tree, collectives) == rate <= tree.system.node.scale_up.bandwidth
+    network = network_of(tree).of_graph(written)
+    assert network.traffic(written.works[0], ALONE) is None
+
+
+def test_inside_a_node_every_rank_sends_and_receives_once_at_the_bus_rate(
+    toys: ModuleType, tree: FatTree
+) -> None:
+    n_bytes = 1e8
+    crossed = traffic(tree, summed(toys, RankGroup(0, 2, 4), n_bytes))
+    assert kinds(tree, crossed) == {"scale_up": [1] * 8}
+    assert set(crossed.links.tolist()) == set(tree.ports[[0, 2, 4, 6]].ravel().tolist())
+    seconds = CollectiveModel.of_tree(tree).time_s("all_reduce", n_bytes, Group.inside_node(4))
+    assert crossed.bytes_per_s == pytest.approx(2 * 3 / 4 * n_bytes / seconds)
+
+
+def test_rings_across_nodes_pass_the_ports_of_all_ranks_but_their_own(
+    toys: ModuleType, tree: FatTree
+) -> None:
+    """Four ranks on each of two nodes: four rings; each port carries the other three in and out."""
+    crossed = traffic(tree, summed(toys, RankGroup(4, 1, 8)))
+    assert kinds(tree, crossed) == {"scale_up": [3] * 16, "nic": [1] * 16}
+    assert kinds(tree, traffic(tree, summed(toys, RankGroup(0, 8, 4)))) == {"nic": [1] * 8}
+
+
+def test_a_slow_port_slows_what_crosses_it_even_where_ports_are_left_out(
+    toys: ModuleType, tree: FatTree
+) -> None:
+    slow = degraded(tree, {"node0/gpu3-node0/nvswitch": 0.25})
+    ring = summed(toys, RankGroup(0, 1, 8))
+    assert run(graph((ring, "gpu0/nccl")), slow) == pytest.approx([4 * SECONDS], rel=1e-3)
+    assert run(graph((summed(toys, RankGroup(8, 1, 8)), "gpu8/nccl")), slow) == [SECONDS]
+    assert run(graph((summed(toys, RankGroup(0, 8, 4)), "gpu0/nccl")), slow) == [SECONDS]
+
+
+def test_a_dead_port_sends_traffic_of_its_node_over_nics(toys: ModuleType, tree: FatTree) -> None:
+    """NVLink has 300 GB/s, a NIC 25."""
+    dead = degraded(tree, {"node0/gpu3-node0/nvswitch": 0.0})
+    crossed = FatTreeNetwork(dead).traffic(send(toys, "s", 3, 4), ALONE)
+    assert crossed is not None
+    assert kinds(dead, crossed) == {"nic": [1, 1]}
+    taken = run(graph((send(toys, "s", 3, 4), "gpu3/send")), dead)
+    assert taken == pytest.approx([12 * SECONDS], rel=1e-3)
+
+
+def test_a_slow_link_between_a_gpu_and_its_nic_slows_what_leaves_the_node(
+    toys: ModuleType, tree: FatTree
+) -> None:
+    slow = degraded(tree, {"node0/gpu3-node0/nic3": 0.5})
+    assert run(graph((send(toys, "s", 3, 11), "gpu3/send")), slow) == [2 * SECONDS]
+    assert run(graph((send(toys, "s", 3, 4), "gpu3/send")), slow) == [SECONDS]
+
+
+def test_a_calibrated_protocol_is_no_faster_than_its_link() -> None:
+    tree = build_topology(default_catalog().system("dgx-a100-80gb"), 8)
+    assert isinstance(tree, FatTree)
+    half = tree.with_capacities(dict.fromkeys(tree.edges.of_kind("scale_up").tolist(), 150e9))
+    inside = Group.inside_node(8)
+    sizes = np.array([1e3, 1e9])
+    short, long = CollectiveModel.of_tree(tree).time_s("all_gather", sizes, inside)
+    slow_short, slow_long = CollectiveModel.of_tree(half).time_s("all_gather", sizes, inside)
+    assert slow_short == short, "start-up takes what it takes"
+    assert slow_long - long == pytest.approx(7 / 8 * 1e9 * (1 / 150e9 - 1 / 300e9), rel=0.01)

@@ -1,0 +1,101 @@
+"""How much of the network a step uses, against counts by hand."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import perfsim as ps
+from perfsim.engine import critical_path
+from perfsim.graph import GraphBuilder, RankGroup, TaskGraph, Work
+from perfsim.placement.place import place
+from perfsim.prediction.result import LinkUse
+from perfsim.prediction.utilisation import link_use
+from perfsim.topology import FatTree, Topology
+
+SECONDS = 4.0
+
+
+def used(graph: TaskGraph, topology: Topology, seconds: float = SECONDS) -> dict[str, LinkUse]:
+    return link_use(critical_path(graph, np.full(len(graph), seconds)), place(graph, topology))
+
+
+def graph(*works: tuple[Work, str]) -> TaskGraph:
+    builder = GraphBuilder()
+    for work, stream in works:
+        builder.task(work, stream)
+    return builder.build()
+
+
+@pytest.fixture
+def tree(toys: ModuleType) -> FatTree:
+    """Four nodes of 8 GPUs, each with a NIC of 25 GB/s and a port of 300 GB/s."""
+    topology = toys.topology(32)
+    assert isinstance(topology, FatTree)
+    return topology
+
+
+def test_a_send_uses_one_nic_out_and_one_in(toys: ModuleType, tree: FatTree) -> None:
+    """50 GB in 4 s on two of 64 links of 25 GB/s."""
+    send = toys.transfer("s", RankGroup(0, 8, 2), comm_bytes=50e9)
+    use = used(graph((send, "gpu0/send")), tree)
+    assert use["nic"].mean == pytest.approx(2 * 50e9 / (64 * 25e9 * SECONDS))
+    assert use["nic"].peak == pytest.approx(0.5)
+    assert use["host"] == use["nic"]
+    assert "scale_up" not in use
+
+
+def test_rings_across_nodes_use_nics_and_the_ports_between_their_ranks(
+    toys: ModuleType, tree: FatTree
+) -> None:
+    """Two ranks on each of four nodes: two rings share 2 x 7/8 of the message."""
+    ring = toys.collective("reduce", RankGroup(0, 4, 8))
+    use = used(graph((ring, "gpu0/nccl")), tree)
+    sent = 2 * 7 / 8 * ring.comm_bytes / 2
+    assert use["nic"].peak == pytest.approx(sent / SECONDS / 25e9)
+    assert use["nic"].mean == pytest.approx(use["nic"].peak * 16 / 64)
+    assert use["scale_up"].peak == pytest.approx(sent / SECONDS / 300e9)
+
+
+def test_the_mean_is_over_the_step_and_the_peak_at_one_instant(toys: ModuleType, tree: FatTree) -> None:
+    builder = GraphBuilder()
+    send = toys.transfer("s", RankGroup(0, 8, 2), comm_bytes=20e9)
+    builder.task(send, "gpu0/send")
+    builder.task(send, "gpu0/other")
+    builder.task(toys.compute("c"), "gpu1/compute")
+    builder.task(toys.compute("c"), "gpu1/compute")
+    use = used(builder.build(), tree)
+    assert use["nic"].peak == pytest.approx(2 * 20e9 / SECONDS / 25e9)
+    assert use["nic"].mean == pytest.approx(4 * 20e9 / (64 * 25e9 * 2 * SECONDS))
+
+
+def test_a_folded_step_uses_what_all_its_ranks_use() -> None:
+    """The gradients of a data-parallel step: every rank sends 2 x 15/16 of them."""
+    step = ps.predict(model="gpt3_xl", system="dgx-a100-80gb", devices=16, layout="dp=16,mbs=1", batch=16)
+    reduced = sum(
+        work.comm_bytes * 2 * 15 / 16
+        for task in step.run.trace.graph.work.tolist()
+        if (work := step.run.trace.graph.works[task]).op == "all_reduce" and work.comm_bytes > 100
+    )
+    use = step.utilisation
+    assert reduced > 1e9
+    assert use["nic"].mean == pytest.approx(reduced / 8 / 25e9 / step.step_time_s, rel=0.3)
+    assert 0.0 < use["scale_up"].mean < use["nic"].mean < use["nic"].peak <= 1.0
+
+
+def test_a_stream_of_weights_uses_every_part_between_dram_and_wafers() -> None:
+    step = ps.predict(model="gpt3_xl", system="cs-2", devices=2, batch=64)
+    use = step.utilisation
+    assert {"io", "swarmx", "memoryx", "server", "dram"} <= use.keys()
+    assert use["io"].mean == use["swarmx"].mean == pytest.approx(use["server"].mean)
+    assert use["dram"].mean < use["server"].mean
+
+
+def test_a_slow_link_is_busier() -> None:
+    asked = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 16, "batch": 64}
+    usual = ps.predict(**asked, layout="tp=8,dp=2,mbs=4")
+    slow = ps.predict(**asked, layout="tp=8,dp=2,mbs=4", perturb="slow=0.25@node0/nic0-leaf0")
+    assert slow.utilisation["nic"].peak >= usual.utilisation["nic"].peak
+    assert slow.step_time_s > usual.step_time_s

@@ -1,0 +1,42 @@
+"""The figure of the use of the network, read back from what Plotly would draw."""
+
+from __future__ import annotations
+
+from perfsim.report.figures.network import network_use, network_use_alt, network_use_table
+from perfsim.report.study.page import study_page
+from perfsim.studies.result import StudyResult
+
+
+def test_every_candidate_and_kind_of_link_has_its_mean_and_its_peak(result: StudyResult) -> None:
+    bars, peaks = network_use(result).data
+    uses = [use for candidate in result.candidates for use in candidate.utilisation.values()]
+    assert sorted(bars.x) == sorted(100 * use.mean for use in uses)
+    assert sorted(peaks.x) == sorted(100 * use.peak for use in uses)
+    names, kinds = bars.y
+    assert list(kinds[:2]) == ["NVLink port", "NIC"], "from the device outwards"
+    assert list(kinds[2:4]) == ["ports of a system", "MemoryX to SwarmX"]
+    assert len(set(names)) == len(result.candidates)
+
+
+def test_the_table_has_what_the_figure_shows(result: StudyResult) -> None:
+    rows = network_use_table(result).rows
+    assert rows[1][1:] == ["NIC", "4.0 %", "96.0 %"]
+    assert len(rows) == sum(len(candidate.utilisation) for candidate in result.candidates)
+
+
+def test_in_words_the_kind_that_is_busiest_on_average_stands_for_each_candidate(result: StudyResult) -> None:
+    words = network_use_alt(result)
+    assert "NVLink port 21.0 % on average, 78.0 % at most" in words
+    assert "MemoryX" not in words
+
+
+def test_a_study_whose_network_is_unknown_has_no_such_section(sparse: StudyResult) -> None:
+    _, sections, _ = study_page(sparse)
+    assert "network" in [section.slug for section in sections]
+    bare = sparse.candidates[1]
+    _, sections, _ = study_page(type(sparse)(**{**_fields(sparse), "candidates": (bare,)}))
+    assert "network" not in [section.slug for section in sections]
+
+
+def _fields(result: StudyResult) -> dict[str, object]:
+    return {name: getattr(result, name) for name in result.__dataclass_fields__}

@@ -1,0 +1,38 @@
+"""The graph of a system in a file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+from perfsim.errors import InputError
+from perfsim.inventory import write_network
+
+
+def test_graphml_holds_every_vertex_and_edge_with_its_capacity(tmp_path: Path) -> None:
+    path = tmp_path / "cs.graphml"
+    said = write_network("cs-2", path, 5)
+    graph = nx.read_graphml(path, force_multigraph=True)
+    assert said == f"{path}: cs-2 with 5 devices, {len(graph)} vertices, {graph.number_of_edges()} edges"
+    assert graph.nodes["memoryx/server0/flash"]["kind"] == "flash"
+    (edge,) = graph["memoryx/server0/flash"]["memoryx/server0/dram"].values()
+    assert (edge["kind"], edge["bytes_per_s"], edge["duplex"]) == ("flash", 12.5e9, False)
+
+
+def test_dot_holds_every_vertex_and_edge_of_two_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "dgx.dot"
+    write_network("dgx-a100-80gb", path)
+    text = path.read_text()
+    assert text.startswith("digraph {\n")
+    assert len(re.findall(r'^  "node\d/gpu\d" \[kind="device"\];$', text, re.MULTILINE)) == 16
+    assert '"node0/gpu0" -> "node0/nvswitch" [link="0", kind="scale_up", bytes_per_s="300000000000.0"' in text
+    assert text.count(" -> ") == 2 * 3 * 16
+
+
+def test_another_ending_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"ends in \.graphml, \.dot, \.gv"):
+        write_network("cs-2", tmp_path / "cs.png")
+    assert not list(tmp_path.iterdir())
