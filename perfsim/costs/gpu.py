@@ -205,12 +205,17 @@ class GpuCosts(GpuKernels, Costs):
         sent_bytes = work.comm_bytes * ring.wire_factor(op, group.size)
         passes = constants.memory_passes.get(op, 0.0)
         return Shares(
-            self._kernel_units(constants, group) / self.topology.system.device.compute_units,
+            self._kernel_units(constants, op, group) / self.topology.system.device.compute_units,
             passes * sent_bytes / seconds / self.memory_bytes_per_s,
         )
 
-    def _kernel_units(self, constants: CommunicationConstants, group: Group) -> float:
-        """Compute units of a collective kernel: its channels, across nodes no more than the NICs can feed."""
+    def _kernel_units(self, constants: CommunicationConstants, op: CollectiveOp, group: Group) -> float:
+        """Compute units of a kernel: its channels, across nodes no more than the NICs can feed.
+
+        A message between two ranks has the channels of one NIC, also inside a node.
+        """
+        if op == "send_recv":
+            return min(constants.units, constants.units_per_nic)
         if group.nodes == 1:
             return constants.units
         node = self.topology.system.node

@@ -283,6 +283,12 @@ def test_across_nodes_a_collective_takes_as_many_units_as_its_nics_can_feed(
     assert priced.taken(gather).units == pytest.approx(2 * nics / units)
 
 
+def test_a_message_takes_the_units_of_one_nic(toys: ModuleType) -> None:
+    priced = beside(toys)
+    message = work(kind=Kind.COMM_SEND, op="send_recv", comm_bytes=8e6, group=RankGroup(0, 1, 2))
+    assert priced.taken(message).units == pytest.approx(2 / priced.topology.system.device.compute_units)
+
+
 def test_compute_and_a_group_of_one_rank_take_nothing(toys: ModuleType) -> None:
     priced = beside(toys)
     alone = work(kind=Kind.COMM_COLL, op="all_gather", comm_bytes=8e8, group=RankGroup(0, 1, 1))
