@@ -47,8 +47,9 @@ benchmarks: $(VENV)/.installed-dev ## Measure speed, write reports/benchmarks.md
 regret: $(VENV)/.installed-dev ## Compare picks with a wide search, write reports/regret.md
 	@PERFSIM_REGRET=reports/regret.md $(BIN)/python -m pytest -q -m slow tests/regret
 
-mutations: $(VENV)/.installed ## Put faults into right schedules, write reports/mutations.md
+mutations: $(VENV)/.installed-dev ## Put faults into schedules and code, write reports/mutations.md
 	@$(BIN)/perfsim prove $(STUDY) --mutations reports/mutations.md --every 43
+	@$(BIN)/python tests/mutation/mutants.py --seed 1 --count 180 --page reports/mutations.md
 
 clean: ## Remove caches and builds
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .benchmarks

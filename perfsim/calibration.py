@@ -10,13 +10,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field
 
-from perfsim.units import BytesPerSecond, Seconds
+from perfsim.spec import Name
+from perfsim.units import BytesPerSecond, number, quantity
 
-Fraction = Annotated[float, Field(gt=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, *number(1e-3, 1)]
+Factor = Annotated[float, *number(1e-3, 1e3)]
+"""A ratio of two times, or of two efficiencies."""
+NonNegative = Annotated[float, *number(0, 1e6)]
+Sharpness = Annotated[float, *number(1, 1e3)]
+"""p of a p-norm."""
+Side = Annotated[int, *number(1, 2**16)]
+"""Length of a tile of a matrix, or a number of them."""
+Latency = Annotated[float, *quantity("seconds", most=10.0)]
+"""A fixed time of a kernel or a message."""
+Duration = Annotated[float, *quantity("seconds", least=1e-9)]
+"""A time that something takes."""
+Error = Annotated[float, *number(0, 1e9)]
+"""A relative error."""
 MOST_STANDARD_ERROR = 1 / 3
 """A constant counts as determined by measurements below this relative standard error."""
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]
@@ -25,14 +37,14 @@ CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all
 class FitRecord(BaseModel):
     """How a group of constants was fitted."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
     command: str
     table: str
     """Source id of the measurements."""
-    points: int
-    median_ape: float
-    p90_ape: float
-    standard_errors: dict[str, float] = Field(default_factory=dict)
+    points: Annotated[int, *number(0, 1e9)]
+    median_ape: Error
+    p90_ape: Error
+    standard_errors: dict[str, Error] = Field(default_factory=dict)
     """Relative standard error by constant, if the fit gives one."""
     note: str = ""
 
@@ -40,7 +52,7 @@ class FitRecord(BaseModel):
 class Constants(BaseModel):
     """A frozen group of constants inside a calibration file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     @property
     def label(self) -> str:
@@ -51,8 +63,8 @@ class Constants(BaseModel):
 class Calibration(BaseModel):
     """Fields of every calibration file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-    name: str
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+    name: Name
     description: str = ""
     sources: dict[str, str] = Field(default_factory=dict)
     assumed: dict[str, str] = Field(default_factory=dict)
@@ -106,10 +118,10 @@ class TileConstants(Constants):
     `choice_efficiency` decides which tile runs, `efficiency` how long it takes.
     """
 
-    shape: tuple[PositiveInt, PositiveInt]
+    shape: tuple[Side, Side]
     efficiency: Fraction
     """Fraction of one compute unit's peak for very large k."""
-    choice_efficiency: Positive
+    choice_efficiency: Factor
     """Efficiency implied by the library's choices; only ratios between tiles matter."""
     overhead_k: NonNegative
     """Prologue and epilogue of a tile, as a number of extra columns of k."""
@@ -124,25 +136,25 @@ class GemmConstants(Constants):
     """Tile-and-wave model of a GEMM library on one device; `perfsim.costs.gemm` has the equations."""
 
     tiles: Annotated[tuple[TileConstants, ...], Field(min_length=1)]
-    split_k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    split_k: Annotated[tuple[Side, ...], Field(min_length=1)]
     """Numbers of parallel slices along k that the library may choose."""
-    k_step: PositiveInt
+    k_step: Side
     """Step along k; the last step is padded."""
     split_traffic: NonNegative
     """Time to sum the slices, as a multiple of partial-sum bytes over peak bandwidth."""
     choice_split_traffic: NonNegative
     """The same factor implied by the library's choices."""
-    split_latency_s: Seconds
-    launch_s: Seconds
+    split_latency_s: Latency
+    launch_s: Latency
     memory_fraction: Fraction
     """Fraction of the datasheet bandwidth for a GEMM bound by reading its operands."""
-    overlap_sharpness: Annotated[float, Field(ge=1)]
+    overlap_sharpness: Sharpness
     """p of the p-norm that combines compute and memory time; large p means full overlap."""
     burst_fraction: Fraction
     """Ceiling of the fraction of peak in a kernel much longer than `burst_s`."""
-    burst_s: Annotated[Seconds, Field(gt=0)]
+    burst_s: Duration
     """Time until the clocks drop to that ceiling in the benchmark."""
-    power_sharpness: Annotated[float, Field(ge=1)]
+    power_sharpness: Sharpness
     """Sharpness of the bend where efficiency reaches a power ceiling."""
 
 
@@ -172,13 +184,13 @@ class GpuCalibration(Calibration):
     """Calibration of the same chip with another memory, with which this one shares published runs."""
     gemm: GemmConstants
     memory: MemoryConstants
-    kernel_latency_s: Seconds
+    kernel_latency_s: Latency
     """Fixed time of any kernel on the GPU, without the host."""
     sustained_fraction: Fraction
     """Ceiling of the fraction of peak in training, under a sustained power limit: the mean over devices."""
     sustained_spread: Annotated[float, Field(ge=0, lt=0.2)] = 0.0
     """Standard deviation of that ceiling over devices of one model, relative to the mean."""
-    wgrad_factor: Positive = 1.0
+    wgrad_factor: Factor = 1.0
     """Time of a weight-gradient GEMM over that of a forward GEMM of the same shape."""
     attention_fraction: Fraction = 0.4
     """Fraction of the rate of its matrix instructions that fused attention reaches in long sequences."""
@@ -198,8 +210,8 @@ class ProtocolSegment(Constants):
     """
 
     name: str
-    latency_base_s: Seconds
-    latency_per_step_s: Seconds
+    latency_base_s: Latency
+    latency_per_step_s: Latency
     bandwidth_bytes_per_s: BytesPerSecond
     """Bus bandwidth of one device, one direction."""
     local_bytes_per_s: BytesPerSecond | None = None
@@ -215,9 +227,9 @@ class NetworkProtocol(Constants):
 
     algorithm: Literal["ring", "tree"]
     name: str
-    latency_base_s: Seconds
-    intra_step_s: Seconds
-    inter_step_s: Seconds
+    latency_base_s: Latency
+    intra_step_s: Latency
+    inter_step_s: Latency
     bandwidth_fraction: Fraction
 
     @property
@@ -232,7 +244,7 @@ class NetworkConstants(Constants):
     efficiency: Fraction
     """Bus bandwidth over the line rate of the NICs that the group may use."""
     protocols: Annotated[tuple[NetworkProtocol, ...], Field(min_length=1)]
-    send_recv_latency_s: Seconds
+    send_recv_latency_s: Latency
     """Latency of a point-to-point message between nodes."""
     partial_node_rank_bytes_per_s: BytesPerSecond | None = None
     """Where devices share NICs: bound on the bus bandwidth, for each of its ranks on a node, of a group with
@@ -254,7 +266,7 @@ class WaferCalibration(Calibration):
     kind: Literal["wafer"] = "wafer"
     efficiency: dict[str, Fraction]
     """Fraction of peak reached by the arithmetic of matrix products, by software release."""
-    link_s_per_element: Seconds
+    link_s_per_element: Latency
     """Time of one element on a link of the mesh; `perfsim.costs.mesh` has the equation."""
     peak_profile: str = ""
     """Which peak the efficiency is a fraction of."""
@@ -264,11 +276,11 @@ class FrameworkCalibration(Calibration):
     """Host-side costs of the training framework, the same for every model."""
 
     kind: Literal["framework"] = "framework"
-    host_s_per_kernel: Seconds
+    host_s_per_kernel: Latency
     """Shortest time between two kernel launches."""
-    host_blocking_s_per_kernel: Seconds
+    host_blocking_s_per_kernel: Latency
     """Extra time per kernel if the host waits for each one to end (CUDA_LAUNCH_BLOCKING)."""
-    overlap_sharpness: Annotated[float, Field(ge=1)] = 4.0
+    overlap_sharpness: Sharpness = 4.0
     """p of the p-norm that combines device and host time of a block of kernels."""
 
 
@@ -276,9 +288,9 @@ class MeasuredStep(Constants):
     """A step time that a cluster's owner measured, and the unscaled prediction of it."""
 
     id: str
-    measured_s: Annotated[Seconds, Field(gt=0)]
-    predicted_s: Annotated[Seconds, Field(gt=0)]
-    residual: Annotated[float, Field(gt=-1)]
+    measured_s: Duration
+    predicted_s: Duration
+    residual: Annotated[float, *number(-0.999, 1e3)]
     """Measured over scaled prediction, minus 1."""
 
 
@@ -291,7 +303,7 @@ class ClusterCalibration(Calibration):
     kind: Literal["cluster"] = "cluster"
     device: str
     """The device of the measured steps; the scale does not apply to others."""
-    scale: Positive
+    scale: Factor
     """Measured over predicted step time: the geometric mean of the cases."""
     cases: Annotated[tuple[MeasuredStep, ...], Field(min_length=2)]
 

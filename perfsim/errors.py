@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from perfsim.suggest import did_you_mean
+
+MOST_SHOWN = 20
+"""Problems in the message of an error; `problems` has all of them."""
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
 
 
 class PerfsimError(Exception):
@@ -48,7 +55,7 @@ class Problem:
 
 
 class InputError(PerfsimError):
-    """An invalid input; lists every problem, not only the first."""
+    """An invalid input; lists its problems, the first `MOST_SHOWN` of them in its message."""
 
     exit_code = 2
 
@@ -56,7 +63,10 @@ class InputError(PerfsimError):
         if isinstance(problems, str):
             problems = [Problem(problems)]
         self._problems = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        lines = [str(problem) for problem in self._problems[:MOST_SHOWN]]
+        if len(self._problems) > MOST_SHOWN:
+            lines.append(f"and {len(self._problems) - MOST_SHOWN:,} more")
+        super().__init__("\n".join(lines))
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -142,3 +152,25 @@ class LimitError(PerfsimError):
 
 class VerificationError(PerfsimError):
     """A sampled GEMM differs from the unpartitioned product; a defect of a strategy."""
+
+
+def within_floats(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """A function that raises PerfsimError where its arithmetic overflows or has no result.
+
+    NumPy would warn and continue with infinity, with NaN or with an arbitrary integer.
+    """
+
+    @wraps(function)
+    def checked(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        import numpy as np
+
+        try:
+            with np.errstate(over="raise", divide="raise", invalid="raise"):
+                return function(*args, **kwargs)
+        except ArithmeticError as error:
+            raise PerfsimError(
+                f"the numbers of this question leave the range of floating point ({error}): "
+                "at least one value of the inputs is far too large or too small"
+            ) from error
+
+    return checked

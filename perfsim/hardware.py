@@ -8,21 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
     Field,
     ModelWrapValidatorHandler,
-    PositiveInt,
+    create_model,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
-from perfsim.calibration import CollectiveCalibration, GpuCalibration, WaferCalibration
-from perfsim.sizes import MOST_DEVICES
+from perfsim.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
+from perfsim.plug_ins import PlugInError, made_by
+from perfsim.sizes import MOST_DEVICES, MOST_LAYERS, MOST_PARTS
 from perfsim.spec import CatalogSpec, Spec
-from perfsim.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds, Watts
+from perfsim.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity
 
-Devices = Annotated[PositiveInt, Field(le=MOST_DEVICES)]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+Devices = Annotated[int, *number(1, MOST_DEVICES)]
+Parts = Annotated[int, *number(1, MOST_PARTS)]
+BytesPerNumber = Annotated[float, *number(1e-3, 1e3)]
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 DeviceKind = Literal["gpu", "wafer"]
 StoreTier = Literal["auto", "dram", "flash"]
@@ -52,7 +59,7 @@ class DeviceSpec(CatalogSpec):
     vector_peak: dict[Precision, FlopPerSecond] = Field(default_factory=dict)
     """Peak of the units outside the matrix cores, which compute matrices of odd sizes."""
     memory: MemorySpec
-    compute_units: PositiveInt
+    compute_units: Annotated[int, *number(1, 1e8)]
     """Streaming multiprocessors of a GPU, cores of a wafer."""
     power: Watts | None = None
     calibration: GpuCalibration | WaferCalibration | None = None
@@ -69,7 +76,7 @@ class LinkSpec(CatalogSpec):
     """A link in one direction: bytes per second, and seconds for the first byte."""
 
     bandwidth: BytesPerSecond
-    latency: Seconds
+    latency: Latency
     calibration: CollectiveCalibration | None = None
     """Measured performance of collectives on this link."""
 
@@ -77,9 +84,9 @@ class LinkSpec(CatalogSpec):
 class InNetworkSpec(Spec):
     """In-network reduction (SHARP): an all-reduce crosses each device's link once in each direction."""
 
-    bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
+    bandwidth: BytesPerSecond
     """Message size over time of a long all-reduce; the bus bandwidth of nccl-tests is 2 (n - 1) / n of it."""
-    latency: Seconds
+    latency: Latency
     """Start-up of the library before the first byte; across nodes the hops of the tree are added."""
 
 
@@ -112,8 +119,8 @@ class FatTreeSpec(Spec):
     """A two-level fat tree: leaf switches under spines; oversubscription 1 is non-blocking."""
 
     nodes_per_leaf: Devices
-    oversubscription: Annotated[float, Field(ge=1.0)] = 1.0
-    switch_latency: Seconds
+    oversubscription: Annotated[float, *number(1, 1e4)] = 1.0
+    switch_latency: Latency
     in_network: InNetworkSpec | None = None
     """InfiniBand SHARP for all-reduces across nodes; None: only devices reduce."""
 
@@ -151,7 +158,7 @@ class TierSpec(Spec):
     """A storage medium of a weight server."""
 
     capacity: Bytes
-    bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
+    bandwidth: BytesPerSecond
     """Reads and writes together."""
 
 
@@ -165,18 +172,18 @@ class FlashSpec(TierSpec):
 class WeightServerSpec(Spec):
     """One MemoryX server, which stores and updates a part of the parameters."""
 
-    bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
+    bandwidth: BytesPerSecond
     """In each direction, towards SwarmX."""
     dram: TierSpec
     flash: FlashSpec | None = None
-    arithmetic: Annotated[FlopPerSecond, Field(gt=0)]
+    arithmetic: FlopPerSecond
     """Rate of the optimizer's arithmetic."""
 
 
 class MemoryXSpec(Spec):
     """MemoryX: weight servers that store weights and optimizer state and run the optimizer."""
 
-    servers: PositiveInt
+    servers: Parts
     server: WeightServerSpec
     placement: Literal["sharded", "by_layer"]
     """sharded: every server stores a part of each layer, so all servers send a layer together;
@@ -205,42 +212,42 @@ class MemoryXSpec(Spec):
 class ActivationServersSpec(Spec):
     """Servers of each system that provide samples and may store its activations."""
 
-    per_system: PositiveInt
-    bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
+    per_system: Parts
+    bandwidth: BytesPerSecond
     """One server, in each direction."""
     capacity: Bytes
     """One server."""
-    bytes_per_token: Annotated[float, Field(ge=0)]
+    bytes_per_token: Annotated[float, *number(0, 1e9)]
     """Bytes of a sample on the wire, per token."""
-    prefetch: PositiveInt
+    prefetch: Parts
     """Micro-batches of samples that may be buffered ahead of use."""
 
 
 class StreamingSpec(Spec):
     """How weights and gradients are streamed: choices of the software, which studies may vary."""
 
-    prefetch_depth: Annotated[int, Field(ge=0)]
+    prefetch_depth: Annotated[int, *number(0, MOST_LAYERS)]
     """Layers whose weights may be sent ahead of the computing layer."""
     weights_held: Literal["chunk", "layer"]
     """How much of an arriving layer a wafer holds: a chunk, used on arrival, or the whole layer."""
     accumulate_at: Literal["memoryx", "swarmx", "wafer"]
     """Where the gradients of a step's micro-batches are summed."""
-    staged_layers: PositiveInt
+    staged_layers: Annotated[int, *number(1, MOST_LAYERS)]
     """Layers read from flash into DRAM ahead of the layer that is sent."""
-    sparse_index_overhead: Annotated[float, Field(ge=0)]
+    sparse_index_overhead: Annotated[float, *number(0, 100)]
     """Index bytes per byte of a kept weight of a sparse matrix."""
-    sparse_harvest: Annotated[float, Field(ge=0, le=1)]
+    sparse_harvest: Annotated[float, *number(0, 1)]
     """Share h of multiplications by zero that are skipped; a matrix takes 1 - h s of its dense time."""
 
 
 class SwarmXSpec(Spec):
     """The tree that broadcasts weights down and sums gradients up, at line rate."""
 
-    fan_out: Annotated[int, Field(ge=2)]
+    fan_out: Annotated[int, *number(2, MOST_DEVICES)]
     bandwidth: BytesPerSecond
     """In each direction, towards one system."""
-    hop_latency: Seconds
-    chunk: Annotated[Bytes, Field(gt=0)]
+    hop_latency: Latency
+    chunk: Annotated[float, *quantity("bytes", least=1.0)]
     """Unit in which a tree node forwards data, and thus of pipelining."""
     duplex: bool = True
     """Whether weights down and gradients up have the bandwidth of a link each; else they share it."""
@@ -259,9 +266,9 @@ class WaferClusterSpec(SystemSpec):
     max_systems: Devices
     software_release: str
     """The software release whose efficiency is used unless the recipe names another."""
-    weight_bytes: Annotated[float, Field(gt=0)]
+    weight_bytes: BytesPerNumber
     """Bytes of a weight on the wire."""
-    gradient_bytes: Annotated[float, Field(gt=0)]
+    gradient_bytes: BytesPerNumber
     """Bytes of a gradient on the wire."""
 
     @property
@@ -288,4 +295,33 @@ def system_classes() -> dict[str, type[SystemSpec]]:
 def _plugin_classes() -> dict[str, type[SystemSpec]]:
     from importlib.metadata import entry_points  # only where a file of a system is read
 
-    return {point.name: point.load().system_type for point in entry_points(group=MACHINE_PLUGINS)}
+    return {point.name: _plugin_class(point) for point in entry_points(group=MACHINE_PLUGINS)}
+
+
+def _plugin_class(point: EntryPoint) -> type[SystemSpec]:
+    """The system class of a plug-in; for one that cannot be used, a class that refuses its systems."""
+    try:
+        return made_by(point, _system_type)
+    except PlugInError as error:
+        kind: Any = (Literal[point.name], ...)
+        unusable = create_model(f"Unusable {point.name}", __base__=_Unusable, kind=kind)
+        unusable.reason = str(error)
+        return unusable
+
+
+class _Unusable(SystemSpec):
+    """A system of a plug-in that cannot be used; every description of one is refused."""
+
+    reason: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, _data: Any) -> Any:
+        raise PydanticCustomError("plug_in", "{message}", {"message": cls.reason, "help": ""})
+
+
+def _system_type(machine: Any) -> type[SystemSpec]:
+    system_type = machine.system_type
+    if not (isinstance(system_type, type) and issubclass(system_type, SystemSpec)):
+        raise TypeError(f"its system_type is {system_type!r}, which is no SystemSpec")
+    return system_type

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from perfsim.catalog import default_catalog, load_mapping
-from perfsim.errors import InputError
+from perfsim.errors import InputError, PerfsimError
 
 SINGULAR = {
     "systems": "system",
@@ -24,7 +24,7 @@ def names(kind: str) -> Rows:
     if kind == "strategies":
         from perfsim.strategies import strategy_names
 
-        return [_strategy(name) for name in strategy_names()]
+        return [_listed_strategy(name) for name in strategy_names()]
     catalog = default_catalog()
     return [{"name": name, "description": _description(kind, name)} for name in catalog.names(SINGULAR[kind])]
 
@@ -34,6 +34,14 @@ def _strategy(name: str) -> dict[str, str]:
 
     chosen = strategy(name)
     return {"name": name, "runs on": chosen.system_kind, "description": chosen.summary}
+
+
+def _listed_strategy(name: str) -> dict[str, str]:
+    """A line of the list; a plug-in that cannot be used does not hide the others."""
+    try:
+        return _strategy(name)
+    except PerfsimError as error:
+        return {"name": name, "runs on": "", "description": str(error)}
 
 
 def _description(kind: str, name: str) -> str:

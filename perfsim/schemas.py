@@ -13,6 +13,7 @@ from perfsim.catalog import FOLDERS
 from perfsim.catalog.kinds import classes_of
 from perfsim.catalog.schema import yaml_schema
 from perfsim.errors import UnknownNameError
+from perfsim.files import write_file
 from perfsim.fitting.cluster_fit import MeasuredFile
 from perfsim.published.cases import CaseFile, ConvergenceFile
 from perfsim.studies.spec import StudySpec
@@ -44,13 +45,7 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 def write_schemas(folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
     """Write one file per kind, `<kind>.schema.json`; creates the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for kind in kinds:
-        path = folder / f"{kind}.schema.json"
-        path.write_text(schema_text(schema_of(kind)), encoding="utf-8")
-        paths.append(path)
-    return paths
+    return [write_file(folder / f"{kind}.schema.json", schema_text(schema_of(kind))) for kind in kinds]
 
 
 def schema_text(schema: dict[str, Any]) -> str:

@@ -18,6 +18,8 @@ MOST_POSITIONS = 2**24
 """Tokens of a sequence."""
 MOST_CHOICES = 256
 """Entries of a list that need a plan each: batches, device counts, candidates."""
+MOST_PARTS = 2**20
+"""Compute units of a device, servers of a store, steps between two checkpoints, and the like."""
 MOST_CASES = 10_000
 """In one file of runs."""
 MOST_LAYER_PASSES = 2**20

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from perfsim.errors import CatalogError, Problem
 from perfsim.suggest import did_you_mean
@@ -14,13 +16,51 @@ CHANGED = "set in Python"
 """The assumption recorded for a value that `with_` changed."""
 
 
+MOST_NAME = 1000
+MOST_FOLDER_NAME = 200
+"""Bytes in UTF-8; file systems allow 255, and files of a folder add to it."""
+
+
+def _named(name: str) -> str:
+    """A name that can be shown in one line."""
+    bad = next((char for char in name if unicodedata.category(char)[0] == "C"), "")
+    if bad:
+        raise _wrong_name(f"a name cannot contain the character U+{ord(bad):04X}", name)
+    if not 0 < len(name) <= MOST_NAME:
+        raise _wrong_name(f"a name has 1 to {MOST_NAME} characters, not {len(name)}", name)
+    return name
+
+
+def _folder(name: str) -> str:
+    """A name under which a folder can be made inside another one, and nowhere else."""
+    separator = next((char for char in "/\\" if char in name), "")
+    if separator or name.strip(" .") == "" or name != name.strip():
+        what = f"`{separator}`" if separator else "only dots and blanks, or blanks at an end"
+        raise _wrong_name(f"it is the name of the report's folder and cannot contain {what}", name)
+    if len(name.encode()) > MOST_FOLDER_NAME:
+        raise _wrong_name(f"it is the name of the report's folder, at most {MOST_FOLDER_NAME} bytes", name)
+    return name
+
+
+def _wrong_name(message: str, name: str) -> PydanticCustomError:
+    kept = "".join(char if char.isalnum() or char in "._- " else "_" for char in name)[:60].strip(" ._")
+    help_text = f"write for example {kept}" if kept else ""
+    return PydanticCustomError("name", "{message}", {"message": message, "help": help_text})
+
+
+Name = Annotated[str, AfterValidator(_named)]
+"""Shown in tables and messages."""
+FolderName = Annotated[Name, AfterValidator(_folder)]
+"""Also the name of a folder: one component of a path."""
+
+
 class Spec(BaseModel):
     """A frozen description; unknown keys are errors, and every leaf has a source or an assumption.
 
     Validators are built at first use (`defer_build`): a command needs few of the descriptions.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     def with_(self, **changes: Any) -> Self:
         """A copy with some values changed; a key may be a dotted path (`**{"memory.capacity": "96 GiB"}`).
@@ -53,7 +93,7 @@ class CatalogSpec(Spec):
     `sources.yaml`; `assumed` maps a key to the reason why a value without a source stands there.
     """
 
-    name: str
+    name: Name
     description: str = ""
     sources: dict[str, str] = Field(default_factory=dict)
     assumed: dict[str, str] = Field(default_factory=dict)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ValidationInfo, WithJsonSchema
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from perfsim.errors import Problem, UnitError
@@ -32,6 +32,7 @@ _POWERS = {prefix: power for power, prefix in _PREFIXES.items()} | {"K": 3, "µ"
 """Of ten, by prefix; kilo and micro have several spellings."""
 _BINARY_POWERS = {prefix: power for power, prefix in _BINARY_PREFIXES.items()}
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_MOST_SHOWN = 60
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(.*?)\s*", re.DOTALL)
 
 
@@ -46,11 +47,13 @@ class _Units:
     """The unit that a bare number most likely lacks."""
     exponents: tuple[int, int]
     """Smallest and largest power of ten written as a prefix."""
+    most: float
+    """No machine or run comes near it, in SI."""
+    least: float = 0.0
+    """Above zero where something would take forever, in SI."""
     unprefixed: Mapping[str, float] = field(default_factory=dict)
     """Units that take no prefix."""
     binary: bool = False
-    positive: bool = False
-    """Zero is refused: something would take forever."""
 
     @property
     def symbol(self) -> str:
@@ -64,6 +67,7 @@ _UNITS: dict[Dimension, _Units] = {
         usual="GB",
         exponents=(0, 18),
         binary=True,
+        most=1e21,
     ),
     "bytes_per_s": _Units(
         meaning="bytes a second",
@@ -71,14 +75,16 @@ _UNITS: dict[Dimension, _Units] = {
         usual="GB/s",
         exponents=(0, 18),
         binary=True,
-        positive=True,
+        most=1e21,
+        least=1.0,
     ),
     "flop_per_s": _Units(
         meaning="floating-point operations a second",
         symbols={"FLOP/s": 1.0, "FLOPS": 1.0},
         usual="TFLOP/s",
         exponents=(0, 18),
-        positive=True,
+        most=1e24,
+        least=1.0,
     ),
     "seconds": _Units(
         meaning="a time",
@@ -86,8 +92,9 @@ _UNITS: dict[Dimension, _Units] = {
         usual="us",
         exponents=(-12, 0),
         unprefixed={"min": 60.0, "h": 3600.0, "d": DAY_S},
+        most=1e10,
     ),
-    "watts": _Units(meaning="a power", symbols={"W": 1.0}, usual="W", exponents=(-3, 9)),
+    "watts": _Units(meaning="a power", symbols={"W": 1.0}, usual="W", exponents=(-3, 9), most=1e12),
 }
 
 
@@ -191,9 +198,22 @@ def _checked(value: float, text: str, dimension: Dimension) -> float:
         raise _refusal(f"{text!r} is too large", dimension)
     if value < 0:
         raise _refusal(f"{text!r} is negative", dimension, text.strip().lstrip("-"))
-    if value == 0 and _UNITS[dimension].positive:
+    if value == 0 and _UNITS[dimension].least:
         raise _refusal(f"{text!r} is zero: nothing would ever finish", dimension)
     return value
+
+
+def _in_range(
+    value: float, text: str, dimension: Dimension, least: float | None, most: float | None
+) -> float:
+    """The value, if it is in the range of its field; None stands for the end of its dimension's range."""
+    low = _UNITS[dimension].least if least is None else least
+    high = _UNITS[dimension].most if most is None else most
+    if low <= value <= high:
+        return value
+    smallest, largest = format_quantity(low, dimension, None), format_quantity(high, dimension, None)
+    size, nearest_text = ("small", smallest) if value < low else ("large", largest)
+    raise _refusal(f"{text!r} is too {size}: {smallest} to {largest} is possible", dimension, nearest_text)
 
 
 def _wrong_unit(text: str, number: str, unit: str, dimension: Dimension) -> UnitError:
@@ -260,16 +280,20 @@ def _digits(number: Decimal, precision: int | None) -> str:
     return f"{number.normalize():f}" if abs(number.adjusted()) < 25 else f"{number.normalize():e}"
 
 
-def _validate(value: Any, info: ValidationInfo, dimension: Dimension) -> float:
+def _validate(
+    value: Any, info: ValidationInfo, dimension: Dimension, least: float | None, most: float | None
+) -> float:
     """Validate a field: a quantity string always, a bare number only from Python code."""
     from_yaml = bool(info.context and info.context.get("yaml"))
     try:
         if isinstance(value, str):
-            return parse_quantity(value, dimension)
+            return _in_range(parse_quantity(value, dimension), value, dimension, least, most)
         if isinstance(value, int | float) and not isinstance(value, bool):
+            plain = _as_float(value)
             if from_yaml:
-                raise bare_number(value, dimension)
-            return _checked(float(value), repr(value), dimension)
+                raise bare_number(plain, dimension)
+            text = f"{plain:g}"
+            return _in_range(_checked(plain, text, dimension), text, dimension, least, most)
         raise _refusal(f"{value!r} is not a quantity", dimension)
     except UnitError as error:
         problem = error.problems[0]
@@ -277,11 +301,16 @@ def _validate(value: Any, info: ValidationInfo, dimension: Dimension) -> float:
         raise PydanticCustomError("quantity", "{message}", context) from None
 
 
-def _field(dimension: Dimension) -> tuple[BeforeValidator, WithJsonSchema]:
-    """Annotations that let a pydantic float field accept quantities of `dimension`."""
+def quantity(
+    dimension: Dimension, least: float | None = None, most: float | None = None
+) -> tuple[BeforeValidator, WithJsonSchema]:
+    """Annotations that let a pydantic float field accept quantities of `dimension`, from `least` to `most`.
+
+    The range is in SI units, and by default the one of the dimension.
+    """
 
     def read(value: Any, info: ValidationInfo) -> float:
-        return _validate(value, info, dimension)
+        return _validate(value, info, dimension, least, most)
 
     units = _UNITS[dimension]
     schema = {
@@ -293,8 +322,29 @@ def _field(dimension: Dimension) -> tuple[BeforeValidator, WithJsonSchema]:
     return BeforeValidator(read), WithJsonSchema(schema, mode="validation")
 
 
-Bytes = Annotated[float, *_field("bytes")]
-BytesPerSecond = Annotated[float, *_field("bytes_per_s")]
-FlopPerSecond = Annotated[float, *_field("flop_per_s")]
-Seconds = Annotated[float, *_field("seconds")]
-Watts = Annotated[float, *_field("watts")]
+def number(least: float, most: float) -> tuple[Any, BeforeValidator]:
+    """Annotations of an int or float field without a unit, from `least` to `most`; text is refused."""
+    return Field(ge=least, le=most), BeforeValidator(_not_text)
+
+
+def _not_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    message = f"`{value[:_MOST_SHOWN]}` is text, a number is expected"
+    help_text = f"write it without quotes: {value.strip()}" if re.fullmatch(_NUMBER, value.strip()) else ""
+    raise PydanticCustomError("number", "{message}", {"message": message, "help": help_text})
+
+
+def _as_float(value: float) -> float:
+    """An integer as a float; one that no float holds is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+Bytes = Annotated[float, *quantity("bytes")]
+BytesPerSecond = Annotated[float, *quantity("bytes_per_s")]
+FlopPerSecond = Annotated[float, *quantity("flop_per_s")]
+Seconds = Annotated[float, *quantity("seconds")]
+Watts = Annotated[float, *quantity("watts")]

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import model_validator
 
+from perfsim.sizes import MOST_PARTS
 from perfsim.spec import CatalogSpec, Spec
-from perfsim.units import BytesPerSecond, Seconds
+from perfsim.units import BytesPerSecond, Seconds, number
 
-Positive = Annotated[float, Field(gt=0)]
+Ratio = Annotated[float, *number(1e-3, 1e3)]
+Factor = Annotated[float, *number(0, 1e6)]
+BytesPerParameter = Annotated[float, *number(1e-3, 1e3)]
 
 
 class _Range(Spec):
     """A value that varies between runs."""
 
-    low: float
-    typical: float
-    high: float
+    low: Factor
+    typical: Factor
+    high: Factor
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -44,25 +47,25 @@ class SecondsRange(_Range):
 class RateRange(_Range):
     """A rate in bytes per second that varies between runs."""
 
-    low: Annotated[BytesPerSecond, Field(gt=0)]
-    typical: Annotated[BytesPerSecond, Field(gt=0)]
-    high: Annotated[BytesPerSecond, Field(gt=0)]
+    low: BytesPerSecond
+    typical: BytesPerSecond
+    high: BytesPerSecond
 
 
 class NumberRange(_Range):
     """A plain number that varies between runs."""
 
-    low: Annotated[float, Field(ge=0)]
-    typical: Annotated[float, Field(ge=0)]
-    high: Annotated[float, Field(ge=0)]
+    low: Factor
+    typical: Factor
+    high: Factor
 
 
 class ProductionRange(_Range):
     """The ratio of a production rate to the predicted rate of healthy steps."""
 
-    low: Positive
-    typical: Positive
-    high: Positive
+    low: Ratio
+    typical: Ratio
+    high: Ratio
     source: str = "given by the study"
 
 
@@ -77,13 +80,13 @@ class WallClockSpec(CatalogSpec):
     """Loading the program up to the first step, without weights; repeated at each restart."""
     weight_rate: RateRange | None = None
     """Rate of sending the first weights, and those of a checkpoint at each restart."""
-    weight_bytes: Positive = 4.0
+    weight_bytes: BytesPerParameter = 4.0
     """Bytes per parameter of the weights that are sent."""
     checkpoint_rate: RateRange | None = None
     """Rate of writing a checkpoint, during which training stops."""
-    checkpoint_bytes: Positive = 12.0
+    checkpoint_bytes: BytesPerParameter = 12.0
     """Bytes per parameter of a checkpoint: fp32 weights and two moments."""
-    checkpoint_every: PositiveInt | Literal["young"] = "young"
+    checkpoint_every: Annotated[int, *number(1, MOST_PARTS)] | Literal["young"] = "young"
     """Steps between two checkpoints; young: the optimal interval, sqrt(2 write MTTF)."""
     failures_per_node_day: NumberRange | None = None
     """Per GPU node, or per wafer-scale system."""

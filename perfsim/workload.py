@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import model_validator
 
 from perfsim.calibration import FrameworkCalibration
 from perfsim.hardware import Precision
@@ -19,14 +19,14 @@ from perfsim.sizes import (
     MOST_WIDTH,
 )
 from perfsim.spec import CatalogSpec
-from perfsim.units import Bytes
+from perfsim.units import number, quantity
 
-Layers = Annotated[PositiveInt, Field(le=MOST_LAYERS)]
-Width = Annotated[PositiveInt, Field(le=MOST_WIDTH)]
-Heads = Annotated[PositiveInt, Field(le=MOST_HEADS)]
-Vocabulary = Annotated[PositiveInt, Field(le=MOST_VOCABULARY)]
-Positions = Annotated[PositiveInt, Field(le=MOST_POSITIONS)]
-Sequences = Annotated[PositiveInt, Field(le=MOST_SEQUENCES)]
+Layers = Annotated[int, *number(1, MOST_LAYERS)]
+Width = Annotated[int, *number(1, MOST_WIDTH)]
+Heads = Annotated[int, *number(1, MOST_HEADS)]
+Vocabulary = Annotated[int, *number(1, MOST_VOCABULARY)]
+Positions = Annotated[int, *number(1, MOST_POSITIONS)]
+Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["standard", "flash"]
 PRECISION_BYTES: Mapping[Precision, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
@@ -98,13 +98,13 @@ class TrainingRecipe(CatalogSpec):
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     global_batch_size: Sequences | None = None
     """Sequences over all devices; None: chosen by the study."""
-    batch_size_per_device: PositiveInt | None = None
+    batch_size_per_device: Sequences | None = None
     """Sequences per device, so the global batch grows with the number of devices (weak scaling)."""
     attention: Attention = "standard"
     recompute: Recompute | Literal["auto"] = "auto"
     """auto: the planner chooses the fastest mode that fits."""
     overlap_grad_reduce: bool = False
-    grad_bucket: Bytes | None = None
+    grad_bucket: Annotated[float, *quantity("bytes", least=1.0)] | None = None
     """Size of a bucket of overlapped gradient reduction, in whole layers; None: one layer."""
     reduce_precision: Precision | None = None
     """Precision in which gradients are accumulated and reduced over replicas; None: fp32.
@@ -129,17 +129,17 @@ class TrainingRecipe(CatalogSpec):
     """Whether the host waits for every kernel (CUDA_LAUNCH_BLOCKING)."""
     lm_head_positions: Positions | None = None
     """Positions of each sequence that reach the LM head; None: all."""
-    tokens: Annotated[float, Field(gt=0)] | None = None
+    tokens: Annotated[float, *number(1, 1e18)] | None = None
     """D_min, the tokens to the target in the limit of small batches."""
-    tokens_per_parameter: Annotated[float, Field(gt=0)] | None = None
+    tokens_per_parameter: Annotated[float, *number(1e-6, 1e9)] | None = None
     """D_min as a multiple of the model's parameters (20: Chinchilla)."""
-    target_loss: Annotated[float, Field(gt=0)] | None = None
-    """Nats per token; a loss law converts it into `tokens`."""
+    target_loss: Annotated[float, *number(1e-3, 1e3)] | None = None
+    """Nats per token; the loss law of the study converts it into `tokens`."""
     framework: FrameworkCalibration | None = None
     """Host-side costs of the training framework; required on GPUs."""
     software_release: str | None = None
     """Software release of a wafer cluster; None: the system's. peak: an upper bound, never observed."""
-    weight_sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_sparsity: Annotated[float, *number(0, 0.999)] = 0.0
     """Share of unstructured zeros in the layers' weight matrices, which wafers skip."""
 
     @model_validator(mode="after")
@@ -147,9 +147,14 @@ class TrainingRecipe(CatalogSpec):
         for first, second in (
             ("global_batch_size", "batch_size_per_device"),
             ("tokens", "tokens_per_parameter"),
+            ("tokens", "target_loss"),
+            ("tokens_per_parameter", "target_loss"),
         ):
             if getattr(self, first) is not None and getattr(self, second) is not None:
-                raise ValueError(f"{first} and {second} exclude each other: write only one of them")
+                raise ValueError(
+                    f"{first} and {second} exclude each other: write only one of them "
+                    f"(`{first}: null` removes an inherited one)"
+                )
         return self
 
     def __hash__(self) -> int:

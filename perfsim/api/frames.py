@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfsim.errors import PerfsimError
@@ -34,8 +35,22 @@ class Rows(Sequence[Row]):
         """The rows as a frame. Raises PerfsimError where pandas is not installed."""
         return frame(self.rows)
 
+    def save(self, path: str | Path) -> Path:
+        """Write the rows as a .csv file, or as a .parquet file with the extra `[parquet]`."""
+        return save_table(self.rows, path)
+
     def _repr_html_(self) -> str:
         return html_table(self.rows)
+
+
+def save_table(rows: Sequence[Row], path: str | Path) -> Path:
+    """Write rows as .csv or .parquet. Raises PerfsimError for what cannot be written."""
+    from perfsim.report.tables import write_table
+
+    try:
+        return write_table(rows, Path(path))
+    except OSError as error:
+        raise PerfsimError(f"{path}: {error.strerror or error}") from None
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError, PerfsimError, Problem
 from perfsim.hardware import SystemSpec
-from perfsim.interop.foreign.formats import model_named
+from perfsim.interop.foreign.models import model_named
 from perfsim.prediction.cluster import cluster_named
 from perfsim.spec import Spec
 

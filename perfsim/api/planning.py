@@ -10,7 +10,7 @@ from perfsim.api.frames import Row, frame, html_table
 from perfsim.api.naming import Named, cluster_of, described, system_of
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.errors import InputError
+from perfsim.errors import InputError, within_floats
 from perfsim.hardware import SystemSpec
 from perfsim.prediction.question import DEFAULT_RECIPE, MEMORY_LIMIT, Question
 from perfsim.report.text import layout_short
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@within_floats
 def plan(
     *,
     model: Named | TransformerConfig,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from perfsim.api.naming import Named, cluster_of, described, system_of
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
+from perfsim.errors import within_floats
 from perfsim.hardware import SystemSpec
 from perfsim.prediction.perturbation_spec import PerturbationSpec, parse_perturbations
 from perfsim.prediction.predict import predict as predict_question
@@ -14,6 +15,7 @@ from perfsim.strategies import Strategy
 from perfsim.workload import Layout, TrainingRecipe, TransformerConfig
 
 
+@within_floats
 def predict(
     *,
     model: Named | TransformerConfig,

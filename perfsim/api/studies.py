@@ -14,7 +14,7 @@ from perfsim.api.frames import Row, Rows, frame, html_table
 from perfsim.api.naming import Named, names_of, writing
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
-from perfsim.errors import InputError, Problem
+from perfsim.errors import InputError, Problem, within_floats
 from perfsim.prediction.result import Accuracy, SharedCaveat
 from perfsim.prediction.verification import must_be_right
 from perfsim.prediction.verification_spec import Verify
@@ -35,6 +35,7 @@ Study = StudySpec
 """A study as an object, as `Study.with_` changes it."""
 
 
+@within_floats
 def study(
     study: Named | Mapping[str, Any] | Study,
     compare: Iterable[str] = (),

@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from perfsim.api.frames import Row, frame, html_table
+from perfsim.api.frames import Row, frame, html_table, save_table
 from perfsim.api.naming import Named, names_of, writing
 from perfsim.catalog import Catalog
-from perfsim.errors import InputError
+from perfsim.errors import InputError, within_floats
 from perfsim.prediction.result import SharedCaveat
 from perfsim.report.text import layout_short
 from perfsim.sweeps.points import PointResult
@@ -37,6 +37,7 @@ ANSWER = (
 """The columns of a point's answer."""
 
 
+@within_floats
 def sweep(
     sweep: Named | Sweep,
     *,
@@ -107,6 +108,10 @@ class SweepAnswer:
     def to_pandas(self) -> pd.DataFrame:
         """`rows` as a frame. Raises PerfsimError where pandas is not installed."""
         return frame(self.rows())
+
+    def save_table(self, path: str | Path) -> Path:
+        """Write `rows` as a .csv file, or as a .parquet file with the extra `[parquet]`."""
+        return save_table(self.rows(), path)
 
     def save(self, folder: str | Path) -> Path:
         """Write the report; returns the page."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfsim.api.frames import Row, frame, html_table
 from perfsim.catalog import Catalog
-from perfsim.errors import InputError, Problem
+from perfsim.errors import InputError, Problem, within_floats
 from perfsim.published.plans import public_cases
 from perfsim.validation.validate import validate_file
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@within_floats
 def validate(file: str | Path, catalog: Catalog | None = None) -> Validation:
     """Predict the runs of a file of cases and compare with what was measured.
 

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from perfsim.catalog.annotations import element, is_record, known_fields, members
 from perfsim.catalog.nodes import Mark, Node
 from perfsim.catalog.resolve import Loc, dotted
-from perfsim.errors import Problem
+from perfsim.errors import MOST_SHOWN, Problem
 from perfsim.suggest import did_you_mean
 
 _MISSING = {"missing", "missing_argument", "missing_keyword_only_argument"}
@@ -24,17 +24,16 @@ def complaints(
     error: ValidationError, model: type[BaseModel], node: Node, reported: Sequence[Loc] = ()
 ) -> list[Problem]:
     """One problem for each validation error, except those at or below a path in `reported`."""
-    problems: list[Problem] = []
+    problems: dict[Problem, None] = {}
+    known = set(reported)
     for details in error.errors(include_url=False):
         path = _path(details, node)
-        if any(path[: len(prefix)] == prefix for prefix in reported):
+        if any(path[:length] in known for length in range(len(path) + 1)):
             continue
         if node.broken and details["type"] in _MISSING:
             continue  # the base that could not be read may set the missing key
-        problem = _problem(details, model, node, path)
-        if problem not in problems:
-            problems.append(problem)
-    return problems
+        problems[_problem(details, model, node, path, with_help=len(problems) < MOST_SHOWN)] = None
+    return list(problems)
 
 
 def place(node: Node, path: Loc, *, of_key: bool = False) -> Mark:
@@ -73,15 +72,17 @@ def _path(details: ErrorDetails, node: Node) -> Loc:
     return tuple(parts)
 
 
-def _problem(details: ErrorDetails, model: type[BaseModel], node: Node, path: Loc) -> Problem:
+def _problem(
+    details: ErrorDetails, model: type[BaseModel], node: Node, path: Loc, *, with_help: bool
+) -> Problem:
     kind = details["type"]
     parent, name = path[:-1], str(path[-1]) if path else ""
     inside = f" in {dotted(parent)}" if parent else ""
     if kind in _MISSING:
         return place(node, path).problem(f"`{name}` is missing{inside}")
     if kind in _UNKNOWN:
-        help_text = did_you_mean(name, _known_keys(model, parent))
-        return place(node, path, of_key=True).problem(f"unknown key `{name}`{inside}", help_text)
+        help_text = did_you_mean(name, _known_keys(model, parent)) if with_help else ""
+        return place(node, path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
     of_key = details["loc"][-1:] == ("[key]",)
     message, help_text = _explain(details)
     prefix = f"{dotted(path)}: " if path else ""
@@ -102,7 +103,9 @@ def _explain(details: ErrorDetails) -> tuple[str, str]:
     if kind == "string_type" and isinstance(value, int | float):
         return f"{_shown(value)} is a number, a text is expected", f'put it in quotes: "{value}"'
     message = details["msg"][:1].lower() + details["msg"][1:]
-    return f"{message}, not {_shown(value)}", ""
+    limit = next((context[key] for key in ("ge", "le") if key in context), None)
+    help_text = "" if limit is None else f"the nearest possible value is {limit:g}"
+    return f"{message}, not {_shown(value)}", help_text
 
 
 def _shown(value: Any) -> str:

@@ -6,6 +6,7 @@ Nested keys of the child override those of the parent. Provenance follows the va
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from perfsim.catalog.nodes import Mark, Node
@@ -34,9 +35,12 @@ def extend(child: Node, parent: Node) -> Node:
     for name in NOT_INHERITED:
         if name in child.mapping:
             _put(merged, name, child)
-    own_paths = [path for path, _ in values(child).leaves()]
+    own_paths = {path for path, _ in values(child).leaves()}
+    inner = {prefix for path in own_paths for prefix in _prefixes(path)}
     inherited_paths = [
-        path for path, _ in values(parent).leaves() if not any(_overlap(path, own) for own in own_paths)
+        path
+        for path, _ in values(parent).leaves()
+        if path not in inner and not any(prefix in own_paths for prefix in _prefixes(path))
     ]
     for name in PROVENANCE:
         table = _inherited(parent.mapping.get(name), inherited_paths)
@@ -54,8 +58,14 @@ def extend(child: Node, parent: Node) -> Node:
 
 def covering(path: str, table: Node | None) -> str:
     """The longest key of a provenance table that covers a dotted path; "" if none does."""
-    keys = [str(key) for key in table.mapping] if table else []
-    return max((key for key in keys if path == key or path.startswith(f"{key}.")), key=len, default="")
+    return next((prefix for prefix in _prefixes(path) if prefix in table.mapping), "") if table else ""
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """A dotted path and the paths that lead to it, the longest first."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
 
 
 def _overlay(child: Node, parent: Node) -> Node:
@@ -70,11 +80,6 @@ def _overlay(child: Node, parent: Node) -> Node:
 def _put(merged: Node, name: str, origin: Node) -> None:
     merged.mapping[name] = origin.mapping[name]
     merged.keys[name] = origin.keys[name]
-
-
-def _overlap(a: str, b: str) -> bool:
-    """Whether the paths are equal or one lies under the other: setting either replaces both."""
-    return a == b or a.startswith(f"{b}.") or b.startswith(f"{a}.")
 
 
 def _inherited(table: Node | None, paths: list[str]) -> Node:

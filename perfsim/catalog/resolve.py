@@ -25,6 +25,8 @@ from perfsim.catalog.nodes import Node
 from perfsim.errors import CatalogError, Problem
 from perfsim.suggest import did_you_mean
 
+MOST_PROBLEMS = 1000
+"""Of one file; then no more names are looked up."""
 Loc = tuple[object, ...]
 """Keys and indices that lead to a value."""
 
@@ -86,6 +88,9 @@ class Resolver:
         }
 
     def _load(self, node: Node, path: Loc, named: Sequence[type], load: Callable[[], Any]) -> Any:
+        if len(self.problems) >= MOST_PROBLEMS:
+            self.failed.append(path)
+            return None
         try:
             loaded = load()
         except CatalogError as error:

@@ -16,6 +16,7 @@ _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": 
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _OTHER_BASE = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_LONG_NUMBER = re.compile(rf"(?:{_OTHER_BASE.pattern}|{_FLOAT.pattern})$")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]")
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _MAX_DIGITS = 400
@@ -39,6 +40,8 @@ def resolve_plain(text: str) -> Scalar:
         return None
     if text in _BOOLEANS:
         return _BOOLEANS[text]
+    if len(text) > _MAX_DIGITS and _LONG_NUMBER.match(text):
+        raise ScalarError(f"a number of {len(text)} characters")
     if _OTHER_BASE.fullmatch(text):
         return int(text, 0)
     if _NOT_FINITE.fullmatch(text):
@@ -55,8 +58,6 @@ def _number(text: str) -> int | float:
             f"{text} begins with a zero: some readers take it for an octal number",
             f'write {meant} for the number, "{text}" in quotes for the text',
         )
-    if len(text) > _MAX_DIGITS:
-        raise ScalarError(f"a number of {len(text)} characters")
     if _INTEGER.fullmatch(text):
         return int(text)
     number = float(text)

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan, 4 stopped
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any, NoReturn
@@ -14,7 +15,7 @@ import click
 from perfsim import __version__
 from perfsim.cli.calibrate import calibrate
 from perfsim.cli.importing import import_
-from perfsim.cli.output import refuse
+from perfsim.cli.output import refuse, write_error
 from perfsim.cli.plan import plan
 from perfsim.cli.prove import prove
 from perfsim.cli.run import run
@@ -24,6 +25,7 @@ from perfsim.cli.study import study
 from perfsim.cli.sweep import sweep
 from perfsim.cli.validate import validate
 from perfsim.errors import InputError, PerfsimError
+from perfsim.plug_ins import blamed
 
 INTERRUPTED = 130
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -45,13 +47,21 @@ class Refusing(click.Group):
         except (click.exceptions.Abort, KeyboardInterrupt):
             refuse("interrupted before the end", INTERRUPTED)
         except click.ClickException as error:
-            error.show()
+            said = io.StringIO()
+            error.show(said)
+            write_error(said.getvalue())
             sys.exit(InputError.exit_code)
         except PerfsimError as error:
             refuse(str(error), error.exit_code)
+        except MemoryError:
+            refuse("the computer has too little memory for this question", 1)
         except OSError as error:
             reason = error.strerror or str(error)
             refuse(f"{reason}: {error.filename}" if error.filename else reason, 1)
+        except (Exception, SystemExit) as error:
+            if reason := blamed(error):
+                refuse(reason, 1)
+            raise
         sys.exit(0)
 
 

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec
 
 import click
 
 from perfsim.cli.options import must_exist, out_option
+from perfsim.cli.output import print_lines, write_error
+from perfsim.errors import InputError, within_floats
+from perfsim.files import check_folder
 
+Given = ParamSpec("Given")
 source_option = click.option(
     "--source", default="", metavar="ID", help="Source id of the measurements. [default: the file's name]"
 )
 yaml_option = out_option("YAML file to write. [default: standard output]")
+
+
+def fitted(verb: Callable[Given, None]) -> Callable[Given, None]:
+    """A verb that refuses measurements from which constants follow that no hardware has."""
+
+    @wraps(verb)
+    def checked(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        from pydantic import ValidationError
+
+        try:
+            within_floats(verb)(*args, **kwargs)
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+            raise InputError(
+                f"no hardware has the constants that fit these measurements: {wrong[0]}"
+            ) from None
+
+    return checked
 
 
 @click.group(short_help="Fit constants to your own measurements.")
@@ -24,12 +49,13 @@ def calibrate() -> None:
 @click.option("--device", required=True, help="Catalogue name of the measured device.")
 @yaml_option
 @source_option
+@fitted
 def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
     """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us."""
     from perfsim.fitting.calibrate import calibrate_gemm
 
     must_exist(table)
-    click.echo(calibrate_gemm(table, device, out, source=source))
+    print_lines([calibrate_gemm(table, device, out, source=source)])
 
 
 @calibrate.command(short_help="Fit the collective model to tables of measurements.")
@@ -37,33 +63,36 @@ def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
 @click.option("--link", required=True, help="Catalogue name of the measured link.")
 @yaml_option
 @source_option
+@fitted
 def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: str) -> None:
     """Fit the collective model to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
     from perfsim.fitting.calibrate import calibrate_collectives
 
     for table in tables:
         must_exist(table)
-    click.echo(calibrate_collectives(list(tables), link, out, source=source))
+    print_lines([calibrate_collectives(list(tables), link, out, source=source)])
 
 
 @calibrate.command(short_help="Fit host times and sustained ceilings to whole steps.")
 @click.argument("cases", type=click.Path(path_type=Path))
 @click.option("--device", default=None, help="Only runs on this device of the catalogue. [default: all]")
-@out_option("Folder for the YAML. [default: standard output]")
+@out_option("Folder for the YAML. [default: standard output]", check_folder)
 @click.option("--device-only", is_flag=True, help="Keep the framework's constants.")
 @source_option
+@fitted
 def framework(cases: Path, device: str | None, out: Path | None, device_only: bool, source: str) -> None:
     """Fit host launch times, and the sustained ceiling of each GPU, to whole steps in CASES."""
     from perfsim.fitting.calibrate import calibrate_framework
 
     must_exist(cases)
-    click.echo(calibrate_framework(cases, device, out, device_only=device_only, source=source))
+    print_lines([calibrate_framework(cases, device, out, device_only=device_only, source=source)])
 
 
 @calibrate.command(short_help="Fit one scale for your cluster to steps measured on it.")
 @click.argument("measured", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--system", default="", help="Catalogue name of the machine that wrote the logs.")
 @yaml_option
+@fitted
 def steps(measured: tuple[Path, ...], system: str, out: Path | None) -> None:
     """Fit one scale for your cluster to steps that you MEASURED on it.
 
@@ -74,9 +103,9 @@ def steps(measured: tuple[Path, ...], system: str, out: Path | None) -> None:
     for path in measured:
         must_exist(path)
     text, warning = calibrate_steps(measured, out, system)
-    click.echo(text)
+    print_lines([text])
     if warning:
-        click.echo(f"warning: {warning}", err=True)
+        write_error(f"warning: {warning}\n")
 
 
 @calibrate.command(short_help="Fit a wafer's efficiency by software release to logs.")
@@ -84,9 +113,10 @@ def steps(measured: tuple[Path, ...], system: str, out: Path | None) -> None:
 @click.option("--device", default="wse-2", show_default=True, help="Catalogue name of the wafer.")
 @yaml_option
 @source_option
+@fitted
 def wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
     """Fit a wafer's efficiency for each software release to the logs in CASES."""
     from perfsim.fitting.calibrate import calibrate_wafer
 
     must_exist(cases)
-    click.echo(calibrate_wafer(cases, device, out, source=source))
+    print_lines([calibrate_wafer(cases, device, out, source=source)])

@@ -10,8 +10,19 @@ import click
 
 from perfsim.cli.options import json_option, out_option
 from perfsim.cli.output import print_json, print_lines
+from perfsim.files import write_file
 
-FORMATS = ("huggingface", "megatron", "modelzoo", "nemo", "neox", "deepspeed", "torchtitan", "mllog")
+FORMATS = (
+    "huggingface",
+    "megatron",
+    "modelzoo",
+    "nemo",
+    "neox",
+    "deepspeed",
+    "torchtitan",
+    "mllog",
+    "chakra",
+)
 """The names of `perfsim.interop.foreign.formats.FORMATS`, which is not loaded for a help text."""
 PARTS = ("model", "recipe", "measured", "convergence")
 
@@ -51,8 +62,8 @@ def import_(
 
     Formats: config.json of Hugging Face; scripts and logs of Megatron-LM; YAML of the Cerebras Model Zoo,
     NeMo, Megatron-Bridge and GPT-NeoX; TOML or log of torchtitan; DeepSpeed JSON beside a config.json; MLPerf
-    logs, of which several may be given. The output says how many parameters the model has, which keys were
-    not used, and what perfsim cannot express.
+    logs, of which several may be given; Chakra traces, for a summary. The output says how many parameters the
+    model has, which keys were not used, and what perfsim cannot express.
     """
     from perfsim.api.importing import import_file
     from perfsim.api.naming import writing
@@ -68,7 +79,7 @@ def import_(
     )
     if out is not None:
         with writing(out) as path:
-            path.write_text(result.text(), encoding="utf-8")
+            write_file(path, result.text())
     if as_json:
         print_json(result.as_dict())
     elif out is None:

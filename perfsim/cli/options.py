@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from perfsim.errors import InputError, Problem
+from perfsim.files import check_file
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -90,9 +91,35 @@ def batch_of(batch: int | None, per_device: int | None, devices: int) -> int | N
     return per_device * devices
 
 
-def out_option(help_text: str) -> Callable[[Verb], Verb]:
-    """`--out PATH`."""
-    return click.option("--out", type=click.Path(path_type=Path), default=None, help=help_text)
+def out_option(
+    help_text: str, checked: Callable[[Path, str], None] | None = check_file
+) -> Callable[[Verb], Verb]:
+    """`--out PATH`, refused before anything is computed where it cannot be written to."""
+    return path_option("--out", help_text, checked)
+
+
+def path_option(
+    name: str, help_text: str, checked: Callable[[Path, str], None] | None = check_file
+) -> Callable[[Verb], Verb]:
+    """The path of an output, `checked` before anything is computed."""
+
+    def check(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+        if path is not None and checked is not None:
+            checked(path, name)
+        return path
+
+    return click.option(name, type=click.Path(path_type=Path), default=None, help=help_text, callback=check)
+
+
+def table_option(rows: str) -> Callable[[Verb], Verb]:
+    """`--table FILE`."""
+    return path_option("--table", f"Also write {rows} as a .csv or .parquet FILE.", _check_table)
+
+
+def _check_table(path: Path, option: str) -> None:
+    if path.suffix not in (".csv", ".parquet"):
+        raise click.BadParameter(f"{path}: a table is written as .csv or .parquet", param_hint=option)
+    check_file(path, option)
 
 
 def limits(verb: Verb) -> Verb:
@@ -114,8 +141,11 @@ def limits(verb: Verb) -> Verb:
     def limited_verb(*args: Any, max_events: int | None, max_seconds: float | None, **kwargs: Any) -> Any:
         from perfsim.engine.limits import Limits, limited
 
-        with limited(Limits(max_events, max_seconds, Progress())):
-            return verb(*args, **kwargs)
+        with limited(Limits(max_events, max_seconds, Progress())) as limits:
+            answer = verb(*args, **kwargs)
+            if limits.reached is not None:  # an answer that lacks what a limit has stopped
+                raise limits.reached
+            return answer
 
     return limited_verb  # type: ignore[return-value]  # the same verb with two more options
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfsim.cli.options import json_option
+from perfsim.cli.options import json_option, limits
 from perfsim.cli.output import print_json, print_lines, progress
 from perfsim.errors import InputError, PerfsimError
+from perfsim.files import write_file
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ MOST_ORDERS = 10_000
     "--every", type=click.IntRange(1), default=None, help="Of --mutations: try every N-th fault only."
 )
 @json_option
+@limits
 def prove(
     target: str,
     strategy: str,
@@ -119,7 +121,7 @@ def _mutate(request: Request, page: Path, every: int, tell: Callable[[str], None
     if not page.parent.is_dir():
         raise InputError(f"--mutations {page}: there is no folder {page.parent}")
     answer = try_plans(request.target, plans_of(request), every, tell)
-    page.write_text(mutations_page(answer), encoding="utf-8")
+    write_file(page, mutations_page(answer))
     if as_json:
         print_json(answer)
     else:

@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from perfsim.cli.options import VERIFY, batch_of, emit_option, json_option, limits, question_options
+from perfsim.cli.options import (
+    VERIFY,
+    batch_of,
+    emit_option,
+    json_option,
+    limits,
+    path_option,
+    question_options,
+)
 from perfsim.cli.output import print_json, print_lines
 
 
@@ -34,7 +42,9 @@ from perfsim.cli.output import print_json, print_lines
     metavar="data.all_reduce=tree",
     help="Simulate collectives as the steps of a ring or a tree.",
 )
-@click.option("--trace", type=click.Path(path_type=Path), default=None, help="Write a Perfetto trace here.")
+@path_option(
+    "--trace", "Write a Perfetto trace here; a name with .et gives Chakra traces, one file a class of ranks."
+)
 @click.option(
     "--verify",
     type=click.Choice(VERIFY),

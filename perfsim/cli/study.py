@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from perfsim.cli.options import VERIFY, json_option, limits, out_option
+from perfsim.cli.options import VERIFY, json_option, limits, out_option, table_option
 from perfsim.cli.output import print_json, print_lines, progress
 from perfsim.cli.sweep import answer_sweep
+from perfsim.files import check_folder
 
 
 @click.command(short_help="Answer a study: which machine is first at the target, and why.")
@@ -21,27 +22,32 @@ from perfsim.cli.sweep import answer_sweep
     default=None,
     help="Execute matrix products of the step in NumPy: none, some, or every class. [default: the study's]",
 )
-@out_option("Folder for the report. [default: reports/STUDY]")
+@out_option("Folder for the report. [default: reports/STUDY]", check_folder)
+@table_option("every batch that was tried, or the points of a sweep,")
 @json_option
 @limits
-def study(study: str, compare: str, verify: Any, out: Path | None, as_json: bool) -> None:
+def study(study: str, compare: str, verify: Any, out: Path | None, table: Path | None, as_json: bool) -> None:
     """Answer a STUDY: a name of the catalogue, or a YAML file.
 
     A study with a grid or variants is answered as a sweep.
     """
     from perfsim.sweeps.runner import is_sweep
 
+    if out is None:
+        check_folder(Path("reports"), "the default of --out,")
     names = [name.strip() for name in compare.split(",") if name.strip()]
     if is_sweep(study):
         if verify is not None:
             raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
-        answer_sweep(study, out, as_json=as_json, only=names)
+        answer_sweep(study, out, as_json=as_json, table=table, only=names)
         return
     from perfsim.api.studies import study as answer_study
     from perfsim.report.terminal.study import study_lines
 
     answer = answer_study(study, names, verify=verify, progress=progress(quiet=as_json))
     page = answer.save(out or Path("reports") / answer.result.study)
+    if table is not None:
+        answer.batch_curve.save(table)
     if as_json:
         print_json(answer.document(report=str(page)))
     else:

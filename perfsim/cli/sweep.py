@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from perfsim.cli.options import json_option, limits, out_option
-from perfsim.cli.output import print_json, print_lines
-from perfsim.errors import PlanError
+from perfsim.cli.options import json_option, limits, out_option, table_option
+from perfsim.cli.output import print_json, print_lines, write_error
+from perfsim.errors import PerfsimError, PlanError
+from perfsim.files import check_folder
+
+if TYPE_CHECKING:
+    from perfsim.api.sweeps import SweepAnswer
 
 
 @click.command(short_help="Answer a grid of questions from a file.")
 @click.argument("file", type=click.Path(path_type=Path))
-@out_option("Folder for the report and the finished points. [default: reports/NAME]")
+@out_option("Folder for the report and the finished points. [default: reports/NAME]", None)
+@table_option("the points")
 @click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes. [default: all cores]")
 @click.option("--dry-run", is_flag=True, help="Print what would be computed, and stop.")
 @json_option
 @limits
-def sweep(file: Path, out: Path | None, jobs: int | None, dry_run: bool, as_json: bool) -> None:
+def sweep(
+    file: Path, out: Path | None, table: Path | None, jobs: int | None, dry_run: bool, as_json: bool
+) -> None:
     """Answer a grid of questions from FILE; finished points are kept and not computed again."""
-    answer_sweep(str(file), out, as_json=as_json, jobs=jobs, dry_run=dry_run)
+    answer_sweep(str(file), out, as_json=as_json, table=table, jobs=jobs, dry_run=dry_run)
 
 
 def answer_sweep(
@@ -29,6 +37,7 @@ def answer_sweep(
     out: Path | None,
     *,
     as_json: bool,
+    table: Path | None = None,
     jobs: int | None = None,
     dry_run: bool = False,
     only: Sequence[str] = (),
@@ -48,14 +57,26 @@ def answer_sweep(
             print_lines([plan.line])
         return
     answered = answer(asked, folder=folder, jobs=jobs, progress=_tell)
-    page = answered.save(folder)
+    page = _saved(answered, folder)
+    if table is not None:
+        answered.save_table(table)
     if as_json:
-        print_json(answered.document(report=str(page)))
+        print_json(answered.document(report=page))
     else:
-        print_lines([*sweep_lines(answered.result), f"Report: {page}"])
+        print_lines([*sweep_lines(answered.result), *([f"Report: {page}"] if page else [])])
     if not answered.feasible:
         raise PlanError("no point of the grid has a feasible plan")
 
 
+def _saved(answered: SweepAnswer, folder: Path) -> str:
+    """Write the report; on read-only media, where a complete sweep can be read, say that there is none."""
+    try:
+        check_folder(folder)
+    except PerfsimError as error:
+        _tell(f"no report is written: {error}")
+        return ""
+    return str(answered.save(folder))
+
+
 def _tell(message: str) -> None:
-    click.echo(message, err=True)
+    write_error(f"{message}\n")

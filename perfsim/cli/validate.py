@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from perfsim.cli.options import json_option, must_exist
-from perfsim.cli.output import print_json, print_lines
+from perfsim.cli.options import json_option, limits, must_exist, path_option
+from perfsim.cli.output import print_json, print_lines, write_error
+from perfsim.files import check_folder
 
 
 @click.command(short_help="Compare predictions with published runs.")
@@ -23,11 +24,10 @@ from perfsim.cli.output import print_json, print_lines
 @click.option(
     "--record", is_flag=True, help="Write the errors into the package, for studies to quote; for a checkout."
 )
-@click.option(
+@path_option(
     "--page",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=None,
-    help="Also write index.html and validation.md here, with likely causes and an ablation.",
+    "Also write index.html and validation.md here, with likely causes and an ablation.",
+    check_folder,
 )
 @click.option(
     "--leave-out",
@@ -35,6 +35,7 @@ from perfsim.cli.output import print_json, print_lines
     help="Also predict each family of GPU runs and each release of wafer logs by a fit without it; takes "
     "minutes.",
 )
+@limits
 def validate(
     files: tuple[Path, ...], as_json: bool, worst: int, record: bool, page: Path | None, leave_out: bool
 ) -> None:
@@ -56,7 +57,7 @@ def validate(
 
         accuracy = accuracy_page(paths, results, leaves_out=leave_out)
         written = write_validation(accuracy, page)
-        click.echo(f"Page: {written[0]}, {written[1]}", err=True)
+        write_error(f"Page: {written[0]}, {written[1]}\n")
         outside = [step.outside for step in accuracy.steps]
     elif leave_out:
         from perfsim.validation.held_out import left_out

@@ -5,15 +5,22 @@ It checks the closed forms of `convergence.goodput` and uses their terms.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import simpy
 
+from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError
 
 MOST_FAILURES = 100_000
+MOST_CHECKPOINTS = 1_000_000
+"""Of a run without failures: some seconds of simulation."""
+CHECK_EVERY = 1_000
+"""Chunks of training between two checks of the limits."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +61,15 @@ def exponential_failures(mttf_s: float, seed: int) -> Iterator[float]:
 def run_with_failures(useful_s: float, checkpoints: Checkpoints, failures: Iterator[float]) -> FailedRun:
     """Train for `useful_s` through failures at the given times, ascending.
 
-    A failure during a restart begins the restart again. Raises InputError after MOST_FAILURES failures.
+    A failure during a restart begins the restart again. Raises InputError after MOST_FAILURES failures and
+    for more than MOST_CHECKPOINTS checkpoints.
     """
+    number = useful_s / checkpoints.interval_s
+    if MOST_CHECKPOINTS < number < math.inf:
+        raise InputError(
+            f"a checkpoint every {checkpoints.interval_s:g} s of {useful_s:.3g} s of training makes "
+            f"{number:,.0f}; at most {MOST_CHECKPOINTS:,} are simulated: lengthen their interval"
+        )
     env = simpy.Environment()
     run = _Run(env, useful_s, checkpoints)
     env.process(run.fail(failures))
@@ -74,8 +88,14 @@ class _Run:
 
     def train(self) -> Generator[simpy.Event, None, None]:
         """Train in chunks, each saved by a checkpoint after it; the last one needs none."""
-        restarting = False
-        while self.left_s > 0:
+        restarting, useful_s, limits = False, self.left_s, present_limits()
+        for chunk in count():
+            if self.left_s <= 0:
+                return
+            if chunk % CHECK_EVERY == 0:
+                limits.in_time(
+                    lambda: f"{1 - self.left_s / useful_s:.1%} of the run with failures was simulated"
+                )
             began_s = self.env.now
             try:
                 if restarting:

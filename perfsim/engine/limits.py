@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from perfsim.errors import LimitError
 
@@ -34,12 +34,14 @@ class Limits:
     started_s: float = field(default_factory=time.monotonic)
     shared: Synchronized[int] | None = None
     """Events of all worker processes, if there are several."""
+    reached: LimitError | None = None
+    """The error of the limit that was reached, also where a caller went on without what it stopped."""
 
     def begin(self, total: int) -> None:
         """Raise LimitError before a simulation of `total` tasks if it would exceed the events."""
         self._count(0)
         if self.max_events is not None and self.events + total > self.max_events:
-            raise LimitError(
+            self._stop(
                 f"stopped after {self.events:,} events: the next simulation has {total:,} tasks, and "
                 f"{self.max_events:,} events are allowed (--max-events)"
             )
@@ -48,7 +50,7 @@ class Limits:
     def in_time(self, done: Callable[[], str]) -> None:
         """Raise LimitError if the time is used up; `done` describes the progress until then."""
         if self.max_seconds is not None and time.monotonic() - self.started_s > self.max_seconds:
-            raise LimitError(
+            self._stop(
                 f"stopped after {self.max_seconds:g} s (--max-seconds): {done()}; "
                 f"{self.events:,} tasks simulated in all"
             )
@@ -63,8 +65,12 @@ class Limits:
             self.tell(ended, total)
         where = f"{ended:,} of {total:,} tasks of the present simulation had ended"
         if self.max_events is not None and self.events > self.max_events:
-            raise LimitError(f"stopped after {self.max_events:,} events (--max-events): {where}")
+            self._stop(f"stopped after {self.max_events:,} events (--max-events): {where}")
         self.in_time(lambda: where)
+
+    def _stop(self, message: str) -> NoReturn:
+        self.reached = LimitError(message)
+        raise self.reached
 
     def _count(self, ended: int) -> None:
         """Add events to the count of this process, or to the count that all processes share."""

@@ -15,6 +15,7 @@ import yaml
 from perfsim.calibration import Calibration, CollectiveCalibration, GpuCalibration, MemoryConstants
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, Problem
+from perfsim.files import write_file
 from perfsim.fitting.cluster_fit import fit_cluster, fit_logs
 from perfsim.fitting.collective_fit import fit_collectives
 from perfsim.fitting.fit_tables import rounded
@@ -184,11 +185,8 @@ def to_yaml(calibration: Calibration) -> str:
 
 
 def write_yaml(calibration: Calibration, path: Path) -> None:
-    """Write a calibration file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(to_yaml(calibration), encoding="utf-8")
-    partial.replace(path)
+    """Write a calibration file."""
+    write_file(path, to_yaml(calibration))
 
 
 def _deliver(calibration: Calibration, out: Path | None) -> str:

@@ -28,7 +28,7 @@ from perfsim.prediction.cluster import spread_warning, wide
 from perfsim.published.cases import StepCase, case_system, repeated
 from perfsim.published.plans import predict_s
 from perfsim.sizes import MOST_CASES
-from perfsim.spec import Spec
+from perfsim.spec import Name, Spec
 from perfsim.units import YAML_CONTEXT
 
 Place = Callable[..., Problem]
@@ -52,7 +52,7 @@ class MeasuredFile(Spec):
     """A file of measured steps of one cluster."""
 
     schema_version: Literal[1] = Field(alias="schema")
-    cluster: str
+    cluster: Name
     cases: Annotated[tuple[MeasuredCase, ...], Field(max_length=MOST_CASES)]
 
 
@@ -126,15 +126,14 @@ def _fitted(file: MeasuredFile, name: str, problem: Place, catalog: Catalog) -> 
         problems.append(problem(("cases",), message, "make one file for each"))
     if problems:
         raise CatalogError(problems)
-    calibration = _fit(file, name, devices[0], predicted)
+    ratios = [case.measured.step_time_s / own for case, own in zip(file.cases, predicted, strict=True)]
+    scale = rounded(geometric_mean(ratios))
     low, high = PLAUSIBLE
-    if not low <= calibration.scale <= high:
-        message = (
-            f"the steps take {calibration.scale:g} times as long as predicted; a scale is {low:g} to {high:g}"
-        )
+    if not low <= scale <= high:
+        message = f"the steps take {scale:g} times as long as predicted; a scale is {low:g} to {high:g}"
         help_text = "check step_time_s (in seconds), the device and the number of devices"
         raise CatalogError([problem(("cases",), message, help_text)])
-    return calibration
+    return _fit(file, name, devices[0], predicted, scale)
 
 
 def _check(file: MeasuredFile, problem: Place) -> None:
@@ -148,10 +147,11 @@ def _check(file: MeasuredFile, problem: Place) -> None:
         raise CatalogError(problems)
 
 
-def _fit(file: MeasuredFile, name: str, device: str, predicted: Sequence[float]) -> ClusterCalibration:
+def _fit(
+    file: MeasuredFile, name: str, device: str, predicted: Sequence[float], scale: float
+) -> ClusterCalibration:
     measured = [case.measured.step_time_s for case in file.cases]
-    ratios = [real_s / predicted_s for real_s, predicted_s in zip(measured, predicted, strict=True)]
-    scale = rounded(geometric_mean(ratios))
+    ratios = [real_s / own for real_s, own in zip(measured, predicted, strict=True)]
     steps = tuple(
         MeasuredStep(
             id=case.id,

@@ -11,9 +11,12 @@ from types import ModuleType
 
 from perfsim.catalog import data_root
 from perfsim.errors import InputError, Problem
+from perfsim.sizes import MOST_DEVICES
 
 _MOST_PROBLEMS = 20
 """Limit, because a file of another kind is wrong in every line."""
+MEASURABLE = {"time_us": (1e-3, 1e12), "bytes": (1.0, 1e15), "num_gpus": (2.0, float(MOST_DEVICES))}
+"""Range of a column; of any other (the sides of a matrix) 1 to 1e9."""
 
 
 def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> list[dict[str, str]]:
@@ -79,10 +82,10 @@ def _read_rows(
     problems: list[Problem] = []
     rows = []
     for row in reader:
-        bad = [name for name in columns if not _is_positive(row[name])]
         problems += [
-            Problem(f"{name} must be a positive number, not {row[name]!r}", str(path), reader.line_num)
-            for name in bad
+            Problem(f"{name} {wrong}, not {row[name]!r}", str(path), reader.line_num)
+            for name in columns
+            if (wrong := _wrong(name, row[name]))
         ]
         if len(problems) >= _MOST_PROBLEMS:
             break
@@ -94,9 +97,13 @@ def _read_rows(
     return rows
 
 
-def _is_positive(text: str | None) -> bool:
+def _wrong(name: str, text: str | None) -> str:
+    """What a measured number must be instead; empty for one that can have been measured."""
     try:
         value = float(text or "")
     except ValueError:
-        return False
-    return math.isfinite(value) and value > 0
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        return "must be a positive number"
+    low, high = MEASURABLE.get(name, (1.0, 1e9))
+    return "" if low <= value <= high else f"must be from {low:g} to {high:g}"

@@ -1,56 +1,169 @@
 """A trace for Perfetto and chrome://tracing: one process per device, one thread per stream.
 
-Format: Trace Event Format, complete events ("ph": "X") with times in microseconds.
+Format: Trace Event Format, times in microseconds. On each thread the slices of tasks ("ph": "X") lie in those
+of their pass and micro-batch, and these in those of the optimizer step. Arrows ("s", "f") lead from the task
+that writes a tensor to those on other streams that read it. Counters ("C") of each device show its
+activations in memory, the load of its links and its busy streams.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from perfsim.errors import PerfsimError
+from perfsim.files import write_file
+from perfsim.graph import TaskGraph
+from perfsim.interop.counters import Counter, counters
 from perfsim.trace import Span, Trace
 
-MICROSECONDS = 1e6
+NANOSECONDS = 1e9
+MOST_DETAILED = 50_000
+"""Tasks of a trace above which arrows and counters are left out: Perfetto opens files of some hundred MB."""
+
+Event = dict[str, Any]
 
 
-def trace_events(trace: Trace) -> Iterator[dict[str, Any]]:
-    """The names of devices and streams, then one event per task."""
+def trace_events(trace: Trace) -> Iterator[Event]:
+    """Names of devices and streams, the slices of each stream, then arrows and counters."""
     graph = trace.graph
-    devices = list(dict.fromkeys(_device(stream) for stream in graph.streams))
-    for number, device in enumerate(devices):
+    devices = device_numbers(graph)
+    pids = [devices[device_of(stream)] for stream in graph.streams]
+    for device, number in devices.items():
         yield {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": device}}
-    for number, stream in enumerate(graph.streams):
-        pid = devices.index(_device(stream))
-        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": number, "args": {"name": stream}}
-    pids = [devices.index(_device(stream)) for stream in graph.streams]
-    columns = (graph.work, graph.stream, graph.tag, trace.start_s, trace.end_s)
-    for work, stream, tag, start_s, end_s in zip(*(column.tolist() for column in columns), strict=True):
-        event = {
-            "ph": "X",
-            "name": graph.works[work].name,
-            "cat": graph.works[work].category,
-            "pid": pids[stream],
-            "tid": stream,
-            "ts": round(start_s * MICROSECONDS, 3),
-            "dur": round((end_s - start_s) * MICROSECONDS, 3),
+    for number, name in enumerate(graph.streams):
+        named = {"name": name}
+        yield {"ph": "M", "name": "thread_name", "pid": pids[number], "tid": number, "args": named}
+    start_ns, end_ns = (
+        np.rint(times * NANOSECONDS).astype(np.int64) for times in (trace.start_s, trace.end_s)
+    )
+    by_stream = graph.by_stream
+    for stream, (first, last) in enumerate(pairwise(by_stream.start.tolist())):
+        tasks = by_stream.values[first:last]
+        yield from _slices(graph, tasks.tolist(), start_ns, end_ns, {"pid": pids[stream], "tid": stream})
+    if len(graph) <= MOST_DETAILED:
+        yield from _arrows(graph, start_ns, end_ns, pids)
+        for counter in counters(graph, start_ns, end_ns):
+            yield from _track(counter, devices[counter.device])
+
+
+def device_of(stream: str) -> str:
+    """The device, or the devices that meet, of a stream."""
+    return stream.split("/", 1)[0]
+
+
+def device_numbers(graph: TaskGraph) -> dict[str, int]:
+    """A number for each device, in the order of the streams."""
+    return {device: number for number, device in enumerate(dict.fromkeys(map(device_of, graph.streams)))}
+
+
+# ---------------------------------------------------------------------------------------- slices
+def _slices(graph: TaskGraph, tasks: list[int], start_ns: Any, end_ns: Any, place: Event) -> Iterator[Event]:
+    """The tasks of a stream inside slices of their pass and of their step."""
+    works, tag, work = graph.works, graph.tag, graph.work
+
+    def step_of(task: int) -> int:
+        return bisect_right(graph.step_ends, task)
+
+    def pass_of(task: int) -> tuple[int, str, int]:
+        return step_of(task), works[work[task]].category, int(tag[task])
+
+    def outer(name: str, category: str, run: list[int]) -> Event:
+        low, high = int(start_ns[run[0]]), int(end_ns[run[-1]])
+        return {"ph": "X", "name": name, "cat": category, **place, "ts": low / 1e3, "dur": (high - low) / 1e3}
+
+    for run in _runs(tasks, step_of):
+        if len(graph.step_ends) > 1:
+            yield outer(f"step {step_of(run[0]) + 1}", "step", run)
+        for inner in _runs(run, pass_of):
+            _, category, microbatch = pass_of(inner[0])
+            if len(inner) > 1:
+                suffix = f"[{microbatch}]" if microbatch >= 0 else ""
+                yield outer(f"{category}{suffix}", category, inner)
+            for task in inner:
+                yield _task(graph, task, int(start_ns[task]), int(end_ns[task]), place)
+
+
+def _task(graph: TaskGraph, task: int, start_ns: int, end_ns: int, place: Event) -> Event:
+    known, tag = graph.works[graph.work[task]], int(graph.tag[task])
+    event = {
+        "ph": "X",
+        "name": known.name,
+        "cat": known.category,
+        **place,
+        "ts": start_ns / 1e3,
+        "dur": (end_ns - start_ns) / 1e3,
+    }
+    details: Event = {"microbatch": tag} if tag >= 0 else {}
+    if known.comm_bytes:
+        details["bytes"] = known.comm_bytes
+    return event | {"args": details} if details else event
+
+
+def _runs(tasks: list[int], key: Any) -> Iterator[list[int]]:
+    """Consecutive tasks with the same key."""
+    run: list[int] = []
+    for task in tasks:
+        if run and key(run[-1]) != key(task):
+            yield run
+            run = []
+        run.append(task)
+    if run:
+        yield run
+
+
+# ------------------------------------------------------------------------------ arrows, counters
+def _arrows(graph: TaskGraph, start_ns: Any, end_ns: Any, pids: list[int]) -> Iterator[Event]:
+    """From the end of a task to the start of each one on another stream that reads its tensor."""
+    readers = graph.reads.row_of_value
+    writers = graph.writer[graph.reads.values]
+    stream = graph.stream
+    apart = np.flatnonzero(stream[writers] != stream[readers])
+    for number, (writer, reader) in enumerate(
+        zip(writers[apart].tolist(), readers[apart].tolist(), strict=True), 1
+    ):
+        name = graph.works[graph.work[writer]].name
+        begin = max(int(start_ns[writer]), int(end_ns[writer]) - 1)
+        common = {"name": name, "cat": "tensor", "id": number}
+        of_writer, of_reader = int(stream[writer]), int(stream[reader])
+        yield {"ph": "s", **common, "pid": pids[of_writer], "tid": of_writer, "ts": begin / 1e3}
+        yield {
+            "ph": "f",
+            "bp": "e",
+            **common,
+            "pid": pids[of_reader],
+            "tid": of_reader,
+            "ts": int(start_ns[reader]) / 1e3,
         }
-        if tag >= 0:
-            event["args"] = {"microbatch": tag}
-        yield event
 
 
+def _track(counter: Counter, pid: int) -> Iterator[Event]:
+    for moment_ns, value in zip(counter.moments_ns.tolist(), counter.values.tolist(), strict=True):
+        yield {
+            "ph": "C",
+            "name": counter.name,
+            "pid": pid,
+            "ts": moment_ns / 1e3,
+            "args": {counter.unit: float(f"{value:.6g}")},
+        }
+
+
+# ----------------------------------------------------------------------------------------- files
 def write_chrome_trace(trace: Trace, path: Path) -> Path:
     """Write a trace; gzipped where the name ends in .gz. The same trace gives the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    body = ",\n".join(json.dumps(event, separators=(",", ":")) for event in trace_events(trace))
-    data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{body}\n]}}\n'.encode()
-    path.write_bytes(gzip.compress(data, compresslevel=5, mtime=0) if path.suffix == ".gz" else data)
-    return path
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    body = ",\n".join(map(encode, trace_events(trace)))
+    about = encode({"simulated": None if trace.simulated is None else trace.simulated._asdict()})
+    data = f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{body}\n]}}\n'.encode()
+    return write_file(path, gzip.compress(data, compresslevel=5, mtime=0) if path.suffix == ".gz" else data)
 
 
 @dataclass(frozen=True)
@@ -69,12 +182,15 @@ class StepTrace:
         return (self.run.span(task) for task in range(len(self.run.graph)))
 
     def save(self, path: str | Path) -> Path:
-        """Write it for Perfetto and chrome://tracing; gzipped where the name ends in .gz."""
+        """Write it for Perfetto and chrome://tracing; gzipped where the name ends in .gz.
+
+        A name that ends in .et gives Chakra execution traces, one file for each class of ranks.
+        """
         try:
+            if Path(path).suffix == ".et":
+                from perfsim.interop.chakra import write_chakra
+
+                return write_chakra(self.run, Path(path))[0]
             return write_chrome_trace(self.run, Path(path))
         except OSError as error:
             raise PerfsimError(f"{path}: {error.strerror or error}") from None
-
-
-def _device(stream: str) -> str:
-    return stream.split("/", 1)[0]

@@ -11,6 +11,7 @@ from perfsim.machines.gpu_cluster import GpuCluster
 from perfsim.machines.machine import Machine, Unknown
 from perfsim.machines.network import Network
 from perfsim.machines.wafer_cluster import WaferCluster
+from perfsim.plug_ins import made_by
 from perfsim.strategies import Strategy, strategy
 from perfsim.strategies.plan import check_runs_on
 from perfsim.topology import Topology
@@ -45,7 +46,7 @@ def machine(kind: str) -> Machine:
     if kind in MACHINES:
         return MACHINES[kind]
     for point in entry_points(group=MACHINE_PLUGINS, name=kind):
-        return _checked(point.load()())
+        return made_by(point, lambda load: _checked(load()))
     raise UnknownNameError("kind of system", kind, machine_kinds())
 
 

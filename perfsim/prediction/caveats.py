@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
 from perfsim.calibration import Calibration, ClusterCalibration
+from perfsim.convergence.loss_laws import LossTarget
 from perfsim.costs.wafer import PEAK
 from perfsim.hardware import LinkSpec
 from perfsim.machines import machine_of
@@ -46,6 +47,7 @@ CODES = (
     "input-assumed",
     "sparsity-assumed",
     "critical-batch-extrapolated",
+    "target-loss",
     "batch-at-edge",
     "cluster-scaled",
     "memory-tight",
@@ -378,3 +380,13 @@ def edge_batch(tried: Sequence[int], best: int) -> list[Caveat]:
 def extrapolated_law(notes: Iterable[str]) -> list[Caveat]:
     """What a law of the critical batch says of its use outside the runs that it was fitted to."""
     return [Caveat("critical-batch-extrapolated", "warning", f"critical batch {note}") for note in notes]
+
+
+def sensitive_target(target: LossTarget) -> Caveat:
+    """How much the tokens to a loss depend on the loss."""
+    law = target.law
+    words = (
+        f"{target.tokens:.3g} tokens to a loss of {target.loss:g} by law '{law.name}' ({law.corpus}); "
+        f"{target.text}: the band of the time includes {100 * target.d_min_error:.0f} % of the tokens"
+    )
+    return Caveat("target-loss", "warning", words)

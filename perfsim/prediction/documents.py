@@ -10,6 +10,7 @@ from perfsim.costs.streaming_roof import StreamingRoof
 from perfsim.engine.failures import FailedRun
 from perfsim.prediction.prediction import Prediction, Scaling
 from perfsim.prediction.result import Caveat, LinkUse, Perturbed, Why
+from perfsim.trace import Simulated
 
 Document = dict[str, Any]
 
@@ -23,6 +24,7 @@ def document_of(prediction: Prediction) -> Document:
         "step_breakdown_s": dict(prediction.breakdown_s),
         "why": asdict(prediction.why),
         "utilisation": {kind: asdict(use) for kind, use in prediction.utilisation.items()},
+        "simulated": None if prediction.simulated is None else prediction.simulated._asdict(),
         "caveats": [asdict(caveat) for caveat in prediction.caveats],
         "cluster_calibration": None if scaling is None else asdict(scaling),
         "perturbed": None if prediction.perturbed is None else _perturbed(prediction.perturbed),
@@ -56,6 +58,7 @@ def prediction_from(document: Mapping[str, Any], model: str) -> Prediction:
         breakdown_s=document["step_breakdown_s"],
         why=_why_from(document["why"]),
         utilisation={kind: LinkUse(**use) for kind, use in document.get("utilisation", {}).items()},
+        simulated=Simulated(**document["simulated"]) if document.get("simulated") else None,
         caveats=tuple(Caveat(**caveat) for caveat in document["caveats"]),
         cluster_calibration=Scaling(**scaling) if scaling else None,
         perturbed=_perturbed_from(document["perturbed"]),

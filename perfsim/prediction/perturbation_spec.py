@@ -6,21 +6,23 @@ from dataclasses import replace
 from string import ascii_lowercase
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from perfsim.errors import InputError, Problem
+from perfsim.sizes import MOST_DEVICES
 from perfsim.spec import Spec
 from perfsim.suggest import did_you_mean
-from perfsim.units import Seconds, parse_quantity
+from perfsim.units import Seconds, number, parse_quantity, quantity
 
-Factor = Annotated[float, Field(ge=1.0, le=1000.0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Factor = Annotated[float, *number(1, 1000)]
+Share = Annotated[float, *number(0, 1)]
+Rank = Annotated[int, *number(0, MOST_DEVICES)]
 
 
 class StragglerSpec(Spec):
     """A rank (GPU or wafer) whose computation takes `factor` times as long, always."""
 
-    rank: NonNegativeInt
+    rank: Rank
     factor: Factor
 
 
@@ -44,29 +46,27 @@ class FailureSpec(Spec):
     """Failures of the job, at a time or by the mean time between them; the last checkpoint is restored."""
 
     at: Seconds | None = None
-    mttf: Seconds | None = None
+    mttf: Annotated[float, *quantity("seconds", least=1e-6)] | None = None
     """Mean time between failures of the whole job; see `convergence.goodput` for rates of clusters."""
-    checkpoint: Annotated[Seconds, Field(gt=0)]
+    checkpoint: Annotated[float, *quantity("seconds", least=1e-6)]
     """Training time between two checkpoints."""
-    restart: Annotated[Seconds, Field(ge=0)]
+    restart: Seconds
     """Time from a failure until training continues from the last checkpoint."""
-    write: Annotated[Seconds, Field(ge=0)] = 0.0
+    write: Seconds = 0.0
     """Time that training stops to write one checkpoint."""
-    steps: PositiveInt = 10_000
+    steps: Annotated[int, *number(1, 1e9)] = 10_000
 
     @model_validator(mode="after")
     def _one_cause(self) -> FailureSpec:
         if (self.at is None) == (self.mttf is None):
             raise ValueError("failures need either a time (`at`) or a mean time between them (`mttf`)")
-        if self.mttf is not None and self.mttf <= 0:
-            raise ValueError("mttf must be above 0")
         return self
 
 
 class ResilienceSpec(Spec):
     """Step time against the severity of one straggler, a figure for every candidate of a study."""
 
-    rank: NonNegativeInt = 0
+    rank: Rank = 0
     """The slow GPU or wafer; the last rank of a machine with fewer."""
     severities: Annotated[tuple[Factor, ...], Field(min_length=1, max_length=16)] = (1.1, 1.25, 1.5, 2.0)
 
@@ -74,13 +74,13 @@ class ResilienceSpec(Spec):
 class PerturbationSpec(Spec):
     """Perturbations of a step or a run; the same seed gives identical results."""
 
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seed: Annotated[int, *number(0, 2**32 - 1)] = 0
     stragglers: tuple[StragglerSpec, ...] = ()
     step_stragglers: StepStragglersSpec | None = None
-    jitter: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    jitter: Share = 0.0
     """Sigma of lognormal noise, mean 1, on every computation of every rank."""
     links: tuple[LinkSpecLeft, ...] = ()
-    draws: Annotated[int, Field(ge=1, le=64)] = 3
+    draws: Annotated[int, *number(1, 64)] = 3
     """Number of draws where something is random; the draw with the median step time is the result."""
     failure: FailureSpec | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfsim.calibration import ClusterCalibration
+from perfsim.interop.foreign.models import gaps_of
 from perfsim.machines import machine_of
 from perfsim.prediction.caveats import caveats_of, default_batch, default_settings, worst_first
 from perfsim.prediction.cluster import cluster_note
@@ -82,6 +83,7 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
         peak_memory_bytes=plan.peak_memory_bytes,
         breakdown_s=dict(evaluation.breakdown_s),
         why=causes,
+        simulated=evaluation.trace.simulated,
         utilisation=link_use(evaluation.trace, evaluation.placed),
         cluster_calibration=_scaling(evaluation.cluster),
         perturbed=evaluation.perturbed,
@@ -91,7 +93,7 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
             if use.on_device
         ),
         caveats=caveats_of(evaluation, causes, allowed_share(plan.system, memory_limit)),
-        notes=plan.notes,
+        notes=(*plan.notes, *gaps_of(plan.job.model)),
         evaluation=evaluation,
     )
 

@@ -12,6 +12,7 @@ from perfsim.interop.chrome import StepTrace
 from perfsim.interop.emit import emit
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.result import Caveat, LinkUse, Perturbed, Why
+from perfsim.trace import Simulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Prediction:
     why: Why
     utilisation: Mapping[str, LinkUse] = field(default_factory=dict)
     """Use of the network by kind of link: `scale_up` (NVLink ports), `nic`, `uplink`, `io`, ..."""
+    simulated: Simulated | None = None
+    """What the simulation consisted of; None for an answer stored before this was kept."""
     cluster_calibration: Scaling | None = None
     perturbed: Perturbed | None = None
     memory: tuple[MemoryBar, ...] = ()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from perfsim.spec import Spec
+from perfsim.units import number
 
 Verify = Literal["off", "sample", "full"]
 
@@ -20,5 +19,5 @@ class SamplingSpec(Spec):
 
     mode: Verify = "sample"
     """off; sample: `tasks` classes of GEMM, drawn in proportion to FLOPs; full: every class."""
-    tasks: Annotated[int, Field(ge=0, le=MOST_SAMPLES)] = 12
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    tasks: Annotated[int, *number(0, MOST_SAMPLES)] = 12
+    seed: Annotated[int, *number(0, 2**32 - 1)] = 0

@@ -6,8 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from perfsim.engine.limits import present_limits
 from perfsim.proof.mutations import mutations
 from perfsim.proof.proof import Subject, described, subject_of
 from perfsim.strategies import Plan
@@ -64,10 +66,11 @@ class MutationTally:
 
 def try_all(subject: Subject, every: int = 1, first: int = 0) -> MutationTally:
     """Inject every `every`-th fault from `first` on; a fault is detected if task and tensor are named."""
-    result = MutationTally()
+    result, limits = MutationTally(), present_limits()
     for number, mutation in enumerate(mutations(subject)):
         if number % every != first % every:
             continue
+        limits.in_time(partial("{:,} faults of the present schedule tried".format, number))
         result.injected[mutation.kind] += 1
         if any(fault.task and fault.tensor for fault in mutation.faults()):
             result.detected[mutation.kind] += 1

@@ -10,7 +10,7 @@ from typing import Any
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, Problem
 from perfsim.hardware import SystemSpec
-from perfsim.interop.foreign.formats import model_named
+from perfsim.interop.foreign.models import model_named
 from perfsim.machines import build_topology, machine
 from perfsim.proof.catalogue import Case, catalogue_cases
 from perfsim.proof.execution.serial import STEPS
@@ -152,7 +152,7 @@ def _has_key(path: str, key: str) -> bool:
     try:
         with Path(path).open(encoding="utf-8") as file:
             return any(line.startswith(f"{key}:") for line in file)
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return False
 
 

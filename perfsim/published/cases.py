@@ -16,7 +16,7 @@ from perfsim.hardware import Devices, Precision, SystemSpec
 from perfsim.machines import machine_of
 from perfsim.sizes import MOST_CASES, MOST_LAYERS
 from perfsim.spec import Spec
-from perfsim.units import BytesPerSecond
+from perfsim.units import BytesPerSecond, number
 from perfsim.workload import (
     Attention,
     Heads,
@@ -70,9 +70,11 @@ class CaseParallel(Spec):
     data: Devices = 1
     virtual_pipeline: Layers = 1
     sequence_parallel: bool = False
-    zero_stage: int = 0
+    zero_stage: Annotated[int, *number(0, 3)] = 0
     schedule: str = "1f1b"
-    layers_per_stage: Annotated[tuple[int, ...], Field(max_length=MOST_LAYERS)] | None = None
+    layers_per_stage: (
+        Annotated[tuple[Annotated[int, *number(0, MOST_LAYERS)], ...], Field(max_length=MOST_LAYERS)] | None
+    ) = None
 
 
 class CaseTraining(Spec):
@@ -92,7 +94,7 @@ class CaseTraining(Spec):
 class Measured(Spec):
     """The measurement of a case."""
 
-    step_time_s: float = Field(gt=0)
+    step_time_s: Annotated[float, *number(1e-9, 1e9)]
 
 
 class StepCase(Spec):
@@ -140,11 +142,11 @@ def _unique_ids(cases: tuple[StepCase, ...]) -> tuple[StepCase, ...]:
 class CaseFile(Spec):
     """A file of step-time cases."""
 
-    schema_version: int = Field(alias="schema")
+    schema_version: Annotated[int, *number(1, 1000)] = Field(alias="schema")
     cases: Annotated[tuple[StepCase, ...], Field(max_length=MOST_CASES), AfterValidator(_unique_ids)]
 
 
-BatchRow = Annotated[tuple[float | None, ...], Field(min_length=2, max_length=4)]
+BatchRow = Annotated[tuple[Annotated[float, *number(0, 1e18)] | None, ...], Field(min_length=2, max_length=4)]
 """Global batch, mean to the target and, if known, standard deviation and number of seeds."""
 
 
@@ -164,7 +166,7 @@ class ConvergenceCase(Spec):
 class ConvergenceFile(Spec):
     """A file of convergence cases."""
 
-    schema_version: int = Field(alias="schema")
+    schema_version: Annotated[int, *number(1, 1000)] = Field(alias="schema")
     cases: Annotated[tuple[ConvergenceCase, ...], Field(max_length=MOST_CASES)]
 
 

@@ -13,6 +13,7 @@ from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.sizes import MOST_CASES
 from perfsim.spec import Spec
+from perfsim.units import number
 from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
 
 STRATEGY = "3d"
@@ -28,7 +29,7 @@ class ProductionRun(Spec):
     devices: Devices
     layout: str
     global_batch_size: Sequences
-    tokens_per_s_per_device: Annotated[float, Field(gt=0)]
+    tokens_per_s_per_device: Annotated[float, *number(1e-6, 1e12)]
     """As published."""
     source: str
     assumed: dict[str, str] = Field(default_factory=dict)
@@ -38,7 +39,7 @@ class ProductionRun(Spec):
 class ProductionFile(Spec):
     """A file of production runs."""
 
-    schema_version: int = Field(alias="schema")
+    schema_version: Annotated[int, *number(1, 1000)] = Field(alias="schema")
     runs: Annotated[tuple[ProductionRun, ...], Field(min_length=1, max_length=MOST_CASES)]
 
 

@@ -13,10 +13,11 @@ from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.question import Question
 from perfsim.sizes import MOST_CASES
 from perfsim.spec import Spec
+from perfsim.units import number
 from perfsim.workload import Layout, Sequences, TrainingRecipe, TransformerConfig
 
 STRATEGY = "weight-streaming"
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, *number(1e-6, 1e6)]
 
 
 class RatioRun(Spec):
@@ -47,7 +48,7 @@ class Efficiency(Spec):
 class ScalingFile(Spec):
     """A file of published ratios, all of one machine and recipe."""
 
-    schema_version: int = Field(alias="schema")
+    schema_version: Annotated[int, *number(1, 1000)] = Field(alias="schema")
     recipe: TrainingRecipe
     system: SerializeAsAny[SystemSpec]
     source: str

@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from perfsim.files import write_file
 from perfsim.report.sections import Head, Section
 
 PLOT_CONFIG = {
@@ -27,10 +28,7 @@ PLOT_CONFIG = {
 
 def write_page(title: str, sections: Sequence[Section], out_path: Path, *, head: Head | None = None) -> Path:
     """Write one self-contained page; all text is escaped. Makes the directory where it is missing."""
-    page = render_page(title, sections, head=head)
-    out_path.parent.mkdir(parents=True, exist_ok=True)
-    out_path.write_bytes(page.encode("utf-8"))
-    return out_path
+    return write_file(out_path, render_page(title, sections, head=head))
 
 
 def render_page(title: str, sections: Sequence[Section], *, head: Head | None = None) -> str:

@@ -12,6 +12,7 @@ from perfsim.units import DAY_S
 if TYPE_CHECKING:
     from perfsim.prediction.prediction import Prediction
     from perfsim.studies.result import CandidateResult, StudyResult
+    from perfsim.trace import Simulated
 
 MISSING = "n/a"
 NONE = "\u2013"
@@ -83,6 +84,15 @@ def time_unit(values_s: Iterable[float]) -> tuple[str, float]:
         if middle >= least:
             return name, seconds
     return _TIME_UNITS[-1][:2]
+
+
+def simulated(counts: Simulated) -> str:
+    """What a simulation consisted of, such as `1,200 events; 80 flows on 4 links, contended for 12 ms`."""
+    events = f"{integer(counts.events)} events"
+    if not counts.flows:
+        return f"{events}; no link is short of bandwidth"
+    shared = f"{integer(counts.flows)} flows on {integer(counts.links)} links"
+    return f"{events}; {shared}, contended for {duration(counts.contended_s)}"
 
 
 def duration(seconds: float, digits: int = 3) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from perfsim.errors import InputError, Problem, UnknownNameError
+from perfsim.plug_ins import described, made_by
 from perfsim.strategies.plan import Plan, Strategy
 from perfsim.strategies.streaming.strategy import WeightStreaming
 from perfsim.strategies.three_d.strategy import ThreeD
@@ -43,9 +44,9 @@ def strategy(name: str) -> Strategy:
     if name in STRATEGIES:
         return STRATEGIES[name]
     for point in entry_points(group=ENTRY_POINTS, name=name):
-        plug_in: Strategy = point.load()()
+        plug_in: Strategy = made_by(point, lambda load: load())
         if missing := [member for member in MEMBERS if not hasattr(plug_in, member)]:
-            lacks = f"the plug-in strategy {name!r} has no {', '.join(missing)}"
+            lacks = f"{described(point)} has no {', '.join(missing)}"
             raise InputError([Problem(lacks, help="inherit from perfsim.strategies.Strategy")])
         return plug_in
     raise UnknownNameError("strategy", name, strategy_names())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.errors import LayoutError, MemoryCapacityError, PlanError
+from perfsim.errors import LayoutError, MemoryCapacityError, PerfsimError, PlanError
 from perfsim.workload import Job, Layout
 
 if TYPE_CHECKING:
@@ -40,6 +40,17 @@ class Screening:
     """Of the layouts that do not fit the one that needs least memory."""
     indivisible: int = 0
     """Combinations of degrees without any layout, because model, batch or nodes do not divide over them."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no time and no share: it would be ranked first, or never."""
+        for name, values in (("step time", self.estimate_s), ("share of memory", self.memory_share)):
+            wrong = ~(np.isfinite(values) & (values >= 0.0))
+            if wrong.any():
+                layout = self.layout(int(wrong.argmax()))
+                raise PerfsimError(
+                    f"a strategy estimates a {name} of {values[wrong][0]:g} for {layout.short}: "
+                    "a defect of the strategy, or of the numbers that describe the machine"
+                )
 
     @property
     def feasible(self) -> int:

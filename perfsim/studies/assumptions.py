@@ -50,6 +50,15 @@ def _target(target: Target) -> Iterator[Assumption]:
         critical.source,
         "fit",
     )
+    if target.loss is not None:
+        law = target.loss.law
+        yield Assumption(
+            "convergence",
+            "loss law",
+            f"{law.name}: {target.loss.tokens:.3g} tokens to {target.loss.loss:g} nats; {target.loss.text}",
+            f"{law.source}; its runs: {law.data}",
+            "fit",
+        )
     for note in critical.notes:
         yield Assumption("convergence", "critical batch", "remark", note, "assumption")
     yield Assumption(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
-from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW
+from perfsim.convergence.loss_laws import LossLaw, LossTarget, loss_law, tokens_for
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LayoutError, PerfsimError, PlanError
@@ -29,17 +29,30 @@ class Target:
 
     d_min_tokens: float
     critical: CriticalBatch
+    loss: LossTarget | None = None
+    """The loss that the tokens reach, where the recipe names one."""
+
+    @property
+    def d_min_error(self) -> float:
+        """Half-width e of the 90 % band of the tokens, [D / (1 + e), D (1 + e)]; 0 where they are given."""
+        return 0.0 if self.loss is None else self.loss.d_min_error
 
 
 def target_for(
     model: TransformerConfig, recipe: TrainingRecipe, law: ConvergenceSpec, asked_by: str = ""
 ) -> Target:
-    """What ends a run of a model under a recipe. Raises InputError where the recipe says nothing of it."""
-    tokens = recipe.tokens
+    """What ends a run of a model under a recipe.
+
+    Raises InputError where the recipe says nothing of it or a loss is outside its law's runs, and PlanError
+    where the model is too small for the loss.
+    """
+    tokens, loss = recipe.tokens, None
+    by_law = loss_law(law.loss_law) if isinstance(law.loss_law, str) else law.loss_law.law
     if recipe.tokens_per_parameter is not None:
         tokens = recipe.tokens_per_parameter * parameters(model).total
     if tokens is None and recipe.target_loss is not None:
-        tokens = DEFAULT_LOSS_LAW.tokens_to_loss(recipe.target_loss, parameters(model).total)
+        loss = tokens_for(by_law, recipe.target_loss, counted(model, by_law), law.loss_scale)
+        tokens = loss.tokens
     if tokens is None:
         raise InputError(
             f"{asked_by}recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
@@ -47,11 +60,17 @@ def target_for(
     inputs = LawInputs(
         d_min_tokens=tokens,
         loss=recipe.target_loss,
-        loss_scale=law.loss_scale,
+        loss_scale=law.loss_scale or ("" if loss is None else by_law.corpus),
         tokens=law.critical_batch_tokens,
         band_factor=law.band_factor,
     )
-    return Target(tokens, critical_batch(law.law, inputs))
+    return Target(tokens, critical_batch(law.law, inputs), loss)
+
+
+def counted(model: TransformerConfig, law: LossLaw) -> float:
+    """The parameters of a model as a loss law counts them."""
+    counts = parameters(model)
+    return float(counts.total if law.counts_embeddings else model.num_layers * counts.layer_matrices)
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,8 @@ class BatchChoice:
     plan: Plan
     step_time_s: float
     answer: TimeToAccuracy
+    loss: LossTarget | None = None
+    """The loss that ends the run, where the recipe names one."""
 
 
 def batch_grid(target: Target, seq_length: int, num_devices: int) -> list[int]:
@@ -96,9 +117,10 @@ def choice_of(plan: Plan, step_time_s: float, target: Target, hidden: float = 0.
         target.d_min_tokens,
         target.critical,
         accuracy.step_time_error,
+        d_min_error=target.d_min_error,
         unshared_error=accuracy.unshared_error,
     )
-    return BatchChoice(plan, step_time_s, answer)
+    return BatchChoice(plan, step_time_s, answer, target.loss)
 
 
 def batch_curve(

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from perfsim.prediction.caveats import edge_batch, extrapolated_law, worst_first
+from perfsim.prediction.caveats import edge_batch, extrapolated_law, sensitive_target, worst_first
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.predict import prediction_of
 from perfsim.prediction.question import MEMORY_LIMIT
@@ -33,6 +33,7 @@ def candidate_result(
             *prediction.caveats,
             *edge_batch(tried, prediction.global_batch_size),
             *extrapolated_law(choice.answer.critical.notes),
+            *([] if choice.loss is None else [sensitive_target(choice.loss)]),
         ]
     )
     notes = (*prediction.notes, choice.answer.regime_text)

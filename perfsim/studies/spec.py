@@ -18,15 +18,17 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from perfsim.calibration import ClusterCalibration
-from perfsim.errors import LayoutError
+from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
+from perfsim.errors import MOST_SHOWN, LayoutError
 from perfsim.hardware import Devices, SystemSpec
 from perfsim.machines import machine_of
 from perfsim.prediction.perturbation_spec import PerturbationSpec, ResilienceSpec
 from perfsim.prediction.question import MEMORY_LIMIT
 from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.sizes import MOST_CHOICES
-from perfsim.spec import CatalogSpec, Spec
-from perfsim.wall_clock import Positive, ProductionRange, WallClockSpec
+from perfsim.spec import CatalogSpec, FolderName, Spec
+from perfsim.units import number
+from perfsim.wall_clock import ProductionRange, Ratio, WallClockSpec
 from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
 
 
@@ -50,7 +52,7 @@ def _setting(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-ProductionChoice = Literal["recorded", "none"] | Positive | ProductionRange
+ProductionChoice = Literal["recorded", "none"] | Ratio | ProductionRange
 """Median and range of the recorded production runs, none, a ratio, or a ratio with its range."""
 
 if TYPE_CHECKING:
@@ -102,8 +104,11 @@ class CandidateSpec(Spec):
         try:
             machine_of(system).parse_layout(layout, devices[0])
         except LayoutError as error:
-            messages = "; ".join(problem.message for problem in error.problems)
-            helps = "; ".join(problem.help for problem in error.problems if problem.help)
+            shown = error.problems[:MOST_SHOWN]
+            messages = "; ".join(problem.message for problem in shown)
+            if len(error.problems) > MOST_SHOWN:
+                messages += f"; and {len(error.problems) - MOST_SHOWN:,} more"
+            helps = "; ".join(problem.help for problem in shown if problem.help)
             raise _refusal(messages, helps) from None
         return layout
 
@@ -135,19 +140,51 @@ Candidates = Annotated[tuple[CandidateSpec, ...], AfterValidator(_one_strategy_e
 """Candidates with one strategy each."""
 
 
+Count = Annotated[float, *number(1, 1e18)]
+Ends = tuple[Count, Count]
+"""The least and the largest of some values."""
+
+
+class OwnLossLaw(Spec):
+    """A loss law of the user's own runs, L = irreducible + a / N^alpha + b / D^beta in nats per token."""
+
+    irreducible: Annotated[float, *number(0, 1e3)]
+    a: Annotated[float, *number(1e-6, 1e12)]
+    alpha: Annotated[float, *number(1e-3, 10)]
+    b: Annotated[float, *number(1e-6, 1e12)]
+    beta: Annotated[float, *number(1e-3, 10)]
+    corpus: str
+    params: Ends
+    """Smallest and largest model of the runs."""
+    tokens: Ends
+    """Fewest and most training tokens of the runs."""
+    error: Annotated[float, *number(1e-6, 10)] = SEED_ERROR
+    """Half-width of the 90 % band of a loss inside the runs, in nats."""
+    source: str = "the user's own runs"
+
+    @property
+    def law(self) -> ChinchillaLaw:
+        """The law with these coefficients."""
+        return ChinchillaLaw(name="own", **self.model_dump())
+
+
 class ConvergenceSpec(Spec):
     """How the number of steps depends on the batch size."""
 
     law: str = "data_law"
-    critical_batch_tokens: Annotated[float, Field(gt=0)] | None = None
+    critical_batch_tokens: Annotated[float, *number(1, 1e18)] | None = None
     """For law `constant`."""
-    band_factor: Annotated[float, Field(ge=1)] | None = None
+    band_factor: Annotated[float, *number(1, 1e6)] | None = None
+    loss_law: str | OwnLossLaw = DEFAULT_LOSS_LAW
+    """The law that turns `target_loss` into tokens, by name or by coefficients."""
     loss_scale: str = ""
+    """The corpus of `target_loss`; that of the loss law where it is not named."""
 
 
 class StudySpec(CatalogSpec):
     """A question: which machine reaches the target first."""
 
+    name: FolderName
     title: str
     question: str
     model: TransformerConfig
@@ -157,7 +194,7 @@ class StudySpec(CatalogSpec):
         Annotated[tuple[Sequences, ...], Field(min_length=1, max_length=MOST_CHOICES)] | Literal["auto"]
     ) = "auto"
     """Global batches to try, in sequences; auto: a grid around the critical batch."""
-    memory_limit: Annotated[float, Field(gt=0, le=1)] = MEMORY_LIMIT
+    memory_limit: Annotated[float, *number(1e-3, 1)] = MEMORY_LIMIT
     """Share of a device's memory above which a planned layout is no answer unless nothing else fits."""
     convergence: ConvergenceSpec = ConvergenceSpec()
     production: ProductionChoice = "recorded"

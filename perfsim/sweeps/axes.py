@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError, create_model
@@ -192,9 +193,7 @@ def _is_name(spec: BaseModel, parts: Sequence[str]) -> bool:
 def _refused(spec: BaseModel, parts: Sequence[str], node: Node, axis: Axis) -> list[Problem]:
     """The field's own complaints about a value in YAML form, where quantities need units."""
     owner, index = _owner(spec, parts)
-    field = parts[index]
-    annotation: Any = owner.model_fields[field].rebuild_annotation()
-    model = create_model("Value", **{field: (annotation, ...)})  # type: ignore[call-overload]
+    model = _model_of(owner, parts[index])
     for part in reversed(parts[index:]):
         node = Node(node.mark, {part: node})
     try:
@@ -202,6 +201,14 @@ def _refused(spec: BaseModel, parts: Sequence[str], node: Node, axis: Axis) -> l
     except ValidationError as error:
         return [_prefixed(axis, problem) for problem in complaints(error, model, node)]
     return []
+
+
+@cache
+def _model_of(owner: type[BaseModel], field: str) -> type[BaseModel]:
+    """A description of nothing but one field of another."""
+    annotation: Any = owner.model_fields[field].rebuild_annotation()
+    model: type[BaseModel] = create_model("Value", **{field: (annotation, ...)})  # type: ignore[call-overload]
+    return model
 
 
 def _prefixed(axis: Axis, problem: Problem) -> Problem:

@@ -10,6 +10,8 @@ from typing import Any
 
 from perfsim.catalog import Catalog, LocatedMapping
 from perfsim.catalog.reader import in_order
+from perfsim.catalog.resolve import MOST_PROBLEMS
+from perfsim.engine.limits import present_limits
 from perfsim.errors import CatalogError, InputError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.strategies import strategy
@@ -118,8 +120,10 @@ def _check(
     axes: Sequence[Axis], study: StudySpec, candidates: Sequence[CandidateSpec], catalog: Catalog
 ) -> list[Problem]:
     systems = [candidate.system for candidate in candidates]
-    problems = []
+    problems: list[Problem] = []
     for axis in axes:
+        if len(problems) >= MOST_PROBLEMS:
+            break
         if axis.root == "system":
             problems += check_system_axis(axis, systems, catalog) if systems else []
         elif axis.root in MACHINE_ROOTS:
@@ -172,7 +176,9 @@ class _Builder:
         if candidate.layout is not None:
             own[LAYOUT] = candidate.layout_words
         changed = {axis.path: axis.values[0] for axis in changes}
+        limits = present_limits()
         for devices, values in product(candidate.devices, product(*(axis.values for axis in relevant))):
+            limits.in_time(lambda: "the points of the grid were being written out")
             settings = {axis.path: value for axis, value in zip(relevant, values, strict=True)}
             study = self.changed(candidate, devices, {**settings, **changed})
             yield SweepPoint(study, {**own, **settings})

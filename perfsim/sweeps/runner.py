@@ -20,7 +20,7 @@ from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import hold, present_limits
-from perfsim.errors import InputError, LimitError, PerfsimError
+from perfsim.errors import InputError, LimitError, PerfsimError, within_floats
 from perfsim.prediction.documents import Document, prediction_from
 from perfsim.prediction.predict import prediction_of
 from perfsim.studies.assumptions import assumptions_of
@@ -32,7 +32,7 @@ from perfsim.sweeps.grid import SweepPoint, expand
 from perfsim.sweeps.points import Answer, PointResult
 from perfsim.sweeps.result import SweepResult
 from perfsim.sweeps.spec import StudyCatalog, SweepSpec
-from perfsim.sweeps.store import Store, Stored, digest_of
+from perfsim.sweeps.store import Store, Stored, StoreError, digest_of
 
 Tell = Callable[[str], None]
 Finished = Iterator[tuple[str, Stored]]
@@ -165,6 +165,7 @@ def run_sweep(
     with Store(store_path) as store:
         answers = store.find(by_digest)
         pending = {digest: point for digest, point in by_digest.items() if digest not in answers}
+        _say_what_is_wrong(store, len(pending), tell)
         progress = _Progress(len(by_digest), len(answers), tell)
         try:
             with _answering(pending, _processes(jobs, len(pending))) as finished:
@@ -180,6 +181,16 @@ def run_sweep(
     spec = sweep.spec
     assumptions = _assumptions(sweep.points)
     return SweepResult(spec.name, spec.title, spec.question, spec.study.name, tuple(results), assumptions)
+
+
+def _say_what_is_wrong(store: Store, pending: int, tell: Tell) -> None:
+    """Tell of damaged points; StoreError where points are to be computed and cannot be kept."""
+    if store.damaged:
+        tell(f"{store.path}: {len(store.damaged)} stored points are damaged and are computed again")
+    if store.readonly and pending:
+        raise StoreError(
+            f"{store.path} cannot be written to, and {pending} points are not in it: give another --out"
+        )
 
 
 def _assumptions(points: Sequence[SweepPoint]) -> tuple[Assumption, ...]:
@@ -268,21 +279,25 @@ def _interrupts_ignored() -> Iterator[None]:
 def answer_text(study: StudySpec) -> Stored:
     """The answer to a study of one candidate as JSON text; the entry point of a worker process."""
     started = time.perf_counter()
-    text = json.dumps(_answer(study), sort_keys=True)
+    text = json.dumps(_answer(study), sort_keys=True, allow_nan=False)
     return Stored(text, time.perf_counter() - started)
 
 
 def _answer(study: StudySpec) -> Document:
-    candidate = study.candidates[0]
     try:
-        answered = answer_candidate(study, candidate, candidate.devices[0], target_of(study))
-        prediction = prediction_of(answered.evaluation, study.memory_limit)
-        parts = whole_run_of(answered.question, answered.choice)
+        return _answered(study).document()
     except LimitError:
         raise
     except PerfsimError as error:  # concerns this point alone
         return {"reasons": [problem.message for problem in error.problems]}
-    return Answer(prediction, answered.choice.answer, parts).document()
+
+
+@within_floats
+def _answered(study: StudySpec) -> Answer:
+    candidate = study.candidates[0]
+    answered = answer_candidate(study, candidate, candidate.devices[0], target_of(study))
+    prediction = prediction_of(answered.evaluation, study.memory_limit)
+    return Answer(prediction, answered.choice.answer, whole_run_of(answered.question, answered.choice))
 
 
 def _result(point: SweepPoint, stored: Stored) -> PointResult:
@@ -296,6 +311,7 @@ def _result(point: SweepPoint, stored: Stored) -> PointResult:
         target.d_min_tokens,
         target.critical,
         document["step_time_error"],
+        d_min_error=target.d_min_error,
         unshared_error=document["unshared_error"],
     )
     prediction = prediction_from(document, point.study.model.name)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from perfsim.catalog import Catalog, parse_file
-from perfsim.spec import CatalogSpec, Spec
+from perfsim.spec import CatalogSpec, FolderName, Spec
 from perfsim.studies.spec import Candidates, StudySpec
 
 
@@ -34,6 +34,7 @@ class VariantSpec(Spec):
 class SweepSpec(CatalogSpec):
     """A study asked at every point of a grid, for every variant."""
 
+    name: FolderName
     title: str
     question: str = ""
     study: StudySpec

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from perfsim.files import write_file
 from perfsim.prediction import accuracy
 from perfsim.prediction.accuracy import recorded
 from perfsim.prediction.bands import UNKNOWN, BandWidths, widths_from
@@ -129,5 +130,5 @@ def write_record(results: Iterable[Mapping[str, Any]], held_out: HeldOutOfFiles 
     """
     path = Path(accuracy.__file__).with_name(accuracy.RECORD)
     entries = {entry["system_kind"]: entry for entry in (*recorded(), *record_of(results, held_out))}
-    path.write_text(json.dumps(list(entries.values()), indent=2) + "\n", encoding="utf-8")
+    write_file(path, json.dumps(list(entries.values()), indent=2) + "\n")
     return path

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.catalog import Catalog, default_catalog
+from perfsim.files import write_file
 from perfsim.published.production import healthy_tokens_per_s, production_runs
 from perfsim.studies import production
 
@@ -32,5 +33,5 @@ def production_record(catalog: Catalog) -> list[dict[str, Any]]:
 def write_production() -> Path:
     """Write the record into the package; for a checkout, after a change of predictions."""
     path = Path(production.__file__).with_name(production.RECORD)
-    path.write_text(json.dumps(production_record(default_catalog()), indent=2) + "\n", encoding="utf-8")
+    write_file(path, json.dumps(production_record(default_catalog()), indent=2) + "\n")
     return path

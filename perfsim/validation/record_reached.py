@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.files import write_file
 from perfsim.prediction import reached
 from perfsim.prediction.likeness import SHARDED
 from perfsim.prediction.reached import Reached
@@ -62,5 +63,5 @@ def record_text(paths: Iterable[Path]) -> str:
 def write_reached() -> Path:
     """Write the record of the public runs into the package; for a checkout, after a change of cases."""
     path = Path(reached.__file__).with_name(reached.RECORD)
-    path.write_text(record_text(step_files()), encoding="utf-8")
+    write_file(path, record_text(step_files()))
     return path

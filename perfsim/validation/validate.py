@@ -12,7 +12,7 @@ from typing import Any
 from perfsim.calibration import WaferCalibration
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.costs.wafer import nearest_release
-from perfsim.errors import InputError, PerfsimError, Problem
+from perfsim.errors import InputError, LimitError, PerfsimError, Problem
 from perfsim.published.cases import CaseFile, StepCase, case_job, case_system, repeated
 from perfsim.published.contradictions import refuse_contradictions
 from perfsim.published.plans import evaluate_case
@@ -108,6 +108,8 @@ class _Answer:
 def _answer(case: StepCase, catalog: Catalog) -> _Answer:
     try:
         run = evaluate_case(case, catalog)
+    except LimitError:
+        raise
     except PerfsimError as error:
         return _Answer(None, reason=str(error))
     return _Answer(run.step_time_s, case_band(case, run, catalog), run.hidden_communication_fraction)

@@ -18,6 +18,7 @@ DOCUMENTS = (
     "ARCHITECTURE.md",
     "docs/caveats.md",
     "docs/glossary.md",
+    "docs/importing.md",
     "docs/decisions/README.md",
     *(f"docs/decisions/{name}" for name in DECISIONS),
     "hardware/README.md",

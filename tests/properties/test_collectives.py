@@ -70,6 +70,17 @@ def test_stepping_through_two_tiers_takes_the_closed_form(
     assert stepped == pytest.approx(float(closed))
 
 
+@given(st.sampled_from(RING_OPS), even_groups())
+def test_steps_are_numbered_from_0_in_the_order_in_which_they_follow(op: CollectiveOp, group: Group) -> None:
+    rounds = [hierarchical.steps(group, 1.0)]
+    if group.size > 1:
+        rounds += [ring.steps(op, group.size, 1.0), tree.steps("all_reduce", group.size, 1.0)]
+    for moves in rounds:
+        steps = [move.step for move in moves]
+        assert steps == sorted(steps)
+        assert set(steps) == set(range(len(set(steps))))
+
+
 @given(
     st.sampled_from(["broadcast", "reduce"]),
     st.integers(1, 20),

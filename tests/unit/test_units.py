@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
+from typing import Annotated, get_args
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,9 @@ from perfsim.units import (
     Dimension,
     accepted_units,
     format_quantity,
+    number,
     parse_quantity,
+    quantity,
 )
 
 DIMENSIONS = get_args(Dimension)
@@ -148,3 +150,28 @@ def test_python_code_may_not_pass_what_is_no_amount(value: object) -> None:
 def test_schema_for_editors_asks_for_a_string() -> None:
     schema = Memory.model_json_schema()
     assert schema["properties"]["capacity"]["type"] == "string"
+
+
+class Kernel(BaseModel):
+    latency: Annotated[float, *quantity("seconds", most=10.0)]
+    rounds: Annotated[int, *number(1, 100)] = 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "help_text"),
+    [
+        ({"latency": "1e30 s"}, "'1e30 s' is too large: 0 s to 10 s is possible", "did you mean '10 s'?"),
+        ({"latency": 1e30}, "'1e+30' is too large", "did you mean '10 s'?"),
+        ({"latency": 10**400}, "'inf' is too large", "units: "),
+        ({"latency": "1 s", "rounds": "12"}, "`12` is text, a number is expected", "without quotes: 12"),
+        ({"latency": "1 s", "rounds": "inf"}, "`inf` is text, a number is expected", ""),
+    ],
+)
+def test_a_field_refuses_what_is_outside_its_range(
+    given: dict[str, object], message: str, help_text: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Kernel.model_validate(given)
+    context = caught.value.errors()[0]["ctx"]
+    assert message in context["message"]
+    assert help_text in context["help"]

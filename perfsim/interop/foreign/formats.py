@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perfsim.catalog import Catalog
 from perfsim.errors import InputError, Problem, UnknownNameError
+from perfsim.interop.chakra import is_chakra, read_chakra
 from perfsim.interop.foreign import (
     deepspeed_json,
     huggingface,
@@ -30,6 +30,7 @@ from perfsim.interop.foreign.imported import (
     recipe_document,
 )
 from perfsim.interop.foreign.measured import measured_document
+from perfsim.interop.foreign.models import GAP
 from perfsim.interop.foreign.source import Source
 from perfsim.workload import TransformerConfig
 
@@ -112,6 +113,9 @@ FORMATS: Mapping[str, Format] = {
     ),
 }
 
+CHAKRA = "chakra"
+"""The format of files that are no text: traces, of which a summary is the document."""
+
 PARSERS: Mapping[str, Callable[[Source], Any]] = {
     "json": Source.as_json,
     "yaml": Source.as_yaml,
@@ -137,6 +141,9 @@ def import_file(
     that the file lacks, and `more` are logs of further runs. Raises InputError for an unknown
     format, a file of none or of several, and for wrong values, at their lines.
     """
+    if format_name == CHAKRA or (not format_name and is_chakra(path)):
+        trace = read_chakra(path)
+        return Imported(CHAKRA, "trace", trace.summary(), None, (), ())
     source = replace(Source.read(path, given), model=model)
     for other in more:
         if not mllog.recognise(source.text) or not mllog.recognise(Source.read(other).text):
@@ -164,20 +171,8 @@ def read_model(path: Path, format_name: str = "") -> TransformerConfig:
         lacking = [f"cannot be expressed: {gap.text}" for gap in result.gaps if gap.changes_model]
         help_text = f"perfsim import {path} --out FILE.yaml writes the nearest model, to be used knowingly"
         raise InputError([Problem(text, str(path), help=help_text) for text in lacking])
-    gaps = {f"gap {number}": text for number, text in enumerate(result.unsupported, 1)}
+    gaps = {f"{GAP} {number}": text for number, text in enumerate(result.unsupported, 1)}
     return TransformerConfig.model_validate(result.document | {"assumed": gaps})
-
-
-def model_named(name_or_path: str, catalog: Catalog) -> TransformerConfig:
-    """The model of a name of the catalogue, of a YAML file of perfsim, or of a foreign file.
-
-    Raises InputError for an unknown name and for what is wrong in a file.
-    """
-    path = Path(name_or_path)
-    is_file = (path.suffix != "" or len(path.parts) > 1) and path.is_file()
-    if is_file and (path.suffix not in (".yaml", ".yml") or format_of(path)):
-        return read_model(path)
-    return catalog.model(name_or_path)
 
 
 def format_of(path: Path) -> str:
@@ -224,7 +219,7 @@ def _chosen(source: Source, format_name: str) -> tuple[str, Any]:
     """The format of a file with its parsed document."""
     if format_name:
         if format_name not in FORMATS:
-            raise UnknownNameError("format", format_name, FORMATS)
+            raise UnknownNameError("format", format_name, [*FORMATS, CHAKRA])
         documents = _documents(source, FORMATS[format_name].syntaxes)
         if documents:
             known = [document for document in documents if FORMATS[format_name].recognise(document)]
@@ -236,7 +231,8 @@ def _chosen(source: Source, format_name: str) -> tuple[str, Any]:
     if matches:
         names = ", ".join(matches)
         source.refuse(f"this may be a file of {names}", "choose with --format " + " or ".join(matches))
-    signs = [f"    {name}: {known.title}, by {known.sign}" for name, known in FORMATS.items()]
+    signs = [f"    {CHAKRA}: a Chakra execution trace, by its metadata"]
+    signs += [f"    {name}: {known.title}, by {known.sign}" for name, known in FORMATS.items()]
     looked_for = "\n".join(["formats and what they are recognised by:", *signs])
     unknown = Problem("no known format was recognised", str(source.path), help=looked_for)
     raise InputError([*_syntax_problems(source), unknown])

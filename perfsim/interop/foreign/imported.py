@@ -60,7 +60,7 @@ class Imported:
 
     format: str
     kind: str
-    """Of the document: model, recipe, measured or convergence."""
+    """Of the document: model, recipe, measured, convergence or trace."""
     document: dict[str, Any]
     """The description, as YAML files hold it."""
     parameters: int | None

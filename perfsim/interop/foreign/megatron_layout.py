@@ -25,16 +25,24 @@ def world_size(settings: Settings, variables: Mapping[str, str], text: str) -> i
         return int(named[1])
     settings.ignore("master_addr", "master_port", "node_rank", "rdzv_id", "rdzv_backend", "rdzv_endpoint")
     nodes = _count(
-        settings, variables, text, ("nnodes",), ("NNODES", "NUM_NODES", "SLURM_NNODES"), r"--nodes[= ]|-N "
+        settings,
+        variables,
+        text,
+        ("nnodes", "nodes"),
+        ("NNODES", "NUM_NODES", "SLURM_NNODES"),
+        r"--nodes[= ]|-N ",
     )
     ranks = _count(
         settings,
         variables,
         text,
-        ("nproc_per_node", "nproc-per-node"),
+        ("nproc_per_node", "ntasks_per_node", "gpus_per_node", "npernode"),
         ("GPUS_PER_NODE", "NPROC_PER_NODE", "NUM_GPUS_PER_NODE"),
         r"--(?:ntasks-per-node|gpus-per-node|gres)[= ](?:gpu:)?(?:\w+:)?",
     )
+    started = settings.text("ranks")
+    if re.fullmatch(r"\d{1,6}", started):
+        return int(started)
     if ranks is None:
         named = re.match(r"\d{1,6}$", variables.get("WORLD_SIZE", ""))
         return int(named[0]) if named else None

@@ -89,7 +89,7 @@ def _groups(settings: Settings, heads: int) -> int:
 def _embedding(settings: Settings) -> Any:
     if settings.flag("use_rotary_position_embeddings"):
         return "rotary"
-    if not settings.flag("add_position_embedding", default=True):
+    if settings.flag("no_position_embedding") or not settings.flag("add_position_embedding", default=True):
         return "none"
     return settings.choice(("position_embedding_type",), EMBEDDINGS, "learned")
 

@@ -70,21 +70,46 @@ class Script:
     """Of the open branches: true, false, or None where it cannot be known."""
     decided: list[bool | None] = field(default_factory=list)
     """Whether a branch of each open `if` was taken."""
+    last: bool | None = True
+    """How the statement before ended, for `&&` and `||`."""
+    in_test: bool = False
+    """Whether the tests of an `if` go on, up to its `then`."""
 
     # ------------------------------------------------------------------------------ statements
     def run(self, text: str) -> Script:
         """Follow all statements of a script."""
-        for statement in _statements(_words(text)):
-            self._statement(statement)
+        for separator, statement in _statements(_words(text)):
+            self._joined(separator, statement)
         return self
+
+    def _joined(self, separator: str, words: list[Word]) -> None:
+        """A statement after `&&`, `||` or the end of another one."""
+        if separator not in ("&&", "||"):
+            self.last = True
+            self._statement(words)
+            return
+        if self.in_test and self.conditions:
+            value = _either(self.conditions[-1], self._test(words), separator)
+            self.conditions[-1] = self.decided[-1] = value
+            return
+        runs = self.last if separator == "&&" else None if self.last is None else not self.last
+        if runs is False:
+            return
+        self.conditions.append(runs)
+        self.decided.append(runs)
+        self._statement(words)
+        self._close()
 
     def _statement(self, words: list[Word]) -> None:
         while words and words[0].text in (*_BRANCHES, "!", "time", "export", "local", "readonly", "declare"):
             head, words = words[0].text, words[1:]
             if head in ("if", "elif", "else", "fi"):
                 self._branch(head, words)
-                if head in ("if", "elif"):
+                self.in_test = head in ("if", "elif")
+                if self.in_test:
                     return
+            elif head == "then":
+                self.in_test = False
             elif head in ("case", "for", "while", "until"):
                 self.conditions.append(None)
                 self.decided.append(None)
@@ -95,7 +120,9 @@ class Script:
             return
         while words and (match := _ASSIGNMENT.fullmatch(words[0].text)) and not words[0].literal:
             words = self._assign(match, words)
-        if words:
+        if words and words[0].text in ("[", "[[", "test"):
+            self.last = self._test(words)
+        elif words:
             self.commands.append([part for word in words for part in self.expand(word)])
 
     def _branch(self, head: str, words: list[Word]) -> None:
@@ -176,7 +203,8 @@ class Script:
             return [word.text]
         array = re.fullmatch(r"\$\{(\w+)\[[@*]\]\}|\$([@*])", word.text)
         if array:
-            return self.variables.get(array[1] or "", [UNKNOWN])
+            parts = self.variables.get(array[1] or "", [UNKNOWN])
+            return parts if word.quoted else [piece for part in parts for piece in part.split()]
         text = _ARITHMETIC.sub(lambda match: self._arithmetic(match[1]), word.text)
         text = _SUBSTITUTION.sub(UNKNOWN, text)
         text = _VARIABLE.sub(self._value, text)[:MOST_WORD]
@@ -215,9 +243,18 @@ def _calculated(node: ast.expr) -> int:
     raise ValueError("not a sum of whole numbers")
 
 
-def _statements(words: Iterator[Word]) -> Iterator[list[Word]]:
-    """Words between separators; the brackets of an array belong to its statement."""
+def _either(first: bool | None, second: bool | None, separator: str) -> bool | None:
+    """The truth of two tests joined by `&&` or `||`; None where it cannot be known."""
+    deciding = separator == "||"
+    if deciding in (first, second):
+        return deciding
+    return None if None in (first, second) else not deciding
+
+
+def _statements(words: Iterator[Word]) -> Iterator[tuple[str, list[Word]]]:
+    """The words between separators, after the separator; brackets of an array belong to its statement."""
     statement: list[Word] = []
+    separator = ""
     in_array = False
     for word in words:
         if word.quoted or word.literal or word.text not in _OPERATORS:
@@ -231,10 +268,14 @@ def _statements(words: Iterator[Word]) -> Iterator[list[Word]]:
                 statement.append(word)
         elif word.text not in ("<", ">"):
             if statement:
-                yield statement
-            statement = []
+                yield separator, statement
+                statement, separator = [], ""
+            if word.text in ("&", "|"):
+                separator = separator + word.text if separator in ("&", "|") else word.text
+            elif word.text != "\n":
+                separator = ""
     if statement:
-        yield statement
+        yield separator, statement
 
 
 def _words(text: str) -> Iterator[Word]:
@@ -318,6 +359,8 @@ def _names(words: list[str]) -> set[str]:
 def _flags(words: list[str]) -> dict[str, str | bool]:
     flags: dict[str, str | bool] = {}
     for index, word in enumerate(words):
+        if word in ("-np", "-N") and index + 1 < len(words):
+            flags.setdefault({"-np": "ranks", "-N": "nodes"}[word], words[index + 1])
         if not word.startswith("--") or len(word) < 3:
             continue
         name, equals, value = word[2:].partition("=")

@@ -69,40 +69,49 @@ class WaferNetwork(Network):
         their systems, all at the same time. Links that are not duplex count as one. The weight servers count
         as one, with the first link of each kind, and so do the activation servers of a system.
         """
-        costs, edges = self.costs, self.tree.edges
+        costs, tree = self.costs, self.tree
         if work.op in FLASH_OPS:
-            return self._once(edges.of_kind("flash")[FLASH_OPS[work.op]][None], costs.flash_bytes_per_s())
+            return self._once(tree.edges.of_kind("flash")[FLASH_OPS[work.op] :: 2], costs.flash_bytes_per_s())
         if work.op == UPDATE:
-            return self._once(edges.of_kind("dram")[:1], costs.update_bytes_per_s)
+            return self._once(tree.edges.of_kind("dram"), costs.update_bytes_per_s)
         if work.op not in DIRECTIONS:
             return None
         way = DIRECTIONS[work.op]
         if work.op in AT_SYSTEMS:
-            links = np.concatenate([self.tree.ways("io", way), self._feeders(way)])
-            return self._once(links, costs.feed_bytes_per_s)
-        links = self.tree.tree_links(way)
+            own = np.concatenate([tree.ways(kind, way) for kind in ("io", "feed")])
+            return self._once(own, costs.feed_bytes_per_s)
+        links = tree.tree_links(way)
         if work.op.startswith("reduce_in_tree"):
-            inside = np.setdiff1d(links, edges.of_kind("memoryx"))
+            inside = np.setdiff1d(links, tree.edges.of_kind("memoryx"))
             return self._once(inside, costs.tree_bytes_per_s)
-        servers = [self.tree.ways(kind, way)[:1] for kind in ("server", "dram")]
+        servers = [tree.ways(kind, way) for kind in ("server", "dram")]
         return self._once(np.concatenate([links, *servers]), costs.stream_bytes_per_s)
-
-    def _feeders(self, way: Literal["down", "up"]) -> Ints:
-        """The first link of the activation servers of each system, which stands for all of them."""
-        return self.tree.ways("feed", way)[:: self.tree.system.activation_servers.per_system]
 
     def _once(self, links: Ints, bytes_per_s: float) -> Traffic:
         """Traffic that crosses each link once."""
-        links = np.unique(self.tree.edges.medium[links])
+        links = np.unique(self.counted[links])
         return Traffic(links, np.ones(len(links), dtype=np.int64), bytes_per_s)
 
     def _refuse_cuts(self, links: Ints) -> None:
-        for link in links[self.capacities[links] == 0.0].tolist():
+        cut = links[self.capacities[links] == 0.0]
+        dead = np.array(sorted(self.tree.edges.dead), dtype=np.int64)
+        for link in dead[np.isin(self.counted[dead], cut)].tolist():
             edge = self.tree.links()[link]
             raise InputError(
                 f"no route without {edge.source}-{edge.target}: a wafer that is cut off is a failure; "
                 "give at= or mttf= with checkpoint= and restart="
             )
+
+    @cached_property
+    def counted(self) -> Ints:
+        """The link that each link counts as: itself, its way back, or the first of several servers."""
+        edges, counted = self.tree.edges, self.tree.edges.medium.copy()
+        for kind in POOLS:
+            links = edges.of_kind(kind).reshape(-1, 2)
+            counted[links] = counted[links[:1]]
+        feeders = edges.of_kind("feed").reshape(self.tree.num_devices, -1, 2)
+        counted[feeders] = feeders[:, :1]
+        return counted
 
     @cached_property
     def capacities(self) -> Floats:
@@ -115,25 +124,10 @@ class WaferNetwork(Network):
         capacities, carried = edges.bytes_per_s.copy(), edges.bytes_per_s
         for kind in POOLS:
             links = edges.of_kind(kind).reshape(-1, 2)
-            if len(links):
-                capacities[links[0]] = len(links) * carried[links].min(axis=0)
-        for way in ("down", "up"):
-            first = self._feeders(way)
-            links = self.tree.ways("feed", way).reshape(len(first), -1)
-            capacities[first] = carried[links].sum(axis=1)
+            capacities[links[:1]] = len(links) * carried[links].min(axis=0, initial=np.inf)
+        feeders = edges.of_kind("feed").reshape(self.tree.num_devices, -1, 2)
+        capacities[feeders[:, 0]] = carried[feeders].sum(axis=1)
         return capacities
-
-    @cached_property
-    def counted(self) -> Ints:
-        """The link that each link counts as: itself, its way back, or the first of several servers."""
-        counted = self.tree.edges.medium.copy()
-        for kind in POOLS:
-            links = self.tree.edges.of_kind(kind)
-            counted[links] = counted[links[:2]][np.arange(len(links)) % 2]
-        for way in ("down", "up"):
-            links = self.tree.ways("feed", way)
-            counted[links] = np.repeat(self._feeders(way), len(links) // self.tree.num_devices)
-        return counted
 
     def bytes_per_s(self, links: Ints, /) -> Floats:
         """Capacity of links, those of several servers together."""

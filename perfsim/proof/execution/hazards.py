@@ -8,17 +8,27 @@ collectives, which wait for all members.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
+from perfsim.engine.limits import present_limits
 from perfsim.proof.execution.faults import Fault
 from perfsim.proof.execution.order import Precedence
 from perfsim.proof.execution.program import START, Cell, Program
+
+CHECK_EVERY = 1_000
+"""Tasks between two checks of the limits."""
 
 
 def hazards(program: Program, precedence: Precedence) -> Iterator[Fault]:
     """Every pair of unordered tasks of which one depends on what the other does to a buffer."""
     last_write: dict[Cell, int] = {}
     readers: dict[Cell, list[int]] = {}
-    for action in program.actions:
+    limits = present_limits()
+    for number, action in enumerate(program.actions):
+        if number % CHECK_EVERY == 0:
+            limits.in_time(
+                partial("{:,} of {:,} tasks checked for hazards".format, number, len(program.actions))
+            )
         task = action.task
         for cell in action.reads:
             writer = last_write.get(cell, START)

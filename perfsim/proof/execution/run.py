@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import starmap
 from typing import Any
 
 import numpy as np
 
+from perfsim.engine.limits import present_limits
 from perfsim.graph.unfold import Unfolded
 from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure
 from perfsim.proof.execution.oracle import NORM, TOLERANCE, Oracle
@@ -17,6 +19,8 @@ from perfsim.proof.execution.program import SHARED, START, Action, Cell, Program
 RESULTS = ("loss", "weight gradient", "weights", NORM)
 """Quantities compared in every order; the first order also compares activations and their gradients."""
 
+CHECK_EVERY = 256
+"""Tasks between two checks of the limits."""
 NOBODY = -2
 """The writer of an empty buffer."""
 
@@ -59,7 +63,12 @@ class Executor:
         outcome, width = Outcome(), self.program.width
         values: list[list[Any]] = [[None] * width for _ in self.cells]
         writers: list[list[int]] = [[NOBODY] * width for _ in self.cells]
-        for instance in order:
+        limits = present_limits()
+        for number, instance in enumerate(order):
+            if number % CHECK_EVERY == 0:
+                limits.in_time(
+                    partial("{:,} of {:,} tasks of one order executed".format, number, len(self.task))
+                )
             action = self.program.actions[self.task[instance]]
             operands, results = self._step(action, self.members[instance], values, writers)
             if thorough and action.message is not None:

@@ -17,7 +17,7 @@ from perfsim.report.study.evidence import accuracy_table, assumptions_table, sam
 from perfsim.report.study.verdict import ratios_to_first, remarks_table, verdict_table
 from perfsim.report.study.whole_run import production_sentence, whole_run_section
 from perfsim.report.study.why import why_table
-from perfsim.studies.result import StudyResult
+from perfsim.studies.result import CandidateResult, StudyResult
 
 
 def study_page(result: StudyResult, *, trace_name: str | None = None) -> tuple[str, list[Section], Head]:
@@ -202,11 +202,16 @@ def _timelines(result: StudyResult, trace_name: str | None) -> list[Section]:
                 table=timeline_figure.timeline_table(candidate),
                 alt=timeline_figure.timeline_alt(candidate, name),
                 slug=f"timeline-{index}",
-                note=cut.note(trace_name),
+                note=" ".join(filter(None, [cut.note(trace_name), _simulated(candidate)])),
                 level=3,
             )
         )
     return sections if drawn else []
+
+
+def _simulated(candidate: CandidateResult) -> str:
+    """What the simulation of the step consisted of."""
+    return f"Simulated: {text.simulated(candidate.simulated)}." if candidate.simulated is not None else ""
 
 
 def _evidence(result: StudyResult) -> list[Section]:

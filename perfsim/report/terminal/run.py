@@ -6,7 +6,7 @@ from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.result import Perturbed, SamplingSummary
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import MAX_PROSE, table_lines, terminal_width
-from perfsim.report.text import duration, human, integer, layout_long, peak_memory, percent
+from perfsim.report.text import duration, human, integer, layout_long, peak_memory, percent, simulated
 
 _STREAMED = "Waits count as what they end with; 'why' counts the wait between two steps as the update."
 
@@ -42,6 +42,8 @@ def _metrics(prediction: Prediction) -> list[tuple[str, str]]:
 def _conditions(prediction: Prediction, sampled: SamplingSummary | None) -> list[tuple[str, str]]:
     """Perturbations, verification and notes, where there are any."""
     rows = []
+    if prediction.simulated is not None:
+        rows.append(("simulated", simulated(prediction.simulated)))
     if prediction.perturbed is not None:
         rows += _perturbed(prediction.perturbed, prediction.step_time_s)
     if sampled is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from perfsim.files import write_file
 from perfsim.report import text
 from perfsim.report.figures.validation import ValidationPoint, predicted_against_measured, validation_table
 from perfsim.report.markdown import markdown
@@ -27,9 +28,7 @@ def write_validation(page: AccuracyPage, folder: Path) -> tuple[Path, Path]:
     sections = list(validation_sections(page))
     head = _head(page)
     html = write_page(TITLE, sections, folder / "index.html", head=head)
-    text_path = folder / "validation.md"
-    text_path.write_bytes(markdown(TITLE, sections, head).encode("utf-8"))
-    return html, text_path
+    return html, write_file(folder / "validation.md", markdown(TITLE, sections, head))
 
 
 def validation_sections(page: AccuracyPage) -> Iterator[Section]:

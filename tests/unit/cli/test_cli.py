@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -98,6 +99,20 @@ def test_a_sweep_goes_on_where_a_limit_ended_it(perfsim: Run) -> None:
         perfsim("sweep", "sweep.yaml", "--jobs", "2", "--max-events", "3"), 4, "0 of 4 points are finished"
     )
     assert perfsim("sweep", "sweep.yaml", "--jobs", "1").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("prove", "gpt3_xl", "--strategy", "data"),
+        ("prove", "gpt3_xl", "--strategy", "data", "--mutations", "page.md"),
+        ("validate", data_root() / "studies" / "validation" / "weight_streaming.yaml"),
+        ("sweep", "sweep.yaml", "--dry-run"),
+        (*WAFERS, "--devices", "1", "--perturb", "mttf=8h,checkpoint=100ms,restart=1s"),
+    ],
+)
+def test_every_verb_that_computes_ends_at_the_limit_of_time(perfsim: Run, verb: Sequence[str]) -> None:
+    refused(perfsim(*verb, "--max-seconds", "0"), 4, "--max-seconds")
 
 
 # ------------------------------------------------------------------------------------------ help
@@ -297,6 +312,7 @@ def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run, point_keys:
         "notes",
         "perturbed",
         "utilisation",
+        "simulated",
     }
     layout = answer["layout"]
     assert (layout["tensor"], layout["pipeline"], layout["data"], layout["micro_batch_size"]) == (2, 2, 2, 1)
@@ -432,6 +448,81 @@ def test_a_plan_that_does_not_fit_says_which_part_and_what_to_change(
 ) -> None:
     result = perfsim(*GPUS, "--devices", "8", "--model", "gpt3_175b", "--json", *arguments)
     refused(result, 3, *parts)
+
+
+# --------------------------------------------------------------------------------- hostile inputs
+def test_control_characters_of_names_are_written_out(perfsim: Run, elsewhere: Path) -> None:
+    raw = "\x1b[31mred\x07\u202e"
+    study = STUDY.replace("gpt3_xl", '"\\e[31mred\\a\\u202e"')
+    (elsewhere / "study.yaml").write_text(study, encoding="utf-8")
+    for name in ("study.yaml", f"{raw}.yaml", raw):
+        result = perfsim("study", name)
+        assert result.exit_code == 2
+        assert r"\u{1b}[31mred\u{7}\u{202e}" in result.stderr
+        assert not {*"\x1b\x07\u202e"} & {*result.output}
+
+
+def test_a_file_that_is_not_utf_8_is_no_study_to_prove(perfsim: Run, elsewhere: Path) -> None:
+    (elsewhere / "latin.yaml").write_bytes(STUDY.encode("latin-1"))
+    refused(perfsim("prove", "latin.yaml"), 2, "latin.yaml", "is not UTF-8 text")
+
+
+def test_measurements_that_no_hardware_makes_are_refused(perfsim: Run, elsewhere: Path) -> None:
+    rows = [f"{128 * i},{128 * i},{128 * j},{10.0 * i}\n" for i in range(1, 9) for j in range(1, 9)]
+    table = elsewhere / "table.csv"
+    table.write_text("m,n,k,time_us\n" + "".join(rows) + "1e300,1,1,1\n64,64,64,1e-300\n")
+    calibrate = ("calibrate", "gemm", table, "--device", "a100-sxm4-80gb")
+    refused(
+        perfsim(*calibrate), 2, "table.csv:66: m must be from 1 to 1e+09", ":67: time_us must be from 0.001"
+    )
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_an_answer_that_cannot_be_printed_is_no_success(elsewhere: Path, more: Sequence[str]) -> None:
+    command = [sys.executable, "-m", "perfsim", "show", "models", *more]
+    shell = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *command]
+    closed = subprocess.run(shell, cwd=elsewhere, capture_output=True, text=True, check=False)
+    assert closed.returncode == 1
+    assert closed.stderr == "error: standard output is closed: the answer cannot be printed\n"
+
+
+def test_too_little_memory_ends_in_words(perfsim: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("perfsim.inventory.names", too_large)
+    refused(perfsim("show", "models"), 1, "too little memory")
+
+
+# --------------------------------------------------------------------------------------- outputs
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("study", "gpt3_20b", "--out", "file"),
+        (*WAFERS, "--devices", "1", "--trace", "file/trace.json"),
+        ("validate", "--page", "file"),
+        ("schema", "--out", "file"),
+        ("calibrate", "wafer", "study.yaml", "--out", "."),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed(
+    perfsim: Run, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str]
+) -> None:
+    (elsewhere / "file").write_text("mine")
+    for module in ("perfsim.studies.loading", "perfsim.prediction.predict", "perfsim.validation.validate"):
+        monkeypatch.setitem(sys.modules, module, None)
+    result = perfsim(*arguments)
+    assert result.exit_code == 1
+    assert re.search(r"error: --(out|trace|page) .*(is no folder|is a folder)", result.stderr)
+    assert (elsewhere / "file").read_text() == "mine"
+
+
+def test_run_and_study_print_the_same_digits(perfsim: Run) -> None:
+    candidate = document(perfsim("study", "study.yaml", "--json"))["candidates"][1]
+    recipe = ("--recipe", "gpt3_20b_chinchilla", "--batch", "16")
+    step = document(perfsim(*WAFERS, "--devices", "1", *recipe, "--json"))
+    figures = ("step_time_s", "mfu", "tokens_per_s", "peak_memory_bytes", "step_breakdown_s")
+    assert {name: candidate[name] for name in figures} == {name: step[name] for name in figures}
 
 
 # -------------------------------------------------------------------------------------- validate

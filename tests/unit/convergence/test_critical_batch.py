@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsim.convergence.critical_batch import (
+    DEFAULT_BAND_FACTOR,
     DEFAULT_LAW,
     FLOOR_TOKENS,
     LAWS,
@@ -123,8 +124,16 @@ def test_default_is_the_data_law_with_its_band() -> None:
     assert "extrapolated" in answer.notes[0]
 
 
-def test_data_law_within_its_fitted_range_carries_no_note() -> None:
-    assert critical_batch("data_law", LawInputs(d_min_tokens=1e10)).notes == ()
+@pytest.mark.parametrize("parameters", [85e6, 100e6, 1.2e9])
+def test_data_law_within_its_fitted_range_carries_no_note(parameters: float) -> None:
+    """Models of 85 M to 1.2 B parameters, each trained on 20 tokens per parameter."""
+    assert critical_batch("data_law", LawInputs(d_min_tokens=20 * parameters)).notes == ()
+
+
+@pytest.mark.parametrize("parameters", [84e6, 1.21e9])
+def test_data_law_outside_its_fitted_range_is_called_extrapolated(parameters: float) -> None:
+    (note,) = critical_batch("data_law", LawInputs(d_min_tokens=20 * parameters)).notes
+    assert "extrapolated: the law was fitted on 1.7e+09 to 2.4e+10 training tokens" in note
 
 
 def test_data_law_is_floored_where_its_formula_turns_negative() -> None:
@@ -138,7 +147,7 @@ def test_kaplan_law_names_the_loss_scale_and_widens_for_a_foreign_one() -> None:
     own = critical_batch("kaplan_loss", LawInputs(loss=2.1, loss_scale="WebText2"))
     foreign = critical_batch("kaplan_loss", LawInputs(loss=2.1, loss_scale="the Pile"))
     assert own.tokens == foreign.tokens
-    assert own.band_factor < foreign.band_factor
+    assert (own.band_factor, foreign.band_factor) == (DEFAULT_BAND_FACTOR, 8.0)
     assert "the Pile" in foreign.notes[0]
     assert "WebText2" in foreign.notes[0]
 
@@ -189,6 +198,11 @@ def test_kaplan_law_refuses_a_loss_of_unknown_scale() -> None:
 def test_an_unknown_law_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"did you mean `kaplan_loss`"):
         critical_batch("kaplan_los")
+
+
+def test_a_critical_batch_of_less_than_a_token_and_without_a_band_is_possible() -> None:
+    smallest = critical_batch("constant", LawInputs(tokens=0.5, band_factor=1.0))
+    assert smallest.band_tokens == (0.5, 0.5)
 
 
 @pytest.mark.parametrize(("tokens", "band"), [(0.0, 2.0), (float("nan"), 2.0), (1e6, 0.5), (1e6, 0.0)])

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from perfsim.convergence.critical_batch import kaplan_tokens
-from perfsim.convergence.loss_laws import BESIROGLU
-from perfsim.errors import InputError, PlanError
+from perfsim.convergence.loss_laws import (
+    BESIROGLU,
+    CEREBRAS_GPT,
+    KAPLAN,
+    LOSS_LAWS,
+    SEED_ERROR,
+    LossLaw,
+    compute_law,
+    loss_law,
+    tokens_for,
+)
+from perfsim.errors import InputError, PlanError, UnknownNameError
 
 
 def test_the_chinchilla_budget_is_spent_best_on_the_published_model() -> None:
@@ -46,3 +58,71 @@ def test_impossible_arguments_are_refused_by_name(bad: float) -> None:
         BESIROGLU.loss(bad, 1e9)
     with pytest.raises(InputError, match="tokens must be positive"):
         BESIROGLU.loss(1e9, bad)
+
+
+# --------------------------------------------------------------------------------------- the Pile
+def test_the_pile_law_of_the_five_smaller_models_predicts_the_two_larger_ones() -> None:
+    law = compute_law(CEREBRAS_GPT[:5])
+    assert law.params == (111e6, 2.7e9)
+    for params, tokens, loss in CEREBRAS_GPT[5:]:
+        assert abs(law.loss(params, tokens) - loss) < 0.03
+
+
+def test_13b_reaches_the_published_loss_on_the_pile_at_the_published_tokens() -> None:
+    target = tokens_for(loss_law("cerebras_gpt"), 1.575, 12.85e9, "Pile")
+    assert target.tokens / (1 + target.d_min_error) < 2.57e11 < target.tokens * (1 + target.d_min_error)
+    assert target.tokens == pytest.approx(2.57e11, rel=0.12)
+    assert target.slope == pytest.approx(12.7, abs=0.1)
+    assert target.text == "0.01 nat of loss is 13 % of the tokens, and the law is known within 0.038 nat"
+
+
+# -------------------------------------------------------------------------------------- every law
+@pytest.mark.parametrize("law", LOSS_LAWS.values(), ids=lambda law: law.name)
+def test_tokens_invert_the_loss_and_their_slope_is_the_derivative(law: LossLaw) -> None:
+    params, tokens = (math.sqrt(low * high) for low, high in (law.params, law.tokens))
+    loss = law.loss(params, tokens)
+    assert law.tokens_to_loss(loss, params) == pytest.approx(tokens, rel=1e-9)
+    fewer = law.tokens_to_loss(loss + 1e-6, params)
+    assert law.slope(params, tokens) == pytest.approx(1e6 * math.log(tokens / fewer), rel=1e-3)
+    assert law.error >= SEED_ERROR
+
+
+def test_kaplans_law_is_the_papers_equation() -> None:
+    assert KAPLAN.loss(20e9, 4e11) == pytest.approx(1.919, abs=6e-4)
+    with pytest.raises(PlanError, match="too small"):
+        KAPLAN.tokens_to_loss(1.0, 1e9)
+
+
+def test_hundredths_of_a_nat_are_a_quarter_of_the_tokens_of_20b() -> None:
+    target = tokens_for(BESIROGLU, 2.0621, 20e9)
+    assert 0.01 * target.slope == pytest.approx(0.23, abs=0.005)
+    assert target.d_min_error == pytest.approx(math.expm1(target.slope * SEED_ERROR))
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "params", "words"),
+    [
+        ("besiroglu", 1.95, 20e9, r"tokens, while its runs have 5e\+09 to 5e\+11"),
+        ("besiroglu", 2.2, 100e9, "parameters, while its runs have"),
+        ("cerebras_gpt", 2.0, 13e9, "tokens a parameter, while its runs have 20"),
+        ("cerebras_gpt", 1.43, 40e9, "parameters, while its runs have"),
+        ("kaplan", 2.5, 13e9, "parameters, while its runs have 768"),
+    ],
+)
+def test_a_law_is_refused_outside_its_runs_by_name(name: str, loss: float, params: float, words: str) -> None:
+    with pytest.raises(InputError, match=f"loss law '{name}' is used outside its runs .*{words}") as refusal:
+        tokens_for(loss_law(name), loss, params)
+    assert "other laws: " in str(refusal.value)
+
+
+def test_a_law_is_refused_for_another_corpus_by_name() -> None:
+    with pytest.raises(
+        InputError, match=r"'besiroglu' is of MassiveText, not of the Pile.*cerebras_gpt \(the Pile\)"
+    ):
+        tokens_for(BESIROGLU, 2.1, 13e9, "the Pile")
+    assert tokens_for(BESIROGLU, 2.2, 13e9, "massivetext") == tokens_for(BESIROGLU, 2.2, 13e9)
+
+
+def test_an_unknown_law_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean `hoffmann`"):
+        loss_law("hofmann")

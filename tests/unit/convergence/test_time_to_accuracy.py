@@ -64,7 +64,8 @@ def test_regime_by_batch_over_critical(fraction: float, regime: str) -> None:
     answer = at(fraction * CRITICAL.tokens)
     assert answer.regime == regime
     assert answer.batch_over_critical == pytest.approx(fraction)
-    assert answer.regime_text.startswith(f"{regime}: B is {fraction:.2f} B_crit")
+    extra = f"{100 * fraction:.0f} % extra samples"
+    assert answer.regime_text.startswith(f"{regime}: B is {fraction:.2f} B_crit, {extra}")
 
 
 def test_ratio_at_equal_batch_is_the_ratio_of_step_times_whatever_the_critical_batch() -> None:

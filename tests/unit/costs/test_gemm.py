@@ -122,6 +122,15 @@ def test_splitting_k_fills_idle_units() -> None:
     assert split.time_s(128, 128, 4096) == pytest.approx(base.time_s(128, 128, 4096) / 8, rel=0.01)
 
 
+def test_a_split_product_takes_its_slices_the_traffic_of_partial_sums_and_a_latency() -> None:
+    """Partial sums of 8 slices are written and read in fp32, 8 bytes a number."""
+    base = plain_model(units=8)
+    changes = {"split_k": (8,), "split_traffic": 2.0, "split_latency_s": 3e-6}
+    split = replace(base, constants=base.constants.model_copy(update=changes), memory_bytes_per_s=1e12)
+    slices_s, traffic_s = base.time_s(128, 128, 4096) / 8, 2.0 * 8 * 8 * 128 * 128 / 1e12
+    assert split.time_s(128, 128, 4096) == pytest.approx(slices_s + traffic_s + 3e-6)
+
+
 def test_a_matrix_vector_product_is_bound_by_memory(a100: GemmModel) -> None:
     n_bytes = 2 * 12288 * 12288
     assert n_bytes / a100.time_s(1, 12288, 12288) == pytest.approx(1.6e12, rel=0.1)

@@ -190,8 +190,14 @@ def test_the_smooth_maximum_is_symmetric_and_at_most_a_little_above_the_larger(a
     assert max(a, b) <= value <= 2 ** (1 / 4) * max(a, b)
 
 
-def test_nothing_takes_no_time() -> None:
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_the_smooth_maximum_is_a_norm_whatever_the_unit(unit: float) -> None:
+    assert smooth_maximum(3 * unit, 4 * unit, 2.0) == pytest.approx(5 * unit)
+
+
+def test_nothing_takes_no_time(toys: ModuleType) -> None:
     assert smooth_maximum(0.0, 0.0, 4.0) == 0.0
+    assert costs(toys).bound(work()) == (0.0, 0.0)
 
 
 # -------------------------------------------------------------------------------- communication
@@ -295,6 +301,11 @@ def test_compute_and_a_group_of_one_rank_take_nothing(toys: ModuleType) -> None:
     assert priced.taken(work(gemm("g", 4096, 4096, 4096))) == (0.0, 0.0)
     assert priced.taken(alone) == (0.0, 0.0)
     assert costs(toys).taken(replace(alone, group=RankGroup(0, 1, 8))) == (0.0, 0.0)
+    idle_host = FrameworkCalibration(
+        name="toy", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0, overlap_sharpness=4.0
+    )
+    empty = replace(alone, group=RankGroup(0, 1, 8), comm_bytes=0.0)
+    assert beside(toys, framework=idle_host).taken(empty) == (0.0, 0.0)
 
 
 def test_units_limit_products_and_memory_limits_the_other_kernels(toys: ModuleType) -> None:

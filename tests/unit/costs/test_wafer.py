@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 
 import pytest
 
 from perfsim.calibration import WaferCalibration
-from perfsim.costs.wafer import WaferCosts, nearest_release
+from perfsim.costs.wafer import WaferCosts, growth_per_release, nearest_release
 from perfsim.errors import CatalogError
 from perfsim.graph import Kind, Work
 from perfsim.transformer import elementwise, gemm
@@ -89,6 +90,15 @@ def test_an_unmeasured_release_uses_the_nearest_earlier_one(wanted: str, used: s
     efficiency = {"r2.0": 0.2, "r1.7": 0.1, "r1.8": 0.15}
     calibration = WaferCalibration(name="w", efficiency=efficiency, link_s_per_element=0.0)
     assert nearest_release(wanted, calibration) == used
+
+
+def test_efficiency_grows_by_the_same_factor_each_release_as_far_as_it_was_measured() -> None:
+    """From r1.8 over r1.9 to r2.0, which follow one another."""
+    measured = {"r1.8": 0.1, "r1.9": 0.3, "r2.0": 0.4}
+    several = WaferCalibration(name="w", efficiency=measured, link_s_per_element=0.0)
+    assert growth_per_release(several) == pytest.approx(math.log(2.0))
+    alone = WaferCalibration(name="w", efficiency={"r2.0": 0.4}, link_s_per_element=0.0)
+    assert growth_per_release(alone) == 0.0
 
 
 def test_a_release_that_is_no_number_is_refused(toys: ModuleType) -> None:

@@ -120,3 +120,10 @@ def test_limits_end_with_their_block_and_go_to_other_processes_without_a_listene
             assert present_limits() is limits
         assert present_limits() is limits
     assert present_limits().max_events is None
+
+
+def test_a_limit_that_a_caller_swallowed_is_remembered() -> None:
+    with limited(Limits(max_seconds=0.0)) as limits:
+        with pytest.raises(LimitError) as stopped:
+            limits.in_time(lambda: "nothing was done")
+        assert limits.reached is stopped.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfsim.graph import GraphBuilder
+import perfsim as ps
+from perfsim.graph import GraphBuilder, Kind
+from perfsim.graph.work import TensorClass
+from perfsim.interop import chrome
 from perfsim.interop.chrome import trace_events, write_chrome_trace
 from perfsim.trace import Trace
 
@@ -47,12 +51,111 @@ def test_devices_are_processes_and_streams_are_threads(trace: Trace) -> None:
     ]
 
 
+def slices(trace: Trace) -> list[dict[str, Any]]:
+    return [event for event in trace_events(trace) if event["ph"] == "X"]
+
+
 def test_every_task_is_one_event_in_microseconds(trace: Trace) -> None:
-    first, send, second = (event for event in trace_events(trace) if event["ph"] == "X")
+    first, send, second = slices(trace)
     assert (first["name"], first["cat"], first["ts"], first["dur"]) == ("f", "forward", 0.0, 1000.0)
     assert first["args"] == {"microbatch": 3}
     assert (send["pid"], send["tid"], "args" in send) == (0, 1, False)
     assert (second["pid"], second["ts"], second["dur"]) == (1, 2000.0, 2000.0)
+
+
+def steps(toys: ModuleType, tensors: tuple[TensorClass, ...] = ()) -> Trace:
+    """Two optimizer steps of two micro-batches with two layers each, and a message between devices."""
+    builder = GraphBuilder()
+    start_s: list[float] = []
+    for step in range(2):
+        handle = -1
+        for microbatch in range(2):
+            for layer in range(2):
+                work = replace(
+                    toys.compute(f"layer{layer}", "forward"), writes=tensors or (TensorClass("hidden", 2e9),)
+                )
+                reads = [handle] if handle >= 0 else []
+                handle = builder.task(work, "gpu0/compute", reads, tag=microbatch).tensor
+                start_s.append(float(len(start_s)))
+        send = replace(
+            toys.compute("send", "pipeline_communication"),
+            kind=Kind.COMM_SEND,
+            comm_bytes=3e9,
+            writes=(TensorClass("hidden", 1e9),),
+        )
+        handle = builder.task(send, "gpu0/send", [handle]).tensor
+        builder.task(toys.compute("head", "forward"), "gpu1/compute", [handle])
+        start_s += [float(len(start_s)), float(len(start_s)) + 1]
+        builder.end_step()
+        del step
+    starts = np.array(start_s)
+    return Trace(builder.build(), starts, starts + 1.0)
+
+
+def test_tasks_lie_in_slices_of_their_pass_and_these_in_their_step(toys: ModuleType) -> None:
+    mine = [event for event in slices(steps(toys)) if event["tid"] == 0]
+    names = [event["name"] for event in mine]
+    assert names[:7] == ["step 1", "forward[0]", "layer0", "layer1", "forward[1]", "layer0", "layer1"]
+    assert names[7] == "step 2"
+    open_until: list[float] = []
+    for event in mine:
+        end = event["ts"] + event["dur"]
+        while open_until and open_until[-1] <= event["ts"]:
+            open_until.pop()
+        assert not open_until or end <= open_until[-1], "a slice lies inside the one that it begins in"
+        open_until.append(end)
+
+
+def test_arrows_lead_from_the_writer_of_a_tensor_to_its_reader_on_another_stream(toys: ModuleType) -> None:
+    trace = steps(toys)
+    begins = {event["id"]: event for event in trace_events(trace) if event["ph"] == "s"}
+    ends = {event["id"]: event for event in trace_events(trace) if event["ph"] == "f"}
+    assert begins.keys() == ends.keys()
+    assert len(begins) == 4
+    for number, begin in begins.items():
+        end = ends[number]
+        assert (begin["pid"], begin["tid"]) != (end["pid"], end["tid"])
+        assert begin["ts"] < end["ts"]
+        of_writer = [event for event in slices(trace) if event["tid"] == begin["tid"]]
+        assert any(event["ts"] <= begin["ts"] < event["ts"] + event["dur"] for event in of_writer)
+
+
+def test_counters_show_activations_links_and_streams_of_each_device(toys: ModuleType) -> None:
+    trace = steps(toys)
+    tracks: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for event in trace_events(trace):
+        if event["ph"] == "C":
+            (value,) = event["args"].values()
+            tracks.setdefault((event["pid"], event["name"]), []).append((event["ts"] / 1e6, value))
+    load = tracks[0, "link load, send"]
+    assert load == [(4.0, 3.0), (5.0, 0.0), (10.0, 3.0), (11.0, 0.0)]
+    assert tracks[1, "activations in memory"][0] == (4.0, 1.0), "what is sent lies where it is read"
+    assert max(value for _, value in tracks[0, "activations in memory"]) == 4.0
+    assert {value for _, value in tracks[0, "busy streams"]} == {0.0, 1.0}
+    assert all(values[-1][1] == 0.0 for values in tracks.values())
+
+
+def test_parameters_and_gradients_are_no_activations(toys: ModuleType) -> None:
+    trace = steps(toys, (TensorClass("gradients", 5e9),))
+    tracks = {(event["pid"], event["name"]) for event in trace_events(trace) if event["ph"] == "C"}
+    assert (0, "activations in memory") not in tracks
+
+
+def test_the_counter_of_activations_peaks_where_the_memory_of_the_layout_does() -> None:
+    step = ps.predict(
+        model="gpt3_xl", system="dgx-a100-80gb", devices=16, batch=32, layout="tp=2,pp=4,dp=2,mbs=1"
+    )
+    peak = max(
+        event["args"]["GB"]
+        for event in trace_events(step.run.trace)
+        if event["ph"] == "C" and event["pid"] == 0 and event["name"] == "activations in memory"
+    )
+    assert peak * 1e9 == pytest.approx(step.memory[0].parts_bytes["activations"], rel=0.02)
+
+
+def test_a_very_long_trace_has_slices_only(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chrome, "MOST_DETAILED", 2)
+    assert {event["ph"] for event in trace_events(trace)} == {"M", "X"}
 
 
 @pytest.mark.parametrize("name", ["trace.json", "deep/er/trace.json.gz"])

@@ -93,6 +93,9 @@ def studied(code: str) -> CandidateResult:
     fields["batch_sizes"] = [128, 256] if code == "batch-at-edge" else [128]
     if code == "critical-batch-extrapolated":
         fields["recipe"] = catalog.recipes["gpt3_20b_chinchilla"].with_(tokens=1e14)
+    if code == "target-loss":
+        fields["recipe"] = catalog.recipes["gpt3_20b_chinchilla"].with_(tokens=None, target_loss=2.566)
+        fields["convergence"] = {"loss_law": "cerebras_gpt"}
     (candidate,) = ps.study(fields).candidates
     return candidate
 
@@ -120,6 +123,7 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "input-assumed": lambda: wafers(batch=1),
     "sparsity-assumed": lambda: wafers(recipe=recipe(weight_sparsity=0.75)),
     "critical-batch-extrapolated": lambda: studied("critical-batch-extrapolated"),
+    "target-loss": lambda: studied("target-loss"),
     "batch-at-edge": lambda: studied("batch-at-edge"),
     "cluster-scaled": lambda: scaled(0.01, -0.01),
     "memory-tight": lambda: filled(0.92),

@@ -42,7 +42,7 @@ def test_ranks_may_be_called_by_their_device() -> None:
         ("mttf=8,checkpoint=1h,restart=1h", "8 has no unit"),
         ("mttf=8h", "failure.checkpoint: Field required"),
         ("mttf=8h,at=2h,checkpoint=1h,restart=1h", "failures need either"),
-        ("mttf=0s,checkpoint=1h,restart=1h", "mttf must be above 0"),
+        ("mttf=0s,checkpoint=1h,restart=1h", "too small: 1 us to"),
         ("seed=-1", "greater than or equal to 0"),
         ("jitter=0.02,jitter=0.3", "jitter is given twice"),
         ("step-straggler=2@0.1,seed=1,step-straggler=2@0.2", "step-straggler is given twice"),

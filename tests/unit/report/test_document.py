@@ -48,10 +48,9 @@ def test_the_order_of_a_mapping_does_not_show(result: StudyResult) -> None:
     assert document_text(study_document(other)) == document_text(study_document(result))
 
 
-def test_the_last_bits_of_a_float_do_not_show() -> None:
-    assert plain(0.1 + 0.2) == 0.3
-    assert plain(1 / 3) == 0.333333333333
-    assert plain(123456789012345.0) == 123456789012000.0
+def test_the_digits_of_a_float_are_those_of_every_other_interface() -> None:
+    assert plain(0.1 + 0.2) == 0.1 + 0.2
+    assert plain([1 / 3]) == [1 / 3]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -25,7 +25,7 @@ def install(monkeypatch: pytest.MonkeyPatch, plug_in: type) -> None:
     """Make the class look like an installed plug-in called `mine`."""
 
     class Point:
-        name = "mine"
+        name, group, value = "mine", "perfsim.strategies", "mine:Mine"
 
         @staticmethod
         def load() -> type:
@@ -53,5 +53,5 @@ def test_a_plug_in_without_part_of_the_protocol_is_refused_by_name(monkeypatch: 
         layouts, plan, estimate_s = ThreeD.layouts, ThreeD.plan, ThreeD.estimate_s
 
     install(monkeypatch, Partial)
-    with pytest.raises(InputError, match="'mine' has no screen, emit"):
+    with pytest.raises(InputError, match=r"'mine' of perfsim\.strategies \(mine:Mine\) has no screen, emit"):
         strategy("mine")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from perfsim.catalog import default_catalog
+from perfsim.convergence.loss_laws import BESIROGLU
 from perfsim.engine.limits import Limits, limited
 from perfsim.errors import CatalogError, InputError, LimitError, PlanError
 from perfsim.report.document import document_text
@@ -16,7 +20,8 @@ from perfsim.studies import runner as runner_module
 from perfsim.studies.loading import load_study
 from perfsim.studies.result import CandidateResult
 from perfsim.studies.runner import Answered, StudyRun, run_study, target_of
-from perfsim.studies.spec import CandidateSpec, StudySpec
+from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, StudySpec
+from perfsim.transformer import parameters
 
 STUDY = """\
 name: small
@@ -290,6 +295,66 @@ def test_a_target_loss_becomes_tokens_and_a_lower_one_needs_more(spec: StudySpec
         return target_of(spec.model_copy(update={"recipe": recipe})).d_min_tokens
 
     assert 1e9 < tokens(2.5) < tokens(2.4) < 1e13
+
+
+def test_a_named_law_gives_the_tokens_of_its_corpus_with_their_band(spec: StudySpec) -> None:
+    recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": 1.575})
+    model = default_catalog().model("cerebras_gpt_13b")
+    law = spec.convergence.model_copy(update={"loss_law": "cerebras_gpt"})
+    target = target_of(spec.model_copy(update={"recipe": recipe, "model": model, "convergence": law}))
+    assert target.loss is not None
+    assert target.d_min_tokens / (1 + target.d_min_error) < 2.57e11 < target.d_min_tokens
+    with pytest.raises(PlanError, match="name the loss law of its corpus"):
+        target_of(spec.model_copy(update={"recipe": recipe, "model": model}))
+
+
+def test_coefficients_of_the_users_own_stand_in_place_of_a_name(spec: StudySpec) -> None:
+    own = {"irreducible": 1.7, "a": 400, "alpha": 0.34, "b": 2000, "beta": 0.36, "corpus": "mine"}
+    runs = {"params": [1e9, 30e9], "tokens": [1e10, 1e12], "error": 0.05}
+    law = ConvergenceSpec.model_validate({"loss_law": {**own, **runs}})
+    recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": 2.3})
+    target = target_of(spec.model_copy(update={"recipe": recipe, "convergence": law}))
+    assert target.loss is not None
+    assert (target.loss.law.name, target.loss.law.corpus, target.loss.law.error) == ("own", "mine", 0.05)
+    assert target.loss.law.loss(target.loss.params, target.d_min_tokens) == pytest.approx(2.3)
+    with pytest.raises(ValidationError, match="tokens"):
+        ConvergenceSpec.model_validate({"loss_law": own | {"params": [1e9, 30e9]}})
+
+
+def test_the_band_of_a_time_to_a_loss_holds_that_of_its_tokens(spec: StudySpec, quick: StudySpec) -> None:
+    """The same run by its tokens and by its loss: one answer, the second less sure and saying so."""
+    (plain,) = run_study(quick, ["weight-streaming"]).result.candidates
+    law = BESIROGLU
+    params = parameters(quick.model).total
+    loss = law.loss(params, quick.recipe.tokens or 0.0)
+    recipe = quick.recipe.model_copy(update={"tokens": None, "target_loss": loss})
+    result = run_study(quick.model_copy(update={"recipe": recipe}), ["weight-streaming"]).result
+    (by_loss,) = result.candidates
+    assert by_loss.time_to_accuracy_s == pytest.approx(plain.time_to_accuracy_s)
+    assert by_loss.time_to_accuracy_band_s[1] > 1.05 * plain.time_to_accuracy_band_s[1]
+    assert "target-loss" in {caveat.code for caveat in by_loss.caveats}
+    (row,) = (row for row in result.assumptions if row.name == "loss law")
+    assert row.value.startswith("besiroglu: ")
+    assert "0.01 nat of loss is" in row.value
+    assert "MassiveText" in row.source
+
+
+@pytest.mark.parametrize("tokens", ["tokens: 1e11", "tokens_per_parameter: 20"])
+def test_tokens_beside_a_loss_are_refused_even_where_they_are_inherited(tokens: str, tmp_path: Path) -> None:
+    path = tmp_path / "both.yaml"
+    inherited = "recipe: {extends: gpt3_20b_chinchilla, target_loss: 2.1}"
+    for recipe, words in (
+        (
+            f"recipe: {{extends: gpt3_pretraining, {tokens}, target_loss: 2.1}}",
+            tokens.split(":", maxsplit=1)[0],
+        ),
+        (inherited, "tokens"),
+    ):
+        path.write_text(re.sub(r"recipe: .*", recipe, STUDY), encoding="utf-8")
+        with pytest.raises(CatalogError, match=f"{words} and target_loss exclude each other"):
+            load_study(str(path))
+    path.write_text(re.sub(r"recipe: .*", inherited.replace("}", ", tokens: null}"), STUDY), encoding="utf-8")
+    assert load_study(str(path)).recipe.target_loss == 2.1
 
 
 def test_a_recipe_without_an_end_is_refused(spec: StudySpec) -> None:

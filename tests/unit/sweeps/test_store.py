@@ -116,3 +116,58 @@ def test_another_version_of_the_model_is_another_question(monkeypatch: pytest.Mo
     before = digest_of(a_study())
     monkeypatch.setattr(store_module, "model_version", lambda: "0.0.0+other")
     assert digest_of(a_study()) != before
+
+
+ANSWERS = {f"{number:064x}": Stored(f'{{"step_time_s": {number}.25}}', 0.5) for number in range(40)}
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    path = tmp_path / "points.sqlite"
+    with Store(path) as store:
+        for digest, answer in ANSWERS.items():
+            store.put(digest, answer)
+    return path
+
+
+def test_no_flipped_bit_changes_an_answer_or_ends_in_anything_but_a_store_error(filled: Path) -> None:
+    whole = filled.read_bytes()
+    damaged = refused = 0
+    for bit in range(5, 8 * len(whole), 8 * len(whole) // 400):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        filled.write_bytes(flipped)
+        try:
+            with Store(filled) as store:
+                kept = store.find(ANSWERS)
+                damaged += len(store.damaged)
+        except StoreError:
+            refused += 1
+            continue
+        assert all(ANSWERS[digest] == answer for digest, answer in kept.items())
+    assert damaged > 10
+    assert refused > 0
+
+
+def test_a_damaged_row_is_no_answer_and_is_named(filled: Path) -> None:
+    connection = sqlite3.connect(filled)
+    first, second, third = list(ANSWERS)[:3]
+    connection.execute("UPDATE points SET answer = '{}' WHERE digest = ?", (first,))
+    connection.execute("UPDATE points SET seconds = 1e9 WHERE digest = ?", (second,))
+    connection.execute("UPDATE points SET answer = CAST(x'ff' AS TEXT) WHERE digest = ?", (third,))
+    connection.commit()
+    connection.close()
+    with Store(filled) as store:
+        assert set(store.find(ANSWERS)) == set(ANSWERS) - {first, second, third}
+        assert store.damaged == {first, second, third}
+
+
+def test_a_store_that_cannot_be_written_can_be_read(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module.os, "access", lambda *_: False)
+    before = sorted(filled.parent.iterdir()), filled.read_bytes()
+    with Store(filled) as store:
+        assert store.readonly
+        assert store.find(ANSWERS) == ANSWERS
+        with pytest.raises(StoreError, match="readonly"):
+            store.put("a", Stored("1", 0.0))
+    assert (sorted(filled.parent.iterdir()), filled.read_bytes()) == before

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from perfsim.studies.loading import load_study
 from perfsim.studies.runner import Answered, run_study
 from perfsim.studies.spec import CandidateSpec, StudySpec
 from perfsim.sweeps import runner as sweep_module
+from perfsim.sweeps import store as store_module
 from perfsim.sweeps.runner import SweepInterrupted, answer_text, load_sweep, plan_sweep, run_sweep
 from perfsim.sweeps.store import Stored
 
@@ -83,6 +86,30 @@ def test_a_finished_point_is_not_computed_again(
     monkeypatch.setattr(sweep_module, "answer_text", answers_until(0, AssertionError("computed again")))
     again = run_sweep(load_sweep(str(path)), store, jobs=1)
     assert again == first
+
+
+def test_a_damaged_point_is_computed_again_and_said(path: Path, store: Path) -> None:
+    sweep, told = load_sweep(str(path)), list[str]()
+    first = run_sweep(sweep, store, jobs=1)
+    with closing(sqlite3.connect(store, isolation_level=None)) as connection:
+        connection.execute("UPDATE points SET answer = replace(answer, '1', '2') WHERE answer LIKE '%mfu%'")
+    assert run_sweep(sweep, store, jobs=1, tell=told.append) == first
+    assert told[0] == f"{store}: 5 stored points are damaged and are computed again"
+    told.clear()
+    assert run_sweep(sweep, store, jobs=1, tell=told.append) == first
+    assert told == []
+
+
+def test_a_complete_sweep_on_read_only_media_is_answered_and_an_incomplete_one_is_not(
+    write_sweep: Write, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = load_sweep(str(write_sweep(GRID)))
+    first = run_sweep(sweep, store, jobs=1)
+    more = load_sweep(str(write_sweep("  devices: [1, 2, 4, 8]\n  recipe.global_batch_size: [8]")))
+    monkeypatch.setattr(store_module.os, "access", lambda *_: False)
+    assert run_sweep(sweep, store, jobs=1) == first
+    with pytest.raises(PerfsimError, match="cannot be written to, and 1 points are not in it"):
+        run_sweep(more, store, jobs=1)
 
 
 def test_a_larger_grid_computes_only_what_is_new(

@@ -9,11 +9,11 @@ import pytest
 from perfsim.catalog import data_root
 from perfsim.cli.importing import FORMATS as NAMED
 from perfsim.errors import InputError
-from perfsim.interop.foreign.formats import FORMATS, format_of, import_file
+from perfsim.interop.foreign.formats import CHAKRA, FORMATS, format_of, import_file
 
 
 def test_the_command_line_names_the_formats() -> None:
-    assert tuple(FORMATS) == NAMED
+    assert (*FORMATS, CHAKRA) == NAMED
 
 
 @pytest.mark.parametrize("folder", ["workloads/models", "workloads/recipes", "studies", "hardware/systems"])

@@ -120,6 +120,27 @@ def test_a_script_is_followed_through_arrays_defaults_and_conditions(tmp_path: P
     assert result.unused_keys == ("lr",)
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        "mpirun -np 128 python",
+        "srun -N 16 --ntasks-per-node=8 python",
+        "#SBATCH --nodes=16 --gres=gpu:8\npython",
+    ],
+)
+def test_ranks_are_told_by_whatever_starts_them(tmp_path: Path, start: str) -> None:
+    text = SCRIPT.replace("GPUS_PER_NODE=${GPUS_PER_NODE:-8}", "").replace(
+        "torchrun ${DISTRIBUTED_ARGS[@]}", start
+    )
+    assert (
+        imported(
+            tmp_path,
+            text.replace("WORLD_SIZE=", "W=").replace("NUM_NODES=16\n", "PP=16\n").replace("if [", "#"),
+        ).devices
+        == 128
+    )
+
+
 def test_a_dump_of_arguments_is_read_with_the_vocabulary_of_the_log(tmp_path: Path) -> None:
     result = imported(tmp_path, DUMP)
     assert result.parameters == 68_976_648_192

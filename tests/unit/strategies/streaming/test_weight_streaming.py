@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.costs.price import price
+from perfsim.costs.price import Costs, price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
 from perfsim.errors import LayoutError, MemoryCapacityError
-from perfsim.graph import TaskGraph
+from perfsim.graph import TaskGraph, Work
 from perfsim.strategies import Plan, strategy
+from perfsim.strategies.streaming.memoryx import _size_text
 from perfsim.trace import Trace
 from perfsim.workload import StreamingLayout
 
@@ -180,3 +181,48 @@ def test_without_prefetch_weights_that_are_used_as_they_arrive_are_planned_in_ch
     assert any("chunks" in note for note in plan.notes) is (chunks > 1)
     whole = toys.plan("weight-streaming", toys.job(8), StreamingLayout(), system)
     assert any("--detail chunk" in note for note in whole.notes) is (chunks > 1)
+
+
+def estimate_s(toys: ModuleType, slow: str, layout: StreamingLayout, microbatches: int) -> float:
+    """The closed form where one kind of transfer takes a second a block and all else nothing."""
+    system = toys.wafer_cluster()
+    streaming = system.streaming.model_copy(update={"accumulate_at": "wafer"})
+    system = system.model_copy(update={"streaming": streaming})
+    job = toys.job(microbatches * layout.micro_batch_size)
+    plan = toys.plan("weight-streaming", job, layout, system)
+
+    class OnlySlow(Costs):
+        def duration_s(self, work: Work) -> float:
+            return float(work.op == slow)
+
+    return strategy("weight-streaming").estimate_s(plan, OnlySlow())
+
+
+def test_gradients_that_are_summed_on_the_wafer_leave_it_once_a_step(toys: ModuleType) -> None:
+    layout = StreamingLayout(data=1, micro_batch_size=2, recompute="none")
+    assert estimate_s(toys, "reduce", layout, 1) >= 8.0, "a second for each of 8 layers"
+    assert estimate_s(toys, "reduce", layout, 3) == estimate_s(toys, "reduce", layout, 1)
+
+
+def test_a_group_of_layers_spills_its_input_once(toys: ModuleType) -> None:
+    spilled = [
+        estimate_s(
+            toys,
+            "spill",
+            StreamingLayout(data=1, micro_batch_size=2, recompute="full", recompute_layers=group, spill=True),
+            2,
+        )
+        for group in (1, 2, 4)
+    ]
+    assert spilled[0] == 2 * spilled[1] == 4 * spilled[2] > 0
+
+
+def test_a_plan_says_how_many_weights_are_zero(toys: ModuleType) -> None:
+    layout = StreamingLayout(data=1, micro_batch_size=2)
+    plan = toys.plan("weight-streaming", toys.job(2, {"weight_sparsity": 0.75}), layout, toys.wafer_cluster())
+    assert any(note.startswith("75 % of the layers' weights are zero") for note in plan.notes)
+
+
+@pytest.mark.parametrize(("n_bytes", "text"), [(999e9, "999 GB"), (1e12, "1 TB"), (1.5e12, "1.5 TB")])
+def test_sizes_from_a_terabyte_on_are_in_terabytes(n_bytes: float, text: str) -> None:
+    assert _size_text(n_bytes) == text

@@ -69,6 +69,36 @@ def test_reduction_tie_update_and_gather_come_after_the_last_backward(
     assert estimated == pytest.approx(simulated)
 
 
+def test_sends_are_counted_whatever_the_number_of_gpus_in_a_node(toys: ModuleType) -> None:
+    """All sends take equally long here, so it makes no difference how many of them leave a node."""
+    estimates = []
+    for gpus in (1, 2, 4):
+        system = toys.gpu_cluster(gpus=gpus, nics=1)
+        plan = toys.plan("3d", toys.job(16), ParallelLayout(pipeline=4), system)
+        estimates.append(both(toys, plan, LAYERS | {"pipeline.send": 2.0})[0])
+    assert estimates == [estimates[0]] * 3
+
+
+def test_two_ranks_of_a_tight_pipeline_wait_for_a_send_each_way_in_every_micro_batch(
+    toys: ModuleType,
+) -> None:
+    plan = toys.plan("3d", toys.job(16), ParallelLayout(pipeline=2))
+    estimated, simulated = both(toys, plan, LAYERS | {"pipeline.send": 2.0})
+    assert estimated == pytest.approx(simulated, rel=0.01)
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_gradients_that_every_micro_batch_scatters_are_not_reduced_again(
+    toys: ModuleType, microbatches: int
+) -> None:
+    """ZeRO 2 without overlap: a scatter for each of 8 layers and one for the tables."""
+    tail = {"data.reduce_scatter": 2.0, "optimizer": 1.0, "data.all_gather": 4.0}
+    plan = toys.plan("3d", toys.job(2 * microbatches), ParallelLayout(data=2, zero_stage=2))
+    estimated, simulated = both(toys, plan, LAYERS | tail)
+    assert estimated == pytest.approx(simulated)
+    assert simulated == microbatches * (8 * 6.0 + 9 * 2.0) + 5.0
+
+
 @pytest.mark.parametrize("bucket", [None, 3 * 2e8])
 @pytest.mark.parametrize("bucket_s", [0.5, 4.0, 9.0])
 def test_overlapped_reduction_exposes_what_outlasts_the_backward_and_the_tables(
@@ -91,3 +121,11 @@ def test_overlapped_reduction_exposes_what_outlasts_the_backward_and_the_tables(
 
 
 LAYER_BYTES = 4.0 * (12 * 2048**2 + 13 * 2048)
+
+
+def test_without_a_layout_nothing_is_screened_and_nothing_refused(toys: ModuleType) -> None:
+    """A batch of 5 sequences divides over no 8 replicas."""
+    screening = strategy("data").screen(toys.job(5), toys.topology(8), toys.TableCosts(LAYERS))
+    assert (len(screening.estimate_s), len(screening.memory_share), screening.screened) == (0, 0, 0)
+    assert screening.refused == {}
+    assert screening.closest is None

@@ -11,7 +11,12 @@ from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.columns import MODES, Columns
 from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.rules import layout_problems
-from perfsim.strategies.three_d.space import RECOMPUTE_EVERY, layout_space, recompute_intervals
+from perfsim.strategies.three_d.space import (
+    RECOMPUTE_EVERY,
+    indivisible_degrees,
+    layout_space,
+    recompute_intervals,
+)
 from perfsim.workload import Job, ParallelLayout
 
 ALL = ("tensor", "pipeline", "data")
@@ -96,6 +101,17 @@ def test_tensor_groups_are_inside_a_node_or_over_whole_nodes(toys: ModuleType) -
     job = toys.job(48, num_attention_heads=48, hidden_size=3072, ffn_hidden_size=12288)
     listed = layouts(space(toys, job, 48))
     assert {layout.tensor for layout in listed} == {1, 2, 4, 8, 16, 24, 48}
+
+
+@pytest.mark.parametrize(("free", "combinations"), [(ALL, 15), (("tensor",), 1), (("pipeline", "data"), 5)])
+@pytest.mark.parametrize("batch", [16, 24])
+def test_combinations_of_degrees_without_a_layout_are_counted(
+    toys: ModuleType, batch: int, free: tuple[str, ...], combinations: int
+) -> None:
+    """On 16 devices three degrees have 15 combinations, pipeline and data alone 5."""
+    columns = space(toys, toys.job(batch), free=free)
+    pairs = {(layout.tensor, layout.pipeline) for layout in layouts(columns)}
+    assert indivisible_degrees(columns, toys.topology(16), free) == combinations - len(pairs)
 
 
 def test_every_micro_batch_that_divides_the_batch_is_in_the_space(toys: ModuleType) -> None:

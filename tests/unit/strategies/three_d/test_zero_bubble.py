@@ -17,6 +17,9 @@ from perfsim.graph import TaskGraph
 from perfsim.machines import network_of
 from perfsim.placement.shared_links import shared_links
 from perfsim.strategies import strategy
+from perfsim.strategies.schedules import schedule
+from perfsim.strategies.three_d.columns import columns_of
+from perfsim.strategies.three_d.estimate import _delayed_weights
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.strategies.three_d.stages import stages_of
 from perfsim.trace import Trace
@@ -259,3 +262,16 @@ def test_a_plan_too_large_for_its_weight_gradients_is_sent_back_to_1f1b(toys: Mo
     topology = toys.topology(4, toys.gpu_cluster(capacity=16 * toys.GIB))
     with pytest.raises(MemoryCapacityError, match=r"weight gradient inputs .* try schedule zb2p -> 1f1b"):
         strategy("3d").plan(toys.job(128), topology, chosen)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 5, 16])
+@pytest.mark.parametrize("name", ["zb1p", "zb2p"])
+def test_the_closed_form_knows_how_many_weight_gradients_the_last_rank_has_left(
+    toys: ModuleType, name: str, microbatches: int
+) -> None:
+    """After the last backward it computes those of the same micro-batch, and of so many before it."""
+    order = schedule(name, 4, 1, microbatches)[-1]
+    last_backward = max(place for place, slot in enumerate(order) if slot.which == "B")
+    columns = columns_of(toys.job(microbatches), ParallelLayout(pipeline=4, schedule=name))
+    delayed = _delayed_weights(columns, np.array([microbatches]))
+    assert delayed.tolist() == [len(order) - last_backward - 2]

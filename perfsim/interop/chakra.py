@@ -1,0 +1,381 @@
+"""Chakra execution traces: one file for each class of ranks, written from a run and read back.
+
+Format: mlcommons/chakra; a file `<prefix>.<rank>.et` holds messages, each after its length as a varint:
+first the metadata, then the nodes. Attributes are those that its feeder and ASTRA-sim read: `num_ops`,
+`tensor_size`, `comm_type`, `comm_size`, `comm_src`, `comm_dst`, `comm_tag`, `pg_name`. Durations are whole
+microseconds there, so the exact seconds stand in attributes of perfsim's own, `start_s` and `duration_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfsim.errors import InputError, Problem
+from perfsim.files import write_file
+from perfsim.graph import Kind, TaskGraph
+from perfsim.graph.task_graph import rank_of
+from perfsim.interop.chakra_schema import COLLECTIVES, NODE_TYPES, messages
+from perfsim.trace import Trace
+from perfsim.version import __version__
+
+SUFFIX = ".et"
+SCHEMA_VERSION = "0.0.4"
+MICROSECONDS = 1e6
+TYPES = {
+    Kind.COMP: "COMP_NODE",
+    Kind.MEM_LOAD: "MEM_LOAD_NODE",
+    Kind.MEM_STORE: "MEM_STORE_NODE",
+    Kind.COMM_SEND: "COMM_SEND_NODE",
+    Kind.COMM_RECV: "COMM_RECV_NODE",
+    Kind.COMM_COLL: "COMM_COLL_NODE",
+}
+VERSION_FIELD = 0x0A
+"""First byte of the metadata: field 1, a text."""
+MOST_MESSAGE = 1 << 26
+"""Bytes of one message; a longer one is no trace."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a trace, with its attributes by name."""
+
+    id: int
+    name: str
+    kind: str
+    after: tuple[int, ...] = ()
+    """Nodes that it waits for by control or program order."""
+    reads: tuple[int, ...] = ()
+    """Nodes whose results it reads."""
+    start_s: float = 0.0
+    duration_s: float = 0.0
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExecutionTrace:
+    """The trace of one rank."""
+
+    version: str
+    attributes: Mapping[str, Any]
+    nodes: tuple[Node, ...]
+
+    def critical_path_s(self) -> float:
+        """Seconds from the start of the first node to the end of the last, if only dependencies delay one."""
+        ends: dict[int, float] = {}
+        for node in self.nodes:
+            ready = max((ends.get(other, 0.0) for other in (*node.after, *node.reads)), default=0.0)
+            ends[node.id] = ready + node.duration_s
+        return max(ends.values(), default=0.0)
+
+    def summary(self) -> dict[str, Any]:
+        """Counts by type, and sums of FLOPs, bytes and seconds."""
+        counts: dict[str, int] = {}
+        for node in self.nodes:
+            counts[node.kind] = counts.get(node.kind, 0) + 1
+        sizes = [node.attributes.get("comm_size", 0) for node in self.nodes]
+        flop = [node.attributes.get("num_ops", 0) for node in self.nodes]
+        return {
+            "nodes": len(self.nodes),
+            "by_type": counts,
+            "flop": float(sum(value for value in flop if isinstance(value, (int, float)))),
+            "communication_bytes": float(sum(value for value in sizes if isinstance(value, (int, float)))),
+            "duration_s": max((node.start_s + node.duration_s for node in self.nodes), default=0.0),
+            "critical_path_s": self.critical_path_s(),
+        }
+
+
+# ---------------------------------------------------------------------------------------- export
+def write_chakra(trace: Trace, path: Path) -> list[Path]:
+    """Write `<path without .et>.<rank>.et` for the first rank of each class; returns the files.
+
+    The attribute `ranks` of the metadata is how many ranks a file stands for. Raises PerfsimError without
+    protobuf.
+    """
+    prefix = path.name.removesuffix(SUFFIX)
+    files = []
+    for rank, execution in execution_traces(trace):
+        file = path.parent / f"{prefix}.{rank}{SUFFIX}"
+        files.append(write_file(file, encoded(execution)))
+    return files
+
+
+def execution_traces(trace: Trace) -> Iterator[tuple[int, ExecutionTrace]]:
+    """The trace of the first rank of each class of ranks, by that rank.
+
+    A collective is a node of every rank of its group, and devices that all ranks share (MemoryX) are part of
+    each trace. Where a task reads what another rank computes, a send there and a receive here stand between.
+    """
+    graph = trace.graph
+    owners = [_ranks(stream) for stream in graph.streams]
+    ranks = sorted({rank for of_stream in owners for rank in of_stream})
+    inside = {rank: _tasks_of(graph, rank, owners) for rank in ranks}
+    for rank in ranks:
+        number = min(count for count, mine in zip(graph.stands_for, owners, strict=True) if rank in mine)
+        attributes = {"tool": f"perfsim {__version__}", "rank": rank, "ranks": number}
+        yield rank, ExecutionTrace(SCHEMA_VERSION, attributes, tuple(_nodes(trace, rank, inside)))
+
+
+def _ranks(stream: str) -> tuple[int, ...]:
+    """The ranks of a stream; none for one that all ranks share."""
+    owners = (rank_of(f"{device}/") for device in stream.split("/", 1)[0].split("+"))
+    return tuple(rank for rank in owners if rank is not None)
+
+
+def _tasks_of(graph: TaskGraph, rank: int, owners: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
+    """Whether each task is part of a rank's trace."""
+    streams = np.array([not mine or rank in mine for mine in owners])
+    joint = np.array(
+        [
+            work.kind is Kind.COMM_COLL and work.group is not None and rank in work.group.ranks
+            for work in graph.works
+        ]
+    )
+    return np.asarray(streams[graph.stream] | joint[graph.work])
+
+
+def _nodes(trace: Trace, rank: int, inside: Mapping[int, NDArray[np.bool_]]) -> Iterator[Node]:
+    """The nodes of a rank, each after those that it waits for."""
+    graph, mine = trace.graph, inside[rank]
+    previous = graph.stream_predecessor.tolist()
+    readers = _readers_elsewhere(graph, rank, inside)
+    received: dict[int, int] = {}
+    for task in np.flatnonzero(mine).tolist():
+        sources = {int(graph.writer[tensor]) for tensor in graph.reads.row(task)}
+        for source in sorted(source for source in sources if not mine[source]):
+            if source not in received:
+                received[source] = len(graph) + source
+                yield _receive(trace, source, received[source], rank)
+        after = {*graph.after.row(task), *([previous[task]] if previous[task] >= 0 else [])}
+        node = _node(
+            trace,
+            task,
+            after=tuple(sorted(other for other in after if mine[other])),
+            reads=tuple(sorted(received.get(source, source) for source in sources)),
+        )
+        yield node
+        if node.kind != "COMM_SEND_NODE":
+            for number, other in enumerate(readers.get(task, ()), 2):
+                yield _send(trace, node, number * len(graph) + task, rank, other)
+
+
+def _readers_elsewhere(
+    graph: TaskGraph, rank: int, inside: Mapping[int, NDArray[np.bool_]]
+) -> dict[int, list[int]]:
+    """The other ranks that read what each task of this rank writes, and do not run the task themselves."""
+    writers = graph.writer[graph.reads.values]
+    elsewhere: dict[int, list[int]] = {}
+    for other, theirs in inside.items():
+        if other != rank:
+            reads = inside[rank][writers] & ~theirs[writers] & theirs[graph.reads.row_of_value]
+            for task in np.unique(writers[reads]).tolist():
+                elsewhere.setdefault(task, []).append(other)
+    return elsewhere
+
+
+def _node(trace: Trace, task: int, *, after: tuple[int, ...], reads: tuple[int, ...]) -> Node:
+    graph = trace.graph
+    row = graph.task(task)
+    work, start_s = row.work, float(trace.start_s[task])
+    attributes: dict[str, Any] = {
+        "is_cpu_op": False,
+        "num_ops": round(work.flop),
+        "tensor_size": round(work.comm_bytes or work.bytes_accessed),
+        "category": work.category,
+        "stream": row.stream,
+        **({"microbatch": row.tag} if row.tag >= 0 else {}),
+        **_communication(graph, task),
+    }
+    duration_s = float(trace.end_s[task]) - start_s
+    return Node(task, row.name, TYPES[work.kind], after, reads, start_s, duration_s, attributes)
+
+
+def _communication(graph: TaskGraph, task: int) -> dict[str, Any]:
+    """Attributes of a communication: its type, bytes and ranks."""
+    work = graph.works[graph.work[task]]
+    if not work.kind.is_communication:
+        return {}
+    ranks = list(work.group.ranks) if work.group is not None else []
+    attributes: dict[str, Any] = {"comm_size": round(work.comm_bytes)}
+    if work.kind is Kind.COMM_COLL:
+        attributes["comm_type"] = COLLECTIVES.index(COLLECTIVE_OF.get(work.op, "ALL_REDUCE"))
+        return attributes | ({"pg_name": ",".join(map(str, ranks))} if ranks else {})
+    return attributes | {
+        "comm_src": ranks[0] if ranks else 0,
+        "comm_dst": ranks[-1] if ranks else 0,
+        "comm_tag": task,
+    }
+
+
+COLLECTIVE_OF = {
+    "all_reduce": "ALL_REDUCE",
+    "reduce": "REDUCE",
+    "all_gather": "ALL_GATHER",
+    "broadcast": "BROADCAST",
+    "all_to_all": "ALL_TO_ALL",
+    "reduce_scatter": "REDUCE_SCATTER",
+}
+
+
+def _receive(trace: Trace, source: int, number: int, rank: int) -> Node:
+    """The node of this rank that receives what a task of another one writes."""
+    sent = _node(trace, source, after=(), reads=())
+    between = _between(trace, sent, next(iter(_ranks(str(sent.attributes["stream"]))), 0), rank)
+    is_send = sent.kind == "COMM_SEND_NODE"
+    start_s = sent.start_s if is_send else sent.start_s + sent.duration_s
+    duration_s = sent.duration_s if is_send else 0.0
+    return Node(number, f"{sent.name}.receive", "COMM_RECV_NODE", (), (), start_s, duration_s, between)
+
+
+def _send(trace: Trace, node: Node, number: int, rank: int, other: int) -> Node:
+    """The node that sends the result of a computation to another rank."""
+    end_s = node.start_s + node.duration_s
+    between = _between(trace, node, rank, other)
+    return Node(number, f"{node.name}.send", "COMM_SEND_NODE", (), (node.id,), end_s, 0.0, between)
+
+
+def _between(trace: Trace, node: Node, source: int, target: int) -> dict[str, Any]:
+    """Attributes of a message with the result of a node."""
+    writes = trace.graph.task(node.id).work.writes
+    size = node.attributes.get("comm_size") or round(sum(tensor.n_bytes for tensor in writes))
+    return {
+        "is_cpu_op": False,
+        "comm_size": int(size),
+        "comm_src": source,
+        "comm_dst": target,
+        "comm_tag": node.id,
+        "category": node.attributes["category"],
+    }
+
+
+# ----------------------------------------------------------------------------------------- bytes
+def encoded(execution: ExecutionTrace) -> bytes:
+    """A trace as the bytes of its file."""
+    types = messages()
+    metadata = types["GlobalMetadata"](version=execution.version)
+    metadata.attr.extend(_attributes(execution.attributes))
+    parts = [_delimited(metadata.SerializeToString(deterministic=True))]
+    for node in execution.nodes:
+        message = types["Node"](
+            id=node.id,
+            name=node.name,
+            type=NODE_TYPES.index(node.kind),
+            ctrl_deps=node.after,
+            data_deps=node.reads,
+            start_time_micros=round(node.start_s * MICROSECONDS),
+            duration_micros=round(node.duration_s * MICROSECONDS),
+        )
+        exact = {"start_s": node.start_s, "duration_s": node.duration_s}
+        message.attr.extend(_attributes({**node.attributes, **exact}))
+        parts.append(_delimited(message.SerializeToString(deterministic=True)))
+    return b"".join(parts)
+
+
+def _attributes(values: Mapping[str, Any]) -> list[Any]:
+    attribute = messages()["AttributeProto"]
+    kinds = {bool: "bool_val", int: "int64_val", float: "double_val", str: "string_val"}
+    return [attribute(name=name, **{kinds[type(value)]: value}) for name, value in values.items()]
+
+
+def _delimited(data: bytes) -> bytes:
+    """Data after its length as a varint."""
+    length, prefix = len(data), bytearray()
+    while length > 0x7F:
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    prefix.append(length)
+    return bytes(prefix) + data
+
+
+def is_chakra(path: Path) -> bool:
+    """Whether a file begins as a trace does: a short message whose first field is the text of a version."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError:
+        return False
+    return (
+        len(head) > 3
+        and head[0] < 0x80
+        and head[1] == VERSION_FIELD
+        and 0 < head[2] <= head[0] - 2
+        and head[3 : 3 + head[2]].replace(b".", b"").isalnum()
+    )
+
+
+def read_chakra(path: Path) -> ExecutionTrace:
+    """Read the file of a rank, whoever wrote it.
+
+    Raises InputError for a file that is not there or no trace, and PerfsimError without protobuf.
+    """
+    if not path.is_file():
+        raise InputError([Problem("there is no such file", file=str(path))])
+    data = path.read_bytes()
+    types = messages()
+    first, *rest = _split(path, data)
+    metadata = _decoded(path, types["GlobalMetadata"], first)
+    nodes = tuple(_read_node(_decoded(path, types["Node"], part)) for part in rest)
+    if not metadata.version and not nodes:
+        raise InputError([Problem("is no Chakra trace: it has no version and no node", str(path))])
+    return ExecutionTrace(metadata.version, _values(metadata.attr), nodes)
+
+
+def _split(path: Path, data: bytes) -> list[bytes]:
+    """The messages of a file."""
+    parts: list[bytes] = []
+    place = 0
+    while place < len(data):
+        length = shift = 0
+        while place < len(data) and shift < 35:
+            byte = data[place]
+            length |= (byte & 0x7F) << shift
+            place, shift = place + 1, shift + 7
+            if byte < 0x80:
+                break
+        if length > MOST_MESSAGE or place + length > len(data):
+            message = f"is no Chakra trace: a message of {length} bytes at byte {place} goes beyond the end"
+            raise InputError([Problem(message, str(path))])
+        parts.append(data[place : place + length])
+        place += length
+    if not parts:
+        raise InputError([Problem("is no Chakra trace: the file is empty", str(path))])
+    return parts
+
+
+def _decoded(path: Path, kind: Any, data: bytes) -> Any:
+    from google.protobuf.message import DecodeError
+
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InputError([Problem(f"is no Chakra trace: {error}", str(path))]) from None
+
+
+def _read_node(message: Any) -> Node:
+    attributes = _values(message.attr)
+    kind = message.type
+    return Node(
+        id=message.id,
+        name=message.name,
+        kind=NODE_TYPES[kind] if kind < len(NODE_TYPES) else f"NODE_{kind}",
+        after=tuple(message.ctrl_deps),
+        reads=tuple(message.data_deps),
+        start_s=float(attributes.pop("start_s", message.start_time_micros / MICROSECONDS)),
+        duration_s=float(attributes.pop("duration_s", message.duration_micros / MICROSECONDS)),
+        attributes=attributes,
+    )
+
+
+def _values(attributes: Any) -> dict[str, Any]:
+    values = {}
+    for attribute in attributes:
+        name = attribute.WhichOneof("value")
+        if name is not None:
+            value = getattr(attribute, name)
+            values[attribute.name] = list(value.values) if name.endswith("_list") else value
+    return values

@@ -1,0 +1,454 @@
+"""Changes of the code that a test must notice: a seeded sample, each run against the tests of its room.
+
+    python tests/mutation/mutants.py --seed 1 --count 180 --page reports/mutations.md
+
+A mutant differs from the source in one place: an operator, a comparison, a number, a term that is left out,
+`min` for `max`, a condition negated. A process of its own imports the mutant in place of the module and runs
+tests, those that mirror the module first, until one fails. Messages and annotations are left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import copy
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple, TextIO
+
+import hypothesis
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("strategies", "costs", "engine", "collectives", "convergence")
+"""Each has an equal part of the sample."""
+BEYOND = {
+    "strategies": (
+        "tests/properties/test_schedules.py",
+        "tests/unit/testing/test_liveness.py",
+        "tests/unit/proof/test_in_flight.py",
+        "tests/unit/proof/test_prices.py",
+        "tests/properties/test_weight_streaming.py",
+        "tests/validation/test_public_cases.py",
+        "tests/conformance",
+    ),
+    "costs": (
+        "tests/unit/test_transformer.py",
+        "tests/unit/strategies/three_d",
+        "tests/unit/strategies/streaming",
+        "tests/unit/fitting",
+        "tests/validation/test_wafer_studies.py",
+        "tests/validation/test_public_cases.py",
+    ),
+    "collectives": ("tests/properties/test_collectives.py", "tests/unit/costs", "tests/unit/fitting"),
+    "convergence": (
+        "tests/properties/test_convergence.py",
+        "tests/validation/test_convergence_cases.py",
+        "tests/unit/studies",
+    ),
+    "engine": (
+        "tests/properties/test_engine.py",
+        "tests/properties/test_fairshare.py",
+        "tests/properties/test_perturbations.py",
+        "tests/unit/placement",
+    ),
+}
+"""Tests that run after those of the room's own folder."""
+TIMES = 3.0
+"""A mutant that runs so many times as long as the tests do without it is found as well."""
+FEWEST_SECONDS, MOST_SECONDS, MOST_BYTES = 30.0, 1800.0, 6 * 2**30
+HEADING = "# Which changes of the code the tests detect"
+DIFFERENCE = """A mutant differs from the code in one place: an operator, a comparison, a number, a
+term left out, `min` for `max`, a condition negated. The tests of its room ran until one failed."""
+
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Pow: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+PAIRS = (("min", "max"), ("minimum", "maximum"), ("floor", "ceil"), ("any", "all"), ("argmin", "argmax"))
+SWAPPED = {name: other for pair in PAIRS for name, other in (pair, pair[::-1])}
+UNTOUCHED = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)
+ANNOTATIONS = ("annotation", "returns", "decorator_list", "type_params")
+
+
+class Mutant(NamedTuple):
+    """One change of one module."""
+
+    path: str
+    line: int
+    change: str
+    tree: ast.Module
+
+    @property
+    def room(self) -> str:
+        """The package that it is in."""
+        return Path(self.path).parts[1]
+
+    @property
+    def name(self) -> str:
+        """Where it is and what it changes."""
+        return f"{self.path}:{self.line}: {self.change}"
+
+
+# -------------------------------------------------------------------------------------- mutants
+def mutants_of(path: str, source: str) -> list[Mutant]:
+    """Every mutant of a module, in the order of its lines."""
+    count = sum(1 for _ in _changes(ast.parse(source)))
+    return [_mutant(path, source, number) for number in range(count)]
+
+
+def _mutant(path: str, source: str, number: int) -> Mutant:
+    tree = ast.parse(source)
+    node, field, new = next(change for index, change in enumerate(_changes(tree)) if index == number)
+    before = _short(node)
+    _put(node, field, new)
+    line = min(inner.lineno for inner in ast.walk(node) if hasattr(inner, "lineno"))
+    return Mutant(path, line, f"`{before}` becomes `{_short(node)}`", ast.fix_missing_locations(tree))
+
+
+def _short(node: ast.AST) -> str:
+    """The first line of a statement, or a whole expression."""
+    return " ".join(ast.unparse(node).split("\n")[0].split())
+
+
+def _put(node: ast.AST, field: str, new: Any) -> None:
+    name, _, index = field.partition(" ")
+    if index:
+        getattr(node, name)[int(index)] = new
+    else:
+        setattr(node, name, new)
+
+
+def _changes(tree: ast.AST) -> Iterator[tuple[ast.AST, str, Any]]:
+    """(statement or expression, field, new value) of every mutant."""
+    for node in _touched(tree):
+        yield from _of_node(node)
+
+
+def _touched(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes that may be changed, parents first."""
+    yield node
+    for field, value in ast.iter_fields(node):
+        if field in ANNOTATIONS:
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and not isinstance(child, UNTOUCHED) and not _is_text(child):
+                yield from _touched(child)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _of_node(node: ast.AST) -> Iterator[tuple[ast.AST, str, Any]]:
+    if isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in OPERATORS:
+        yield node, "op", OPERATORS[type(node.op)]()
+    for field, child in _expressions(node):
+        for new in _replacements(child):
+            yield node, field, new
+
+
+def _expressions(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The expressions directly below a node, by field."""
+    for field, value in ast.iter_fields(node):
+        if field in ANNOTATIONS:
+            continue
+        for index, child in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(child, ast.expr):
+                yield (f"{field} {index}" if isinstance(value, list) else field), child
+
+
+def _replacements(node: ast.expr) -> Iterator[ast.expr]:
+    """What may stand in the place of an expression."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub | ast.Mult):
+        yield node.left  # the second term is left out
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
+        changed = copy.deepcopy(node)
+        changed.ops[0] = COMPARISONS[type(node.ops[0])]()
+        yield changed
+    if isinstance(node, ast.BoolOp):
+        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        yield ast.BoolOp(other, node.values)
+    if isinstance(node, ast.IfExp):
+        yield ast.IfExp(node.test, node.orelse, node.body)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
+        yield node.operand
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
+        yield ast.Constant(_other_number(node.value))
+    if isinstance(node, ast.Call):
+        yield from _calls(node)
+
+
+def _calls(node: ast.Call) -> Iterator[ast.expr]:
+    changed = copy.deepcopy(node)
+    function = changed.func
+    if isinstance(function, ast.Name) and function.id in SWAPPED:
+        function.id = SWAPPED[function.id]
+        yield changed
+    elif isinstance(function, ast.Attribute) and function.attr in SWAPPED:
+        function.attr = SWAPPED[function.attr]
+        yield changed
+    elif isinstance(function, ast.Name) and function.id == "range":
+        changed.args[-1] = ast.BinOp(changed.args[-1], ast.Sub(), ast.Constant(1))
+        yield changed
+
+
+def _other_number(value: float) -> float:
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int) or not value else 2 * value
+
+
+def sample(seed: int, count: int, rooms: Sequence[str] = ROOMS) -> list[Mutant]:
+    """The sample of a seed: equally many mutants of every room, from all of its modules."""
+    drawn = []
+    for room in rooms:
+        places = []
+        for path in sorted((ROOT / "perfsim" / room).rglob("*.py")):
+            source = path.read_text(encoding="utf-8")
+            changes = sum(1 for _ in _changes(ast.parse(source)))
+            places += [(path, source, number) for number in range(changes)]
+        wanted = max(1, round(count / len(rooms)))
+        generator = random.Random(f"{seed} {room}")
+        for path, source, number in generator.sample(places, min(wanted, len(places))):
+            drawn.append(_mutant(str(path.relative_to(ROOT)), source, number))
+    return drawn
+
+
+# ----------------------------------------------------------------------------------------- runs
+@dataclass(frozen=True)
+class Outcome:
+    """How the tests took one mutant; `by` is the test that failed."""
+
+    mutant: Mutant
+    killed: bool
+    by: str
+    seconds: float
+
+
+def tests_of(mutant: Mutant) -> list[str]:
+    """Files and folders of tests, those that mirror the module first."""
+    path = Path(mutant.path)
+    folder = ROOT / "tests/unit" / mutant.room
+    mirrored = sorted(folder.rglob(f"test_{path.stem}.py")) + sorted(folder.rglob(f"test_*{path.stem}*.py"))
+    near = ROOT / "tests/unit" / Path(*path.parts[1:-1])
+    folders = [near, folder] if near.is_dir() else [folder]
+    tests = [*mirrored, *folders, *(ROOT / name for name in BEYOND[mutant.room])]
+    return [str(test) for test in dict.fromkeys(tests)]
+
+
+class _Changed(importlib.abc.MetaPathFinder):
+    """Imports one module from a changed tree."""
+
+    def __init__(self, name: str, code: CodeType) -> None:
+        self.name, self.code = name, code
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
+        if name != self.name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        spec.loader.get_code = lambda _: self.code  # type: ignore[attr-defined]
+        return spec
+
+
+class _Failures:
+    """Keeps the first test that failed."""
+
+    name = ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and not self.name:
+            self.name = report.nodeid
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed and not self.name:
+            self.name = report.nodeid or "collection"
+
+
+def prepare() -> None:
+    """Import what every mutant needs but perfsim itself, and set how hypothesis searches."""
+    os.environ |= {"OPENBLAS_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": "mutants"}
+    for name in (
+        "click",
+        "networkx",
+        "numpy",
+        "plotly",
+        "pydantic",
+        "pytest",
+        "scipy.optimize",
+        "simpy",
+        "yaml",
+    ):
+        importlib.import_module(name)
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # no time for the smallest example
+    hypothesis.settings.register_profile(
+        "mutants", deadline=None, derandomize=True, database=None, phases=phases
+    )
+    sys.path.insert(0, str(ROOT))
+    os.chdir(ROOT)
+
+
+def _child(mutant: Mutant | None, tests: Sequence[str], report: int) -> int:
+    """In a process of its own: import the mutant, run the tests until one fails."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    if mutant is not None:
+        parts = Path(mutant.path).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        code = compile(mutant.tree, mutant.path, "exec", dont_inherit=True)
+        sys.meta_path.insert(0, _Changed(name, code))
+    failures = _Failures()
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
+        os.dup2(nowhere.fileno(), 2)
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "ignore"]
+        result = pytest.main([*options, *tests], plugins=[failures])
+    os.write(report, failures.name.encode())
+    return int(result)
+
+
+def run(mutant: Mutant | None, tests: Sequence[str], limit_s: float) -> tuple[int | None, str]:
+    """Exit status of the tests (None: no answer in time), and the test that failed."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.setsid()
+        status = 3
+        with contextlib.suppress(BaseException):
+            status = _child(mutant, tests, write)
+        os._exit(status)
+    os.close(write)
+    until = time.monotonic() + limit_s
+    status = None
+    while time.monotonic() < until:
+        ended, state = os.waitpid(child, os.WNOHANG)
+        if ended:
+            status = os.waitstatus_to_exitcode(state)
+            break
+        time.sleep(0.02)
+    else:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with os.fdopen(read) as answer:
+        return status, answer.read()
+
+
+def try_mutants(drawn: Sequence[Mutant], log: TextIO, until_s: float | None = None) -> list[Outcome]:
+    """Run all of them, one after the other; the tests of each room must pass without a mutant first.
+
+    With `until_s` (of `time.monotonic`) no mutant begins after it, and tests are not run without one.
+    """
+    limits: dict[str, float] = {}
+    outcomes = []
+    for mutant in drawn:
+        begin = time.monotonic()
+        if until_s is not None and begin > until_s:
+            break
+        if mutant.room not in limits:
+            limits[mutant.room] = FEWEST_SECONDS
+            if until_s is None:
+                status, name = run(None, tests_of(mutant), MOST_SECONDS)
+                if status:
+                    raise SystemExit(f"the tests of {mutant.room} fail without any mutant: {name}")
+                limits[mutant.room] += TIMES * (time.monotonic() - begin)
+                begin = time.monotonic()
+        limit_s = limits[mutant.room] if until_s is None else MOST_SECONDS
+        status, by = run(mutant, tests_of(mutant), limit_s)
+        by = by or ("no answer in time" if status is None else "an error on import")
+        outcome = Outcome(mutant, status != 0, by if status != 0 else "", time.monotonic() - begin)
+        outcomes.append(outcome)
+        verdict = f"killed by {outcome.by}" if outcome.killed else "SURVIVED"
+        log.write(f"{outcome.seconds:5.1f} s {mutant.name}: {verdict}\n")
+        log.flush()
+    return outcomes
+
+
+# ------------------------------------------------------------------------------------------ page
+def explained() -> dict[str, str]:
+    """Why a mutant changes no result, by its module and change."""
+    known = yaml.safe_load((ROOT / "tests/mutation/explained.yaml").read_text(encoding="utf-8"))
+    return {f"{path}: {change}": why for path, changes in known.items() for change, why in changes.items()}
+
+
+def page(seed: int, outcomes: Sequence[Outcome]) -> str:
+    """The result in Markdown: share by room, and every survivor with its reason."""
+    reasons, killed = explained(), sum(outcome.killed for outcome in outcomes)
+    survivors = [outcome.mutant for outcome in outcomes if not outcome.killed]
+    why = {mutant.name: reasons.get(f"{mutant.path}: {mutant.change}", "") for mutant in survivors}
+    equivalent = sum(bool(why[mutant.name]) for mutant in survivors)
+    rows = [(room, [outcome for outcome in outcomes if outcome.mutant.room == room]) for room in ROOMS]
+    command = f"python tests/mutation/mutants.py --seed {seed} --count {len(outcomes)}"
+    share = f"{killed} of {len(outcomes)} mutants are found by a test ({killed / len(outcomes):.1%})"
+    rest = f"{equivalent} of the {len(survivors)} others change no result that anyone sees (explained)"
+    lines = [
+        f"{HEADING}\n\nMade by `make mutations`: `{command}`. {DIFFERENCE}\n",
+        f"**{share};\n{rest}.**\n",
+        "| room | mutants | found | share |\n| --- | ---: | ---: | ---: |",
+    ]
+    for room, of_room in rows:
+        if of_room:
+            count = sum(outcome.killed for outcome in of_room)
+            lines.append(f"| {room} | {len(of_room)} | {count} | {count / len(of_room):.0%} |")
+    lines += ["", "Those that no test finds:", ""]
+    lines += [f"- {name}: {why[name] or '**no test finds it**'}" for name in sorted(why)] or ["None."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Draw a sample, try it, and write its part of the page below what is there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=180)
+    parser.add_argument("--rooms", default=",".join(ROOMS))
+    parser.add_argument("--seconds", type=float, help="begin no mutant after so many, in random order")
+    parser.add_argument("--page", type=Path)
+    asked = parser.parse_args()
+    target = asked.page and asked.page.resolve()
+    prepare()
+    drawn, until_s = sample(asked.seed, asked.count, asked.rooms.split(",")), None
+    if asked.seconds:
+        random.Random(asked.seed).shuffle(drawn)
+        until_s = time.monotonic() + asked.seconds
+    outcomes = try_mutants(drawn, sys.stdout, until_s)
+    text = page(asked.seed, outcomes)
+    if target is None:
+        sys.stdout.write(text)
+        return
+    before = target.read_text(encoding="utf-8").partition(HEADING)[0].rstrip() if target.exists() else ""
+    target.write_text(f"{before}\n\n{text}".lstrip(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""A slice of the mutants of `make mutations`: a test finds nearly every change of the code."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SEED, SECONDS = 2, 75.0
+"""Mutants begin within so many seconds; the last may take as long as the tests of its room."""
+
+SOURCE = '''
+"""A module."""
+
+LIMIT = 3
+
+
+def held(stage: int, number: int = 2) -> int:
+    """Not this 4."""
+    if number < 0:
+        raise ValueError(f"{number + 1} is below 0")
+    return min(stage, LIMIT) + number
+'''
+
+
+@pytest.fixture(scope="module")
+def mutants(repository: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("mutants", repository / "tests/mutation/mutants.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["mutants"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_mutant_differs_in_one_place_and_never_in_a_message_or_a_docstring(mutants: ModuleType) -> None:
+    made = mutants.mutants_of("perfsim/costs/some.py", SOURCE.strip())
+    assert {mutant.change for mutant in made} == {
+        "`LIMIT = 3` becomes `LIMIT = 4`",
+        "`stage: int, number: int=2` becomes `stage: int, number: int=3`",
+        "`if number < 0:` becomes `if number <= 0:`",
+        "`number < 0` becomes `number < 1`",
+        "`min(stage, LIMIT) + number` becomes `min(stage, LIMIT) - number`",
+        "`return min(stage, LIMIT) + number` becomes `return min(stage, LIMIT)`",
+        "`min(stage, LIMIT) + number` becomes `max(stage, LIMIT) + number`",
+    }
+    assert len({ast.unparse(mutant.tree) for mutant in made}) == len(made)
+    assert {mutant.room for mutant in made} == {"costs"}
+
+
+def test_the_same_seed_draws_the_same_mutants_of_every_room(mutants: ModuleType) -> None:
+    drawn = mutants.sample(SEED, 20)
+    assert [mutant.name for mutant in drawn] == [mutant.name for mutant in mutants.sample(SEED, 20)]
+    assert {mutant.room for mutant in drawn} == set(mutants.ROOMS)
+
+
+def test_every_explanation_is_of_a_module_that_exists(mutants: ModuleType, repository: Path) -> None:
+    assert {
+        name for name in mutants.explained() if not (repository / name.partition(": ")[0]).exists()
+    } == set()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="every mutant has a process of its own")
+def test_most_mutants_of_a_slice_are_found(repository: Path) -> None:
+    """In a fresh interpreter, because a mutant must be imported before the module that it replaces."""
+    tool = str(repository / "tests/mutation/mutants.py")
+    asked = ["--seed", str(SEED), "--count", "40", "--seconds", str(SECONDS)]
+    run = subprocess.run(
+        [sys.executable, tool, *asked], capture_output=True, text=True, timeout=600, check=True
+    )
+    counts = re.search(r"(\d+) of (\d+) mutants are found", run.stdout)
+    assert counts is not None, run.stdout
+    found, tried = map(int, counts.groups())
+    assert tried >= 5
+    assert found >= 0.8 * tried, run.stdout

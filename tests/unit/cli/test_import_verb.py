@@ -1,0 +1,98 @@
+"""`perfsim import` on the command line, and foreign files where a model is asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import perfsim as ps
+from perfsim.cli import main
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+    "rope_theta": 1e4,
+}
+COUNT = 2 * 1000 * 256 + 2 * (4 * 256 * 256 + 3 * 256 * 512 + 2 * 256) + 256
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(CONFIG), encoding="utf-8")
+    return path
+
+
+def perfsim(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_the_document_has_the_keys_of_the_interface(config: Path) -> None:
+    result = perfsim("import", config, "--json")
+    document = json.loads(result.stdout)
+    assert {"kind", "parameters", "unused_keys", "unsupported", "document"} <= set(document)
+    assert (document["kind"], document["parameters"]) == ("model", COUNT)
+    assert (document["unused_keys"], document["unsupported"]) == (["rope_theta"], [])
+    assert document["document"]["name"] == "small"
+
+
+def test_what_is_printed_or_written_is_a_model(config: Path, tmp_path: Path) -> None:
+    printed = perfsim("import", config).stdout
+    answer = perfsim("import", config, "--out", tmp_path / "ours.yaml")
+    assert f"model from huggingface: {tmp_path / 'ours.yaml'}" in answer.stdout
+    assert f"{COUNT:,} parameters" in answer.stdout
+    assert (tmp_path / "ours.yaml").read_text("utf-8").strip() == printed.strip()
+    assert ps.Catalog().models[str(tmp_path / "ours.yaml")].hidden_size == 256
+
+
+def test_every_verb_with_a_model_takes_the_file(config: Path) -> None:
+    asked = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
+    assert "small on 1 x dgx-a100-80gb" in perfsim("run", *asked).stdout
+    assert perfsim("plan", *asked).exit_code == 0
+    assert perfsim("prove", config, "--layout", "pp=2", "--orders", "0").exit_code == 0
+
+
+def test_what_a_file_says_and_cannot_be_expressed_is_a_note_of_the_answer(config: Path) -> None:
+    config.write_text(json.dumps(CONFIG | {"model_type": "mistral", "sliding_window": 512}), encoding="utf-8")
+    asked = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
+    note = "not expressible: attention in a sliding window of 512; taken as full attention"
+    assert json.loads(perfsim("run", *asked, "--json").stdout)["notes"][-1] == note
+    assert "sliding window of 512" in perfsim("run", *asked).stdout
+
+
+def test_python_takes_the_file_too(config: Path) -> None:
+    model = ps.Model.from_file(config)
+    assert (model.name, model.num_layers) == ("small", 2)
+    step = ps.predict(model=model, system="dgx-a100-80gb", devices=1, batch=2)
+    assert (
+        step.step_time_s == ps.predict(model=config, system="dgx-a100-80gb", devices=1, batch=2).step_time_s
+    )
+    assert ps.import_file(config).parameters == COUNT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("absent.json",), "absent.json: there is no such file"),
+        (("{config}", "--part", "recipe"), "there is no recipe in this file of Hugging Face config.json"),
+        (("{config}", "--set", "rope"), "--set rope: write KEY=VALUE"),
+        (("{config}", "--set", "hidden_size=010"), "begins with a zero"),
+        (("{config}", "--set", "vocab_size=0"), "vocab_size: 0 is out of range"),
+        (("{config}", "--format", "nemo"), "num_layers is missing"),
+        (("{config}", "--part", "measured"), "add --system NAME"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused(config: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = perfsim("import", *(argument.format(config=config) for argument in arguments))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,72 @@
+"""Communication that takes compute units and memory bandwidth from the computation beside it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from perfsim.engine import critical_path, simulate
+from perfsim.engine.beside import MOST_TAKEN, Beside, excess
+from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
+
+UNITS, MEMORY = 0.25, 0.125
+BOUND = (0.6, 0.3)
+
+
+def pair(toys: ModuleType, *, waits: bool = False) -> TaskGraph:
+    """A computation and a collective on one device, at the same time or one after the other."""
+    builder = GraphBuilder()
+    first = builder.task(toys.compute("start"), "gpu0/compute").tensor
+    sent = builder.task(toys.collective("gather", RankGroup(0, 8, 2)), "gpu0/nccl", [first]).tensor
+    builder.task(toys.compute("forward"), "gpu0/compute", [sent] if waits else [first])
+    return builder.build()
+
+
+def beside(taken: tuple[float, float] = (UNITS, MEMORY), bound: tuple[float, float] = BOUND) -> Beside:
+    return Beside(np.array([(0.0, 0.0), taken, (0.0, 0.0)]), np.array([(0.0, 0.0), (0.0, 0.0), bound]))
+
+
+def test_a_hidden_second_costs_g_over_one_plus_g(toys: ModuleType) -> None:
+    longer = BOUND[0] * UNITS / (1 - UNITS) + BOUND[1] * MEMORY / (1 - MEMORY)
+    run = simulate(pair(toys), np.array([1.0, 2.0, 8.0]), beside=beside())
+    assert run.end_s[2] == pytest.approx(9.0 + 2.0 * longer / (1 + longer), rel=1e-9)
+    assert run.end_s[1] == 3.0, "the communication itself is not slowed"
+
+
+def test_computation_that_ends_first_is_slowed_all_the_time(toys: ModuleType) -> None:
+    longer = BOUND[0] * UNITS / (1 - UNITS) + BOUND[1] * MEMORY / (1 - MEMORY)
+    run = simulate(pair(toys), np.array([1.0, 20.0, 8.0]), beside=beside())
+    assert run.end_s[2] == pytest.approx(1.0 + 8.0 * (1 + longer), rel=1e-9)
+
+
+def test_communication_beside_no_computation_makes_no_events(toys: ModuleType) -> None:
+    graph, durations = pair(toys, waits=True), np.array([1.0, 2.0, 8.0])
+    run, alone = simulate(graph, durations, beside=beside()), simulate(graph, durations)
+    assert run.end_s.tolist() == critical_path(graph, durations).end_s.tolist()
+    assert run.simulated == alone.simulated
+
+
+def test_each_change_of_a_rate_is_an_event(toys: ModuleType) -> None:
+    graph, durations = pair(toys), np.array([1.0, 2.0, 8.0])
+    slowed, free = simulate(graph, durations, beside=beside()), simulate(graph, durations)
+    assert slowed.simulated is not None
+    assert free.simulated is not None
+    assert slowed.simulated.events - free.simulated.events >= 2, "slower, and as fast as before"
+
+
+def test_a_message_slows_the_device_that_receives_it(toys: ModuleType) -> None:
+    builder = GraphBuilder()
+    first = builder.task(toys.compute("start"), "gpu0/compute").tensor
+    builder.task(toys.transfer("send", RankGroup(0, 1, 2)), "gpu0/send", [first])
+    builder.task(toys.compute("forward"), "gpu1/compute", [first])
+    graph = builder.build()
+    run = simulate(graph, np.array([1.0, 2.0, 8.0]), beside=beside())
+    assert run.end_s[2] > 9.0
+
+
+def test_no_share_stops_computation() -> None:
+    assert excess(0.0) == 0.0
+    assert excess(0.5) == 1.0
+    assert excess(5.0) == excess(MOST_TAKEN) == pytest.approx(9.0)

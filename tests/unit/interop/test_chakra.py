@@ -1,0 +1,147 @@
+"""Chakra execution traces: written from a run, read back, and read from other writers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import perfsim as ps
+from perfsim.errors import InputError, PerfsimError
+from perfsim.interop import chakra, chakra_schema
+from perfsim.interop.chakra import ExecutionTrace, Node, encoded, execution_traces, is_chakra, read_chakra
+from perfsim.interop.foreign.formats import import_file
+from perfsim.prediction.prediction import Prediction
+
+
+@pytest.fixture(scope="module")
+def step() -> Prediction:
+    return ps.predict(
+        model="gpt3_xl", system="dgx-a100-80gb", devices=16, batch=16, layout="tp=2,pp=4,dp=2,mbs=1"
+    )
+
+
+@pytest.fixture(scope="module")
+def files(step: Prediction, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("chakra")
+    step.trace.save(folder / "step.et")
+    return sorted(folder.iterdir())
+
+
+def test_each_class_of_ranks_has_a_file(files: list[Path]) -> None:
+    assert [path.name for path in files] == ["step.0.et", "step.12.et", "step.4.et", "step.8.et"]
+    assert [read_chakra(path).attributes["ranks"] for path in files] == [4, 4, 4, 4]
+    assert all(is_chakra(path) for path in files)
+
+
+def test_a_file_reads_back_as_it_was_written(step: Prediction, files: list[Path]) -> None:
+    by_rank = {f"step.{rank}.et": trace for rank, trace in execution_traces(step.run.trace)}
+    for path in files:
+        assert read_chakra(path) == by_rank[path.name]
+
+
+def test_every_task_stands_in_the_file_of_its_rank_with_its_times(
+    step: Prediction, files: list[Path]
+) -> None:
+    trace = step.run.trace
+    nodes = {node.id: node for path in files for node in read_chakra(path).nodes}
+    for task in range(len(trace.graph)):
+        span, node = trace.span(task), nodes[task]
+        assert (node.name, node.start_s) == (span.name, span.start_s)
+        assert node.duration_s == pytest.approx(span.end_s - span.start_s)
+    flop = sum(node.attributes["num_ops"] * 4 for node in nodes.values() if "num_ops" in node.attributes)
+    assert flop == pytest.approx(trace.graph.flop, rel=1e-9)
+
+
+def test_nodes_wait_only_for_earlier_nodes_of_their_file(files: list[Path]) -> None:
+    for path in files:
+        seen: set[int] = set()
+        for node in read_chakra(path).nodes:
+            assert {*node.after, *node.reads} <= seen
+            seen.add(node.id)
+
+
+def test_what_one_rank_sends_another_receives(files: list[Path]) -> None:
+    traces = {int(path.name.split(".")[1]): read_chakra(path) for path in files}
+    ends: dict[str, set[tuple[int, int]]] = {"COMM_SEND_NODE": set(), "COMM_RECV_NODE": set()}
+    for rank, trace in traces.items():
+        for node in trace.nodes:
+            if node.kind in ends:
+                assert rank == node.attributes["comm_dst" if "RECV" in node.kind else "comm_src"]
+                ends[node.kind].add((node.attributes["comm_tag"], node.attributes["comm_dst"]))
+                assert node.attributes["comm_size"] > 0
+    assert ends["COMM_RECV_NODE"] == ends["COMM_SEND_NODE"] != set()
+
+
+def test_a_collective_of_two_stages_is_a_node_of_both(files: list[Path]) -> None:
+    tied = [
+        path.name
+        for path in files
+        for node in read_chakra(path).nodes
+        if node.name == "pipeline.tied_embedding"
+    ]
+    assert tied == ["step.0.et", "step.12.et"]
+
+
+def test_a_wafer_has_one_file_with_its_memory(tmp_path: Path) -> None:
+    step = ps.predict(model="gpt3_xl", system="cs-2", devices=2, batch=64)
+    (path,) = chakra.write_chakra(step.run.trace, tmp_path / "wafer.et")
+    summary = read_chakra(path).summary()
+    assert {"MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_COLL_NODE"} == set(summary["by_type"])
+    assert summary["critical_path_s"] == pytest.approx(step.run.trace.makespan_s)
+
+
+def test_a_file_of_another_tool_is_read(tmp_path: Path) -> None:
+    """The bytes of ASTRA-sim's micro-benchmark: an all-gather of 1 MiB among 4."""
+    types = chakra_schema.messages()
+    node = types["Node"](id=0, name="all_gather", type=7, duration_micros=12)
+    for name, values in (("is_cpu_op", {"bool_val": False}), ("comm_type", {"int64_val": 2})):
+        node.attr.append(types["AttributeProto"](name=name, **values))
+    node.attr.append(types["AttributeProto"](name="comm_size", int64_val=1 << 20))
+    parts = [types["GlobalMetadata"](version="0.0.4").SerializeToString(), node.SerializeToString()]
+    path = tmp_path / "all_gather.0.et"
+    path.write_bytes(b"".join(bytes([len(part)]) + part for part in parts))
+    (read,) = read_chakra(path).nodes
+    assert (read.kind, read.duration_s, read.attributes["comm_size"]) == ("COMM_COLL_NODE", 12e-6, 1 << 20)
+    result = import_file(path)
+    assert (result.kind, result.document["nodes"], result.document["communication_bytes"]) == (
+        "trace",
+        1,
+        float(1 << 20),
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "the file is empty"),
+        (b"\xff\xff\xff\xff\x7f", "goes beyond the end"),
+        (b"\x05abc", "a message of 5 bytes at byte 1 goes beyond the end"),
+        (b"\x03\x0a\x7fa", "is no Chakra trace"),
+        (b"\x00", "it has no version and no node"),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "x.et"
+    path.write_bytes(data)
+    assert not is_chakra(path)
+    with pytest.raises(InputError, match=message):
+        read_chakra(path)
+    with pytest.raises(InputError, match="there is no such file"):
+        read_chakra(tmp_path / "absent.et")
+
+
+def test_long_messages_have_their_length_in_several_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "long.et"
+    trace = ExecutionTrace("0.0.4", {}, (Node(0, "n" * 300_000, "COMP_NODE"),))
+    path.write_bytes(encoded(trace))
+    assert read_chakra(path).nodes[0].name == "n" * 300_000
+
+
+def test_without_protobuf_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    chakra_schema.messages.cache_clear()
+    with pytest.raises(PerfsimError, match=r"perfsim\[chakra\]"):
+        chakra_schema.messages()
+    chakra_schema.messages.cache_clear()
