@@ -6,11 +6,13 @@ hold datasheet values; fitted constants are in `perfsim.calibration`, and a desc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
+    AfterValidator,
     Field,
     ModelWrapValidatorHandler,
     create_model,
@@ -28,6 +30,17 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 Devices = Annotated[int, *number(1, MOST_DEVICES)]
+
+
+def _release(name: str) -> str:
+    if re.fullmatch(r"peak|[rR]?[0-9]{1,3}(\.[0-9]{1,3}){0,2}", name):
+        return name
+    message = f"software release {name[:60]!r} is not of the form r2.0"
+    raise PydanticCustomError("release", "{message}", {"message": message, "help": "write for example r2.0"})
+
+
+Release = Annotated[str, AfterValidator(_release)]
+"""A software release of a wafer, or `peak`: an upper bound."""
 Parts = Annotated[int, *number(1, MOST_PARTS)]
 BytesPerNumber = Annotated[float, *number(1e-3, 1e3)]
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
@@ -264,7 +277,7 @@ class WaferClusterSpec(SystemSpec):
     activation_servers: ActivationServersSpec
     streaming: StreamingSpec
     max_systems: Devices
-    software_release: str
+    software_release: Release
     """The software release whose efficiency is used unless the recipe names another."""
     weight_bytes: BytesPerNumber
     """Bytes of a weight on the wire."""

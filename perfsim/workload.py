@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import model_validator
 
 from perfsim.calibration import FrameworkCalibration
-from perfsim.hardware import Precision
+from perfsim.hardware import Precision, Release
 from perfsim.sizes import (
     MOST_HEADS,
     MOST_LAYERS,
@@ -137,7 +137,7 @@ class TrainingRecipe(CatalogSpec):
     """Nats per token; the loss law of the study converts it into `tokens`."""
     framework: FrameworkCalibration | None = None
     """Host-side costs of the training framework; required on GPUs."""
-    software_release: str | None = None
+    software_release: Release | None = None
     """Software release of a wafer cluster; None: the system's. peak: an upper bound, never observed."""
     weight_sparsity: Annotated[float, *number(0, 0.999)] = 0.0
     """Share of unstructured zeros in the layers' weight matrices, which wafers skip."""

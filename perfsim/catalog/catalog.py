@@ -127,7 +127,7 @@ class Catalog:
             return _existing(name_or_path, beside)
         for root in self.roots:
             path = root / folder / f"{name_or_path}.yaml"
-            if path.is_file():
+            if _is_file(path):
                 return path
         help_text = did_you_mean(name_or_path, self.names(kind))
         raise CatalogError([Problem(f"unknown {kind} `{name_or_path}`", help=help_text)])
@@ -212,13 +212,28 @@ def _is_path(name_or_path: str) -> bool:
     return "/" in name_or_path or os.sep in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 
+def _is_file(path: Path) -> bool:
+    """Whether this is a file; text that no file system takes as a path (too long, with NUL) is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def _existing(text: str, beside: Path | None) -> Path:
     candidates = [*([beside / text] if beside else []), Path(text)]
     for path in candidates:
-        if path.is_file():
+        if _is_file(path):
             return path
     for path in candidates:
-        if path.is_dir():
+        if _is_folder(path):
             raise CatalogError([Problem(f"{path} is a directory; a file is expected")])
     raise CatalogError([Problem(f"there is no file {shown_path(candidates[0])}")])
 

@@ -32,6 +32,8 @@ def complaints(
             continue
         if node.broken and details["type"] in _MISSING:
             continue  # the base that could not be read may set the missing key
+        if details["type"] == "too_short" and details["ctx"]["actual_length"] < len(details["input"]):
+            continue  # entries that were refused are not counted, and have complaints of their own
         problems[_problem(details, model, node, path, with_help=len(problems) < MOST_SHOWN)] = None
     return list(problems)
 

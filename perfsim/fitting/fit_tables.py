@@ -61,7 +61,9 @@ def need_more_than(constants: int, count: int, path: Path, measurements: str) ->
     """Raise InputError unless there are more measurements than constants; `measurements` names them."""
     if count <= constants:
         message = f"holds {count} {measurements}, which cannot determine {constants} constants"
-        raise InputError([Problem(message, file=str(path), help=f"at least {constants + 1} are needed")])
+        raise InputError(
+            [Problem(message, file=str(path), line=1, help=f"at least {constants + 1} are needed")]
+        )
 
 
 def source_of(path: Path, bundled: str) -> str:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from perfsim.calibration import FrameworkCalibration
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError
-from perfsim.hardware import Devices, Precision, SystemSpec
+from perfsim.hardware import Devices, Precision, Release, SystemSpec
 from perfsim.machines import machine_of
 from perfsim.sizes import MOST_CASES, MOST_LAYERS
 from perfsim.spec import Spec
@@ -43,7 +43,7 @@ class CaseSystem(Spec):
     num_devices: Devices
     devices_per_node: Devices | None = None
     inter_node: BytesPerSecond | None = None
-    software_release: str | None = None
+    software_release: Release | None = None
 
 
 class CaseModel(Spec):

@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from perfsim.calibration import ClusterCalibration
+from perfsim.convergence.critical_batch import LAWS
 from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
 from perfsim.errors import MOST_SHOWN, LayoutError
 from perfsim.hardware import Devices, SystemSpec
@@ -27,6 +28,8 @@ from perfsim.prediction.question import MEMORY_LIMIT
 from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.sizes import MOST_CHOICES
 from perfsim.spec import CatalogSpec, FolderName, Spec
+from perfsim.strategies import strategy_names
+from perfsim.suggest import did_you_mean
 from perfsim.units import number
 from perfsim.wall_clock import ProductionRange, Ratio, WallClockSpec
 from perfsim.workload import Sequences, TrainingRecipe, TransformerConfig
@@ -92,6 +95,15 @@ class CandidateSpec(Spec):
             raise _refusal(message, f'put the layout in quotes: "{written}"')
         return data
 
+    @field_validator("strategy")
+    @classmethod
+    def _strategies_exist(cls, names: Any) -> Any:
+        """Every name is that of a strategy; a plug-in that fails is reported when it is asked."""
+        for name in _names(names):
+            if name not in (known := strategy_names()):
+                raise _refusal(f"unknown strategy {name!r}", did_you_mean(name, known))
+        return names
+
     @field_validator("layout")
     @classmethod
     def _layout_is_legible(cls, layout: str | None, info: ValidationInfo) -> str | None:
@@ -140,6 +152,12 @@ Candidates = Annotated[tuple[CandidateSpec, ...], AfterValidator(_one_strategy_e
 """Candidates with one strategy each."""
 
 
+def _known_law(name: str) -> str:
+    if name not in LAWS:
+        raise _refusal(f"unknown critical-batch law {name!r}", did_you_mean(name, LAWS))
+    return name
+
+
 Count = Annotated[float, *number(1, 1e18)]
 Ends = tuple[Count, Count]
 """The least and the largest of some values."""
@@ -171,7 +189,7 @@ class OwnLossLaw(Spec):
 class ConvergenceSpec(Spec):
     """How the number of steps depends on the batch size."""
 
-    law: str = "data_law"
+    law: Annotated[str, AfterValidator(_known_law)] = "data_law"
     critical_batch_tokens: Annotated[float, *number(1, 1e18)] | None = None
     """For law `constant`."""
     band_factor: Annotated[float, *number(1, 1e6)] | None = None

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-NUMBERS = ("inf", ".inf", "nan", "1e999", "1e300", "-1", "0", "1e-300", "1e30", "0x" + "f" * 40)
+WRONG_NUMBERS = ("inf", "nan", "1e999", "1e300", "-1", "0")
+NUMBERS = (*WRONG_NUMBERS, ".inf", "1e-300", "1e30", "0x" + "f" * 40)
 VALUES = (
     *NUMBERS,
     *("''", "null", "true", "[]", "{}", "[1, 2]", "{a: 1}", "'12'", "1.5", "010", "2 s", "-5 GB/s", "1 GB"),
@@ -25,6 +26,7 @@ VALUES = (
     ),
 )
 _SCALAR = re.compile(r"(?<=[:\[,-] )[^\[\]{},\n#]+|(?<=\[)[^\[\]{},\n#]+")
+_NUMBER = re.compile(r"(?<=[ \[])-?\d[\d.e+-]*(?![\w-])")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z_.0-9]*(?=:)")
 Source = TypeVar("Source")
 
@@ -46,7 +48,7 @@ def _value(text: str, rng: random.Random) -> str:
 
 
 def _number(text: str, rng: random.Random) -> str:
-    return _replaced(text, re.compile(r"(?<=[ \[])-?\d[\d.e+-]*"), rng.choice(NUMBERS), rng)
+    return _replaced(text, _NUMBER, rng.choice(NUMBERS), rng)
 
 
 def _key(text: str, rng: random.Random) -> str:
@@ -108,3 +110,14 @@ def hostile_inputs(
     for number in range(count):
         source, text = sources[number % len(sources)]
         yield source, mutated(text, random.Random(f"{seed} {number}"))
+
+
+def numbers_replaced(sources: Sequence[tuple[Source, str]], every: int = 1) -> Iterator[tuple[Source, bytes]]:
+    """The texts with each number replaced by each of `WRONG_NUMBERS`; of all these each `every`-th."""
+    count = 0
+    for source, text in sources:
+        for match in _NUMBER.finditer(text):
+            for number in WRONG_NUMBERS:
+                count += 1
+                if count % every == 0:
+                    yield source, f"{text[: match.start()]}{number}{text[match.end() :]}".encode()

@@ -13,7 +13,7 @@ from perfsim.calibration import WaferCalibration
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.costs.wafer import nearest_release
 from perfsim.errors import InputError, LimitError, PerfsimError, Problem
-from perfsim.published.cases import CaseFile, StepCase, case_job, case_system, repeated
+from perfsim.published.cases import CaseFile, ConvergenceFile, StepCase, case_job, case_system, repeated
 from perfsim.published.contradictions import refuse_contradictions
 from perfsim.published.plans import evaluate_case
 from perfsim.published.processes import mapped
@@ -38,6 +38,7 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
         problems = repeated(str(row.get("id")) for row in rows)
         if problems:
             raise InputError([Problem(text, file=str(path)) for text in problems])
+        parse_file(path, ConvergenceFile, catalog)  # refuses what is no measurement
         return {"file": path.name, **validate_convergence(rows)}
     cases = parse_file(path, CaseFile, catalog).cases
     result = {"file": path.name, **validate_cases(cases, catalog)}

@@ -88,3 +88,11 @@ def test_an_editable_install_reads_the_checkout_and_exposes_only_the_package(
     assert Path(origin) == repository / "perfsim" / "__init__.py"
     assert others == "[]"
     assert not (repository / "perfsim" / "_data").exists()
+
+
+def test_two_builds_of_the_wheel_are_the_same_bytes(
+    wheel: Path, repository: Path, tmp_path: Path, must_run: Callable
+) -> None:
+    must_run(*(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path), repository)
+    (again,) = tmp_path.glob("*.whl")
+    assert again.read_bytes() == wheel.read_bytes()

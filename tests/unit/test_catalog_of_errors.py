@@ -37,6 +37,16 @@ def test_names_are_looked_up_until_a_file_has_a_thousand_problems(tmp_path: Path
     assert 1_000 <= len(caught.value.problems) <= 1_002
 
 
+def test_a_refused_entry_of_a_list_is_one_complaint(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("extends: gpt3_20b\nbatch_sizes: [many]\n")
+    with pytest.raises(CatalogError) as caught:
+        load_study(str(path), Catalog([data_root()]))
+    messages = [problem.message for problem in caught.value.problems]
+    assert "batch_sizes[0]: `many` is text, a number is expected" in messages
+    assert not [message for message in messages if "at least 1" in message]
+
+
 def test_a_description_extends_another_key_by_key() -> None:
     parent, _ = parse_yaml("a: {b: 1, c: {d: 2}}\ne: 3\n7: 4\nsources: {a: x, a.c: y, e: z, 7: w}")
     child, _ = parse_yaml("a: {c: 5}\nsources: {a.c: own}")
@@ -47,3 +57,27 @@ def test_a_description_extends_another_key_by_key() -> None:
         7: 4,
         "sources": {"a.b": "x", "e": "z", "a.c": "own"},
     }
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("extends: " + "x" * 3_000, r"study\.yaml:1:10: extends: unknown study"),
+        ("extends: " + "x" * 3_000 + ".yaml", r"study\.yaml:1:10: extends: there is no file"),
+        ("extends: gpt3_20b\nconvergence: {law: dta_law}", r"study\.yaml:2:20: .*did you mean `data_law`"),
+        (
+            "extends: gpt3_20b\ncandidates:\n- {strategy: 4d, system: cs-2, devices: [1]}",
+            r"study\.yaml:3:14: .*unknown strategy '4d'",
+        ),
+        (
+            "extends: gpt3_20b\nrecipe: {extends: chinchilla, software_release: 1 GB}",
+            r"study\.yaml:2:\d+: software_release: .*not of the form r2\.0",
+        ),
+    ],
+    ids=["long name", "long path", "law", "strategy", "release"],
+)
+def test_what_was_refused_late_is_refused_at_its_line(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(f"{line}\n")
+    with pytest.raises(CatalogError, match=f"(?s){message}"):
+        load_study(str(path), Catalog([data_root()]))

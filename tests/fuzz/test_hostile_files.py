@@ -1,0 +1,263 @@
+"""Every verb that reads a file, on thousands of files that are wrong.
+
+A verb may answer, or end with a message and an exit code of its own. It must not end in a traceback, take
+over 20 s, answer with numbers that are none, or refuse a file without saying where. A slice runs with the
+slow tests; with PERFSIM_FUZZ=FILE (`make fuzz`) all inputs run, and FILE gets a table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from click.testing import CliRunner
+
+from perfsim.catalog import data_root
+from perfsim.cli import main
+from perfsim.testing.hostile import WRONG_NUMBERS, hostile_inputs, numbers_replaced
+
+pytestmark = pytest.mark.slow
+
+SEED = 16
+SLICE, ALL = 1_000, 20_000
+MOST_SECONDS = 20.0
+CODES = (0, 1, 2, 3, 4)
+PAGE = """\
+# Robustness
+
+Made by `make fuzz`: every verb that reads a file, on mutations of every file of the catalogue and of files
+of the other kinds, and with each of their numbers replaced by {numbers}.
+A defect is a traceback, an unknown exit code, over 20 s, control characters or numbers that are none in the
+output, or the refusal of a file without a line.
+
+| inputs | number | answered | failed | refused | no plan | limit | slowest | defects |
+|---|---|---|---|---|---|---|---|---|
+{rows}
+
+{defects}
+"""
+_UNPLACED = re.compile(r"is not UTF-8 text|is not a CSV table|is empty|cannot be read")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file that a verb reads."""
+
+    name: str
+    suffix: str = ".yaml"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a verb made of an input."""
+
+    target: str
+    code: int
+    seconds: float
+    wrong: str = ""
+    """What it must not do; empty where all is well."""
+
+
+Command = Callable[[Path], Sequence[str]]
+
+STEP = ("--batch", "16", "--json", "--max-seconds", "15")
+WAFER = ("run", "--devices", "1", *STEP)
+GPUS = ("run", "--devices", "8", "--layout", "tp=2,pp=2,dp=2,mbs=1", *STEP)
+
+
+def targets() -> list[tuple[tuple[Target, str], str]]:
+    """Every YAML file of a checkout that a verb reads, with its text."""
+    root = data_root()
+    paths = [(kind, path) for kind in COMMANDS for path in sorted((root / kind).glob("*.*"))]
+    texts = {Target(f"{kind}/{path.name}", path.suffix): path.read_text("utf-8") for kind, path in paths}
+    own = Path(__file__).parent / "files"
+    texts |= {Target(f"other/{path.name}", path.suffix): path.read_text("utf-8") for path in own.iterdir()}
+    return [((target, text), text) for target, text in texts.items()]
+
+
+def _beside(path: Path, text: str) -> str:
+    other = path.with_name("other.yaml")
+    other.write_text(text.replace("INPUT", str(path)), encoding="utf-8")
+    return str(other)
+
+
+def _model(_name: str, _text: str) -> Command:
+    return lambda path: (*WAFER, "--model", str(path), "--system", "cs-2")
+
+
+def _recipe(_name: str, _text: str) -> Command:
+    return lambda path: (*WAFER, "--model", "gpt3_xl", "--system", "cs-2", "--recipe", str(path))
+
+
+def _system(_name: str, text: str) -> Command:
+    step = GPUS if "kind: gpu-cluster" in text or "extends: dgx" in text else WAFER
+    return lambda path: (*step, "--model", "gpt3_xl", "--system", str(path))
+
+
+def _part(base: str, key: str, step: Sequence[str]) -> Command:
+    def command(path: Path) -> Sequence[str]:
+        return (*step, "--model", "gpt3_xl", "--system", _beside(path, f"extends: {base}\n{key}\n"))
+
+    return command
+
+
+def _device(name: str, _text: str) -> Command:
+    if name.startswith("wse"):
+        return _part("cs-2", "device: INPUT", WAFER)
+    return _part("dgx-h100" if "h100" in name else "dgx-a100-80gb", "device: INPUT", GPUS)
+
+
+def _link(name: str, _text: str) -> Command:
+    place = "scale_up" if name.startswith("nvlink") else "nic"
+    return _part("dgx-a100-80gb", f"node: {{{place}: INPUT}}", GPUS)
+
+
+def _calibration(_name: str, text: str) -> Command:
+    if "kind: gpu" in text:
+        return _part("dgx-a100-80gb", "device: {extends: a100-sxm4-80gb, calibration: INPUT}", GPUS)
+    if "kind: wafer" in text:
+        return _part("cs-2", "device: {extends: wse-2, calibration: INPUT}", WAFER)
+    if "kind: framework" in text:
+        return lambda path: (
+            *(*GPUS, "--model", "gpt3_xl", "--system", "dgx-a100-80gb"),
+            *("--recipe", _beside(path, "extends: gpt3_pretraining\nframework: INPUT\n")),
+        )
+    return _part("dgx-a100-80gb", "node: {scale_up: {extends: nvlink3, calibration: INPUT}}", GPUS)
+
+
+def _wall_clock(name: str, _text: str) -> Command:
+    machine = (
+        "3d, system: dgx-a100-80gb, devices: [8]"
+        if "gpu" in name
+        else "weight-streaming, system: cs-2, devices: [1]"
+    )
+    study = (
+        "title: t\nquestion: q\nmodel: gpt3_xl\nrecipe: gpt3_20b_chinchilla\nbatch_sizes: [16]\n"
+        f"sampling: {{tasks: 0}}\ncandidates: [{{strategy: {machine}, wall_clock: INPUT}}]\n"
+    )
+    return lambda path: (
+        "study",
+        _beside(path, study),
+        "--out",
+        str(path.parent / "out"),
+        "--max-seconds",
+        "15",
+    )
+
+
+def _study(_name: str, text: str) -> Command:
+    if "grid:" in text or "variants:" in text:
+        return lambda path: ("sweep", str(path), "--dry-run", *_out(path), "--max-seconds", "15")
+    return lambda path: ("study", str(path), *_out(path), "--max-events", "1", "--max-seconds", "1")
+
+
+def _out(path: Path) -> Sequence[str]:
+    return ("--out", str(path.parent / "out"))
+
+
+def _other(name: str, text: str) -> Command:
+    if name.endswith("_cases"):
+        return lambda path: ("validate", str(path), "--json", "--max-seconds", "15")
+    if name == "measured_steps":
+        return lambda path: ("calibrate", "steps", str(path))
+    if name == "gemm_table":
+        return lambda path: ("calibrate", "gemm", str(path), "--device", "a100-sxm4-80gb")
+    if name == "collective_table":
+        return lambda path: ("calibrate", "collective", str(path), "--link", "nvlink3")
+    return _study(name, text)
+
+
+COMMANDS: dict[str, Callable[[str, str], Command]] = {
+    "hardware/calibrations": _calibration,
+    "hardware/devices": _device,
+    "hardware/links": _link,
+    "hardware/systems": _system,
+    "hardware/wall_clocks": _wall_clock,
+    "studies": _study,
+    "other": _other,
+    "workloads/models": _model,
+    "workloads/recipes": _recipe,
+}
+
+
+def judged(job: tuple[Target, str, bytes]) -> Outcome:
+    """Run the verb on the input in a folder of its own, and say what is wrong with what it did."""
+    target, text, data = job
+    command = COMMANDS[str(Path(target.name).parent)](Path(target.name).stem, text)
+    with TemporaryDirectory() as own:  # the catalogue reads a path only once
+        path = Path(own) / f"input{target.suffix}"
+        path.write_bytes(data)
+        began_s = time.monotonic()
+        result = CliRunner().invoke(main, list(command(path)))
+        seconds = time.monotonic() - began_s
+    error = result.exception
+    if error is not None and not isinstance(error, SystemExit):
+        wrong = f"{type(error).__name__}: {str(error)[:200]}"
+    elif result.exit_code not in CODES:
+        wrong = f"exit code {result.exit_code}"
+    elif seconds > MOST_SECONDS:
+        wrong = f"took {seconds:.0f} s"
+    else:
+        wrong = _wrong_words(result.exit_code, result.stdout, result.stderr, target)
+    return Outcome(target.name, result.exit_code, seconds, wrong)
+
+
+def _wrong_words(code: int, stdout: str, stderr: str, target: Target) -> str:
+    if "Traceback" in stderr or {"\x1b", "\x00"} & {*stdout, *stderr}:
+        return "a traceback or control characters are printed"
+    if code == 0 and stdout.startswith("{"):
+        try:
+            json.loads(stdout, parse_constant=_refuse_constant)
+        except ValueError as error:
+            return f"no strict JSON: {error}"
+    placed = re.search(rf"\w+\{target.suffix}:\d+|\w+\.(yaml|csv|json):\d+", stderr)
+    if code == 2 and not placed and not _UNPLACED.search(stderr):
+        return f"no place: {stderr[:300]}"
+    return ""
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} in the answer")
+
+
+def all_judged(jobs: Iterable[tuple[Target, str, bytes]]) -> list[Outcome]:
+    """The outcomes of all jobs, on every core."""
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("fork")) as pool:
+        return list(pool.map(judged, jobs, chunksize=20))
+
+
+def table(outcomes: Sequence[Outcome], numbers: Sequence[Outcome]) -> str:
+    """The page of `make fuzz`."""
+    rows = []
+    for name, group in (("mutations of files", outcomes), ("numbers replaced", numbers)):
+        codes = Counter(outcome.code for outcome in group)
+        wrong = sum(bool(outcome.wrong) for outcome in group)
+        slowest = max((outcome.seconds for outcome in group), default=0.0)
+        counts = " | ".join(f"{codes[code]:,}" for code in CODES)
+        rows.append(f"| {name} | {len(group):,} | {counts} | {slowest:.1f} s | {wrong} |")
+    found = sorted({f"- `{each.target}`: {each.wrong}" for each in (*outcomes, *numbers) if each.wrong})
+    text = PAGE.format(numbers=", ".join(WRONG_NUMBERS), rows="\n".join(rows), defects="\n".join(found))
+    return text.rstrip() + "\n"
+
+
+def test_no_file_ends_a_verb_in_anything_but_an_answer_or_words_with_a_place() -> None:
+    page = os.environ.get("PERFSIM_FUZZ")
+    sources = targets()
+    count = ALL if page else SLICE
+    mutations = [(*source, data) for source, data in hostile_inputs(sources, count, SEED)]
+    replaced = [(*source, data) for source, data in numbers_replaced(sources, every=1 if page else 40)]
+    outcomes, numbers = all_judged(mutations), all_judged(replaced)
+    if page:
+        Path(page).write_text(table(outcomes, numbers), encoding="utf-8")
+    assert [outcome for outcome in (*outcomes, *numbers) if outcome.wrong] == []
+    assert {0, 2} <= {outcome.code for outcome in outcomes}

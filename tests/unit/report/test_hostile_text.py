@@ -1,0 +1,79 @@
+"""Text of files reaches the terminal, the page, the summary and the trace as text, never as anything else."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import unicodedata
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perfsim.cli import main
+
+HOSTILE = r"</script><script>alert(1)</script><img src=x onerror=alert(2)> {{7*7}} \e[31m\a\u202e\u0085 =1+1"
+PLAIN = "alert"
+STUDY = f"""\
+name: hostile
+title: "{HOSTILE}"
+question: "{HOSTILE}"
+description: "{HOSTILE}"
+assumed: {{batch_sizes: "{HOSTILE}"}}
+model: {{extends: gpt3_xl, description: "{HOSTILE}", assumed: {{num_layers: "{HOSTILE}"}}, num_layers: 4}}
+recipe: {{extends: gpt3_20b_chinchilla, description: "{HOSTILE}", dropout: false,
+  assumed: {{dropout: "{HOSTILE}"}}}}
+candidates:
+- strategy: weight-streaming
+  system: {{extends: cs-2, name: "<b>alert</b>", description: "{HOSTILE}", io_ports: 10,
+    assumed: {{io_ports: "{HOSTILE}"}}}}
+  devices: [1]
+  production: {{low: 0.5, typical: 0.6, high: 0.7, source: "{HOSTILE}"}}
+batch_sizes: [16]
+sampling: {{tasks: 0}}
+"""
+SWEEP = f"""\
+name: hostile
+title: "{HOSTILE}"
+question: "{HOSTILE}"
+study: study.yaml
+grid: {{recipe.seq_length: [1024]}}
+variants:
+  "<i>alert</i>": {{recipe.dropout: true}}
+  "=alert()": {{recipe.dropout: false}}
+"""
+
+
+class _Tags(HTMLParser):
+    """Collects tags and attributes of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+
+
+@pytest.mark.parametrize("verb", ["study", "sweep"])
+def test_hostile_text_stays_text_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(STUDY, encoding="utf-8")
+    Path("sweep.yaml").write_text(SWEEP, encoding="utf-8")
+    result = CliRunner().invoke(main, [verb, f"{verb}.yaml", "--out", "out"])
+    assert result.exit_code == 0, result.stderr
+    assert PLAIN in result.stdout
+    strange = {char for char in result.stdout + result.stderr if unicodedata.category(char)[0] == "C"}
+    assert strange <= {"\n"}
+    page = _Tags()
+    page.feed(Path("out/index.html").read_text(encoding="utf-8"))
+    assert not {"img", "b", "i"} & set(page.tags)
+    assert not [name for name in page.attributes if name.startswith("on")]
+    assert json.loads(Path("out/summary.json").read_text(encoding="utf-8"))["title"].startswith("</script>")
+    for trace in Path("out").glob("*.json.gz"):
+        assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
