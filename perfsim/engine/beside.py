@@ -88,13 +88,13 @@ BEGIN = Progress(0.0, 0.0, 0.0)
 class Points(NamedTuple):
     """Points in chains at which other chains may start, ascending in each chain."""
 
-    first: list[int]
+    first: Sequence[int]
     """Number of the first point of each chain, and the end of the last."""
-    after_s: list[float]
+    after_s: Sequence[float]
     """Seconds of the chain's tasks alone up to each point."""
-    place: list[int]
+    place: Sequence[int]
     """Place of the task that ends there, among all chains."""
-    chain: list[int]
+    chain: Sequence[int]
     """The chain that waits for the point; -1 for the end of the chain itself."""
 
 

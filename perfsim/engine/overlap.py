@@ -11,6 +11,8 @@ from perfsim.graph import Kind, TaskGraph
 from perfsim.graph.chains import Chains
 from perfsim.trace import Trace
 
+Floats = NDArray[np.float64]
+
 COMPUTE = "/compute"
 """End of the name of a stream that computes."""
 
@@ -88,6 +90,28 @@ def computing_meanwhile(trace: Trace, communications: Occupied) -> NDArray[np.bo
         ended = np.searchsorted(end_s, device * apart_s + trace.start_s[tasks], side="right")
         meanwhile |= (begun > ended) & (device >= 0)
     return meanwhile
+
+
+def beside_loads(
+    communications: Occupied, trace: Trace, device: NDArray[np.int64], start_s: Floats, end_s: Floats
+) -> NDArray[np.bool_]:
+    """Of some computations, given by device and times on the longest path, those that may meet a load.
+
+    A load counts as long before it starts and after it ends as it takes, since slower computation and
+    contended links shift both.
+    """
+    tasks, kind, devices = communications
+    apart_s = 4.0 * trace.makespan_s + 1.0  # so that times of different devices are never compared
+    took_s = trace.end_s[tasks] - trace.start_s[tasks]
+    begins, ends = [], []
+    for place in range(max((len(numbers) for numbers in devices), default=0)):
+        on = np.array([numbers[place] if place < len(numbers) else -1 for numbers in devices])[kind]
+        chosen = on >= 0
+        begins.append((on * apart_s + trace.start_s[tasks] - took_s)[chosen])
+        ends.append((on * apart_s + trace.end_s[tasks] + took_s)[chosen])
+    begun = np.searchsorted(np.sort(np.concatenate(begins)), device * apart_s + end_s)
+    ended = np.searchsorted(np.sort(np.concatenate(ends)), device * apart_s + start_s, side="right")
+    return np.asarray(begun > ended)
 
 
 def devices_of_streams(graph: TaskGraph) -> list[tuple[int, ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
@@ -25,6 +25,7 @@ from perfsim.engine.grid import Floats, Ticks, in_seconds, on_exact_grid
 from perfsim.engine.limits import present_limits
 from perfsim.engine.overlap import (
     beside_computation,
+    beside_loads,
     changes_of_device,
     computing_meanwhile,
     devices_of_streams,
@@ -36,6 +37,8 @@ from perfsim.trace import Simulated, Trace
 
 CHECKED_EVERY = 4096
 """Chains between two checks of the limits."""
+LONG_COLUMN = 200_000
+"""Elements from which on a list, which is faster, would take too much memory."""
 FLOWS_CHECKED = 64
 """Flows between two checks of the time: a flow whose end changes all rates takes a millisecond."""
 
@@ -91,8 +94,9 @@ class _Run:
         aside = np.zeros(len(graph), dtype=bool)
         if beside is not None and beside.taken.any():
             aside = beside_computation(graph, np.any(beside.taken, axis=1))
+            uncontended = longest_path(graph, ticks, exponent)
             waiting = occupied(graph, np.flatnonzero(aside & ~flowing))
-            aside[waiting.tasks] = computing_meanwhile(longest_path(graph, ticks, exponent), waiting)
+            aside[waiting.tasks] = computing_meanwhile(uncontended, waiting)
         apart = flowing | aside
         # The end of a flow, or of a load, is an event of its own, so its task is a chain of its own.
         self.chains = graph.chains_around(apart) if apart.any() else graph.chains
@@ -111,7 +115,7 @@ class _Run:
         """Seconds from the start of a chain to the end of each task, by place: all, those that compute units
         limit, and those that memory bandwidth limits."""
         if beside is not None and aside.any():
-            self._find_loads(beside, np.flatnonzero(aside))
+            self._find_loads(beside, np.flatnonzero(aside), uncontended)
             self.progress[1:] = self._limited_s(beside)
         self.points = self._points()
         self.devices = Devices(
@@ -119,7 +123,7 @@ class _Run:
             self.num_devices,
             self.points,
             [row.data for row in self.progress],
-            chains.first.tolist(),
+            _column(chains.first),
             self._release,
             self.grid_s,
         )
@@ -127,19 +131,19 @@ class _Run:
         self.begun = self.ended = 0
         special = _any_of((*self.flow_of, *self.loads, *self.slowed), len(chains))
         special |= np.diff(self.points.first) == 0
-        self.plain = (~special).tolist()
+        self.plain = _column(~special)
         """Chains that only pass their start on."""
 
     # ---------------------------------------------------------------------------------- preparation
     num_devices = 0
 
-    def _find_loads(self, beside: Beside, aside: NDArray[np.intp]) -> None:
+    def _find_loads(self, beside: Beside, aside: NDArray[np.intp], uncontended: Trace) -> None:
         """Find what communications take on which devices, and the chains that they may slow."""
         graph, chains = self.graph, self.chains
         of_stream = devices_of_streams(graph)
         self.num_devices = 1 + max((number for numbers in of_stream for number in numbers), default=-1)
         shares = np.rint(beside.taken * UNIT).astype(np.int64).tolist()
-        tasks, kind, devices = occupied(graph, aside)
+        tasks, kind, devices = communications = occupied(graph, aside)
         self.loads = {
             chain: Load(devices[number], *shares[work])
             for chain, number, work in zip(
@@ -147,17 +151,15 @@ class _Run:
             )
         }
         loaded = {device for numbers in devices for device in numbers}
-        self._find_slowed(beside, [min(loaded.intersection(numbers), default=-1) for numbers in of_stream])
-
-    def _find_slowed(self, beside: Beside, loaded: list[int]) -> None:
-        """Find the chains with computation on devices where something is taken.
-
-        `loaded` has the number of such a device for every stream, -1 if there is none.
-        """
-        device = np.array(loaded)[self.graph.stream]
-        limited = np.flatnonzero(np.any(beside.bound, axis=1)[self.graph.work] & (device >= 0))[::-1]
+        own = np.array([min(loaded.intersection(numbers), default=-1) for numbers in of_stream])[graph.stream]
+        limited = np.flatnonzero(np.any(beside.bound, axis=1)[graph.work] & (own >= 0))
         # Of several computations in a chain the first decides where it runs.
-        self.slowed = dict(zip(self.chains.chain[limited].tolist(), device[limited].tolist(), strict=True))
+        chain, first = np.unique(chains.chain[limited], return_index=True)
+        device = own[limited[first]]
+        heads, lasts = chains.order[chains.first[chain]], chains.order[chains.first[chain + 1] - 1]
+        times = uncontended.start_s[heads], uncontended.end_s[lasts]
+        meets = beside_loads(communications, uncontended, device, *times)
+        self.slowed = dict(zip(chain[meets].tolist(), device[meets].tolist(), strict=True))
 
     def _limited_s(self, beside: Beside) -> Floats:
         """Seconds from the start of a chain that units, and memory bandwidth, limit; shape (2, tasks)."""
@@ -174,8 +176,8 @@ class _Run:
         before = chains.chain[task]
         flows, slowed = (_any_of(chosen, len(chains)) for chosen in (self.flow_of, self.slowed))
         since_s = np.where(flows[before], 0.0, self.since_s[chains.place[task]])
-        self.missing = np.bincount(after, minlength=len(chains)).tolist()
-        self.ready_s = [0.0] * len(chains)
+        self.missing = _column(np.bincount(after, minlength=len(chains)))
+        self.ready_s = _column(np.zeros(len(chains)))
         last = np.flatnonzero(slowed)
         before = np.concatenate([before, last])
         place = np.concatenate([chains.place[task], chains.first[1:][last] - 1])
@@ -183,7 +185,7 @@ class _Run:
         after = np.concatenate([after, np.full(len(last), -1, dtype=after.dtype)])
         order = np.lexsort((since_s, before)) if len(last) else np.argsort(before, kind="stable")
         first = np.searchsorted(before[order], np.arange(len(chains) + 1))
-        return Points(*(column.tolist() for column in (first, since_s[order], place[order], after[order])))
+        return Points(*(_column(column) for column in (first, since_s[order], place[order], after[order])))
 
     # ------------------------------------------------------------------------------------------ run
     def run(self) -> Trace:
@@ -290,6 +292,11 @@ class _Run:
         total, before = len(self.graph), self.ended
         self.ended = min(total, round(self.begun * total / len(self.chains)))
         self.limits.check(self.ended, before, total)
+
+
+def _column(values: NDArray[Any]) -> Any:
+    """An array to be read and written by element: a list, or the array's own memory where it is long."""
+    return values.tolist() if len(values) < LONG_COLUMN else values.data
 
 
 def _any_of(chosen: Collection[int], count: int) -> NDArray[np.bool_]:

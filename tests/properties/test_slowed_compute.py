@@ -105,12 +105,9 @@ def test_every_task_ends_when_the_plain_simulation_says(
     times = st.floats(0.01, 10.0)
     durations = np.array(data.draw(st.lists(times, min_size=len(graph), max_size=len(graph))))
     beside = beside_of(graph, taken, bound)
-    with pytest.MonkeyPatch.context() as patch:  # loads that meet no computation on the longest path as well
-        patch.setattr(
-            SIMULATE,
-            "computing_meanwhile",
-            lambda _trace, waiting: np.ones(len(waiting.tasks), dtype=bool),
-        )
+    with pytest.MonkeyPatch.context() as patch:  # also loads that meet no computation on the longest path
+        patch.setattr(SIMULATE, "computing_meanwhile", lambda _, loads: np.ones(len(loads.tasks), dtype=bool))
+        patch.setattr(SIMULATE, "beside_loads", lambda _, __, device, *___: np.ones(len(device), dtype=bool))
         run = simulate(graph, durations, beside=beside)
     assert run.end_s.tolist() == pytest.approx(slow_ends(graph, durations, beside), rel=1e-5, abs=1e-5)
     for task in range(len(graph)):
