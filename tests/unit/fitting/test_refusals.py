@@ -17,7 +17,7 @@ from perfsim.fitting.fit_tables import need_more_than, source_of
 def test_fewer_rows_than_constants_are_refused_with_the_number_needed(tmp_path: Path) -> None:
     table = tmp_path / "g.csv"
     table.write_text("m,n,k,time_us\n" + "".join(f"{m},1024,1024,9\n" for m in range(256, 260)))
-    with pytest.raises(InputError, match=r"g\.csv: holds 4 GEMM shapes(.|\n)*at least 68 are needed"):
+    with pytest.raises(InputError, match=r"g\.csv:1: holds 4 GEMM shapes(.|\n)*at least 68 are needed"):
         calibrate.calibrate_gemm(table, "a100-sxm4-80gb")
     table.write_text("collective,num_gpus,bytes,time_us\n" + "all_reduce,8,1024,9\n" * 30)
     with pytest.raises(InputError, match=r"holds 1 sizes of all_reduce(.|\n)*at least 17 are needed"):
