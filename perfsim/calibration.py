@@ -73,7 +73,7 @@ class Calibration(BaseModel):
 
     def constants(self) -> dict[str, float | tuple[float, ...]]:
         """Every number by its dotted path; list entries go by label, as in `gemm.tiles.256x128`."""
-        metadata = {"name", "description", "kind", "sources", "assumed", "fit"}
+        metadata = {"name", "description", "kind", "chip", "sources", "assumed", "fit"}
         groups = {name: getattr(self, name) for name in type(self).model_fields if name not in metadata}
         return dict(_numbers(groups, ""))
 
@@ -169,7 +169,9 @@ class CommunicationConstants(Constants):
     """What a kernel of the collective library takes from the compute that runs beside it."""
 
     units: NonNegative
-    """Compute units that it occupies."""
+    """Compute units that it occupies inside a node: one for each channel."""
+    units_per_nic: Annotated[float, Field(gt=0)]
+    """Compute units per NIC that a group across nodes may use, if they are fewer; also those of a message."""
     memory_passes: dict[CollectiveOp, NonNegative]
     """Bytes read and written in device memory, over those that the device sends, by operation."""
 
@@ -178,16 +180,22 @@ class GpuCalibration(Calibration):
     """How fast kernels run on one GPU."""
 
     kind: Literal["gpu"] = "gpu"
+    chip: str = ""
+    """Calibration of the same chip with another memory, with which this one shares published runs."""
     gemm: GemmConstants
     memory: MemoryConstants
     kernel_latency_s: Latency
     """Fixed time of any kernel on the GPU, without the host."""
     sustained_fraction: Fraction
-    """Ceiling of the fraction of peak in training, under a sustained power limit."""
+    """Ceiling of the fraction of peak in training, under a sustained power limit: the mean over devices."""
+    sustained_spread: Annotated[float, Field(ge=0, lt=0.2)] = 0.0
+    """Standard deviation of that ceiling over devices of one model, relative to the mean."""
     wgrad_factor: Factor = 1.0
     """Time of a weight-gradient GEMM over that of a forward GEMM of the same shape."""
     attention_fraction: Fraction = 0.4
-    """Fraction of peak that fused attention reaches on its own FLOPs in long sequences."""
+    """Fraction of the rate of its matrix instructions that fused attention reaches in long sequences."""
+    attention_instruction_fraction: Fraction = 1.0
+    """Rate of the matrix instructions that fused attention uses, as a fraction of peak."""
     attention_half_length: NonNegative = 0.0
     """Sequence length at which fused attention reaches half of that."""
     communication: CommunicationConstants | None = None
@@ -238,9 +246,9 @@ class NetworkConstants(Constants):
     protocols: Annotated[tuple[NetworkProtocol, ...], Field(min_length=1)]
     send_recv_latency_s: Latency
     """Latency of a point-to-point message between nodes."""
-    partial_node_bytes_per_s: BytesPerSecond | None = None
-    """Where devices share NICs: bound on the bus bandwidth of a group with several ranks of each node, but
-    not all."""
+    partial_node_rank_bytes_per_s: BytesPerSecond | None = None
+    """Where devices share NICs: bound on the bus bandwidth, for each of its ranks on a node, of a group with
+    several ranks of each node, but not all."""
 
 
 class CollectiveCalibration(Calibration):

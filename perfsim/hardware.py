@@ -77,6 +77,13 @@ class DeviceSpec(CatalogSpec):
     power: Watts | None = None
     calibration: GpuCalibration | WaferCalibration | None = None
 
+    @property
+    def constants(self) -> str:
+        """Name of its constants, one for all memories of a chip; its own name if it has none."""
+        if self.calibration is None:
+            return self.name
+        return getattr(self.calibration, "chip", "") or self.calibration.name
+
 
 class LinkSpec(CatalogSpec):
     """A link in one direction: bytes per second, and seconds for the first byte."""

@@ -119,6 +119,12 @@ class TrainingRecipe(CatalogSpec):
     """
     dropout: bool = True
     """Attention and residual dropout, which take a pass over memory and store their masks."""
+    fused_cross_entropy: bool = False
+    """Loss and its gradient in one kernel each, on the logits as the LM head writes them.
+
+    It is that of flash-attn (llm-foundry's default) and Megatron-LM's `--cross-entropy-loss-fusion`. False:
+    passes in fp32, as in Megatron-LM of 2021 to 2023.
+    """
     host_blocking: bool = False
     """Whether the host waits for every kernel (CUDA_LAUNCH_BLOCKING)."""
     lm_head_positions: Positions | None = None

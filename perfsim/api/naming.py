@@ -12,7 +12,6 @@ from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog
 from perfsim.errors import CatalogError, InputError, PerfsimError, Problem
 from perfsim.hardware import SystemSpec
-from perfsim.interop.foreign.models import model_named
 from perfsim.prediction.cluster import cluster_named
 from perfsim.spec import Spec
 
@@ -25,7 +24,11 @@ def described(given: Named | Spec, kind: str, catalog: Catalog) -> Any:
     if isinstance(given, Spec):
         return given
     if isinstance(given, (str, Path)):
-        return model_named(str(given), catalog) if kind == "model" else catalog.load(kind, str(given))
+        if kind == "model" and Path(given).is_file():
+            from perfsim.interop.foreign.models import model_named  # readers of many tools
+
+            return model_named(str(given), catalog)
+        return catalog.load(kind, str(given))
     raise InputError([_neither(given, kind)])
 
 

@@ -73,15 +73,15 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: st
     print_lines([calibrate_collectives(list(tables), link, out, source=source)])
 
 
-@calibrate.command(short_help="Fit a device's host times and sustained ceiling to whole steps.")
+@calibrate.command(short_help="Fit host times and sustained ceilings to whole steps.")
 @click.argument("cases", type=click.Path(path_type=Path))
-@click.option("--device", required=True, help="Catalogue name of the device of the runs.")
+@click.option("--device", default=None, help="Only runs on this device of the catalogue. [default: all]")
 @out_option("Folder for the YAML. [default: standard output]", check_folder)
 @click.option("--device-only", is_flag=True, help="Keep the framework's constants.")
 @source_option
 @fitted
-def framework(cases: Path, device: str, out: Path | None, device_only: bool, source: str) -> None:
-    """Fit host launch times and the sustained ceiling of DEVICE to whole steps in CASES."""
+def framework(cases: Path, device: str | None, out: Path | None, device_only: bool, source: str) -> None:
+    """Fit host launch times, and the sustained ceiling of each GPU, to whole steps in CASES."""
     from perfsim.fitting.calibrate import calibrate_framework
 
     must_exist(cases)

@@ -32,8 +32,8 @@ from perfsim.files import check_folder
 @click.option(
     "--leave-out",
     is_flag=True,
-    help="Also predict each family of GPU runs (for --page) and each release of wafer logs by a fit "
-    "without it.",
+    help="Also predict each family of GPU runs and each release of wafer logs by a fit without it; takes "
+    "minutes.",
 )
 @limits
 def validate(
@@ -43,22 +43,29 @@ def validate(
     from perfsim.api.validating import validate as answer
     from perfsim.published.plans import public_cases
     from perfsim.report.terminal.validation import validation_lines
-    from perfsim.validation.held_out import add_releases_left_out
 
     paths = files or tuple(public_cases())
-    if leave_out and page is None and not files:
-        raise click.UsageError(_NEEDS_PAGE)
     for path in paths:
         must_exist(path)
     results = [dict(answer(path).document) for path in paths]
-    if leave_out and not add_releases_left_out(paths, results) and page is None:
-        raise click.UsageError(_NEEDS_PAGE)
+    steps = [pair for pair in zip(paths, results, strict=True) if pair[1]["kind"] == "step_time"]
+    if leave_out and not steps:
+        raise click.UsageError("--leave-out is for files of step times")
     if page is not None:
         from perfsim.report.validation.page import write_validation
         from perfsim.validation.accuracy_page import accuracy_page
 
-        written = write_validation(accuracy_page(paths, results, leaves_out=leave_out), page)
+        accuracy = accuracy_page(paths, results, leaves_out=leave_out)
+        written = write_validation(accuracy, page)
         write_error(f"Page: {written[0]}, {written[1]}\n")
+        outside = [step.outside for step in accuracy.steps]
+    elif leave_out:
+        from perfsim.validation.held_out import left_out
+
+        outside = [left_out(path) for path, _ in steps]
+    if leave_out:
+        for (_, result), scores in zip(steps, outside, strict=True):
+            result["left_out"] = scores
     if record:
         from perfsim.validation.record import write_records
 
@@ -68,6 +75,3 @@ def validate(
         return
     for result in results:
         print_lines(validation_lines(result, worst))
-
-
-_NEEDS_PAGE = "--leave-out of families of GPU runs is for the page: give --page DIR, or a file of wafer logs"

@@ -8,7 +8,9 @@ is bounded by the NICs that the group may use,
 
 and by the links inside the node. Where devices share NICs, a ring through several but not all ranks of a
 node enters next to one rank and leaves next to another, so one direction crosses the host bridge to a NIC
-(`partial_node_bytes_per_s`); with one NIC per device no direction does.
+(`partial_node_rank_bytes_per_s`); with one NIC per device no direction does. All groups of a node cross the
+same bridge, so a group's part of it grows with its ranks there. The bound is fitted where two ranks share a
+node; with more it is an extrapolation.
 
 Where nodes hold different numbers of ranks, the slowest node limits all: every ring passes every node, and
 all ranks agree on the fewest channels and the lowest bandwidth that any of them has (NCCL's
@@ -185,11 +187,11 @@ class CollectiveModel:
     def _bus_bytes_per_s(self, group: Group) -> float:
         """Bus bandwidth between nodes: that of the emptiest, less if data crosses the host bridge."""
         share = group.fewest_per_node * self._nic_bytes_per_s
-        limit = self._network.partial_node_bytes_per_s
+        limit = self._network.partial_node_rank_bytes_per_s
         whole = group.is_even and group.most_per_node in (1, self.devices_per_node)
         if limit is None or whole or not self.shared_nics:
             return share
-        return min(share, limit)
+        return min(share, limit * group.fewest_per_node)
 
     def _inside_s_per_byte(self, op: CollectiveOp, group: Group) -> float:
         """Time per byte of a ring across nodes on the links inside one; 0 with one rank per node."""

@@ -121,14 +121,15 @@ class GemmModel:
         memory_bytes_per_s: float,
         compute_units: int,
         element_bytes: float = ELEMENT_BYTES,
+        sustained_fraction: float | None = None,
     ) -> GemmModel:
-        """The model with a GPU's constants and its sustained ceiling."""
+        """The model with a GPU's constants; its mean sustained ceiling if no other is given."""
         return cls(
             calibration.gemm,
             peak_flop_per_s,
             memory_bytes_per_s,
             compute_units,
-            calibration.sustained_fraction,
+            calibration.sustained_fraction if sustained_fraction is None else sustained_fraction,
             element_bytes,
         )
 

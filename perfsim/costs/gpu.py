@@ -12,12 +12,18 @@ The part of a task that units limit (matrix products, fused attention) and the p
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import NormalDist
 from typing import cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.calibration import CollectiveOp, FrameworkCalibration, GpuCalibration
+from perfsim.calibration import (
+    CollectiveOp,
+    CommunicationConstants,
+    FrameworkCalibration,
+    GpuCalibration,
+)
 from perfsim.collectives import CollectiveModel, ring
 from perfsim.costs.gemm import GemmModel
 from perfsim.costs.price import NONE, Costs, Shares
@@ -36,9 +42,9 @@ COLLECTIVE_LAUNCHES = 3
 
 
 class GpuKernels:
-    """Prices the compute of one GPU under one recipe; prices are cached."""
+    """Prices the compute of the slowest of `devices` GPUs under one recipe; prices are cached."""
 
-    def __init__(self, system: SystemSpec, recipe: TrainingRecipe) -> None:
+    def __init__(self, system: SystemSpec, recipe: TrainingRecipe, devices: int = 1) -> None:
         self.recipe = recipe
         self.framework = _framework(recipe)
         self.gpu = _calibration(system)
@@ -49,6 +55,7 @@ class GpuKernels:
             system.device.memory.bandwidth,
             system.device.compute_units,
             recipe.element_bytes,
+            slowest_ceiling(self.gpu, devices),
         )
         self.vector_flop_per_s = system.device.vector_peak.get(recipe.precision)
         self.cache_bytes = system.device.memory.cache
@@ -143,14 +150,15 @@ class GpuKernels:
     def _attention_s(self, kernel: Kernel) -> float:
         """Fused attention; at length s it reaches s / (s + half length) of its speed on long sequences."""
         slower = 1.0 + self.gpu.attention_half_length / kernel.m
-        return kernel.flop * slower / (self.gpu.attention_fraction * self.peak_flop_per_s)
+        fraction = self.gpu.attention_fraction * self.gpu.attention_instruction_fraction
+        return kernel.flop * slower / (fraction * self.peak_flop_per_s)
 
 
 class GpuCosts(GpuKernels, Costs):
     """Prices classes of work for one recipe on one GPU cluster; prices are cached."""
 
     def __init__(self, topology: FatTree, recipe: TrainingRecipe) -> None:
-        super().__init__(topology.system, recipe)
+        super().__init__(topology.system, recipe, topology.num_devices)
         self.topology = topology
         self.collectives = CollectiveModel.of_tree(topology)
         self._works: dict[Work, float] = {}
@@ -197,9 +205,22 @@ class GpuCosts(GpuKernels, Costs):
         sent_bytes = work.comm_bytes * ring.wire_factor(op, group.size)
         passes = constants.memory_passes.get(op, 0.0)
         return Shares(
-            constants.units / self.topology.system.device.compute_units,
+            self._kernel_units(constants, op, group) / self.topology.system.device.compute_units,
             passes * sent_bytes / seconds / self.memory_bytes_per_s,
         )
+
+    def _kernel_units(self, constants: CommunicationConstants, op: CollectiveOp, group: Group) -> float:
+        """Compute units of a kernel: its channels, across nodes no more than the NICs can feed.
+
+        A message between two ranks has the channels of one NIC, also inside a node.
+        """
+        if op == "send_recv":
+            return min(constants.units, constants.units_per_nic)
+        if group.nodes == 1:
+            return constants.units
+        node = self.topology.system.node
+        nics = max(1.0, node.nics * group.fewest_per_node / node.devices)
+        return min(constants.units, constants.units_per_nic * nics)
 
     def bound(self, work: Work, /) -> Shares:
         """Shares of the time of a compute task that units and memory limit."""
@@ -233,6 +254,16 @@ def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:
             f"{system.device.name} has no peak for {recipe.precision}; it has {', '.join(sorted(peak))}"
         )
     return float(peak[recipe.precision])
+
+
+def slowest_ceiling(gpu: GpuCalibration, devices: int) -> float:
+    """Sustained ceiling of the slowest of `devices` GPUs, which all others wait for.
+
+    Chips of one model differ in the clock that they hold under the same power limit. Of n normal values
+    the largest deviates by about z((n - 3/8) / (n + 1/4)) standard deviations (Blom 1958).
+    """
+    deviations = NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25)) if devices > 1 else 0.0
+    return gpu.sustained_fraction * max(0.0, 1.0 - gpu.sustained_spread * deviations)
 
 
 def smooth_maximum(a: float, b: float, sharpness: float) -> float:

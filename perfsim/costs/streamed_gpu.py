@@ -18,7 +18,7 @@ class StreamedGpuCosts(Costs):
     """Prices classes of work for one recipe on GPUs under a SwarmX tree."""
 
     def __init__(self, topology: WaferTree, recipe: TrainingRecipe) -> None:
-        self.kernels = GpuKernels(topology.system, recipe)
+        self.kernels = GpuKernels(topology.system, recipe, topology.num_devices)
         self.streams = StreamCosts(topology)
 
     def duration_s(self, work: Work) -> float:

@@ -58,9 +58,9 @@ def _starts(pairs: Pairs, total: Ticks, before: Ticks, tick_s: float) -> Floats:
         limits.in_time(partial(_progress, row, rows))
         window = slice(row, row + ROWS_AT_ONCE)
         for left, after_left, right, after_right in zip(
-            pairs.left_value[window],
+            pairs.left_value[window].tolist(),
             since_s(pairs.left_place[window], pairs.left_chain[window]),
-            pairs.right_value[window],
+            pairs.right_value[window].tolist(),
             since_s(pairs.right_place[window], pairs.right_chain[window]),
             strict=True,
         ):

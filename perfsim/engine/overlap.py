@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.graph import Kind, TaskGraph
+from perfsim.graph.chains import Chains
 from perfsim.trace import Trace
 
 COMPUTE = "/compute"
@@ -21,16 +22,23 @@ def beside_computation(graph: TaskGraph, takes: NDArray[np.bool_]) -> NDArray[np
     alone if they wait for the first one and the second one waits for them.
     """
     aside = takes[graph.work]
+    own = np.array(
+        [
+            numbers[0] if len(numbers) == 1 else -1 - stream
+            for stream, numbers in enumerate(devices_of_streams(graph))
+        ]
+    )
+    device = own[graph.stream]
     follows, before = graph.follows, graph.stream_predecessor
     second = np.flatnonzero((before >= 0) & (follows >= 0) & (follows != before) & ~aside)
     last = follows[second]
     back, alone = last.copy(), np.zeros(len(second), dtype=bool)
-    left = np.flatnonzero(aside[last])
+    left = np.flatnonzero(aside[last] & (device[last] == device[second]))
     while len(left):
         back[left] = follows[back[left]]
         alone[left] = back[left] == before[second[left]]
         left = left[(back[left] >= 0) & ~alone[left]]
-        left = left[aside[back[left]]]
+        left = left[aside[back[left]] & (device[back[left]] == device[second[left]])]
     first, between = before[second[alone]], last[alone]
     while len(between):
         aside[between] = False
@@ -108,3 +116,12 @@ def _ends_of_messages(graph: TaskGraph) -> dict[int, tuple[int, ...]]:
         for number, work in enumerate(graph.works)
         if work.kind is Kind.COMM_SEND and work.group is not None
     }
+
+
+def changes_of_device(graph: TaskGraph, chains: Chains, limited: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Tasks of `limited` whose chain came from another device, where the last such task before them ran."""
+    own = np.array([min(numbers, default=-1) for numbers in devices_of_streams(graph)])
+    tasks = chains.order[limited[chains.order]]
+    chain, device = chains.chain[tasks], own[graph.stream[tasks]]
+    changed = (chain[1:] == chain[:-1]) & (device[1:] != device[:-1])
+    return np.asarray(tasks[1:][changed])

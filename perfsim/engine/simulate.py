@@ -25,6 +25,7 @@ from perfsim.engine.grid import Floats, Ticks, in_seconds, on_exact_grid
 from perfsim.engine.limits import present_limits
 from perfsim.engine.overlap import (
     beside_computation,
+    changes_of_device,
     computing_meanwhile,
     devices_of_streams,
     occupied,
@@ -94,7 +95,11 @@ class _Run:
             aside[waiting.tasks] = computing_meanwhile(longest_path(graph, ticks, exponent), waiting)
         apart = flowing | aside
         # The end of a flow, or of a load, is an event of its own, so its task is a chain of its own.
-        self.chains = chains = graph.chains_around(apart) if apart.any() else graph.chains
+        self.chains = graph.chains_around(apart) if apart.any() else graph.chains
+        if beside is not None and aside.any():  # a chain is slowed on one device
+            apart[changes_of_device(graph, self.chains, np.any(beside.bound, axis=1)[graph.work])] = True
+            self.chains = graph.chains_around(apart)
+        chains = self.chains
         self.since_s = in_seconds(chains.since_start(ticks), exponent)
         tasks = np.flatnonzero(flowing)
         self.flow_of = dict(zip(chains.chain[tasks].tolist(), tasks.tolist(), strict=True))
@@ -120,6 +125,10 @@ class _Run:
         )
         self.limits = present_limits()
         self.begun = self.ended = 0
+        special = _any_of((*self.flow_of, *self.loads, *self.slowed), len(chains))
+        special |= np.diff(self.points.first) == 0
+        self.plain = (~special).tolist()
+        """Chains that only pass their start on."""
 
     # ---------------------------------------------------------------------------------- preparation
     num_devices = 0
@@ -189,37 +198,40 @@ class _Run:
 
     def _begin(self, chain: int) -> None:
         """Start a chain whose dependencies have ended."""
-        load = self.loads.get(chain)
+        self.begun += 1
+        if not self.begun % CHECKED_EVERY:
+            self._check()
+        if self.plain[chain]:
+            self._settle(chain, self.ready_s[chain])
+        else:
+            self._begin_special(chain)
+
+    def _begin_special(self, chain: int) -> None:
+        """Start a flow, a slowed computation, a load on a device, or a chain that nothing waits for."""
+        load, device, task = self.loads.get(chain), self.slowed.get(chain), self.flow_of.get(chain)
         if load is not None:
             self.devices.take(load, 1)
-        slowed = self.slowed.get(chain)
-        if slowed is not None:
-            self.devices.begin(chain, slowed)
-        elif chain in self.flow_of:
-            task = self.flow_of[chain]
+        if device is not None:
+            self.devices.begin(chain, device)
+        elif task is not None:
             flow = self.flows[int(self.graph.work[task])]
             self.share.start(flow, float(self.duration_s[task]), partial(self._flow_ends, chain))
         else:
             self._settle(chain, self.ready_s[chain])
-            first = self.points.first
-            if load is not None or first[chain] == first[chain + 1]:
-                place = self.chains.first[chain + 1] - 1
-                self.calendar.at(self.ready_s[chain] + float(self.since_s[place]), ~chain, self._end)
-        self.begun += 1
-        if not self.begun % CHECKED_EVERY:
-            self._check()
+            place = self.chains.first[chain + 1] - 1
+            self.calendar.at(self.ready_s[chain] + float(self.since_s[place]), ~chain, self._end)
 
     def _settle(self, chain: int, from_s: float) -> None:
         """Pass the start of a chain, or the end of a flow, on to the chains that wait for it."""
         first, after_s, _, behind = self.points
-        ready_s, missing, at, begin = self.ready_s, self.missing, self.calendar.at, self._begin
+        ready_s, missing = self.ready_s, self.missing
         for point in range(first[chain], first[chain + 1]):
             follower, when_s = behind[point], from_s + after_s[point]
             if when_s > ready_s[follower]:
                 ready_s[follower] = when_s
             missing[follower] -= 1
             if not missing[follower]:
-                at(ready_s[follower], follower, begin)
+                self.calendar.at(ready_s[follower], follower, self._begin)
 
     def _release(self, follower: int) -> None:
         """Pass on to a chain that the point of a slowed computation that it waits for is reached."""

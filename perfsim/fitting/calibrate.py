@@ -18,6 +18,7 @@ from perfsim.errors import InputError, Problem
 from perfsim.files import write_file
 from perfsim.fitting.cluster_fit import fit_cluster, fit_logs
 from perfsim.fitting.collective_fit import fit_collectives
+from perfsim.fitting.fit_tables import rounded
 from perfsim.fitting.gemm_fit import fit_gemm
 from perfsim.fitting.step_fit import fit_steps
 from perfsim.fitting.wafer_fit import fit_wafer
@@ -28,6 +29,12 @@ from perfsim.prediction.cluster import spread_warning, wide
 from perfsim.units import format_quantity
 
 _UNMEASURED = "not in the table of GEMM times; the value of the A100 until it is measured"
+_UNMEASURED_CEILING = (
+    "no training run is measured: that of long kernels in the table, less as on A100 and H100"
+)
+SUSTAINED_OVER_BURST = 0.91
+"""Ceiling in training over that of long kernels in a short benchmark, the geometric mean over A100 with 80
+and with 40 GB and H100."""
 GEMM_DEVICES = ("gpu",)
 """Kinds of device whose model is fitted to tables of GEMM times."""
 _DERIVED = {
@@ -71,9 +78,14 @@ def _refuse_link_between_nodes(link: str, catalog: Catalog) -> None:
 
 
 def calibrate_framework(
-    cases: Path, device: str, out: Path | None = None, *, device_only: bool = False, source: str = ""
+    cases: Path,
+    device: str | None = None,
+    out: Path | None = None,
+    *,
+    device_only: bool = False,
+    source: str = "",
 ) -> str:
-    """Fit constants of framework, network and device to whole steps: one YAML file each.
+    """Fit constants of framework, network and devices to whole steps: one YAML file each.
 
     `out` is a directory. Raises InputError for a bad file, an unknown device, or without SciPy.
     """
@@ -114,10 +126,11 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
         unmeasured = (
             "memory",
             "kernel_latency_s",
-            "sustained_fraction",
+            "sustained_spread",
             "wgrad_factor",
             "attention_fraction",
             "attention_half_length",
+            "attention_instruction_fraction",
         )
         return GpuCalibration(
             name=device.name,
@@ -125,8 +138,11 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             gemm=constants,
             memory=MemoryConstants(fraction=0.87),
             kernel_latency_s=3e-6,
-            sustained_fraction=0.775,
-            assumed=dict.fromkeys(unmeasured, _UNMEASURED) | undetermined.assumed,
+            sustained_fraction=rounded(SUSTAINED_OVER_BURST * constants.burst_fraction),
+            sustained_spread=0.02,
+            assumed=dict.fromkeys(unmeasured, _UNMEASURED)
+            | {"sustained_fraction": _UNMEASURED_CEILING}
+            | undetermined.assumed,
             fit={"gemm": record},
         )
     kept = {key: reason for key, reason in present.assumed.items() if not key.startswith("gemm.")}

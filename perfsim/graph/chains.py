@@ -81,10 +81,10 @@ class Pairs(NamedTuple):
     that task's end. Tasks are given by their place among all chains; place -1 adds no time.
     """
 
-    left_value: list[int]
+    left_value: Ints
     left_place: Ints
     left_chain: Ints
-    right_value: list[int]
+    right_value: Ints
     right_place: Ints
     right_chain: Ints
     value_of_chain: Ints
@@ -153,10 +153,10 @@ class Chains:
         left_value[continued] = np.flatnonzero(continued)
         left_chain, right_chain = (self.chain[self.order[place]] for place in (left_place, right_place))
         return Pairs(
-            left_value.tolist(),
+            left_value,
             left_place,
             left_chain,
-            right_value.tolist(),
+            right_value,
             right_place,
             right_chain,
             last.astype(np.int32),

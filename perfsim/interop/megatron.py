@@ -133,6 +133,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     ("--attention-dropout", _dropout),
     ("--hidden-dropout", _dropout),
+    ("--cross-entropy-loss-fusion", lambda c: _flag(c.job.recipe.fused_cross_entropy)),
     ("--optimizer", lambda c: OPTIMIZERS[c.job.recipe.optimizer]),
 )
 

@@ -166,7 +166,7 @@ def _is_borrowed(name: str, assumed: Iterable[str], calibration: Calibration | N
 def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """How many published runs there are, and whether they trained in this precision."""
     device, unit = plan.system.device, machine_of(plan.system).explanation.unit
-    constants = device.calibration.name if device.calibration else device.name
+    constants = device.constants
     if not runs:
         kind, known = plan.system.kind, {row.kind for row in recorded()}
         where = f"{device.name} in a {kind}" if kind in known else f"a {kind}"

@@ -63,7 +63,7 @@ def traits_of_plan(plan: Plan) -> Traits:
     sharded = layout.zero_stage == SHARDED
     peaks = [device.peak[name] for name in SIXTEEN_BIT if name in device.peak] or device.peak.values()
     return Traits(
-        constants=device.calibration.name if device.calibration else device.name,
+        constants=device.constants,
         peak_flop_per_s=max(peaks),
         memory_bytes_per_s=device.memory.bandwidth,
         precision="16-bit" if precision in SIXTEEN_BIT else precision,

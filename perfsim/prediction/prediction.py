@@ -9,7 +9,6 @@ from typing import Any
 
 from perfsim.errors import PerfsimError
 from perfsim.interop.chrome import StepTrace
-from perfsim.interop.emit import emit
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.result import Caveat, LinkUse, Perturbed, Why
 from perfsim.trace import Simulated
@@ -106,4 +105,6 @@ class Prediction:
         Raises InputError for another tool or a layout that it cannot run, PerfsimError for a stored
         prediction.
         """
+        from perfsim.interop.emit import emit  # writers of many tools
+
         return emit(tool, self.run.plan)

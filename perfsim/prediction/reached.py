@@ -53,7 +53,7 @@ def recorded() -> tuple[Reached, ...]:
 def runs_like(plan: Plan) -> list[Reached]:
     """The recorded runs on the kind of system of a plan whose devices have the same constants."""
     device = plan.system.device
-    constants = device.calibration.name if device.calibration else device.name
+    constants = device.constants
     return [row for row in recorded() if (row.kind, row.constants) == (plan.system.kind, constants)]
 
 

@@ -190,6 +190,7 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
         reduce_precision=training.reduce_precision,
         optimizer_precision=_optimizer_precision(case),
         dropout=training.attention == "standard",
+        fused_cross_entropy=case.strategy == "zero3" and training.attention == "flash",
         framework=_framework(catalog),
         host_blocking=training.host_blocking,
         lm_head_positions=training.lm_head_positions,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from perfsim.calibration import GpuCalibration
 from perfsim.catalog import Catalog
 from perfsim.costs.price import Costs
 from perfsim.errors import PerfsimError
+from perfsim.machines import machine_of
 from perfsim.placement.place import Placed, place
 from perfsim.prediction.evaluation import graph_of
 from perfsim.prediction.run import Step
@@ -28,6 +31,18 @@ class PlacedCase:
         """The step of the case at the prices of `costs`."""
         return Step(self.placed, costs)
 
+    @cached_property
+    def slowed(self) -> float:
+        """Step time with compute slowed by communication beside it, over that of the longest path.
+
+        It hardly depends on the constants that are fitted, so it is found once, with the recorded ones. Only
+        where gradients or parameters travel on a stream of their own does anything run beside compute.
+        """
+        if not self.plan.job.recipe.overlap_grad_reduce:
+            return 1.0
+        step = self.step(machine_of(self.plan.system).costs(self.plan.topology, self.plan.job.recipe))
+        return step.run().step_time_s / step.run(contention=False).step_time_s
+
     @property
     def calibration(self) -> str:
         """Name of its device's calibration; empty if it has none."""
@@ -41,8 +56,8 @@ def place_case(case: StepCase, catalog: Catalog) -> PlacedCase:
     return PlacedCase(case, plan, place(graph_of(plan), plan.topology, contention=False))
 
 
-def place_cases(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -> list[PlacedCase]:
-    """The scored cases that can be planned and whose device has the calibration of that name."""
+def place_cases(cases: Sequence[StepCase], calibration: str | None, catalog: Catalog) -> list[PlacedCase]:
+    """The scored cases that can be planned and whose device has that calibration; None: any of a GPU."""
     placed = []
     for case in cases:
         if not case.scored:
@@ -52,6 +67,6 @@ def place_cases(cases: Sequence[StepCase], calibration: str, catalog: Catalog) -
         except PerfsimError:
             continue
         constants = plan.system.device.calibration
-        if constants is not None and constants.name == calibration:
+        if isinstance(constants, GpuCalibration) and calibration in (None, constants.name):
             placed.append(place_case(case, catalog))
     return placed

@@ -62,6 +62,8 @@ class LayerSlice:
     element_bytes: float = HALF
     """Bytes of an activation, a weight or a gradient in a kernel: 2 in 16 bits, 4 in fp32 and tf32."""
     dropout: bool = True
+    fused_cross_entropy: bool = False
+    """Loss and its gradient in one kernel each."""
     recompute_stops_early: bool = False
     """Recompute of a layer stops at the last tensor that its backward reads, so it skips its last linear."""
 
@@ -421,21 +423,17 @@ def head_linear(part: LayerSlice, positions: int) -> Kernel:
 def head_forward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     """Final layer norm, LM head on `positions` per sequence, cross-entropy."""
     head = head_linear(part, positions)
-    logits = float(head.m) * head.n
-    return (
-        _norm("final_norm", part),
-        head,
-        elementwise(
-            "cross_entropy",
-            (_cast_bytes(head.element_bytes) + CROSS_ENTROPY_FORWARD_BYTES) * logits,
-            launches=12,
-        ),
-    )
+    logits, passes = float(head.m) * head.n, _cast_bytes(head.element_bytes) + CROSS_ENTROPY_FORWARD_BYTES
+    fused = elementwise("cross_entropy", head.element_bytes * logits)
+    loss = elementwise("cross_entropy", passes * logits, launches=12)
+    return (_norm("final_norm", part), head, fused if part.fused_cross_entropy else loss)
 
 
-def cross_entropy_backward(head: Kernel) -> Kernel:
-    """Gradient of the loss by the logits of the LM head."""
+def cross_entropy_backward(part: LayerSlice, head: Kernel) -> Kernel:
+    """Gradient of the loss by the logits of the LM head; fused, it replaces them in place."""
     logits = float(head.m) * head.n
+    if part.fused_cross_entropy:
+        return elementwise("cross_entropy.backward", 2 * head.element_bytes * logits)
     passes = CROSS_ENTROPY_BACKWARD_BYTES + _cast_bytes(head.element_bytes)
     return elementwise("cross_entropy.backward", passes * logits, launches=6)
 
@@ -444,7 +442,7 @@ def head_backward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     """Backward of loss, LM head and final layer norm."""
     head = head_linear(part, positions)
     return (
-        cross_entropy_backward(head),
+        cross_entropy_backward(part, head),
         *linear_backward(head, part.main_grad_bytes, bias=False),
         _norm_backward("final_norm.backward", part),
     )

@@ -75,7 +75,7 @@ def mlp_wgrad(part: LayerSlice) -> tuple[Kernel, ...]:
 def head_dgrad(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
     """Gradient of loss, LM head and final layer norm by their input."""
     head = head_linear(part, positions)
-    return (cross_entropy_backward(head), linear_dgrad(head), _norm_dgrad("final_norm.dgrad", part))
+    return (cross_entropy_backward(part, head), linear_dgrad(head), _norm_dgrad("final_norm.dgrad", part))
 
 
 def head_wgrad(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:

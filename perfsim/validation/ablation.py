@@ -1,8 +1,9 @@
 """Ablation of the GPU model: each mechanism is removed and published runs are predicted again.
 
-A removal is a wrapper around the prices; graphs do not change. Fitted constants do not change either;
-`leave_out.refitted` gives the scores after a new fit. Step times are those of the critical path, which leaves
-out only the contention for links.
+A removal is a wrapper around the prices; graphs do not change. Mechanisms that were tried and dropped are
+put in the same way (`TRIED`). Fitted constants do not change either; `leave_out.refitted` gives the scores
+after a new fit, of all runs and of each family left out. Step times are those of the critical path, which
+leaves out only the contention for links, times the slowdown of compute beside communication.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.calibration import GpuCalibration
+from perfsim.catalog import default_catalog
 from perfsim.collectives import Group
 from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import GpuCosts
@@ -26,6 +29,8 @@ from perfsim.transformer import Kernel
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
+LARGER_MEMORY, SMALLER_MEMORY = "a100-sxm4", "a100-sxm4-40gb"
+"""Calibrations of one chip with two memories."""
 NOTHING = "nothing"
 """Key of the prediction with every mechanism in place."""
 ATTENTION_CORE = ("scores", "softmax", "attention_dropout", "context", "flash_attention")
@@ -43,11 +48,17 @@ class Removal:
     """Classes of work that take no time."""
     kernel: Callable[[Kernel], bool] = lambda _: False
     """Kernels that take no time on the device; the host still launches them."""
+    factor: Callable[[Kernel, GpuCosts], float] = lambda _, __: 1.0
+    """Factor on the time of a kernel."""
     tasks: Callable[[TaskGraph], Mask] | None = None
     """Tasks that take no time, if other tasks of their class do."""
     change: Callable[[GpuCosts], None] = lambda _: None
     """A change of the prices' constants."""
+    change_for: Callable[[GpuCosts, Plan], None] = lambda _, __: None
+    """The same where it depends on the layout."""
     one_tier: bool = False
+    alone: bool = False
+    """Communication takes nothing from the compute beside it."""
     constants: tuple[str, ...] = ()
     """Fitted constants of the mechanism, which a new fit leaves out."""
 
@@ -59,12 +70,15 @@ class WithoutMechanism(GpuCosts):
         super().__init__(gpu_plan(plan).topology, plan.job.recipe)
         self.removal = removal
         removal.change(self)
+        removal.change_for(self, plan)
 
     def duration_s(self, work: Work) -> float:
         return 0.0 if self.removal.work(work) else super().duration_s(work)
 
     def kernel_s(self, kernel: Kernel) -> float:
-        return 0.0 if self.removal.kernel(kernel) else super().kernel_s(kernel)
+        if self.removal.kernel(kernel):
+            return 0.0
+        return super().kernel_s(kernel) * self.removal.factor(kernel, self)
 
     def group(self, ranks: RankGroup) -> Group:
         return Group.inside_node(ranks.size) if self.removal.one_tier else super().group(ranks)
@@ -102,7 +116,7 @@ def _no_bridge(costs: GpuCosts) -> None:
     calibration = costs.collectives.nic.calibration
     if calibration is None or calibration.network is None:
         return
-    network = calibration.network.model_copy(update={"partial_node_bytes_per_s": None})
+    network = calibration.network.model_copy(update={"partial_node_rank_bytes_per_s": None})
     nic = costs.collectives.nic.model_copy(
         update={"calibration": calibration.model_copy(update={"network": network})}
     )
@@ -115,6 +129,46 @@ def _any_rows(costs: GpuCosts) -> None:
 
 def _no_cache(costs: GpuCosts) -> None:
     costs.cache_bytes = 0.0
+
+
+def _mean_ceiling(costs: GpuCosts) -> None:
+    costs.gemm = replace(costs.gemm, sustained_fraction=costs.gpu.sustained_fraction)
+
+
+def _larger_memorys_ceiling(costs: GpuCosts) -> None:
+    larger = default_catalog().calibration(LARGER_MEMORY)
+    if isinstance(larger, GpuCalibration) and costs.gpu.name == SMALLER_MEMORY:
+        ratio = larger.sustained_fraction / costs.gpu.sustained_fraction
+        costs.gemm = replace(costs.gemm, sustained_fraction=ratio * costs.gemm.sustained_fraction)
+
+
+def _all_instructions_at_peak(costs: GpuCosts) -> None:
+    costs.gpu = costs.gpu.model_copy(update={"attention_instruction_fraction": 1.0})
+
+
+def _passes_in_fp32(kernel: Kernel, costs: GpuCosts) -> float:
+    """Megatron-LM's passes over logits (38 and 14 bytes for 2 and 4) where a fused kernel runs."""
+    if not costs.recipe.fused_cross_entropy:
+        return 1.0
+    return {"cross_entropy": 38 / 2, "cross_entropy.backward": 14 / 4}.get(kernel.name, 1.0)
+
+
+def _power_of_idle_time(costs: GpuCosts, plan: Plan) -> None:
+    """The ceiling rises by the cube root of busy time, since power grows with the cube of the clock."""
+    layout = gpu_plan(plan).layout
+    waves = layout.virtual_pipeline * plan.num_microbatches
+    busy = waves / (waves + layout.pipeline - 1)
+    ceiling = min(1.0, costs.gemm.sustained_fraction * busy ** (-1 / 3))
+    costs.gemm = replace(costs.gemm, sustained_fraction=ceiling)
+
+
+def _slower_weight_gradients(costs: GpuCosts) -> None:
+    costs.gpu = costs.gpu.model_copy(update={"wgrad_factor": 1.1})
+
+
+def _half_of_the_scores(kernel: Kernel, _costs: GpuCosts) -> float:
+    """A causal softmax reads scores up to the diagonal and writes all: 3 of 4 bytes, 4 of 6 backward."""
+    return {"softmax": 3 / 4, "softmax.backward": 4 / 6}.get(kernel.name, 1.0)
 
 
 def _of_category(category: str) -> Callable[[Work], bool]:
@@ -141,14 +195,15 @@ REMOVALS = (
         "data-parallel and FSDP traffic",
         "free",
         work=_of_category("data_communication"),
-        constants=("partial_node_bytes_per_s",),
+        constants=("partial_node_rank_bytes_per_s",),
     ),
     Removal(
         "bridge of partial nodes",
         "every rank beside its NIC",
         change=_no_bridge,
-        constants=("partial_node_bytes_per_s",),
+        constants=("partial_node_rank_bytes_per_s",),
     ),
+    Removal("compute beside communication", "no slower", alone=True),
     Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
     Removal(
         "host-launch floor",
@@ -171,25 +226,39 @@ REMOVALS = (
         change=_any_length,
         constants=("attention_half_length",),
     ),
+    Removal("instructions of fused attention", "all at peak", change=_all_instructions_at_peak),
     Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(HEAD_AND_EMBEDDING)),
+    Removal("fused cross-entropy", "passes in fp32", factor=_passes_in_fp32),
     Removal("optimizer", "free", work=_of_category("optimizer")),
     Removal("waves of tiles", "no idle units in the last wave", change=_no_waves),
     Removal("matrix cores want rows of 16 bytes", "they take any", change=_any_rows),
     Removal(
         "sustained power ceiling", "1.0 of peak", change=_no_power_limit, constants=("sustained_fraction",)
     ),
+    Removal("slowest of many GPUs", "all at the mean ceiling", change=_mean_ceiling),
+    Removal("ceiling of the A100 with 40 GB", "that with 80 GB", change=_larger_memorys_ceiling),
 )
 """In the order of the table: communication, host, memory, parts of the model, matrix products."""
 
 
-def ablate(placed: PlacedCase, removals: Sequence[Removal] = REMOVALS) -> tuple[dict[str, float], Trace]:
+TRIED = (
+    Removal("power saved in idle time", "a ceiling that rises", change_for=_power_of_idle_time),
+    Removal("causal softmax", "reads up to the diagonal", factor=_half_of_the_scores),
+    Removal("slower weight gradients", "1.1 times", change=_slower_weight_gradients),
+)
+"""Mechanisms that were tried and dropped: each is put in, with `instead` as what it does."""
+
+
+def ablate(
+    placed: PlacedCase, removals: Sequence[Removal] = (*REMOVALS, *TRIED)
+) -> tuple[dict[str, float], Trace]:
     """Step time by removed mechanism, with `NOTHING` among them, and the trace with all of them.
 
     Raises InputError for a case that does not run on GPUs.
     """
     step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
     trace = step.run(contention=False)
-    steps = {NOTHING: trace.step_time_s}
+    steps = {NOTHING: placed.slowed * trace.step_time_s}
     for removal in removals:
         duration_s = placed.step(WithoutMechanism(placed.plan, removal)).duration_s
         if removal.tasks is not None:
@@ -197,7 +266,7 @@ def ablate(placed: PlacedCase, removals: Sequence[Removal] = REMOVALS) -> tuple[
         # A mechanism that changes no duration needs no new simulation.
         affects = not np.array_equal(duration_s, step.duration_s)
         changed = step.run(duration_s, contention=False) if affects else trace
-        steps[removal.key] = changed.step_time_s
+        steps[removal.key] = (1.0 if removal.alone else placed.slowed) * changed.step_time_s
     return steps, trace
 
 

@@ -18,10 +18,10 @@ from perfsim.machines.wafer_cluster import wafer_plan
 from perfsim.published.cases import CaseFile, StepCase
 from perfsim.published.placed_cases import PlacedCase, place_case
 from perfsim.published.processes import mapped
-from perfsim.validation.ablation import NOTHING, REMOVALS, ablate, shares
+from perfsim.validation.ablation import NOTHING, REMOVALS, TRIED, ablate, shares
 from perfsim.validation.causes import Facts, likely_cause
 from perfsim.validation.held_out import releases_left_out
-from perfsim.validation.leave_out import LeftOut, Tangent, leave_out, refitted, tangent
+from perfsim.validation.leave_out import LeftOut, Tangent, leave_out, outside_scores, refitted, tangent
 from perfsim.validation.score import Scored, families, summary
 from perfsim.validation.validate import scored_case
 
@@ -38,6 +38,10 @@ class Removed:
     most_hurt_mape: float | None
     refitted: Mapping[str, Any] | None = None
     """The score after a new fit of the constants without the mechanism."""
+    left_out: Mapping[str, Any] | None = None
+    """The score of runs predicted by such a fit without their family."""
+    tried: bool = False
+    """Whether the mechanism was dropped; then the scores are those with it."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,11 @@ class StepAccuracy:
     left_out: Sequence[LeftOut]
     releases_left_out: Mapping[str, Any] | None = None
     """Wafer logs predicted without their release; None if not requested."""
+
+    @property
+    def outside(self) -> Mapping[str, Any] | None:
+        """`left_out` of the JSON document; None if not requested."""
+        return self.releases_left_out or (outside_scores(self.left_out) if self.left_out else None)
 
 
 @dataclass(frozen=True)
@@ -198,26 +207,32 @@ def ablation(
         return [replace(case, predicted_s=steps[key]) for case, steps in on_gpus]
 
     whole = without(NOTHING)
-    rows = [Removed(NOTHING, "", summary(whole), "", None)]
+    rows = [Removed(NOTHING, "", summary(whole), "", None, *_after_fit(whole, tangents, ()))]
     before = families(whole)
-    for removal in REMOVALS:
+    for removal in (*REMOVALS, *TRIED):
         changed = without(removal.key)
         after = {name: figures["mape"] for name, figures in families(changed).items() if figures["n"]}
         hurt = max(after, key=lambda name: after[name] - before[name]["mape"], default="")
         if hurt and after[hurt] <= before[hurt]["mape"]:
             hurt = ""
         hurt_mape = after[hurt] if hurt else None
-        after_fit = _after_fit(changed, tangents, removal.constants)
-        rows.append(Removed(removal.key, removal.instead, summary(changed), hurt, hurt_mape, after_fit))
+        scores = (summary(changed), hurt, hurt_mape, *_after_fit(changed, tangents, removal.constants))
+        rows.append(Removed(removal.key, removal.instead, *scores, tried=removal in TRIED))
     return rows
 
 
 def _after_fit(
     changed: Sequence[Scored], tangents: Sequence[Tangent], without: Sequence[str]
-) -> Mapping[str, Any] | None:
-    """The score of `changed` predictions after a new fit of the constants; None without tangents."""
+) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    """Scores of `changed` after a new fit to all runs, and to other families; None without tangents."""
     if not tangents:
-        return None
+        return None, None
     steps_s = {run.id: run.predicted_s for run in changed if run.predicted_s is not None}
-    fitted_s = refitted(tangents, steps_s, without)
-    return summary([replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in changed])
+
+    def score(fitted_s: Mapping[str, float]) -> Mapping[str, Any]:
+        return summary([replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in changed])
+
+    return (
+        score(refitted(tangents, steps_s, without)),
+        score(refitted(tangents, steps_s, without, leave_out=True)),
+    )

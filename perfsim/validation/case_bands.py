@@ -74,7 +74,7 @@ def _group_on_record(case: StepCase, kind: str, catalog: Catalog) -> str:
 
 
 def _left_out_s(case: StepCase, kind: str, group: str, catalog: Catalog) -> float | None:
-    """Step time with the constants fitted without a group; None where they are another device's.
+    """Step time with the constants fitted without a group; None where they are those of another fit.
 
     On GPUs that of the critical path, without contention, as in the fit.
     """
@@ -86,4 +86,6 @@ def _left_out_s(case: StepCase, kind: str, group: str, catalog: Catalog) -> floa
     if isinstance(calibration, WaferCalibration):
         efficiency = {**calibration.efficiency, group: constants["efficiency"]}
         return predict_s(case, catalog, calibration.model_copy(update={"efficiency": efficiency}))
+    if set(constants) != set(CONSTANTS):
+        return None
     return predict_with(place_case(case, catalog), np.array([constants[name] for name in CONSTANTS]))

@@ -24,7 +24,7 @@ from perfsim.published.processes import mapped
 from perfsim.validation.band_fit import LeftOutRun, student_quantile
 from perfsim.validation.case_bands import WAFER, group_of
 from perfsim.validation.family_traits import traits_of_case
-from perfsim.validation.leave_out import ALL, Tangent, leave_out, tangent
+from perfsim.validation.leave_out import ALL, LeftOut, Tangent, leave_out, outside_scores, tangent
 from perfsim.validation.score import Scored, summary
 from perfsim.validation.validate import scored_case
 
@@ -49,8 +49,7 @@ def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
     cases = parse_file(path, CaseFile, catalog).cases
     if any(case.strategy == "weight-streaming" for case in cases):
         return _wafers(path, cases, catalog)
-    tangents = mapped(partial(_tangent, catalog=catalog), cases)
-    rows = leave_out([run for run in tangents if run is not None], cases, catalog)
+    rows = _rows(path, catalog)
     scores = {row.family: row.outside for row in rows}
     constants = {
         row.family: {"calibration": row.calibration, "constants": row.constants}
@@ -72,16 +71,22 @@ def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, A
         {"id": run.id, "measured_s": run.measured_s, "predicted_s": run.predicted_s, "error": run.error}
         for run in scored
     ]
-    return {"summary": _band_of_few(scored), "cases": rows}
+    return {"summary": _band_of_few(scored), "families": _by_family(scored), "cases": rows}
 
 
-def add_releases_left_out(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> bool:
-    """Add `left_out` to the result of each file of wafer logs; returns whether all files are such."""
-    for path, result in zip(paths, results, strict=True):
-        left_out = releases_left_out(path) if result["kind"] == "step_time" else None
-        if left_out is not None:
-            result["left_out"] = left_out
-    return all("left_out" in result for result in results)
+def left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
+    """Scores of a file of step-time cases, each predicted by a fit without it; takes minutes, needs scipy.
+
+    GPU runs are left out by family, wafer logs by release: `summary` and `families`, of wafers also `cases`.
+    """
+    catalog = catalog or default_catalog()
+    return releases_left_out(path, catalog) or outside_scores(_rows(path, catalog))
+
+
+def _rows(path: Path, catalog: Catalog) -> list[LeftOut]:
+    cases = parse_file(path, CaseFile, catalog).cases
+    tangents = mapped(partial(_tangent, catalog=catalog), cases)
+    return leave_out([run for run in tangents if run is not None], cases, catalog)
 
 
 def _tangent(case: StepCase, catalog: Catalog) -> Tangent | None:
@@ -109,15 +114,20 @@ def _runs(scored: Sequence[Scored], cases: Sequence[StepCase], catalog: Catalog)
 def _wafers(path: Path, cases: tuple[StepCase, ...], catalog: Catalog) -> HeldOut:
     predicted, calibrations = leave_releases_out(path, WAFER, catalog)
     scored = [scored_case(case, predicted.get(case.id)) for case in cases]
-    scores = {
-        family: summary([run for run in scored if run.family == family])
-        for family in dict.fromkeys(run.family for run in scored if run.counts)
-    }
     constants = {
         release: {"calibration": WAFER, "constants": {"efficiency": calibration.efficiency[release]}}
         for release, calibration in calibrations.items()
     }
-    return HeldOut({**scores, ALL: _band_of_few(scored)}, _runs(scored, cases, catalog), constants)
+    return HeldOut(
+        {**_by_family(scored), ALL: _band_of_few(scored)}, _runs(scored, cases, catalog), constants
+    )
+
+
+def _by_family(scored: Sequence[Scored]) -> dict[str, dict[str, Any]]:
+    return {
+        family: summary([run for run in scored if run.family == family])
+        for family in dict.fromkeys(run.family for run in scored if run.counts)
+    }
 
 
 def _band_of_few(scored: Sequence[Scored]) -> dict[str, Any]:

@@ -1,8 +1,11 @@
 """Predicts each family of runs with constants that were fitted without it.
 
 The constants of `step_fit` are fitted again to the runs of all other families, with the same weights
-and loss. For speed, each log step time is linearised in the log constants around their recorded values, so a
-fit needs no new pricing; the family left out is then priced in full with the new constants.
+and loss: those that all runs have in common, and the sustained ceiling of each calibration. A device without
+other runs gets its ceiling from the others: the geometric mean of ceilings over those of long kernels in the
+benchmark of the same device, times its own benchmark's.
+For speed, each log step time is linearised in the log constants around their recorded values, so a fit needs
+no new pricing; the family left out is then priced in full with the new constants.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -18,7 +22,15 @@ from numpy.typing import NDArray
 
 from perfsim.catalog import Catalog
 from perfsim.fitting.fit_tables import rounded, scipy_optimize
-from perfsim.fitting.step_fit import CONSTANTS, OUTLIER, SHARED, predict_with, recorded_constants, step_with
+from perfsim.fitting.step_fit import (
+    CONSTANTS,
+    OUTLIER,
+    SHARED,
+    ceiling_in_benchmark,
+    predict_with,
+    recorded_constants,
+    step_with,
+)
 from perfsim.published.cases import StepCase
 from perfsim.published.placed_cases import PlacedCase, place_case
 from perfsim.published.processes import mapped
@@ -43,6 +55,8 @@ class Tangent:
     calibration: str
     constants: tuple[float, ...]
     slopes: tuple[float, ...]
+    benchmark_ceiling: float = 1.0
+    """Fraction of peak of long kernels in the benchmark of its device."""
 
     @property
     def residual(self) -> float:
@@ -63,7 +77,7 @@ class LeftOut:
     kept: tuple[str, ...] = ()
     """Constants at their recorded values, because no other family determines them."""
     borrowed: str = ""
-    """The device whose constants are used, if no other run was made on this one."""
+    """The devices whose ceilings are used, if no other run was made on this one."""
     runs: tuple[Scored, ...] = ()
     """The family's runs as predicted without it."""
 
@@ -86,7 +100,13 @@ def tangent(placed: PlacedCase, scored: Scored) -> Tangent:
         factor[index] = 1 + STEP
         rise = log_step(at * factor) - log_step(at / factor)
         slopes.append(rise / (2 * np.log1p(STEP)))
-    return Tangent(replace(scored, predicted_s=step_s), placed.calibration, tuple(at.tolist()), tuple(slopes))
+    return Tangent(
+        replace(scored, predicted_s=placed.slowed * step_s),
+        placed.calibration,
+        tuple(at.tolist()),
+        tuple(slopes),
+        ceiling_in_benchmark(placed),
+    )
 
 
 def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: Catalog) -> list[LeftOut]:
@@ -106,37 +126,39 @@ def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: C
     return [*rows, _with_runs(LeftOut(ALL, "", _summary(ALL, used), {}, {}), used, by_id)]
 
 
+def outside_scores(rows: Sequence[LeftOut]) -> dict[str, Any]:
+    """The rows of `leave_out` as `perfsim validate --json` prints them: summary and families."""
+    scores = {row.family: row.outside for row in rows}
+    return {"summary": scores.pop(ALL), "families": scores}
+
+
 def refitted(
-    tangents: Sequence[Tangent], steps_s: Mapping[str, float], without: Sequence[str] = ()
+    tangents: Sequence[Tangent],
+    steps_s: Mapping[str, float],
+    without: Sequence[str] = (),
+    *,
+    leave_out: bool = False,
 ) -> dict[str, float]:
     """Step times by case after a new fit, given those with the recorded constants in `steps_s`.
 
-    `without` names constants that the model no longer has. Slopes are those of the unchanged model.
+    `without` names constants that the model no longer has; with `leave_out` each family is predicted by a fit
+    to the others. Slopes are those of the unchanged model.
     """
     moved = [
         replace(run, scored=replace(run.scored, predicted_s=steps_s[run.scored.id]))
         for run in tangents
         if run.scored.counts
     ]
-    first = Counter(run.calibration for run in moved).most_common(1)[0][0]
-    kept = ~np.isin(CONSTANTS, without)
+    parts = dict.fromkeys(run.scored.family for run in moved) if leave_out else {"": None}
     fitted_s = {}
-    for calibration in dict.fromkeys(run.calibration for run in moved):
-        own = [run for run in moved if run.calibration == calibration]
-        change = _fit(own, _free(calibration == first) & kept & _affecting(own))
-        for run in own:
-            fitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(np.dot(run.slopes, change)))
+    for family in parts:
+        known = [run for run in moved if not leave_out or run.scored.family != family]
+        fit = _fit(known, without)
+        for run in moved:
+            if not leave_out or run.scored.family == family:
+                change = float(np.dot(run.slopes, _change(run, known, fit)))
+                fitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(change))
     return fitted_s
-
-
-def _affecting(runs: Sequence[Tangent]) -> NDArray[np.bool_]:
-    """The constants that affect some of the runs."""
-    return np.asarray(np.abs([run.slopes for run in runs]).max(axis=0) > UNSEEN)
-
-
-def _free(decides_all: bool) -> NDArray[np.bool_]:
-    """The constants that the runs of a device determine: all, or only those of the device."""
-    return np.arange(len(CONSTANTS)) >= (0 if decides_all else len(SHARED))
 
 
 def _predict(question: tuple[StepCase, tuple[float, ...]], catalog: Catalog) -> float:
@@ -156,42 +178,80 @@ def _with_runs(row: LeftOut, tangents: Sequence[Tangent], predicted: dict[str, f
 
 
 def _without(family: str, tangents: Sequence[Tangent]) -> LeftOut:
-    """New constants for a family's device from the other families.
-
-    The device with most runs determines the shared constants; the runs of another one only its own. A
-    device without other runs takes the constants of the first.
-    """
-    first = Counter(run.calibration for run in tangents).most_common(1)[0][0]
-    own = [run for run in tangents if run.scored.family == family]
+    """New constants for a family's device from the other families."""
+    own = next(run for run in tangents if run.scored.family == family)
     rest = [run for run in tangents if run.scored.family != family]
-    calibration = own[0].calibration
-    same = [run for run in rest if run.calibration == calibration]
-    borrowed = "" if same else first
-    at = np.array((same or [run for run in rest if run.calibration == first] or own)[0].constants)
-    free = _free(calibration == first)
-    kept: tuple[str, ...] = ()
-    if same:
-        affecting = _affecting(same)
-        kept = tuple(np.array(CONSTANTS)[free & ~affecting].tolist())
-        at = at * np.exp(_fit(same, free & affecting))
+    fit = _fit(rest)
+    at = np.array(own.constants) * np.exp(_change(own, rest, fit))
     values = dict(zip(CONSTANTS, [rounded(value) for value in at.tolist()], strict=True))
-    return LeftOut(family, calibration, _summary(family, tangents), {}, values, kept, borrowed)
+    scores = _summary(family, tangents)
+    donors = ", ".join(fit.calibrations) if _borrows(own, fit) else ""
+    return LeftOut(family, own.calibration, scores, {}, values, fit.kept(own.calibration), donors)
 
 
-def _fit(tangents: Sequence[Tangent], free: NDArray[np.bool_]) -> Floats:
+def _borrows(run: Tangent, fit: _Fit) -> bool:
+    """Whether the ceiling of a run's device comes from other devices."""
+    return bool(fit.calibrations) and run.calibration not in fit.calibrations and fit.has_ceilings
+
+
+def _change(run: Tangent, known: Sequence[Tangent], fit: _Fit) -> Floats:
+    """Change of a run's log constants by a fit to the `known` runs."""
+    change = fit.of(run.calibration)
+    if _borrows(run, fit):
+        first = {other.calibration: other for other in reversed(known)}
+        ratio = geometric_mean(
+            other.constants[-1] * float(np.exp(fit.of(name)[-1])) / other.benchmark_ceiling
+            for name, other in first.items()
+        )
+        change[-1] = np.log(min(1.0, run.benchmark_ceiling * ratio) / run.constants[-1])
+    return change
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Changes of log constants: the shared ones, then one ceiling for each calibration."""
+
+    calibrations: tuple[str, ...]
+    change: Floats
+    free: NDArray[np.bool_]
+    has_ceilings: bool = True
+    """Whether the model has a sustained ceiling."""
+
+    def of(self, calibration: str) -> Floats:
+        """The changes of `CONSTANTS` of a run; none of the ceiling of an unknown calibration."""
+        return self._of(self.change, calibration, 0.0)
+
+    def kept(self, calibration: str) -> tuple[str, ...]:
+        """The constants of a run that the fit did not determine."""
+        free = self._of(self.free, calibration, False)
+        return tuple(name for name, moved in zip(CONSTANTS, free, strict=True) if not moved)
+
+    def _of(self, values: NDArray[Any], calibration: str, unknown: float) -> NDArray[Any]:
+        known = calibration in self.calibrations
+        own = values[len(SHARED) + self.calibrations.index(calibration)] if known else unknown
+        return np.append(values[: len(SHARED)], own)
+
+
+def _fit(tangents: Sequence[Tangent], without: Sequence[str] = ()) -> _Fit:
     """Change of the log constants by robust least squares, with equal weight per family."""
+    calibrations = tuple(dict.fromkeys(run.calibration for run in tangents))
     sizes = Counter(run.scored.family for run in tangents)
     weight = np.array([1.0 / np.sqrt(sizes[run.scored.family]) for run in tangents])
-    slopes = np.array([run.slopes for run in tangents])[:, free] * weight[:, None]
-    start = np.array([run.residual for run in tangents]) * weight
-    change = np.zeros(len(CONSTANTS))
+    slopes = np.zeros((len(tangents), len(SHARED) + len(calibrations)))
+    for row, run in zip(slopes, tangents, strict=True):
+        row[: len(SHARED)] = run.slopes[: len(SHARED)]
+        row[len(SHARED) + calibrations.index(run.calibration)] = run.slopes[-1]
+    names = [*SHARED, *(CONSTANTS[-1] for _ in calibrations)]
+    free = (np.abs(slopes).max(axis=0, initial=0.0) > UNSEEN) & ~np.isin(names, without)
+    change = np.zeros(len(names))
     if free.any():
         optimize: Any = scipy_optimize()
-        result = optimize.least_squares(
-            lambda moved: start + slopes @ moved,
+        start = np.array([run.residual for run in tangents]) * weight
+        moving = slopes[:, free] * weight[:, None]
+        change[free] = optimize.least_squares(
+            lambda moved: start + moving @ moved,
             np.zeros(int(free.sum())),
             loss="soft_l1",
             f_scale=OUTLIER * float(weight.mean()),
-        )
-        change[free] = result.x
-    return change
+        ).x
+    return _Fit(calibrations, change, free, CONSTANTS[-1] not in without)

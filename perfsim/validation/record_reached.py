@@ -36,7 +36,7 @@ def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
                 mfu=round(mfu, 4),
                 sequences=round(job.global_batch_size / count, 2),
                 kind=case_system(case, catalog).kind,
-                constants=device.calibration.name if device.calibration else device.name,
+                constants=device.constants,
                 precision=job.recipe.precision,
                 parameters=float(parameters(job.model).total),
                 sharded=case.strategy == "zero3" or layout.zero_stage == SHARDED,

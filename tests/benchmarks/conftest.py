@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-Row = tuple[str, str, str]
-"""What was measured, what came out, what is aimed at."""
+Row = tuple[str, str, str, str]
+"""What was measured, what came out, what is aimed at, and why the aim is missed where it is."""
 
 ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
 HEAD = """# Speed
@@ -25,16 +25,21 @@ on other work. No test asserts any of this.
 | figure | measured | aim |
 |---|---|---|
 """
+CAUSES = """
+## Causes of misses
+
+"""
 
 
 class Figures:
-    """Where benchmarks put what they found."""
+    """Where benchmarks put their figures."""
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
 
-    def add(self, what: str, found: str, aim: str) -> None:
-        self.rows.append((what, found, aim))
+    def add(self, name: str, measured: str, aim: str, cause: str = "") -> None:
+        """Note a figure; `cause` tells why it misses its aim where it does."""
+        self.rows.append((name, measured, aim, cause))
 
 
 @pytest.fixture
@@ -46,33 +51,40 @@ def figures(request: pytest.FixtureRequest) -> Figures:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """The table, and the file if one was asked for."""
     rows = [*config.stash.get(ROWS, []), *_timed(config)]
-    for what, found, aim in rows:
-        terminalreporter.write_line(f"{what}: {found}" + f" (aim: {aim}{missed(found, aim)})")
+    for name, measured, aim, _ in rows:
+        terminalreporter.write_line(f"{name}: {measured}" + f" (aim: {aim}{missed(measured, aim)})")
     target = os.environ.get("PERFSIM_BENCHMARKS")
     if target and rows:
-        head = HEAD.format(test="`pytest -m benchmark tests/benchmarks`", machine=_machine())
-        lines = [f"| {what} | {found} | {aim}{missed(found, aim)} |" for what, found, aim in rows]
-        Path(target).write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+        text = HEAD.format(test="`pytest -m benchmark tests/benchmarks`", machine=_machine())
+        text += "".join(
+            f"| {name} | {measured} | {aim}{missed(measured, aim)} |\n" for name, measured, aim, _ in rows
+        )
+        causes = [
+            f"- {name}: {cause or 'unknown'}\n"
+            for name, measured, aim, cause in rows
+            if missed(measured, aim)
+        ]
+        Path(target).write_text(text + (CAUSES + "".join(causes) if causes else ""), encoding="utf-8")
 
 
-def missed(found: str, aim: str) -> str:
-    """` MISSED` where the first number of what was found is on the wrong side of the aim, in one unit."""
+def missed(measured: str, aim: str) -> str:
+    """` MISSED` where the first number measured is on the wrong side of the aim, in one unit."""
     value, wanted = (
-        float(text.split()[0].replace(",", "")) for text in (found, aim.removeprefix("at least "))
+        float(text.split()[0].replace(",", "")) for text in (measured, aim.removeprefix("at least "))
     )
     return " **MISSED**" if (value < wanted if aim.startswith("at least") else value > wanted) else ""
 
 
 def _timed(config: pytest.Config) -> Iterator[Row]:
-    """What pytest-benchmark timed: its processor time, or the rate that its test notes; beside it its aim."""
+    """What pytest-benchmark timed: its time, or the rate that its test notes, with aim and cause."""
     session = getattr(config, "_benchmarksession", None)
-    for each in session.benchmarks if session is not None else ():
-        notes = dict(each.extra_info)
-        aim = str(notes.pop("aim"))
-        found = [f"{each.stats.min:,.2f} s", *(f"{name} {value:,.0f}" for name, value in notes.items())]
+    for timed in session.benchmarks if session is not None else ():
+        notes = dict(timed.extra_info)
+        aim, cause = str(notes.pop("aim")), str(notes.pop("cause", ""))
+        measured = [f"{timed.stats.min:,.2f} s", *(f"{name} {value:,.0f}" for name, value in notes.items())]
         if "flows/s" in notes:
-            found = [f"{notes.pop('flows/s'):,.0f} flows/s", *found[:-1]]
-        yield each.name.removeprefix("test_").replace("_", " "), "; ".join(found), aim
+            measured = [f"{notes.pop('flows/s'):,.0f} flows/s", *measured[:-1]]
+        yield timed.name.removeprefix("test_").replace("_", " "), "; ".join(measured), aim, cause
 
 
 def _machine() -> str:

@@ -77,8 +77,18 @@ def in_training(nodes: int = 128, rails: int = 8, stages: int = 16) -> list[Flow
     return flows
 
 
+JOINED = (
+    "when a flow ends that none replaces, the rates of all 256 classes that rings join on a rail are solved "
+    "anew from about 2,000 crossings, in some 0.7 ms; flows whose ends coincide share one solution"
+)
+
+
 def measured(
-    benchmark: BenchmarkFixture, flows: Sequence[Flow], capacities: Sequence[float], seconds: Sequence[float]
+    benchmark: BenchmarkFixture,
+    flows: Sequence[Flow],
+    capacities: Sequence[float],
+    seconds: Sequence[float],
+    cause: str = "",
 ) -> None:
     """Time a run, links reduced before it as before every run; note flows a second."""
     fewer, left = reduced(list(dict.fromkeys(flows)), capacities)
@@ -87,6 +97,7 @@ def measured(
     benchmark.extra_info["alive"] = len(flows)
     benchmark.extra_info["instants"] = share.solves
     benchmark.extra_info["aim"] = "at least 100,000 flows/s"
+    benchmark.extra_info["cause"] = cause
     benchmark.extra_info["flows/s"] = len(seconds) / benchmark.stats["min"]
 
 
@@ -100,8 +111,8 @@ def test_flows_of_a_training_step_of_all_ranks(benchmark: BenchmarkFixture) -> N
 
 
 def test_flows_of_all_ranks_no_two_of_which_end_together(benchmark: BenchmarkFixture) -> None:
-    """The worst case: every end changes the rates of the 256 classes that its rail joins."""
-    measured(benchmark, in_training(rails=1), [1.0] * 256, durations(3_000, distinct=True))
+    """The worst case: a third of the flows end unreplaced, which changes the rates of all 256 classes."""
+    measured(benchmark, in_training(rails=1), [1.0] * 256, durations(3_000, distinct=True), JOINED)
 
 
 @pytest.mark.parametrize("wafers", [1, 16, 192, 2048])

@@ -279,8 +279,8 @@ def test_an_even_group_takes_what_the_formulas_of_even_groups_say(
     network = calibration.network
     bus = ranks * MODEL.nic_share_bytes_per_s * network.efficiency
     if shared_nics and ranks not in (1, MODEL.devices_per_node):
-        assert network.partial_node_bytes_per_s is not None
-        bus = min(bus, network.partial_node_bytes_per_s)
+        assert network.partial_node_rank_bytes_per_s is not None
+        bus = min(bus, ranks * network.partial_node_rank_bytes_per_s)
     lines = []
     for line in network.protocols:
         across, inside = ring.num_steps(op, nodes), ring.num_steps(op, ranks * nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -245,6 +246,16 @@ def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(part:
     logits = B * 16 * VOCAB
     assert moved["cross_entropy"] == sum(forward.values()) * logits
     assert moved["cross_entropy.backward"] == sum(backward.values()) * logits
+
+
+def test_a_fused_cross_entropy_reads_the_logits_once_and_puts_its_gradient_in_their_place(
+    part: LayerSlice,
+) -> None:
+    fused = replace(part, fused_cross_entropy=True)
+    kernels = (*transformer.head_forward(fused, 16), *transformer.head_backward(fused, 16))
+    moved = {kernel.name: kernel.bytes_accessed for kernel in kernels if "cross_entropy" in kernel.name}
+    logits = B * 16 * VOCAB
+    assert moved == {"cross_entropy": 2 * logits, "cross_entropy.backward": (2 + 2) * logits}
 
 
 def test_the_embedding_moves_bytes_and_computes_nothing(part: LayerSlice) -> None:

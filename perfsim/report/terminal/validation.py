@@ -26,7 +26,8 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     for release, figures in result.get("without_release", {}).items():
         rows.append(_row(f"all without {release}", figures))
     if result.get("left_out"):
-        rows.append(_row("each release left out", result["left_out"]["summary"]))
+        part = "release" if "cases" in result["left_out"] else "family"
+        rows.append(_row(f"each {part} left out", result["left_out"]["summary"]))
     lines = [f"{result['file']}: {_cases(result['count'])}, {len(failed)} failed"]
     lines += table_lines(Table(_COLUMNS, rows, numeric=frozenset(range(1, len(_COLUMNS)))), width)
     if result.get("left_out"):

@@ -16,7 +16,7 @@ WORST = 10
 _HEADINGS = {
     "host_s_per_kernel": "host, a kernel",
     "host_blocking_s_per_kernel": "host blocking, a kernel",
-    "partial_node_bytes_per_s": "bus of a partial node",
+    "partial_node_rank_bytes_per_s": "bus of a partial node",
 }
 _FIGURES = ("median_ape", "p90_ape", "mape")
 
@@ -107,34 +107,37 @@ def worst_table(accuracy: StepAccuracy, *, scored: bool) -> Table:
 
 
 def ablation_table(removed: Sequence[Removed]) -> Table:
-    """The score without each mechanism; the largest mean error first."""
+    """The score without each mechanism, the largest mean error first; then with each that was dropped."""
     complete, *ablated = removed
-    ablated.sort(key=lambda removal: (-(removal.summary["mape"] or 0.0), removal.mechanism))
+    ablated.sort(key=lambda row: (row.tried, -(row.summary["mape"] or 0.0), row.mechanism))
     rows = []
     for removal in (complete, *ablated):
         figures = removal.summary
         worst = f"{removal.most_hurt}: {_percent(removal.most_hurt_mape)}" if removal.most_hurt else text.NONE
         rows.append(
             [
-                removal.mechanism,
+                f"{removal.mechanism} (tried, dropped)" if removal.tried else removal.mechanism,
                 removal.instead or text.NONE,
                 *(_percent(figures[key]) for key in _FIGURES),
                 _signed(figures["bias"]),
                 text.NONE if removal is complete else _points(figures["mape"], complete.summary["mape"]),
                 _percent(removal.refitted["mape"]) if removal.refitted else text.NONE,
+                _percent(removal.left_out["mape"]) if removal.left_out else text.NONE,
                 worst,
             ]
         )
     columns = (
         "without", "replaced by", "median", "p90", "mean", "bias", "mean, change", "mean, refitted",
-        "most affected family, mean",
+        "mean, left out", "most affected family, mean",
     )  # fmt: skip
     caption = (
-        "Fitted constants are kept, except in the column 'refitted': there they are fitted again with the "
-        "slopes of the complete model, without the constants of the mechanism. Step times are longest paths "
-        "without contention for links, so the first row may differ slightly from the score above."
+        "Fitted constants are kept, except in the columns 'refitted' and 'left out': there they are fitted "
+        "again, to all runs or to those of other families, with the slopes of the complete model and without "
+        "the constants of the mechanism. Rows 'tried, dropped' are with the mechanism, not without it. Step "
+        "times are longest paths without contention for links, so the first row may differ slightly from the "
+        "score above."
     )
-    return Table(columns, rows, caption, frozenset(range(2, 8)))
+    return Table(columns, rows, caption, frozenset(range(2, 9)))
 
 
 def _points(value: float | None, before: float | None) -> str:

@@ -65,7 +65,13 @@ class StreamedGpu(StreamedDevice):
     def layer_slice(self, job: Job, micro_batch_size: int) -> LayerSlice:
         """A layer with the recipe's attention kernel and dropout."""
         whole = WAFER.layer_slice(job, micro_batch_size)
-        return replace(whole, attention=job.recipe.attention, dropout=job.recipe.dropout)
+        recipe = job.recipe
+        return replace(
+            whole,
+            attention=recipe.attention,
+            dropout=recipe.dropout,
+            fused_cross_entropy=recipe.fused_cross_entropy,
+        )
 
     def kept_bytes(self, part: LayerSlice) -> float:
         """All activations, with attention scores where the attention kernel keeps them."""

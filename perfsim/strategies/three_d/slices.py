@@ -23,6 +23,7 @@ def layer_slice(
         main_grad_bytes=main_grad_bytes(recipe),
         element_bytes=recipe.element_bytes,
         dropout=recipe.dropout,
+        fused_cross_entropy=recipe.fused_cross_entropy,
         recompute_stops_early=zero_stage == SHARDED,
     )
 

@@ -69,8 +69,9 @@ def test_a_tool_is_given_the_fastest_layout_that_it_can_run(answer: ps.PlanAnswe
 def test_a_layout_that_is_not_the_fastest_says_so_in_its_text() -> None:
     answer = ps.plan(model="gpt3_20b", system="dgx-a100-80gb", devices=256, batch=64, shown=1)
     text = json.loads(answer.emit("deepspeed"))["_comments"]
-    assert answer.best.layout["schedule"] == "interleaved"
-    (remark,) = [comment for comment in text if "not interleaved" in comment]
+    schedule = answer.best.layout["schedule"]
+    assert schedule != "1f1b", "DeepSpeed runs no other schedule"
+    (remark,) = [comment for comment in text if f"not {schedule}" in comment]
     assert "times its step time" in remark
 
 

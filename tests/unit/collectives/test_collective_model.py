@@ -104,9 +104,9 @@ def test_bus_bandwidth_across_nodes_is_the_nics_of_the_ranks_of_a_node() -> None
 
 
 def bridged(nics: int = 4) -> NodeSpec:
-    """A node whose host bridge carries 9 GB/s, less than the 10 GB/s of a device's share of 4 NICs."""
+    """A node whose bridge carries 4.5 GB/s for each rank, less than the 10 GB/s of its share of 4 NICs."""
     assert NETWORK.network is not None
-    network = NETWORK.network.model_copy(update={"partial_node_bytes_per_s": 9e9})
+    network = NETWORK.network.model_copy(update={"partial_node_rank_bytes_per_s": 4.5e9})
     limited = NETWORK.model_copy(update={"network": network})
     machine = node(nics=nics)
     return machine.model_copy(update={"nic": machine.nic.model_copy(update={"calibration": limited})})
@@ -118,9 +118,12 @@ def bus_bytes_per_s(group: Group, machine: NodeSpec) -> float:
     return float(wire * 1e12 / collective_time_s("all_reduce", 1e12, group, machine))
 
 
-@pytest.mark.parametrize("group", [Group.even(2, 2), Group.even(4, 2), Group(10, 8, 2, 2)])
-def test_however_many_ranks_of_a_node_a_group_has_the_bridge_bounds_them_together(group: Group) -> None:
-    assert bus_bytes_per_s(group, bridged()) == pytest.approx(9e9, rel=1e-3)
+@pytest.mark.parametrize(
+    ("group", "ranks"), [(Group.even(2, 2), 2), (Group.even(4, 2), 4), (Group(10, 8, 2, 2), 2)]
+)
+def test_a_group_has_a_part_of_the_bridge_for_each_of_its_ranks_on_a_node(group: Group, ranks: int) -> None:
+    """All groups of a node cross one bridge: those with more ranks are fewer."""
+    assert bus_bytes_per_s(group, bridged()) == pytest.approx(ranks * 4.5e9, rel=1e-3)
 
 
 def test_a_lone_rank_of_a_node_stands_next_to_its_nic_and_crosses_no_bridge() -> None:

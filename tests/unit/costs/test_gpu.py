@@ -113,6 +113,24 @@ def test_fused_attention_reaches_half_its_rate_at_its_half_length(
     assert seconds == pytest.approx(1.0 / (0.5 * share), rel=1e-4)
 
 
+def test_fused_attention_reaches_a_fraction_of_the_rate_of_its_instructions(toys: ModuleType) -> None:
+    kernel = Kernel("a", "attention", flop=312e12, bytes_accessed=1.0, m=2048)
+    whole, slower = (
+        costs(toys, constants={"attention_instruction_fraction": share}).kernel_s(kernel)
+        for share in (1.0, 0.6)
+    )
+    assert slower == pytest.approx(whole / 0.6, rel=1e-4)
+
+
+def test_the_slowest_of_many_devices_sets_the_sustained_ceiling(toys: ModuleType) -> None:
+    """The largest of 16 normal values lies 1.77 standard deviations out (tables of order statistics)."""
+    spread = {"sustained_spread": 0.02}
+    alone, many = (costs(toys, devices, constants=spread).gemm for devices in (1, 16))
+    assert alone.sustained_fraction == 0.8
+    assert many.sustained_fraction == pytest.approx(0.8 * (1 - 0.02 * 1.77), rel=1e-3)
+    assert costs(toys, 16).gemm.sustained_fraction == 0.8
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_product_with_odd_rows_runs_without_matrix_cores(toys: ModuleType, precision: str) -> None:
     priced = costs(toys, precision=precision)
@@ -240,7 +258,9 @@ def test_a_precision_that_the_device_does_not_have_is_refused(toys: ModuleType) 
 
 # ------------------------------------------------------------------ compute beside communication
 def beside(toys: ModuleType, **recipe: Any) -> GpuCosts:
-    taken = CommunicationConstants(units=24, memory_passes={"all_gather": 2.0, "reduce_scatter": 3.0})
+    taken = CommunicationConstants(
+        units=24, units_per_nic=2, memory_passes={"all_gather": 2.0, "reduce_scatter": 3.0}
+    )
     return costs(toys, constants={"communication": taken}, **recipe)
 
 
@@ -256,6 +276,23 @@ def test_a_collective_takes_its_units_and_the_passes_of_what_it_sends(toys: Modu
             (24 / units, passes * sent_bytes_per_s / (0.8 * 2e12))
         )
         assert priced.bound(collective) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("stride", "size", "nics"), [(1, 16, 8), (4, 4, 2), (8, 2, 1)])
+def test_across_nodes_a_collective_takes_as_many_units_as_its_nics_can_feed(
+    toys: ModuleType, stride: int, size: int, nics: int
+) -> None:
+    priced = beside(toys)
+    gather = work(kind=Kind.COMM_COLL, op="all_gather", comm_bytes=8e8, group=RankGroup(0, stride, size))
+    units = priced.topology.system.device.compute_units
+    assert priced.topology.system.node.nics == 8
+    assert priced.taken(gather).units == pytest.approx(2 * nics / units)
+
+
+def test_a_message_takes_the_units_of_one_nic(toys: ModuleType) -> None:
+    priced = beside(toys)
+    message = work(kind=Kind.COMM_SEND, op="send_recv", comm_bytes=8e6, group=RankGroup(0, 1, 2))
+    assert priced.taken(message).units == pytest.approx(2 / priced.topology.system.device.compute_units)
 
 
 def test_compute_and_a_group_of_one_rank_take_nothing(toys: ModuleType) -> None:

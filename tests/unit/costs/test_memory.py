@@ -132,6 +132,14 @@ def test_a_use_adds_up_and_names_its_largest_part() -> None:
     assert not MemoryUse("stage 0", {"parameters": 8.1}, 8.0).fits
 
 
+def test_a_fused_cross_entropy_keeps_no_fp32_copy_of_the_logits(toys: ModuleType) -> None:
+    fused = (
+        logit_bytes(LayerSlice(toys.model(), 1024, 2, element_bytes=size, fused_cross_entropy=True), 1024)
+        for size in (2.0, 4.0)
+    )
+    assert list(fused) == [2 * 2 * 1024 * 51200, 4 * 2 * 1024 * 51200]
+
+
 def test_logits_in_fp32_need_no_copy(toys: ModuleType) -> None:
     half, full = (
         logit_bytes(LayerSlice(toys.model(), 1024, 2, element_bytes=size), 1024) for size in (2.0, 4.0)

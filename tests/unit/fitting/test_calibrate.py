@@ -198,4 +198,7 @@ def test_a_device_without_calibration_gets_a_whole_one_that_says_what_is_assumed
     )
     calibration = calibrate.gpu_calibration(tmp_path / "gemm.csv", DEVICE)
     assert calibration.name == "some-gpu"
-    assert {"memory", "sustained_fraction"} <= set(calibration.assumed)
+    assert {"memory", "sustained_fraction", "sustained_spread"} <= set(calibration.assumed)
+    burst = a100_gpu().gemm.burst_fraction
+    assert calibration.sustained_fraction == pytest.approx(calibrate.SUSTAINED_OVER_BURST * burst, rel=1e-3)
+    assert all(path.startswith("gemm.") for path in calibration.unaccounted()), "no fit of them is given"

@@ -43,7 +43,7 @@ SWITCHES = (
     *("sequence-parallel", "use-distributed-optimizer", "use-megatron-fsdp", "overlap-grad-reduce"),
     *("no-gradient-accumulation-fusion", "fp16", "bf16", "swiglu", "disable-bias-linear"),
     *("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "group-query-attention"),
-    "untie-embeddings-and-output-weights",
+    *("untie-embeddings-and-output-weights", "cross-entropy-loss-fusion"),
 )
 
 
@@ -109,9 +109,17 @@ def test_megatron_flags_hold_the_shape_and_the_recipe(planned: Callable[..., Pla
     args = flags_of(
         emit(
             "megatron",
-            planned(layout, model="llama2_70b", attention="flash", dropout=False, precision="fp16"),
+            planned(
+                layout,
+                model="llama2_70b",
+                attention="flash",
+                dropout=False,
+                precision="fp16",
+                fused_cross_entropy=True,
+            ),
         )
     )
+    assert args.cross_entropy_loss_fusion
     assert (args.num_query_groups, args.group_query_attention, args.swiglu) == (8, True, True)
     assert args.disable_bias_linear
     assert args.normalization == "RMSNorm"

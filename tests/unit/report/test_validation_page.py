@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from perfsim.catalog import Catalog
@@ -125,10 +127,26 @@ def test_markdown_has_headings_leads_and_aligned_tables() -> None:
     assert table_lines(Table(("x",), [["a|b"]])).endswith("| a\\|b |")
 
 
-def test_families_are_left_out_on_a_page_only() -> None:
-    answer = CliRunner().invoke(main, ["validate", "--leave-out"])
+def test_leaving_out_needs_a_file_of_step_times(repository: Path) -> None:
+    batches = str(repository / "studies" / "validation" / "convergence.yaml")
+    answer = CliRunner().invoke(main, ["validate", batches, "--leave-out"])
     assert answer.exit_code == 2
-    assert "--page" in answer.output
+    assert "step times" in answer.output
+
+
+def test_the_json_document_of_gpu_runs_has_the_score_of_each_family_left_out(
+    repository: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("scipy")
+    public = yaml.safe_load((repository / "studies" / "validation" / "gpu.yaml").read_text(encoding="utf-8"))
+    few = [case for case in public["cases"] if case["system"]["num_devices"] <= 2 or "125m" in case["id"]]
+    path = tmp_path / "few.yaml"
+    path.write_text(yaml.safe_dump({**public, "cases": few}), encoding="utf-8")
+    answer = CliRunner().invoke(main, ["validate", str(path), "--leave-out", "--json"])
+    scores = json.loads(answer.output)["left_out"]
+    assert set(scores["families"]) == {"vtrain_single", "llm_foundry_a100_80gb"}
+    assert scores["summary"]["n"] == len(few)
+    assert all(row["mape"] > 0 and row["bias"] is not None for row in scores["families"].values())
 
 
 def test_releases_of_wafer_logs_are_left_out_in_the_text_and_on_the_page(

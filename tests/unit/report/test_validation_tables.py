@@ -11,7 +11,7 @@ from perfsim.report.validation.tables import _quantity
     ("name", "value", "shown"),
     [
         ("host_s_per_kernel", 3.9e-5, "39 µs"),
-        ("partial_node_bytes_per_s", 7.9e9, "7.9 GB/s"),
+        ("partial_node_rank_bytes_per_s", 7.9e9, "7.9 GB/s"),
         ("attention_half_length", 1554.2, "1,554"),
         ("sustained_fraction", 0.7741, "0.77"),
     ],

@@ -12,9 +12,11 @@ from perfsim.costs.gemm import GemmModel
 from perfsim.costs.gpu import GpuCosts
 from perfsim.published.cases import StepCase
 from perfsim.published.placed_cases import PlacedCase, place_case
+from perfsim.transformer import elementwise
 from perfsim.validation.ablation import (
     NOTHING,
     REMOVALS,
+    TRIED,
     GemmWithoutWaves,
     WithoutMechanism,
     ablate,
@@ -22,7 +24,7 @@ from perfsim.validation.ablation import (
     shares,
 )
 
-SYSTEM = {"device": "a100-sxm4-80gb", "inter_node": "1.6 Tb/s"}
+SYSTEM = {"inter_node": "1.6 Tb/s"}
 MODEL = {
     "num_layers": 4,
     "hidden_size": 1024,
@@ -34,14 +36,18 @@ MODEL = {
 
 
 def written(
-    parallel: dict[str, Any], recompute: str = "none", evidence: str = "A", family: str = "f"
+    parallel: dict[str, Any],
+    recompute: str = "none",
+    evidence: str = "A",
+    family: str = "f",
+    device: str = "a100-sxm4-80gb",
 ) -> PlacedCase:
     devices = parallel.get("tensor", 1) * parallel.get("pipeline", 1) * parallel.get("data", 1)
     fields = {
         "id": "a",
         "family": family,
         "evidence": evidence,
-        "system": SYSTEM | {"num_devices": devices, "devices_per_node": min(devices, 8)},
+        "system": SYSTEM | {"device": device, "num_devices": devices, "devices_per_node": min(devices, 8)},
         "model": MODEL,
         "strategy": "3d",
         "parallel": parallel,
@@ -125,3 +131,47 @@ def test_without_waves_a_product_is_no_slower_and_whole_waves_are_as_fast() -> N
     without = smooth.geometry(*sizes).tile_wave_flop
     assert np.all(without <= with_waves * (1 + 1e-12))
     assert np.any(without < with_waves)
+
+
+def costs_of(case: PlacedCase, key: str) -> WithoutMechanism:
+    (removal,) = (removal for removal in (*REMOVALS, *TRIED) if removal.key == key)
+    return WithoutMechanism(case.plan, removal)
+
+
+def test_a_run_on_many_gpus_gains_if_all_hold_the_mean_ceiling() -> None:
+    assert (
+        lost(written({"data": 16}))["slowest of many GPUs"] > lost(written({}))["slowest of many GPUs"] == 0.0
+    )
+
+
+def test_the_ceiling_of_the_larger_memory_replaces_that_of_the_smaller_only() -> None:
+    key = "ceiling of the A100 with 40 GB"
+    assert lost(written({"data": 8}))[key] == 0.0
+    smaller = written({"data": 8}, device="a100-sxm4-40gb")
+    larger = GpuCosts(written({"data": 8}).plan.topology, smaller.plan.job.recipe)
+    assert costs_of(smaller, key).gemm.sustained_fraction == pytest.approx(larger.gemm.sustained_fraction)
+
+
+def test_a_fused_cross_entropy_and_no_other_is_replaced_by_passes_in_fp32() -> None:
+    case = written({})
+    assert lost(case)["fused cross-entropy"] == 0.0
+    costs = costs_of(case, "fused cross-entropy")
+    costs.recipe = costs.recipe.model_copy(update={"fused_cross_entropy": True})
+    kernel = elementwise("cross_entropy", 1e9)
+    assert costs.kernel_s(kernel) == pytest.approx(19 * GpuCosts.kernel_s(costs, kernel))
+
+
+def test_the_ceiling_rises_with_idle_time_where_that_is_tried() -> None:
+    flat, deep = written({}), written({"pipeline": 2})
+    key = "power saved in idle time"
+    assert costs_of(flat, key).gemm.sustained_fraction == costs_of(flat, "optimizer").gemm.sustained_fraction
+    waves = deep.plan.num_microbatches
+    rise = (waves / (waves + 1)) ** (-1 / 3)
+    mean = costs_of(deep, "optimizer").gemm.sustained_fraction
+    assert costs_of(deep, key).gemm.sustained_fraction == pytest.approx(min(1.0, rise * mean))
+
+
+def test_a_causal_softmax_reads_less_where_that_is_tried() -> None:
+    case = written({})
+    assert lost(case)["causal softmax"] > 0.0
+    assert lost(case)["slower weight gradients"] < 0.0

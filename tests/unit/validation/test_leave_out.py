@@ -16,16 +16,16 @@ from perfsim.validation.leave_out import ALL, LeftOut, Tangent, leave_out, tange
 from perfsim.validation.score import Scored
 from perfsim.validation.validate import scored_case
 
-AT = (4e-5, 1e-4, 9e9, 1500.0, 0.8, 0.3)
-TRUE = np.array([5e-5, 1e-4, 9e9, 1500.0, 0.7, 0.3])
+AT = (4e-5, 1e-4, 9e9, 1500.0, 0.3, 0.8)
+TRUE = np.array([5e-5, 1e-4, 9e9, 1500.0, 0.3, 0.7])
 SLOPES = {
     "host": [
-        (0.6, 0.0, 0.0, 0.0, -0.3, 0.0),
-        (0.4, 0.0, 0.0, 0.0, -0.5, 0.0),
-        (0.5, 0.0, 0.0, 0.0, -0.2, 0.0),
+        (0.6, 0.0, 0.0, 0.0, 0.0, -0.3),
+        (0.4, 0.0, 0.0, 0.0, 0.0, -0.5),
+        (0.5, 0.0, 0.0, 0.0, 0.0, -0.2),
     ],
-    "long": [(0.0, 0.0, 0.0, 0.0, -0.9, 0.0), (0.1, 0.0, 0.0, 0.0, -0.8, 0.0)],
-    "flash": [(0.1, 0.0, 0.0, 0.0, -0.3, -0.5), (0.0, 0.0, 0.0, 0.0, -0.4, -0.4)],
+    "long": [(0.0, 0.0, 0.0, 0.0, 0.0, -0.9), (0.1, 0.0, 0.0, 0.0, 0.0, -0.8)],
+    "flash": [(0.1, 0.0, 0.0, 0.0, -0.5, -0.3), (0.0, 0.0, 0.0, 0.0, -0.4, -0.4)],
 }
 
 
@@ -53,21 +53,33 @@ def test_constants_are_found_again_without_each_family() -> None:
 
 def test_a_constant_that_no_other_family_shows_is_kept_and_said_to_be() -> None:
     found = by_family(leave_out(tangents(), [], Catalog()))
-    unseen = {"host_blocking_s_per_kernel", "partial_node_bytes_per_s", "attention_half_length"}
+    unseen = {"host_blocking_s_per_kernel", "partial_node_rank_bytes_per_s", "attention_half_length"}
     assert set(found["flash"].kept) == {"attention_fraction", *unseen}
     assert found["flash"].constants["attention_fraction"] == 0.3
     assert set(found["host"].kept) == unseen
 
 
-def test_a_device_without_other_runs_borrows_the_constants_of_the_one_with_most() -> None:
-    lone = replace(
-        tangents()[0],
-        calibration="new",
-        constants=(4e-5, 1e-4, 9e9, 1500.0, 0.5, 0.1),
-        scored=Scored("n", "new", "A", None, "", 1.0, 1.1),
-    )
-    found = by_family(leave_out([*tangents(), lone], [], Catalog()))["new"]
-    assert (found.borrowed, tuple(found.constants.values())) == ("gpu", AT)
+def run_on(calibration: str, ceiling: float, benchmark: float) -> Tangent:
+    """A run whose step time follows the ceiling of its device alone, measured as predicted."""
+    slopes = (0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+    scored = Scored(calibration, f"on {calibration}", "A", None, "", 1.0, 1.0)
+    return Tangent(scored, calibration, (*AT[:-1], ceiling), slopes, benchmark)
+
+
+def test_the_ceiling_of_a_device_without_other_runs_follows_its_benchmark_as_those_of_others() -> None:
+    others = [run_on("old", 0.8, 0.8), run_on("older", 0.4, 0.5)]
+    found = by_family(leave_out([*others, run_on("new", 0.3, 0.6)], [], Catalog()))["on new"]
+    assert found.constants["sustained_fraction"] == pytest.approx(0.6 * np.sqrt(1.0 * 0.8), rel=1e-3)
+    assert found.borrowed == "old, older"
+    assert by_family(leave_out(tangents(), [], Catalog()))["host"].borrowed == ""
+
+
+def test_a_shared_constant_is_fitted_to_the_runs_of_all_devices() -> None:
+    flash = [replace(run, calibration="other") for run in tangents() if run.scored.family == "flash"]
+    rest = [run for run in tangents() if run.scored.family != "flash"]
+    found = by_family(leave_out([*rest, *flash], [], Catalog()))
+    assert found["long"].constants["host_s_per_kernel"] == pytest.approx(5e-5, rel=1e-3)
+    assert found["host"].constants["host_s_per_kernel"] == pytest.approx(5e-5, rel=0.1)
 
 
 def test_the_last_row_is_over_all_runs() -> None:
@@ -101,7 +113,7 @@ def test_slopes_are_those_of_the_priced_step() -> None:
     assert slopes["host_s_per_kernel"] == pytest.approx(1.0, abs=0.05), "so small a model waits for the host"
     assert slopes["host_blocking_s_per_kernel"] == 0.0
     assert slopes["attention_fraction"] == 0.0, "standard attention"
-    assert slopes["partial_node_bytes_per_s"] == 0.0, "one device"
+    assert slopes["partial_node_rank_bytes_per_s"] == 0.0, "one device"
     at = recorded_constants(written)
     assert found.scored.predicted_s == predict_with(written, at)
     assert module._predict((case, tuple(at.tolist())), Catalog()) == predict_with(written, at)

@@ -32,7 +32,7 @@ def system() -> WaferClusterSpec:
 
 
 def test_kernels_cost_what_they_cost_on_any_a100_and_movement_what_the_tree_takes(run: Evaluation) -> None:
-    kernels = GpuKernels(system(), run.plan.job.recipe)
+    kernels = GpuKernels(system(), run.plan.job.recipe, run.plan.topology.num_devices)
     streams = StreamCosts(run.plan.topology)
     layer = block_works(run.plan)[1]
     assert run.costs.duration_s(layer.forward) == kernels.compute_s(layer.forward)
