@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog
-from perfsim.errors import InputError, PerfsimError, Problem
+from perfsim.errors import CatalogError, InputError, PerfsimError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.prediction.cluster import cluster_named
 from perfsim.spec import Spec
@@ -53,6 +54,21 @@ def writing(path: str | Path) -> Iterator[Path]:
         yield Path(path)
     except OSError as error:
         raise PerfsimError(f"{path}: {error.strerror or error}") from None
+
+
+@contextmanager
+def about(given: Any) -> Iterator[None]:
+    """Gives a problem with a description that was read, as a lack of constants, the place of its file."""
+    try:
+        yield
+    except CatalogError as error:
+        if not (isinstance(given, (str, Path)) and Path(given).is_file()):
+            raise
+        placed = (
+            problem if problem.file else replace(problem, file=str(given), line=1)
+            for problem in error.problems
+        )
+        raise CatalogError(list(placed)) from None
 
 
 def cluster_of(given: Named | ClusterCalibration | None, catalog: Catalog) -> ClusterCalibration | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfsim.api.naming import Named, cluster_of, described, system_of
+from perfsim.api.naming import Named, about, cluster_of, described, system_of
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import within_floats
@@ -58,4 +58,6 @@ def predict(
         detail=detail,
         expand=expand,
     )
-    return predict_question(question.check())
+    with about(system):
+        question.check()
+    return predict_question(question)

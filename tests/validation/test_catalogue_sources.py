@@ -12,7 +12,7 @@ from perfsim.catalog.compose import values
 from perfsim.workload import TransformerConfig
 
 CATALOG = Catalog([data_root()])
-STRUCTURE = ("kind", "calibration", "framework")
+STRUCTURE = ("kind", "calibration", "chip", "framework")
 """Keys for what a description is and which fit it uses: not facts, so they need no source."""
 DESCRIBED = [kind for kind in FOLDERS if kind not in ("study", "calibration")]
 ENTRIES = [(kind, name) for kind in DESCRIBED for name in CATALOG.names(kind)]

@@ -764,3 +764,11 @@ def test_the_objectives_of_the_option_are_those_that_there_are() -> None:
     from perfsim.studies.shortlist import Objective
 
     assert get_args(Objective) == OBJECTIVES
+
+
+def test_a_machine_without_constants_is_refused_with_its_file(perfsim: Run, elsewhere: Path) -> None:
+    (elsewhere / "bare.yaml").write_text("extends: a100-sxm4-80gb\ncalibration: null\n", encoding="utf-8")
+    system = elsewhere / "system.yaml"
+    system.write_text("extends: dgx-a100-80gb\ndevice: bare.yaml\n", encoding="utf-8")
+    asked = ("run", "--model", "gpt3_xl", "--devices", "8", "--system", system)
+    refused(perfsim(*asked), 2, "system.yaml:1: device bare names no GPU calibration")
