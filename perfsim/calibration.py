@@ -170,7 +170,7 @@ class CommunicationConstants(Constants):
 
     units: NonNegative
     """Compute units that it occupies inside a node: one for each channel."""
-    units_per_nic: Annotated[float, Field(gt=0)]
+    units_per_nic: Annotated[float, *number(0.01, 1e3)]
     """Compute units per NIC that a group across nodes may use, if they are fewer; also those of a message."""
     memory_passes: dict[CollectiveOp, NonNegative]
     """Bytes read and written in device memory, over those that the device sends, by operation."""

@@ -33,6 +33,7 @@ from perfsim.engine.overlap import (
 )
 from perfsim.errors import DeadlockError
 from perfsim.graph import TaskGraph
+from perfsim.graph.chains import Chains
 from perfsim.trace import Simulated, Trace
 
 CHECKED_EVERY = 4096
@@ -91,19 +92,11 @@ class _Run:
         self.calendar = Calendar(self.env)
         self.share = FairShare(self.calendar, links.capacities, grid_s=self.grid_s)
         flowing = _any_of(links.flows, len(graph.works))[graph.work]
-        aside = np.zeros(len(graph), dtype=bool)
+        uncontended = None
         if beside is not None and beside.taken.any():
-            aside = beside_computation(graph, np.any(beside.taken, axis=1))
             uncontended = longest_path(graph, ticks, exponent)
-            waiting = occupied(graph, np.flatnonzero(aside & ~flowing))
-            aside[waiting.tasks] = computing_meanwhile(uncontended, waiting)
-        apart = flowing | aside
-        # The end of a flow, or of a load, is an event of its own, so its task is a chain of its own.
-        self.chains = graph.chains_around(apart) if apart.any() else graph.chains
-        if beside is not None and aside.any():  # a chain is slowed on one device
-            apart[changes_of_device(graph, self.chains, np.any(beside.bound, axis=1)[graph.work])] = True
-            self.chains = graph.chains_around(apart)
-        chains = self.chains
+        aside = self._aside(flowing, beside, uncontended)
+        self.chains = chains = self._chains(flowing | aside, beside)
         self.since_s = in_seconds(chains.since_start(ticks), exponent)
         tasks = np.flatnonzero(flowing)
         self.flow_of = dict(zip(chains.chain[tasks].tolist(), tasks.tolist(), strict=True))
@@ -114,7 +107,7 @@ class _Run:
         self.progress = self.since_s[None].repeat(3, axis=0)
         """Seconds from the start of a chain to the end of each task, by place: all, those that compute units
         limit, and those that memory bandwidth limits."""
-        if beside is not None and aside.any():
+        if beside is not None and uncontended is not None and aside.any():
             self._find_loads(beside, np.flatnonzero(aside), uncontended)
             self.progress[1:] = self._limited_s(beside)
         self.points = self._points()
@@ -136,6 +129,32 @@ class _Run:
 
     # ---------------------------------------------------------------------------------- preparation
     num_devices = 0
+
+    def _aside(
+        self, flowing: NDArray[np.bool_], beside: Beside | None, uncontended: Trace | None
+    ) -> NDArray[np.bool_]:
+        """The communications that can slow a computation: those beside one on the longest path, and flows."""
+        if beside is None or uncontended is None:
+            return np.zeros(len(self.graph), dtype=bool)
+        aside = beside_computation(self.graph, np.any(beside.taken, axis=1))
+        waiting = occupied(self.graph, np.flatnonzero(aside & ~flowing))
+        aside[waiting.tasks] = computing_meanwhile(uncontended, waiting)
+        return aside
+
+    def _chains(self, apart: NDArray[np.bool_], beside: Beside | None) -> Chains:
+        """The chains; the end of a flow or of a load is an event, so its task is a chain of its own."""
+        if not apart.any():
+            return self.graph.chains
+        chains = self.graph.chains_around(apart)
+        if beside is None:
+            return chains
+        # A chain is slowed on one device.
+        changes = changes_of_device(self.graph, chains, np.any(beside.bound, axis=1)[self.graph.work])
+        return (
+            self.graph.chains_around(apart | _any_of(changes.tolist(), len(self.graph)))
+            if len(changes)
+            else chains
+        )
 
     def _find_loads(self, beside: Beside, aside: NDArray[np.intp], uncontended: Trace) -> None:
         """Find what communications take on which devices, and the chains that they may slow."""

@@ -10,7 +10,7 @@ from typing import Any
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, Problem
 from perfsim.hardware import SystemSpec
-from perfsim.interop.foreign.models import model_named
+from perfsim.interop.models import model_named
 from perfsim.machines import build_topology, machine
 from perfsim.proof.catalogue import Case, catalogue_cases
 from perfsim.proof.execution.serial import STEPS

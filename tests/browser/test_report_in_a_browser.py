@@ -65,7 +65,7 @@ def test_every_trace_is_drawn_as_the_type_it_was_written_as(
 ) -> None:
     opened = open_page(request.getfixturevalue(which))
     plots = opened.page.evaluate(TYPES)
-    assert len(plots) == (7 if which == "report" else 3)
+    assert len(plots) == (8 if which == "report" else 3)
     for plot in plots:
         assert plot["asked"] == plot["drawn"], plot["id"]
     assert opened.errors == []

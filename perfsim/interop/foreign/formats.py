@@ -30,8 +30,8 @@ from perfsim.interop.foreign.imported import (
     recipe_document,
 )
 from perfsim.interop.foreign.measured import measured_document
-from perfsim.interop.foreign.models import GAP
 from perfsim.interop.foreign.source import Source
+from perfsim.interop.models import GAP
 from perfsim.workload import TransformerConfig
 
 

@@ -13,7 +13,7 @@ import yaml
 from perfsim.catalog import default_catalog
 from perfsim.errors import InputError
 from perfsim.interop.foreign.formats import import_file, read_model
-from perfsim.interop.foreign.models import model_named
+from perfsim.interop.models import model_named
 from perfsim.transformer import parameters
 
 PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = yaml.safe_load(
