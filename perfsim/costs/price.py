@@ -21,6 +21,8 @@ class Shares(NamedTuple):
 
 
 NONE = Shares(0.0, 0.0)
+MOST_TAKEN = 0.9
+"""Share of a device that communications take at most, all together."""
 
 
 class Costs(ABC):

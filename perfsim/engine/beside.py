@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.costs.price import MOST_TAKEN
 from perfsim.engine.calendar import Calendar
 from perfsim.graph.chains import Chains
 
@@ -25,8 +26,6 @@ Floats = NDArray[np.float64]
 
 UNIT = 1 << 20
 """Shares are added as whole multiples of 1 / UNIT, so that what ends leaves exactly nothing behind."""
-MOST_TAKEN = 0.9
-"""Share of a device that communication takes at most."""
 
 
 class Beside(NamedTuple):

@@ -108,7 +108,7 @@ def time_at(question: Question, target: Target, global_batch_size: int, steps: C
 def choice_of(plan: Plan, step_time_s: float, target: Target, hidden: float = 0.0) -> BatchChoice:
     """A plan with its step time, and what that makes of the time to the target.
 
-    `hidden` is the share of the step that hides communication; 0 where the step was not simulated.
+    `hidden` is the share of the step that hides communication; points of a curve leave it out of their band.
     """
     accuracy = accuracy_of(plan, hidden)
     answer = time_to_accuracy(

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfsim.costs.price import MOST_TAKEN
 from perfsim.engine import critical_path, simulate
-from perfsim.engine.beside import MOST_TAKEN, Beside
+from perfsim.engine.beside import Beside
 from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
 from perfsim.trace import Trace
 

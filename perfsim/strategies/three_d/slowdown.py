@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.costs.price import NONE, Costs, Shares
+from perfsim.costs.price import MOST_TAKEN, NONE, Costs, Shares
 from perfsim.graph import RankGroup, Work
 from perfsim.strategies.three_d.columns import Columns, distinct_rows
 from perfsim.strategies.three_d.data import Replicas
@@ -75,6 +75,7 @@ def slowdowns(
 
 def _lost(taken: Floats, bound: Floats) -> Floats:
     """Seconds lost per hidden second; both have columns for units and memory bandwidth."""
+    taken = np.minimum(taken, MOST_TAKEN)
     longer = (taken / (1.0 - taken) * bound).sum(axis=1, keepdims=True)
     return np.asarray(longer / (1.0 + longer))
 

@@ -7,8 +7,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from perfsim.costs.price import MOST_TAKEN
 from perfsim.engine import critical_path, simulate
-from perfsim.engine.beside import MOST_TAKEN, Beside, excess
+from perfsim.engine.beside import Beside, excess
 from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
 
 UNITS, MEMORY = 0.25, 0.125
