@@ -11,7 +11,7 @@ SIZES = range(8, 1025, 8)
 REFUSED_BEFORE = [
     *(("gpt3_20b", devices) for devices in (56, 88, 120, 152, 184, 248, 360, 1000)),
     ("gpt3_13b", 40),
-    ("opt_175b", 992),
+    pytest.param("opt_175b", 992, marks=pytest.mark.slow),
 ]
 
 

@@ -73,6 +73,7 @@ ROWS, MOST_PASSES = 40, 2500
 """Layouts drawn for a question, and passes of a micro-batch through a layer in the graphs of these."""
 
 
+@pytest.mark.slow
 def test_drawn_layouts_are_within_one_percent_at_the_median_and_all_but_a_few_within_six() -> None:
     """From the quarter with the best estimates; a planner can make good what is estimated too low."""
     generator = np.random.default_rng(0)
