@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.graph import TaskGraph
+from perfsim.graph.task_graph import computes, owners_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -131,8 +132,8 @@ class Trace:
     def _blocks(self) -> Iterator[_Block]:
         """The tasks of all computing devices, some devices at a time so that the tables stay small."""
         streams = self.graph.streams
-        owners = [name.split("/", 1)[0].split("+") for name in streams]
-        computing = [stream for stream, name in enumerate(streams) if _computes(name)]
+        owners = [owners_of(name) for name in streams]
+        computing = [stream for stream, name in enumerate(streams) if computes(name)]
         mine: dict[str, list[int]] = {owner: [] for stream in computing for owner in owners[stream]}
         common = [stream for stream, names in enumerate(owners) if names[0] not in mine]
         for stream, names in enumerate(owners):
@@ -147,12 +148,12 @@ class Trace:
             parts: tuple[list[tuple[int, Tasks]], ...] = ([], [])
             for number, device in enumerate(devices):
                 for stream in dict.fromkeys(mine[device] + common):
-                    parts[0 if _computes(streams[stream]) else 1].append((number, tasks[stream]))
+                    parts[0 if computes(streams[stream]) else 1].append((number, tasks[stream]))
             earlier = np.array([earlier_s.get(device, 0.0) for device in devices])
             compute, background = (self._rows(part) for part in parts)
             yield _Block(devices, low_s - earlier, high_s - earlier, compute, background)
 
-    def _earlier_s(self, owners: list[list[str]], tasks: Sequence[Tasks]) -> dict[str, float]:
+    def _earlier_s(self, owners: list[tuple[str, ...]], tasks: Sequence[Tasks]) -> dict[str, float]:
         """How much earlier than the last device each one ends its step; empty for a graph of one step.
 
         In schedules with a skew between ranks, every device has its own step window.
@@ -161,7 +162,7 @@ class Trace:
             return {}
         ends: dict[str, float] = {}
         for names, stream, mine in zip(owners, self.graph.streams, tasks, strict=True):
-            for owner in names if _computes(stream) else ():
+            for owner in names if computes(stream) else ():
                 ends[owner] = max(ends.get(owner, 0.0), float(self.end_s[mine].max()))
         latest_s = max(ends.values())
         return {owner: latest_s - end_s for owner, end_s in ends.items()}
@@ -178,8 +179,8 @@ class Trace:
         """The mean over ranks: a device counts once for each rank it stands for; a missing category is 0."""
         ranks: dict[str, int] = {}
         for name, count in zip(self.graph.streams, self.graph.stands_for, strict=True):
-            if _computes(name):
-                for owner in name.split("/", 1)[0].split("+"):
+            if computes(name):
+                for owner in owners_of(name):
                     ranks[owner] = min(count, ranks.get(owner, count))
         # Without the common factor, so that rounding does not depend on the number of replicas.
         common = math.gcd(*ranks.values()) if ranks else 1
@@ -264,10 +265,6 @@ ROWS_AT_ONCE = 1 << 18
 """Tasks whose intervals are sorted together; bounds the memory of a breakdown."""
 
 _NONE: Ints = np.empty(0, dtype=np.int64)
-
-
-def _computes(stream: str) -> bool:
-    return stream.endswith("/compute")
 
 
 def _exposed_order(names: Iterable[str]) -> list[str]:

@@ -9,12 +9,10 @@ from numpy.typing import NDArray
 
 from perfsim.graph import Kind, TaskGraph
 from perfsim.graph.chains import Chains
+from perfsim.graph.task_graph import computes
 from perfsim.trace import Trace
 
 Floats = NDArray[np.float64]
-
-COMPUTE = "/compute"
-"""End of the name of a stream that computes."""
 
 
 def beside_computation(graph: TaskGraph, takes: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -27,7 +25,7 @@ def beside_computation(graph: TaskGraph, takes: NDArray[np.bool_]) -> NDArray[np
     own = np.array(
         [
             numbers[0] if len(numbers) == 1 else -1 - stream
-            for stream, numbers in enumerate(devices_of_streams(graph))
+            for stream, numbers in enumerate(graph.stream_devices)
         ]
     )
     device = own[graph.stream]
@@ -60,7 +58,7 @@ class Occupied(NamedTuple):
 
 def occupied(graph: TaskGraph, tasks: NDArray[np.intp]) -> Occupied:
     """The devices that communications occupy: those of their stream, and those that receive a message."""
-    of_stream, of_message = devices_of_streams(graph), _ends_of_messages(graph)
+    of_stream, of_message = graph.stream_devices, _ends_of_messages(graph)
     count = len(graph.works)
     codes, kind = np.unique(
         graph.stream[tasks].astype(np.int64) * count + graph.work[tasks], return_inverse=True
@@ -72,64 +70,65 @@ def occupied(graph: TaskGraph, tasks: NDArray[np.intp]) -> Occupied:
     return Occupied(tasks, kind.reshape(-1), devices)
 
 
+class Spans(NamedTuple):
+    """Intervals on devices."""
+
+    device: NDArray[np.int64]
+    start_s: Floats
+    end_s: Floats
+
+    def meet(self, others: Spans) -> NDArray[np.bool_]:
+        """Which of these share time with any of the others on the same device."""
+        ends_s = [self.end_s, others.end_s]
+        apart_s = 4.0 * max(float(end_s.max(initial=0.0)) for end_s in ends_s) + 1.0
+        # Times of different devices are too far apart to be compared.
+        begins = np.sort(others.device * apart_s + others.start_s)
+        ends = np.sort(others.device * apart_s + others.end_s)
+        begun = np.searchsorted(begins, self.device * apart_s + self.end_s)
+        ended = np.searchsorted(ends, self.device * apart_s + self.start_s, side="right")
+        return np.asarray(begun > ended)
+
+
+def _spans_of(communications: Occupied, trace: Trace, wider: float = 0.0) -> tuple[Spans, NDArray[np.intp]]:
+    """A span for every device that a communication occupies, and the communication of each.
+
+    `wider` extends it to both sides, as a share of its length.
+    """
+    tasks, kind, devices = communications
+    counts = np.array([len(numbers) for numbers in devices], dtype=np.int64)
+    numbers = np.array([number for numbers in devices for number in numbers], dtype=np.int64)
+    first = np.cumsum(counts) - counts
+    number = np.repeat(np.arange(len(tasks)), counts[kind])
+    place = np.arange(len(number)) - np.repeat(np.cumsum(counts[kind]) - counts[kind], counts[kind])
+    start_s, end_s = trace.start_s[tasks[number]], trace.end_s[tasks[number]]
+    more_s = wider * (end_s - start_s)
+    return Spans(numbers[first[kind[number]] + place], start_s - more_s, end_s + more_s), number
+
+
 def computing_meanwhile(trace: Trace, communications: Occupied) -> NDArray[np.bool_]:
     """Of some communications, those during which a device that they occupy computes."""
-    graph, (tasks, kind, devices) = trace.graph, communications
-    own = np.array([min(numbers, default=-1) for numbers in devices_of_streams(graph)])
-    computes = np.array([name.endswith(COMPUTE) for name in graph.streams])
-    computing = np.flatnonzero(computes[graph.stream])
-    order = np.argsort(own[graph.stream[computing]], kind="stable")  # ids of one stream are in order of time
-    computing = computing[order]
-    apart_s = 2.0 * trace.makespan_s + 1.0  # so that times of different devices are never compared
-    from_s = own[graph.stream[computing]] * apart_s
-    start_s, end_s = from_s + trace.start_s[computing], from_s + trace.end_s[computing]
-    meanwhile = np.zeros(len(tasks), dtype=bool)
-    for place in range(max((len(numbers) for numbers in devices), default=0)):
-        device = np.array([numbers[place] if place < len(numbers) else -1 for numbers in devices])[kind]
-        begun = np.searchsorted(start_s, device * apart_s + trace.end_s[tasks])
-        ended = np.searchsorted(end_s, device * apart_s + trace.start_s[tasks], side="right")
-        meanwhile |= (begun > ended) & (device >= 0)
+    graph = trace.graph
+    own = np.array([min(numbers, default=-1) for numbers in graph.stream_devices])
+    computing = np.flatnonzero(np.array([computes(name) for name in graph.streams])[graph.stream])
+    busy = Spans(own[graph.stream[computing]], trace.start_s[computing], trace.end_s[computing])
+    spans, number = _spans_of(communications, trace)
+    meanwhile = np.zeros(len(communications.tasks), dtype=bool)
+    meanwhile[number[spans.meet(busy)]] = True
     return meanwhile
 
 
-def beside_loads(
-    communications: Occupied, trace: Trace, device: NDArray[np.int64], start_s: Floats, end_s: Floats
-) -> NDArray[np.bool_]:
-    """Of some computations, given by device and times on the longest path, those that may meet a load.
+def beside_loads(communications: Occupied, trace: Trace, computations: Spans) -> NDArray[np.bool_]:
+    """Of some computations, as on the longest path, those that may meet a load.
 
     A load counts as long before it starts and after it ends as it takes, since slower computation and
     contended links shift both.
     """
-    tasks, kind, devices = communications
-    apart_s = 4.0 * trace.makespan_s + 1.0  # so that times of different devices are never compared
-    took_s = trace.end_s[tasks] - trace.start_s[tasks]
-    begins, ends = [], []
-    for place in range(max((len(numbers) for numbers in devices), default=0)):
-        on = np.array([numbers[place] if place < len(numbers) else -1 for numbers in devices])[kind]
-        chosen = on >= 0
-        begins.append((on * apart_s + trace.start_s[tasks] - took_s)[chosen])
-        ends.append((on * apart_s + trace.end_s[tasks] + took_s)[chosen])
-    begun = np.searchsorted(np.sort(np.concatenate(begins)), device * apart_s + end_s)
-    ended = np.searchsorted(np.sort(np.concatenate(ends)), device * apart_s + start_s, side="right")
-    return np.asarray(begun > ended)
-
-
-def devices_of_streams(graph: TaskGraph) -> list[tuple[int, ...]]:
-    """The computing devices of each stream, numbered from 0."""
-    owners = [name.split("/", 1)[0].split("+") for name in graph.streams]
-    computing = dict.fromkeys(
-        owner
-        for names, stream in zip(owners, graph.streams, strict=True)
-        if stream.endswith(COMPUTE)
-        for owner in names
-    )
-    number = {owner: index for index, owner in enumerate(computing)}
-    return [tuple(number[owner] for owner in names if owner in number) for names in owners]
+    return computations.meet(_spans_of(communications, trace, wider=1.0)[0])
 
 
 def _ends_of_messages(graph: TaskGraph) -> dict[int, tuple[int, ...]]:
     """The devices that send and receive the messages of each class of work, numbered as by streams."""
-    of_stream = devices_of_streams(graph)
+    of_stream = graph.stream_devices
     device = {
         rank: numbers[0]
         for rank, numbers in zip(graph.stream_ranks.tolist(), of_stream, strict=True)
@@ -144,7 +143,7 @@ def _ends_of_messages(graph: TaskGraph) -> dict[int, tuple[int, ...]]:
 
 def changes_of_device(graph: TaskGraph, chains: Chains, limited: NDArray[np.bool_]) -> NDArray[np.intp]:
     """Tasks of `limited` whose chain came from another device, where the last such task before them ran."""
-    own = np.array([min(numbers, default=-1) for numbers in devices_of_streams(graph)])
+    own = np.array([min(numbers, default=-1) for numbers in graph.stream_devices])
     tasks = chains.order[limited[chains.order]]
     chain, device = chains.chain[tasks], own[graph.stream[tasks]]
     changed = (chain[1:] == chain[:-1]) & (device[1:] != device[:-1])

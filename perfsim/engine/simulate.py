@@ -24,11 +24,11 @@ from perfsim.engine.fairshare import FairShare, Flow
 from perfsim.engine.grid import Floats, Ticks, in_seconds, on_exact_grid
 from perfsim.engine.limits import present_limits
 from perfsim.engine.overlap import (
+    Spans,
     beside_computation,
     beside_loads,
     changes_of_device,
     computing_meanwhile,
-    devices_of_streams,
     occupied,
 )
 from perfsim.errors import DeadlockError
@@ -159,7 +159,7 @@ class _Run:
     def _find_loads(self, beside: Beside, aside: NDArray[np.intp], uncontended: Trace) -> None:
         """Find what communications take on which devices, and the chains that they may slow."""
         graph, chains = self.graph, self.chains
-        of_stream = devices_of_streams(graph)
+        of_stream = graph.stream_devices
         self.num_devices = 1 + max((number for numbers in of_stream for number in numbers), default=-1)
         shares = np.rint(beside.taken * UNIT).astype(np.int64).tolist()
         tasks, kind, devices = communications = occupied(graph, aside)
@@ -176,8 +176,8 @@ class _Run:
         chain, first = np.unique(chains.chain[limited], return_index=True)
         device = own[limited[first]]
         heads, lasts = chains.order[chains.first[chain]], chains.order[chains.first[chain + 1] - 1]
-        times = uncontended.start_s[heads], uncontended.end_s[lasts]
-        meets = beside_loads(communications, uncontended, device, *times)
+        spans = Spans(device, uncontended.start_s[heads], uncontended.end_s[lasts])
+        meets = beside_loads(communications, uncontended, spans)
         self.slowed = dict(zip(chain[meets].tolist(), device[meets].tolist(), strict=True))
 
     def _limited_s(self, beside: Beside) -> Floats:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,16 @@ def rank_of(stream: str) -> int | None:
     """The rank of a stream; None for a stream of several ranks or of all, such as MemoryX."""
     match = _DEVICE.fullmatch(stream.split("/", 1)[0])
     return int(match[2]) if match else None
+
+
+def owners_of(stream: str) -> tuple[str, ...]:
+    """The devices that a stream names: one, several that meet, or a place that all ranks share."""
+    return tuple(stream.split("/", 1)[0].split("+"))
+
+
+def computes(stream: str) -> bool:
+    """Whether a stream is the one on which its device computes."""
+    return stream.endswith("/compute")
 
 
 class Task(NamedTuple):
@@ -106,6 +117,14 @@ class TaskGraph:
         """The rank of each stream; -1 for one of several ranks or of all, such as MemoryX."""
         ranks = (rank_of(name) for name in self.streams)
         return np.array([-1 if rank is None else rank for rank in ranks], dtype=np.int32)
+
+    @cached_property
+    def stream_devices(self) -> tuple[tuple[int, ...], ...]:
+        """The computing devices of each stream, numbered from 0; none for a store or a network."""
+        owners = [owners_of(name) for name in self.streams]
+        computing = (names for names, stream in zip(owners, self.streams, strict=True) if computes(stream))
+        number = {owner: index for index, owner in enumerate(dict.fromkeys(chain.from_iterable(computing)))}
+        return tuple(tuple(number[owner] for owner in names if owner in number) for names in owners)
 
     @cached_property
     def width(self) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from perfsim.errors import InputError, Problem
 from perfsim.files import write_file
 from perfsim.graph import Kind, TaskGraph
-from perfsim.graph.task_graph import rank_of
+from perfsim.graph.task_graph import owners_of, rank_of
 from perfsim.interop.chakra_schema import COLLECTIVES, NODE_TYPES, messages
 from perfsim.trace import Trace
 from perfsim.version import __version__
@@ -123,7 +123,7 @@ def execution_traces(trace: Trace) -> Iterator[tuple[int, ExecutionTrace]]:
 
 def _ranks(stream: str) -> tuple[int, ...]:
     """The ranks of a stream; none for one that all ranks share."""
-    owners = (rank_of(f"{device}/") for device in stream.split("/", 1)[0].split("+"))
+    owners = (rank_of(f"{device}/") for device in owners_of(stream))
     return tuple(rank for rank in owners if rank is not None)
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.graph.task_graph import owners_of
 from perfsim.machines import Unknown
 from perfsim.trace import Trace
 
@@ -56,7 +57,7 @@ def hidden_share(trace: Trace) -> float:
     graph = trace.graph
     streams: dict[str, list[int]] = {}
     for stream, name in enumerate(graph.streams):
-        for owner in name.split("/", 1)[0].split("+"):
+        for owner in owners_of(name):
             streams.setdefault(owner, []).append(stream)
     order = np.argsort(graph.stream, kind="stable")
     bounds = np.searchsorted(graph.stream[order], np.arange(len(graph.streams) + 1)).tolist()

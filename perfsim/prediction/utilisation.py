@@ -17,13 +17,16 @@ from perfsim.trace import Trace
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+ROUNDED = 1.0 + 1e-6
+"""A peak up to this is a full link; a higher one is more than the link carries, and is shown as it is."""
 
 
 def link_use(trace: Trace, placed: Placed) -> dict[str, LinkUse]:
     """Use of each kind of link that a step's communication crosses, from the trace of a placed graph.
 
     A communication is spread evenly over its duration, contention included. Bytes are those on the wire:
-    what a ring sends, not the message.
+    what a ring sends, not the message. Communications priced apart, such as updates and streams in the
+    memory of one weight server, may together exceed a capacity: a peak above 1 says so.
     """
     topology, network = placed.topology, network_of(placed.topology)
     crossings = _crossings(trace, network, PeerClasses(placed.peers.astype(np.int64)))
@@ -42,7 +45,9 @@ def link_use(trace: Trace, placed: Placed) -> dict[str, LinkUse]:
             links = np.flatnonzero(edges.kind == number)
             busiest = int(links[np.argmax(share[links])])
             peak = window.peak(trace, crossings, busiest) / float(network.bytes_per_s(np.array([busiest]))[0])
-            use[kind] = LinkUse(float(total[number] / capacity[number]), min(1.0, peak))
+            use[kind] = LinkUse(
+                float(total[number] / capacity[number]), peak if peak > ROUNDED else min(1.0, peak)
+            )
     return use
 
 

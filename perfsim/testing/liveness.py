@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.graph import Kind, TaskGraph
-from perfsim.graph.task_graph import rank_of
+from perfsim.graph.task_graph import owners_of, rank_of
 from perfsim.trace import Trace
 
 SAVED = "saved"
@@ -67,7 +67,7 @@ def _places(graph: TaskGraph) -> Wide:
     A task of several devices writes their tensors one device after the other.
     """
     number = {name: i for i, name in enumerate(_devices(graph))}
-    owners = [[number[owner] for owner in _owners(stream)] for stream in graph.streams]
+    owners = [[number[owner] for owner in owners_of(stream)] for stream in graph.streams]
     table = np.full((len(owners), max(map(len, owners), default=1)), -1, dtype=np.int64)
     for row, members in enumerate(owners):
         table[row, : len(members)] = members
@@ -104,9 +104,4 @@ def _peak(born: Floats, dead: Floats, n_bytes: Floats) -> float:
 
 def _devices(graph: TaskGraph) -> list[str]:
     """Every owner of streams (a device or a store) in order of appearance."""
-    return list(dict.fromkeys(owner for stream in graph.streams for owner in _owners(stream)))
-
-
-def _owners(stream: str) -> list[str]:
-    """The owners of a stream: one device, or on unfolded graphs the several devices of a collective."""
-    return stream.split("/", 1)[0].split("+")
+    return list(dict.fromkeys(owner for stream in graph.streams for owner in owners_of(stream)))

@@ -108,7 +108,7 @@ def test_every_task_ends_when_the_plain_simulation_says(
     beside = beside_of(graph, taken, bound)
     with pytest.MonkeyPatch.context() as patch:  # also loads that meet no computation on the longest path
         patch.setattr(SIMULATE, "computing_meanwhile", lambda _, loads: np.ones(len(loads.tasks), dtype=bool))
-        patch.setattr(SIMULATE, "beside_loads", lambda _, __, device, *___: np.ones(len(device), dtype=bool))
+        patch.setattr(SIMULATE, "beside_loads", lambda _, __, spans: np.ones(len(spans.device), dtype=bool))
         run = simulate(graph, durations, beside=beside)
     assert run.end_s.tolist() == pytest.approx(slow_ends(graph, durations, beside), rel=1e-5, abs=1e-5)
     for task in range(len(graph)):
