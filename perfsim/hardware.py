@@ -139,7 +139,7 @@ class FatTreeSpec(Spec):
 
 
 class PowerSpec(Spec):
-    """Power in training of what has its own plug: a node, or a wafer-scale system with its share of servers."""
+    """Power in training of a node, or of a wafer-scale system with its share of the servers."""
 
     low: Watts
     typical: Watts
