@@ -43,7 +43,13 @@ Release = Annotated[str, AfterValidator(_release)]
 """A software release of a wafer, or `peak`: an upper bound."""
 Parts = Annotated[int, *number(1, MOST_PARTS)]
 BytesPerNumber = Annotated[float, *number(1e-3, 1e3)]
-Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Precision = Literal[
+    "fp32", "tf32", "fp16", "bf16", "fp8", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4", "mxfp4"
+]
+"""`fp8` has one scale a tensor, `fp8_rowwise` one a row, `fp8_block` one for 128 numbers, `mxfp8` for 32,
+`nvfp4` one for 16."""
+PEAK_OF: Mapping[Precision, Precision] = {"fp8_rowwise": "fp8", "fp8_block": "fp8", "mxfp8": "fp8"}
+"""Precisions whose products run at the datasheet peak of another one."""
 DeviceKind = Literal["gpu", "wafer"]
 StoreTier = Literal["auto", "dram", "flash"]
 
@@ -76,6 +82,10 @@ class DeviceSpec(CatalogSpec):
     """Streaming multiprocessors of a GPU, cores of a wafer."""
     power: Watts | None = None
     calibration: GpuCalibration | WaferCalibration | None = None
+
+    def peak_flop_per_s(self, precision: Precision) -> float | None:
+        """Datasheet peak of matrix products at a precision; None where it has none."""
+        return self.peak.get(precision, self.peak.get(PEAK_OF.get(precision, precision)))
 
     @property
     def constants(self) -> str:
