@@ -107,8 +107,12 @@ def _numbers(value: object, path: str) -> Iterator[tuple[str, float | tuple[floa
     if isinstance(value, dict):
         for key, part in value.items():
             yield from _numbers(part, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, float | int | tuple):
+    elif isinstance(value, float | int | tuple) and not isinstance(value, bool) and not _is_words(value):
         yield path, value
+
+
+def _is_words(value: float | tuple[object, ...]) -> bool:
+    return isinstance(value, tuple) and all(isinstance(part, str) for part in value)
 
 
 class TileConstants(Constants):
@@ -233,8 +237,8 @@ class GpuCalibration(Calibration):
     """Sequence length at which fused attention reaches half of that."""
     narrow: dict[str, NarrowGemmConstants] = Field(default_factory=dict)
     """Products in fewer than 16 bits, by precision."""
-    narrow_sustained_fraction: Fraction = 1.0
-    """Ceiling of the fraction of the narrow peak in training."""
+    narrow_sustained_fraction: Fraction | None = None
+    """Ceiling of the fraction of the narrow peak in training; None: none below that of the table."""
     asynchronous_attention: AttentionConstants | None = None
     """None: the device has no matrix instructions but those of `attention_fraction`."""
     communication: CommunicationConstants | None = None
@@ -327,11 +331,17 @@ class FrameworkCalibration(Calibration):
     """Extra time per kernel if the host waits for each one to end (CUDA_LAUNCH_BLOCKING)."""
     overlap_sharpness: Sharpness = 4.0
     """p of the p-norm that combines device and host time of a block of kernels."""
+    cuda_graph: bool = False
+    """Whether kernels are replayed from a recorded graph, so that the host launches none of them."""
     fused: tuple[Fusion, ...] = ()
+    grad_precision: Literal["bf16", "fp16"] | None = None
+    """Precision in which it sums and reduces gradients unless a run says otherwise; None: fp32."""
     dropout: bool = True
     """Whether attention that keeps its scores drops some of them, as models of the era did."""
     attention: Literal["synchronous", "asynchronous"] = "synchronous"
     """Matrix instructions of its fused attention: those of the A100, or the fastest of each device."""
+    overlaps_tensor: bool = False
+    """Whether tensor-parallel communication overlaps products unless a run says otherwise."""
     tensor_exposed: Fraction = 1.0
     """Share of the time of overlapped tensor-parallel communication that products do not hide."""
 

@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from perfsim.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
+from perfsim.errors import CatalogError
 from perfsim.plug_ins import PlugInError, made_by
 from perfsim.sizes import MOST_DEVICES, MOST_LAYERS, MOST_PARTS
 from perfsim.spec import CatalogSpec, Spec
@@ -83,9 +84,16 @@ class DeviceSpec(CatalogSpec):
     power: Watts | None = None
     calibration: GpuCalibration | WaferCalibration | None = None
 
-    def peak_flop_per_s(self, precision: Precision) -> float | None:
-        """Datasheet peak of matrix products at a precision; None where it has none."""
-        return self.peak.get(precision, self.peak.get(PEAK_OF.get(precision, precision)))
+    def computes(self, precision: Precision) -> bool:
+        """Whether it has matrix products at a precision."""
+        return precision in self.peak or PEAK_OF.get(precision) in self.peak
+
+    def peak_flop_per_s(self, precision: Precision) -> float:
+        """Datasheet peak of matrix products at a precision. Raises CatalogError where it has none."""
+        if not self.computes(precision):
+            known = ", ".join(sorted(self.peak))
+            raise CatalogError(f"{self.name} has no peak for {precision}; it has {known}")
+        return self.peak[precision if precision in self.peak else PEAK_OF[precision]]
 
     @property
     def constants(self) -> str:

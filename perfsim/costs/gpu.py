@@ -113,7 +113,7 @@ class GpuKernels:
 
     def _with_host(self, device_s: float, launches: int) -> float:
         """Device and host time combined: the longer of the two, or their sum where the host blocks."""
-        host_s = launches * self.framework.host_s_per_kernel
+        host_s = 0.0 if self.framework.cuda_graph else launches * self.framework.host_s_per_kernel
         if self.recipe.host_blocking:
             return device_s + host_s + launches * self.framework.host_blocking_s_per_kernel
         return smooth_maximum(device_s, host_s, self.framework.overlap_sharpness)
@@ -134,9 +134,7 @@ class GpuKernels:
             return self.gpu.kernel_latency_s + max(moving_s, self._attention_s(kernel))
         return self._gemm_s(
             kernel,
-            self.gemm_of(kernel.precision).time_s(
-                kernel.m, kernel.n, kernel.k, kernel.batch, sustained=True
-            ),
+            self.gemm_of(kernel.precision).time_s(kernel.m, kernel.n, kernel.k, kernel.batch, sustained=True),
         )
 
     def _gemm_s(self, kernel: Kernel, seconds: float) -> float:
@@ -275,16 +273,7 @@ class GpuCosts(GpuKernels, Costs):
 def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:
     """Datasheet peak of a device for products that are not narrow: at a recipe's precision, or in bf16."""
     narrow = PRECISION_BYTES[recipe.precision] < PRECISION_BYTES["bf16"]
-    return device_peak(system.device, "bf16" if narrow else recipe.precision)
-
-
-def device_peak(device: DeviceSpec, precision: Precision) -> float:
-    """Datasheet peak of a device at a precision. Raises CatalogError where it has none."""
-    peak = device.peak_flop_per_s(precision)
-    if peak is None:
-        known = ", ".join(sorted(device.peak))
-        raise CatalogError(f"{device.name} has no peak for {precision}; it has {known}")
-    return peak
+    return system.device.peak_flop_per_s("bf16" if narrow else recipe.precision)
 
 
 def narrow_precisions(recipe: TrainingRecipe) -> set[Precision]:
@@ -312,7 +301,7 @@ def narrow_gemm(gemm: GemmModel, gpu: GpuCalibration, device: DeviceSpec, precis
 
     A device without any table of narrow products has the fractions of peak of its 16-bit products.
     """
-    peak = device_peak(device, precision)
+    peak = device.peak_flop_per_s(precision)
     tables = (gpu.narrow.get(name) for name in (precision, *NEAREST_NARROW[precision]))
     narrow = next((table for table in tables if table is not None), None)
     constants = gemm.constants
@@ -328,7 +317,8 @@ def narrow_gemm(gemm: GemmModel, gpu: GpuCalibration, device: DeviceSpec, precis
         )
         shared = {name: getattr(narrow, name) for name in ("memory_fraction", "burst_fraction")}
         constants = constants.model_copy(update={"tiles": tiles, **shared})
-    ceiling = gpu.narrow_sustained_fraction * gemm.sustained_fraction / gpu.sustained_fraction
+    slowest = gemm.sustained_fraction / gpu.sustained_fraction
+    ceiling = (gpu.narrow_sustained_fraction or 1.0) * slowest
     return replace(
         gemm,
         constants=constants,

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import wraps
 
+from perfsim.hardware import Precision
 from perfsim.transformer import ends, kernels, split_backward
 from perfsim.transformer.kernels import Kernel, LayerSlice, elementwise
-from perfsim.workload import PRECISION_BYTES, Precision
+from perfsim.workload import PRECISION_BYTES
 
 _NORM_BACKWARD_SHARE = 3.0 / 5.0
 """Passes of a fused norm's backward over those of `kernels.norm_backward`."""

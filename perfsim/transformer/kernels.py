@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfsim.calibration import Fusion
-from perfsim.workload import Attention, KernelPrecisions, Precision, TransformerConfig
+from perfsim.hardware import Precision
+from perfsim.workload import Attention, KernelPrecisions, TransformerConfig
 
 Partition = Literal["none", "column", "row", "streamed"]
 
