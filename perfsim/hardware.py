@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from perfsim.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
+from perfsim.errors import CatalogError
 from perfsim.plug_ins import PlugInError, made_by
 from perfsim.sizes import MOST_DEVICES, MOST_LAYERS, MOST_PARTS
 from perfsim.spec import CatalogSpec, Spec
@@ -43,7 +44,13 @@ Release = Annotated[str, AfterValidator(_release)]
 """A software release of a wafer, or `peak`: an upper bound."""
 Parts = Annotated[int, *number(1, MOST_PARTS)]
 BytesPerNumber = Annotated[float, *number(1e-3, 1e3)]
-Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Precision = Literal[
+    "fp32", "tf32", "fp16", "bf16", "fp8", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4", "mxfp4"
+]
+"""`fp8` has one scale a tensor, `fp8_rowwise` one a row, `fp8_block` one for 128 numbers, `mxfp8` for 32,
+`nvfp4` one for 16."""
+PEAK_OF: Mapping[Precision, Precision] = {"fp8_rowwise": "fp8", "fp8_block": "fp8", "mxfp8": "fp8"}
+"""Precisions whose products run at the datasheet peak of another one."""
 DeviceKind = Literal["gpu", "wafer"]
 StoreTier = Literal["auto", "dram", "flash"]
 
@@ -76,6 +83,17 @@ class DeviceSpec(CatalogSpec):
     """Streaming multiprocessors of a GPU, cores of a wafer."""
     power: Watts | None = None
     calibration: GpuCalibration | WaferCalibration | None = None
+
+    def computes(self, precision: Precision) -> bool:
+        """Whether it has matrix products at a precision."""
+        return precision in self.peak or PEAK_OF.get(precision) in self.peak
+
+    def peak_flop_per_s(self, precision: Precision) -> float:
+        """Datasheet peak of matrix products at a precision. Raises CatalogError where it has none."""
+        if not self.computes(precision):
+            known = ", ".join(sorted(self.peak))
+            raise CatalogError(f"{self.name} has no peak for {precision}; it has {known}")
+        return self.peak[precision if precision in self.peak else PEAK_OF[precision]]
 
     @property
     def constants(self) -> str:
