@@ -80,6 +80,9 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
             if number >= layout.pipeline
             else 0,
             head_positions=positions,
+            waits=layout.pipeline > 1
+            and job.recipe.framework is not None
+            and job.recipe.framework.pass_s > 0,
             shards=_shards(part, replicas[0], sum(layers)) if layout.zero_stage == SHARDED else None,
         )
         for number, count in enumerate(layers)
