@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.engine.path_class import Flow
 from perfsim.graph import Kind, TaskGraph
 from perfsim.graph.chains import Chains
 from perfsim.graph.task_graph import computes
@@ -87,6 +89,38 @@ class Spans(NamedTuple):
         begun = np.searchsorted(begins, self.device * apart_s + self.end_s)
         ended = np.searchsorted(ends, self.device * apart_s + self.start_s, side="right")
         return np.asarray(begun > ended)
+
+
+def sharing(
+    graph: TaskGraph, flows: Mapping[int, Flow], trace: Trace, wider: float = 0.0
+) -> NDArray[np.bool_]:
+    """Which tasks cross a link while another one of `flows` does; shape (tasks,).
+
+    `flows` has the load of the tasks of each work id; `wider` is as in `_spans_of`.
+    """
+    shares = np.zeros(len(graph), dtype=bool)
+    counts = np.zeros(len(graph.works), dtype=np.int64)
+    counts[list(flows)] = [len(set(flow.route)) for flow in flows.values()]
+    links = np.array([link for work in sorted(flows) for link in sorted(set(flows[work].route))])
+    tasks = np.flatnonzero(counts[graph.work])
+    if not len(tasks):
+        return shares
+    work = graph.work[tasks]
+    task = tasks.repeat(counts[work])
+    place = np.arange(len(task)) - np.repeat(np.cumsum(counts[work]) - counts[work], counts[work])
+    link = links[np.repeat((np.cumsum(counts) - counts)[work], counts[work]) + place]
+    start_s, end_s = trace.start_s[task], trace.end_s[task]
+    more_s = wider * (end_s - start_s)
+    start_s, end_s = start_s - more_s, end_s + more_s
+    order = np.lexsort((start_s, link))
+    apart_s = 2.0 * float(end_s.max() - start_s.min()) + 1.0  # times on different links never overlap
+    latest_s = np.maximum.accumulate((end_s + link * apart_s)[order])
+    next_s = (start_s + link * apart_s)[order][1:]
+    begun = next_s < latest_s[:-1]
+    first = next_s < (end_s + link * apart_s)[order][:-1]
+    shares[task[order[1:][begun]]] = True
+    shares[task[order[:-1][first]]] = True
+    return shares
 
 
 def _spans_of(communications: Occupied, trace: Trace, wider: float = 0.0) -> tuple[Spans, NDArray[np.intp]]:

@@ -30,6 +30,7 @@ from perfsim.engine.overlap import (
     changes_of_device,
     computing_meanwhile,
     occupied,
+    sharing,
 )
 from perfsim.errors import DeadlockError
 from perfsim.graph import TaskGraph
@@ -40,6 +41,8 @@ CHECKED_EVERY = 4096
 """Chains between two checks of the limits."""
 LONG_COLUMN = 200_000
 """Elements from which on a list, which is faster, would take too much memory."""
+MOST_SHARING = 0.25
+"""Share of the flows from which on all of them are simulated, since many more meet once some are slowed."""
 FLOWS_CHECKED = 64
 """Flows between two checks of the time: a flow whose end changes all rates takes a millisecond."""
 
@@ -68,7 +71,15 @@ def simulate(
     present_limits().begin(len(graph))
 
     def run(ticks: Ticks, exponent: int) -> Trace:
-        return _Run(graph, ticks, exponent, links, beside).run()
+        slowing = beside is not None and bool(beside.taken.any())
+        alone = longest_path(graph, ticks, exponent) if slowing or links.flows else None
+        flowing = _may_share(graph, links, alone)
+        while True:
+            trace = _Run(graph, ticks, exponent, links, flowing, beside if slowing else None, alone).run()
+            missed = sharing(graph, links.flows, trace) & ~flowing
+            if not missed.any():
+                return trace
+            flowing |= missed
 
     return on_exact_grid(run, duration_s)
 
@@ -79,22 +90,46 @@ class FlowsOnLinks(NamedTuple):
     flows: Mapping[int, Flow]
     capacities: Floats
 
+    def slow_alone(self, work: int) -> bool:
+        """Whether a link cannot carry a flow at its nominal speed even when nothing else uses it."""
+        route, bytes_per_s, weight = self.flows[work]
+        return any(
+            bytes_per_s * weight * route.count(link) > float(self.capacities[link]) for link in set(route)
+        )
+
+
+def _may_share(graph: TaskGraph, links: FlowsOnLinks, alone: Trace | None) -> NDArray[np.bool_]:
+    """The tasks to simulate as flows: those that share a link with another one on the longest path.
+
+    The others take their own time. A flow counts as long before it starts and after it ends as it takes, and
+    `simulate` repeats a run in which another one shares a link after all.
+    """
+    of_works = _any_of(links.flows, len(graph.works))[graph.work]
+    if alone is None:
+        return of_works
+    some = sharing(graph, links.flows, alone, wider=1.0)
+    some |= _any_of([work for work in links.flows if links.slow_alone(work)], len(graph.works))[graph.work]
+    return some if np.count_nonzero(some) < MOST_SHARING * np.count_nonzero(of_works) else of_works
+
 
 class _Run:
     """One run on one grid."""
 
     def __init__(
-        self, graph: TaskGraph, ticks: Ticks, exponent: int, links: FlowsOnLinks, beside: Beside | None
+        self,
+        graph: TaskGraph,
+        ticks: Ticks,
+        exponent: int,
+        links: FlowsOnLinks,
+        flowing: NDArray[np.bool_],
+        beside: Beside | None,
+        uncontended: Trace | None,
     ) -> None:
         self.graph, self.flows, self.grid_s = graph, links.flows, 2.0**exponent
         self.duration_s = in_seconds(ticks, exponent)
         self.env = simpy.Environment()
         self.calendar = Calendar(self.env)
         self.share = FairShare(self.calendar, links.capacities, grid_s=self.grid_s)
-        flowing = _any_of(links.flows, len(graph.works))[graph.work]
-        uncontended = None
-        if beside is not None and beside.taken.any():
-            uncontended = longest_path(graph, ticks, exponent)
         aside = self._aside(flowing, beside, uncontended)
         self.chains = chains = self._chains(flowing | aside, beside)
         self.since_s = in_seconds(chains.since_start(ticks), exponent)
