@@ -161,6 +161,7 @@ class _Run:
         special |= np.diff(self.points.first) == 0
         self.plain = _column(~special)
         """Chains that only pass their start on."""
+        self.length_s = _column(self.since_s[chains.first[1:] - 1])
 
     # ---------------------------------------------------------------------------------- preparation
     num_devices = 0
@@ -264,18 +265,20 @@ class _Run:
 
     def _begin_special(self, chain: int) -> None:
         """Start a flow, a slowed computation, a load on a device, or a chain that nothing waits for."""
-        load, device, task = self.loads.get(chain), self.slowed.get(chain), self.flow_of.get(chain)
+        device = self.slowed.get(chain)
+        if device is not None:
+            self.devices.begin(chain, device, self.ready_s[chain])
+            return
+        load = self.loads.get(chain)
         if load is not None:
             self.devices.take(load, 1)
-        if device is not None:
-            self.devices.begin(chain, device)
-        elif task is not None:
+        task = self.flow_of.get(chain)
+        if task is not None:
             flow = self.flows[int(self.graph.work[task])]
             self.share.start(flow, float(self.duration_s[task]), partial(self._flow_ends, chain))
         else:
             self._settle(chain, self.ready_s[chain])
-            place = self.chains.first[chain + 1] - 1
-            self.calendar.at(self.ready_s[chain] + float(self.since_s[place]), ~chain, self._end)
+            self.calendar.at(self.ready_s[chain] + self.length_s[chain], ~chain, self._end)
 
     def _settle(self, chain: int, from_s: float) -> None:
         """Pass the start of a chain, or the end of a flow, on to the chains that wait for it."""
@@ -291,9 +294,11 @@ class _Run:
 
     def _release(self, follower: int) -> None:
         """Pass on to a chain that the point of a slowed computation that it waits for is reached."""
-        self.ready_s[follower] = max(self.ready_s[follower], self.calendar.now_s)
-        self.missing[follower] -= 1
-        if not self.missing[follower]:
+        now_s, missing = self.calendar.now_s, self.missing
+        if now_s > self.ready_s[follower]:
+            self.ready_s[follower] = now_s
+        missing[follower] -= 1
+        if not missing[follower]:
             self.calendar.at(self.ready_s[follower], follower, self._begin)
 
     def _end(self, key: int) -> None:
