@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.engine.max_min import TOLERANCE
 from perfsim.engine.path_class import Flow
 from perfsim.graph import Kind, TaskGraph
 from perfsim.graph.chains import Chains
@@ -91,36 +93,52 @@ class Spans(NamedTuple):
         return np.asarray(begun > ended)
 
 
-def sharing(
-    graph: TaskGraph, flows: Mapping[int, Flow], trace: Trace, wider: float = 0.0
+def contending(
+    graph: TaskGraph, flows: Mapping[int, Flow], capacities: Floats, trace: Trace, wider: float = 0.0
 ) -> NDArray[np.bool_]:
-    """Which tasks cross a link while another one of `flows` does; shape (tasks,).
+    """Which tasks cross a link while its flows together demand more than it can carry; shape (tasks,).
 
-    `flows` has the load of the tasks of each work id; `wider` is as in `_spans_of`.
+    `flows` has the load of the tasks of each work id, `capacities` the bytes/s of the links; `wider` is as in
+    `_spans_of`.
     """
-    shares = np.zeros(len(graph), dtype=bool)
+    contend = np.zeros(len(graph), dtype=bool)
+    tasks, link, bytes_per_s = _crossings(graph, flows)
+    start_s, end_s = trace.start_s[tasks], trace.end_s[tasks]
+    more_s = wider * (end_s - start_s)
+    count = len(tasks)
+    number, change = np.tile(np.arange(count), 2), np.repeat([1.0, -1.0], count)
+    # On one link at one time, flows end before others start.
+    order = np.lexsort((change, np.concatenate([start_s - more_s, end_s + more_s]), link[number]))
+    demand = np.cumsum((change * bytes_per_s[number])[order])
+    beyond = np.cumsum(demand > capacities[link[number[order]]] * (1 + TOLERANCE))
+    place = np.empty(2 * count, dtype=np.int64)
+    place[order] = np.arange(2 * count)
+    begin, end = place[:count], place[count:]
+    before = np.where(begin > 0, beyond[begin - 1], 0)
+    contend[tasks[beyond[end - 1] > before]] = True
+    return contend
+
+
+def _crossings(
+    graph: TaskGraph, flows: Mapping[int, Flow]
+) -> tuple[NDArray[np.intp], NDArray[np.int64], Floats]:
+    """A task, a link that its flow crosses, and the bytes/s that it demands there, for each such pair."""
+    rows = [
+        (work, link, times * flow.bytes_per_s * flow.weight)
+        for work, flow in sorted(flows.items())
+        for link, times in Counter(flow.route).items()
+    ]
     counts = np.zeros(len(graph.works), dtype=np.int64)
-    counts[list(flows)] = [len(set(flow.route)) for flow in flows.values()]
-    links = np.array([link for work in sorted(flows) for link in sorted(set(flows[work].route))])
+    np.add.at(counts, np.array([work for work, _, _ in rows], dtype=np.int64), 1)
+    first = np.cumsum(counts) - counts
     tasks = np.flatnonzero(counts[graph.work])
-    if not len(tasks):
-        return shares
     work = graph.work[tasks]
     task = tasks.repeat(counts[work])
     place = np.arange(len(task)) - np.repeat(np.cumsum(counts[work]) - counts[work], counts[work])
-    link = links[np.repeat((np.cumsum(counts) - counts)[work], counts[work]) + place]
-    start_s, end_s = trace.start_s[task], trace.end_s[task]
-    more_s = wider * (end_s - start_s)
-    start_s, end_s = start_s - more_s, end_s + more_s
-    order = np.lexsort((start_s, link))
-    apart_s = 2.0 * float(end_s.max() - start_s.min()) + 1.0  # times on different links never overlap
-    latest_s = np.maximum.accumulate((end_s + link * apart_s)[order])
-    next_s = (start_s + link * apart_s)[order][1:]
-    begun = next_s < latest_s[:-1]
-    first = next_s < (end_s + link * apart_s)[order][:-1]
-    shares[task[order[1:][begun]]] = True
-    shares[task[order[:-1][first]]] = True
-    return shares
+    row = np.repeat(first[work], counts[work]) + place
+    links = np.array([link for _, link, _ in rows], dtype=np.int64)
+    bytes_per_s = np.array([demand for _, _, demand in rows], dtype=np.float64)
+    return task, links[row], bytes_per_s[row]
 
 
 def _spans_of(communications: Occupied, trace: Trace, wider: float = 0.0) -> tuple[Spans, NDArray[np.intp]]:

@@ -29,8 +29,8 @@ from perfsim.engine.overlap import (
     beside_loads,
     changes_of_device,
     computing_meanwhile,
+    contending,
     occupied,
-    sharing,
 )
 from perfsim.errors import DeadlockError
 from perfsim.graph import TaskGraph
@@ -41,8 +41,8 @@ CHECKED_EVERY = 4096
 """Chains between two checks of the limits."""
 LONG_COLUMN = 200_000
 """Elements from which on a list, which is faster, would take too much memory."""
-MOST_SHARING = 0.25
-"""Share of the flows from which on all of them are simulated, since many more meet once some are slowed."""
+MOST_CONTENDING = 0.25
+"""Share of the flows from which on all of them are simulated: once some are slowed, many more contend."""
 FLOWS_CHECKED = 64
 """Flows between two checks of the time: a flow whose end changes all rates takes a millisecond."""
 
@@ -73,10 +73,10 @@ def simulate(
     def run(ticks: Ticks, exponent: int) -> Trace:
         slowing = beside is not None and bool(beside.taken.any())
         alone = longest_path(graph, ticks, exponent) if slowing or links.flows else None
-        flowing = _may_share(graph, links, alone)
+        flowing = _may_contend(graph, links, alone)
         while True:
             trace = _Run(graph, ticks, exponent, links, flowing, beside if slowing else None, alone).run()
-            missed = sharing(graph, links.flows, trace) & ~flowing
+            missed = contending(graph, *links, trace) & ~flowing
             if not missed.any():
                 return trace
             flowing |= missed
@@ -90,26 +90,18 @@ class FlowsOnLinks(NamedTuple):
     flows: Mapping[int, Flow]
     capacities: Floats
 
-    def slow_alone(self, work: int) -> bool:
-        """Whether a link cannot carry a flow at its nominal speed even when nothing else uses it."""
-        route, bytes_per_s, weight = self.flows[work]
-        return any(
-            bytes_per_s * weight * route.count(link) > float(self.capacities[link]) for link in set(route)
-        )
 
-
-def _may_share(graph: TaskGraph, links: FlowsOnLinks, alone: Trace | None) -> NDArray[np.bool_]:
-    """The tasks to simulate as flows: those that share a link with another one on the longest path.
+def _may_contend(graph: TaskGraph, links: FlowsOnLinks, alone: Trace | None) -> NDArray[np.bool_]:
+    """The tasks to simulate as flows: those on links that are contended on the longest path.
 
     The others take their own time. A flow counts as long before it starts and after it ends as it takes, and
-    `simulate` repeats a run in which another one shares a link after all.
+    `simulate` repeats a run in which others contend after all.
     """
     of_works = _any_of(links.flows, len(graph.works))[graph.work]
     if alone is None:
         return of_works
-    some = sharing(graph, links.flows, alone, wider=1.0)
-    some |= _any_of([work for work in links.flows if links.slow_alone(work)], len(graph.works))[graph.work]
-    return some if np.count_nonzero(some) < MOST_SHARING * np.count_nonzero(of_works) else of_works
+    some = contending(graph, *links, alone, wider=1.0)
+    return some if np.count_nonzero(some) < MOST_CONTENDING * np.count_nonzero(of_works) else of_works
 
 
 class _Run:
