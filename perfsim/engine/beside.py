@@ -72,8 +72,8 @@ class Points(NamedTuple):
 
 
 Pace = tuple[int, float, float, float, float, float, float]
-"""A chain; since when it has its pace; its progress until then, in seconds of its tasks alone, and of those the
-seconds that units and that memory bandwidth limit; and the additional time of both, as `excess` gives it."""
+"""A chain; since when it has its pace; its progress until then, in seconds of its tasks alone, and of those
+the seconds that units and memory bandwidth limit; and the additional time of both, as `excess` gives it."""
 
 
 class Running:

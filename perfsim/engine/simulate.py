@@ -243,6 +243,8 @@ class _Run:
         self.env.run()
         trace = self._trace()
         self.limits.check(len(self.graph), self.ended, len(self.graph))
+        # A run refers to itself through its acts: its columns would stay until the next garbage collection.
+        vars(self).clear()
         return trace
 
     def _begin(self, chain: int) -> None:
