@@ -29,8 +29,19 @@ Positions = Annotated[int, *number(1, MOST_POSITIONS)]
 Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["standard", "flash"]
-PRECISION_BYTES: Mapping[Precision, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
-"""Bytes of a number in memory and on the wire."""
+PRECISION_BYTES: Mapping[Precision, float] = {
+    "fp32": 4.0,
+    "tf32": 4.0,
+    "fp16": 2.0,
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8_rowwise": 1.0,
+    "fp8_block": 1.0 + 1 / 32,
+    "mxfp8": 1.0 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
+    "mxfp4": 0.5 + 1 / 32,
+}
+"""Bytes of a number in memory and on the wire, with its share of the scales."""
 
 
 class TransformerConfig(CatalogSpec):

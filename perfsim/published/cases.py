@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -38,7 +38,6 @@ FRAMEWORK = "pytorch-eager"
 
 KnownFramework = Literal["megatron-core-te", "maxtext-xla", "torchtitan", "primus-te", "pytorch-eager"]
 """Software stacks that case files name."""
-CasePrecision = Precision | Literal["mxfp8", "nvfp4", "mxfp4", "fp8_rowwise"]
 Count = Annotated[int, *number(0, MOST_WIDTH)]
 """A number of experts, layers or positions; 0: none."""
 
@@ -132,7 +131,7 @@ class CaseTraining(CaseSpec):
     global_batch_size: Sequences
     micro_batch_size: Sequences | None = None
     recompute: Recompute | None = None
-    precision: CasePrecision = "fp16"
+    precision: Precision = "fp16"
     attention: Attention = "standard"
     overlap_grad_reduce: bool | None = None
     reduce_precision: Precision | None = None
@@ -240,7 +239,7 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
     recipe = TrainingRecipe(
         name=case.id,
         seq_length=case.model.seq_length,
-        precision=cast(Precision, training.precision),
+        precision=training.precision,
         attention=training.attention,
         recompute=training.recompute or "auto",
         overlap_grad_reduce=case.strategy == "zero3" if overlap is None else overlap,
@@ -273,7 +272,10 @@ def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
     """The system of the catalogue with the case's device, node size and network."""
     system = system_of_device(case.system.device, catalog)
     described = case.system
-    return machine_of(system).published_system(system, described.devices_per_node, described.inter_node)
+    machine = machine_of(system)
+    return machine.published_system(
+        system, described.devices_per_node, described.inter_node, described.nvlink_domain
+    )
 
 
 def system_of_device(name: str, catalog: Catalog) -> SystemSpec:

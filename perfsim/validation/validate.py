@@ -279,4 +279,4 @@ def _ideal_s(case: StepCase, catalog: Catalog) -> float:
     refuse_contradictions(case, system)
     job = case_job(case, catalog)
     flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")
-    return flop / (case.system.num_devices * system.device.peak[job.recipe.precision])
+    return flop / (case.system.num_devices * system.device.peak_flop_per_s(job.recipe.precision))
