@@ -50,8 +50,7 @@ def _of_head(case: StepCase) -> str:
 
 
 def _of_precision(case: StepCase, system: SystemSpec) -> str:
-    peak = system.device.peak
-    precision = case.training.precision
-    if system.device.computes(precision):
+    device, precision = system.device, case.training.precision
+    if device.computes(precision):
         return ""
-    return f"{system.device.name} computes no {precision}; it has {', '.join(peak)}"
+    return f"{device.name} computes no {precision}; it has {', '.join(device.peak)}"

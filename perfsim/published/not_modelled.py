@@ -12,7 +12,7 @@ from perfsim.workload import TransformerConfig
 
 _LAYOUT = ("context_parallel", "expert_parallel", "shard_group", "pipeline_layout")
 """Fields of a case's layout that matter as soon as the layout of its machine has them."""
-_STACK = ("tp_comm_overlap", "async_tp", "cuda_graph", "compiled", "recompute_detail")
+_STACK = ("recompute_detail",)
 """Settings of the software stack; without a model of them a run is predicted as if they were absent."""
 
 
@@ -28,8 +28,7 @@ def not_modelled(case: StepCase, system: SystemSpec) -> list[str]:
 
 def ignored(case: StepCase) -> list[str]:
     """Settings of the software stack that a prediction leaves out."""
-    absent = {"tp_comm_overlap", "async_tp"} if case.parallel.tensor == 1 else set()
-    return [name for name in _STACK if name not in absent and getattr(case.training, name)]
+    return [name for name in _STACK if getattr(case.training, name)]
 
 
 def _of_model(model: CaseModel) -> Iterator[tuple[str, Any]]:
