@@ -31,7 +31,7 @@ from perfsim.collectives import CollectiveModel, ring
 from perfsim.costs.gemm import GemmModel
 from perfsim.costs.price import NONE, Costs, Shares
 from perfsim.errors import CatalogError, GraphError
-from perfsim.graph import PASS, RankGroup, Work
+from perfsim.graph import WAIT_OF_HOST, RankGroup, Work
 from perfsim.hardware import DeviceSpec, Precision, SystemSpec
 from perfsim.topology import FatTree, Group
 from perfsim.transformer import Kernel
@@ -71,7 +71,7 @@ class GpuKernels:
 
     def compute_s(self, work: Work) -> float:
         """Seconds of the kernels of one task, at least the time of the host to launch them."""
-        if work.name == PASS:
+        if work.name == WAIT_OF_HOST:
             return self.framework.pass_s
         device_s = sum(self.kernel_s(kernel) for kernel in work.kernels)
         return self._with_host(device_s, work.launches)

@@ -26,7 +26,7 @@ from perfsim.fitting.cluster_fit import fit_cluster, fit_logs
 from perfsim.fitting.collective_fit import fit_collectives
 from perfsim.fitting.fit_tables import rounded
 from perfsim.fitting.gemm_fit import fit_gemm
-from perfsim.fitting.gemm_like import fit_like
+from perfsim.fitting.gemm_like import fit_like, is_own
 from perfsim.fitting.step_fit import fit_steps
 from perfsim.fitting.wafer_fit import fit_wafer
 from perfsim.hardware import DeviceSpec, LinkSpec
@@ -176,7 +176,7 @@ def calibration_like(
     """A calibration with products fitted as factors on the tiles of `base`; other constants are its own."""
     gemm, narrow, records = fit_like(table, device, base, source=source)
     own = device.calibration
-    present = own if isinstance(own, GpuCalibration) else base
+    present = own if isinstance(own, GpuCalibration) and is_own(device, own) else base
     kept = {name: why for name, why in present.assumed.items() if not name.startswith("narrow")}
     if "gemm" in records:
         errors = records["gemm"].standard_errors
@@ -190,7 +190,7 @@ def calibration_like(
         update={
             "gemm": gemm,
             "narrow": narrow,
-            "fit": {**present.fit, **records},
+            "fit": {**(present.fit if present is own else {}), **records},
             "assumed": kept,
         }
     )

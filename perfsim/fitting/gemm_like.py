@@ -1,8 +1,8 @@
 """Fits the matrix products of a device, narrow ones too, by a few factors on tiles of another calibration.
 
 A table with a column `precision` holds products of several precisions. Those in bf16 have the tiles of the
-other calibration, with factors on their efficiency and overhead, and a launch, a memory fraction and a ceiling
-of their own. Narrow products have factors on the device's own bf16 tiles; their rows include a cast:
+other calibration, with factors on their efficiency and overhead, and a launch, a memory fraction and a
+ceiling of their own. Narrow products have factors on the device's own bf16 tiles; their rows have a cast:
 
     seconds = product(factors) + cast_s + cast_bytes m k / bandwidth
 """
@@ -90,7 +90,7 @@ def fit_like(
     gemm = like.gemm
     command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {like.name}"
     table = source or path.name
-    if SIXTEEN in tables and (device.calibration is None or device.calibration.name != like.name):
+    if SIXTEEN in tables and not is_own(device, like):
         values, records["gemm"] = _fitted(_sixteen(tables[SIXTEEN], device, gemm), command, table, path)
         gemm = _scaled(gemm, values)
     narrow = {}
@@ -101,6 +101,12 @@ def fit_like(
         narrow[str(precision)] = NarrowGemmConstants(**values)
         records[f"narrow.{precision}"] = record
     return gemm, narrow, records
+
+
+def is_own(device: DeviceSpec, calibration: GpuCalibration) -> bool:
+    """Whether a calibration is a device's own, and not one that it borrows."""
+    own = device.calibration
+    return own is not None and own.name == calibration.name and "calibration" not in device.assumed
 
 
 def _tables(path: Path) -> dict[Precision, GemmTable]:

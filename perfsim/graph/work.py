@@ -69,7 +69,7 @@ class TensorClass(NamedTuple):
     n_bytes: float
 
 
-PASS = "pipeline.pass"
+WAIT_OF_HOST = "pipeline.pass"
 """Name of the work that begins a pass of a pipeline rank, which only a framework's host prices."""
 
 

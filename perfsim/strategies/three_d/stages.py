@@ -45,6 +45,8 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     part, places = slice_of(job, layout), placement_of(layout)
     layers = division_of(job, layout).layers
     width = layout.tensor * layout.data
+    framework = job.recipe.framework
+    waits = framework is not None and framework.pass_s > 0
     positions = job.recipe.lm_head_positions or job.recipe.seq_length
     replicas = tuple(
         _replicas(job, layout, rank, share.parameters(part))
@@ -80,9 +82,7 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
             if number >= layout.pipeline
             else 0,
             head_positions=positions,
-            waits=layout.pipeline > 1
-            and job.recipe.framework is not None
-            and job.recipe.framework.pass_s > 0,
+            waits=layout.pipeline > 1 and waits,
             shards=_shards(part, replicas[0], sum(layers)) if layout.zero_stage == SHARDED else None,
         )
         for number, count in enumerate(layers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfsim import transformer
-from perfsim.graph import PASS, Kind, RankGroup, TensorClass, Work
+from perfsim.graph import WAIT_OF_HOST, Kind, RankGroup, TensorClass, Work
 from perfsim.strategies.three_d.tensor import TensorGroup, compute_work
 from perfsim.strategies.three_d.zero import Shards
 
@@ -107,7 +107,7 @@ def hand_on_work(stage: VirtualStage) -> Work:
 
 def pass_work(stage: VirtualStage) -> Work:
     """The start of a pass: the host runs the schedule and waits for the tensor."""
-    return Work(PASS, Kind.COMP, "stage.hand_on", "pipeline_communication", writes=(stage.hidden,))
+    return Work(WAIT_OF_HOST, Kind.COMP, "stage.hand_on", "pipeline_communication", writes=(stage.hidden,))
 
 
 def transfer_work(stage: VirtualStage, ranks: RankGroup) -> Work:
