@@ -14,15 +14,13 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from perfsim.errors import PerfsimError
-from perfsim.prediction.accuracy import recorded
+from perfsim.prediction.model_version import model_version
 from perfsim.studies.spec import StudySpec
-from perfsim.version import __version__
 
 SCHEMA = 2
 """Version of the table's columns, kept in the file's `user_version`."""
@@ -32,7 +30,6 @@ WAIT_S = 30.0
 _PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit"})
 """Keys that explain a value and do not affect an answer."""
 _INPUTS = ("model", "recipe", "convergence", "batch_sizes", "memory_limit", "candidates", "perturbations")
-_PRESENTATION = frozenset({"report", "api", "cli", "__main__.py"})
 
 
 class StoreError(PerfsimError):
@@ -164,19 +161,3 @@ def _without_prose(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_prose(item) for item in value]
     return value
-
-
-@cache
-def model_version() -> str:
-    """The version of perfsim, of its computing modules, and of the recorded errors that set bands.
-
-    The modules are included so that a corrected model does not reuse old answers.
-    """
-    package = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        name = path.relative_to(package)
-        if name.parts[0] not in _PRESENTATION and name.parts[0] != "_data":
-            digest.update(name.as_posix().encode("utf-8") + b"\0" + path.read_bytes() + b"\0")
-    digest.update(json.dumps(recorded(), sort_keys=True).encode("utf-8"))
-    return f"{__version__}+{digest.hexdigest()[:16]}"
