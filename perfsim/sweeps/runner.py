@@ -26,7 +26,7 @@ from perfsim.sweeps.grid import SweepPoint, expand
 from perfsim.sweeps.points import Answer, PointResult
 from perfsim.sweeps.result import SweepResult
 from perfsim.sweeps.spec import StudyCatalog, SweepSpec
-from perfsim.sweeps.store import Store, Stored, StoreError, digest_of
+from perfsim.sweeps.store import Digests, Store, Stored, StoreError
 
 Tell = Callable[[str], None]
 
@@ -118,14 +118,15 @@ def only_strategies(sweep: Sweep, names: Sequence[str]) -> Sweep:
 
 def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> SweepPlan:
     """How many points a sweep has, how many are stored, and an estimate of the time for the others."""
-    digests = {digest_of(point.study): point for point in sweep.points}
+    digests = dict(zip(_digests(sweep), sweep.points, strict=True))
     stored: dict[str, Stored] = {}
     if store_path.exists():
         with Store(store_path) as store:
             stored = store.find(digests)
     pending = [point for digest, point in digests.items() if digest not in stored]
     jobs = max(1, min(jobs or available_processes(), len(pending)))
-    seconds = sum(_expected_s(point, digests, stored) for point in pending)
+    expected_s = _expected_s(digests, stored)
+    seconds = sum(expected_s.get(point.candidate.strategy, POINT_S) for point in pending)
     return SweepPlan(
         name=sweep.name,
         points=len(digests),
@@ -135,14 +136,18 @@ def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> Sweep
     )
 
 
-def _expected_s(point: SweepPoint, digests: Mapping[str, SweepPoint], stored: Mapping[str, Stored]) -> float:
-    """The mean time of stored points of the same strategy."""
-    alike = [
-        answer.seconds
-        for digest, answer in stored.items()
-        if digests[digest].candidate.strategy == point.candidate.strategy
-    ]
-    return sum(alike) / len(alike) if alike else POINT_S
+def _digests(sweep: Sweep) -> list[str]:
+    """The digest of each point."""
+    digests = Digests()
+    return [digests.of(point.study) for point in sweep.points]
+
+
+def _expected_s(digests: Mapping[str, SweepPoint], stored: Mapping[str, Stored]) -> dict[str, float]:
+    """By strategy, the mean time of its stored points."""
+    times_s: dict[str, list[float]] = {}
+    for digest, answer in stored.items():
+        times_s.setdefault(digests[digest].candidate.strategy, []).append(answer.seconds)
+    return {strategy: sum(alike) / len(alike) for strategy, alike in times_s.items()}
 
 
 def run_sweep(
@@ -160,7 +165,7 @@ def run_sweep(
     SweepInterrupted at Ctrl-C, LimitError at a limit and PerfsimError where the scheduler goes away; all
     finished points are kept.
     """
-    digests = [digest_of(point.study) for point in sweep.points]
+    digests = _digests(sweep)
     by_digest = dict(zip(digests, sweep.points, strict=True))
     with Store(store_path) as store:
         answers: dict[str, Stored | Failed] = {**store.find(by_digest)}
