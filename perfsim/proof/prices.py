@@ -97,8 +97,8 @@ class GpuPrices:
         if work.kind is Kind.COMM_SEND:
             return elements / (layout.tensor if layout.sequence_parallel else 1)
         if message.content == "table":
-            shards = layout.data if layout.zero_stage == GRADIENTS_SHARDED else 1
-            complete = layout.data if layout.zero_stage else 1
+            shards = layout.replicas if layout.zero_stage == GRADIENTS_SHARDED else 1
+            complete = layout.replicas if layout.zero_stage else 1
             return elements * complete / shards + self._padding() / shards
         return elements + sum(self._difference(block, message) for block in message.blocks)
 
@@ -116,7 +116,7 @@ class GpuPrices:
     def _shares_table(self, message: Message) -> bool:
         """Whether embedding and LM head, both in a message, share one word table in it."""
         layout = self.plan.layout
-        apart = layout.zero_stage == GRADIENTS_SHARDED and layout.data > 1 and layout.num_stages > 1
+        apart = layout.zero_stage == GRADIENTS_SHARDED and layout.replicas > 1 and layout.num_stages > 1
         return self.plan.job.model.tied_embeddings and not (apart and message.content == "gradients")
 
     def _padding(self) -> float:

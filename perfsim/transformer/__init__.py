@@ -11,6 +11,7 @@ from perfsim.transformer.counts import (
     parameters,
     recompute_flop_per_step,
 )
+from perfsim.transformer.embedding import embedding_backward, embedding_forward
 from perfsim.transformer.kernels import (
     CROSS_ENTROPY_BACKWARD_BYTES,
     CROSS_ENTROPY_FORWARD_BYTES,
@@ -24,8 +25,6 @@ from perfsim.transformer.kernels import (
     attention_core_backward,
     attention_forward,
     elementwise,
-    embedding_backward,
-    embedding_forward,
     gemm,
     head_backward,
     head_forward,

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsim.workload import Attention, TransformerConfig
+from perfsim.workload import Attention, ContextExchange, TransformerConfig
 
 Partition = Literal["none", "column", "row", "streamed"]
 
@@ -66,11 +66,19 @@ class LayerSlice:
     """Loss and its gradient in one kernel each."""
     recompute_stops_early: bool = False
     """Recompute of a layer stops at the last tensor that its backward reads, so it skips its last linear."""
+    context: int = 1
+    """Ranks that share every sequence."""
+    context_exchange: ContextExchange = "ring"
 
     @property
     def tokens(self) -> int:
-        """Tokens of one micro-batch: T = b s."""
-        return self.micro_batch_size * self.seq_length
+        """Tokens of one micro-batch on one rank: T = b s / c."""
+        return self.micro_batch_size * self.seq_length // self.context
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of keys and values to which attention is computed one after the other."""
+        return self.context if self.context_exchange == "ring" else 1
 
     @property
     def activation_elements(self) -> int:
@@ -220,9 +228,9 @@ def attention_projections(part: LayerSlice) -> tuple[Kernel, Kernel]:
 
 
 def attention_core(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Scores, softmax, dropout and context; a single kernel with flash attention."""
+    """Scores, softmax, dropout and context; with flash attention a single kernel for each block of keys."""
     if part.attention == "flash":
-        return (_flash("flash_attention", part, matmuls=2),)
+        return (_flash("flash_attention", part, matmuls=2),) * part.blocks
     heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
     scores, size = float(heads) * s * s, part.element_bytes
     return (
@@ -242,7 +250,7 @@ def _heads_to_tokens(name: str, part: LayerSlice) -> Kernel:
 def attention_core_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     """Gradients of the attention core: twice the matrix work, more for flash (recomputes scores)."""
     if part.attention == "flash":
-        return (_flash("flash_attention.backward", part, matmuls=5),)
+        return (_flash("flash_attention.backward", part, matmuls=5),) * part.blocks
     heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
     scores, size = float(heads) * s * s, part.element_bytes
     return (
@@ -262,8 +270,13 @@ def _local_heads(part: LayerSlice) -> int:
 
 
 def _flash(name: str, part: LayerSlice, matmuls: int) -> Kernel:
-    """Flash attention: `matmuls` products of s x s x d per head, half of each under a causal mask."""
-    heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
+    """Flash attention: `matmuls` products of s x s x d per head, half of each under a causal mask.
+
+    Context ranks have s / c positions of all heads, or all positions of a c-th of the heads. The first have
+    positions from both ends of the sequence, so under a causal mask too all blocks are equal.
+    """
+    heads, s, d = _local_heads(part), part.seq_length // part.blocks, part.model.head_size
+    heads = heads * part.blocks // part.context
     seen = 0.5 if part.model.causal else 1.0
     return Kernel(
         name=name,
@@ -380,24 +393,6 @@ def padded_vocab_size(model: TransformerConfig, tensor: int) -> int:
     """Vocabulary rounded up to whole tiles on every tensor rank (Megatron's padding)."""
     multiple = VOCAB_MULTIPLE * tensor
     return math.ceil(model.vocab_size / multiple) * multiple
-
-
-def embedding_forward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Word lookup, addition of positions, dropout."""
-    return (
-        elementwise("embedding_lookup", 2 * part.activation_bytes, launches=4),
-        elementwise("embedding_positions", 5 * part.activation_bytes, launches=2),
-    )
-
-
-def embedding_backward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Gradient of the lookup: scattered into a dense table, then accumulated."""
-    rows = padded_vocab_size(part.model, part.tensor) / part.tensor
-    table, size = rows * part.model.hidden_size, part.element_bytes
-    return (
-        elementwise("embedding.scatter", 3 * part.activation_bytes + size * table, launches=4),
-        elementwise("embedding.accumulate", table * (size + 2 * part.main_grad_bytes)),
-    )
 
 
 CROSS_ENTROPY_FORWARD_BYTES = 32.0

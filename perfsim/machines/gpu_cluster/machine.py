@@ -114,7 +114,8 @@ class GpuCluster(Machine):
         if "virtual_pipeline" not in given:
             layout = replace(layout, virtual_pipeline=least_chunks(layout.schedule))
         if "data" not in given:
-            layout = replace(layout, data=max(1, devices // (layout.tensor * layout.pipeline)))
+            held = layout.tensor * layout.context * layout.pipeline
+            layout = replace(layout, data=max(1, devices // held))
         return layout
 
 

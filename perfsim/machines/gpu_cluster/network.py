@@ -66,7 +66,8 @@ class FatTreeNetwork(Network):
     def _load(self, work: Work, groups: Ints) -> Traffic:
         """Traffic of a class of work that groups of ranks do at the same time.
 
-        A send goes one way. In a collective inside a node each rank sends to its neighbour at the bus rate.
+        A send goes one way. In a collective inside a node, and in a shift by one rank (a `send_recv` of a
+        whole group), each rank sends to its neighbour.
         In one across nodes each rank of a node is on a ring of its own and has an equal share of the node's
         NICs. So every rank sends to one neighbour and receives from another at that share, whatever the
         algorithm, which agrees with how collectives are priced. There are as many rings as the emptiest node
@@ -79,7 +80,7 @@ class FatTreeNetwork(Network):
             source, target = _round_hops(groups, work.op)
         elif work.kind is not Kind.COMM_COLL:
             source, target = groups[:, 0], groups[:, 1]
-        elif inside:
+        elif inside or work.op == "send_recv":
             source, target = groups.ravel(), np.roll(groups, -1, axis=1).ravel()
         else:
             source, target, spare, within = _ring_hops(groups, self.tree.node_of)
@@ -97,7 +98,7 @@ class FatTreeNetwork(Network):
         if work.kind is not Kind.COMM_COLL or work.group is None or work.op.startswith("tree."):
             return work.comm_bytes
         shape = self.tree.group_shape(work.group.ranks)
-        rings = shape.fewest_per_node if shape.nodes > 1 else 1
+        rings = shape.fewest_per_node if shape.nodes > 1 and work.op != "send_recv" else 1
         is_step = work.op.startswith("ring.")
         factor = 1.0 if is_step else ring.wire_factor(cast(CollectiveOp, work.op), shape.size)
         return work.comm_bytes * factor / rings
