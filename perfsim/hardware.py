@@ -138,6 +138,20 @@ class FatTreeSpec(Spec):
     """InfiniBand SHARP for all-reduces across nodes; None: only devices reduce."""
 
 
+class PowerSpec(Spec):
+    """Power in training of a node, or of a wafer-scale system with its share of the servers."""
+
+    low: Watts
+    typical: Watts
+    high: Watts
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.low <= self.typical <= self.high:
+            raise ValueError("low, typical and high must be in this order")
+        return self
+
+
 class SystemSpec(CatalogSpec):
     """A machine of some kind; the question, not the system, gives the number of devices.
 
@@ -146,6 +160,8 @@ class SystemSpec(CatalogSpec):
 
     kind: str
     device: DeviceSpec
+    power: PowerSpec | None = None
+    """Before cooling; None: not known, and an answer says so."""
 
     @model_validator(mode="wrap")
     @classmethod

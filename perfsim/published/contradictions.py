@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from perfsim.errors import InputError, Problem
-from perfsim.hardware import SystemSpec
+from perfsim.hardware import Precision, SystemSpec
 from perfsim.machines import machine_of
 from perfsim.published.cases import StepCase
+from perfsim.published.not_modelled import not_modelled
 
 
 def refuse_contradictions(case: StepCase, system: SystemSpec) -> None:
-    """Raise InputError with all contradictions of a case; `system` is that of `case_system`."""
-    messages = [_of_network(case, system), _of_head(case), _of_precision(case, system)]
+    """Raise InputError with all contradictions of a case, and with all that has no model yet.
+
+    `system` is that of `case_system`.
+    """
+    missing = not_modelled(case, system)
+    messages = [
+        f"not modelled yet: {'; '.join(missing)}" if missing else "",
+        _of_network(case, system),
+        _of_head(case),
+        _of_precision(case, system),
+    ]
     if any(messages):
         raise InputError([Problem(f"case {case.id}: {text}") for text in messages if text])
 
@@ -40,6 +52,7 @@ def _of_head(case: StepCase) -> str:
 
 def _of_precision(case: StepCase, system: SystemSpec) -> str:
     peak = system.device.peak
-    if case.training.precision in peak:
+    precision = case.training.precision
+    if precision in peak or precision not in get_args(Precision):
         return ""
-    return f"{system.device.name} computes no {case.training.precision}; it has {', '.join(peak)}"
+    return f"{system.device.name} computes no {precision}; it has {', '.join(peak)}"

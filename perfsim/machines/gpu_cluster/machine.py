@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, cast
 
 from perfsim.calibration import Calibration
@@ -83,9 +83,11 @@ class GpuCluster(Machine):
         return system.model_copy(update={"node": node})
 
     def published_layout(self, settings: Mapping[str, Any], /) -> ParallelLayout:
-        """The layout of the run, with at least the chunks that its schedule needs."""
+        """The layout of the run, with the chunks that its schedule needs; other settings are left out."""
         chunks = max(settings["virtual_pipeline"], least_chunks(settings["schedule"]))
-        return ParallelLayout(**{**settings, "virtual_pipeline": chunks})
+        known = {field.name for field in fields(ParallelLayout)}
+        own = {name: value for name, value in settings.items() if name in known}
+        return ParallelLayout(**{**own, "virtual_pipeline": chunks})
 
     def usual_settings(self, layout: ParallelLayout, recipe: TrainingRecipe, /) -> list[Setting]:
         """The settings that Megatron-LM's README recommends.
