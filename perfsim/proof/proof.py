@@ -25,11 +25,10 @@ from perfsim.proof.execution.program import Compiler, Program
 from perfsim.proof.execution.run import Executor, Outcome
 from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.in_flight import held_unlike_promised
-from perfsim.proof.prices import mispriced
+from perfsim.proof.prices import mispriced, replicas_of
 from perfsim.proof.provers import prover
 from perfsim.proof.small_plans import training_of
 from perfsim.strategies import Plan
-from perfsim.workload import Layout, ParallelLayout
 
 MOST_FAULTS = 20
 MOST_TASKS = 400_000
@@ -132,7 +131,7 @@ class Subject:
         """All ranks with their buffers, ready to run."""
         program, compiler = self.compiled
         layout = self.plan.layout
-        oracle = Oracle(self.training, layout.tensor, _replicas(layout), compiler.rows, compiler.places)
+        oracle = Oracle(self.training, layout.tensor, replicas_of(layout), compiler.rows, compiler.places)
         return Executor(program, self.unfolded, compiler.initial, oracle)
 
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
@@ -161,11 +160,6 @@ class Subject:
             return outcome.faults + list(islice(self.mispriced(outcome), MOST_FAULTS))
         except FaultError as error:
             return [error.fault]
-
-
-def _replicas(layout: Layout) -> int:
-    """Ranks that share optimizer states."""
-    return layout.replicas if isinstance(layout, ParallelLayout) else layout.data
 
 
 def subject_of(plan: Plan, seed: int = 0) -> Subject:

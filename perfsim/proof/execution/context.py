@@ -97,7 +97,7 @@ def block_gradients(
 ) -> tuple[Array, Array, Array]:
     """Gradients of queries, keys and values by one block, from the sums that the forward kept."""
     scores = masked_scores(kept.q, pair.k, (share.places, pair.places), share)
-    delta = (d_context * kept.context).sum(axis=-1, keepdims=True)
+    delta = (d_context * np.asarray(kept.context)).sum(axis=-1, keepdims=True)
     return _core_gradients(np.exp(scores - kept.core), delta, d_context, (kept.q, pair.k, pair.v), share)
 
 
@@ -192,7 +192,7 @@ class ContextCompute(GpuCompute):
         def ring(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
             first, saved, *later = operands
             kept, share = self._kept(saved, buffers), self.share(rank)
-            pair = later[0].pair if later else Pair(kept.k, kept.v, share.places)
+            pair = later[0].pair if later else self._own_pair(kept, rank)
             made = block_gradients(kept, first.arrays[0], pair, share)
             queries = made[0] + later[1].arrays[0] if later else made[0]
             return Core((queries,)), made[1:]
@@ -236,7 +236,7 @@ class ContextCompute(GpuCompute):
 
         def sent(rank: int, source: Any, *done: tuple[Array, ...]) -> Travelling:
             if isinstance(source, Kept):
-                source = Travelling(Pair(source.attention.k, source.attention.v, self.share(rank).places))
+                source = Travelling(self._own_pair(source.attention, rank))
             pair = source.pair if "keys_values" in contents else None
             if "gradients" not in contents:
                 return Travelling(pair)
@@ -275,6 +275,10 @@ class ContextCompute(GpuCompute):
             return sum(int(array.size) for array in made[0])
 
         self.add(self.operands(), self.handle(), kernel, joined=True, message=Message("exchanged", elements))
+
+    def _own_pair(self, kept: Any, rank: int) -> Pair:
+        """The keys and values of a rank itself."""
+        return Pair(kept.k, kept.v, self.share(rank).places)
 
     @property
     def _rings(self) -> bool:

@@ -418,7 +418,6 @@ class GpuCompiler(ContextCompute):
 
 
 OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
-    **CONTEXT_OPERATIONS,
     "embedding.forward": GpuCompiler.embedding_forward,
     "attention.forward": GpuCompiler.attention_forward,
     "mlp.forward": GpuCompiler.mlp_forward,
@@ -447,5 +446,6 @@ OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
     "data_communication: all_reduce": GpuCompiler.data_reduce,
     "data_communication: reduce_scatter": GpuCompiler.data_reduce,
     "data_communication: all_gather": GpuCompiler.data_gather,
+    **CONTEXT_OPERATIONS,
 }
 """Method for each operation (`Work.op`, for communication with its category); add new ones here."""

@@ -148,14 +148,15 @@ class ContextGroup:
     ) -> list[int]:
         """The gradients of queries, and those of keys and values back on their rank.
 
-        Message i carries keys and values for block i + 1 and the gradients that block i - 1 completed.
+        Message i carries keys and values for block i + 1 and the gradients that block i - 1 completed; the
+        first leaves when the attention's backward begins.
         """
         (first, saved, kept), size, n_bytes = reads, self.ranks.size, pair_bytes(self.part)
         compute, done, pair = f"{self.device}/{COMPUTE}", list[int](), list[int]()
         for number in range(size):
             names = [*(["keys_values"] if number < size - 1 else []), *(["gradients"] if done else [])]
             message = " and ".join(names), n_bytes * len(names)
-            ahead = [self._exchanged(template, message, [*(pair or [kept]), *done[1:]], block)]
+            ahead = [self._exchanged(template, message, [*(pair or [kept, first]), *done[1:]], block)]
             work = works.later if number else works.block
             queries = template.task(work, compute, [first, saved, *pair, *done[:1]], block=block).tensor
             done, pair = [queries, queries + 1], ahead
