@@ -18,7 +18,7 @@ from perfsim.sizes import (
     MOST_VOCABULARY,
     MOST_WIDTH,
 )
-from perfsim.spec import CatalogSpec
+from perfsim.spec import CatalogSpec, Spec
 from perfsim.units import number, quantity
 
 Layers = Annotated[int, *number(1, MOST_LAYERS)]
@@ -30,8 +30,36 @@ Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["standard", "flash"]
 ContextExchange = Literal["ring", "all_to_all"]
-PRECISION_BYTES: Mapping[Precision, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
-"""Bytes of a number in memory and on the wire."""
+PRECISION_BYTES: Mapping[Precision, float] = {
+    "fp32": 4.0,
+    "tf32": 4.0,
+    "fp16": 2.0,
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8_rowwise": 1.0,
+    "fp8_block": 1.0 + 1 / 32,
+    "mxfp8": 1.0 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
+    "mxfp4": 0.5 + 1 / 32,
+}
+"""Bytes of a number in memory and on the wire, with its share of the scales."""
+
+
+class KernelPrecisions(Spec):
+    """What runs in what: the precision of each kind of kernel."""
+
+    forward: Precision
+    """Forward products of the layers' weights."""
+    input_gradient: Precision
+    weight_gradient: Precision
+    attention: Precision = "bf16"
+    """The attention core, which has 16 bits under the usual 8-bit recipes."""
+    head: Precision = "bf16"
+    """The three products of the LM head."""
+
+    def __hash__(self) -> int:
+        """By value, because kernels are cached by it."""
+        return hash((self.forward, self.input_gradient, self.weight_gradient, self.attention, self.head))
 
 
 class TransformerConfig(CatalogSpec):
@@ -96,6 +124,9 @@ class TrainingRecipe(CatalogSpec):
 
     seq_length: Positions
     precision: Precision = "bf16"
+    """Of matrix products; below 16 bits those of the layers, as Transformer Engine's recipes do."""
+    kernels: KernelPrecisions | None = None
+    """What runs in what, where it is not as `precision` says."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     global_batch_size: Sequences | None = None
     """Sequences over all devices; None: chosen by the study."""
@@ -105,6 +136,9 @@ class TrainingRecipe(CatalogSpec):
     recompute: Recompute | Literal["auto"] = "auto"
     """auto: the planner chooses the fastest mode that fits."""
     overlap_grad_reduce: bool = False
+    overlap_tensor: bool = False
+    """Whether tensor-parallel communication overlaps the products of its tensors (user buffers of Transformer
+    Engine, asynchronous tensor parallelism of PyTorch)."""
     grad_bucket: Annotated[float, *quantity("bytes", least=1.0)] | None = None
     """Size of a bucket of overlapped gradient reduction, in whole layers; None: one layer."""
     reduce_precision: Precision | None = None
@@ -166,6 +200,14 @@ class TrainingRecipe(CatalogSpec):
     def element_bytes(self) -> float:
         """Bytes of an activation or a weight: 4 in fp32 and tf32, else 2 (fp8 training holds 16 bits)."""
         return max(PRECISION_BYTES["bf16"], PRECISION_BYTES[self.precision])
+
+    @property
+    def narrow_kernels(self) -> KernelPrecisions | None:
+        """What runs in fewer than 16 bits; None where nothing does."""
+        if self.kernels is not None or PRECISION_BYTES[self.precision] >= PRECISION_BYTES["bf16"]:
+            return self.kernels
+        narrow = self.precision
+        return KernelPrecisions(forward=narrow, input_gradient=narrow, weight_gradient=narrow)
 
     def batch_over(self, num_devices: int) -> int | None:
         """Global batch on so many devices; None if the recipe gives none."""

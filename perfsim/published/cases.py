@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -14,6 +14,7 @@ from perfsim.catalog import Catalog
 from perfsim.errors import InputError, Problem
 from perfsim.hardware import Devices, Precision, Release, SystemSpec
 from perfsim.machines import machine_of
+from perfsim.published.frameworks import framework_of
 from perfsim.sizes import MOST_CASES, MOST_LAYERS, MOST_WIDTH
 from perfsim.spec import Spec
 from perfsim.suggest import nearest
@@ -33,12 +34,6 @@ from perfsim.workload import (
     Width,
 )
 
-FRAMEWORK = "pytorch-eager"
-"""Framework of all published GPU runs: eager PyTorch with Megatron or FSDP."""
-
-KnownFramework = Literal["megatron-core-te", "maxtext-xla", "torchtitan", "primus-te", "pytorch-eager"]
-"""Software stacks that case files name."""
-CasePrecision = Precision | Literal["mxfp8", "nvfp4", "mxfp4", "fp8_rowwise"]
 Count = Annotated[int, *number(0, MOST_WIDTH)]
 """A number of experts, layers or positions; 0: none."""
 
@@ -132,7 +127,7 @@ class CaseTraining(CaseSpec):
     global_batch_size: Sequences
     micro_batch_size: Sequences | None = None
     recompute: Recompute | None = None
-    precision: CasePrecision = "fp16"
+    precision: Precision = "fp16"
     attention: Attention = "standard"
     overlap_grad_reduce: bool | None = None
     reduce_precision: Precision | None = None
@@ -140,10 +135,10 @@ class CaseTraining(CaseSpec):
     lm_head_positions: Positions | None = None
     recompute_modules: Annotated[tuple[str, ...], Field(max_length=100)] = ()
     recompute_detail: str | None = None
-    tp_comm_overlap: bool = False
-    async_tp: bool = False
-    cuda_graph: bool = False
-    compiled: bool = False
+    tp_comm_overlap: bool | None = None
+    async_tp: bool | None = None
+    cuda_graph: bool | None = None
+    compiled: bool | None = None
     moe_dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep"] | None = None
     moe_capacity_factor: Annotated[float, *number(0, 1e6)] | None = None
     moe_force_balance: bool = False
@@ -169,8 +164,8 @@ class StepCase(CaseSpec):
     system: CaseSystem
     model: CaseModel
     strategy: str
-    framework: KnownFramework | None = None
-    """The software stack that ran."""
+    framework: str | None = None
+    """The software stack that ran, by its name in the catalogue; None: `frameworks.suggested` chooses."""
     parallel: CaseParallel
     training: CaseTraining
     measured: Measured
@@ -237,18 +232,21 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
         raise InputError(f"case {case.id}: {messages}") from None
     training = case.training
     overlap = training.overlap_grad_reduce
+    overlaps = case.strategy == "zero3" if overlap is None else overlap
+    framework = framework_of(case, catalog)
     recipe = TrainingRecipe(
         name=case.id,
         seq_length=case.model.seq_length,
-        precision=cast(Precision, training.precision),
+        precision=training.precision,
         attention=training.attention,
         recompute=training.recompute or "auto",
-        overlap_grad_reduce=case.strategy == "zero3" if overlap is None else overlap,
-        reduce_precision=training.reduce_precision,
+        overlap_grad_reduce=overlaps,
+        overlap_tensor=_overlaps_tensor(case, framework, overlaps),
+        reduce_precision=training.reduce_precision or framework.grad_precision,
         optimizer_precision=_optimizer_precision(case),
-        dropout=training.attention == "standard",
-        fused_cross_entropy=case.strategy == "zero3" and training.attention == "flash",
-        framework=_framework(catalog),
+        dropout=framework.dropout and training.attention == "standard",
+        fused_cross_entropy="cross_entropy" in framework.fused,
+        framework=framework,
         host_blocking=training.host_blocking,
         lm_head_positions=training.lm_head_positions,
         software_release=case.system.software_release,
@@ -262,18 +260,24 @@ def _optimizer_precision(case: StepCase) -> Literal["fp32", "bf16", "fp16"]:
     return reduced if case.strategy == "zero3" and reduced in ("bf16", "fp16") else "fp32"
 
 
-def _framework(catalog: Catalog) -> FrameworkCalibration:
-    calibration = catalog.calibration(FRAMEWORK)
-    if not isinstance(calibration, FrameworkCalibration):
-        raise InputError(f"calibration {FRAMEWORK} is not of kind framework")
-    return calibration
+def _overlaps_tensor(case: StepCase, framework: FrameworkCalibration, overlaps: bool) -> bool:
+    """Whether tensor-parallel communication overlaps products, as the run says or its framework usually does.
+
+    A run that does not even overlap gradient reduction overlaps nothing.
+    """
+    given = [case.training.tp_comm_overlap, case.training.async_tp]
+    said = [value for value in given if value is not None]
+    return any(said) if said else framework.overlaps_tensor and overlaps
 
 
 def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
     """The system of the catalogue with the case's device, node size and network."""
     system = system_of_device(case.system.device, catalog)
     described = case.system
-    return machine_of(system).published_system(system, described.devices_per_node, described.inter_node)
+    machine = machine_of(system)
+    return machine.published_system(
+        system, described.devices_per_node, described.inter_node, described.nvlink_domain
+    )
 
 
 def system_of_device(name: str, catalog: Catalog) -> SystemSpec:

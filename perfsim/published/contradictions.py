@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from perfsim.errors import InputError, Problem
-from perfsim.hardware import Precision, SystemSpec
+from perfsim.hardware import SystemSpec
 from perfsim.machines import machine_of
 from perfsim.published.cases import StepCase
 from perfsim.published.not_modelled import not_modelled
@@ -32,7 +30,8 @@ def _of_network(case: StepCase, system: SystemSpec) -> str:
     node = machine_of(system).devices_per_node(system)
     if node is None or case.system.inter_node is not None:
         return ""
-    if case.system.device == system.name or case.system.num_devices <= node:
+    is_system = case.system.device == system.name != system.device.name
+    if is_system or case.system.num_devices <= node:
         return ""
     return (
         f"{case.system.num_devices} devices in nodes of {node} without inter_node, which "
@@ -51,8 +50,7 @@ def _of_head(case: StepCase) -> str:
 
 
 def _of_precision(case: StepCase, system: SystemSpec) -> str:
-    peak = system.device.peak
-    precision = case.training.precision
-    if precision in peak or precision not in get_args(Precision):
+    device, precision = system.device, case.training.precision
+    if device.computes(precision):
         return ""
-    return f"{system.device.name} computes no {precision}; it has {', '.join(peak)}"
+    return f"{device.name} computes no {precision}; it has {', '.join(device.peak)}"

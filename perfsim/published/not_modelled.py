@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
-from perfsim.hardware import Precision, SystemSpec
+from perfsim.hardware import SystemSpec
 from perfsim.machines import machine_of
 from perfsim.published.cases import CaseModel, CaseTraining, StepCase
 from perfsim.workload import TransformerConfig
 
 _LAYOUT = ("expert_parallel", "shard_group", "pipeline_layout")
 """Fields of a case's layout that matter as soon as the layout of its machine has them."""
-_STACK = ("tp_comm_overlap", "async_tp", "cuda_graph", "compiled", "recompute_detail")
+_STACK = ("recompute_detail",)
 """Settings of the software stack; without a model of them a run is predicted as if they were absent."""
 
 
 def not_modelled(case: StepCase, system: SystemSpec) -> list[str]:
     """What would change the work of a run and has no model yet: `context_parallel 2`."""
     named = [
-        *_of_system(case),
         *_of_model(case.model),
         *_of_layout(case, system),
         *_of_training(case.training),
@@ -29,14 +28,7 @@ def not_modelled(case: StepCase, system: SystemSpec) -> list[str]:
 
 def ignored(case: StepCase) -> list[str]:
     """Settings of the software stack that a prediction leaves out."""
-    absent = {"tp_comm_overlap", "async_tp"} if case.parallel.tensor == 1 else set()
-    return [name for name in _STACK if name not in absent and getattr(case.training, name)]
-
-
-def _of_system(case: StepCase) -> Iterator[tuple[str, Any]]:
-    domain, node = case.system.nvlink_domain, case.system.devices_per_node
-    if domain is not None and domain != node and case.system.num_devices > min(domain, node or domain):
-        yield "nvlink_domain", domain
+    return [name for name in _STACK if getattr(case.training, name)]
 
 
 def _of_model(model: CaseModel) -> Iterator[tuple[str, Any]]:
@@ -63,8 +55,6 @@ def _of_layout(case: StepCase, system: SystemSpec) -> Iterator[tuple[str, Any]]:
 
 
 def _of_training(training: CaseTraining) -> Iterator[tuple[str, Any]]:
-    if training.precision not in get_args(Precision):
-        yield "precision", training.precision
     modules = training.recompute_modules
     if modules and not (training.recompute == "selective" and modules == ("core_attn",)):
         yield "recompute_modules", modules

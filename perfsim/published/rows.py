@@ -110,7 +110,19 @@ def _case(row: LocatedMapping, model: type[CaseT], catalog: Catalog) -> CaseT:
             place = row.node.mapping["system"].mapping["device"].mark
             problems = [place.problem(problem.message, problem.help) for problem in error.problems]
             raise CatalogError(problems) from None
+        if case.framework is not None:
+            _check_framework(row, case.framework, catalog)
     return case
+
+
+def _check_framework(row: LocatedMapping, name: str, catalog: Catalog) -> None:
+    """Raise CatalogError at the line of a framework that the catalogue lacks."""
+    try:
+        catalog.find("framework", name)
+    except CatalogError as error:
+        place = row.node.mapping["framework"].mark
+        problems = [place.problem(problem.message, problem.help) for problem in error.problems]
+        raise CatalogError(problems) from None
 
 
 def _refused(node: Node, position: int, problems: Sequence[Problem]) -> RefusedRow:

@@ -25,7 +25,7 @@ def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
         if not case.scored:
             continue
         job, device = case_job(case, catalog), case_system(case, catalog).device
-        peak = case.system.num_devices * device.peak[job.recipe.precision]
+        peak = case.system.num_devices * device.peak_flop_per_s(job.recipe.precision)
         mfu = model_flop_per_step(job) / (case.measured.step_time_s * peak)
         count, layout = case.system.num_devices, case.parallel
         rows.append(

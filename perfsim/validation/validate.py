@@ -18,6 +18,7 @@ from perfsim.costs.wafer import nearest_release
 from perfsim.errors import LimitError, PerfsimError
 from perfsim.published.cases import ConvergenceCase, StepCase, case_job, case_system
 from perfsim.published.contradictions import refuse_contradictions
+from perfsim.published.frameworks import suggested
 from perfsim.published.not_modelled import ignored
 from perfsim.published.plans import evaluate_case
 from perfsim.published.processes import mapped
@@ -109,11 +110,20 @@ def _case_fields(case: StepCase, run: Scored, answer: _Answer) -> dict[str, Any]
         **_run_fields(run),
         "inferred": [] if run.counts else list(case.inferred),
         "ignored": ignored(case),
+        **_framework_fields(case),
         "hidden_communication": answer.hidden,
         "measured_peak_gib": case.measured.peak_memory_gib,
         "predicted_peak_gib": answer.peak_gib,
         **_band_fields(answer.band),
     }
+
+
+def _framework_fields(case: StepCase) -> dict[str, Any]:
+    """The framework of a run on GPUs, and why it was chosen where the run does not name one."""
+    if case.strategy == STRATEGY:
+        return {}
+    name, reason = (case.framework, "") if case.framework else suggested(case)
+    return {"framework": name, "framework_because": reason}
 
 
 def _run_fields(run: Scored) -> dict[str, Any]:
@@ -279,4 +289,4 @@ def _ideal_s(case: StepCase, catalog: Catalog) -> float:
     refuse_contradictions(case, system)
     job = case_job(case, catalog)
     flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")
-    return flop / (case.system.num_devices * system.device.peak[job.recipe.precision])
+    return flop / (case.system.num_devices * system.device.peak_flop_per_s(job.recipe.precision))

@@ -31,6 +31,8 @@ def layer_slice(
         element_bytes=recipe.element_bytes,
         dropout=recipe.dropout,
         fused_cross_entropy=recipe.fused_cross_entropy,
+        fused=() if recipe.framework is None else recipe.framework.fused,
+        precisions=recipe.narrow_kernels,
         recompute_stops_early=zero_stage == SHARDED,
         context=context,
         context_exchange=exchange,

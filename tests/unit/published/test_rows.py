@@ -74,7 +74,7 @@ def read(path: Path, *rows: Any) -> CaseRows[StepCase]:
         ("system.device", "h100-sxm5-80g", "no system with device 'h100-sxm5-80g'"),
         ("training.precision", "fp7", "training.precision: `fp7` is not one of"),
         ("measured.step_time_s", "fast", "`fast` is text, a number is expected"),
-        ("framework", "caffe", "framework: `caffe` is not one of megatron-core-te"),
+        ("framework", "caffe", "unknown framework `caffe`"),
         ("system.inter_node", "50", "has no unit"),
     ],
 )
