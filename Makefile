@@ -7,6 +7,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+# Tests run on all cores, at most four; PARALLEL= runs them in one process.
+PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal --benchmark-disable
 
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -25,7 +27,7 @@ study: $(VENV)/.installed ## Install, run the main study, say where its report i
 	@echo "Open in a browser: $(CURDIR)/reports/$(STUDY)/index.html"
 
 test: $(VENV)/.installed-dev ## Install with the development tools, run the tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 lint: $(VENV)/.installed-dev ## Lint and check the format
 	@$(BIN)/ruff check .

@@ -107,8 +107,12 @@ def _numbers(value: object, path: str) -> Iterator[tuple[str, float | tuple[floa
     if isinstance(value, dict):
         for key, part in value.items():
             yield from _numbers(part, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, float | int | tuple):
+    elif isinstance(value, float | int | tuple) and not isinstance(value, bool) and not _is_words(value):
         yield path, value
+
+
+def _is_words(value: float | tuple[object, ...]) -> bool:
+    return isinstance(value, tuple) and all(isinstance(part, str) for part in value)
 
 
 class TileConstants(Constants):
@@ -158,6 +162,39 @@ class GemmConstants(Constants):
     """Sharpness of the bend where efficiency reaches a power ceiling."""
 
 
+class NarrowGemmConstants(Constants):
+    """Matrix products with operands narrower than 16 bits, beside the 16-bit products of the same library.
+
+    Tiles and waves are those of 16 bits; a few factors turn them into the times of the narrow table.
+    """
+
+    efficiency: Factor
+    """Fraction of a compute unit's narrow peak that a tile reaches, over that in 16 bits."""
+    overhead: Factor
+    """Prologue and epilogue of a tile in columns of k, over those in 16 bits."""
+    memory_fraction: Fraction
+    burst_fraction: Fraction
+    """Ceiling of the fraction of the narrow peak in a long kernel."""
+    cast_bytes: NonNegative
+    """Bytes that the table's cast moves per number of the first operand, at the datasheet's bandwidth.
+
+    A graph has casts of its own, so predictions leave it and `cast_s` out.
+    """
+    cast_s: Latency
+    """Fixed time of the table's cast."""
+
+
+class AttentionConstants(Constants):
+    """Fused attention with the matrix instructions in which a device is fastest."""
+
+    fraction: Fraction
+    """Fraction of peak that its forward reaches in long sequences."""
+    half_length: NonNegative
+    """Sequence length at which it reaches half of that."""
+    backward: Factor
+    """Speed of the backward over that of the forward."""
+
+
 class MemoryConstants(Constants):
     """Memory-bound kernels: element-wise, normalisation, softmax, optimizer."""
 
@@ -198,6 +235,12 @@ class GpuCalibration(Calibration):
     """Rate of the matrix instructions that fused attention uses, as a fraction of peak."""
     attention_half_length: NonNegative = 0.0
     """Sequence length at which fused attention reaches half of that."""
+    narrow: dict[str, NarrowGemmConstants] = Field(default_factory=dict)
+    """Products in fewer than 16 bits, by precision."""
+    narrow_sustained_fraction: Fraction | None = None
+    """Ceiling of the fraction of the narrow peak in training; None: none below that of the table."""
+    asynchronous_attention: AttentionConstants | None = None
+    """None: the device has no matrix instructions but those of `attention_fraction`."""
     communication: CommunicationConstants | None = None
     """None: communication takes nothing from compute."""
 
@@ -272,16 +315,35 @@ class WaferCalibration(Calibration):
     """Which peak the efficiency is a fraction of."""
 
 
+Fusion = Literal["cross_entropy", "accumulation", "norm", "qkv"]
+"""Kernels that a framework merges with others; `perfsim.transformer.blocks` says what each saves."""
+
+
 class FrameworkCalibration(Calibration):
-    """Host-side costs of the training framework, the same for every model."""
+    """What a training framework adds to a model's arithmetic, the same for every model."""
 
     kind: Literal["framework"] = "framework"
+    launcher: str = ""
+    """Framework with which this one shares the host's times and the runs that determine them."""
     host_s_per_kernel: Latency
     """Shortest time between two kernel launches."""
     host_blocking_s_per_kernel: Latency
     """Extra time per kernel if the host waits for each one to end (CUDA_LAUNCH_BLOCKING)."""
     overlap_sharpness: Sharpness = 4.0
     """p of the p-norm that combines device and host time of a block of kernels."""
+    cuda_graph: bool = False
+    """Whether kernels are replayed from a recorded graph, so that the host launches none of them."""
+    fused: tuple[Fusion, ...] = ()
+    grad_precision: Literal["bf16", "fp16"] | None = None
+    """Precision in which it sums and reduces gradients unless a run says otherwise; None: fp32."""
+    dropout: bool = True
+    """Whether attention that keeps its scores drops some of them, as models of the era did."""
+    attention: Literal["synchronous", "asynchronous"] = "synchronous"
+    """Matrix instructions of its fused attention: those of the A100, or the fastest of each device."""
+    overlaps_tensor: bool = False
+    """Whether tensor-parallel communication overlaps products unless a run says otherwise."""
+    tensor_exposed: Fraction = 1.0
+    """Share of the time of overlapped tensor-parallel communication that products do not hide."""
 
 
 class MeasuredStep(Constants):

@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from perfsim.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
+from perfsim.errors import CatalogError
 from perfsim.plug_ins import PlugInError, made_by
 from perfsim.sizes import MOST_DEVICES, MOST_LAYERS, MOST_PARTS
 from perfsim.spec import CatalogSpec, Spec
@@ -43,7 +44,13 @@ Release = Annotated[str, AfterValidator(_release)]
 """A software release of a wafer, or `peak`: an upper bound."""
 Parts = Annotated[int, *number(1, MOST_PARTS)]
 BytesPerNumber = Annotated[float, *number(1e-3, 1e3)]
-Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Precision = Literal[
+    "fp32", "tf32", "fp16", "bf16", "fp8", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4", "mxfp4"
+]
+"""`fp8` has one scale a tensor, `fp8_rowwise` one a row, `fp8_block` one for 128 numbers, `mxfp8` for 32,
+`nvfp4` one for 16."""
+PEAK_OF: Mapping[Precision, Precision] = {"fp8_rowwise": "fp8", "fp8_block": "fp8", "mxfp8": "fp8"}
+"""Precisions whose products run at the datasheet peak of another one."""
 DeviceKind = Literal["gpu", "wafer"]
 StoreTier = Literal["auto", "dram", "flash"]
 
@@ -77,6 +84,17 @@ class DeviceSpec(CatalogSpec):
     power: Watts | None = None
     calibration: GpuCalibration | WaferCalibration | None = None
 
+    def computes(self, precision: Precision) -> bool:
+        """Whether it has matrix products at a precision."""
+        return precision in self.peak or PEAK_OF.get(precision) in self.peak
+
+    def peak_flop_per_s(self, precision: Precision) -> float:
+        """Datasheet peak of matrix products at a precision. Raises CatalogError where it has none."""
+        if not self.computes(precision):
+            known = ", ".join(sorted(self.peak))
+            raise CatalogError(f"{self.name} has no peak for {precision}; it has {known}")
+        return self.peak[precision if precision in self.peak else PEAK_OF[precision]]
+
     @property
     def constants(self) -> str:
         """Name of its constants, one for all memories of a chip; its own name if it has none."""
@@ -101,14 +119,23 @@ class InNetworkSpec(Spec):
     """Message size over time of a long all-reduce; the bus bandwidth of nccl-tests is 2 (n - 1) / n of it."""
     latency: Latency
     """Start-up of the library before the first byte; across nodes the hops of the tree are added."""
+    enabled: bool = True
+    """False: the switches can do it, and the library is told not to."""
 
 
 class NodeSpec(Spec):
-    """A server: devices on one switch, and NICs that all devices share equally."""
+    """A server, or an NVLink domain of several: devices on one switch, and NICs that all share equally."""
 
     devices: Devices
+    server: Devices | None = None
+    """Devices of one server, where a node is a domain of several; None: the node is one server.
+
+    A job that needs several domains takes as many whole servers of each, if its devices can be divided so.
+    """
     scale_up: LinkSpec
-    """From one device into the node's switch, one direction."""
+    """From one device into the node's switch, or to one other device of a full mesh; one direction."""
+    full_mesh: bool = False
+    """Whether each device has a link to every other one of its node, and there is no switch."""
     nics: Devices
     nic: LinkSpec
     devices_share_nics: bool = False
@@ -116,6 +143,27 @@ class NodeSpec(Spec):
 
     in_network: InNetworkSpec | None = None
     """NVLink SHARP for all-reduces inside the node; None: only devices reduce."""
+
+    @model_validator(mode="after")
+    def _whole_servers(self) -> Self:
+        if self.server is not None and self.devices % self.server:
+            raise ValueError(f"{self.devices} devices cannot be divided into servers of {self.server}")
+        return self
+
+    def lanes(self, size: int) -> int:
+        """Links of `scale_up` that a device has to the others of a group of `size` in its node."""
+        return max(1, size - 1) if self.full_mesh else 1
+
+    def of_job(self, num_devices: int) -> Self:
+        """The node as a job uses it: of several servers, the most that it can take of every node alike."""
+        if self.server is None or num_devices <= self.devices:
+            return self
+        sizes = range(self.devices - self.devices % self.server, 0, -self.server)
+        used = next((size for size in sizes if num_devices % size == 0), self.devices)
+        nics = self.nics * used
+        if nics % self.devices:
+            return self
+        return self.model_copy(update={"devices": used, "nics": nics // self.devices})
 
     @property
     def has_shared_nics(self) -> bool:
@@ -138,6 +186,20 @@ class FatTreeSpec(Spec):
     """InfiniBand SHARP for all-reduces across nodes; None: only devices reduce."""
 
 
+class PowerSpec(Spec):
+    """Power in training of a node, or of a wafer-scale system with its share of the servers."""
+
+    low: Watts
+    typical: Watts
+    high: Watts
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.low <= self.typical <= self.high:
+            raise ValueError("low, typical and high must be in this order")
+        return self
+
+
 class SystemSpec(CatalogSpec):
     """A machine of some kind; the question, not the system, gives the number of devices.
 
@@ -146,6 +208,8 @@ class SystemSpec(CatalogSpec):
 
     kind: str
     device: DeviceSpec
+    power: PowerSpec | None = None
+    """Before cooling; None: not known, and an answer says so."""
 
     @model_validator(mode="wrap")
     @classmethod

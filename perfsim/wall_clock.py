@@ -92,16 +92,22 @@ class WallClockSpec(CatalogSpec):
     """Per GPU node, or per wafer-scale system."""
     restart: SecondsRange | None = None
     """From a failure until training resumes, without loading."""
+    spares: Annotated[int, *number(0, 10_000)] | None = None
+    """Nodes or systems held ready to replace one that failed; None: there is always one."""
+    repair: SecondsRange | None = None
+    """Until a unit that failed is ready again; with `spares`."""
     stragglers: NumberRange | None = None
     """Ratio of step times with and without stragglers, one factor per run."""
     teardown: SecondsRange | None = None
     """After the last step."""
 
     @model_validator(mode="after")
-    def _interval_is_defined(self) -> WallClockSpec:
+    def _is_complete(self) -> WallClockSpec:
         failing = self.failures_per_node_day is not None and self.failures_per_node_day.typical > 0
         if self.checkpoint_rate is not None and self.checkpoint_every == "young" and not failing:
             raise ValueError(
                 "checkpoint_every young needs failures_per_node_day above 0: write them, or a number of steps"
             )
+        if self.spares is not None and (self.repair is None or self.failures_per_node_day is None):
+            raise ValueError("spares: write repair and failures_per_node_day as well")
         return self

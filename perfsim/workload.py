@@ -18,7 +18,7 @@ from perfsim.sizes import (
     MOST_VOCABULARY,
     MOST_WIDTH,
 )
-from perfsim.spec import CatalogSpec
+from perfsim.spec import CatalogSpec, Spec
 from perfsim.units import number, quantity
 
 Layers = Annotated[int, *number(1, MOST_LAYERS)]
@@ -29,8 +29,37 @@ Positions = Annotated[int, *number(1, MOST_POSITIONS)]
 Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["standard", "flash"]
-PRECISION_BYTES: Mapping[Precision, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
-"""Bytes of a number in memory and on the wire."""
+ContextExchange = Literal["ring", "all_to_all"]
+PRECISION_BYTES: Mapping[Precision, float] = {
+    "fp32": 4.0,
+    "tf32": 4.0,
+    "fp16": 2.0,
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8_rowwise": 1.0,
+    "fp8_block": 1.0 + 1 / 32,
+    "mxfp8": 1.0 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
+    "mxfp4": 0.5 + 1 / 32,
+}
+"""Bytes of a number in memory and on the wire, with its share of the scales."""
+
+
+class KernelPrecisions(Spec):
+    """What runs in what: the precision of each kind of kernel."""
+
+    forward: Precision
+    """Forward products of the layers' weights."""
+    input_gradient: Precision
+    weight_gradient: Precision
+    attention: Precision = "bf16"
+    """The attention core, which has 16 bits under the usual 8-bit recipes."""
+    head: Precision = "bf16"
+    """The three products of the LM head."""
+
+    def __hash__(self) -> int:
+        """By value, because kernels are cached by it."""
+        return hash((self.forward, self.input_gradient, self.weight_gradient, self.attention, self.head))
 
 
 class TransformerConfig(CatalogSpec):
@@ -95,6 +124,9 @@ class TrainingRecipe(CatalogSpec):
 
     seq_length: Positions
     precision: Precision = "bf16"
+    """Of matrix products; below 16 bits those of the layers, as Transformer Engine's recipes do."""
+    kernels: KernelPrecisions | None = None
+    """What runs in what, where it is not as `precision` says."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     global_batch_size: Sequences | None = None
     """Sequences over all devices; None: chosen by the study."""
@@ -104,6 +136,9 @@ class TrainingRecipe(CatalogSpec):
     recompute: Recompute | Literal["auto"] = "auto"
     """auto: the planner chooses the fastest mode that fits."""
     overlap_grad_reduce: bool = False
+    overlap_tensor: bool = False
+    """Whether tensor-parallel communication overlaps the products of its tensors (user buffers of Transformer
+    Engine, asynchronous tensor parallelism of PyTorch)."""
     grad_bucket: Annotated[float, *quantity("bytes", least=1.0)] | None = None
     """Size of a bucket of overlapped gradient reduction, in whole layers; None: one layer."""
     reduce_precision: Precision | None = None
@@ -165,6 +200,14 @@ class TrainingRecipe(CatalogSpec):
     def element_bytes(self) -> float:
         """Bytes of an activation or a weight: 4 in fp32 and tf32, else 2 (fp8 training holds 16 bits)."""
         return max(PRECISION_BYTES["bf16"], PRECISION_BYTES[self.precision])
+
+    @property
+    def narrow_kernels(self) -> KernelPrecisions | None:
+        """What runs in fewer than 16 bits; None where nothing does."""
+        if self.kernels is not None or PRECISION_BYTES[self.precision] >= PRECISION_BYTES["bf16"]:
+            return self.kernels
+        narrow = self.precision
+        return KernelPrecisions(forward=narrow, input_gradient=narrow, weight_gradient=narrow)
 
     def batch_over(self, num_devices: int) -> int | None:
         """Global batch on so many devices; None if the recipe gives none."""
@@ -233,7 +276,7 @@ class Layout(Protocol):
 class ParallelLayout:
     """A layout on GPUs: degrees, schedule, micro-batch and memory mode, all named as in YAML.
 
-    Ranks: tensor innermost, then data, then pipeline; consecutive ranks fill a node.
+    Ranks: tensor innermost, then context, then data, then pipeline; consecutive ranks fill a node.
     `layers_per_stage` has one entry per virtual stage, in the order of the forward pass; None: even.
     """
 
@@ -249,10 +292,24 @@ class ParallelLayout:
     layers_per_stage: tuple[int, ...] | None = None
     recompute_every: int = 1
     """Of the layers of a rank, one in so many is recomputed."""
+    context: int = 1
+    """Ranks that share every sequence, each with an equal part of its positions."""
+    context_exchange: ContextExchange = "ring"
+    """What context ranks exchange: keys and values around a ring, or heads against positions."""
 
     @property
     def num_devices(self) -> int:
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.context * self.pipeline * self.data
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters: those of a context group, times data."""
+        return self.context * self.data
+
+    @property
+    def width(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.tensor * self.replicas
 
     @property
     def num_stages(self) -> int:
@@ -261,7 +318,9 @@ class ParallelLayout:
     @property
     def short(self) -> str:
         """`tp8 pp4 dp4 mbs1`, with the schedule if it is not 1F1B."""
-        degrees = f"tp{self.tensor} pp{self.pipeline} dp{self.data} mbs{self.micro_batch_size}"
+        exchange = "" if self.context_exchange == "ring" else " all-to-all"
+        context = f"cp{self.context}{exchange} " if self.context > 1 else ""
+        degrees = f"tp{self.tensor} {context}pp{self.pipeline} dp{self.data} mbs{self.micro_batch_size}"
         schedule = "" if self.schedule == "1f1b" else f" {self.schedule}"
         chunks = f" vpp{self.virtual_pipeline}" if self.schedule == "interleaved" else ""
         sharded = f" zero{self.zero_stage}" if self.zero_stage > 1 else ""
@@ -270,6 +329,7 @@ class ParallelLayout:
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         """Its fields under the names of the JSON interface."""
+        context = {"context": self.context, "context_exchange": self.context_exchange}
         return {
             "tensor": self.tensor,
             "pipeline": self.pipeline,
@@ -283,6 +343,7 @@ class ParallelLayout:
             "zero_stage": self.zero_stage,
             "schedule": self.schedule,
             "layers_per_stage": None if self.layers_per_stage is None else list(self.layers_per_stage),
+            **(context if self.context > 1 else {}),
         }
 
 

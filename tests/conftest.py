@@ -14,6 +14,8 @@ import perfsim.testing.toys
 # No deadline anywhere: a slow machine is not a wrong result. On CI the same examples each time.
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+# Tests of the terminal name the width they want; a process without a terminal has the default one.
+os.environ.pop("COLUMNS", None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
-from perfsim.calibration import Calibration
+from perfsim.calibration import Calibration, FrameworkCalibration
 from perfsim.catalog.kinds import classes_of, folder_of
 from perfsim.catalog.nodes import shown_path
 from perfsim.catalog.override import overridden
@@ -106,6 +106,10 @@ class Catalog:
     def calibration(self, name_or_path: str) -> Calibration:
         """Fitted constants."""
         return cast(Calibration, self.load("calibration", name_or_path))
+
+    def framework(self, name_or_path: str) -> FrameworkCalibration:
+        """A training framework."""
+        return cast(FrameworkCalibration, self.load("framework", name_or_path))
 
     def study_path(self, name_or_path: str) -> Path:
         """The file of a study; reading it is `parse_file`."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from perfsim.calibration import Calibration
+from perfsim.calibration import Calibration, FrameworkCalibration
 from perfsim.catalog.annotations import kinds_of
 from perfsim.errors import CatalogError, Problem
 from perfsim.hardware import DeviceSpec, LinkSpec, SystemSpec, system_classes
@@ -19,6 +19,7 @@ FOLDERS = {
     "link": "hardware/links",
     "system": "hardware/systems",
     "calibration": "hardware/calibrations",
+    "framework": "hardware/calibrations/frameworks",
     "wall_clock": "hardware/wall_clocks",
     "model": "workloads/models",
     "recipe": "workloads/recipes",
@@ -31,9 +32,14 @@ _CLASSES: dict[str, tuple[type[BaseModel], ...]] = {
     "link": (LinkSpec,),
     "model": (TransformerConfig,),
     "recipe": (TrainingRecipe,),
+    "framework": (FrameworkCalibration,),
     "wall_clock": (WallClockSpec,),
 }
-_BASES: dict[str, type[BaseModel]] = {"calibration": Calibration, "system": SystemSpec}
+_BASES: dict[str, type[BaseModel]] = {
+    "framework": FrameworkCalibration,
+    "calibration": Calibration,
+    "system": SystemSpec,
+}
 """Kinds whose classes have a common base, and a key `kind` that tells them apart."""
 
 
@@ -49,7 +55,8 @@ def classes_of(kind: str) -> tuple[type[BaseModel], ...]:
     if kind == "system":
         return tuple(system_classes().values())
     if kind == "calibration":
-        return tuple(cls for cls in _subclasses(Calibration) if kinds_of(cls))  # a base has no `kind`
+        found = (cls for cls in _subclasses(Calibration) if cls is not FrameworkCalibration)
+        return tuple(cls for cls in found if kinds_of(cls))  # a base has no `kind`
     return _CLASSES.get(kind, ())
 
 

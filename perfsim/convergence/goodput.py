@@ -1,4 +1,4 @@
-"""Goodput: the fraction of wall time that is useful training, given failures, checkpoints, stragglers.
+"""Wall time of a run that fails: checkpoints, lost work, restarts, and repairs where spares run out.
 
 Rates were measured on clusters of 8-GPU nodes. No such data is known for wafer-scale systems: use the rate
 of a node for a system, or none on either side, so that the comparison favours no machine.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+import numpy as np
+
+from perfsim.convergence.uncertain import FloatArray
 from perfsim.errors import InputError
 from perfsim.units import DAY_S
 
@@ -23,17 +25,8 @@ FAILURES_PER_NODE_DAY: Mapping[str, float] = {
 OPT-175B: arXiv 2205.01068 (105 restarts in 60 days on 124 nodes, an upper estimate)."""
 DEFAULT_FAILURES_PER_NODE_DAY = FAILURES_PER_NODE_DAY["rsc-1"]
 
-LEAST_GOODPUT = 0.05
-FIRST_ORDER_LOSS = 0.3
-"""The linear form was checked up to this first-order loss."""
-
-
-@dataclass(frozen=True, slots=True)
-class Goodput:
-    """Productive fraction of wall time; `warning` says why the formula is unreliable, if it is."""
-
-    share: float
-    warning: str = ""
+MOST_MTTFS = 60.0
+"""Times between failures that one stretch of work may take: a cap of e^60, far beyond any run."""
 
 
 def _require_positive(**values: float) -> None:
@@ -59,28 +52,44 @@ def young_interval_s(write_s: float, mttf_s: float) -> float:
     return math.sqrt(2 * write_s * mttf_s)
 
 
-def linear_goodput(mttf_s: float, restart_s: float, interval_s: float, write_s: float = 0.0) -> Goodput:
-    """G = 1 - (restart + interval / 2) / M - write / interval: first order in the failure rate.
+def failing_time_s(
+    work_s: FloatArray | float,
+    interval_s: FloatArray | float,
+    write_s: FloatArray | float,
+    restart_s: FloatArray | float,
+    failures_per_s: FloatArray | float,
+) -> FloatArray:
+    """Expected seconds of a run of `work_s` that fails at random, exact for exponential failures.
 
-    `write_s` is the time that training stops for one checkpoint, 0 for asynchronous ones (the form of
-    Kokolis et al. 2024). At least 0.05, with a warning; also warns if the loss exceeds 0.3.
+    With M = 1 / `failures_per_s` the time between failures, which may also interrupt a restart or a write:
+
+        T = work (M e^(R / M) (e^((tau + delta) / M) - 1)) / tau
+
+    Work is lost back to the last checkpoint, and a restart of R seconds comes before it is done again. One
+    stretch of work tau with its write delta takes M e^(R / M) (e^((tau + delta) / M) - 1) seconds on average
+    (Daly 2006's form). Every value may be an array.
     """
-    _check_checkpointing(mttf_s, restart_s, interval_s, write_s)
-    loss = (restart_s + interval_s / 2) / mttf_s + write_s / interval_s
-    warning = ""
-    if interval_s >= mttf_s:
-        warning = (
-            "the checkpoint interval is not below the time between failures: the linear form breaks here"
-        )
-    elif loss > FIRST_ORDER_LOSS:
-        warning = f"first-order loss of {loss:.0%}: the linear form is strained, checkpoint more often"
-    if loss > 1 - LEAST_GOODPUT:
-        warning = f"the linear form gives {1 - loss:.2f}; held at {LEAST_GOODPUT}, a cap and no estimate"
-    return Goodput(max(1 - loss, LEAST_GOODPUT), warning)
+    work, interval = np.asarray(work_s, dtype=np.float64), np.asarray(interval_s, dtype=np.float64)
+    rate, write, restart = np.asarray(failures_per_s), np.asarray(write_s), np.asarray(restart_s)
+    stretch_s = interval + write
+    exponent = np.minimum(stretch_s * rate, MOST_MTTFS)
+    # expm1(x) / x tends to 1 without failures.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        growth = np.where(exponent > 0, np.expm1(exponent) / exponent, 1.0)
+        stretches = np.where(work > 0, work / interval, 0.0)
+    failing: FloatArray = stretches * stretch_s * growth * np.exp(np.minimum(restart * rate, MOST_MTTFS))
+    return failing
 
 
-def _check_checkpointing(mttf_s: float, restart_s: float, interval_s: float, write_s: float) -> None:
-    _require_positive(mttf_s=mttf_s, interval_s=interval_s)
-    for name, value in (("restart_s", restart_s), ("write_s", write_s)):
-        if not (math.isfinite(value) and value >= 0):
-            raise InputError(f"{name} must be finite and at least 0, got {value:g}")
+def stopped_share(spares: int, repairing: FloatArray | float) -> FloatArray:
+    """Share of the time in which a run stands still because no spare unit is left.
+
+    `repairing` is failures a second times the seconds of a repair: the mean number of units in repair. A run
+    with s spares stands still while s + 1 units are in repair, and does not fail meanwhile: Erlang's loss
+    formula B(s + 1, `repairing`), whatever the distribution of repair times (Erlang 1917).
+    """
+    load = np.asarray(repairing, dtype=np.float64)
+    blocked = np.ones_like(load)
+    for units in range(1, spares + 2):
+        blocked = load * blocked / (units + load * blocked)
+    return blocked

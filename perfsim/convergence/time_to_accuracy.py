@@ -41,6 +41,7 @@ class TimeToAccuracy:
     step_time_error: float
     unshared_error: float
     """The part of the step-time error that remains in a ratio to another run of the same machine."""
+    d_min_error: float
     goodput: float
     steps: float
     examples_tokens: float
@@ -123,6 +124,7 @@ def time_to_accuracy(
         d_min_tokens=d_min_tokens,
         critical=critical,
         **errors,
+        d_min_error=d_min_error,
         goodput=goodput,
         steps=number_of_steps,
         examples_tokens=tokens,
@@ -162,6 +164,11 @@ def _band(
     up = max(math.log(overhead(batch, low_crit)) - centre, least)
     symmetric = [math.log1p(error) for error in errors]
     return time_s * math.exp(-math.hypot(down, *symmetric)), time_s * math.exp(math.hypot(up, *symmetric))
+
+
+def examples_shift(time: TimeToAccuracy, b_crit_tokens: float) -> float:
+    """Logarithm of the examples at another critical batch over those at its own."""
+    return math.log(overhead(time.batch_tokens, b_crit_tokens) / time.overhead)
 
 
 def ratio_band(a: TimeToAccuracy, b: TimeToAccuracy, *, same_machine: bool = False) -> RatioBand:

@@ -1,10 +1,11 @@
 """Wall-clock time of a whole run: its steps and everything else it waits for, as ranges.
 
-    wall = queue + compile + load + weights + steps x (1 + stragglers) + checkpoints + failures + teardown
+    wall = queue + compile + load + weights + steps x (1 + stragglers) + checkpoints + failures + repairs
+           + teardown
 
-A checkpoint stops training for its bytes over the write rate. A failure costs the restart and half an
-interval of work, to first order (`goodput.linear_goodput`). Low and high add every part at that end: an
-envelope that is wider than a 90 % band and separate from the band of the steps.
+A checkpoint stops training for its bytes over the write rate. Failures cost what `goodput.failing_time_s`
+says, and repairs what `goodput.stopped_share` says. Low and high of a part are its ends with all inputs at
+their ends: an envelope that is wider than a 90 % band and separate from the band of the steps.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from perfsim.convergence.goodput import linear_goodput, mean_time_to_failure_s, young_interval_s
+import numpy as np
+
+from perfsim.convergence.goodput import failing_time_s, stopped_share, young_interval_s
+from perfsim.convergence.uncertain import FloatArray, Place, Uncertain
 from perfsim.units import DAY_S
 from perfsim.wall_clock import NumberRange, RateRange, SecondsRange, WallClockSpec
 
-Three = tuple[float, float, float]
-"""Low, typical, high."""
-NONE: Three = (0.0, 0.0, 0.0)
+LEAST_PROGRESS = 0.05
+"""Share of the wall clock that is progress, below which a run is warned of."""
+SLOW = "hardly advances: it fails more often than it can write checkpoints and restart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,83 +55,137 @@ class RunPart:
 
 def whole_run(spec: WallClockSpec, training: Training) -> tuple[RunPart, ...]:
     """The parts of the wall clock that take time: steps first, their sum last."""
-    parts = [part for part in _parts(spec, training) if part.high_s > 0]
+    clock = _Clock(spec, training, np.full(3, training.time_s), _ends)
+    how = clock.words()
+    parts = []
+    for name, seconds in clock.parts():
+        low_s, typical_s, high_s = np.sort(np.broadcast_to(seconds, 3)).tolist()
+        if high_s > 0:
+            parts.append(RunPart(name, low_s, typical_s, high_s, how.get(name, "")))
     sums = [sum(getattr(part, end) for part in parts) for end in ("low_s", "typical_s", "high_s")]
     return (*parts, RunPart("whole run", *sums))
 
 
-def _parts(spec: WallClockSpec, run: Training) -> Iterator[RunPart]:
-    yield RunPart("steps", run.time_s, run.time_s, run.time_s, f"{run.steps:,.0f} steps, without their band")
-    slower = _numbers(spec.stragglers, 1.0)
-    yield _part("stragglers", lambda end: run.time_s * (slower[end] - 1.0), f"{slower[1]:g} times the step")
-    yield _plain("queue", spec.queue)
-    yield _plain("compilation", spec.compile)
-    yield _plain("loading", spec.load)
-    weights_s = _bytes_s(run.num_parameters * spec.weight_bytes, spec.weight_rate)
-    gigabytes = run.num_parameters * spec.weight_bytes / 1e9
-    yield RunPart("first weights", *weights_s, f"{gigabytes:,.0f} GB")
-    writes = _bytes_s(run.num_parameters * spec.checkpoint_bytes, spec.checkpoint_rate)
-    intervals = _intervals_s(spec, run, writes, slower)
-    checkpoints = _part("checkpoints", lambda end: run.time_s * slower[end] * writes[end] / intervals[end])
-    gigabytes = run.num_parameters * spec.checkpoint_bytes / 1e9
-    how = f"{gigabytes:,.0f} GB every {intervals[1] / 3600:.2g} h"
-    yield RunPart("checkpoints", checkpoints.low_s, checkpoints.typical_s, checkpoints.high_s, how)
-    yield _failures(spec, run, intervals, weights_s, slower)
-    yield _plain("teardown", spec.teardown)
+def wall_s(spec: WallClockSpec, training: Training, time_s: FloatArray, place: Place) -> FloatArray:
+    """Seconds of the whole run for each time of all steps, with the inputs at their places."""
+    clock = _Clock(spec, training, time_s, lambda entry, _: entry.at(place(entry.name)))
+    return sum((seconds for _, seconds in clock.parts()), start=np.zeros(()))
 
 
-def _failures(
-    spec: WallClockSpec, run: Training, intervals: Three, weights_s: Three, slower: Three
-) -> RunPart:
-    """Restarts and lost work: (1 / G - 1) of the step time, with G the goodput."""
-    if spec.failures_per_node_day is None:
-        return RunPart("failures", *NONE)
-    rates, restarts = _numbers(spec.failures_per_node_day, 0.0), _seconds(spec.restart)
-    loads = _seconds(spec.load)
-    warnings: list[str] = []
-
-    def lost_s(end: int) -> float:
-        if rates[end] == 0.0:
-            return 0.0
-        mttf_s = mean_time_to_failure_s(run.num_nodes, rates[end])
-        goodput = linear_goodput(mttf_s, restarts[end] + loads[end] + weights_s[end], intervals[end])
-        warnings.extend(filter(None, [goodput.warning]))
-        return run.time_s * slower[end] * (1.0 / goodput.share - 1.0)
-
-    part = _part("failures", lost_s)
-    every_s = mean_time_to_failure_s(run.num_nodes, rates[1]) if rates[1] else float("inf")
-    how = "; ".join(dict.fromkeys([f"one every {every_s / DAY_S:.2g} days", *warnings]))
-    return RunPart("failures", part.low_s, part.typical_s, part.high_s, how)
+def inputs_of(spec: WallClockSpec) -> list[Uncertain]:
+    """The uncertain inputs of a wall clock."""
+    return [
+        _named(spec, name)
+        for name, value in spec
+        if isinstance(value, (SecondsRange, RateRange, NumberRange)) and value.low < value.high
+    ]
 
 
-def _intervals_s(spec: WallClockSpec, run: Training, writes: Three, slower: Three) -> Three:
-    """Seconds of training between two checkpoints; the whole run if none is written."""
-    if spec.checkpoint_rate is None or not run.time_s:
-        return run.time_s, run.time_s, run.time_s
-    if spec.checkpoint_every != "young":
-        low, typical, high = (spec.checkpoint_every * run.step_time_s * factor for factor in slower)
-        return low, typical, high
-    rate = spec.failures_per_node_day.typical if spec.failures_per_node_day else 0.0
-    best_s = young_interval_s(writes[1], mean_time_to_failure_s(run.num_nodes, rate))
-    return best_s, best_s, best_s
+def _named(spec: WallClockSpec, name: str) -> Uncertain:
+    spread = getattr(spec, name)
+    units = {SecondsRange: "s", RateRange: "B/s"}
+    words = f"{name.replace('_', ' ')} of {spec.name}"
+    return Uncertain(words, spread.low, spread.typical, spread.high, units.get(type(spread), ""))
 
 
-def _part(name: str, seconds: Callable[[int], float], how: str = "") -> RunPart:
-    return RunPart(name, seconds(0), seconds(1), seconds(2), how)
+Value = Callable[[Uncertain, bool], FloatArray]
+"""The values of an input; the second argument says that more of it makes the run shorter."""
 
 
-def _plain(name: str, spread: SecondsRange | None) -> RunPart:
-    return RunPart(name, *_seconds(spread))
+def _ends(entry: Uncertain, falling: bool) -> FloatArray:
+    values = np.array([entry.low, entry.typical, entry.high])
+    return values[::-1] if falling else values
 
 
-def _seconds(spread: SecondsRange | None) -> Three:
-    return NONE if spread is None else (spread.low, spread.typical, spread.high)
+@dataclass(frozen=True)
+class _Clock:
+    """A wall clock with values for all its inputs, and the time of all steps."""
 
+    spec: WallClockSpec
+    run: Training
+    time_s: FloatArray
+    value: Value
 
-def _numbers(spread: NumberRange | None, without: float) -> Three:
-    return (without,) * 3 if spread is None else (spread.low, spread.typical, spread.high)
+    def of(self, name: str, *, without: float = 0.0, falling: bool = False) -> FloatArray:
+        """The values of a field; `without` where the wall clock has none."""
+        if getattr(self.spec, name) is None:
+            return np.asarray(without)
+        return self.value(_named(self.spec, name), falling)
 
+    def moved_s(self, bytes_a_parameter: float, rate: str) -> FloatArray:
+        """Seconds to move so many bytes a parameter."""
+        if getattr(self.spec, rate) is None:
+            return np.zeros(())
+        return self.run.num_parameters * bytes_a_parameter / self.of(rate, falling=True)
 
-def _bytes_s(n_bytes: float, rate: RateRange | None) -> Three:
-    """Seconds to move the bytes; the highest rate gives the low end."""
-    return NONE if rate is None else (n_bytes / rate.high, n_bytes / rate.typical, n_bytes / rate.low)
+    @property
+    def slowed_s(self) -> FloatArray:
+        """The steps with their stragglers."""
+        return self.time_s * self.of("stragglers", without=1.0)
+
+    @property
+    def weights_s(self) -> FloatArray:
+        return self.moved_s(self.spec.weight_bytes, "weight_rate")
+
+    @property
+    def write_s(self) -> FloatArray:
+        return self.moved_s(self.spec.checkpoint_bytes, "checkpoint_rate")
+
+    @property
+    def failures_per_s(self) -> FloatArray:
+        """Of the whole machine."""
+        return self.of("failures_per_node_day") * self.run.num_nodes / DAY_S
+
+    @property
+    def interval_s(self) -> FloatArray:
+        """Seconds of training between two checkpoints; the whole run if none is written."""
+        if self.spec.checkpoint_rate is None or not self.run.time_s:
+            return self.slowed_s
+        if self.spec.checkpoint_every != "young":
+            return self.spec.checkpoint_every * self.slowed_s / self.run.steps
+        # Chosen once, for the typical rates; the run then meets others.
+        failures = self.spec.failures_per_node_day.typical if self.spec.failures_per_node_day else 0.0
+        bytes_written = self.run.num_parameters * self.spec.checkpoint_bytes
+        mttf_s = DAY_S / (failures * self.run.num_nodes)
+        best_s = young_interval_s(bytes_written / self.spec.checkpoint_rate.typical, mttf_s)
+        return np.minimum(best_s, self.slowed_s)
+
+    def parts(self) -> Iterator[tuple[str, FloatArray]]:
+        """Name and seconds of each part."""
+        slowed_s, interval_s, write_s = self.slowed_s, self.interval_s, self.write_s
+        writing_s = slowed_s * write_s / interval_s if self.run.time_s else np.zeros(())
+        yield "steps", self.time_s
+        yield "stragglers", slowed_s - self.time_s
+        for name, field in (("queue", "queue"), ("compilation", "compile"), ("loading", "load")):
+            yield name, self.of(field)
+        yield "first weights", self.weights_s
+        yield "checkpoints", writing_s
+        restart_s = self.of("restart") + self.of("load") + self.weights_s
+        failing_s = failing_time_s(slowed_s, interval_s, write_s, restart_s, self.failures_per_s)
+        if self.spec.failures_per_node_day is not None:
+            yield "failures", failing_s - slowed_s - writing_s
+        if self.spec.spares is not None:
+            stopped = stopped_share(self.spec.spares, self.failures_per_s * self.of("repair"))
+            yield "waiting for repairs", failing_s * stopped / (1.0 - stopped)
+        yield "teardown", self.of("teardown")
+
+    def words(self) -> dict[str, str]:
+        """What parts were computed from; the values are the three ends."""
+        spec, run = self.spec, self.run
+        failures_per_s = float(np.broadcast_to(self.failures_per_s, 3)[1])
+        gigabytes = run.num_parameters / 1e9
+        written = gigabytes * spec.checkpoint_bytes
+        words = {
+            "steps": f"{run.steps:,.0f} steps, without their band",
+            "stragglers": f"{np.broadcast_to(self.of('stragglers', without=1.0), 3)[1]:g} times the step",
+            "first weights": f"{gigabytes * spec.weight_bytes:,.0f} GB",
+            "checkpoints": f"{written:,.0f} GB every {np.broadcast_to(self.interval_s, 3)[1] / 3600:.2g} h",
+        }
+        if failures_per_s:
+            words["failures"] = f"one every {1 / failures_per_s / DAY_S:.2g} days"
+            total = sum((seconds for _, seconds in self.parts()), start=np.zeros(3))
+            if np.any(self.time_s < LEAST_PROGRESS * total):
+                words["failures"] += f"; at an end of the range the run {SLOW}"
+        if spec.spares is not None:
+            words["waiting for repairs"] = f"{spec.spares} spare"
+        return words

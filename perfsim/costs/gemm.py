@@ -82,6 +82,7 @@ class Geometry:
         k_step: int,
         shapes: tuple[Array, Array, Array, Array],
         element_bytes: float,
+        result_bytes: float,
     ) -> Geometry:
         """Tiles and waves of the shapes (m, n, k, batch), each of shape (shapes,)."""
         m, n, k, batch = shapes
@@ -94,7 +95,7 @@ class Geometry:
             partial_sum_bytes=_PARTIAL_SUM_BYTES * is_split * candidates.split * m * n * batch,
             is_split=is_split,
             flop=2 * batch * m * n * k,
-            n_bytes=element_bytes * batch * (m * k + k * n + m * n),
+            n_bytes=batch * (element_bytes * (m * k + k * n) + result_bytes * m * n),
         )
 
 
@@ -103,7 +104,8 @@ class GemmModel:
     """Seconds of C[m, n] = A[m, k] B[k, n] on one device.
 
     `peak_flop_per_s` and `memory_bytes_per_s` are the datasheet's; `sustained_fraction` is the
-    ceiling that `sustained=True` applies. A number of A, B and C takes `element_bytes`.
+    ceiling that `sustained=True` applies. A number of A and B takes `element_bytes`, one of C
+    `result_bytes`.
     """
 
     constants: GemmConstants
@@ -112,6 +114,8 @@ class GemmModel:
     compute_units: int
     sustained_fraction: float = 1.0
     element_bytes: float = ELEMENT_BYTES
+    result_bytes: float | None = None
+    """None: as an operand."""
 
     @classmethod
     def from_calibration(
@@ -160,7 +164,8 @@ class GemmModel:
     def geometry(self, m: Array, n: Array, k: Array, batch: Array) -> Geometry:
         """Tiles and waves of flat arrays of shapes."""
         units, k_step, shapes = self.compute_units, self.constants.k_step, (m, n, k, batch)
-        return Geometry.of(self._candidates, units, k_step, shapes, self.element_bytes)
+        result = self.element_bytes if self.result_bytes is None else self.result_bytes
+        return Geometry.of(self._candidates, units, k_step, shapes, self.element_bytes, result)
 
     def price(
         self, geometry: Geometry, *, sustained: bool = False, chosen: NDArray[np.intp] | None = None

@@ -11,7 +11,8 @@ The part of a task that units limit (matrix products, fused attention) and the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import NormalDist
 from typing import cast, get_args
 
@@ -29,10 +30,10 @@ from perfsim.costs.gemm import GemmModel
 from perfsim.costs.price import NONE, Costs, Shares
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import RankGroup, Work
-from perfsim.hardware import SystemSpec
+from perfsim.hardware import DeviceSpec, Precision, SystemSpec
 from perfsim.topology import FatTree, Group
 from perfsim.transformer import Kernel
-from perfsim.workload import TrainingRecipe
+from perfsim.workload import PRECISION_BYTES, TrainingRecipe
 
 MATRIX_CORE_ROW_BYTES = 16
 """Matrix cores need rows of 16 bytes: a 16-bit product uses them only if n and k are multiples of 8 (NVIDIA,
@@ -57,6 +58,10 @@ class GpuKernels:
             recipe.element_bytes,
             slowest_ceiling(self.gpu, devices),
         )
+        self.narrow = {
+            precision: narrow_gemm(self.gemm, self.gpu, system.device, precision)
+            for precision in narrow_precisions(recipe)
+        }
         self.vector_flop_per_s = system.device.vector_peak.get(recipe.precision)
         self.cache_bytes = system.device.memory.cache
         self.memory_bytes_per_s = self.gpu.memory.fraction * system.device.memory.bandwidth
@@ -77,11 +82,17 @@ class GpuKernels:
         }
         if not kernels:
             return
-        shapes = np.array([(kernel.m, kernel.n, kernel.k, kernel.batch) for kernel in kernels], dtype=float)
-        distinct, of_kernel = np.unique(shapes, axis=0, return_inverse=True)
-        seconds = self.gemm.time_s(*distinct.T, sustained=True)[of_kernel.ravel()]
-        for kernel, gemm_s in zip(kernels, seconds.tolist(), strict=True):
-            self._kernels[kernel] = self._gemm_s(kernel, gemm_s)
+        for precision in {kernel.precision: None for kernel in kernels}:
+            alike = [kernel for kernel in kernels if kernel.precision == precision]
+            shapes = np.array([(kernel.m, kernel.n, kernel.k, kernel.batch) for kernel in alike], dtype=float)
+            distinct, of_kernel = np.unique(shapes, axis=0, return_inverse=True)
+            seconds = self.gemm_of(precision).time_s(*distinct.T, sustained=True)[of_kernel.ravel()]
+            for kernel, gemm_s in zip(alike, seconds.tolist(), strict=True):
+                self._kernels[kernel] = self._gemm_s(kernel, gemm_s)
+
+    def gemm_of(self, precision: Precision | None) -> GemmModel:
+        """The model of products at a precision; None: that of the recipe's 16 bits, or more."""
+        return self.gemm if precision is None else self.narrow[precision]
 
     def bound_of(self, work: Work) -> Shares:
         """Shares of the time of a compute task that units and memory limit.
@@ -102,7 +113,7 @@ class GpuKernels:
 
     def _with_host(self, device_s: float, launches: int) -> float:
         """Device and host time combined: the longer of the two, or their sum where the host blocks."""
-        host_s = launches * self.framework.host_s_per_kernel
+        host_s = 0.0 if self.framework.cuda_graph else launches * self.framework.host_s_per_kernel
         if self.recipe.host_blocking:
             return device_s + host_s + launches * self.framework.host_blocking_s_per_kernel
         return smooth_maximum(device_s, host_s, self.framework.overlap_sharpness)
@@ -122,7 +133,8 @@ class GpuKernels:
         if kernel.op == "attention":
             return self.gpu.kernel_latency_s + max(moving_s, self._attention_s(kernel))
         return self._gemm_s(
-            kernel, self.gemm.time_s(kernel.m, kernel.n, kernel.k, kernel.batch, sustained=True)
+            kernel,
+            self.gemm_of(kernel.precision).time_s(kernel.m, kernel.n, kernel.k, kernel.batch, sustained=True),
         )
 
     def _gemm_s(self, kernel: Kernel, seconds: float) -> float:
@@ -144,11 +156,17 @@ class GpuKernels:
         Half of its bytes are reads, and the output of the previous kernel is read from the cache as far as it
         fits. Half of the cache counts, since the other half holds the kernel's own output.
         """
-        bytes_per_launch = kernel.bytes_accessed / kernel.launches
-        return kernel.launches * (bytes_per_launch - min(bytes_per_launch, self.cache_bytes) / 2)
+        launches = max(1, kernel.launches)
+        bytes_per_launch = kernel.bytes_accessed / launches
+        return launches * (bytes_per_launch - min(bytes_per_launch, self.cache_bytes) / 2)
 
     def _attention_s(self, kernel: Kernel) -> float:
         """Fused attention; at length s it reaches s / (s + half length) of its speed on long sequences."""
+        fastest = self.gpu.asynchronous_attention
+        if fastest is not None and self.framework.attention == "asynchronous":
+            speed = fastest.backward if kernel.name.endswith(".backward") else 1.0
+            slower = 1.0 + fastest.half_length / kernel.m
+            return kernel.flop * slower / (speed * fastest.fraction * self.peak_flop_per_s)
         slower = 1.0 + self.gpu.attention_half_length / kernel.m
         fraction = self.gpu.attention_fraction * self.gpu.attention_instruction_fraction
         return kernel.flop * slower / (fraction * self.peak_flop_per_s)
@@ -183,12 +201,18 @@ class GpuCosts(GpuKernels, Costs):
         for (op, group), members in alike.items():
             seconds = self.collectives.time_s(op, [work.comm_bytes for work in members], group)
             for work, device_s in zip(members, seconds.tolist(), strict=True):
-                self._works[work] = self._with_host(device_s, COLLECTIVE_LAUNCHES)
+                self._works[work] = self._with_host(self._exposed(work) * device_s, COLLECTIVE_LAUNCHES)
         return np.array([self.duration_s(work) for work in works], dtype=np.float64)
 
     def _communication_s(self, work: Work) -> float:
         op, group = self._collective(work)
-        return self._with_host(self.collectives.time_s(op, work.comm_bytes, group), COLLECTIVE_LAUNCHES)
+        device_s = self._exposed(work) * self.collectives.time_s(op, work.comm_bytes, group)
+        return self._with_host(device_s, COLLECTIVE_LAUNCHES)
+
+    def _exposed(self, work: Work) -> float:
+        """Share of a communication's time that the products of its own tensors do not hide."""
+        hides = work.category == "tensor_communication" and self.recipe.overlap_tensor
+        return self.framework.tensor_exposed if hides else 1.0
 
     def taken(self, work: Work, /) -> Shares:
         """Compute units of a collective kernel, and its reads and writes over the achieved bandwidth.
@@ -247,13 +271,62 @@ class GpuCosts(GpuKernels, Costs):
 
 
 def peak_flop_per_s(system: SystemSpec, recipe: TrainingRecipe) -> float:
-    """Datasheet peak of a device at a recipe's precision."""
-    peak = system.device.peak
-    if recipe.precision not in peak:
-        raise CatalogError(
-            f"{system.device.name} has no peak for {recipe.precision}; it has {', '.join(sorted(peak))}"
+    """Datasheet peak of a device for products that are not narrow: at a recipe's precision, or in bf16."""
+    narrow = PRECISION_BYTES[recipe.precision] < PRECISION_BYTES["bf16"]
+    return system.device.peak_flop_per_s("bf16" if narrow else recipe.precision)
+
+
+def narrow_precisions(recipe: TrainingRecipe) -> set[Precision]:
+    """The precisions below 16 bits in which a recipe computes."""
+    table = recipe.narrow_kernels
+    if table is None:
+        return set()
+    used = {table.forward, table.input_gradient, table.weight_gradient, table.head}
+    return {precision for precision in used if PRECISION_BYTES[precision] < PRECISION_BYTES["bf16"]}
+
+
+NEAREST_NARROW: Mapping[Precision, tuple[Precision, ...]] = {
+    "fp8": ("fp8_block",),
+    "fp8_rowwise": ("fp8", "fp8_block"),
+    "fp8_block": ("mxfp8", "fp8"),
+    "mxfp8": ("fp8_block", "fp8"),
+    "mxfp4": ("nvfp4", "fp8_block"),
+    "nvfp4": ("mxfp4", "fp8_block"),
+}
+"""By precision, those whose table stands in where it has none."""
+
+
+def narrow_gemm(gemm: GemmModel, gpu: GpuCalibration, device: DeviceSpec, precision: Precision) -> GemmModel:
+    """The model of products in a narrow precision, from the 16-bit one.
+
+    A device without any table of narrow products has the fractions of peak of its 16-bit products.
+    """
+    peak = device.peak_flop_per_s(precision)
+    tables = (gpu.narrow.get(name) for name in (precision, *NEAREST_NARROW[precision]))
+    narrow = next((table for table in tables if table is not None), None)
+    constants = gemm.constants
+    if narrow is not None:
+        tiles = tuple(
+            tile.model_copy(
+                update={
+                    "efficiency": min(1.0, tile.efficiency * narrow.efficiency),
+                    "overhead_k": tile.overhead_k * narrow.overhead,
+                }
+            )
+            for tile in constants.tiles
         )
-    return float(peak[recipe.precision])
+        shared = {name: getattr(narrow, name) for name in ("memory_fraction", "burst_fraction")}
+        constants = constants.model_copy(update={"tiles": tiles, **shared})
+    slowest = gemm.sustained_fraction / gpu.sustained_fraction
+    ceiling = (gpu.narrow_sustained_fraction or 1.0) * slowest
+    return replace(
+        gemm,
+        constants=constants,
+        peak_flop_per_s=peak,
+        sustained_fraction=min(1.0, ceiling),
+        element_bytes=PRECISION_BYTES[precision],
+        result_bytes=gemm.element_bytes,
+    )
 
 
 def slowest_ceiling(gpu: GpuCalibration, devices: int) -> float:

@@ -19,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.calibration import CollectiveCalibration, FitRecord, FrameworkCalibration, GpuCalibration
-from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.gpu import GpuCosts
 from perfsim.errors import InputError
 from perfsim.fitting.fit_tables import need_more_than, rounded, scipy_optimize, source_of
 from perfsim.hardware import GpuClusterSpec
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.prediction.run import Step
-from perfsim.published.cases import CaseFile
 from perfsim.published.placed_cases import PlacedCase, place_cases
+from perfsim.published.rows import step_cases
 from perfsim.topology import FatTree
 
 OF_FRAMEWORK = ("host_s_per_kernel", "host_blocking_s_per_kernel")
@@ -147,7 +147,7 @@ def _cases(path: Path, device: str | None, catalog: Catalog) -> list[PlacedCase]
         if not isinstance(calibration, GpuCalibration):
             raise InputError(f"{device} has no GPU calibration")
         wanted = calibration.name
-    cases = place_cases(parse_file(path, CaseFile, catalog).cases, wanted, catalog)
+    cases = place_cases(step_cases(path, catalog), wanted, catalog)
     if not cases:
         raise InputError(f"no scored case runs on a device with calibration {wanted or 'of a GPU'}")
     return cases

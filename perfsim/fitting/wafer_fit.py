@@ -20,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.calibration import FitRecord, WaferCalibration
-from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import growth_per_release, nearest_release, place_of
 from perfsim.errors import InputError
 from perfsim.fitting.fit_tables import need_more_than, rounded, scipy_optimize, source_of
-from perfsim.published.cases import CaseFile, StepCase
+from perfsim.published.cases import StepCase
 from perfsim.published.plans import predict_s
+from perfsim.published.rows import step_cases
 
 Values = NDArray[np.float64]
 """Logarithms of the fitted constants: level, growth if the logs show it, time of a link if it is free."""
@@ -120,7 +121,9 @@ def _cases(path: Path, device: str, catalog: Catalog) -> tuple[list[StepCase], W
     start = catalog.device(device).calibration
     if not isinstance(start, WaferCalibration):
         raise InputError(f"{device} is no wafer with a calibration to start from")
-    cases = [case for case in parse_file(path, CaseFile, catalog).cases if case.scored]
+    cases = [
+        case for case in step_cases(path, catalog) if case.scored and case.strategy == "weight-streaming"
+    ]
     if not cases:
         raise InputError(f"{path.name} has no scored case to fit to")
     return cases, start

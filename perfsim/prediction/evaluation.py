@@ -137,7 +137,7 @@ def evaluate(
         model_flop=kept_share(graph, costs, job, needed=True) * model_flop_per_step(job),
         hardware_flop=kept_share(graph, costs, job)
         * hardware_flop_per_step(job, plan.layout.recompute, plan.recomputed_share),
-        peak_flop_per_s=plan.topology.num_devices * plan.system.device.peak[job.recipe.precision],
+        peak_flop_per_s=plan.topology.num_devices * plan.system.device.peak_flop_per_s(job.recipe.precision),
         step=step,
         cluster=cluster,
     )

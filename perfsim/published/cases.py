@@ -7,15 +7,17 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from perfsim.calibration import FrameworkCalibration
 from perfsim.catalog import Catalog
-from perfsim.errors import InputError
+from perfsim.errors import InputError, Problem
 from perfsim.hardware import Devices, Precision, Release, SystemSpec
 from perfsim.machines import machine_of
-from perfsim.sizes import MOST_CASES, MOST_LAYERS
+from perfsim.published.frameworks import framework_of
+from perfsim.sizes import MOST_CASES, MOST_LAYERS, MOST_WIDTH
 from perfsim.spec import Spec
+from perfsim.suggest import nearest
 from perfsim.units import BytesPerSecond, number
 from perfsim.workload import (
     Attention,
@@ -32,21 +34,36 @@ from perfsim.workload import (
     Width,
 )
 
-FRAMEWORK = "pytorch-eager"
-"""Framework of all published GPU runs: eager PyTorch with Megatron or FSDP."""
+Count = Annotated[int, *number(0, MOST_WIDTH)]
+"""A number of experts, layers or positions; 0: none."""
 
 
-class CaseSystem(Spec):
+class CaseSpec(Spec):
+    """A part of a case file, in which a key that ends in `_note` is a remark."""
+
+    model_config = ConfigDict(json_schema_extra={"patternProperties": {"_note$": {}}})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_remarks(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: part for key, part in value.items() if not str(key).endswith("_note")}
+
+
+class CaseSystem(CaseSpec):
     """The machine of a case."""
 
     device: str
     num_devices: Devices
     devices_per_node: Devices | None = None
     inter_node: BytesPerSecond | None = None
+    nvlink_domain: Devices | None = None
+    """Devices that one NVLink network joins; None: those of a node."""
     software_release: Release | None = None
 
 
-class CaseModel(Spec):
+class CaseModel(CaseSpec):
     """The model of a case, with Megatron's names."""
 
     num_layers: Layers
@@ -59,10 +76,29 @@ class CaseModel(Spec):
     seq_length: Positions
     tied_embeddings: bool = True
     bias: bool = True
-    position_embedding: Literal["learned", "rotary", "alibi", "none"] = "learned"
+    position_embedding: Annotated[
+        Literal["learned", "rotary", "alibi", "none"],
+        BeforeValidator(lambda name: "rotary" if name == "rope" else name),
+    ] = "learned"
+    head_dim: Width | None = None
+    sliding_window: Count | None = None
+    mtp_layers: Count = 0
+    """Layers of multi-token prediction."""
+    attention_type: Literal["mha", "gqa", "mqa", "mla"] | None = None
+    q_lora_rank: Count | None = None
+    kv_lora_rank: Count | None = None
+    qk_head_dim: Count | None = None
+    qk_rope_head_dim: Count | None = None
+    v_head_dim: Count | None = None
+    experts: Count = 0
+    top_k: Count | None = None
+    moe_ffn_hidden_size: Count | None = None
+    shared_expert_ffn: Count = 0
+    dense_layers: Count = 0
+    moe_layer_interval: Count = 1
 
 
-class CaseParallel(Spec):
+class CaseParallel(CaseSpec):
     """The layout of a case."""
 
     tensor: Devices = 1
@@ -75,9 +111,17 @@ class CaseParallel(Spec):
     layers_per_stage: (
         Annotated[tuple[Annotated[int, *number(0, MOST_LAYERS)], ...], Field(max_length=MOST_LAYERS)] | None
     ) = None
+    context_parallel: Devices = 1
+    context_comm: Literal["ring", "a2a"] | None = None
+    expert_parallel: Devices = 1
+    expert_tensor_parallel: Devices | None = None
+    shard_group: Devices | None = None
+    """Replicas over which FSDP shards; None: all."""
+    pipeline_layout: str | None = None
+    """Layers of each virtual stage, in Megatron-Core's notation."""
 
 
-class CaseTraining(Spec):
+class CaseTraining(CaseSpec):
     """How a case was trained."""
 
     global_batch_size: Sequences
@@ -89,15 +133,28 @@ class CaseTraining(Spec):
     reduce_precision: Precision | None = None
     host_blocking: bool = False
     lm_head_positions: Positions | None = None
+    recompute_modules: Annotated[tuple[str, ...], Field(max_length=100)] = ()
+    recompute_detail: str | None = None
+    tp_comm_overlap: bool | None = None
+    async_tp: bool | None = None
+    cuda_graph: bool | None = None
+    compiled: bool | None = None
+    moe_dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep"] | None = None
+    moe_capacity_factor: Annotated[float, *number(0, 1e6)] | None = None
+    moe_force_balance: bool = False
+    moe_a2a_overlap: bool = False
+    moe_grouped_gemm: bool | None = None
 
 
-class Measured(Spec):
+class Measured(CaseSpec):
     """The measurement of a case."""
 
     step_time_s: Annotated[float, *number(1e-9, 1e9)]
+    peak_memory_gib: Annotated[float, *number(1e-6, 1e9)] | None = None
+    """Of the fullest device."""
 
 
-class StepCase(Spec):
+class StepCase(CaseSpec):
     """One measured training run."""
 
     id: str
@@ -107,6 +164,8 @@ class StepCase(Spec):
     system: CaseSystem
     model: CaseModel
     strategy: str
+    framework: str | None = None
+    """The software stack that ran, by its name in the catalogue; None: `frameworks.suggested` chooses."""
     parallel: CaseParallel
     training: CaseTraining
     measured: Measured
@@ -132,25 +191,18 @@ def repeated(ids: Iterable[str]) -> list[str]:
     return [f"{count} cases are called {name}" for name, count in Counter(ids).items() if count > 1]
 
 
-def _unique_ids(cases: tuple[StepCase, ...]) -> tuple[StepCase, ...]:
-    problems = repeated(case.id for case in cases)
-    if problems:
-        raise ValueError("; ".join(problems))
-    return cases
-
-
-class CaseFile(Spec):
+class CaseFile(CaseSpec):
     """A file of step-time cases."""
 
     schema_version: Annotated[int, *number(1, 1000)] = Field(alias="schema")
-    cases: Annotated[tuple[StepCase, ...], Field(max_length=MOST_CASES), AfterValidator(_unique_ids)]
+    cases: Annotated[tuple[StepCase, ...], Field(max_length=MOST_CASES)]
 
 
 BatchRow = Annotated[tuple[Annotated[float, *number(0, 1e18)] | None, ...], Field(min_length=2, max_length=4)]
 """Global batch, mean to the target and, if known, standard deviation and number of seeds."""
 
 
-class ConvergenceCase(Spec):
+class ConvergenceCase(CaseSpec):
     """One benchmark at several batch sizes: samples or epochs to its target."""
 
     id: str
@@ -163,7 +215,7 @@ class ConvergenceCase(Spec):
     """Begins with `fine-tuning` or `warm` if the runs did not start from random weights."""
 
 
-class ConvergenceFile(Spec):
+class ConvergenceFile(CaseSpec):
     """A file of convergence cases."""
 
     schema_version: Annotated[int, *number(1, 1000)] = Field(alias="schema")
@@ -172,7 +224,7 @@ class ConvergenceFile(Spec):
 
 def case_job(case: StepCase, catalog: Catalog) -> Job:
     """The model and recipe of a case."""
-    fields = case.model.model_dump(exclude={"seq_length"})
+    fields = case.model.model_dump(include=set(TransformerConfig.model_fields))
     try:
         model = TransformerConfig(name=case.id, max_position_embeddings=case.model.seq_length, **fields)
     except ValidationError as error:
@@ -180,18 +232,21 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
         raise InputError(f"case {case.id}: {messages}") from None
     training = case.training
     overlap = training.overlap_grad_reduce
+    overlaps = case.strategy == "zero3" if overlap is None else overlap
+    framework = framework_of(case, catalog)
     recipe = TrainingRecipe(
         name=case.id,
         seq_length=case.model.seq_length,
         precision=training.precision,
         attention=training.attention,
         recompute=training.recompute or "auto",
-        overlap_grad_reduce=case.strategy == "zero3" if overlap is None else overlap,
-        reduce_precision=training.reduce_precision,
+        overlap_grad_reduce=overlaps,
+        overlap_tensor=_overlaps_tensor(case, framework, overlaps),
+        reduce_precision=training.reduce_precision or framework.grad_precision,
         optimizer_precision=_optimizer_precision(case),
-        dropout=training.attention == "standard",
-        fused_cross_entropy=case.strategy == "zero3" and training.attention == "flash",
-        framework=_framework(catalog),
+        dropout=framework.dropout and training.attention == "standard",
+        fused_cross_entropy="cross_entropy" in framework.fused,
+        framework=framework,
         host_blocking=training.host_blocking,
         lm_head_positions=training.lm_head_positions,
         software_release=case.system.software_release,
@@ -205,18 +260,24 @@ def _optimizer_precision(case: StepCase) -> Literal["fp32", "bf16", "fp16"]:
     return reduced if case.strategy == "zero3" and reduced in ("bf16", "fp16") else "fp32"
 
 
-def _framework(catalog: Catalog) -> FrameworkCalibration:
-    calibration = catalog.calibration(FRAMEWORK)
-    if not isinstance(calibration, FrameworkCalibration):
-        raise InputError(f"calibration {FRAMEWORK} is not of kind framework")
-    return calibration
+def _overlaps_tensor(case: StepCase, framework: FrameworkCalibration, overlaps: bool) -> bool:
+    """Whether tensor-parallel communication overlaps products, as the run says or its framework usually does.
+
+    A run that does not even overlap gradient reduction overlaps nothing.
+    """
+    given = [case.training.tp_comm_overlap, case.training.async_tp]
+    said = [value for value in given if value is not None]
+    return any(said) if said else framework.overlaps_tensor and overlaps
 
 
 def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
     """The system of the catalogue with the case's device, node size and network."""
     system = system_of_device(case.system.device, catalog)
     described = case.system
-    return machine_of(system).published_system(system, described.devices_per_node, described.inter_node)
+    machine = machine_of(system)
+    return machine.published_system(
+        system, described.devices_per_node, described.inter_node, described.nvlink_domain
+    )
 
 
 def system_of_device(name: str, catalog: Catalog) -> SystemSpec:
@@ -229,7 +290,9 @@ def system_of_device(name: str, catalog: Catalog) -> SystemSpec:
         if system.device.name == name:
             return system
     present = sorted({system.device.name for system in systems} | set(names))
-    raise InputError(f"no system with device {name!r} in the catalogue; it has {', '.join(present)}")
+    message = f"no system with device {name!r} in the catalogue; it has {', '.join(present)}"
+    near = nearest(name, present)
+    raise InputError([Problem(message, help=f"did you mean `{near}`?" if near else "")])
 
 
 def case_layout(case: StepCase, system: SystemSpec) -> Layout | None:

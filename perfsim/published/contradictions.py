@@ -6,11 +6,21 @@ from perfsim.errors import InputError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.machines import machine_of
 from perfsim.published.cases import StepCase
+from perfsim.published.not_modelled import not_modelled
 
 
 def refuse_contradictions(case: StepCase, system: SystemSpec) -> None:
-    """Raise InputError with all contradictions of a case; `system` is that of `case_system`."""
-    messages = [_of_network(case, system), _of_head(case), _of_precision(case, system)]
+    """Raise InputError with all contradictions of a case, and with all that has no model yet.
+
+    `system` is that of `case_system`.
+    """
+    missing = not_modelled(case, system)
+    messages = [
+        f"not modelled yet: {'; '.join(missing)}" if missing else "",
+        _of_network(case, system),
+        _of_head(case),
+        _of_precision(case, system),
+    ]
     if any(messages):
         raise InputError([Problem(f"case {case.id}: {text}") for text in messages if text])
 
@@ -20,7 +30,8 @@ def _of_network(case: StepCase, system: SystemSpec) -> str:
     node = machine_of(system).devices_per_node(system)
     if node is None or case.system.inter_node is not None:
         return ""
-    if case.system.device == system.name or case.system.num_devices <= node:
+    is_system = case.system.device == system.name != system.device.name
+    if is_system or case.system.num_devices <= node:
         return ""
     return (
         f"{case.system.num_devices} devices in nodes of {node} without inter_node, which "
@@ -39,7 +50,7 @@ def _of_head(case: StepCase) -> str:
 
 
 def _of_precision(case: StepCase, system: SystemSpec) -> str:
-    peak = system.device.peak
-    if case.training.precision in peak:
+    device, precision = system.device, case.training.precision
+    if device.computes(precision):
         return ""
-    return f"{system.device.name} computes no {case.training.precision}; it has {', '.join(peak)}"
+    return f"{device.name} computes no {precision}; it has {', '.join(device.peak)}"

@@ -11,9 +11,12 @@ from perfsim.machines import machine_of
 from perfsim.prediction.cluster import cluster_note
 from perfsim.studies.batches import Target
 from perfsim.studies.constants import constants_of
+from perfsim.studies.price_spec import NOT_GIVEN, amount_text
 from perfsim.studies.production import production_of
 from perfsim.studies.result import Assumption
 from perfsim.studies.spec import StudySpec
+
+NO_DEFAULT = "no default, because it would decide the comparison; the study may give it"
 
 
 def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
@@ -29,6 +32,7 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
         for calibration in machine_of(system).calibrations(system, spec.recipe):
             assumptions += constants_of(calibration, catalog)
     assumptions += _productions(spec)
+    assumptions += _money(spec)
     for candidate in spec.candidates:
         if candidate.wall_clock is not None:
             assumptions += _described(catalog, "wall_clock", candidate.wall_clock.name)
@@ -93,6 +97,25 @@ def _productions(spec: StudySpec) -> Iterator[Assumption]:
             "GPU's from benchmarks, so for a CS-2 it may be too low",
             "assumption",
         )
+
+
+def _money(spec: StudySpec) -> Iterator[Assumption]:
+    """Prices and energy, with their source, or that they are not given."""
+    energy = spec.energy
+    for system in dict.fromkeys(candidate.system.name for candidate in spec.candidates):
+        prices = [own.price for own in spec.candidates if own.system.name == system and own.price]
+        for price in dict.fromkeys(prices):
+            yield Assumption(
+                "money", f"price of {system}", price.text(spec.currency), price.source, "assumption"
+            )
+        if not prices:
+            yield Assumption("money", f"price of {system}", NOT_GIVEN, NO_DEFAULT, "assumption")
+    units = {"pue": "", "tariff": f" {spec.currency} a kWh", "carbon": " kg CO2e a kWh"}
+    for name, unit in units.items():
+        value = getattr(energy, name)
+        text = NOT_GIVEN if value is None else f"{amount_text(value)}{unit}"
+        source = NO_DEFAULT if value is None else energy.source
+        yield Assumption("money", name, text, source, "assumption")
 
 
 def _cluster_scale(calibration: ClusterCalibration, catalog: Catalog) -> list[Assumption]:

@@ -9,6 +9,7 @@ from typing import Any
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary, SharedCaveat, TimelineBar
+from perfsim.studies.decided import Decision
 from perfsim.studies.production import Production
 
 
@@ -107,4 +108,6 @@ class StudyResult:
     """By candidate, if the study asks for it."""
     perturbed: str = ""
     """The perturbations of the candidates' steps; empty if there are none."""
+    decision: Decision | None = None
+    """When, how much and how sure."""
     inputs_digest: str = ""

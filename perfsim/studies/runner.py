@@ -33,13 +33,16 @@ from perfsim.studies.batches import (
     target_for,
 )
 from perfsim.studies.candidate import candidate_result
+from perfsim.studies.decided import Decision
+from perfsim.studies.decision import decide
+from perfsim.studies.options import option_of
 from perfsim.studies.perturbed_candidates import perturbed_candidate
 from perfsim.studies.production import COVERED_ONCE, Production, production_of
 from perfsim.studies.result import CandidateResult, Infeasible, StudyResult
 from perfsim.studies.spec import CandidateSpec, StudySpec
 from perfsim.studies.suggestions import suggested_batches
 from perfsim.studies.verdict import Answer, ratio_bands, verdict
-from perfsim.studies.whole_run import whole_run_of, whole_run_sentence
+from perfsim.studies.whole_run import whole_run_of
 from perfsim.transformer import parameters
 
 Progress = Callable[[str], None]
@@ -49,6 +52,7 @@ Progress = Callable[[str], None]
 class Answered:
     """A candidate with everything that was learned about it."""
 
+    candidate: CandidateSpec
     question: Question
     evaluation: Evaluation
     choice: BatchChoice
@@ -104,7 +108,20 @@ def run_study(
         raise stopped or _all_failed([error for _, error in failed])
     refused = [Infeasible(label, _reason(error)) for label, error in failed]
     pairs = list(zip(_told_apart(results), answered, strict=True))
-    return StudyRun(_result(spec, target, pairs, refused, stopped), tuple(answered), stopped)
+    result = _result(spec, target, pairs, refused, stopped)
+    return StudyRun(replace(result, decision=_decision(spec, pairs)), tuple(answered), stopped)
+
+
+def _decision(spec: StudySpec, pairs: Sequence[tuple[CandidateResult, Answered]]) -> Decision:
+    plans: dict[object, str] = {}
+    options = []
+    for result, answer in pairs:
+        fields = ("system", "num_devices", "global_batch_size", "layout", "step_time_s")
+        key = str([getattr(result, name) for name in fields])
+        plan = plans.setdefault(key, result.label)
+        asked = (answer.candidate, answer.question, answer.choice)
+        options.append(option_of(spec, *asked, result.label, plan))
+    return decide(options, spec.currency, spec.uncertainty.seed, spec.uncertainty.draws)
 
 
 Asked = tuple[CandidateSpec, int]
@@ -229,6 +246,7 @@ def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target
     own_tokens = choice.answer.batch_tokens
     curve = [choice if point.answer.batch_tokens == own_tokens else point for point in curve] or [choice]
     return Answered(
+        candidate,
         question,
         evaluation,
         choice,
@@ -297,7 +315,7 @@ def _result(
     candidates, answered = tuple(candidate for candidate, _ in pairs), [answer for _, answer in pairs]
     critical: CriticalBatch = target.critical
     answers = [Answer(candidate, answer.choice.answer) for candidate, answer in pairs]
-    sentence = verdict(answers) + whole_run_sentence(candidates)
+    sentence = verdict(answers)
     if refused:
         verb = "Not possible" if stopped is None else "Not possible, or not reached"
         sentence += f" {verb}: {'; '.join(infeasible.label for infeasible in refused)}."

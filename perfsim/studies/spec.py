@@ -29,6 +29,7 @@ from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.sizes import MOST_CHOICES
 from perfsim.spec import CatalogSpec, FolderName, Spec
 from perfsim.strategies import STRATEGIES, strategy_names
+from perfsim.studies.price_spec import Currency, EnergySpec, PriceSpec
 from perfsim.suggest import did_you_mean
 from perfsim.units import number
 from perfsim.wall_clock import ProductionRange, Ratio, WallClockSpec
@@ -83,6 +84,8 @@ class CandidateSpec(Spec):
     """Queue, compilation, checkpoints and failures of the whole run; None: only the steps are counted."""
     production: ProductionChoice | None = None
     """Rate of production steps over that of healthy steps; None: the study's."""
+    price: PriceSpec | None = None
+    """Rent or purchase price of the machine; None: not given."""
 
     @model_validator(mode="before")
     @classmethod
@@ -199,6 +202,13 @@ class ConvergenceSpec(Spec):
     """The corpus of `target_loss`; that of the loss law where it is not named."""
 
 
+class UncertaintySpec(Spec):
+    """How the inputs that are not sure are drawn."""
+
+    seed: Annotated[int, *number(0, 2**32)] = 0
+    draws: Annotated[int, *number(1000, 1_000_000)] = 20_000
+
+
 class StudySpec(CatalogSpec):
     """A question: which machine reaches the target first."""
 
@@ -217,6 +227,12 @@ class StudySpec(CatalogSpec):
     convergence: ConvergenceSpec = ConvergenceSpec()
     production: ProductionChoice = "recorded"
     """Rate of production steps over that of healthy steps, for the time in production beside the answer."""
+    energy: EnergySpec = EnergySpec()
+    """Cooling, tariff and carbon of electricity, where given."""
+    currency: Currency = "USD"
+    """Of all prices."""
+    uncertainty: UncertaintySpec = UncertaintySpec()
+    """Draws of the inputs that are not sure."""
     sampling: SamplingSpec = SamplingSpec()
     perturbations: PerturbationSpec | None = None
     """Applied to every candidate's step after its batch and layout are chosen without them."""

@@ -1,5 +1,22 @@
 """The mathematics of one transformer layer: kernels by shape, parameters, FLOPs, activations."""
 
+from perfsim.transformer.blocks import (
+    attention_backward,
+    attention_dgrad,
+    attention_forward,
+    attention_wgrad,
+    cast_bytes,
+    embedding_backward,
+    head_backward,
+    head_dgrad,
+    head_forward,
+    head_wgrad,
+    mlp_backward,
+    mlp_dgrad,
+    mlp_forward,
+    mlp_recompute,
+    mlp_wgrad,
+)
 from perfsim.transformer.counts import (
     Parameters,
     attention_weight_input_bytes,
@@ -11,39 +28,25 @@ from perfsim.transformer.counts import (
     parameters,
     recompute_flop_per_step,
 )
-from perfsim.transformer.kernels import (
+from perfsim.transformer.ends import (
     CROSS_ENTROPY_BACKWARD_BYTES,
     CROSS_ENTROPY_FORWARD_BYTES,
-    FULL,
     VOCAB_MULTIPLE,
+    embedding_forward,
+    padded_vocab_size,
+)
+from perfsim.transformer.kernels import (
+    FULL,
     Kernel,
     LayerSlice,
     Partition,
-    attention_backward,
     attention_core,
     attention_core_backward,
-    attention_forward,
     elementwise,
-    embedding_backward,
-    embedding_forward,
     gemm,
-    head_backward,
-    head_forward,
     linear,
     linear_backward,
-    mlp_backward,
-    mlp_forward,
-    mlp_recompute,
     mlp_residual,
-    padded_vocab_size,
-)
-from perfsim.transformer.split_backward import (
-    attention_dgrad,
-    attention_wgrad,
-    head_dgrad,
-    head_wgrad,
-    mlp_dgrad,
-    mlp_wgrad,
 )
 
 __all__ = [
@@ -62,6 +65,7 @@ __all__ = [
     "attention_forward",
     "attention_weight_input_bytes",
     "attention_wgrad",
+    "cast_bytes",
     "elementwise",
     "embedding_backward",
     "embedding_forward",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from perfsim.transformer.kernels import LayerSlice, padded_vocab_size
+from perfsim.transformer.ends import padded_vocab_size
+from perfsim.transformer.kernels import LayerSlice
 from perfsim.workload import Job, TransformerConfig
 
 

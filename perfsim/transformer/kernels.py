@@ -6,11 +6,12 @@ Symbols: b micro-batch, s sequence length, h hidden size, a heads, t tensor degr
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsim.workload import Attention, TransformerConfig
+from perfsim.calibration import Fusion
+from perfsim.hardware import Precision
+from perfsim.workload import Attention, ContextExchange, KernelPrecisions, TransformerConfig
 
 Partition = Literal["none", "column", "row", "streamed"]
 
@@ -18,8 +19,6 @@ HALF = 2.0
 """Bytes of an fp16 or bf16 number."""
 FULL = 4.0
 """Bytes of an fp32 number."""
-VOCAB_MULTIPLE = 128
-"""Megatron pads the vocabulary to a multiple of this times the tensor degree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,8 @@ class Kernel:
     weight_gradient: bool = False
     element_bytes: float = HALF
     """Bytes of one number of a matrix product's operands and result."""
+    precision: Precision | None = None
+    """Precision of the operands of a matrix product narrower than 16 bits; None: as `element_bytes` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,25 @@ class LayerSlice:
     dropout: bool = True
     fused_cross_entropy: bool = False
     """Loss and its gradient in one kernel each."""
+    fused: tuple[Fusion, ...] = ()
+    """Kernels that the framework merges with others."""
+    precisions: KernelPrecisions | None = None
+    """What runs in fewer than 16 bits; None: nothing."""
     recompute_stops_early: bool = False
     """Recompute of a layer stops at the last tensor that its backward reads, so it skips its last linear."""
+    context: int = 1
+    """Ranks that share every sequence."""
+    context_exchange: ContextExchange = "ring"
 
     @property
     def tokens(self) -> int:
-        """Tokens of one micro-batch: T = b s."""
-        return self.micro_batch_size * self.seq_length
+        """Tokens of one micro-batch on one rank: T = b s / c."""
+        return self.micro_batch_size * self.seq_length // self.context
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of keys and values to which attention is computed one after the other."""
+        return self.context if self.context_exchange == "ring" else 1
 
     @property
     def activation_elements(self) -> int:
@@ -184,11 +197,12 @@ def linear_backward(forward: Kernel, main_grad_bytes: float, bias: bool) -> tupl
     return (linear_dgrad(forward), *linear_wgrad(forward, main_grad_bytes, bias))
 
 
-def _norm(name: str, part: LayerSlice) -> Kernel:
+def norm(name: str, part: LayerSlice) -> Kernel:
+    """A norm: one read, one write."""
     return elementwise(name, 2 * part.activation_bytes / part.norm_share)
 
 
-def _norm_backward(name: str, part: LayerSlice) -> Kernel:
+def norm_backward(name: str, part: LayerSlice) -> Kernel:
     """Input gradient in one kernel; scale and shift in others, which read input and output gradient again."""
     return elementwise(name, 5 * part.activation_bytes / part.norm_share, launches=4)
 
@@ -220,9 +234,9 @@ def attention_projections(part: LayerSlice) -> tuple[Kernel, Kernel]:
 
 
 def attention_core(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Scores, softmax, dropout and context; a single kernel with flash attention."""
+    """Scores, softmax, dropout and context; with flash attention a single kernel for each block of keys."""
     if part.attention == "flash":
-        return (_flash("flash_attention", part, matmuls=2),)
+        return (_flash("flash_attention", part, matmuls=2),) * part.blocks
     heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
     scores, size = float(heads) * s * s, part.element_bytes
     return (
@@ -242,7 +256,7 @@ def _heads_to_tokens(name: str, part: LayerSlice) -> Kernel:
 def attention_core_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     """Gradients of the attention core: twice the matrix work, more for flash (recomputes scores)."""
     if part.attention == "flash":
-        return (_flash("flash_attention.backward", part, matmuls=5),)
+        return (_flash("flash_attention.backward", part, matmuls=5),) * part.blocks
     heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
     scores, size = float(heads) * s * s, part.element_bytes
     return (
@@ -262,8 +276,13 @@ def _local_heads(part: LayerSlice) -> int:
 
 
 def _flash(name: str, part: LayerSlice, matmuls: int) -> Kernel:
-    """Flash attention: `matmuls` products of s x s x d per head, half of each under a causal mask."""
-    heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
+    """Flash attention: `matmuls` products of s x s x d per head, half of each under a causal mask.
+
+    Context ranks have s / c positions of all heads, or all positions of a c-th of the heads. The first have
+    positions from both ends of the sequence, so under a causal mask too all blocks are equal.
+    """
+    heads, s, d = _local_heads(part), part.seq_length // part.blocks, part.model.head_size
+    heads = heads * part.blocks // part.context
     seen = 0.5 if part.model.causal else 1.0
     return Kernel(
         name=name,
@@ -281,7 +300,7 @@ def _flash(name: str, part: LayerSlice, matmuls: int) -> Kernel:
 def attention_forward(part: LayerSlice) -> tuple[Kernel, ...]:
     """Layer norm, QKV, core and output projection (before the tensor-parallel all-reduce)."""
     qkv, projection = attention_projections(part)
-    return (_norm("attention_norm", part), qkv, *rotary(part), *attention_core(part), projection)
+    return (norm("attention_norm", part), qkv, *rotary(part), *attention_core(part), projection)
 
 
 def join_gradients(part: LayerSlice) -> Kernel:
@@ -308,7 +327,7 @@ def attention_backward(part: LayerSlice) -> tuple[Kernel, ...]:
         *rotary(part),
         join_gradients(part),
         *linear_backward(qkv, part.main_grad_bytes, part.model.has_attention_bias),
-        _norm_backward("attention_norm.backward", part),
+        norm_backward("attention_norm.backward", part),
     )
 
 
@@ -364,85 +383,13 @@ def mlp_backward(part: LayerSlice) -> tuple[Kernel, ...]:
 
 def _mlp_norm(part: LayerSlice) -> tuple[Kernel, ...]:
     """The MLP's norm; none if it shares the norm of the attention block."""
-    return (_norm("mlp_norm", part),) if part.model.norms_per_layer > 1 else ()
+    return (norm("mlp_norm", part),) if part.model.norms_per_layer > 1 else ()
 
 
 def _mlp_norm_backward(part: LayerSlice) -> tuple[Kernel, ...]:
-    return (_norm_backward("mlp_norm.backward", part),) if part.model.norms_per_layer > 1 else ()
+    return (norm_backward("mlp_norm.backward", part),) if part.model.norms_per_layer > 1 else ()
 
 
 def mlp_residual(part: LayerSlice) -> tuple[Kernel, ...]:
     """Bias, dropout and residual after the MLP's tensor-parallel all-reduce."""
     return (_residual("mlp_residual", part),)
-
-
-def padded_vocab_size(model: TransformerConfig, tensor: int) -> int:
-    """Vocabulary rounded up to whole tiles on every tensor rank (Megatron's padding)."""
-    multiple = VOCAB_MULTIPLE * tensor
-    return math.ceil(model.vocab_size / multiple) * multiple
-
-
-def embedding_forward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Word lookup, addition of positions, dropout."""
-    return (
-        elementwise("embedding_lookup", 2 * part.activation_bytes, launches=4),
-        elementwise("embedding_positions", 5 * part.activation_bytes, launches=2),
-    )
-
-
-def embedding_backward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Gradient of the lookup: scattered into a dense table, then accumulated."""
-    rows = padded_vocab_size(part.model, part.tensor) / part.tensor
-    table, size = rows * part.model.hidden_size, part.element_bytes
-    return (
-        elementwise("embedding.scatter", 3 * part.activation_bytes + size * table, launches=4),
-        elementwise("embedding.accumulate", table * (size + 2 * part.main_grad_bytes)),
-    )
-
-
-CROSS_ENTROPY_FORWARD_BYTES = 32.0
-"""Per logit, in the fp32 passes of Megatron-LM's vocabulary-parallel cross-entropy: maximum (4), subtract
-(8), exponential (8), sum (4), divide by the sum (8); before them logits in 16 bits are cast."""
-CROSS_ENTROPY_BACKWARD_BYTES = 8.0
-"""Per logit: scale by the incoming gradient; after it the gradient is cast to the precision of the logits."""
-
-
-def _cast_bytes(element_bytes: float) -> float:
-    """Bytes read and written by a cast of one number to or from fp32; none if it is in fp32."""
-    return element_bytes + FULL if element_bytes < FULL else 0.0
-
-
-def head_linear(part: LayerSlice, positions: int) -> Kernel:
-    """The LM head on `positions` per sequence."""
-    vocab = padded_vocab_size(part.model, part.tensor)
-    tokens = part.micro_batch_size * positions
-    hidden, size = part.model.hidden_size, part.element_bytes
-    return linear("lm_head", tokens, hidden, vocab, "column", part.tensor, size)
-
-
-def head_forward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
-    """Final layer norm, LM head on `positions` per sequence, cross-entropy."""
-    head = head_linear(part, positions)
-    logits, passes = float(head.m) * head.n, _cast_bytes(head.element_bytes) + CROSS_ENTROPY_FORWARD_BYTES
-    fused = elementwise("cross_entropy", head.element_bytes * logits)
-    loss = elementwise("cross_entropy", passes * logits, launches=12)
-    return (_norm("final_norm", part), head, fused if part.fused_cross_entropy else loss)
-
-
-def cross_entropy_backward(part: LayerSlice, head: Kernel) -> Kernel:
-    """Gradient of the loss by the logits of the LM head; fused, it replaces them in place."""
-    logits = float(head.m) * head.n
-    if part.fused_cross_entropy:
-        return elementwise("cross_entropy.backward", 2 * head.element_bytes * logits)
-    passes = CROSS_ENTROPY_BACKWARD_BYTES + _cast_bytes(head.element_bytes)
-    return elementwise("cross_entropy.backward", passes * logits, launches=6)
-
-
-def head_backward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
-    """Backward of loss, LM head and final layer norm."""
-    head = head_linear(part, positions)
-    return (
-        cross_entropy_backward(part, head),
-        *linear_backward(head, part.main_grad_bytes, bias=False),
-        _norm_backward("final_norm.backward", part),
-    )

@@ -6,15 +6,14 @@ whole backward. A norm's wgrad reads its input and output gradient again, since 
 
 from __future__ import annotations
 
+from perfsim.transformer.ends import cross_entropy_backward, head_linear
 from perfsim.transformer.kernels import (
     Kernel,
     LayerSlice,
     activation,
     attention_core_backward,
     attention_projections,
-    cross_entropy_backward,
     elementwise,
-    head_linear,
     join_gradients,
     linear_dgrad,
     linear_wgrad,

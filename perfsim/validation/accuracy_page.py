@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import WaferCosts
 from perfsim.errors import PerfsimError
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.machines.wafer_cluster import wafer_plan
-from perfsim.published.cases import CaseFile, StepCase
+from perfsim.published.cases import StepCase
 from perfsim.published.placed_cases import PlacedCase, place_case
 from perfsim.published.processes import mapped
+from perfsim.published.rows import step_cases
 from perfsim.validation.ablation import NOTHING, REMOVALS, TRIED, ablate, shares
 from perfsim.validation.causes import Facts, likely_cause
 from perfsim.validation.held_out import releases_left_out
@@ -98,7 +99,7 @@ def accuracy_page(
     catalog = catalog or default_catalog()
     steps = [
         replace(
-            step_accuracy(parse_file(path, CaseFile, catalog).cases, result, catalog, leaves_out=leaves_out),
+            step_accuracy(step_cases(path, catalog), result, catalog, leaves_out=leaves_out),
             releases_left_out=releases_left_out(path, catalog) if leaves_out else None,
         )
         for path, result in zip(paths, results, strict=True)

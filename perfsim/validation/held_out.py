@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import PerfsimError
 from perfsim.fitting.wafer_fit import leave_releases_out
-from perfsim.published.cases import CaseFile, StepCase
+from perfsim.published.cases import StepCase
 from perfsim.published.placed_cases import place_case
 from perfsim.published.processes import mapped
+from perfsim.published.rows import step_cases
 from perfsim.validation.band_fit import LeftOutRun, student_quantile
 from perfsim.validation.case_bands import WAFER, group_of
 from perfsim.validation.family_traits import traits_of_case
@@ -46,7 +47,7 @@ class HeldOut:
 def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
     """Scores of a file of step-time cases, each left out of its fit; takes minutes, needs scipy."""
     catalog = catalog or default_catalog()
-    cases = parse_file(path, CaseFile, catalog).cases
+    cases = step_cases(path, catalog)
     if any(case.strategy == "weight-streaming" for case in cases):
         return _wafers(path, cases, catalog)
     rows = _rows(path, catalog)
@@ -62,7 +63,7 @@ def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
 def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any] | None:
     """Each scored wafer log predicted without the logs of its release; None for a file without wafers."""
     catalog = catalog or default_catalog()
-    cases = parse_file(path, CaseFile, catalog).cases
+    cases = step_cases(path, catalog)
     if not any(case.strategy == "weight-streaming" and case.scored for case in cases):
         return None
     predicted, _ = leave_releases_out(path, WAFER, catalog)
@@ -84,7 +85,7 @@ def left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
 
 
 def _rows(path: Path, catalog: Catalog) -> list[LeftOut]:
-    cases = parse_file(path, CaseFile, catalog).cases
+    cases = step_cases(path, catalog)
     tangents = mapped(partial(_tangent, catalog=catalog), cases)
     return leave_out([run for run in tangents if run is not None], cases, catalog)
 

@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.catalog import Catalog, default_catalog
 from perfsim.files import write_file
 from perfsim.prediction import reached
 from perfsim.prediction.likeness import SHARDED
 from perfsim.prediction.reached import Reached
-from perfsim.published.cases import CaseFile, StepCase, case_job, case_system
+from perfsim.published.cases import StepCase, case_job, case_system
 from perfsim.published.plans import public_cases
+from perfsim.published.rows import step_cases
 from perfsim.transformer import model_flop_per_step, parameters
 from perfsim.validation.record_accuracy import KINDS
 
@@ -24,7 +25,7 @@ def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
         if not case.scored:
             continue
         job, device = case_job(case, catalog), case_system(case, catalog).device
-        peak = case.system.num_devices * device.peak[job.recipe.precision]
+        peak = case.system.num_devices * device.peak_flop_per_s(job.recipe.precision)
         mfu = model_flop_per_step(job) / (case.measured.step_time_s * peak)
         count, layout = case.system.num_devices, case.parallel
         rows.append(
@@ -56,7 +57,7 @@ def step_files() -> list[Path]:
 def record_text(paths: Iterable[Path]) -> str:
     """The text of the record over all files with step times."""
     catalog = default_catalog()
-    rows = [row for path in paths for row in reached_of(parse_file(path, CaseFile, catalog).cases, catalog)]
+    rows = [row for path in paths for row in reached_of(step_cases(path, catalog), catalog)]
     return "[\n" + ",\n".join(json.dumps(list(row)) for row in rows) + "\n]\n"
 
 

@@ -23,6 +23,7 @@ class Scored:
     sweep: str | None
     layout: str
     measured_s: float
+    """NaN for a row that could not be read."""
     predicted_s: float | None
 
     @property

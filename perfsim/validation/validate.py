@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from perfsim.calibration import WaferCalibration
-from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
+from perfsim.catalog import Catalog, default_catalog, load_mapping
 from perfsim.costs.wafer import nearest_release
-from perfsim.errors import InputError, LimitError, PerfsimError, Problem
-from perfsim.published.cases import CaseFile, ConvergenceFile, StepCase, case_job, case_system, repeated
+from perfsim.errors import LimitError, PerfsimError
+from perfsim.published.cases import ConvergenceCase, StepCase, case_job, case_system
 from perfsim.published.contradictions import refuse_contradictions
+from perfsim.published.frameworks import suggested
+from perfsim.published.not_modelled import ignored
 from perfsim.published.plans import evaluate_case
 from perfsim.published.processes import mapped
+from perfsim.published.rows import CaseRows, RefusedRow, convergence_rows, step_rows
 from perfsim.published.scaling import STRATEGY
 from perfsim.transformer import model_flop_per_step, recompute_flop_per_step
 from perfsim.validation.case_bands import CaseBand, case_band
@@ -25,9 +31,11 @@ from perfsim.validation.family_traits import family_traits
 from perfsim.validation.scaling import scaling_comparison
 from perfsim.validation.score import Scored, families, one_constant, rankings, summary
 
+GIB = 2**30
+
 
 def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
-    """Score one file of cases, step times or convergence; CatalogError lists malformed ones.
+    """Score one file of cases, step times or convergence; a malformed row stands in `failed`.
 
     Published ratios for more systems stand beside logs of wafers, under `scaling`.
     """
@@ -35,37 +43,49 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
     data = load_mapping(path, catalog).data
     rows = data.get("cases") or []
     if isinstance(rows, list) and rows and all(isinstance(row, dict) and "points" in row for row in rows):
-        problems = repeated(str(row.get("id")) for row in rows)
-        if problems:
-            raise InputError([Problem(text, file=str(path)) for text in problems])
-        parse_file(path, ConvergenceFile, catalog)  # refuses what is no measurement
-        return {"file": path.name, **validate_convergence(rows)}
-    cases = parse_file(path, CaseFile, catalog).cases
-    result = {"file": path.name, **validate_cases(cases, catalog)}
-    if any(case.strategy == STRATEGY for case in cases):
+        return {"file": path.name, **_convergence(convergence_rows(path, catalog), rows)}
+    read = step_rows(path, catalog)
+    result = {"file": path.name, **validate_cases(read.cases, catalog, read.refused)}
+    lines = {case.id: line for case, line in zip(read.cases, read.lines, strict=True)}
+    result["failed"] = [{"line": lines.get(row["id"]), **row} for row in result["failed"]]
+    if any(case.strategy == STRATEGY for case in read.cases):
         result["scaling"] = scaling_comparison(catalog)
     return result
 
 
-def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any]:
-    """Predict every case with its band; failed ones are listed with the reason."""
+def _convergence(read: CaseRows[ConvergenceCase], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The score of the benchmarks that can be read; the others stand in `failed`."""
+    known = {case.id for case in read.cases}
+    result = validate_convergence([row for row in rows if row.get("id") in known])
+    failed = [{"id": row.id, "line": row.line, "error": row.reason} for row in read.refused]
+    return {**result, "count": len(rows), "failed": [*failed, *result["failed"]]}
+
+
+def validate_cases(
+    cases: Sequence[StepCase], catalog: Catalog, refused: Sequence[RefusedRow] = ()
+) -> dict[str, Any]:
+    """Predict every case with its band; failed ones are listed with the reason, after the `refused` rows.
+
+    A refused row counts as a failed case of the family and evidence that it states.
+    """
     answers: list[_Answer] = mapped(partial(_answer, catalog=catalog), cases)
-    failed = [
-        {"id": case.id, "error": answer.reason}
-        for case, answer in zip(cases, answers, strict=True)
-        if answer.predicted_s is None
-    ]
-    scored = [scored_case(case, answer.predicted_s) for case, answer in zip(cases, answers, strict=True)]
-    bands = {run.id: answer.band for run, answer in zip(scored, answers, strict=True)}
-    hidden = {run.id: answer.hidden for run, answer in zip(scored, answers, strict=True)}
-    baseline, of_baseline = _baseline(cases, scored, catalog)
+    answered = list(zip(cases, answers, strict=True))
+    failed: list[dict[str, Any]] = [{"id": row.id, "line": row.line, "error": row.reason} for row in refused]
+    failed += [{"id": case.id, "error": answer.reason} for case, answer in answered if answer.failed]
+    read = [scored_case(case, answer.predicted_s) for case, answer in answered]
+    unread = [_scored_row(row) for row in refused]
+    scored = [*read, *unread]
+    bands = {case.id: answer.band for case, answer in answered}
+    hidden = {case.id: answer.hidden for case, answer in answered}
+    baseline, of_baseline = _baseline(cases, read, catalog)
     return {
         "kind": "step_time",
-        "count": len(cases),
+        "count": len(scored),
         "failed": failed,
         "summary": {**summary(scored), "band_coverage": coverage(scored, bands)},
         "summary_predicted": summary([run for run in scored if run.predicted_s is not None]),
         "baseline": baseline,
+        "memory": memory_summary(answered),
         "families": {
             family: {
                 **figures,
@@ -77,21 +97,67 @@ def validate_cases(cases: Sequence[StepCase], catalog: Catalog) -> dict[str, Any
         "families_baseline": families(of_baseline),
         "families_traits": family_traits(cases, catalog),
         "sweeps": rankings(scored),
-        "without_release": _without_release(cases, scored, catalog),
+        "without_release": _without_release(cases, read, catalog),
         "cases": [
-            {
-                "id": run.id,
-                "family": run.family,
-                "evidence": run.evidence,
-                "inferred": [] if run.counts else list(case.inferred),
-                "measured_s": run.measured_s,
-                "predicted_s": run.predicted_s,
-                "error": run.error,
-                "hidden_communication": hidden[run.id],
-                **_band_fields(bands[run.id]),
-            }
-            for case, run in zip(cases, scored, strict=True)
+            *(_case_fields(case, run, answer) for (case, answer), run in zip(answered, read, strict=True)),
+            *(_run_fields(run) for run in unread),
         ],
+    }
+
+
+def _case_fields(case: StepCase, run: Scored, answer: _Answer) -> dict[str, Any]:
+    return {
+        **_run_fields(run),
+        "inferred": [] if run.counts else list(case.inferred),
+        "ignored": ignored(case),
+        **_framework_fields(case),
+        "hidden_communication": answer.hidden,
+        "measured_peak_gib": case.measured.peak_memory_gib,
+        "predicted_peak_gib": answer.peak_gib,
+        **_band_fields(answer.band),
+    }
+
+
+def _framework_fields(case: StepCase) -> dict[str, Any]:
+    """The framework of a run on GPUs, and why it was chosen where the run does not name one."""
+    if case.strategy == STRATEGY:
+        return {}
+    name, reason = (case.framework, "") if case.framework else suggested(case)
+    return {"framework": name, "framework_because": reason}
+
+
+def _run_fields(run: Scored) -> dict[str, Any]:
+    """What a row has whether it could be read or not."""
+    return {
+        "id": run.id,
+        "family": run.family,
+        "evidence": run.evidence,
+        "inferred": [],
+        "measured_s": None if math.isnan(run.measured_s) else run.measured_s,
+        "predicted_s": run.predicted_s,
+        "error": run.error,
+        "hidden_communication": None,
+        **_band_fields(None),
+    }
+
+
+def memory_summary(answered: Sequence[tuple[StepCase, _Answer]]) -> dict[str, Any]:
+    """Errors of the predicted peak memory of the fullest device, over scored runs that print theirs."""
+    pairs = [
+        (answer.peak_gib, case.measured.peak_memory_gib)
+        for case, answer in answered
+        if case.scored and answer.peak_gib is not None and case.measured.peak_memory_gib is not None
+    ]
+    errors = np.array([predicted / measured - 1.0 for predicted, measured in pairs])
+    if not len(errors):
+        return {"n": 0, "median": None, "p90": None, "mean": None, "bias": None}
+    apes = np.abs(errors)
+    return {
+        "n": len(errors),
+        "median": float(np.median(apes)),
+        "p90": float(np.percentile(apes, 90)),
+        "mean": float(apes.mean()),
+        "bias": float(errors.mean()),
     }
 
 
@@ -104,6 +170,13 @@ class _Answer:
     hidden: float | None = None
     """Share of the step that hides communication."""
     reason: str = ""
+    peak_gib: float | None = None
+    """Predicted peak memory of the fullest device, where the case prints a measured one."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is no prediction."""
+        return self.predicted_s is None
 
 
 def _answer(case: StepCase, catalog: Catalog) -> _Answer:
@@ -113,18 +186,25 @@ def _answer(case: StepCase, catalog: Catalog) -> _Answer:
         raise
     except PerfsimError as error:
         return _Answer(None, reason=str(error))
-    return _Answer(run.step_time_s, case_band(case, run, catalog), run.hidden_communication_fraction)
+    peak_gib = run.plan.peak_memory_bytes / GIB if case.measured.peak_memory_gib else None
+    band = case_band(case, run, catalog)
+    return _Answer(run.step_time_s, band, run.hidden_communication_fraction, peak_gib=peak_gib)
 
 
 def coverage(runs: Sequence[Scored], bands: Mapping[str, CaseBand | None]) -> float | None:
     """The share of scored runs whose measured time lies in their band; None where none has a band."""
-    held = [band.holds(run.measured_s) for run in runs if run.counts and (band := bands[run.id]) is not None]
+    held = [
+        band.holds(run.measured_s)
+        for run in runs
+        if run.counts and run.predicted_s is not None and (band := bands[run.id]) is not None
+    ]
     return sum(held) / len(held) if held else None
 
 
 def _most(hidden: Mapping[str, float | None], runs: Sequence[Scored]) -> float:
     """The largest share of a step that hides communication, of the scored runs that were predicted."""
-    return max((share for run in runs if run.counts and (share := hidden[run.id]) is not None), default=0.0)
+    shares = (hidden.get(run.id) for run in runs if run.counts and run.predicted_s is not None)
+    return max((share for share in shares if share is not None), default=0.0)
 
 
 def _band_fields(band: CaseBand | None) -> dict[str, Any]:
@@ -143,6 +223,16 @@ def scored_case(case: StepCase, predicted_s: float | None) -> Scored:
     return Scored(
         case.id, case.family, case.evidence, case.sweep, layout, case.measured.step_time_s, predicted_s
     )
+
+
+def _scored_row(row: RefusedRow) -> Scored:
+    """A row that could not be read, with what can be told from it; without evidence it does not count."""
+    values = row.values if isinstance(row.values, dict) else {}
+    measured = values.get("measured")
+    step_s = measured.get("step_time_s") if isinstance(measured, dict) else None
+    seconds = float(step_s) if isinstance(step_s, int | float) else math.nan
+    family, evidence = str(values.get("family") or ""), str(values.get("evidence") or "")
+    return Scored(row.id, family, evidence, None, "", seconds, None)
 
 
 def _baseline(
@@ -195,7 +285,8 @@ def _measured_release(case: StepCase, catalog: Catalog) -> str:
 
 def _ideal_s(case: StepCase, catalog: Catalog) -> float:
     """Step time at the full peak of every device, with recompute."""
-    job, system = case_job(case, catalog), case_system(case, catalog)
+    system = case_system(case, catalog)
     refuse_contradictions(case, system)
+    job = case_job(case, catalog)
     flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")
-    return flop / (case.system.num_devices * system.device.peak[job.recipe.precision])
+    return flop / (case.system.num_devices * system.device.peak_flop_per_s(job.recipe.precision))

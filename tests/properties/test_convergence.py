@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsim.convergence.critical_batch import CriticalBatch
-from perfsim.convergence.goodput import linear_goodput
+from perfsim.convergence.goodput import failing_time_s
 from perfsim.convergence.hyperbola import examples, fit_hyperbola, steps
 from perfsim.convergence.loss_laws import BESIROGLU
 from perfsim.convergence.time_to_accuracy import (
@@ -129,5 +129,9 @@ def test_tokens_to_loss_inverts_the_loss(params: float, tokens: float) -> None:
 
 
 @given(st.floats(600, 1e7), st.floats(0, 3600), st.floats(1, 1e6), st.floats(0, 600))
-def test_goodput_is_a_share(mttf_s: float, restart_s: float, interval_s: float, write_s: float) -> None:
-    assert 0 < linear_goodput(mttf_s, restart_s, interval_s, write_s).share <= 1
+def test_failures_never_shorten_a_run(
+    mttf_s: float, restart_s: float, interval_s: float, write_s: float
+) -> None:
+    healthy_s = 1e6 * (1 + write_s / interval_s)
+    failing_s = float(failing_time_s(1e6, interval_s, write_s, restart_s, 1 / mttf_s))
+    assert healthy_s * (1 - 1e-9) <= failing_s < float("inf")

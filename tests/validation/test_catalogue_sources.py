@@ -12,11 +12,12 @@ from perfsim.catalog.compose import values
 from perfsim.workload import TransformerConfig
 
 CATALOG = Catalog([data_root()])
-STRUCTURE = ("kind", "calibration", "chip", "framework")
+STRUCTURE = ("kind", "calibration", "chip", "framework", "launcher")
 """Keys for what a description is and which fit it uses: not facts, so they need no source."""
-DESCRIBED = [kind for kind in FOLDERS if kind not in ("study", "calibration")]
+DESCRIBED = [kind for kind in FOLDERS if kind not in ("study", "calibration", "framework")]
 ENTRIES = [(kind, name) for kind in DESCRIBED for name in CATALOG.names(kind)]
-CALIBRATIONS = CATALOG.names("calibration")
+FITTED = ("calibration", "framework")
+CALIBRATIONS = [(kind, name) for kind in FITTED for name in CATALOG.names(kind)]
 FAMILY = ["gpt3_xl", "gpt3_6p7b", "gpt3_13b", "gpt3_20b", "gpt3_175b"]
 MODEL_NUMBERS = {"num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size"}
 
@@ -35,7 +36,7 @@ def kind_of_folder(path: Path) -> str:
     return next(kind for kind, folder in FOLDERS.items() if path.parent == data_root() / folder)
 
 
-@pytest.mark.parametrize("entry", [*ENTRIES, *(("calibration", name) for name in CALIBRATIONS)], ids=entry_id)
+@pytest.mark.parametrize("entry", [*ENTRIES, *CALIBRATIONS], ids=entry_id)
 def test_description_loads(entry: tuple[str, str]) -> None:
     kind, name = entry
     assert CATALOG.load(kind, name).name == name
@@ -54,15 +55,17 @@ def test_every_value_has_a_registered_source_or_a_reason(entry: tuple[str, str])
             assert len(row.source_or_assumption.split()) > 4, f"{kind} {name}: {row.path} gives no reason"
 
 
-@pytest.mark.parametrize("name", CALIBRATIONS)
-def test_every_fitted_constant_has_a_fit_record_or_a_source_or_a_reason(name: str) -> None:
-    fitted = CATALOG.calibration(name).fit
-    for row in CATALOG.describe(name, "calibration"):
+@pytest.mark.parametrize("entry", CALIBRATIONS, ids=entry_id)
+def test_every_fitted_constant_has_a_fit_record_or_a_source_or_a_reason(entry: tuple[str, str]) -> None:
+    kind, name = entry
+    calibration = CATALOG.load(kind, name)
+    fitted = calibration.fit
+    for row in CATALOG.describe(name, kind):
         if row.path in STRUCTURE or row.path.startswith("fit.") or row.path == "peak_profile":
             continue
         of_fit = any(row.path == key or row.path.startswith(f"{key}.") for key in fitted)
         assert of_fit or row.source_or_assumption, f"{name}: {row.path} has no fit, source or reason"
-    for source_id in [*CATALOG.calibration(name).sources.values(), *(fit.table for fit in fitted.values())]:
+    for source_id in [*calibration.sources.values(), *(fit.table for fit in fitted.values())]:
         CATALOG.source(source_id)
 
 
@@ -79,7 +82,7 @@ def test_every_source_and_reason_belongs_to_a_value(entry: tuple[str, str]) -> N
 
 def test_every_registered_source_is_cited() -> None:
     rows = [row for kind, name in ENTRIES for row in CATALOG.describe(name, kind)]
-    calibrations = [CATALOG.calibration(name) for name in CALIBRATIONS]
+    calibrations = [CATALOG.load(kind, name) for kind, name in CALIBRATIONS]
     cited = {row.source_id for row in rows}
     cited |= {source_id for each in calibrations for source_id in each.sources.values()}
     cited |= {fit.table for each in calibrations for fit in each.fit.values()}

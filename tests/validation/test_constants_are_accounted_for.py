@@ -4,34 +4,42 @@ from __future__ import annotations
 
 import pytest
 
-from perfsim.calibration import MOST_STANDARD_ERROR, CollectiveCalibration, FitRecord, GpuCalibration
+from perfsim.calibration import (
+    MOST_STANDARD_ERROR,
+    Calibration,
+    CollectiveCalibration,
+    FitRecord,
+    GpuCalibration,
+)
 from perfsim.catalog import Catalog, data_root
 
 CATALOG = Catalog([data_root()])
-CALIBRATIONS = CATALOG.names("calibration")
+CALIBRATIONS = [
+    CATALOG.load(kind, name) for kind in ("calibration", "framework") for name in CATALOG.names(kind)
+]
 PLAIN_VERBS = ("gemm", "collective", "framework", "wafer")
 
 
-@pytest.mark.parametrize("name", CALIBRATIONS)
-def test_every_constant_has_a_source_or_a_reason_or_a_standard_error_under_a_third(name: str) -> None:
-    calibration = CATALOG.calibration(name)
+@pytest.mark.parametrize("calibration", CALIBRATIONS, ids=lambda fitted: fitted.name)
+def test_every_constant_has_a_source_or_a_reason_or_a_standard_error_under_a_third(
+    calibration: Calibration,
+) -> None:
     assert calibration.constants()
     assert calibration.unaccounted() == []
 
 
-@pytest.mark.parametrize("name", CALIBRATIONS)
-def test_every_reason_and_error_belongs_to_a_constant(name: str) -> None:
-    calibration = CATALOG.calibration(name)
-    paths = list(calibration.constants())
+@pytest.mark.parametrize("calibration", CALIBRATIONS, ids=lambda fitted: fitted.name)
+def test_every_reason_and_error_belongs_to_a_constant(calibration: Calibration) -> None:
+    paths = [*calibration.constants(), *calibration.model_fields_set]
     for key in (*calibration.sources, *calibration.assumed):
         assert any(path == key or path.startswith(f"{key}.") for path in paths), key
     for record in calibration.fit.values():
         assert all(error >= 0 for error in record.standard_errors.values())
 
 
-@pytest.mark.parametrize("name", CALIBRATIONS)
-def test_every_fit_names_the_command_that_makes_it(name: str) -> None:
-    for record in CATALOG.calibration(name).fit.values():
+@pytest.mark.parametrize("calibration", CALIBRATIONS, ids=lambda fitted: fitted.name)
+def test_every_fit_names_the_command_that_makes_it(calibration: Calibration) -> None:
+    for record in calibration.fit.values():
         assert record.command.startswith(tuple(f"perfsim calibrate {verb} " for verb in PLAIN_VERBS))
 
 

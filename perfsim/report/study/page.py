@@ -13,9 +13,10 @@ from perfsim.report.figures import step_time as step_figure
 from perfsim.report.figures import time_to_accuracy as batch_figure
 from perfsim.report.figures import timeline as timeline_figure
 from perfsim.report.sections import Card, Head, Section
+from perfsim.report.study.decision import decision_sections, wall_line
 from perfsim.report.study.evidence import accuracy_table, assumptions_table, sampling_table
 from perfsim.report.study.verdict import ratios_to_first, remarks_table, verdict_table
-from perfsim.report.study.whole_run import production_sentence, whole_run_section
+from perfsim.report.study.whole_run import wall_sentence, whole_run_section
 from perfsim.report.study.why import why_table
 from perfsim.studies.result import CandidateResult, StudyResult
 
@@ -24,6 +25,7 @@ def study_page(result: StudyResult, *, trace_name: str | None = None) -> tuple[s
     """Title, sections and head of a study's report."""
     sections = [
         _verdict(result),
+        *decision_sections(result),
         *caveats_section(result.caveats, result.verdict),
         *_remarks(result),
         _batch(result),
@@ -41,6 +43,8 @@ def study_page(result: StudyResult, *, trace_name: str | None = None) -> tuple[s
 
 def _head(result: StudyResult) -> Head:
     cards = []
+    decision = result.decision
+    walls = dict(zip(text.labels(result.candidates), decision.outcomes if decision else (), strict=False))
     for ratio in ratios_to_first(result):
         if ratio.is_first:
             figure, spread = text.duration(ratio.time_s), f"band {text.duration_band(ratio.band_s)}"
@@ -50,16 +54,19 @@ def _head(result: StudyResult) -> Head:
                 f"{text.number(ratio.ratio)} {text.TIMES}" if math.isfinite(ratio.ratio) else text.MISSING
             )
             spread = f"as long ({low}{text.NONE}{high} {text.TIMES})"
+        if ratio.name in walls:
+            spread += f"; {wall_line(walls[ratio.name])}"
         cards.append(Card(figure, spread, ratio.name, marked=ratio.is_first))
     note = (
         "Time to the target: of the fastest in full, of the others as a multiple. The 90 % range of a ratio "
         "is narrower than the two bands suggest, because both depend on the same critical batch."
     )
-    ranked = sorted(result.candidates, key=lambda candidate: candidate.time_to_accuracy_s)
-    note = " ".join(filter(None, [note, production_sentence(ranked, "the cards")]))
+    wall = wall_sentence(result.candidates)
+    note = f"{note} {wall[0].upper()}{wall[1:]}." if wall else note
     footer = f"Inputs: {result.inputs_digest}." if result.inputs_digest else ""
     caveats = head_remarks(result.caveats, result.verdict)
-    return Head(result.question, result.verdict, caveats, cards, note if cards else "", footer)
+    answer = " ".join(filter(None, [result.verdict, decision.sentence if decision else ""]))
+    return Head(result.question, answer, caveats, cards, note if cards else "", footer)
 
 
 def _verdict(result: StudyResult) -> Section:

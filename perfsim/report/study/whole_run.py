@@ -11,25 +11,30 @@ from perfsim.studies.production import Production, recorded
 from perfsim.studies.result import CandidateResult, StudyResult
 
 
-def production_sentence(candidates: Sequence[CandidateResult], order: str) -> str:
-    """The times of candidates at the rate of production runs; empty if none of them has that rate."""
-    ratios = list(dict.fromkeys(candidate.production for candidate in candidates))
-    times_s = [candidate.production_time_s for candidate in candidates]
-    unit, scale = text.time_unit(time_s for time_s in times_s if time_s is not None)
-    listed = ", ".join(text.NONE if time_s is None else text.number(time_s / scale) for time_s in times_s)
-    if ratios in ([], [None]):
-        return ""
-    several = f", in the order of {order}" if len(times_s) > 1 else ""
-    rate = production_rate(ratios[0]) if len(ratios) == 1 else "the rates in production that the study names"
-    return f"Times are of healthy steps. At {rate}, they are {listed} {unit}{several}."
+def wall_sentence(candidates: Sequence[CandidateResult]) -> str:
+    """What days on the wall hold besides healthy steps; empty if nothing."""
+    words = []
+    if any(candidate.whole_run for candidate in candidates):
+        words.append("the whole run where a wall clock is named")
+    ratios = list(
+        dict.fromkeys(
+            candidate.production
+            for candidate in candidates
+            if candidate.production and not candidate.whole_run
+        )
+    )
+    if ratios:
+        rate = production_rate(ratios[0]) if len(ratios) == 1 else "the rates in production that are named"
+        words.append(f"at {rate}")
+    return f"on the wall: {'; '.join(words)}" if words else ""
 
 
 def production_rate(production: Production | None) -> str:
-    """`0.81 (0.76 to 0.88) of their rate, as in published production runs`."""
+    """`0.81 (0.76 to 0.88) of the rate of healthy steps, as in published production runs`."""
     if production is None:
         return "their own rate"
     of_runs = ", as in published production runs" if production == recorded() else ""
-    return f"{production.text} of their rate{of_runs}"
+    return f"{production.text} of the rate of healthy steps{of_runs}"
 
 
 def whole_run_section(result: StudyResult) -> list[Section]:

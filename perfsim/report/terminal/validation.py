@@ -32,7 +32,7 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     lines += table_lines(Table(_COLUMNS, rows, numeric=frozenset(range(1, len(_COLUMNS)))), width)
     if result.get("left_out"):
         lines.append("p90 of the last row: the half-width of a 90 % band")
-    lines += _coverage(result["summary"], width)
+    lines += [*_coverage(result["summary"], width), *_memory(result.get("memory", {}), width)]
     lines += [*_failures(failed, width), *_worst(result["cases"], worst, width)]
     return [*lines, *_scaling(result["scaling"], width)] if result.get("scaling") else lines
 
@@ -75,14 +75,29 @@ def _percent(value: float | None, *, signed: bool = False) -> str:
     return f"{100 * value:+.1f} %" if signed else text.percent(value)
 
 
-def _failures(failed: Sequence[Mapping[str, str]], width: int) -> list[str]:
+def _memory(memory: Mapping[str, Any], width: int) -> list[str]:
+    """Errors of the predicted peak memory."""
+    if not memory.get("n"):
+        return []
+    return paragraph(
+        f"Peak memory, {_cases(memory['n'])} that print theirs: median {_percent(memory['median'])}, p90 "
+        f"{_percent(memory['p90'])}, mean {_percent(memory['mean'])}, bias "
+        f"{_percent(memory['bias'], signed=True)}.",
+        width,
+    )
+
+
+def _failures(failed: Sequence[Mapping[str, Any]], width: int) -> list[str]:
+    """Each reason once, with the place of the first case that has it."""
     reasons: dict[str, list[str]] = {}
     for case in failed:
-        reasons.setdefault(case["error"].splitlines()[0], []).append(case["id"])
+        reason = case["error"].splitlines()[0].removeprefix(f"case {case['id']}: ")
+        line = f", line {case['line']}" if case.get("line") else ""
+        reasons.setdefault(reason, []).append(f"{case['id']}{line}")
     return [
         line
-        for reason, ids in reasons.items()
-        for line in paragraph(f"failed: {_cases(len(ids))} (first {ids[0]}): {reason}", width)
+        for reason, places in reasons.items()
+        for line in paragraph(f"failed: {_cases(len(places))} (first {places[0]}): {reason}", width)
     ]
 
 

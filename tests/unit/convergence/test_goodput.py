@@ -1,19 +1,23 @@
-"""Goodput against published estimates."""
+"""Failing runs against published estimates, and against simulations of months of a run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
 from perfsim.convergence.goodput import (
     FAILURES_PER_NODE_DAY,
-    LEAST_GOODPUT,
-    linear_goodput,
+    failing_time_s,
     mean_time_to_failure_s,
+    stopped_share,
     young_interval_s,
 )
+from perfsim.engine.failures import Checkpoints, exponential_failures, run_with_failures
 from perfsim.errors import InputError
+from perfsim.testing.spares import run_on_spares
+from perfsim.units import DAY_S
 
 MINUTE, HOUR = 60.0, 3600.0
 RESTART_S = 5 * MINUTE
@@ -31,48 +35,85 @@ def test_rates_follow_from_the_counts_they_cite(name: str, failures: int, days: 
     assert FAILURES_PER_NODE_DAY[name] == pytest.approx(failures / days / nodes, rel=5e-3)
 
 
+def goodput(nodes: int, interval_s: float, rate: float, write_s: float = 0.0) -> float:
+    failing_s = failing_time_s(1e8, interval_s, write_s, RESTART_S, nodes * rate / DAY_S)
+    return 1e8 / float(failing_s)
+
+
+@pytest.mark.parametrize(("interval_min", "expected"), [(60, 0.720), (5, 0.934)])
+def test_goodput_of_2000_nodes_at_the_published_points(interval_min: float, expected: float) -> None:
+    """Kokolis et al. print 0.7 and 0.93."""
+    assert goodput(2000, interval_min * MINUTE, 6.5e-3) == pytest.approx(expected, abs=6e-4)
+
+
+def test_goodput_where_a_checkpoint_is_as_rare_as_a_failure() -> None:
+    assert goodput(12500, 21 * MINUTE, FAILURES_PER_NODE_DAY["rsc-2"]) == pytest.approx(0.724, abs=1e-3)
+
+
 @pytest.mark.parametrize(
-    ("nodes", "interval_min", "expected"), [(2000, 60, 0.684), (2000, 5, 0.932), (1000, 30, 0.910)]
+    ("mttf_s", "interval_s", "write_s", "restart_s"),
+    [
+        (6 * HOUR, HOUR, MINUTE, 10 * MINUTE),
+        (4 * HOUR, HOUR, 5 * MINUTE, 20 * MINUTE),
+        (30 * HOUR, HOUR, 30.0, HOUR),
+    ],
 )
-def test_linear_form_at_the_published_points(nodes: int, interval_min: float, expected: float) -> None:
-    answer = linear_goodput(mean_time_to_failure_s(nodes), RESTART_S, interval_min * MINUTE)
-    assert answer.share == pytest.approx(expected, abs=6e-4)
+def test_failing_time_is_that_of_a_simulated_run_within_a_hundredth(
+    mttf_s: float, interval_s: float, write_s: float, restart_s: float
+) -> None:
+    """4,000 failures and more, months to years of a run."""
+    work_s = 4000 * mttf_s
+    simulated = run_with_failures(
+        work_s, Checkpoints(interval_s, restart_s, write_s), exponential_failures(mttf_s, seed=1)
+    )
+    assert simulated.failures > 3900
+    expected_s = float(failing_time_s(work_s, interval_s, write_s, restart_s, 1 / mttf_s))
+    assert expected_s == pytest.approx(simulated.wall_s, rel=0.01)
 
 
-def test_linear_form_warns_where_it_is_strained() -> None:
-    mttf_s = mean_time_to_failure_s(12500, FAILURES_PER_NODE_DAY["rsc-2"])
-    linear = linear_goodput(mttf_s, RESTART_S, 21 * MINUTE)
-    assert linear.share == pytest.approx(0.685, abs=6e-4)
-    assert "strained" in linear.warning
+def test_without_failures_a_run_takes_its_work_and_its_checkpoints() -> None:
+    assert float(failing_time_s(1000.0, 100.0, 5.0, 60.0, 0.0)) == pytest.approx(1050.0)
+    assert float(failing_time_s(1000.0, 100.0, 5.0, 60.0, 1e-12)) == pytest.approx(1050.0)
 
 
-def test_linear_form_says_that_it_breaks_at_an_interval_of_the_time_between_failures() -> None:
-    assert "breaks" in linear_goodput(HOUR, 0.0, HOUR).warning
+def test_a_machine_that_never_finishes_a_stretch_of_work_takes_a_finite_and_absurd_time() -> None:
+    assert 1e20 < float(failing_time_s(1e6, 1e6, 0.0, 0.0, 1.0)) < math.inf
 
 
-def test_linear_form_is_silent_where_it_holds() -> None:
-    assert linear_goodput(24 * HOUR, RESTART_S, 30 * MINUTE).warning == ""
+@pytest.mark.parametrize(("spares", "repair_days"), [(0, 0.1), (1, 1.0), (4, 3.0)])
+def test_standing_still_for_lack_of_spares_is_that_of_a_simulated_machine_within_a_hundredth(
+    spares: int, repair_days: float
+) -> None:
+    """A failure a day for years; the share of wall time is compared through the length of the run."""
+    simulated_s = run_on_spares(20_000 * DAY_S, spares, repair_days * DAY_S, DAY_S, seed=3)
+    stopped = float(stopped_share(spares, repair_days))
+    assert 0.005 < stopped < 0.6
+    assert 20_000 * DAY_S / (1 - stopped) == pytest.approx(simulated_s, rel=0.01)
 
 
-def test_hopeless_machines_are_held_at_the_cap_with_a_warning() -> None:
-    answer = linear_goodput(MINUTE, 10 * MINUTE, HOUR)
-    assert answer.share == LEAST_GOODPUT
-    assert "cap" in answer.warning
+def test_more_spares_stop_a_run_less() -> None:
+    shares = [float(stopped_share(spares, 2.0)) for spares in range(8)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == pytest.approx(2 / 3)
+    assert float(stopped_share(3, 0.0)) == 0.0
 
 
 def test_young_interval_of_the_worked_examples() -> None:
     assert young_interval_s(0.1 * HOUR, 5 * HOUR) == pytest.approx(HOUR)
     interval_s = young_interval_s(MINUTE, 12 * HOUR)
     assert interval_s / MINUTE == pytest.approx(37.9, rel=5e-3)
-    assert 1 - linear_goodput(12 * HOUR, 0.0, interval_s, write_s=MINUTE).share == pytest.approx(
-        0.053, rel=8e-3
+    assert 1 - HOUR / float(failing_time_s(HOUR, interval_s, MINUTE, 0.0, 1 / (12 * HOUR))) == pytest.approx(
+        0.053, rel=0.03
     )
 
 
-def test_young_interval_beats_its_neighbours_in_the_linear_form() -> None:
+def test_young_interval_beats_its_neighbours() -> None:
     best_s = young_interval_s(MINUTE, 12 * HOUR)
-    shares = [linear_goodput(12 * HOUR, 0.0, factor * best_s, MINUTE).share for factor in (0.8, 1.0, 1.25)]
-    assert max(shares) == shares[1]
+    times = [
+        float(failing_time_s(1e6, factor * best_s, MINUTE, 60.0, 1 / (12 * HOUR)))
+        for factor in (0.8, 1.0, 1.25)
+    ]
+    assert min(times) == times[1]
 
 
 @pytest.mark.parametrize(
@@ -81,8 +122,6 @@ def test_young_interval_beats_its_neighbours_in_the_linear_form() -> None:
         (lambda: mean_time_to_failure_s(0), "num_nodes"),
         (lambda: mean_time_to_failure_s(8, 0.0), "failures_per_node_day"),
         (lambda: young_interval_s(0.0, 1.0), "write_s"),
-        (lambda: linear_goodput(1.0, -1.0, 1.0), "restart_s"),
-        (lambda: linear_goodput(1.0, 1.0, 0.0), "interval_s"),
     ],
 )
 def test_impossible_arguments_are_refused_by_name(call: Callable[[], object], match: str) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from perfsim.catalog import default_catalog
-from perfsim.convergence.goodput import linear_goodput, mean_time_to_failure_s, young_interval_s
-from perfsim.convergence.wall_clock import RunPart, Training, whole_run
+from perfsim.convergence.goodput import (
+    failing_time_s,
+    mean_time_to_failure_s,
+    stopped_share,
+    young_interval_s,
+)
+from perfsim.convergence.uncertain import Draws, interval, typical
+from perfsim.convergence.wall_clock import RunPart, Training, wall_s, whole_run
 from perfsim.wall_clock import NumberRange, RateRange, SecondsRange, WallClockSpec
 
 RUN = Training(steps=50_000, step_time_s=4.0, num_parameters=6.05e9, num_nodes=2)
@@ -54,13 +61,38 @@ def test_the_first_weights_of_gpt_j_take_what_its_log_says() -> None:
     assert parts_of(clock())["first weights"].high_s == pytest.approx(129.3, rel=0.01)
 
 
-def test_failures_cost_what_goodput_says() -> None:
+def test_failures_cost_what_the_failing_run_does() -> None:
     spec = clock().model_copy(update={"stragglers": None})
     mttf_s = mean_time_to_failure_s(RUN.num_nodes, 0.0065)
-    sent_s = 4 * RUN.num_parameters / 240e6
-    interval_s = young_interval_s(12 * RUN.num_parameters / 170e6, mttf_s)
-    goodput = linear_goodput(mttf_s, 600.0 + 247.0 + sent_s, interval_s)
-    assert parts_of(spec)["failures"].typical_s == pytest.approx(RUN.time_s * (1 / goodput.share - 1))
+    sent_s, write_s = 4 * RUN.num_parameters / 240e6, 12 * RUN.num_parameters / 170e6
+    interval_s = young_interval_s(write_s, mttf_s)
+    failing_s = failing_time_s(RUN.time_s, interval_s, write_s, 600.0 + 247.0 + sent_s, 1 / mttf_s)
+    parts = parts_of(spec)
+    assert parts["checkpoints"].typical_s == pytest.approx(RUN.time_s * write_s / interval_s)
+    lost_s = failing_s - RUN.time_s - parts["checkpoints"].typical_s
+    assert parts["failures"].typical_s == pytest.approx(float(lost_s))
+
+
+def test_a_machine_without_spares_waits_for_repairs() -> None:
+    repair = SecondsRange(low=3600.0, typical=86_400.0, high=7 * 86_400.0)
+    without = parts_of(clock())
+    spec = clock().model_copy(update={"spares": 0, "repair": repair})
+    waiting = parts_of(spec)["waiting for repairs"]
+    assert "waiting for repairs" not in without
+    running_s = sum(without[name].typical_s for name in ("steps", "stragglers", "checkpoints", "failures"))
+    stopped = float(stopped_share(0, 2 * 0.0065))
+    assert waiting.typical_s == pytest.approx(running_s * stopped / (1 - stopped))
+    assert (
+        parts_of(spec.model_copy(update={"spares": 2}))["waiting for repairs"].typical_s < waiting.typical_s
+    )
+
+
+def test_draws_of_the_wall_clock_hold_its_typical_value_between_its_ends() -> None:
+    spec, time_s = clock(), np.asarray(RUN.time_s)
+    *_, total = whole_run(spec, RUN)
+    assert float(wall_s(spec, RUN, time_s, typical)) == pytest.approx(total.typical_s)
+    low, high = interval(wall_s(spec, RUN, time_s, Draws(seed=0, count=2000)))
+    assert total.low_s < low < total.typical_s < high < total.high_s
 
 
 def test_youngs_interval_loses_less_than_any_fixed_number_of_steps() -> None:
@@ -78,10 +110,10 @@ def test_without_failures_nothing_is_lost_but_the_writing() -> None:
     assert parts_of(spec)["checkpoints"].typical_s > 0
 
 
-def test_a_strained_first_order_is_said() -> None:
+def test_a_run_that_hardly_advances_is_said() -> None:
     often = NumberRange(low=1.0, typical=4.0, high=10.0)
     spec = clock().model_copy(update={"failures_per_node_day": often, "checkpoint_every": 20_000})
-    assert "linear form" in parts_of(spec)["failures"].how
+    assert "hardly advances" in parts_of(spec)["failures"].how
 
 
 @pytest.mark.parametrize(
@@ -89,6 +121,7 @@ def test_a_strained_first_order_is_said() -> None:
     [
         ({"queue": {"low": 2.0, "typical": 1.0, "high": 3.0}}, "in this order"),
         ({"checkpoint_rate": {"low": 1e8, "typical": 1e8, "high": 1e8}}, "young needs failures_per_node_day"),
+        ({"spares": 1}, "write repair and failures_per_node_day"),
         ({"checkpoint_every": 0}, "checkpoint_every"),
         ({"compile_time": {"low": 1.0, "typical": 1.0, "high": 3.0}}, "compile_time"),
     ],

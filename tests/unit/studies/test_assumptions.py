@@ -50,7 +50,7 @@ def test_nothing_is_listed_twice(found: tuple[Assumption, ...]) -> None:
         "calibration wse-2",
         "calibration nvlink3",
         "calibration infiniband-hdr",
-        "calibration pytorch-eager",
+        "calibration megatron-2021",
     ],
 )
 def test_each_part_of_the_study_is_accounted_for(found: tuple[Assumption, ...], topic: str) -> None:
@@ -82,7 +82,7 @@ def test_a_fitted_constant_stands_with_its_value_its_standard_error_and_its_sour
         f"{calibration.sustained_fraction:.4g} (standard error {100 * error:.1f} %); median error"
     )
     assert "studies/validation/gpu.yaml" in sustained.source
-    host = constant(found, "pytorch-eager", "host_s_per_kernel").value
+    host = constant(found, "megatron-2021", "host_s_per_kernel").value
     assert re.match(r"[\d.]+ us \(standard error [\d.]+ %\)", host), "a time has its unit"
 
 
@@ -130,7 +130,7 @@ def test_a_study_of_wafers_alone_says_nothing_of_gpus_and_their_framework(spec: 
     wafers = spec.model_copy(update={"candidates": spec.candidates[1:]})
     topics = {each.topic for each in assumptions_of(wafers, target_of(wafers))}
     assert "calibration wse-2" in topics
-    assert not topics & {"device a100-sxm4-80gb", "calibration a100-sxm4", "calibration pytorch-eager"}
+    assert not topics & {"device a100-sxm4-80gb", "calibration a100-sxm4", "calibration megatron-2021"}
 
 
 def test_what_is_not_compared_is_no_assumption_of_the_answer(spec: StudySpec) -> None:

@@ -76,7 +76,7 @@ def test_it_stands_beside_the_healthy_days_at_every_outlet(tmp_path: Path) -> No
     assert answer.rows()[0]["production_time_s"] == answer.candidates[0].production_time_s
     text = recorded().text
     said = " ".join(study_lines(answer.result))
-    assert f"Times are of healthy steps. At {text} of their rate, as in published production runs" in said
+    assert f"on the wall: at {text} of the rate of healthy steps, as in published production runs" in said
     _, (verdict, *_), head = study_page(answer.result)
     assert text in head.cards_note
     assert verdict.table is not None
@@ -86,7 +86,7 @@ def test_it_stands_beside_the_healthy_days_at_every_outlet(tmp_path: Path) -> No
 
 def test_switched_off_no_outlet_names_it(tmp_path: Path) -> None:
     answer = study(loaded(tmp_path, GPUS, study="production: none"))
-    assert "of their rate" not in " ".join(study_lines(answer.result))
+    assert "of the rate" not in " ".join(study_lines(answer.result))
     assert not [item for item in answer.assumptions if item.topic == "production"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from perfsim.report.study.page import study_page
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
@@ -26,8 +28,12 @@ def test_a_named_wall_clock_stands_beside_the_time_to_the_target_and_not_in_it()
         assert other.whole_run == ()
         assert each.whole_run[0].typical_s == each.time_to_accuracy_s
         assert each.whole_run[-1].typical_s > each.time_to_accuracy_s
-    assert "The whole run" in result.verdict
-    assert "The whole run" not in plain.verdict
+    assert result.decision is not None
+    assert plain.decision is not None
+    assert "; the whole run)" in result.decision.sentence
+    assert "the whole run" not in plain.decision.sentence
+    for outcome, candidate in zip(result.decision.outcomes, result.candidates, strict=True):
+        assert outcome.wall_s.typical == pytest.approx(candidate.whole_run[-1].typical_s)
     assert any(item.topic == "wall_clock cs-2" for item in result.assumptions)
     headings = [section.heading for section in study_page(result)[1]]
     assert "The whole run" in headings

@@ -1,0 +1,96 @@
+"""Inputs with 90 % ranges, and where in its range each of them is: typical, at an end, or a seeded draw."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from perfsim.errors import InputError
+
+FloatArray = npt.NDArray[np.float64]
+Z_90 = NormalDist().inv_cdf(0.95)
+"""Half-width of a 90 % range in standard deviations."""
+Place = Callable[[str], FloatArray | float]
+"""By the name of an input: standard deviations from its typical value. Inputs of one name move together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertain:
+    """An input with its 90 % range; a normal variable in the log, each side with its own width.
+
+    Where the low end is 0, in the value itself, and never below 0.
+    """
+
+    name: str
+    low: float
+    typical: float
+    high: float
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise InputError for a range that is not in order."""
+        if not (0 <= self.low <= self.typical <= self.high < math.inf):
+            raise InputError(
+                f"{self.name}: low {self.low:g}, typical {self.typical:g} and high {self.high:g} must be in "
+                "this order, and not negative"
+            )
+
+    @property
+    def certain(self) -> bool:
+        """Whether the range is a single value."""
+        return self.low == self.high
+
+    def at(self, place: FloatArray | float) -> FloatArray:
+        """The values so many standard deviations from the typical one."""
+        z = np.asarray(place, dtype=np.float64) / Z_90
+        if self.low > 0:
+            down, up = math.log(self.typical / self.low), math.log(self.high / self.typical)
+            return np.asarray(self.typical * np.exp(z * np.where(z < 0, down, up)))
+        down, up = self.typical - self.low, self.high - self.typical
+        return np.maximum(self.typical + z * np.where(z < 0, down, up), 0.0)
+
+
+def typical(_: str) -> float:
+    """Every input at its typical value."""
+    return 0.0
+
+
+def one_at(name: str, place: FloatArray | float) -> Place:
+    """One input at a place, all others typical."""
+    return lambda asked: place if asked == name else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Seeded places of every input, by name: equal names are the same draws in every process.
+
+    Each input has the same `count` quantiles of the normal distribution in an order of its own (a Latin
+    hypercube), so that the range of a single input is met to the digit.
+    """
+
+    seed: int
+    count: int
+
+    def __call__(self, name: str) -> FloatArray:
+        """The places of an input, shape [count]."""
+        order = np.random.default_rng([self.seed, zlib.crc32(name.encode())]).permutation(self.count)
+        return _quantiles(self.count)[order]
+
+
+@cache
+def _quantiles(count: int) -> FloatArray:
+    normal = NormalDist()
+    return np.array([normal.inv_cdf((number + 0.5) / count) for number in range(count)])
+
+
+def interval(values: FloatArray) -> tuple[float, float]:
+    """The 5th and the 95th percentile."""
+    low, high = np.quantile(values, [0.05, 0.95])
+    return float(low), float(high)

@@ -1,0 +1,58 @@
+"""The framework of a published run: the one that it names, or the one that its fields suggest.
+
+Family, id, sweep and source decide nothing: a run's stack follows from its strategy and device, and from the
+settings that only some stacks have.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perfsim.calibration import FrameworkCalibration
+from perfsim.catalog import Catalog
+from perfsim.workload import PRECISION_BYTES
+
+if TYPE_CHECKING:
+    from perfsim.published.cases import StepCase
+
+_ERA_OF_2021 = ("v100", "a100")
+"""Devices whose public runs were made before fused attention and Transformer Engine."""
+_AMD = "mi"
+
+
+def framework_of(case: StepCase, catalog: Catalog) -> FrameworkCalibration:
+    """The framework of a run, with the settings that the run gives.
+
+    Raises CatalogError for an unknown name.
+    """
+    chosen = catalog.framework(case.framework or suggested(case)[0])
+    training = case.training
+    changes: dict[str, object] = {}
+    if training.cuda_graph is not None:
+        changes["cuda_graph"] = training.cuda_graph
+    if training.compiled is False:
+        changes["fused"] = ()
+    return chosen.model_copy(update=changes) if changes else chosen
+
+
+def suggested(case: StepCase) -> tuple[str, str]:
+    """Name of the framework that a run without one is given, and why."""
+    training, fused = case.training, case.training.attention == "flash"
+    narrow = PRECISION_BYTES[training.precision] < PRECISION_BYTES["bf16"]
+    if case.system.device.startswith(_AMD):
+        return "primus-te", f"device {case.system.device}"
+    if case.strategy == "zero3":
+        if training.compiled is not None or training.async_tp is not None:
+            return "torchtitan", "compiled or async_tp is given"
+        if training.cuda_graph is not None or case.parallel.shard_group is not None:
+            return "maxtext-xla", "FSDP with cuda_graph or shard_group"
+        if narrow:
+            return "torchtitan", f"FSDP in {training.precision}"
+        return (
+            ("fsdp-2023", "FSDP with fused attention") if fused else ("megatron-2021", "standard attention")
+        )
+    if narrow or training.tp_comm_overlap is not None or training.cuda_graph is not None:
+        return "megatron-core-te", "8 bits or fewer, tp_comm_overlap or cuda_graph"
+    if fused and not case.system.device.startswith(_ERA_OF_2021):
+        return "megatron-core-te", f"fused attention on {case.system.device}"
+    return "megatron-2021", f"{training.attention} attention on {case.system.device}"

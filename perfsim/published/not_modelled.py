@@ -1,0 +1,64 @@
+"""Fields of a published run that no model uses yet, and whether their values matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from perfsim.hardware import SystemSpec
+from perfsim.machines import machine_of
+from perfsim.published.cases import CaseModel, CaseTraining, StepCase
+from perfsim.workload import TransformerConfig
+
+_LAYOUT = ("expert_parallel", "shard_group", "pipeline_layout")
+"""Fields of a case's layout that matter as soon as the layout of its machine has them."""
+_STACK = ("recompute_detail",)
+"""Settings of the software stack; without a model of them a run is predicted as if they were absent."""
+
+
+def not_modelled(case: StepCase, system: SystemSpec) -> list[str]:
+    """What would change the work of a run and has no model yet: `context_parallel 2`."""
+    named = [
+        *_of_model(case.model),
+        *_of_layout(case, system),
+        *_of_training(case.training),
+    ]
+    return [f"{name} {_text(value)}" for name, value in named]
+
+
+def ignored(case: StepCase) -> list[str]:
+    """Settings of the software stack that a prediction leaves out."""
+    return [name for name in _STACK if getattr(case.training, name)]
+
+
+def _of_model(model: CaseModel) -> Iterator[tuple[str, Any]]:
+    """Fields that `TransformerConfig` lacks; the others of experts and latent attention go with these."""
+    matters = {
+        "experts": bool(model.experts),
+        "head_dim": model.head_dim not in (None, model.hidden_size // model.num_attention_heads),
+        "attention_type": model.attention_type == "mla",
+        "mtp_layers": bool(model.mtp_layers),
+        "sliding_window": 0 < (model.sliding_window or 0) < model.seq_length,
+    }
+    for name, does in matters.items():
+        if does and name not in TransformerConfig.model_fields:
+            yield name, getattr(model, name)
+
+
+def _of_layout(case: StepCase, system: SystemSpec) -> Iterator[tuple[str, Any]]:
+    known = getattr(machine_of(system).layout_type, "__dataclass_fields__", {})
+    without_meaning = {"shard_group": case.parallel.data}
+    for name in _LAYOUT:
+        value = getattr(case.parallel, name)
+        if name not in known and value not in (None, 1, without_meaning.get(name)):
+            yield name, value
+
+
+def _of_training(training: CaseTraining) -> Iterator[tuple[str, Any]]:
+    modules = training.recompute_modules
+    if modules and not (training.recompute == "selective" and modules == ("core_attn",)):
+        yield "recompute_modules", modules
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,92 @@
+"""A tornado: how far each input that is not sure moves the ratio of two times, over its 90 % range."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from perfsim.report import text
+from perfsim.report.figures import base
+from perfsim.report.table import Table
+from perfsim.studies.decided import Decision, Lever
+
+
+def tornado(decision: Decision) -> go.Figure:
+    """One bar for each input, from the ratio at its low end to that at its high end; dotted, equal times."""
+    middle = decision.ratio.typical if decision.ratio else 1.0
+    levers = list(reversed(decision.levers))
+    labels = [base.in_lines(lever.name) for lever in levers]
+    traces = [
+        go.Bar(
+            y=labels,
+            x=[getattr(lever, end) - middle for lever in levers],
+            base=middle,
+            orientation="h",
+            name=words,
+            marker={"color": colour, "pattern": {"shape": pattern, "fillmode": "overlay"}},
+            customdata=[[number_of(getattr(lever, value), lever), getattr(lever, end)] for lever in levers],
+            hovertemplate="<b>%{y}</b><br>at %{customdata[0]}: ratio %{customdata[1]:.3f}<extra></extra>",
+        )
+        for end, value, words, colour, pattern in (
+            ("ratio_at_low", "low", "input at its low end", base.BLUE, ""),
+            ("ratio_at_high", "high", "input at its high end", base.ORANGE, "/"),
+        )
+    ]
+    style = base.layout(
+        "Time on the wall over that of the first (times)",
+        height=150 + sum(base.row_px([label], 34) for label in labels),
+        barmode="overlay",
+        xaxis=base.axis("ratio of times on the wall"),
+        yaxis=base.axis(""),
+        shapes=[
+            {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}
+            for at, line in (
+                (middle, {"color": base.INK, "width": 1}),
+                (1.0, {"color": base.INK, "width": 1.5, "dash": "dot"}),
+            )
+        ],
+    )
+    return base.figure(traces, style)
+
+
+def tornado_table(decision: Decision) -> Table:
+    """Every input with its range, the ratio at both ends, and the value at which the order flips."""
+    rows = [
+        [
+            lever.name,
+            number_of(lever.typical, lever),
+            f"{number_of(lever.low, lever)} to {number_of(lever.high, lever)}",
+            text.number(lever.ratio_at_low),
+            text.number(lever.ratio_at_high),
+            "never" if lever.flips_at is None else number_of(lever.flips_at, lever),
+        ]
+        for lever in decision.levers
+    ]
+    columns = ("input", "typical", "90 % range", "ratio at low", "ratio at high", "order flips at")
+    caption = (
+        f"Ratio: time on the wall of {decision.rival} over that of {decision.first}. One input is moved at a "
+        "time; never: not within three standard deviations."
+    )
+    return Table(columns, rows, caption, frozenset(range(1, 6)))
+
+
+def tornado_alt(decision: Decision) -> str:
+    """The inputs that matter most, in words."""
+    words = [
+        f"{lever.name}: {lever.ratio_at_low:.2f} to {lever.ratio_at_high:.2f}"
+        for lever in decision.levers[:4]
+    ]
+    return (
+        f"Bars of the ratio of times of {decision.rival} and {decision.first} over the range of each input. "
+        f"{'; '.join(words)}."
+    )
+
+
+def number_of(value: float, lever: Lever) -> str:
+    """A value of an input with its unit."""
+    if lever.unit == "tokens":
+        return f"{text.large(value)} tokens"
+    if lever.unit == "s":
+        return text.duration(value)
+    if lever.unit == "B/s":
+        return f"{text.number(value / 1e9)} GB/s"
+    return " ".join(filter(None, [text.number(value), lever.unit if lever.unit != "times" else text.TIMES]))

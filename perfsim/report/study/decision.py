@@ -1,0 +1,102 @@
+"""When, how much, how sure, and what would change the answer: the sections of a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from perfsim.report import text
+from perfsim.report.figures import tornado as figure
+from perfsim.report.sections import Section
+from perfsim.report.table import Table
+from perfsim.studies.decided import BreakEven, Decision, Outcome, Spread
+from perfsim.studies.decision_words import amount, chance
+from perfsim.studies.price_spec import NOT_GIVEN
+from perfsim.studies.result import StudyResult
+from perfsim.units import DAY_S
+
+
+def decision_sections(result: StudyResult) -> list[Section]:
+    """Table of outcomes, tornado and break-even prices; nothing for a result without a decision."""
+    decision = result.decision
+    if decision is None:
+        return []
+    labels = text.labels(result.candidates)
+    lead = (
+        f"{decision.sentence} Typical values with 90 % intervals from {text.integer(decision.draws)} draws "
+        f"(seed {decision.seed}); inputs that candidates share are drawn once for all of them."
+    )
+    sections = [Section("The decision", lead, table=outcome_table(decision, labels), slug="decision")]
+    if decision.levers:
+        sections.append(
+            Section(
+                "What would change the order?",
+                "Helps to choose what to measure next: the widest bar is the input worth knowing better. A "
+                "bar that crosses the dotted line flips the order within its range.",
+                figure=figure.tornado(decision),
+                table=figure.tornado_table(decision),
+                alt=figure.tornado_alt(decision),
+                slug="tornado",
+            )
+        )
+    if decision.break_even:
+        lead = (
+            "Shows what a machine may cost before the other is cheaper for this run, also where a price is "
+            "not given: a device-hour of the first may cost so many of the second."
+        )
+        sections.append(
+            Section("Break-even prices", lead, table=break_even_table(decision), slug="break-even", level=3)
+        )
+    return sections
+
+
+def outcome_table(decision: Decision, labels: Sequence[str]) -> Table:
+    """One column a candidate, one row a quantity; the most probable first and cheapest are marked."""
+    outcomes = decision.outcomes
+    rows: list[tuple[str, Callable[[Outcome], str]]] = [
+        ("days of steps", lambda own: _days(own.steps_s)),
+        ("days on the wall", lambda own: _days(own.wall_s)),
+        ("they hold", lambda own: own.basis),
+        ("first with a probability of", lambda own: chance(own.first)),
+        ("device-hours", lambda own: amount(own.device_hours)),
+        ("energy", lambda own: _scaled(own.energy_kwh, 1e3, "MWh")),
+        ("carbon", lambda own: _scaled(own.carbon_kg, 1e3, "t CO2e")),
+        (f"money, {decision.currency}", lambda own: amount(own.money)),
+    ]
+    if all(own.cheapest is not None for own in outcomes):
+        rows.append(("cheapest with a probability of", lambda own: chance(own.cheapest or 0.0)))
+    rows.append(("not given", lambda own: ", ".join(own.not_given) or text.NONE))
+    cells = [[name, *(cell(own) for own in outcomes)] for name, cell in rows]
+    columns = ["", *labels]
+    best = {(3, 1 + max(range(len(outcomes)), key=lambda place: outcomes[place].first))}
+    return Table(columns, cells, "", frozenset(range(1, len(columns))), frozenset(best))
+
+
+def break_even_table(decision: Decision) -> Table:
+    """Equal-cost prices of the first machine against others, and of the others against it."""
+    columns = ("a device-hour of", "costs as much as device-hours of", "which is so many", decision.currency)
+    rows = [
+        [row.label, row.rival, _spread(row.device_hours_ratio), _price(row)] for row in decision.break_even
+    ]
+    return Table(columns, rows, "", frozenset({2, 3}))
+
+
+def _price(row: BreakEven) -> str:
+    return NOT_GIVEN if row.price is None else amount(row.price)
+
+
+def wall_line(outcome: Outcome) -> str:
+    """`39.7 days on the wall`."""
+    return f"{text.duration(outcome.wall_s.typical)} on the wall"
+
+
+def _days(spread: Spread) -> str:
+    return _spread(spread, 1 / DAY_S)
+
+
+def _scaled(spread: Spread | None, scale: float, unit: str) -> str:
+    return NOT_GIVEN if spread is None else f"{_spread(spread, 1 / scale)} {unit}"
+
+
+def _spread(spread: Spread, factor: float = 1.0) -> str:
+    low, middle, high = (text.number(value * factor) for value in (spread.low, spread.typical, spread.high))
+    return f"{middle} ({low} to {high})"

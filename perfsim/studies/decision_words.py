@@ -1,0 +1,81 @@
+"""The decision of a study in one sentence: when, how much, how sure, and what was not given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from perfsim.studies.decided import Outcome, Spread
+from perfsim.units import DAY_S
+
+
+def sentence(outcomes: Sequence[Outcome], first: int, rival: int | None, sure: float, currency: str) -> str:
+    """One sentence about the candidate that is first on the wall, and the cheapest one where that differs."""
+    own = outcomes[first]
+    low, high = (f"{end / DAY_S:.3g}" for end in (own.wall_s.low, own.wall_s.high))
+    said = (
+        f"{own.label} is at the target after {own.wall_s.typical / DAY_S:.3g} days on the wall "
+        f"({low} to {high}; {own.basis})"
+    )
+    if own.money is not None:
+        said += f" for {amount(own.money, currency)}"
+    if rival is not None:
+        said += f", before {outcomes[rival].label} with a probability of {chance(sure)}"
+    return f"{said}{_cheapest(outcomes, own, currency)}{_unlike(outcomes)}{_gaps(outcomes)}."
+
+
+def _unlike(outcomes: Sequence[Outcome]) -> str:
+    """A warning where times on the wall hold different parts."""
+    if len({outcome.basis for outcome in outcomes}) == 1:
+        return ""
+    return (
+        "; the times on the wall hold different parts, so name a wall clock for every candidate or for none"
+    )
+
+
+def _cheapest(outcomes: Sequence[Outcome], first: Outcome, currency: str) -> str:
+    """The candidate of least money, where it is not the first."""
+    priced = [outcome for outcome in outcomes if outcome.money is not None]
+    if not priced:
+        return ""
+    least = min(priced, key=lambda outcome: outcome.money.typical if outcome.money else 0.0)
+    if least is first:
+        return ""
+    of_all = (
+        "" if least.cheapest is None else f", the cheapest with a probability of {chance(least.cheapest)}"
+    )
+    known = "least money" if least.cheapest is not None else "least money of those with a price"
+    return f"; {known}: {least.label}, {amount(least.money, currency)}{of_all}"
+
+
+def _gaps(outcomes: Sequence[Outcome]) -> str:
+    """What was not given, over all candidates."""
+    gaps = list(dict.fromkeys(gap for outcome in outcomes for gap in outcome.not_given))
+    if all(outcome.money is None and outcome.carbon_kg is None for outcome in outcomes):
+        gaps = ["prices"]
+    return f"; not given: {', '.join(gaps)}" if gaps else ""
+
+
+def amount(spread: Spread | None, unit: str = "") -> str:
+    """`1.23 million USD (0.98 to 1.6)`."""
+    if spread is None:
+        return "not given"
+    scale, word = next(
+        ((scale, word) for scale, word in ((1e9, "billion"), (1e6, "million")) if spread.typical >= scale),
+        (1.0, ""),
+    )
+    middle, low, high = (_number(value / scale) for value in (spread.typical, spread.low, spread.high))
+    return " ".join(filter(None, [middle, word, unit, f"({low} to {high})"]))
+
+
+def _number(value: float) -> str:
+    """Three digits without an exponent."""
+    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{round(value, digits):,.{max(digits, 0)}f}"
+
+
+def chance(probability: float) -> str:
+    """`97 %`; never 0 or 100."""
+    if probability > 0.995:
+        return "more than 99 %"
+    return "less than 1 %" if probability < 0.005 else f"{100 * probability:.0f} %"

@@ -1,0 +1,106 @@
+"""The blocks of a model as a framework runs them: kernels fused, and with narrow matrix products.
+
+Blocks are written as eager PyTorch runs them. A fused kernel is merged with its neighbour:
+
+- accumulation: the weight gradient's product adds to the main gradient, which it reads and writes itself;
+- norm: one pass reads input and output gradient and writes the input gradient; scale and shift in a second;
+- qkv: gradients of queries, keys and values are written side by side.
+
+A product with operands narrower than 16 bits needs them cast: the input before the forward product and the
+output gradient before its gradient. The cast writes the transposed copy too, which the weight gradient reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import wraps
+
+from perfsim.hardware import Precision
+from perfsim.transformer import ends, kernels, split_backward
+from perfsim.transformer.kernels import Kernel, LayerSlice, elementwise
+from perfsim.workload import PRECISION_BYTES
+
+_NORM_BACKWARD_SHARE = 3.0 / 5.0
+"""Passes of a fused norm's backward over those of `kernels.norm_backward`."""
+_TWO_PASSES = ("fp8_rowwise", "nvfp4")
+"""Precisions whose scale is that of the numbers themselves, which are read once more to find it."""
+
+
+def as_run(
+    block: Callable[..., tuple[Kernel, ...]],
+) -> Callable[..., tuple[Kernel, ...]]:
+    """A block whose first argument is a `LayerSlice`, with its kernels as the framework runs them."""
+
+    @wraps(block)
+    def written(part: LayerSlice, *rest: int) -> tuple[Kernel, ...]:
+        run = block(part, *rest)
+        if part.fused:
+            run = tuple(_fused(run, part))
+        return run if part.precisions is None else tuple(_cast(run, part))
+
+    return written
+
+
+def _fused(run: tuple[Kernel, ...], part: LayerSlice) -> Iterator[Kernel]:
+    for kernel in run:
+        if "qkv" in part.fused and kernel.name == "qkv.join_gradients":
+            continue
+        if "norm" in part.fused and kernel.name.endswith("_norm.backward"):
+            share = _NORM_BACKWARD_SHARE * kernel.bytes_accessed
+            yield replace(kernel, bytes_accessed=share, launches=2)
+        elif "accumulation" in part.fused and kernel.name.endswith(".accumulate"):
+            summed = 2 * part.main_grad_bytes
+            share = summed / (part.element_bytes + summed)
+            yield replace(kernel, bytes_accessed=share * kernel.bytes_accessed, launches=0)
+        else:
+            yield kernel
+
+
+def _cast(run: tuple[Kernel, ...], part: LayerSlice) -> Iterator[Kernel]:
+    for kernel in run:
+        narrow = _precision(kernel, part)
+        if narrow is None:
+            yield kernel
+            continue
+        if not kernel.weight_gradient:
+            yield elementwise(f"{kernel.name}.cast", cast_bytes(narrow) * kernel.m * kernel.k)
+        moved = PRECISION_BYTES[narrow] * (kernel.m * kernel.k + kernel.k * kernel.n)
+        moved += kernel.element_bytes * kernel.m * kernel.n
+        yield replace(kernel, precision=narrow, bytes_accessed=moved)
+
+
+def _precision(kernel: Kernel, part: LayerSlice) -> Precision | None:
+    """The precision of a product with weights; None where it has 16 bits, and for other kernels."""
+    table = part.precisions
+    if table is None or kernel.op != "gemm" or kernel.batch > 1:
+        return None
+    if kernel.name.startswith("lm_head"):
+        narrow = table.head
+    elif kernel.weight_gradient:
+        narrow = table.weight_gradient
+    else:
+        narrow = table.input_gradient if kernel.name.endswith(".dgrad") else table.forward
+    return narrow if PRECISION_BYTES[narrow] < part.element_bytes else None
+
+
+def cast_bytes(precision: Precision) -> float:
+    """Bytes per number of a cast of 16 bits to two narrow copies, one of them transposed."""
+    reads = 4.0 if precision in _TWO_PASSES else 2.0
+    return reads + 2 * PRECISION_BYTES[precision]
+
+
+attention_forward = as_run(kernels.attention_forward)
+attention_backward = as_run(kernels.attention_backward)
+mlp_forward = as_run(kernels.mlp_forward)
+mlp_recompute = as_run(kernels.mlp_recompute)
+mlp_backward = as_run(kernels.mlp_backward)
+embedding_backward = as_run(ends.embedding_backward)
+head_forward = as_run(ends.head_forward)
+head_backward = as_run(ends.head_backward)
+attention_dgrad = as_run(split_backward.attention_dgrad)
+attention_wgrad = as_run(split_backward.attention_wgrad)
+mlp_dgrad = as_run(split_backward.mlp_dgrad)
+mlp_wgrad = as_run(split_backward.mlp_wgrad)
+head_dgrad = as_run(split_backward.head_dgrad)
+head_wgrad = as_run(split_backward.head_wgrad)

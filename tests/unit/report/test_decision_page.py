@@ -1,0 +1,96 @@
+"""The decision on the page, on the terminal and in JSON."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfsim.report.figures.tornado import tornado, tornado_table
+from perfsim.report.study.decision import decision_sections
+from perfsim.report.study.document import study_document
+from perfsim.report.study.page import study_page
+from perfsim.report.terminal.study import MAX_LINES, study_lines
+from perfsim.studies.decided import BreakEven, Decision, Lever, Outcome, Spread
+from perfsim.studies.result import StudyResult
+
+DAY_S = 86_400.0
+
+
+def decided(result: StudyResult) -> StudyResult:
+    """The result with a decision about its candidates."""
+    outcomes = tuple(
+        Outcome(
+            label=candidate.label,
+            steps_s=Spread(*(candidate.time_to_accuracy_s * end for end in (1.0, 0.9, 1.1))),
+            wall_s=Spread(*(candidate.time_to_accuracy_s * end for end in (1.25, 1.1, 1.4))),
+            basis="steps at the rate of production",
+            device_hours=Spread(1e5, 9e4, 1.1e5),
+            energy_kwh=Spread(7e4, 6e4, 8e4),
+            carbon_kg=None,
+            money=Spread(5e5, 4e5, 6e5) if number else None,
+            first=0.25,
+            cheapest=None,
+            not_given=("carbon intensity",),
+        )
+        for number, candidate in enumerate(result.candidates)
+    )
+    levers = (
+        Lever("critical batch", 1e7, 2.4e7, 6e7, "tokens", 1.4, 0.9, 4.8e7),
+        Lever("restart of gpu-cluster", 300.0, 600.0, 1200.0, "s", 1.19, 1.21, None),
+    )
+    ratio = Spread(1.2, 0.9, 1.5)
+    first, rival = result.candidates[0].label, result.candidates[3].label
+    break_even = (BreakEven(rival, first, Spread(9.6, 7.3, 13.6), None),)
+    decision = Decision(
+        7, 20_000, "EUR", "It is 32 days.", outcomes, first, rival, ratio, 0.9, levers, break_even
+    )
+    return replace(result, decision=decision)
+
+
+def test_every_quantity_has_a_row_and_what_is_missing_says_so(result: StudyResult) -> None:
+    sections = {section.slug: section for section in decision_sections(decided(result))}
+    assert list(sections) == ["decision", "tornado", "break-even"]
+    table = sections["decision"].table
+    assert table is not None
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["energy"][0] == "70.0 (60.0 to 80.0) MWh"
+    assert rows["carbon"] == ["not given"] * 4
+    assert rows["money, EUR"][:2] == ["not given", "500,000 (400,000 to 600,000)"]
+    assert rows["first with a probability of"][0] == "25 %"
+    break_even = sections["break-even"].table
+    assert break_even is not None
+    assert break_even.rows[0][2:] == ["9.60 (7.30 to 13.6)", "not given"]
+    assert decision_sections(result) == []
+
+
+def test_levers_have_their_range_in_their_unit_and_the_value_that_flips_the_order(
+    result: StudyResult,
+) -> None:
+    decision = decided(result).decision
+    assert decision is not None
+    rows = tornado_table(decision).rows
+    assert rows[0][1:] == [
+        "24 million tokens",
+        "10 million tokens to 60 million tokens",
+        "1.40",
+        "0.900",
+        "48 million tokens",
+    ]
+    assert rows[1][5] == "never"
+    bars = tornado(decision).data
+    assert [bar.base for bar in bars] == [1.2, 1.2]
+    assert list(bars[0].x) == [1.19 - 1.2, 1.4 - 1.2]
+
+
+def test_days_on_the_wall_stand_beside_days_of_steps_everywhere(result: StudyResult) -> None:
+    shown = decided(result)
+    wall = f"{1.25 * result.candidates[0].time_to_accuracy_s / DAY_S:.1f}"
+    lines = study_lines(shown)
+    assert len(lines) <= MAX_LINES
+    assert next(line for line in lines if line.startswith("*3d")).endswith(wall)
+    assert "It is 32 days." in lines
+    _, _, head = study_page(shown)
+    assert head.verdict.endswith("It is 32 days.")
+    assert f"{wall} days on the wall" in head.cards[0].range
+    document = study_document(shown)
+    assert document["decision"]["outcomes"][0]["wall_s"]["typical"] > 0
+    assert document["decision"]["levers"][1]["flips_at"] is None

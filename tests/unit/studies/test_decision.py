@@ -1,0 +1,192 @@
+"""The Monte Carlo of a study against its closed forms, what is shared, and the words about it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+
+from perfsim.convergence.bill import Rates
+from perfsim.convergence.critical_batch import LawInputs, critical_batch
+from perfsim.convergence.time_to_accuracy import ratio_band, time_to_accuracy
+from perfsim.convergence.uncertain import Uncertain
+from perfsim.convergence.wall_clock import Training
+from perfsim.report.document import document_text
+from perfsim.studies.decision import decide
+from perfsim.studies.options import Option
+from perfsim.studies.production import recorded
+
+DATA_LAW = critical_batch("data_law", LawInputs(d_min_tokens=4e11))
+
+
+def option(label: str = "a", system: str = "gpu", **changes: Any) -> Option:
+    """A candidate that takes about 28 days."""
+    batch, step_s = changes.pop("batch", 7.9e5), changes.pop("step_s", 4.6)
+    time = time_to_accuracy(
+        batch, step_s, 4e11, changes.pop("critical", DATA_LAW), changes.pop("error", 0.2),
+        d_min_error=changes.pop("d_min_error", 0.0), unshared_error=changes.pop("own", None),
+    )  # fmt: skip
+    fields: dict[str, Any] = {"plan": label, "production": None} | changes
+    return Option(
+        label=label,
+        system=system,
+        time=time,
+        training=Training(time.steps, step_s, 2e10, 16),
+        rates=fields.pop("rates", Rates(system=system, devices=128, units=16)),
+        **fields,
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"batch": 1.6e7, "error": 0.0},
+        {"batch": 6e6, "error": 0.1},
+        {"d_min_error": 0.4},
+        {"critical": critical_batch("given_length")},
+    ],
+)
+def test_intervals_are_those_of_the_closed_form_within_a_hundredth(changes: Mapping[str, Any]) -> None:
+    own = option(**changes)
+    (outcome,) = decide([own], "USD").outcomes
+    assert outcome.steps_s.typical == pytest.approx(own.time.time_s, rel=1e-12)
+    assert (outcome.steps_s.low, outcome.steps_s.high) == pytest.approx(own.time.band_s, rel=0.01)
+
+
+def test_the_ratio_and_its_probability_are_those_of_the_closed_form() -> None:
+    first, second = option("a", batch=3e6, step_s=17.0), option("b", "wafer", batch=3e5, step_s=1.9)
+    decision = decide([first, second], "USD")
+    band = ratio_band(second.time, first.time)
+    assert decision.ratio is not None
+    assert (decision.first, decision.rival) == ("a", "b")
+    assert (decision.ratio.low, decision.ratio.high) == pytest.approx((band.low, band.high), rel=0.01)
+    second = option("b", "wafer", batch=3e6, step_s=18.0)
+    decision, band = decide([first, second], "USD"), ratio_band(second.time, first.time)
+    width = math.log(band.high / band.low) / 2 / NormalDist().inv_cdf(0.95)
+    assert decision.sure == pytest.approx(NormalDist().cdf(math.log(band.ratio) / width), abs=0.01)
+
+
+def test_what_two_candidates_of_one_machine_share_cancels() -> None:
+    slow = option("b", own=0.05, step_s=4.9)
+    alike = decide([option("a", own=0.05), slow], "USD")
+    apart = decide([option("a", own=0.05), replace(slow, system="other")], "USD")
+    assert alike.ratio is not None
+    assert apart.ratio is not None
+    assert alike.ratio.high / alike.ratio.low < 0.8 * apart.ratio.high / apart.ratio.low
+    band = ratio_band(slow.time, option("a", own=0.05).time, same_machine=True)
+    assert (alike.ratio.low, alike.ratio.high) == pytest.approx((band.low, band.high), rel=0.01)
+
+
+def test_one_plan_under_two_names_is_no_duel() -> None:
+    decision = decide([option("a"), option("b", plan="a")], "USD")
+    assert decision.rival == ""
+    assert [outcome.first for outcome in decision.outcomes] == [1.0, 1.0]
+
+
+def test_production_is_shared_and_lengthens_both() -> None:
+    options = [option("a", production=recorded()), option("b", "wafer", production=recorded())]
+    decision, plain = decide(options, "USD"), decide([option("a"), option("b", "wafer")], "USD")
+    assert decision.ratio == plain.ratio
+    wall, steps = decision.outcomes[0].wall_s, decision.outcomes[0].steps_s
+    assert wall.typical == pytest.approx(steps.typical / recorded().ratio)
+    assert (wall.low, wall.high) == pytest.approx(
+        recorded().band_s(steps.typical, (steps.low, steps.high)), rel=0.01
+    )
+
+
+# --------------------------------------------------------------------------------- levers and prices
+def test_an_input_flips_the_order_at_the_value_that_makes_times_equal() -> None:
+    fast, slow = option("a", error=0.3), option("b", "wafer", error=0.3, step_s=5.0)
+    levers = {lever.name: lever for lever in decide([fast, slow], "USD").levers}
+    lever = levers["step time of a"]
+    assert lever.flips_at == pytest.approx(5.0 / 4.6, rel=1e-4)
+    assert (lever.ratio_at_low, lever.ratio_at_high) == pytest.approx(
+        (5.0 / 4.6 * 1.3, 5.0 / 4.6 / 1.3), rel=1e-3
+    )
+    assert "critical batch" not in levers, "equal batches: it moves no ratio"
+    far = decide([fast, replace(slow, time=option(step_s=50.0).time)], "USD").levers
+    assert [own.flips_at for own in far] == [None] * len(far)
+
+
+def test_the_critical_batch_is_a_lever_where_batches_differ() -> None:
+    decision = decide(
+        [option("a", batch=2e7, step_s=90.0), option("b", "wafer", batch=4e5, step_s=4.0)], "USD"
+    )
+    assert decision.levers[0].name == "critical batch"
+    lever = decision.levers[0]
+    assert (lever.low, lever.high) == pytest.approx(DATA_LAW.band_tokens)
+    assert lever.flips_at is not None
+    assert lever.low < lever.flips_at < lever.high
+
+
+def priced(system: str, price: Uncertain | None, devices: int = 128) -> Rates:
+    return Rates(system=system, devices=devices, units=16, device_hour=price)
+
+
+def test_a_break_even_price_where_one_price_is_missing() -> None:
+    rent = Uncertain("price of gpu", 4.0, 5.0, 6.0)
+    gpus = option("a", rates=priced("gpu", rent))
+    wafers = option("b", "wafer", step_s=2.3, rates=priced("wafer", None, devices=16))
+    decision = decide([gpus, wafers], "USD")
+    row = next(row for row in decision.break_even if row.label == "b")
+    assert row.device_hours_ratio.typical == pytest.approx(16.0)
+    assert row.price is not None
+    assert row.price.typical == pytest.approx(80.0)
+    assert row.price.low < 80.0 < row.price.high
+    assert next(row for row in decision.break_even if row.label == "a").price is None
+
+
+def test_the_sentence_says_when_how_much_how_sure_and_what_was_not_given() -> None:
+    rent = Uncertain("price of gpu", 4.0, 5.0, 6.0)
+    gpus = option("a", error=0.05, rates=priced("gpu", rent))
+    wafers = option("b", "wafer", error=0.05, step_s=6.0, rates=priced("wafer", None))
+    said = decide([gpus, wafers], "EUR").sentence
+    assert said.startswith(
+        "a is at the target after 27.8 days on the wall (26 to 29.7; healthy steps alone) for 428,000 EUR ("
+    )
+    assert ", before b with a probability of more than 99 %" in said
+    gaps = "power of gpu, PUE (energy is before cooling), carbon intensity, power of wafer, price of wafer"
+    assert said.endswith(f"; not given: {gaps}.")
+    assert decide([option("a")], "USD").sentence.endswith("; not given: prices.")
+
+
+def test_the_cheapest_is_named_where_it_is_not_the_first() -> None:
+    rents = [Uncertain(f"price of {name}", 4.0, 5.0, 6.0) for name in ("gpu", "wafer")]
+    options = [
+        option("a", rates=priced("gpu", rents[0], devices=512)),
+        option("b", "wafer", step_s=6.0, rates=priced("wafer", rents[1], devices=16)),
+    ]
+    decision = decide(options, "USD")
+    assert "; least money: b, " in decision.sentence
+    assert decision.outcomes[1].cheapest == 1.0
+    assert decision.outcomes[0].cheapest == 0.0
+
+
+# ------------------------------------------------------------------------------------ reproducible
+def decided_text(_: int = 0) -> str:
+    """The decision of two candidates as JSON text; also run in other processes."""
+    options = [option("a", production=recorded()), option("b", "wafer", batch=3e5, step_s=1.8)]
+    return document_text(decide(options, "USD", seed=11))
+
+
+def test_the_same_seed_gives_the_same_bytes_on_one_and_two_processes() -> None:
+    expected = decided_text()
+    with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
+        assert list(pool.map(decided_text, range(2))) == [expected] * 2
+    assert json.loads(expected)["seed"] == 11
+    options = [option("a", production=recorded()), option("b", "wafer", batch=3e5, step_s=1.8)]
+    other = decide(options, "USD", seed=12)
+    assert other.outcomes != decide(options, "USD", seed=11).outcomes
+
+
+def test_an_input_more_leaves_the_draws_of_the_others() -> None:
+    alone, beside = decide([option("a")], "USD"), decide([option("a"), option("b", "wafer")], "USD")
+    assert alone.outcomes[0].steps_s == beside.outcomes[0].steps_s

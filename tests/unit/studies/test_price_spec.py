@@ -1,0 +1,55 @@
+"""Prices and energy as a study writes them."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from perfsim.catalog import default_catalog
+from perfsim.studies.price_spec import EnergySpec, PriceSpec, rates_of
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "device_hour .rent. or purchase"),
+        ({"device_hour": 1.0, "purchase": 1.0}, "one of them"),
+        ({"purchase": 1e5}, "write years and utilisation"),
+        ({"purchase": 1e5, "years": 4, "utilisation": 0}, "above 0"),
+        ({"device_hour": 5, "years": 4}, "belong to purchase"),
+        ({"device_hour": {"low": 3, "typical": 2, "high": 4}}, "in this order"),
+        ({"device_hour": "5 USD"}, "device_hour"),
+        ({"device_our": 5}, "device_our"),
+    ],
+)
+def test_what_is_no_price_is_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        PriceSpec.model_validate(values)
+
+
+def test_a_pue_below_one_is_refused() -> None:
+    with pytest.raises(ValidationError, match="pue"):
+        EnergySpec.model_validate({"pue": 0.9})
+
+
+def test_prices_are_written_with_their_unit() -> None:
+    rent = PriceSpec.model_validate({"device_hour": {"low": 4, "typical": 5.12, "high": 6}})
+    assert rent.text("EUR") == "5.12 (4 to 6) EUR a device-hour"
+    bought = PriceSpec.model_validate({"purchase": 199_000, "years": 4, "utilisation": 0.8})
+    assert bought.text("USD") == "199,000 USD a unit, over 4 years at 0.8 of the time"
+
+
+def test_equal_inputs_of_two_machines_have_one_name_and_prices_have_their_own() -> None:
+    energy = EnergySpec.model_validate({"pue": 1.2, "tariff": 0.1, "carbon": 0.4})
+    price = PriceSpec.model_validate({"device_hour": 5.0})
+    names = []
+    for system, devices, units in (("dgx-a100-80gb", 128, 16), ("cs-2", 16, 16)):
+        rates = rates_of(default_catalog().load("system", system), devices, units, price, energy)
+        names.append({entry.name for entry in rates.inputs})
+    assert names[0] & names[1] == {"PUE", "tariff of electricity", "carbon intensity"}
+
+
+def test_power_of_the_catalogue_is_that_of_a_node_or_a_system() -> None:
+    rates = rates_of(default_catalog().load("system", "cs-2"), 16, 16, None, EnergySpec())
+    assert rates.power_w is not None
+    assert (rates.power_w.low, rates.power_w.typical, rates.power_w.high) == (17.5e3, 23e3, 31.2e3)
