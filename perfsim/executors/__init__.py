@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from perfsim.errors import InputError
 from perfsim.executors.executor import Executor, Failed, InProcess, Tell, nobody
@@ -25,7 +26,8 @@ def executor_for(
     `most` is the number of items, above which no process is started. Raises InputError for other
     numbers of processes and for workers with another perfsim, PerfsimError where no scheduler answers.
     """
-    if jobs is not None and not (isinstance(jobs, int) and jobs >= 1):
+    asked: Any = jobs
+    if asked is not None and not (isinstance(asked, int) and asked >= 1):
         raise InputError(f"jobs: {jobs!r} is not a whole number of processes, 1 or more")
     if scheduler:
         from perfsim.executors.dask_cluster import DaskCluster
