@@ -150,12 +150,14 @@ def _narrow(table: GemmTable, device: DeviceSpec, gemm: GemmConstants, precision
     )
     geometry = model.geometry(sample.m, sample.n, sample.k, np.ones(sample.m.shape))
 
+    start_constants = NarrowGemmConstants(**start)
+
     def seconds(logs: Array) -> Array:
         values = {name: float(value) for name, value in zip(start, np.exp(logs), strict=True)}
         values = {
             name: min(value, 1.0) if name.endswith("fraction") else value for name, value in values.items()
         }
-        constants = NarrowGemmConstants.model_construct(**values)
+        constants = start_constants.model_copy(update=values)
         product = replace(model, constants=narrow_constants(gemm, constants)).price(geometry)
         cast = values["cast_s"] + values["cast_bytes"] * sample.m * sample.k / device.memory.bandwidth
         return np.asarray(product + cast)
