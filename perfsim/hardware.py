@@ -119,14 +119,23 @@ class InNetworkSpec(Spec):
     """Message size over time of a long all-reduce; the bus bandwidth of nccl-tests is 2 (n - 1) / n of it."""
     latency: Latency
     """Start-up of the library before the first byte; across nodes the hops of the tree are added."""
+    enabled: bool = True
+    """False: the switches can do it, and the library is told not to."""
 
 
 class NodeSpec(Spec):
-    """A server: devices on one switch, and NICs that all devices share equally."""
+    """A server, or an NVLink domain of several: devices on one switch, and NICs that all share equally."""
 
     devices: Devices
+    server: Devices | None = None
+    """Devices of one server, where a node is a domain of several; None: the node is one server.
+
+    A job that needs several domains takes as many whole servers of each, if its devices can be divided so.
+    """
     scale_up: LinkSpec
-    """From one device into the node's switch, one direction."""
+    """From one device into the node's switch, or to one other device of a full mesh; one direction."""
+    full_mesh: bool = False
+    """Whether each device has a link to every other one of its node, and there is no switch."""
     nics: Devices
     nic: LinkSpec
     devices_share_nics: bool = False
@@ -134,6 +143,27 @@ class NodeSpec(Spec):
 
     in_network: InNetworkSpec | None = None
     """NVLink SHARP for all-reduces inside the node; None: only devices reduce."""
+
+    @model_validator(mode="after")
+    def _whole_servers(self) -> Self:
+        if self.server is not None and self.devices % self.server:
+            raise ValueError(f"{self.devices} devices cannot be divided into servers of {self.server}")
+        return self
+
+    def lanes(self, size: int) -> int:
+        """Links of `scale_up` that a device has to the others of a group of `size` in its node."""
+        return max(1, size - 1) if self.full_mesh else 1
+
+    def of_job(self, num_devices: int) -> Self:
+        """The node as a job uses it: of several servers, the most that it can take of every node alike."""
+        if self.server is None or num_devices <= self.devices:
+            return self
+        sizes = range(self.devices - self.devices % self.server, 0, -self.server)
+        used = next((size for size in sizes if num_devices % size == 0), self.devices)
+        nics = self.nics * used
+        if nics % self.devices:
+            return self
+        return self.model_copy(update={"devices": used, "nics": nics // self.devices})
 
     @property
     def has_shared_nics(self) -> bool:

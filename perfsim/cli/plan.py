@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from perfsim.cli.options import batch_of, emit_option, json_option, limits, question_options
+from perfsim.cli.options import batch_of, emit_option, json_option, limits, question_options, scheduler_option
 from perfsim.cli.output import print_json, print_lines
 
 OBJECTIVES = ("step-time", "time-to-accuracy", "cost")
@@ -33,6 +33,7 @@ OBJECTIVES = ("step-time", "time-to-accuracy", "cost")
     help="How many devices of this system are at the recipe's target on the same day.",
 )
 @emit_option
+@scheduler_option
 @json_option
 @limits
 def plan(

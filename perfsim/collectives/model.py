@@ -58,6 +58,8 @@ class CollectiveModel:
 
     inside_switches: InNetworkSpec | None = None
     """Reduces all-reduces inside a node where it is faster (NVLink SHARP)."""
+    full_mesh: bool = False
+    """Whether `scale_up` is the link between two devices of a node, and each has one to every other."""
     fabric: FatTreeSpec | None = None
     """Its switches may reduce all-reduces across nodes (InfiniBand SHARP)."""
 
@@ -71,6 +73,7 @@ class CollectiveModel:
             node.devices,
             node.has_shared_nics,
             node.in_network,
+            node.full_mesh,
             fabric,
         )
 
@@ -78,7 +81,8 @@ class CollectiveModel:
     def of_tree(cls, tree: FatTree) -> CollectiveModel:
         """The model of a fat tree, with the rated capacities and the latencies of its links."""
         node, rated, edges = tree.system.node, tree.edges.rated, tree.edges
-        scale_up = {"bandwidth": rated["scale_up"], "latency": 2.0 * edges.latency_s("scale_up", 0)}
+        hops = 1.0 if tree.full_mesh else 2.0
+        scale_up = {"bandwidth": rated["scale_up"], "latency": hops * edges.latency_s("scale_up", 0)}
         nic = {"latency": 2.0 * edges.latency_s("nic", 1)}
         return replace(
             cls.of_node(node, tree.system.fabric),
@@ -111,7 +115,7 @@ class CollectiveModel:
         """What a rank sends and receives a second in an operation inside one node: its bus bandwidth."""
         seconds = self.time_s(op, n_bytes, Group.inside_node(size))
         sent_bytes = n_bytes * ring.wire_factor(op, size)
-        return min(sent_bytes / seconds, self.scale_up.bandwidth) if seconds > 0.0 else 0.0
+        return min(sent_bytes / seconds, self._port_bytes_per_s(op, size)) if seconds > 0.0 else 0.0
 
     @property
     def _network(self) -> NetworkConstants:
@@ -124,24 +128,29 @@ class CollectiveModel:
     def _nic_bytes_per_s(self) -> float:
         return self.nic_share_bytes_per_s * self._network.efficiency
 
-    def _segments(self, op: CollectiveOp) -> tuple[ProtocolSegment, ...]:
-        link = self.scale_up
+    def _port_bytes_per_s(self, op: CollectiveOp, size: int) -> float:
+        """What a device can send to `size` - 1 others of its node; a message in a mesh has one link."""
+        lanes = max(1, size - 1) if self.full_mesh and op != "send_recv" else 1
+        return lanes * self.scale_up.bandwidth
+
+    def _segments(self, op: CollectiveOp, size: int) -> tuple[ProtocolSegment, ...]:
+        link, port_bytes_per_s = self.scale_up, self._port_bytes_per_s(op, size)
         if link.calibration is not None and op in link.calibration.collectives:
             segments = link.calibration.collectives[op]
-            if all(segment.bandwidth_bytes_per_s <= link.bandwidth for segment in segments):
+            if all(segment.bandwidth_bytes_per_s <= port_bytes_per_s for segment in segments):
                 return segments
-            return tuple(_at_most(segment, link.bandwidth) for segment in segments)
+            return tuple(_at_most(segment, port_bytes_per_s) for segment in segments)
         return (
             ProtocolSegment(
                 name="datasheet",
                 latency_base_s=0.0,
                 latency_per_step_s=link.latency,
-                bandwidth_bytes_per_s=link.bandwidth,
+                bandwidth_bytes_per_s=port_bytes_per_s,
             ),
         )
 
     def _inside(self, op: CollectiveOp, n_bytes: Array, size: int) -> Array:
-        lines = [_line_s(segment, op, n_bytes, size) for segment in self._segments(op)]
+        lines = [_line_s(segment, op, n_bytes, size) for segment in self._segments(op, size)]
         return np.asarray(np.min(lines, axis=0))
 
     def _in_network(self, n_bytes: Array, group: Group) -> Array:
@@ -154,7 +163,7 @@ class CollectiveModel:
             leaves, fan_out = group.nodes, 2 if self.fabric is None else max(2, self.fabric.nodes_per_leaf)
             hop_s = self.nic.latency + (0.0 if self.fabric is None else self.fabric.switch_latency)
             link_bytes_per_s = group.fewest_per_node * self._nic_bytes_per_s
-        if spec is None:
+        if spec is None or not spec.enabled:
             return np.full(n_bytes.shape, np.inf)
         rate = min(spec.bandwidth, link_bytes_per_s)
         return spec.latency + in_network.all_reduce_s(n_bytes, leaves, fan_out, rate, hop_s)
@@ -197,7 +206,8 @@ class CollectiveModel:
         """Time per byte of a ring across nodes on the links inside one; 0 with one rank per node."""
         if group.most_per_node == 1:
             return 0.0
-        return min(_s_per_byte(segment, op, group.size) for segment in self._segments(op))
+        segments = self._segments(op, group.most_per_node)
+        return min(_s_per_byte(segment, op, group.size) for segment in segments)
 
     def _all_to_all_across(self, n_bytes: Array, group: Group) -> Array:
         """Every rank sends 1/size to every other rank; transfers inside and across nodes overlap."""

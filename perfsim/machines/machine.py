@@ -111,11 +111,17 @@ class Machine(ABC):
 
     # ------------------------------------------------------------------------------ published runs
     def published_system(
-        self, system: Any, _devices_per_node: int | None, _inter_node: float | None, /
+        self,
+        system: Any,
+        _devices_per_node: int | None,
+        _inter_node: float | None,
+        _domain: int | None,
+        /,
     ) -> SystemSpec:
         """A system of the catalogue, changed as a published run describes it.
 
-        `inter_node` is the bandwidth of all NICs of a node, one direction, in bytes/s.
+        `inter_node` is the bandwidth of all NICs of a node, one direction, in bytes/s. `domain` is the number
+        of devices that one network joins, where they are more than those of a node.
         """
         described: SystemSpec = system
         return described

@@ -274,7 +274,10 @@ def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
     """The system of the catalogue with the case's device, node size and network."""
     system = system_of_device(case.system.device, catalog)
     described = case.system
-    return machine_of(system).published_system(system, described.devices_per_node, described.inter_node)
+    machine = machine_of(system)
+    return machine.published_system(
+        system, described.devices_per_node, described.inter_node, described.nvlink_domain
+    )
 
 
 def system_of_device(name: str, catalog: Catalog) -> SystemSpec:

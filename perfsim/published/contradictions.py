@@ -30,7 +30,8 @@ def _of_network(case: StepCase, system: SystemSpec) -> str:
     node = machine_of(system).devices_per_node(system)
     if node is None or case.system.inter_node is not None:
         return ""
-    if case.system.device == system.name or case.system.num_devices <= node:
+    is_system = case.system.device == system.name != system.device.name
+    if is_system or case.system.num_devices <= node:
         return ""
     return (
         f"{case.system.num_devices} devices in nodes of {node} without inter_node, which "

@@ -10,7 +10,7 @@ from perfsim.machines import machine_of
 from perfsim.published.cases import CaseModel, CaseTraining, StepCase
 from perfsim.workload import TransformerConfig
 
-_LAYOUT = ("context_parallel", "expert_parallel", "shard_group", "pipeline_layout")
+_LAYOUT = ("expert_parallel", "shard_group", "pipeline_layout")
 """Fields of a case's layout that matter as soon as the layout of its machine has them."""
 _STACK = ("recompute_detail",)
 """Settings of the software stack; without a model of them a run is predicted as if they were absent."""
@@ -19,7 +19,6 @@ _STACK = ("recompute_detail",)
 def not_modelled(case: StepCase, system: SystemSpec) -> list[str]:
     """What would change the work of a run and has no model yet: `context_parallel 2`."""
     named = [
-        *_of_system(case),
         *_of_model(case.model),
         *_of_layout(case, system),
         *_of_training(case.training),
@@ -30,12 +29,6 @@ def not_modelled(case: StepCase, system: SystemSpec) -> list[str]:
 def ignored(case: StepCase) -> list[str]:
     """Settings of the software stack that a prediction leaves out."""
     return [name for name in _STACK if getattr(case.training, name)]
-
-
-def _of_system(case: StepCase) -> Iterator[tuple[str, Any]]:
-    domain, node = case.system.nvlink_domain, case.system.devices_per_node
-    if domain is not None and domain != node and case.system.num_devices > min(domain, node or domain):
-        yield "nvlink_domain", domain
 
 
 def _of_model(model: CaseModel) -> Iterator[tuple[str, Any]]:

@@ -29,12 +29,16 @@ class FatTree(Topology):
     different spine. The destination determines the spine of a message, so that nodes which all send to
     the same distance do not collide.
 
-    All nodes are alike, and so are all leaves, so the graph of one of each is compiled and repeated.
+    All nodes are alike, and so are all leaves, so the graph of one of each is compiled and repeated. The GPUs
+    of a node are on one switch, or in a full mesh, where each has a link to every other one.
     """
 
     system: GpuClusterSpec
 
     def __init__(self, system: GpuClusterSpec, num_devices: int) -> None:
+        node = system.node.of_job(num_devices)
+        if node is not system.node:
+            system = system.model_copy(update={"node": node})
         super().__init__(system, num_devices)
         size = system.node.devices
         if num_devices > size and num_devices % size:
@@ -44,6 +48,7 @@ class FatTree(Topology):
                 f"partly empty; use {below} or {below + size}"
             )
         self.devices_per_node = size
+        self.full_mesh = system.node.full_mesh
         self.nodes = -(-num_devices // size)
         self.nics_per_node = math.gcd(size, system.node.nics)
         self.leaves = -(-self.nodes // system.fabric.nodes_per_leaf)
@@ -61,7 +66,7 @@ class FatTree(Topology):
         """GPUs by rank, then switches, NICs, leaves, spines."""
         for rank in range(self.num_devices):
             yield self.device(rank), "device"
-        for node in range(self.nodes):
+        for node in range(self.switches):
             yield f"node{node}/nvswitch", "nvswitch"
         for node in range(self.nodes):
             for nic in range(self.nics_per_node):
@@ -81,10 +86,14 @@ class FatTree(Topology):
         scale_up, nic, switch_s = self.system.node.scale_up, self.system.node.nic, self._switch_s
         here, nic_bytes_per_s = f"node{node}", self.system.node.inter_node_bytes_per_s / self.nics_per_node
         for gpu in range(self._gpus):
-            to_switch = (scale_up.latency / 2, scale_up.latency / 2)
-            yield Cable(f"{here}/gpu{gpu}", f"{here}/nvswitch", "scale_up", scale_up.bandwidth, to_switch)
+            gpu_name, half_s = f"{here}/gpu{gpu}", scale_up.latency / 2
+            if not self.full_mesh:
+                yield Cable(gpu_name, f"{here}/nvswitch", "scale_up", scale_up.bandwidth, (half_s, half_s))
+            for other in range(gpu + 1, self._gpus if self.full_mesh else 0):
+                both_s = (scale_up.latency, scale_up.latency)
+                yield Cable(gpu_name, f"{here}/gpu{other}", "scale_up", scale_up.bandwidth, both_s)
             own = f"{here}/nic{gpu * self.nics_per_node // self.devices_per_node}"
-            yield Cable(f"{here}/gpu{gpu}", own, "host", nic_bytes_per_s, (0.0, 0.0))
+            yield Cable(gpu_name, own, "host", nic_bytes_per_s, (0.0, 0.0))
         leaf = f"leaf{node // self.system.fabric.nodes_per_leaf}"
         to_leaf = (nic.latency / 2 + switch_s, nic.latency / 2)
         for index in range(self.nics_per_node):
@@ -98,6 +107,11 @@ class FatTree(Topology):
             yield Cable(f"leaf{leaf}", f"spine{spine}", "uplink", up / self.spines, switch_s)
 
     @property
+    def switches(self) -> int:
+        """Switches inside nodes: one in each, none in a full mesh."""
+        return 0 if self.full_mesh else self.nodes
+
+    @property
     def _switch_s(self) -> float:
         return self.system.fabric.switch_latency
 
@@ -109,18 +123,19 @@ class FatTree(Topology):
         """One node with its leaf, for every node; one leaf with the spines, for every leaf."""
         gpus, nics = self._gpus, self.nics_per_node
         node, leaf = np.arange(self.nodes)[:, None], np.arange(self.leaves)[:, None]
-        first_nic = self.num_devices + self.nodes
+        first_nic = self.num_devices + self.switches
         first_leaf = first_nic + self.nodes * nics
         in_node = [
             node * gpus + np.arange(gpus),
-            self.num_devices + node,
+            *([] if self.full_mesh else [self.num_devices + node]),
             first_nic + node * nics + np.arange(nics),
             first_leaf + node // self.system.fabric.nodes_per_leaf,
         ]
         first_spine = first_leaf + self.leaves + np.zeros_like(leaf)
         on_leaf = [first_leaf + leaf, first_spine + np.arange(self.spines)]
-        names = [("node0/nvswitch", "nvswitch"), *((f"node0/nic{nic}", "nic") for nic in range(nics))]
-        names = [*((self.device(gpu), "device") for gpu in range(gpus)), *names, ("leaf0", "leaf")]
+        names = [(self.device(gpu), "device") for gpu in range(gpus)]
+        names += [("node0/nvswitch", "nvswitch")] * bool(self.switches)
+        names += [*((f"node0/nic{nic}", "nic") for nic in range(nics)), ("leaf0", "leaf")]
         spines = [("leaf0", "leaf"), *((f"spine{spine}", "spine") for spine in range(self.spines))]
         return [
             Part(network_graph(names, self._node_cables(0)), np.concatenate(in_node, axis=1)),
@@ -129,9 +144,27 @@ class FatTree(Topology):
 
     # ------------------------------------------------------- what the compiled graph says of ranks
     @cached_property
+    def node_of(self) -> Ints:
+        """The node of each rank; consecutive ranks fill one."""
+        return np.arange(self.num_devices) // self.devices_per_node
+
+    @cached_property
     def ports(self) -> Ints:
-        """Links from each rank to its switch and back, shape (ranks, 2)."""
-        return self._own_links("scale_up")
+        """Links from each rank to its switch and back, shape (ranks, 2); in a mesh to and from every peer."""
+        if not self.full_mesh:
+            return self._own_links("scale_up")
+        out = self._mesh.reshape(self.num_devices, -1)
+        out = out[out >= 0].reshape(self.num_devices, -1)
+        return np.concatenate([out, out ^ 1], axis=1)
+
+    @cached_property
+    def _mesh(self) -> Ints:
+        """The link from each rank to each device of its node, by its place there; -1 to itself."""
+        edges, size = self.edges, self._gpus
+        links = edges.of_kind("scale_up")
+        mesh = np.full((self.num_devices, size), -1, dtype=np.int64)
+        mesh[edges.source[links], edges.target[links] % size] = links
+        return mesh
 
     @cached_property
     def hosts(self) -> Ints:
@@ -226,13 +259,16 @@ class FatTree(Topology):
     def crossings(self, source: Ints, target: Ints) -> Ints:
         """Links on the route between ranks, one row per pair; -1: none.
 
-        The columns are out of the source (to the switch of its node, or to its NIC), out of its NIC, up from
-        its leaf, down to the target's leaf, into the target's NIC and into the target; uplinks as `counted`.
+        The columns are out of the source (to the switch of its node, the target in a mesh, or its NIC), out
+        of its NIC, up from its leaf, down to the target's leaf, into its NIC, into it; uplinks as `counted`.
         """
         inside = self.node_of[source] == self.node_of[target]
         links = np.full((*source.shape, 6), -1, dtype=np.int64)
-        links[..., 0] = np.where(inside, self.ports[source, 0], self.hosts[source, 0])
-        links[..., 5] = np.where(inside, self.ports[target, 1], self.hosts[target, 1])
+        out = self._mesh[source, target % self._gpus] if self.full_mesh else self.ports[source, 0]
+        links[..., 0] = np.where(inside, out, self.hosts[source, 0])
+        links[..., 5] = np.where(
+            inside, -1 if self.full_mesh else self.ports[target, 1], self.hosts[target, 1]
+        )
         links[..., 1] = np.where(inside, -1, self.nics[source, 0])
         links[..., 4] = np.where(inside, -1, self.nics[target, 1])
         if self.spines:

@@ -71,23 +71,35 @@ class GpuCluster(Machine):
         return MOST_CHANNELS / (units - MOST_CHANNELS) if units > MOST_CHANNELS else 1.0
 
     def published_system(
-        self, system: GpuClusterSpec, devices_per_node: int | None, inter_node: float | None, /
+        self,
+        system: GpuClusterSpec,
+        devices_per_node: int | None,
+        inter_node: float | None,
+        domain: int | None,
+        /,
     ) -> GpuClusterSpec:
-        """The system with the node size and network of the run, one NIC per device."""
-        devices = devices_per_node or system.node.devices
-        node = system.node.model_copy(update={"devices": devices})
+        """The system with the node size and network of the run, one NIC per device.
+
+        A domain of several nodes is a node of that many devices, and what was a node is one of its servers.
+        """
+        server = devices_per_node or system.node.server or system.node.devices
+        devices = domain or devices_per_node or system.node.devices
+        several = server if devices > server and devices % server == 0 else None
+        node = system.node.model_copy(update={"devices": devices, "server": several})
         if inter_node is not None:
-            nic = node.nic.model_copy(update={"bandwidth": inter_node / devices})
-            shared = inter_node < devices * system.node.nic.bandwidth
+            nic = node.nic.model_copy(update={"bandwidth": inter_node / server})
+            shared = inter_node < server * system.node.nic.bandwidth
             node = node.model_copy(update={"nics": devices, "nic": nic, "devices_share_nics": shared})
         return system.model_copy(update={"node": node})
 
     def published_layout(self, settings: Mapping[str, Any], /) -> ParallelLayout:
         """The layout of the run, with the chunks that its schedule needs; other settings are left out."""
-        chunks = max(settings["virtual_pipeline"], least_chunks(settings["schedule"]))
         known = {field.name for field in fields(ParallelLayout)}
         own = {name: value for name, value in settings.items() if name in known}
-        return ParallelLayout(**{**own, "virtual_pipeline": chunks})
+        own["virtual_pipeline"] = max(settings["virtual_pipeline"], least_chunks(settings["schedule"]))
+        own["context"] = settings["context_parallel"]
+        own["context_exchange"] = "all_to_all" if settings["context_comm"] == "a2a" else "ring"
+        return ParallelLayout(**own)
 
     def usual_settings(self, layout: ParallelLayout, recipe: TrainingRecipe, /) -> list[Setting]:
         """The settings that Megatron-LM's README recommends.
@@ -116,7 +128,8 @@ class GpuCluster(Machine):
         if "virtual_pipeline" not in given:
             layout = replace(layout, virtual_pipeline=least_chunks(layout.schedule))
         if "data" not in given:
-            layout = replace(layout, data=max(1, devices // (layout.tensor * layout.pipeline)))
+            held = layout.tensor * layout.context * layout.pipeline
+            layout = replace(layout, data=max(1, devices // held))
         return layout
 
 

@@ -36,8 +36,10 @@ class FatTreeNetwork(Network):
 
     def of_graph(self, graph: TaskGraph, /) -> FatTreeNetwork:
         """The network with its NVLink ports where communications that may overlap can fill one."""
-        asked = port_demand(graph, self.tree, self.collectives)
-        return FatTreeNetwork(self.tree, ports=asked > self.tree.edges.rated["scale_up"])
+        tree = self.tree
+        asked = port_demand(graph, tree, self.collectives)
+        port_bytes_per_s = tree.system.node.lanes(tree.devices_per_node) * tree.edges.rated["scale_up"]
+        return FatTreeNetwork(tree, ports=asked > port_bytes_per_s)
 
     def traffic(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
         """The load of a class of work on the links that may slow it; None where there are none."""
@@ -66,41 +68,59 @@ class FatTreeNetwork(Network):
     def _load(self, work: Work, groups: Ints) -> Traffic:
         """Traffic of a class of work that groups of ranks do at the same time.
 
-        A send goes one way. In a collective inside a node each rank sends to its neighbour at the bus rate.
+        A send goes one way. In a collective inside a node, and in a shift by one rank (a `send_recv` of a
+        whole group), each rank sends to its neighbour.
         In one across nodes each rank of a node is on a ring of its own and has an equal share of the node's
         NICs. So every rank sends to one neighbour and receives from another at that share, whatever the
         algorithm, which agrees with how collectives are priced. There are as many rings as the emptiest node
         holds ranks, and each passes the ports of all ranks of a node but its own. On a fuller node they may
         use the NIC of any rank, so all of its NICs are taken to be in use, and peers stay alike.
+
+        In a full mesh a collective inside a node divides what a rank sends over its links to all others; the
+        links inside nodes are not counted for one across nodes.
         """
         inside = self._is_inside(groups)
+        meshed = self._meshes(work, groups) if self.tree.full_mesh and inside else 1
         within = spare = groups[:0, 0]
         if work.op.startswith("tree."):
             source, target = _round_hops(groups, work.op)
         elif work.kind is not Kind.COMM_COLL:
             source, target = groups[:, 0], groups[:, 1]
-        elif inside:
-            source, target = groups.ravel(), np.roll(groups, -1, axis=1).ravel()
+        elif inside or work.op == "send_recv":
+            shifts = range(1, meshed + 1)
+            source = np.concatenate([groups.ravel() for _ in shifts])
+            target = np.concatenate([np.roll(groups, -shift, axis=1).ravel() for shift in shifts])
         else:
             source, target, spare, within = _ring_hops(groups, self.tree.node_of)
         links = self.tree.crossings(source, target)
         if self.tree.edges.dead:
             links = self._around(links, source, target)
-        beside = self.tree.nics[spare].ravel(), self.tree.ports[within].ravel()
+        passed = self.tree.ports[within[:0] if self.tree.full_mesh else within]
+        beside = self.tree.nics[spare].ravel(), passed.ravel()
         links = np.append(links[links >= 0], self._left_of(np.concatenate(beside)))
         crossed, times = np.unique(links, return_counts=True)
         share = self.tree.nic_share_bytes_per_s
-        return Traffic(crossed, times, _inside_bytes_per_s(work, self.collectives) if inside else share)
+        return Traffic(
+            crossed, times, _inside_bytes_per_s(work, self.collectives) / meshed if inside else share
+        )
+
+    def _meshes(self, work: Work, groups: Ints) -> int:
+        """Links over which a rank divides what it sends inside the node of a full mesh."""
+        divided = work.kind is Kind.COMM_COLL and not work.op.startswith("tree.") and work.op != "send_recv"
+        return max(1, groups.shape[1] - 1) if divided else 1
 
     def sent_bytes(self, work: Work, /) -> float:
         """Bytes of a class of work on a link that it crosses once; the rings across nodes share a message."""
         if work.kind is not Kind.COMM_COLL or work.group is None or work.op.startswith("tree."):
             return work.comm_bytes
         shape = self.tree.group_shape(work.group.ranks)
+        if work.op == "send_recv":
+            return work.comm_bytes
         rings = shape.fewest_per_node if shape.nodes > 1 else 1
         is_step = work.op.startswith("ring.")
         factor = 1.0 if is_step else ring.wire_factor(cast(CollectiveOp, work.op), shape.size)
-        return work.comm_bytes * factor / rings
+        lanes = self.tree.system.node.lanes(shape.size) if shape.nodes == 1 else 1
+        return work.comm_bytes * factor / (rings * lanes)
 
     def alike(self, work: Work, /) -> Hashable:
         """Inside a node the rate depends on the size of a message."""

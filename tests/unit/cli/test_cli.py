@@ -546,7 +546,8 @@ def test_validation_as_json_has_the_keys_of_the_interface(perfsim: Run, logs: Pa
     for case in answer["cases"]:
         assert set(case) == {
             *("id", "family", "evidence", "measured_s", "predicted_s", "error", "inferred"),
-            *("band_s", "left_out_s", "unlikeness", "hidden_communication"),
+            *("band_s", "left_out_s", "unlikeness", "hidden_communication", "ignored"),
+            *("measured_peak_gib", "predicted_peak_gib"),
         }
         low, high = case["band_s"]
         assert low < case["left_out_s"] < high

@@ -33,12 +33,24 @@ def bus_bandwidth(model: CollectiveModel, n_bytes: float, group: Group) -> float
     return 2 * (group.size - 1) / group.size * n_bytes / model.time_s("all_reduce", n_bytes, group)
 
 
-def test_no_system_of_the_catalogue_sums_in_its_switches() -> None:
+def test_no_system_of_the_catalogue_sums_in_its_switches_unless_told() -> None:
     catalog = default_catalog()
     systems = [catalog.system(name) for name in catalog.names("system")]
     clusters = [system for system in systems if isinstance(system, GpuClusterSpec)]
     assert clusters
-    assert all(each.node.in_network is None and each.fabric.in_network is None for each in clusters)
+    described = [spec for each in clusters for spec in (each.node.in_network, each.fabric.in_network) if spec]
+    assert described
+    assert not any(spec.enabled for spec in described)
+
+
+def test_switches_that_sum_are_a_setting() -> None:
+    catalog, group = default_catalog(), Group.inside_node(8)
+    off = catalog.system("dgx-h100")
+    told = catalog.system("dgx-h100", **{"node.in_network.enabled": True})
+    assert isinstance(off, GpuClusterSpec)
+    assert isinstance(told, GpuClusterSpec)
+    plain, summing = (CollectiveModel.of_node(system.node, system.fabric) for system in (off, told))
+    assert bus_bandwidth(summing, 16 * GIB, group) > 1.2 * bus_bandwidth(plain, 16 * GIB, group)
 
 
 @pytest.mark.parametrize("group", [Group.inside_node(8), Group.even(8, 4)])
