@@ -55,12 +55,16 @@ DeviceKind = Literal["gpu", "wafer"]
 StoreTier = Literal["auto", "dram", "flash"]
 
 
+MemoryBytes = Annotated[float, *quantity("bytes", bits=False)]
+MemoryBytesPerSecond = Annotated[float, *quantity("bytes_per_s", bits=False)]
+
+
 class MemorySpec(Spec):
     """A memory with its capacity and bandwidth."""
 
-    capacity: Bytes
-    bandwidth: BytesPerSecond
-    reserved: Bytes = 0.0
+    capacity: MemoryBytes
+    bandwidth: MemoryBytesPerSecond
+    reserved: MemoryBytes = 0.0
     """Not available to a training step: context, communication buffers, fragmentation; on a wafer, code."""
     cache: Bytes = 0.0
     """Size of its last-level cache."""

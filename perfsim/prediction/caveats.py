@@ -13,7 +13,7 @@ from math import inf
 from perfsim.calibration import Calibration, ClusterCalibration
 from perfsim.convergence.loss_laws import LossTarget
 from perfsim.costs.wafer import PEAK
-from perfsim.hardware import LinkSpec
+from perfsim.hardware import DeviceSpec, LinkSpec
 from perfsim.machines import machine_of
 from perfsim.prediction.accuracy import hidden_of, unknowns_of
 from perfsim.prediction.cluster import cluster_note, wide
@@ -42,6 +42,7 @@ CODES = (
     "parameters-outside",
     "sequences-below-published",
     "micro-batch-outside",
+    "data-sheet-unread",
     "link-borrowed",
     "link-uncalibrated",
     "input-assumed",
@@ -77,6 +78,7 @@ times the communication that any published run hides is more than a third of a s
 """
 LIKE_SIZE = 1.5
 """A model counts as outside the sizes of the published runs beyond this factor."""
+_DEVICE_FIGURES = ("peak", "memory.bandwidth")
 HALF = ("fp16", "bf16")
 """Precisions with one peak on every device, which count as the same."""
 
@@ -119,6 +121,7 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
     if borrowed and device.calibration is not None:
         words = f"no measurement of {device.name}: the constants of {device.calibration.name} are used"
         yield Caveat("calibration-borrowed", "serious", words)
+    yield from _unread(device, _DEVICE_FIGURES)
     releases = machine.releases(system, plan.job.recipe)
     if releases is not None and device.calibration is not None:
         wanted, used = releases
@@ -138,8 +141,17 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
         yield from _links(links.between_nodes)
 
 
+def _unread(spec: DeviceSpec | LinkSpec, figures: Iterable[str]) -> Iterator[Caveat]:
+    """Rates of a device or a link that its description gives without a source."""
+    for name in figures:
+        if name in spec.assumed and spec.assumed[name] != CHANGED:
+            words = f"{name} of {spec.name} has no source: {spec.assumed[name]}"
+            yield Caveat("data-sheet-unread", "warning", words)
+
+
 def _links(links: Iterable[LinkSpec]) -> Iterator[Caveat]:
     for link in links:
+        yield from _unread(link, ("bandwidth",))
         if link.calibration is None:
             words = f"no measurement of collectives on {link.name}: its data sheet sets their speed"
             yield Caveat("link-uncalibrated", "warning", words)

@@ -116,6 +116,7 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "parameters-outside": lambda: wafers(model="gpt3_13b"),
     "sequences-below-published": lambda: wafers(batch=4),
     "micro-batch-outside": lambda: gpus("dp=8,mbs=32,recompute=full", model=SMALL, batch=256),
+    "data-sheet-unread": lambda: gpus(system="mi300x-192gb"),
     "link-borrowed": lambda: gpus("dp=16,mbs=1", 16, system="dgx-h100"),
     "link-uncalibrated": lambda: gpus(
         system=catalog.systems["dgx-a100-80gb"].with_(**{"node.scale_up.calibration": None})
