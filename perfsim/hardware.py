@@ -87,6 +87,9 @@ class DeviceSpec(CatalogSpec):
     """Streaming multiprocessors of a GPU, cores of a wafer."""
     power: Watts | None = None
     calibration: GpuCalibration | WaferCalibration | None = None
+    """None in the file of a GPU: that of the nearest one."""
+    chip: str = ""
+    """Name of a device with the same chip but another memory or links, whose calibration this one has."""
 
     def computes(self, precision: Precision) -> bool:
         """Whether it has matrix products at a precision."""
