@@ -11,8 +11,8 @@ tasks of a chain are followed together: the time from one point of a chain to an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +26,10 @@ Floats = NDArray[np.float64]
 
 UNIT = 1 << 20
 """Shares are added as whole multiples of 1 / UNIT, so that what ends leaves exactly nothing behind."""
+
+
+NOTHING = (0.0, 0.0)
+"""What communication that takes nothing adds to the time of computation beside it."""
 
 
 class Beside(NamedTuple):
@@ -48,40 +52,10 @@ class Load(NamedTuple):
     memory: int
 
 
-class Excess(NamedTuple):
-    """Additional time of work that units, or memory bandwidth, limit, relative to its time alone."""
-
-    units: float
-    memory: float
-
-
-IDLE = Excess(0.0, 0.0)
-"""Nothing is taken."""
-
-
 def excess(taken: float) -> float:
-    """Additional time of work when a share of what limits it is taken."""
+    """Additional time of work when a share of what limits it is taken, relative to its time alone."""
     taken = min(taken, MOST_TAKEN)
     return taken / (1.0 - taken)
-
-
-class Progress(NamedTuple):
-    """Seconds of the tasks of a chain alone, and those of them that units and memory bandwidth limit."""
-
-    alone_s: float
-    units_s: float
-    memory_s: float
-
-    def took_s(self, since: Progress, beside: Excess) -> float:
-        """Time from an earlier progress to this one."""
-        return (
-            (self.alone_s - since.alone_s)
-            + beside.units * (self.units_s - since.units_s)
-            + beside.memory * (self.memory_s - since.memory_s)
-        )
-
-
-BEGIN = Progress(0.0, 0.0, 0.0)
 
 
 class Points(NamedTuple):
@@ -97,26 +71,35 @@ class Points(NamedTuple):
     """The chain that waits for the point; -1 for the end of the chain itself."""
 
 
-class Pace(NamedTuple):
-    """From `since_s` on, a chain that has made some progress is slowed by `beside`."""
-
-    chain: int
-    since_s: float
-    progress: Progress
-    beside: Excess
+Pace = tuple[int, float, float, float, float, float, float]
+"""A chain; since when it has its pace; its progress until then, in seconds of its tasks alone, and of those
+the seconds that units and memory bandwidth limit; and the additional time of both, as `excess` gives it."""
 
 
 class Running:
-    """A chain of computation under way."""
+    """A chain of computation under way, and its `Pace`."""
 
-    __slots__ = ("device", "due_s", "pace", "passed", "point")
+    __slots__ = (
+        "alone_s",
+        "chain",
+        "device",
+        "due_s",
+        "memory",
+        "memory_s",
+        "passed",
+        "point",
+        "since_s",
+        "units",
+        "units_s",
+    )
 
-    def __init__(self, device: int, pace: Pace, point: int) -> None:
-        self.device, self.pace, self.point = device, pace, point
+    def __init__(self, device: int, chain: int, since_s: float, point: int) -> None:
+        self.device, self.chain, self.since_s, self.point = device, chain, since_s, point
+        self.alone_s = self.units_s = self.memory_s = self.units = self.memory = 0.0
         self.passed = -1
         """Number of the last point that was reached; -1: none."""
-        self.due_s = math.inf
-        """When the next point is reached."""
+        self.due_s = -1.0
+        """When the next point is reached; -1: it has no pace yet."""
 
 
 class Devices:
@@ -140,110 +123,127 @@ class Devices:
         self.paces: list[Pace] = []
         """Every change of a chain's pace."""
         self._progress, self._first_place = progress, first_place
-        self._taken = [[0, 0] for _ in range(count)]
-        self._beside = [IDLE] * count
+        self._taken = [(0, 0)] * count
+        self._excess = {(0, 0): (0.0, 0.0)}
+        self._beside = [(0.0, 0.0)] * count
         self._running: list[dict[int, Running]] = [{} for _ in range(count)]
         self._changed: dict[int, None] = {}
         self._begun: list[Running] = []
 
     def take(self, load: Load, sign: int) -> None:
         """A communication starts now and takes its shares (`sign` 1), or ends and leaves them (-1)."""
-        self._work_out_later()
-        for device in load.devices:
-            self._changed[device] = None
-            taken = self._taken[device]
-            taken[0] += sign * load.units
-            taken[1] += sign * load.memory
+        changed, taken = self._changed, self._taken
+        if not changed and not self._begun:
+            self.calendar.at_end_of_instant(self._work_out)
+        devices, more_units, more_memory = load
+        for device in devices:
+            changed[device] = None
+            units, memory = taken[device]
+            taken[device] = (units + sign * more_units, memory + sign * more_memory)
 
-    def begin(self, chain: int, device: int) -> None:
+    def begin(self, chain: int, device: int, now_s: float) -> None:
         """A computation starts now; its pace is known at the end of the instant."""
-        self._work_out_later()
-        running = Running(device, Pace(chain, self.calendar.now_s, BEGIN, IDLE), self.points.first[chain])
+        if not self._changed and not self._begun:
+            self.calendar.at_end_of_instant(self._work_out)
+        running = Running(device, chain, now_s, self.points.first[chain])
         self._running[device][chain] = running
         self._begun.append(running)
 
-    def _work_out_later(self) -> None:
-        if not self._changed and not self._begun:
-            self.calendar.at_end_of_instant(self._work_out)
-
     def _work_out(self) -> None:
         """Set the paces of all computations that the starts and ends of this instant may change."""
+        now_s = self.calendar.now_s
         for device in self._changed:
-            units, memory = self._taken[device]
-            beside = Excess(excess(units / UNIT), excess(memory / UNIT)) if units or memory else IDLE
+            taken = self._taken[device]
+            beside = self._excess.get(taken)
+            if beside is None:
+                units, memory = taken
+                beside = self._excess[taken] = (excess(units / UNIT), excess(memory / UNIT))
             if beside != self._beside[device]:
                 self._beside[device] = beside
                 for running in self._running[device].values():
-                    if running.due_s < math.inf:  # others have just begun
-                        self._change(running, beside)
+                    if running.due_s >= 0.0:  # others have just begun
+                        self._change(running, beside, now_s)
         for running in self._begun:
             beside = self._beside[running.device]
-            if beside is IDLE:
+            if beside == NOTHING:
                 self._enter(running)
             else:
-                self._change(running, beside)
+                self._change(running, beside, now_s)
         self._changed.clear()
         self._begun.clear()
 
-    def _change(self, running: Running, beside: Excess) -> None:
+    def _change(self, running: Running, beside: tuple[float, float], now_s: float) -> None:
         """Give a computation another pace from now on."""
-        now_s, pace, passed = self.calendar.now_s, running.pace, running.passed
-        progress = self._made(pace, now_s - pace.since_s) if now_s > pace.since_s else pace.progress
-        if passed >= 0 and progress.alone_s < self.points.after_s[passed]:
-            progress = self._at(self.points.place[passed])  # rounding must not undo a point
-        running.pace = pace = Pace(pace.chain, now_s, progress, beside)
-        self.paces.append(pace)
-        if running.due_s < math.inf:
+        if now_s > running.since_s:
+            self._advance(running, now_s - running.since_s)
+            running.since_s = now_s
+            passed = running.passed
+            if passed >= 0 and running.alone_s < self.points.after_s[passed]:
+                # Rounding must not undo a point.
+                alone_s, units_s, memory_s = self._progress
+                place = self.points.place[passed]
+                running.alone_s, running.units_s = alone_s[place], units_s[place]
+                running.memory_s = memory_s[place]
+        if running.due_s >= 0.0:
             self.calendar.take_back(running.due_s, running)
+        running.units, running.memory = units, memory = beside
+        self.paces.append(
+            (running.chain, now_s, running.alone_s, running.units_s, running.memory_s, units, memory)
+        )
         self._enter(running)
 
-    def _made(self, pace: Pace, elapsed_s: float) -> Progress:
-        """Progress of a chain after some time at one pace."""
-        begin, (units, memory) = pace.progress, pace.beside
+    def _advance(self, running: Running, elapsed_s: float) -> None:
+        """Add the progress of some time at the present pace."""
         alone_s, units_s, memory_s = self._progress
-        low, high = self._first_place[pace.chain], self._first_place[pace.chain + 1] - 1
-        start = low
+        alone, units, memory = running.alone_s, running.units, running.memory
+        begin_units, begin_memory = running.units_s, running.memory_s
+        start = low = self._first_place[running.chain]
+        high = self._first_place[running.chain + 1] - 1
         while low < high:  # find the task that is under way; bisect with a key would take three times as long
             middle = (low + high) // 2
-            took_s = alone_s[middle] - begin.alone_s
-            took_s += units * (units_s[middle] - begin.units_s)
-            took_s += memory * (memory_s[middle] - begin.memory_s)
+            took_s = alone_s[middle] - alone
+            took_s += units * (units_s[middle] - begin_units)
+            took_s += memory * (memory_s[middle] - begin_memory)
             if took_s < elapsed_s:
                 low = middle + 1
             else:
                 high = middle
-        since, end = self._at(low - 1) if low > start else BEGIN, self._at(low)
-        if since.alone_s < begin.alone_s:
-            since = begin
-        whole_s = end.took_s(since, pace.beside)
-        if whole_s <= 0.0:
-            return end
-        share = min(1.0, (elapsed_s - since.took_s(begin, pace.beside)) / whole_s)
-        return Progress(
-            since.alone_s + share * (end.alone_s - since.alone_s),
-            since.units_s + share * (end.units_s - since.units_s),
-            since.memory_s + share * (end.memory_s - since.memory_s),
-        )
-
-    def _at(self, place: int) -> Progress:
-        alone_s, units_s, memory_s = self._progress
-        return Progress(alone_s[place], units_s[place], memory_s[place])
+        end_s, end_units_s, end_memory_s = alone_s[low], units_s[low], memory_s[low]
+        since_s = since_units_s = since_memory_s = 0.0
+        if low > start:
+            since_s, since_units_s, since_memory_s = alone_s[low - 1], units_s[low - 1], memory_s[low - 1]
+        more_s, more_units_s = end_s - since_s, end_units_s - since_units_s
+        more_memory_s = end_memory_s - since_memory_s
+        whole_s = more_s + units * more_units_s + memory * more_memory_s
+        share = 1.0
+        if whole_s > 0.0:
+            before_s = (since_s - alone) + units * (since_units_s - begin_units)
+            before_s += memory * (since_memory_s - begin_memory)
+            share = min(1.0, (elapsed_s - before_s) / whole_s)
+        running.alone_s = since_s + share * more_s
+        running.units_s = since_units_s + share * more_units_s
+        running.memory_s = since_memory_s + share * more_memory_s
 
     def _enter(self, running: Running) -> None:
         """Enter the next point of a computation in the calendar."""
-        pace, point = running.pace, running.point
-        if pace.beside is IDLE and pace.progress is BEGIN:
-            running.due_s = pace.since_s + self.points.after_s[point]  # exact
+        point = running.point
+        if running.alone_s or running.units or running.memory:
+            alone_s, units_s, memory_s = self._progress
+            place = self.points.place[point]
+            took_s = alone_s[place] - running.alone_s
+            took_s += running.units * (units_s[place] - running.units_s)
+            took_s += running.memory * (memory_s[place] - running.memory_s)
+            due_s = ceil((running.since_s + took_s) / self.grid_s) * self.grid_s
         else:
-            took_s = self._at(self.points.place[point]).took_s(pace.progress, pace.beside)
-            running.due_s = math.ceil((pace.since_s + took_s) / self.grid_s) * self.grid_s
-        self.calendar.at(running.due_s, running, self._reach)
+            due_s = running.since_s + self.points.after_s[point]  # exact
+        running.due_s = due_s
+        self.calendar.at(due_s, running, self._reach)
 
     def _reach(self, running: Running) -> None:
         """Release the chains that wait for the point that is reached, and go on to the next one."""
-        after_s, chain, point = self.points.after_s, self.points.chain, running.point
-        running.passed = point
-        passed_s, last = after_s[point], self.points.first[running.pace.chain + 1]
+        first, after_s, _, chain = self.points
+        point = running.passed = running.point
+        passed_s, last = after_s[point], first[running.chain + 1]
         while point < last and after_s[point] == passed_s:
             if chain[point] >= 0:
                 self.release(chain[point])
@@ -252,7 +252,7 @@ class Devices:
             running.point = point
             self._enter(running)
         else:
-            del self._running[running.device][running.pace.chain]
+            del self._running[running.device][running.chain]
 
 
 class Stretched:
@@ -261,8 +261,7 @@ class Stretched:
     def __init__(self, paces: list[Pace], chains: Chains, ready_s: Floats, grid_s: float) -> None:
         self.chain_of_place = np.repeat(np.arange(len(chains)), chains.length)
         self.ready_s, self.grid_s = ready_s, grid_s
-        rows = np.array([(pace.chain, pace.since_s, *pace.progress, *pace.beside) for pace in paces])
-        rows = rows.reshape(-1, 7)
+        rows = np.array(paces).reshape(-1, 7)
         columns = rows[np.argsort(rows[:, 0], kind="stable")].T
         self.chain, self.since_s = columns[0].astype(np.int64), columns[1]
         self.progress, self.beside = columns[2:5], columns[5:]

@@ -86,13 +86,10 @@ class Calendar:
 
     def _instant(self, event: simpy.Event) -> None:
         """Carry out all that is due."""
-        due_s = heappop(self._armed)
-        if due_s > self._now_s:
-            self._now_s = due_s
-        now_s = self._now_s
+        acts, times, armed = self._acts, self._times, self._armed
+        now_s = self._now_s = max(self._now_s, heappop(armed))
         self.instants += 1
         self._inside = True
-        acts, times = self._acts, self._times
         while True:
             while times and times[0] <= now_s:
                 due = acts.pop(heappop(times), None)
@@ -107,5 +104,5 @@ class Calendar:
         self._inside = False
         while times and times[0] not in acts:
             heappop(times)
-        if times and (not self._armed or times[0] < self._armed[0]):
+        if times and (not armed or times[0] < armed[0]):
             self._schedule(event, times[0])  # the event has been processed, so it can be used again

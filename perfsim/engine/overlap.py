@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.engine.max_min import TOLERANCE
+from perfsim.engine.path_class import Flow
 from perfsim.graph import Kind, TaskGraph
 from perfsim.graph.chains import Chains
 from perfsim.graph.task_graph import computes
@@ -87,6 +91,54 @@ class Spans(NamedTuple):
         begun = np.searchsorted(begins, self.device * apart_s + self.end_s)
         ended = np.searchsorted(ends, self.device * apart_s + self.start_s, side="right")
         return np.asarray(begun > ended)
+
+
+def contending(
+    graph: TaskGraph, flows: Mapping[int, Flow], capacities: Floats, trace: Trace, wider: float = 0.0
+) -> NDArray[np.bool_]:
+    """Which tasks cross a link while its flows together demand more than it can carry; shape (tasks,).
+
+    `flows` has the load of the tasks of each work id, `capacities` the bytes/s of the links; `wider` is as in
+    `_spans_of`.
+    """
+    contend = np.zeros(len(graph), dtype=bool)
+    tasks, link, bytes_per_s = _crossings(graph, flows)
+    start_s, end_s = trace.start_s[tasks], trace.end_s[tasks]
+    more_s = wider * (end_s - start_s)
+    count = len(tasks)
+    number, change = np.tile(np.arange(count), 2), np.repeat([1.0, -1.0], count)
+    # On one link at one time, flows end before others start.
+    order = np.lexsort((change, np.concatenate([start_s - more_s, end_s + more_s]), link[number]))
+    demand = np.cumsum((change * bytes_per_s[number])[order])
+    beyond = np.cumsum(demand > capacities[link[number[order]]] * (1 + TOLERANCE))
+    place = np.empty(2 * count, dtype=np.int64)
+    place[order] = np.arange(2 * count)
+    begin, end = place[:count], place[count:]
+    before = np.where(begin > 0, beyond[begin - 1], 0)
+    contend[tasks[beyond[end - 1] > before]] = True
+    return contend
+
+
+def _crossings(
+    graph: TaskGraph, flows: Mapping[int, Flow]
+) -> tuple[NDArray[np.intp], NDArray[np.int64], Floats]:
+    """A task, a link that its flow crosses, and the bytes/s that it demands there, for each such pair."""
+    rows = [
+        (work, link, times * flow.bytes_per_s * flow.weight)
+        for work, flow in sorted(flows.items())
+        for link, times in Counter(flow.route).items()
+    ]
+    counts = np.zeros(len(graph.works), dtype=np.int64)
+    np.add.at(counts, np.array([work for work, _, _ in rows], dtype=np.int64), 1)
+    first = np.cumsum(counts) - counts
+    tasks = np.flatnonzero(counts[graph.work])
+    work = graph.work[tasks]
+    task = tasks.repeat(counts[work])
+    place = np.arange(len(task)) - np.repeat(np.cumsum(counts[work]) - counts[work], counts[work])
+    row = np.repeat(first[work], counts[work]) + place
+    links = np.array([link for _, link, _ in rows], dtype=np.int64)
+    bytes_per_s = np.array([demand for _, _, demand in rows], dtype=np.float64)
+    return task, links[row], bytes_per_s[row]
 
 
 def _spans_of(communications: Occupied, trace: Trace, wider: float = 0.0) -> tuple[Spans, NDArray[np.intp]]:

@@ -29,6 +29,7 @@ from perfsim.engine.overlap import (
     beside_loads,
     changes_of_device,
     computing_meanwhile,
+    contending,
     occupied,
 )
 from perfsim.errors import DeadlockError
@@ -40,6 +41,8 @@ CHECKED_EVERY = 4096
 """Chains between two checks of the limits."""
 LONG_COLUMN = 200_000
 """Elements from which on a list, which is faster, would take too much memory."""
+MOST_CONTENDING = 0.25
+"""Share of the flows from which on all of them are simulated: once some are slowed, many more contend."""
 FLOWS_CHECKED = 64
 """Flows between two checks of the time: a flow whose end changes all rates takes a millisecond."""
 
@@ -68,7 +71,15 @@ def simulate(
     present_limits().begin(len(graph))
 
     def run(ticks: Ticks, exponent: int) -> Trace:
-        return _Run(graph, ticks, exponent, links, beside).run()
+        slowing = beside is not None and bool(beside.taken.any())
+        alone = longest_path(graph, ticks, exponent) if slowing or links.flows else None
+        flowing = _may_contend(graph, links, alone)
+        while True:
+            trace = _Run(graph, ticks, exponent, links, flowing, beside if slowing else None, alone).run()
+            missed = contending(graph, *links, trace) & ~flowing
+            if not missed.any():
+                return trace
+            flowing |= missed
 
     return on_exact_grid(run, duration_s)
 
@@ -80,21 +91,37 @@ class FlowsOnLinks(NamedTuple):
     capacities: Floats
 
 
+def _may_contend(graph: TaskGraph, links: FlowsOnLinks, alone: Trace | None) -> NDArray[np.bool_]:
+    """The tasks to simulate as flows: those on links that are contended on the longest path.
+
+    The others take their own time. A flow counts as long before it starts and after it ends as it takes, and
+    `simulate` repeats a run in which others contend after all.
+    """
+    of_works = _any_of(links.flows, len(graph.works))[graph.work]
+    if alone is None:
+        return of_works
+    some = contending(graph, *links, alone, wider=1.0)
+    return some if np.count_nonzero(some) < MOST_CONTENDING * np.count_nonzero(of_works) else of_works
+
+
 class _Run:
     """One run on one grid."""
 
     def __init__(
-        self, graph: TaskGraph, ticks: Ticks, exponent: int, links: FlowsOnLinks, beside: Beside | None
+        self,
+        graph: TaskGraph,
+        ticks: Ticks,
+        exponent: int,
+        links: FlowsOnLinks,
+        flowing: NDArray[np.bool_],
+        beside: Beside | None,
+        uncontended: Trace | None,
     ) -> None:
         self.graph, self.flows, self.grid_s = graph, links.flows, 2.0**exponent
         self.duration_s = in_seconds(ticks, exponent)
         self.env = simpy.Environment()
         self.calendar = Calendar(self.env)
         self.share = FairShare(self.calendar, links.capacities, grid_s=self.grid_s)
-        flowing = _any_of(links.flows, len(graph.works))[graph.work]
-        uncontended = None
-        if beside is not None and beside.taken.any():
-            uncontended = longest_path(graph, ticks, exponent)
         aside = self._aside(flowing, beside, uncontended)
         self.chains = chains = self._chains(flowing | aside, beside)
         self.since_s = in_seconds(chains.since_start(ticks), exponent)
@@ -126,6 +153,7 @@ class _Run:
         special |= np.diff(self.points.first) == 0
         self.plain = _column(~special)
         """Chains that only pass their start on."""
+        self.length_s = _column(self.since_s[chains.first[1:] - 1])
 
     # ---------------------------------------------------------------------------------- preparation
     num_devices = 0
@@ -215,6 +243,8 @@ class _Run:
         self.env.run()
         trace = self._trace()
         self.limits.check(len(self.graph), self.ended, len(self.graph))
+        # A run refers to itself through its acts: its columns would stay until the next garbage collection.
+        vars(self).clear()
         return trace
 
     def _begin(self, chain: int) -> None:
@@ -229,18 +259,20 @@ class _Run:
 
     def _begin_special(self, chain: int) -> None:
         """Start a flow, a slowed computation, a load on a device, or a chain that nothing waits for."""
-        load, device, task = self.loads.get(chain), self.slowed.get(chain), self.flow_of.get(chain)
+        device = self.slowed.get(chain)
+        if device is not None:
+            self.devices.begin(chain, device, self.ready_s[chain])
+            return
+        load = self.loads.get(chain)
         if load is not None:
             self.devices.take(load, 1)
-        if device is not None:
-            self.devices.begin(chain, device)
-        elif task is not None:
+        task = self.flow_of.get(chain)
+        if task is not None:
             flow = self.flows[int(self.graph.work[task])]
             self.share.start(flow, float(self.duration_s[task]), partial(self._flow_ends, chain))
         else:
             self._settle(chain, self.ready_s[chain])
-            place = self.chains.first[chain + 1] - 1
-            self.calendar.at(self.ready_s[chain] + float(self.since_s[place]), ~chain, self._end)
+            self.calendar.at(self.ready_s[chain] + self.length_s[chain], ~chain, self._end)
 
     def _settle(self, chain: int, from_s: float) -> None:
         """Pass the start of a chain, or the end of a flow, on to the chains that wait for it."""
@@ -256,9 +288,11 @@ class _Run:
 
     def _release(self, follower: int) -> None:
         """Pass on to a chain that the point of a slowed computation that it waits for is reached."""
-        self.ready_s[follower] = max(self.ready_s[follower], self.calendar.now_s)
-        self.missing[follower] -= 1
-        if not self.missing[follower]:
+        now_s, missing = self.calendar.now_s, self.missing
+        if now_s > self.ready_s[follower]:
+            self.ready_s[follower] = now_s
+        missing[follower] -= 1
+        if not missing[follower]:
             self.calendar.at(self.ready_s[follower], follower, self._begin)
 
     def _end(self, key: int) -> None:

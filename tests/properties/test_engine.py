@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 
 import numpy as np
@@ -15,6 +16,7 @@ from perfsim.engine.grid import FINEST_EXPONENT, grid_exponent
 from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
 from perfsim.trace import Trace
 
+SIMULATE = sys.modules["perfsim.engine.simulate"]
 WORKS, LINKS = 3, 2
 
 Row = tuple[int, int, tuple[int, ...]]
@@ -110,6 +112,27 @@ def test_contention_only_delays_and_never_breaks_the_order(
     for task in range(len(graph)):
         waits_for = list(graph.dependencies.row(task))
         assert run.start_s[task] == max(run.end_s[waits_for], default=0.0)
+
+
+@given(rows, flows, st.data())
+@settings(max_examples=100)
+def test_leaving_out_the_flows_that_nothing_slows_changes_nothing_but_rounding(
+    toys: ModuleType, table: list[Row], taken: dict[int, Flow], data: st.DataObject
+) -> None:
+    graph = graph_of(toys, table)
+    durations = drawn_durations(data, len(graph), data.draw(st.sampled_from([whole, arbitrary])))
+    runs = []
+    for most in (0.0, np.inf):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SIMULATE, "MOST_CONTENDING", most)
+            runs.append(simulate(graph, durations, taken, SCARCE))
+    rounding = 2.0 ** grid_exponent(runs[0].makespan_s) * 4 * len(graph)
+    np.testing.assert_allclose(runs[1].end_s, runs[0].end_s, rtol=0, atol=rounding)
+    every, some = (run.simulated for run in runs)
+    assert every is not None
+    assert some is not None
+    assert some.flows <= every.flows
+    assert some.contended_s == pytest.approx(every.contended_s, rel=1e-9, abs=rounding)
 
 
 @given(rows, flows, st.data())

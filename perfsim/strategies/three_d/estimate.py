@@ -151,9 +151,10 @@ def _pass_times(
     loses beside communication; the gather of embedding and LM head and of the first layer is exposed, and
     so are the last reductions.
     """
-    forward = ranks.layers * passes.forward
+    begin = columns.virtual[:, None] * passes.begin
+    forward = begin + ranks.layers * passes.forward
     forward += ranks.first * passes.embedding_forward + ranks.last * passes.head_forward
-    backward = ranks.layers * passes.backward + recomputed_layers(columns, ranks) * passes.recompute
+    backward = begin + ranks.layers * passes.backward + recomputed_layers(columns, ranks) * passes.recompute
     backward += ranks.first * passes.embedding_backward + ranks.last * passes.head_backward
     weights = ranks.layers * passes.weights
     weights += ranks.first * passes.embedding_weights + ranks.last * passes.head_weights
@@ -314,7 +315,7 @@ def _reduction_s(
     head are complete only at the end, so their reduction is exposed. The chunks of an interleaved rank are
     complete one after the other during the backwards of the last `pipeline` micro-batches (`last_group_s`).
     """
-    apart = (columns.data > 1) & (columns.zero < SHARDED)
+    apart = (columns.replicas > 1) & (columns.zero < SHARDED)
     if not job.recipe.overlap_grad_reduce:
         return np.where(apart & (columns.zero < GRADIENTS_SHARDED), replicas.reduce[:, 0], 0.0)
     redone = np.where(columns.recompute > 0, 1 / columns.recompute_every, 0.0)

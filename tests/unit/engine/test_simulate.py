@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from types import ModuleType
 
 import numpy as np
@@ -24,6 +26,7 @@ def two_sends(toys: ModuleType, *, start_later_s: float = 0.0) -> tuple[TaskGrap
     return builder.build(), np.array([1.0, 4.0, 1.0 + start_later_s, 4.0, 1.0])
 
 
+NAMES = ("first", "second", "third", "fourth")
 ONE_LINK = {1: Flow((0,), 1.0), 3: Flow((0,), 1.0)}
 
 
@@ -100,3 +103,33 @@ def test_more_bandwidth_can_be_slower(toys: ModuleType) -> None:
     flows = {0: Flow((0,), 1.0), 1: Flow((1,), 1.0), 2: Flow((1,), 1.0)}
     slow, fast = (simulate(graph, durations, flows, np.array([rate, 1.0])).makespan_s for rate in (0.5, 1.0))
     assert (slow, fast) == (28.0, 32.0)
+
+
+def test_flows_that_meet_only_because_others_were_slowed_are_simulated(
+    toys: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third flow ends at 12 s alone and at 22 s after two that share a link, when the fourth begins."""
+    monkeypatch.setattr(sys.modules["perfsim.engine.simulate"], "MOST_CONTENDING", np.inf)
+    builder = GraphBuilder()
+    first = builder.task(toys.transfer("first", RankGroup(0, 8, 2)), "gpu0/nic").tensor
+    builder.task(toys.transfer("second", RankGroup(1, 8, 2)), "gpu1/nic")
+    builder.task(toys.transfer("third", RankGroup(0, 8, 2)), "gpu0/nic", [first])
+    before = builder.task(toys.compute("wait"), "gpu2/compute").tensor
+    builder.task(toys.transfer("fourth", RankGroup(2, 8, 2)), "gpu2/nic", [before])
+    graph, durations = builder.build(), np.array([10.0, 10.0, 2.0, 20.0, 2.0])
+    names = [work.name for work in graph.works]
+    flows = {names.index(name): Flow((link,), 1.0) for name, link in zip(NAMES, (0, 0, 1, 1), strict=True)}
+    trace = simulate(graph, durations, flows, np.array([1.0, 1.0]))
+    assert trace.end_s.tolist() == [20.0, 20.0, 24.0, 20.0, 24.0]
+
+
+def test_a_run_leaves_no_cycle_of_references_behind(toys: ModuleType) -> None:
+    graph, durations = two_sends(toys)
+    gc.collect()
+    gc.disable()
+    try:
+        simulate(graph, durations, ONE_LINK, np.array([1.0]))
+        kept = [row for row in gc.get_objects() if type(row).__name__ in {"Devices", "FairShare"}]
+    finally:
+        gc.enable()
+    assert not kept
