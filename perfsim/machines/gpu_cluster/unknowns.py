@@ -12,8 +12,8 @@ from perfsim.machines.machine import Unknown
 BORROWED = 0.36
 """Error in log time of constants that were fitted to another generation, from public runs on GPUs.
 
-It is the 90th percentile of four runs on H100 predicted with the constants of the A100; that of 29 runs on A100
-with those of the H100 is 0.30.
+It is the 90th percentile of four runs on H100 predicted with the constants of the A100; that of 29 runs on
+A100 with those of the H100 is 0.30.
 """
 
 
