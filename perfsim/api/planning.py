@@ -11,12 +11,16 @@ from perfsim.api.naming import Named, cluster_of, described, system_of
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, within_floats
+from perfsim.executors import executor_for
 from perfsim.hardware import SystemSpec
 from perfsim.prediction.question import DEFAULT_RECIPE, MEMORY_LIMIT, Question
 from perfsim.report.text import layout_short
 from perfsim.strategies import Strategy
+from perfsim.studies.batches import target_for
+from perfsim.studies.equal_time import Matched, match_system
 from perfsim.studies.experiment import Experiment
-from perfsim.studies.shortlist import SHOWN, AboveLimit, Entry, Objective, Planned, plan_layouts
+from perfsim.studies.shortlist import SHOWN, AboveLimit, Entry, Objective, Planned, plan_layouts, plan_on
+from perfsim.studies.spec import ConvergenceSpec
 from perfsim.workload import TrainingRecipe, TransformerConfig
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ def plan(
     memory_limit: float = MEMORY_LIMIT,
     shown: int = SHOWN,
     cluster: Named | ClusterCalibration | None = None,
+    scheduler: str | None = None,
     catalog: Catalog | None = None,
 ) -> PlanAnswer:
     """The layouts that are within the model's error of the fastest, and what would separate them.
@@ -43,7 +48,8 @@ def plan(
     Model, system, recipe, strategy, batch and cluster are given as to `predict`. The objective
     "time-to-accuracy" takes the best batch to the recipe's target where none is given; "cost" counts
     device-hours. Layouts that use more than `memory_limit` of a GPU are no answers unless nothing else
-    fits. `shown` is the number of layouts to list.
+    fits. `shown` is the number of layouts to list. With `scheduler`, the address of a Dask scheduler, one of
+    its workers computes.
 
     Raises InputError for what cannot be asked and PlanError where no layout fits, both with all reasons.
     """
@@ -63,7 +69,10 @@ def plan(
         memory_limit=memory_limit,
         cluster=cluster_of(cluster, catalog),
     )
-    return PlanAnswer(plan_layouts(question.check(), objective, shown))
+    question.check()
+    if scheduler is None:
+        return PlanAnswer(plan_layouts(question, objective, shown))
+    return PlanAnswer(plan_on(executor_for(1, scheduler), question, objective, shown))
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,6 +114,17 @@ class PlanAnswer:
         """
         return self.result.emit(tool)
 
+    def match(self, system: Named | SystemSpec, *, catalog: Catalog | None = None) -> Matched:
+        """How many devices of another system are at the recipe's target on the same day, at their best batch.
+
+        Raises InputError where the recipe has no target.
+        """
+        question, time = self.result.question, self.best.time
+        target = target_for(question.model, question.recipe, ConvergenceSpec(), "match: ")
+        if time is None:
+            raise InputError(f"match: recipe {question.recipe.name} has no target")
+        return match_system(system_of(system, catalog or default_catalog()), question, time, target)
+
     def rows(self) -> list[Row]:
         """One row a layout: step time with its band, ratio to the first, memory; SI units."""
         return [
@@ -126,11 +146,12 @@ class PlanAnswer:
         """`rows` as a frame. Raises PerfsimError where pandas is not installed."""
         return frame(self.rows())
 
-    def document(self) -> dict[str, Any]:
+    def document(self, matched: Matched | None = None) -> dict[str, Any]:
         """The answer as `perfsim plan --json` prints it."""
-        from perfsim.report.plan_document import plan_document
+        from perfsim.report.plan_document import match_document, plan_document
 
-        return plan_document(self.result)
+        document = plan_document(self.result)
+        return document if matched is None else document | {"match": match_document(matched)}
 
     def __repr__(self) -> str:
         return f"<plan {self.result.question.label}: {', '.join(row['layout'] for row in self.rows())}>"

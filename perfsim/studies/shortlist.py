@@ -15,7 +15,8 @@ from itertools import islice
 from typing import Any, Literal
 
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.errors import InputError, LayoutError
+from perfsim.errors import InputError, LayoutError, LimitError, PerfsimError
+from perfsim.executors import Executor, Failed
 from perfsim.interop.emit import emit
 from perfsim.machines.layout_text import text_of
 from perfsim.prediction.accuracy import accuracy_of
@@ -162,6 +163,27 @@ class Planned:
         raise refused
 
 
+def plan_on(executor: Executor, question: Question, objective: Objective, shown: int) -> Planned:
+    """`plan_layouts` by a worker, as one item. Raises as it does, and PerfsimError where the worker dies."""
+    with executor.answers(_planned, [("", (question, objective, shown))]) as finished:
+        ((_, outcome),) = finished
+    if isinstance(outcome, Failed):
+        raise PerfsimError(outcome.reason)
+    if isinstance(outcome, PerfsimError):
+        raise outcome
+    return outcome
+
+
+def _planned(item: tuple[Question, Objective, int]) -> Planned | PerfsimError:
+    """The shortlist, or why there is none; the entry point of a worker."""
+    try:
+        return plan_layouts(*item)
+    except LimitError:
+        raise
+    except PerfsimError as error:
+        return error
+
+
 def plan_layouts(question: Question, objective: Objective = "step-time", shown: int = SHOWN) -> Planned:
     """The shortlist of a question.
 
@@ -173,8 +195,10 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     tried: tuple[int, ...] = ()
     given = question.batch or question.recipe.batch_over(question.devices)
     if target is not None and given is None and objective != "step-time":
-        tried = tuple(batch_grid(target, question.recipe.seq_length, question.devices))
-        question = question.at(best_of(batch_curve(question, target, list(tried))[0]))
+        grid = batch_grid(target, question.recipe.seq_length, question.devices)
+        curve, refused = batch_curve(question, target, grid, extend=True)
+        tried = tuple(sorted({*(point.plan.job.global_batch_size for point in curve), *refused}))
+        question = question.at(best_of(curve))
     searched = search(question)
     entries = _shortlist(searched, shown, target)
     within = max(len(entries), _within(searched, 1.0 + entries[0].ratio_error))

@@ -157,9 +157,10 @@ def _pass_times(
     loses beside communication; the gather of embedding and LM head and of the first layer is exposed, and
     so are the last reductions. Sums over groups that shard have a stream of their own.
     """
-    forward = ranks.layers * passes.forward
+    begin = columns.virtual[:, None] * passes.begin
+    forward = begin + ranks.layers * passes.forward
     forward += ranks.first * passes.embedding_forward + ranks.last * passes.head_forward
-    backward = ranks.layers * passes.backward + recomputed_layers(columns, ranks) * passes.recompute
+    backward = begin + ranks.layers * passes.backward + recomputed_layers(columns, ranks) * passes.recompute
     backward += ranks.first * passes.embedding_backward + ranks.last * passes.head_backward
     weights = ranks.layers * passes.weights
     weights += ranks.first * passes.embedding_weights + ranks.last * passes.head_weights

@@ -28,6 +28,7 @@ from perfsim.strategies.three_d.virtual_stage import (
     head_dgrad_work,
     head_wgrad_work,
     head_work,
+    pass_work,
     softmax_sum_bytes,
     transfer_work,
 )
@@ -42,6 +43,7 @@ def forward_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
         hidden = group.all_reduce(template, hidden)
     else:
         hidden = _receive(template, stage, "activation")
+    hidden = _begin(template, stage, hidden)
     done: list[int] = []
     for layer in range(stage.num_layers):
         block = stage.first_layer + layer
@@ -145,6 +147,7 @@ def backward_template(
         gradient = group.all_reduce(template, gradient)
     else:
         gradient = _receive(template, stage, "gradient")
+    gradient = _begin(template, stage, gradient)
     gradient, reduced = _backward_layers(template, stage, gradient, reduction)
     if stage.first:
         table = embedding_backward_work(stage)
@@ -201,6 +204,7 @@ def dgrad_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
             template.output("head_sum", gradient)
     else:
         gradient = _receive(template, stage, "gradient")
+    gradient = _begin(template, stage, gradient)
     for layer in reversed(range(stage.num_layers)):
         saved = template.port(f"saved{layer}")
         block = stage.first_layer + layer
@@ -252,6 +256,13 @@ def wgrad_template(
             reduction.emit_embedding_and_head(template, gradient)
             reduction.leave(template, reduced)
     return template
+
+
+def _begin(template: Template, stage: VirtualStage, tensor: int) -> int:
+    """The tensor with which a pass begins, once the host is ready."""
+    if not stage.waits:
+        return tensor
+    return template.task(pass_work(stage), stage.group.compute, [tensor]).tensor
 
 
 def _receive(template: Template, stage: VirtualStage, name: str) -> int:

@@ -72,6 +72,8 @@ class PassPrices(NamedTuple):
     """The same between neighbours on different nodes, if there are any."""
     receive: Floats
     """Gathering a received tensor over the tensor group."""
+    begin: Floats
+    """The wait with which a pass of a pipeline begins."""
 
 
 class SlicePrices(NamedTuple):
@@ -170,6 +172,7 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
         summed=part.summed,
         send=np.where(pipelined, far * part.send_across + (1 - far) * part.send_inside, 0.0),
         farthest_send=np.where(pipelined, np.where(far > 0, part.send_across, part.send_inside), 0.0),
+        begin=np.where(pipelined, 0.0 if job.recipe.framework is None else job.recipe.framework.pass_s, 0.0),
         receive=np.where(pipelined & (columns.sequence_parallel[:, None] == 0), part.receive, 0.0),
     )
 
