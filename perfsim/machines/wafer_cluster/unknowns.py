@@ -15,7 +15,7 @@ LEAST_EFFICIENCY = 0.91
 """Least efficiency of `SYSTEMS` systems [Cerebras-GPT, arXiv 2304.03208: linear within 9 % for all sizes]."""
 SYSTEMS = 16
 SEQUENCE = 2048
-"""Longest sequence of a published log. Configurations for sequences of up to 8,192 (Model Zoo 2.2.0, Jais 30B)
+"""Longest sequence of a published log. Configurations of up to 8,192 tokens (Model Zoo 2.2.0, Jais 30B)
 and a speed-up on more systems at 10,240 (GenSLM) are published without a step time."""
 ATTENTION_SHARE = 0.234
 """Largest share of a model's FLOPs in attention's core of a published log: GPT-2 small at 2,048 tokens."""

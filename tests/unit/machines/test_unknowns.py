@@ -10,7 +10,7 @@ import perfsim as ps
 from perfsim.calibration import WaferCalibration
 from perfsim.errors import CatalogError
 from perfsim.machines import machine_of
-from perfsim.machines.wafer_cluster.unknowns import LEAST_EFFICIENCY, SYSTEMS, of_release, of_systems
+from perfsim.machines.wafer_cluster.unknowns import LEAST_EFFICIENCY, SYSTEMS, of_job, of_release, of_systems
 from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.result import Accuracy
 from perfsim.workload import Job
