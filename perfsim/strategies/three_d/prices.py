@@ -137,6 +137,9 @@ class DataPrices(NamedTuple):
     """Embedding and LM head on one rank."""
     gather_layer: Floats
     gather_both: Floats
+    across_layer: Floats
+    """Summing the shards of a layer's gradients over groups, on a stream of its own (ZeRO 3)."""
+    across_both: Floats
     tie: Floats
     """Summing the gradient of a tied embedding over the first and the last stage."""
 
@@ -348,6 +351,7 @@ def data_prices(
     keys = (
         columns.tensor,
         columns.replicas,
+        columns.shards,
         straddling_stage(columns, topology.devices_per_node),
         columns.zero,
         columns.last_rank,
@@ -384,6 +388,7 @@ def _data_terms(
     shapes: Shapes,
     tensor: int,
     data: int,
+    shards: int,
     stage: int,
     zero: int,
     last_rank: int,
@@ -401,7 +406,7 @@ def _data_terms(
     if first or last:
         ends = shapes.both if first and last else shapes.embedding if first else shapes.head
     whole = layers * shapes.layer + ends
-    replicas = Replicas(job.recipe, RankGroup(stage * tensor * data, tensor, data), "", whole, zero)
+    replicas = Replicas(job.recipe, RankGroup(stage * tensor * data, tensor, data), "", whole, zero, shards)
     tie: list[Work] = []
     if last_rank and job.model.tied_embeddings:
         group = TensorGroup(layer_slice(job, tensor, 1, sequence_parallel=False), RankGroup(0, 1, tensor), "")
@@ -410,7 +415,11 @@ def _data_terms(
 
     def reduce(num_parameters: float, wanted: bool = True) -> list[Work]:
         counts = wanted and data > 1 and num_parameters >= 1
-        return [replicas.reduce_work(num_parameters)] if counts else []
+        sums = [] if zero == SHARDED else replicas.across_works(num_parameters)
+        return [replicas.reduce_work(num_parameters), *sums] if counts else []
+
+    def across(num_parameters: float) -> list[Work]:
+        return replicas.across_works(num_parameters) if zero == SHARDED else []
 
     def gather(num_parameters: float, wanted: bool) -> list[Work]:
         return [replicas.gather_work(num_parameters)] if wanted and data > 1 else []
@@ -429,5 +438,7 @@ def _data_terms(
         reduce(shapes.both, scatters),
         gather(shapes.layer, zero == SHARDED),
         gather(shapes.both, zero == SHARDED),
+        across(shapes.layer),
+        across(shapes.both),
         tie,
     )
