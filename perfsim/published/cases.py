@@ -226,8 +226,8 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
     """The model and recipe of a case.
 
     A run that says that it does not overlap gradient reduction has the defaults of Megatron-LM, gradients in
-    fp32: the recipes of a framework that reduce them in 16 bits overlap it as well. The peak memory of 24 runs
-    on B200 that say so agrees (4 % in the median, 10 % with gradients in 16 bits).
+    fp32: the recipes of a framework that reduce them in 16 bits overlap it as well. The peak memory of 24
+    runs on B200 that say so agrees (2 % in the median, 11 % with gradients in 16 bits).
     """
     fields = case.model.model_dump(include=set(TransformerConfig.model_fields))
     try:
