@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from perfsim.suggest import did_you_mean
 
@@ -24,10 +24,22 @@ class PerfsimError(Exception):
 
     exit_code = 1
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As workers send it: its message and fields, without building it anew from other arguments."""
+        words = str(self)  # may complete the fields
+        return _as_sent, (type(self), self.args or (words,), vars(self))
+
     @property
     def problems(self) -> tuple[Problem, ...]:
         """What is wrong, problem by problem; one that says it all where there are no places to name."""
         return (Problem(str(self)),)
+
+
+def _as_sent(kind: type[PerfsimError], args: tuple[Any, ...], fields: dict[str, Any]) -> PerfsimError:
+    """The error that `__reduce__` took apart."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,7 @@ class Trace:
 
 EXPOSED = (
     "tensor_communication",
+    "context_communication",
     "data_communication",
     "pipeline_communication",
     "weight_stream",

@@ -29,6 +29,7 @@ Positions = Annotated[int, *number(1, MOST_POSITIONS)]
 Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["standard", "flash"]
+ContextExchange = Literal["ring", "all_to_all"]
 PRECISION_BYTES: Mapping[Precision, float] = {
     "fp32": 4.0,
     "tf32": 4.0,
@@ -275,7 +276,7 @@ class Layout(Protocol):
 class ParallelLayout:
     """A layout on GPUs: degrees, schedule, micro-batch and memory mode, all named as in YAML.
 
-    Ranks: tensor innermost, then data, then pipeline; consecutive ranks fill a node.
+    Ranks: tensor innermost, then context, then data, then pipeline; consecutive ranks fill a node.
     `layers_per_stage` has one entry per virtual stage, in the order of the forward pass; None: even.
     """
 
@@ -291,10 +292,24 @@ class ParallelLayout:
     layers_per_stage: tuple[int, ...] | None = None
     recompute_every: int = 1
     """Of the layers of a rank, one in so many is recomputed."""
+    context: int = 1
+    """Ranks that share every sequence, each with an equal part of its positions."""
+    context_exchange: ContextExchange = "ring"
+    """What context ranks exchange: keys and values around a ring, or heads against positions."""
 
     @property
     def num_devices(self) -> int:
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.context * self.pipeline * self.data
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters: those of a context group, times data."""
+        return self.context * self.data
+
+    @property
+    def width(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.tensor * self.replicas
 
     @property
     def num_stages(self) -> int:
@@ -303,7 +318,9 @@ class ParallelLayout:
     @property
     def short(self) -> str:
         """`tp8 pp4 dp4 mbs1`, with the schedule if it is not 1F1B."""
-        degrees = f"tp{self.tensor} pp{self.pipeline} dp{self.data} mbs{self.micro_batch_size}"
+        exchange = "" if self.context_exchange == "ring" else " all-to-all"
+        context = f"cp{self.context}{exchange} " if self.context > 1 else ""
+        degrees = f"tp{self.tensor} {context}pp{self.pipeline} dp{self.data} mbs{self.micro_batch_size}"
         schedule = "" if self.schedule == "1f1b" else f" {self.schedule}"
         chunks = f" vpp{self.virtual_pipeline}" if self.schedule == "interleaved" else ""
         sharded = f" zero{self.zero_stage}" if self.zero_stage > 1 else ""
@@ -312,6 +329,7 @@ class ParallelLayout:
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         """Its fields under the names of the JSON interface."""
+        context = {"context": self.context, "context_exchange": self.context_exchange}
         return {
             "tensor": self.tensor,
             "pipeline": self.pipeline,
@@ -325,6 +343,7 @@ class ParallelLayout:
             "zero_stage": self.zero_stage,
             "schedule": self.schedule,
             "layers_per_stage": None if self.layers_per_stage is None else list(self.layers_per_stage),
+            **(context if self.context > 1 else {}),
         }
 
 

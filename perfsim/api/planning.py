@@ -11,12 +11,13 @@ from perfsim.api.naming import Named, cluster_of, described, system_of
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, within_floats
+from perfsim.executors import executor_for
 from perfsim.hardware import SystemSpec
 from perfsim.prediction.question import DEFAULT_RECIPE, MEMORY_LIMIT, Question
 from perfsim.report.text import layout_short
 from perfsim.strategies import Strategy
 from perfsim.studies.experiment import Experiment
-from perfsim.studies.shortlist import SHOWN, AboveLimit, Entry, Objective, Planned, plan_layouts
+from perfsim.studies.shortlist import SHOWN, AboveLimit, Entry, Objective, Planned, plan_layouts, plan_on
 from perfsim.workload import TrainingRecipe, TransformerConfig
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def plan(
     memory_limit: float = MEMORY_LIMIT,
     shown: int = SHOWN,
     cluster: Named | ClusterCalibration | None = None,
+    scheduler: str | None = None,
     catalog: Catalog | None = None,
 ) -> PlanAnswer:
     """The layouts that are within the model's error of the fastest, and what would separate them.
@@ -43,7 +45,8 @@ def plan(
     Model, system, recipe, strategy, batch and cluster are given as to `predict`. The objective
     "time-to-accuracy" takes the best batch to the recipe's target where none is given; "cost" counts
     device-hours. Layouts that use more than `memory_limit` of a GPU are no answers unless nothing else
-    fits. `shown` is the number of layouts to list.
+    fits. `shown` is the number of layouts to list. With `scheduler`, the address of a Dask scheduler, one of
+    its workers computes.
 
     Raises InputError for what cannot be asked and PlanError where no layout fits, both with all reasons.
     """
@@ -63,7 +66,10 @@ def plan(
         memory_limit=memory_limit,
         cluster=cluster_of(cluster, catalog),
     )
-    return PlanAnswer(plan_layouts(question.check(), objective, shown))
+    question.check()
+    if scheduler is None:
+        return PlanAnswer(plan_layouts(question, objective, shown))
+    return PlanAnswer(plan_on(executor_for(1, scheduler), question, objective, shown))
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,6 +15,7 @@ from perfsim.api.naming import Named, names_of, writing
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
 from perfsim.errors import InputError, Problem, within_floats
+from perfsim.executors import executor_for
 from perfsim.prediction.result import Accuracy, SharedCaveat
 from perfsim.prediction.verification import must_be_right
 from perfsim.prediction.verification_spec import Verify
@@ -42,13 +43,16 @@ def study(
     *,
     verify: Verify | None = None,
     progress: Progress = lambda _: None,
+    jobs: int | None = 1,
+    scheduler: str | None = None,
     catalog: Catalog | None = None,
 ) -> StudyAnswer:
     """Answer a study: a name of the catalogue, the path of a YAML file, its fields, or a `Study`.
 
     `compare` keeps the candidates of these strategies, in this order. `verify` executes matrix products of
     the step in NumPy: "off", "sample" or "full" (the study's own choice if absent). `progress` is told what
-    is computed next. Raises InputError for what is wrong in a study, PlanError where no candidate has a plan,
+    is computed next. `jobs` and `scheduler` are as of `sweep`, and candidates are computed beside each other.
+    Raises InputError for what is wrong in a study, PlanError where no candidate has a plan,
     LimitError where a limit ends it, and VerificationError where a product differs.
     """
     catalog = catalog or default_catalog()
@@ -60,7 +64,11 @@ def study(
         spec = load_study(str(study), catalog)
     if verify is not None and verify not in get_args(Verify):
         raise InputError(f"verify: {verify!r} is none of {', '.join(get_args(Verify))}")
-    return StudyAnswer(run_study(with_verify(spec, verify), names_of(compare, "compare"), progress))
+    asked = with_verify(spec, verify)
+    executor = executor_for(
+        jobs, scheduler, most=sum(len(candidate.devices) for candidate in asked.candidates)
+    )
+    return StudyAnswer(run_study(asked, names_of(compare, "compare"), progress, executor))
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from perfsim.api.frames import Row, frame, html_table, save_table
 from perfsim.api.naming import Named, names_of, writing
 from perfsim.catalog import Catalog
-from perfsim.errors import InputError, within_floats
+from perfsim.errors import within_floats
 from perfsim.prediction.result import SharedCaveat
 from perfsim.report.text import layout_short
 from perfsim.sweeps.points import PointResult
@@ -44,6 +44,7 @@ def sweep(
     folder: str | Path | None = None,
     compare: Sequence[str] = (),
     jobs: int | None = 1,
+    scheduler: str | None = None,
     progress: Tell = lambda _: None,
     catalog: Catalog | None = None,
 ) -> SweepAnswer:
@@ -52,17 +53,19 @@ def sweep(
     Finished points are kept in `folder`, and a second call computes only the others; without it nothing is
     kept. `compare` keeps the points of these strategies. `jobs` is the number of processes (None: all
     cores); they import the caller's main module anew, so that a script needs `if __name__ == "__main__":`.
+    With `scheduler`, the address of a Dask scheduler, its workers compute instead.
     Raises InputError for what is wrong in the file and PerfsimError where points fail.
     """
     asked = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog)
     asked = only_strategies(asked, names_of(compare, "compare"))
-    processes: Any = jobs
-    if processes is not None and not (isinstance(processes, int) and processes >= 1):
-        raise InputError(f"jobs: {jobs!r} is not a whole number of processes, 1 or more")
     if folder is not None:
-        return SweepAnswer(run_sweep(asked, Path(folder) / STORE, jobs=jobs, tell=progress))
+        return SweepAnswer(
+            run_sweep(asked, Path(folder) / STORE, jobs=jobs, scheduler=scheduler, tell=progress)
+        )
     with TemporaryDirectory() as nowhere:
-        return SweepAnswer(run_sweep(asked, Path(nowhere) / STORE, jobs=jobs, tell=progress))
+        return SweepAnswer(
+            run_sweep(asked, Path(nowhere) / STORE, jobs=jobs, scheduler=scheduler, tell=progress)
+        )
 
 
 @dataclass(frozen=True, repr=False)

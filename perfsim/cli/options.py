@@ -36,6 +36,12 @@ json_option = click.option(
 )
 
 
+scheduler_option = click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    default=None,
+    help="Compute on the workers of this Dask scheduler, e.g. tcp://host:8786.",
+)
 _QUESTION = (
     click.option(
         "--model",
@@ -162,6 +168,18 @@ class Progress:
         if now_s - self.last_s >= self.every_s:
             self.last_s = now_s
             click.echo(f"{ended:,} of {total:,} tasks simulated", err=True)
+
+
+def workers_options(processes: str) -> Callable[[Verb], Verb]:
+    """`--jobs` and `--scheduler`: who computes; `processes` is the default of the first."""
+
+    def options(verb: Verb) -> Verb:
+        jobs = click.option(
+            "--jobs", type=click.IntRange(min=1), default=None, help=f"Processes. [default: {processes}]"
+        )
+        return scheduler_option(jobs(verb))
+
+    return options
 
 
 def must_exist(path: Path) -> None:

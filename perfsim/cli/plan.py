@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from perfsim.cli.options import batch_of, emit_option, json_option, limits, question_options
+from perfsim.cli.options import batch_of, emit_option, json_option, limits, question_options, scheduler_option
 from perfsim.cli.output import print_json, print_lines
 
 OBJECTIVES = ("step-time", "time-to-accuracy", "cost")
@@ -26,6 +26,7 @@ OBJECTIVES = ("step-time", "time-to-accuracy", "cost")
     "--shown", type=click.IntRange(min=1), default=5, show_default=True, help="Layouts to list at most."
 )
 @emit_option
+@scheduler_option
 @json_option
 @limits
 def plan(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from perfsim.cli.options import VERIFY, json_option, limits, out_option, table_option
+from perfsim.cli.options import VERIFY, json_option, limits, out_option, table_option, workers_options
 from perfsim.cli.output import print_json, print_lines, progress
 from perfsim.cli.sweep import answer_sweep
 from perfsim.files import check_folder
@@ -24,9 +24,19 @@ from perfsim.files import check_folder
 )
 @out_option("Folder for the report. [default: reports/STUDY]", check_folder)
 @table_option("every batch that was tried, or the points of a sweep,")
+@workers_options("1, or all cores for a sweep")
 @json_option
 @limits
-def study(study: str, compare: str, verify: Any, out: Path | None, table: Path | None, as_json: bool) -> None:
+def study(
+    study: str,
+    compare: str,
+    verify: Any,
+    out: Path | None,
+    table: Path | None,
+    jobs: int | None,
+    scheduler: str | None,
+    as_json: bool,
+) -> None:
     """Answer a STUDY: a name of the catalogue, or a YAML file.
 
     A study with a grid or variants is answered as a sweep.
@@ -39,12 +49,13 @@ def study(study: str, compare: str, verify: Any, out: Path | None, table: Path |
     if is_sweep(study):
         if verify is not None:
             raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
-        answer_sweep(study, out, as_json=as_json, table=table, only=names)
+        answer_sweep(study, out, as_json=as_json, table=table, jobs=jobs, scheduler=scheduler, only=names)
         return
     from perfsim.api.studies import study as answer_study
     from perfsim.report.terminal.study import study_lines
 
-    answer = answer_study(study, names, verify=verify, progress=progress(quiet=as_json))
+    tell = progress(quiet=as_json)
+    answer = answer_study(study, names, verify=verify, progress=tell, jobs=jobs or 1, scheduler=scheduler)
     page = answer.save(out or Path("reports") / answer.result.study)
     if table is not None:
         answer.batch_curve.save(table)

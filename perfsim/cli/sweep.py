@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfsim.cli.options import json_option, limits, out_option, table_option
+from perfsim.cli.options import json_option, limits, out_option, table_option, workers_options
 from perfsim.cli.output import print_json, print_lines, write_error
 from perfsim.errors import PerfsimError, PlanError
 from perfsim.files import check_folder
@@ -21,15 +21,23 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(path_type=Path))
 @out_option("Folder for the report and the finished points. [default: reports/NAME]", None)
 @table_option("the points")
-@click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes. [default: all cores]")
+@workers_options("all cores")
 @click.option("--dry-run", is_flag=True, help="Print what would be computed, and stop.")
 @json_option
 @limits
 def sweep(
-    file: Path, out: Path | None, table: Path | None, jobs: int | None, dry_run: bool, as_json: bool
+    file: Path,
+    out: Path | None,
+    table: Path | None,
+    jobs: int | None,
+    scheduler: str | None,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Answer a grid of questions from FILE; finished points are kept and not computed again."""
-    answer_sweep(str(file), out, as_json=as_json, table=table, jobs=jobs, dry_run=dry_run)
+    answer_sweep(
+        str(file), out, as_json=as_json, table=table, jobs=jobs, scheduler=scheduler, dry_run=dry_run
+    )
 
 
 def answer_sweep(
@@ -39,6 +47,7 @@ def answer_sweep(
     as_json: bool,
     table: Path | None = None,
     jobs: int | None = None,
+    scheduler: str | None = None,
     dry_run: bool = False,
     only: Sequence[str] = (),
 ) -> None:
@@ -56,7 +65,7 @@ def answer_sweep(
         else:
             print_lines([plan.line])
         return
-    answered = answer(asked, folder=folder, jobs=jobs, progress=_tell)
+    answered = answer(asked, folder=folder, jobs=jobs, scheduler=scheduler, progress=_tell)
     page = _saved(answered, folder)
     if table is not None:
         answered.save_table(table)

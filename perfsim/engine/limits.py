@@ -10,14 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass, field
+from typing import NoReturn
 
 from perfsim.errors import LimitError
-
-if TYPE_CHECKING:
-    from multiprocessing.context import SpawnContext
-    from multiprocessing.sharedctypes import Synchronized
 
 Tell = Callable[[int, int], None]
 """Progress callback: tasks of the present simulation that have ended, and their total."""
@@ -32,14 +28,11 @@ class Limits:
     tell: Tell | None = None
     events: int = 0
     started_s: float = field(default_factory=time.monotonic)
-    shared: Synchronized[int] | None = None
-    """Events of all worker processes, if there are several."""
     reached: LimitError | None = None
     """The error of the limit that was reached, also where a caller went on without what it stopped."""
 
     def begin(self, total: int) -> None:
         """Raise LimitError before a simulation of `total` tasks if it would exceed the events."""
-        self._count(0)
         if self.max_events is not None and self.events + total > self.max_events:
             self._stop(
                 f"stopped after {self.events:,} events: the next simulation has {total:,} tasks, and "
@@ -60,7 +53,7 @@ class Limits:
 
         Raises LimitError if that exceeds a limit.
         """
-        self._count(ended - before)
+        self.events += ended - before
         if self.tell is not None:
             self.tell(ended, total)
         where = f"{ended:,} of {total:,} tasks of the present simulation had ended"
@@ -72,18 +65,13 @@ class Limits:
         self.reached = LimitError(message)
         raise self.reached
 
-    def _count(self, ended: int) -> None:
-        """Add events to the count of this process, or to the count that all processes share."""
-        if self.shared is None:
-            self.events += ended
-            return
-        with self.shared.get_lock():
-            self.shared.value += ended
-            self.events = self.shared.value
-
-    def in_other_processes(self, context: SpawnContext) -> Limits:
-        """These limits for worker processes: without progress callback, with a shared event count."""
-        return replace(self, tell=None, shared=context.Value("q", self.events))
+    def add(self, ended: int) -> None:
+        """Add the events of a worker. Raises LimitError where all together exceed the limit."""
+        self.events += ended
+        if self.max_events is not None and self.events > self.max_events:
+            self._stop(
+                f"stopped after {self.events:,} events: {self.max_events:,} are allowed (--max-events)"
+            )
 
 
 _PRESENT: ContextVar[Limits] = ContextVar("limits")
@@ -92,11 +80,6 @@ _PRESENT: ContextVar[Limits] = ContextVar("limits")
 def present_limits() -> Limits:
     """The limits in force; unlimited if none are set."""
     return _PRESENT.get(None) or Limits()
-
-
-def hold(limits: Limits) -> None:
-    """Apply these limits from here on; for the start of a worker process."""
-    _PRESENT.set(limits)
 
 
 @contextmanager

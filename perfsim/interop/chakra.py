@@ -219,7 +219,9 @@ COLLECTIVE_OF = {
     "broadcast": "BROADCAST",
     "all_to_all": "ALL_TO_ALL",
     "reduce_scatter": "REDUCE_SCATTER",
+    "send_recv": "ALL_TO_ALL",
 }
+"""Chakra has no shift by one rank, in which every rank sends one message; the nearest is an all-to-all."""
 
 
 def _receive(trace: Trace, source: int, number: int, rank: int) -> Node:

@@ -64,6 +64,14 @@ def _sharded_pipeline(chosen: Chosen) -> str:
     return f"ZeRO {layout.zero_stage} does not go with its pipelines" if both else ""
 
 
+def _ring(chosen: Chosen) -> str:
+    layout = chosen.layout
+    rings = layout.context > 1 and layout.context_exchange == "ring"
+    return (
+        "its context ranks exchange heads (context_exchange all_to_all), not keys and values" if rings else ""
+    )
+
+
 def _precision(chosen: Chosen) -> str:
     precision = chosen.job.recipe.precision
     return f"it has no setting for {precision}" if precision == "fp8" else ""
@@ -104,6 +112,13 @@ GAPS: tuple[Limit, ...] = (
             else ""
         )
     ),
+    (
+        lambda c: (
+            f"context {c.layout.context}; the script wraps attention in DistributedAttention (Ulysses)"
+            if c.layout.context > 1
+            else ""
+        )
+    ),
     (lambda c: "sequence parallelism of the norms" if c.layout.sequence_parallel else ""),
     (lambda c: f"{c.job.recipe.attention} attention, which the model's code chooses"),
     tf32_products,
@@ -121,7 +136,7 @@ DEEPSPEED = Tool(
     layout_type=ParallelLayout,
     runs_on="GPUs",
     settings=SETTINGS,
-    refusals=(_schedule, _sharded_pipeline, _precision),
+    refusals=(_schedule, _sharded_pipeline, _ring, _precision),
     gaps=GAPS,
     render=_text,
     how_to_start=lambda c: f"start on {c.layout.num_devices} ranks with --deepspeed_config and this file",

@@ -1,7 +1,7 @@
 """Flags of Megatron-LM: `pretrain_gpt.py` under `torchrun`, one flag on each line.
 
 Names: NVIDIA/Megatron-LM, `megatron/training/arguments.py` of Megatron-Core 0.13 and later. Megatron numbers
-ranks as perfsim does: tensor innermost, then data, then pipeline.
+ranks as perfsim does: tensor innermost, then context, then data, then pipeline.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from perfsim.interop.tool import (
     Chosen,
@@ -22,12 +22,13 @@ from perfsim.interop.tool import (
     reduced_otherwise,
     tf32_products,
 )
-from perfsim.workload import ParallelLayout
+from perfsim.workload import ContextExchange, ParallelLayout
 
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategies of Megatron-FSDP by ZeRO stage."""
 SCHEDULES = ("1f1b", "interleaved")
+CONTEXT: Mapping[ContextExchange, str] = {"ring": "p2p", "all_to_all": "a2a"}
 RANKS_IN_ALL = re.compile(r"torchrun with (\d{1,6}) ranks in all")
 """The comment of the emitted flags that says how many ranks they are for."""
 OPTIMIZERS = {"adam": "adam", "adamw": "adam", "sgd": "sgd"}
@@ -102,6 +103,8 @@ SETTINGS: tuple[Setting, ...] = (
     ("--micro-batch-size", lambda c: c.layout.micro_batch_size),
     ("--global-batch-size", lambda c: c.job.global_batch_size),
     ("--tensor-model-parallel-size", lambda c: c.layout.tensor),
+    ("--context-parallel-size", lambda c: c.layout.context if c.layout.context > 1 else None),
+    ("--cp-comm-type", lambda c: CONTEXT[c.layout.context_exchange] if c.layout.context > 1 else None),
     ("--pipeline-model-parallel-size", lambda c: c.layout.pipeline),
     ("--num-layers-per-virtual-pipeline-stage", _layers_per_virtual_stage),
     ("--pipeline-model-parallel-layout", _pipeline_layout),
@@ -113,7 +116,7 @@ SETTINGS: tuple[Setting, ...] = (
     ("--ckpt-format", lambda c: "fsdp_dtensor" if _fsdp(c) else None),
     (
         "--overlap-grad-reduce",
-        lambda c: _flag(c.job.recipe.overlap_grad_reduce and c.layout.data > 1),
+        lambda c: _flag(c.job.recipe.overlap_grad_reduce and c.layout.replicas > 1),
     ),
     ("--ddp-bucket-size", bucket_elements),
     ("--recompute-granularity", lambda c: None if c.layout.recompute == "none" else c.layout.recompute),
@@ -189,10 +192,11 @@ GAPS: tuple[Limit, ...] = (
 
 def _start(chosen: Chosen) -> str:
     layout = chosen.layout
+    context = f" x {layout.context}" if layout.context > 1 else ""
     return (
         f"torchrun with {layout.num_devices} ranks in all, pretrain_gpt.py and these flags; "
         f"data parallel {layout.data} follows from {layout.num_devices} / "
-        f"({layout.tensor} x {layout.pipeline})"
+        f"({layout.tensor} x {layout.pipeline}{context})"
     )
 
 

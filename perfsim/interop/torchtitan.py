@@ -87,6 +87,14 @@ SETTINGS: tuple[Setting, ...] = (
         "parallelism.fsdp_reshard_after_forward",
         lambda c: "always" if c.layout.zero_stage == 3 else "never",
     ),
+    (
+        "parallelism.context_parallel_degree",
+        lambda c: c.layout.context if c.layout.context > 1 else None,
+    ),
+    (
+        "parallelism.context_parallel_rotate_method",
+        lambda c: "alltoall" if c.layout.context > 1 else None,
+    ),
     ("parallelism.tensor_parallel_degree", lambda c: c.layout.tensor),
     ("parallelism.pipeline_parallel_degree", lambda c: c.layout.pipeline),
     (
@@ -133,6 +141,12 @@ def _shape(chosen: Chosen) -> str:
         f"{model.num_attention_heads} heads, {model.query_groups} key and value heads, MLP "
         f"{model.ffn_hidden_size}, vocabulary {model.vocab_size}, and name it by model.name and model.flavor"
     )
+
+
+def _heads_exchanged(chosen: Chosen) -> str:
+    layout = chosen.layout
+    exchanges = layout.context > 1 and layout.context_exchange == "all_to_all"
+    return "its context ranks rotate keys and values, they do not exchange heads" if exchanges else ""
 
 
 GAPS: tuple[Limit, ...] = (
@@ -183,7 +197,7 @@ TORCHTITAN = Tool(
     layout_type=ParallelLayout,
     runs_on="GPUs",
     settings=SETTINGS,
-    refusals=(_schedule, _precision),
+    refusals=(_schedule, _precision, _heads_exchanged),
     gaps=GAPS,
     render=_text,
     how_to_start=lambda c: (

@@ -13,6 +13,7 @@ SHORT_NAMES = {
     "tp": "tensor",
     "pp": "pipeline",
     "dp": "data",
+    "cp": "context",
     "vpp": "virtual_pipeline",
     "mbs": "micro_batch_size",
     "sp": "sequence_parallel",

@@ -7,7 +7,6 @@ speed at once slows none of them and is left out. Of the rest, only binding link
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +19,13 @@ from perfsim.graph.ragged import Ragged, offsets
 from perfsim.machines.network import Ints, Network, PeerClasses, Traffic
 from perfsim.placement.binding_links import flows_on
 
+NO_FLOWS: Mapping[int, Flow] = {}
+
 
 class SharedLinks(NamedTuple):
     """Flows by work id, and the capacity of every link on their routes."""
 
-    flows: Mapping[int, Flow] = MappingProxyType({})
+    flows: Mapping[int, Flow] = NO_FLOWS
     capacities: NDArray[np.float64] | None = None
 
 

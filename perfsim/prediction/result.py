@@ -46,8 +46,9 @@ class TimelineBar:
     lane: str
     name: str
     category: str
-    """forward, backward, recompute, optimizer, tensor_communication, pipeline_communication,
-    data_communication, weight_stream, gradient_stream or update; it sets the colour."""
+    """forward, backward, recompute, optimizer, tensor_communication, context_communication,
+    pipeline_communication, data_communication, weight_stream, gradient_stream or update; it sets the
+    colour."""
     start_s: float
     end_s: float
     microbatch: int = -1

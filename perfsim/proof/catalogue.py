@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from perfsim.strategies import STRATEGIES, strategy_names
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
-from perfsim.workload import Layout, ParallelLayout, Recompute, StreamingLayout
+from perfsim.workload import ContextExchange, Layout, ParallelLayout, Recompute, StreamingLayout
 
 MODES: tuple[Recompute, ...] = ("none", "selective", "full")
 INTERLEAVED = 2
@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
 def catalogue_cases() -> list[Case]:
     """Every case; strategies of other packages take the first layout that they list."""
-    built_in = [*_data(), *_zero3(), *_tensor(), *_pipeline(), *_three_d(), *_weight_streaming()]
+    built_in = [*_data(), *_zero3(), *_tensor(), *_pipeline(), *_three_d(), *_context(), *_weight_streaming()]
     return built_in + [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
 
 
@@ -87,6 +87,19 @@ def _three_d() -> Iterator[Case]:
                 sequence_parallel=next(sequence_parallel),
             )
             yield Case("3d", layout, 2 if name == "interleaved" else 3, next(overlaps))
+
+
+def _context() -> Iterator[Case]:
+    """Both exchanges of context ranks, with recompute, split backwards, tensor peers and sharded states."""
+    for exchange in get_args(ContextExchange):
+        base = ParallelLayout(context=2, context_exchange=exchange)
+        yield Case("3d", base)
+        yield Case("3d", replace(base, context=4, recompute="full"))
+        yield Case(
+            "3d", replace(base, tensor=2, data=2, sequence_parallel=True, zero_stage=2), 2, overlap=True
+        )
+        yield Case("3d", replace(base, pipeline=2, schedule="zb1p", zero_stage=1), 3)
+        yield Case("zero3", replace(base, data=2, zero_stage=3, recompute="full"))
 
 
 def _chunks(schedule: str) -> int:

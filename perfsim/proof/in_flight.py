@@ -20,8 +20,8 @@ from perfsim.workload import ParallelLayout
 
 PASSES: dict[str, Pass] = {"forward": "F", "backward": "B", "dgrad": "B", "wgrad": "W"}
 """By the last part of an operation's name."""
-ATTENTION, LAYER = "attention", "layer"
-"""The part of a layer that is counted, or layers that are written as one task."""
+COUNTED = ("attention", "attention.qkv", "layer")
+"""The part of a layer that is counted, of attention one task, or layers that are written as one task."""
 WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Bytes of weight inputs over those of activations, for which the peaks are compared."""
 
@@ -37,7 +37,7 @@ def held_unlike_promised(graph: TaskGraph, plan: Plan) -> Iterator[Fault]:
         return
     split = any(work.op.endswith(".wgrad") for work in graph.works)
     for rank, passes in _passes_of_layers(graph).items():
-        stage = rank // (layout.tensor * layout.data)
+        stage = rank // layout.width
         sizes = (stage, layout.pipeline, layout.virtual_pipeline, plan.num_microbatches)
         promised = in_flight(layout.schedule, *map(np.array, sizes))
         layers = len({slot.chunk for slot in passes})
@@ -58,7 +58,7 @@ def held_unlike_promised(graph: TaskGraph, plan: Plan) -> Iterator[Fault]:
 def _passes_of_layers(graph: TaskGraph) -> dict[int, list[Slot]]:
     """By rank: the passes of every layer in the order of its tasks, with the layer as the chunk."""
     parts = [work.op.rpartition(".") for work in graph.works]
-    which = [PASSES.get(end) if name in (ATTENTION, LAYER) else None for name, _, end in parts]
+    which = [PASSES.get(end) if name in COUNTED else None for name, _, end in parts]
     wanted = np.flatnonzero(np.array([passed is not None for passed in which])[graph.work])
     passes: dict[int, list[Slot]] = {}
     ranks = [rank_of(stream) for stream in graph.streams]

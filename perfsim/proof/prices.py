@@ -25,11 +25,17 @@ from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.transformer import padded_vocab_size
+from perfsim.workload import Layout, ParallelLayout
 
 STATISTIC_BYTES = 4.0
 """Per statistic of a softmax, in single precision."""
 ROUNDING = 1.0
 """Elements of rounding for each shard of a tensor that does not divide evenly."""
+
+
+def replicas_of(layout: Layout) -> int:
+    """Ranks that share optimizer states."""
+    return layout.replicas if isinstance(layout, ParallelLayout) else layout.data
 
 
 class Prices(Protocol):
@@ -50,7 +56,9 @@ def mispriced(plan: Plan, prices: Prices, program: Program, moved: Mapping[int, 
             continue
         executed = prices.counted(message, elements, work)
         priced = work.comm_bytes / prices.bytes_per_element(message)
-        if abs(executed - priced) > ROUNDING * (plan.layout.data if message.content == "table" else 1):
+        if abs(executed - priced) > ROUNDING * (
+            replicas_of(plan.layout) if message.content == "table" else 1
+        ):
             detail = f"moves {executed:,.0f} elements, is priced for {priced:,.0f}"
             yield Fault("value", program.name(task), f"its message ({message.content})", detail)
 
@@ -97,8 +105,8 @@ class GpuPrices:
         if work.kind is Kind.COMM_SEND:
             return elements / (layout.tensor if layout.sequence_parallel else 1)
         if message.content == "table":
-            shards = layout.data if layout.zero_stage == GRADIENTS_SHARDED else 1
-            complete = layout.data if layout.zero_stage else 1
+            shards = layout.replicas if layout.zero_stage == GRADIENTS_SHARDED else 1
+            complete = layout.replicas if layout.zero_stage else 1
             return elements * complete / shards + self._padding() / shards
         return elements + sum(self._difference(block, message) for block in message.blocks)
 
@@ -116,7 +124,7 @@ class GpuPrices:
     def _shares_table(self, message: Message) -> bool:
         """Whether embedding and LM head, both in a message, share one word table in it."""
         layout = self.plan.layout
-        apart = layout.zero_stage == GRADIENTS_SHARDED and layout.data > 1 and layout.num_stages > 1
+        apart = layout.zero_stage == GRADIENTS_SHARDED and layout.replicas > 1 and layout.num_stages > 1
         return self.plan.job.model.tied_embeddings and not (apart and message.content == "gradients")
 
     def _padding(self) -> float:

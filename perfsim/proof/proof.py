@@ -25,7 +25,7 @@ from perfsim.proof.execution.program import Compiler, Program
 from perfsim.proof.execution.run import Executor, Outcome
 from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.in_flight import held_unlike_promised
-from perfsim.proof.prices import mispriced
+from perfsim.proof.prices import mispriced, replicas_of
 from perfsim.proof.provers import prover
 from perfsim.proof.small_plans import training_of
 from perfsim.strategies import Plan
@@ -131,7 +131,7 @@ class Subject:
         """All ranks with their buffers, ready to run."""
         program, compiler = self.compiled
         layout = self.plan.layout
-        oracle = Oracle(self.training, layout.tensor, layout.data, compiler.rows)
+        oracle = Oracle(self.training, layout.tensor, replicas_of(layout), compiler.rows, compiler.places)
         return Executor(program, self.unfolded, compiler.initial, oracle)
 
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:

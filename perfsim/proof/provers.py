@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from perfsim.errors import InputError
 from perfsim.graph import TaskGraph
@@ -28,6 +28,15 @@ FEW_STAGES = 4
 """Up to this many stages, each has two layers."""
 
 
+class Parts(NamedTuple):
+    """What a small model has to divide into."""
+
+    heads: int
+    positions: int
+    fused: bool = False
+    """Whether attention has to be fused."""
+
+
 class Prover(Protocol):
     """What differs between kinds of machine in a proof."""
 
@@ -44,6 +53,9 @@ class Prover(Protocol):
 
     def small_layers(self, layout: Any) -> int:
         """Layers of the small model."""
+
+    def parts(self, layout: Any) -> Parts:
+        """What the small model has to divide into."""
 
     def compiler(self, graph: TaskGraph, training: SmallTraining, plan: Any) -> Compiler:
         """The compiler of a graph into a program."""
@@ -79,6 +91,13 @@ class GpuProver:
             return FEW_LAYERS
         return layout.num_stages * (2 if layout.num_stages <= FEW_STAGES else 1)
 
+    def parts(self, layout: ParallelLayout) -> Parts:
+        """Heads of each tensor peer, with an all-to-all also of each context rank; positions of each rank."""
+        exchanges = layout.context_exchange == "all_to_all"
+        heads = layout.tensor * (layout.context if exchanges else 1)
+        halves = 2 if layout.context > 1 else 1
+        return Parts(heads, layout.tensor * layout.context * halves, fused=layout.context > 1)
+
     def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> Compiler:
         """The executor of GPU graphs."""
         return GpuCompiler(graph, training, plan.layout)
@@ -96,7 +115,7 @@ class GpuProver:
         layout, words = plan.layout, []
         words += ["sequence parallel"] if layout.sequence_parallel else []
         words += [f"zero {layout.zero_stage}"] if layout.zero_stage else []
-        overlaps = plan.job.recipe.overlap_grad_reduce and layout.data > 1
+        overlaps = plan.job.recipe.overlap_grad_reduce and layout.replicas > 1
         return [*words, "reduction overlapped"] if overlaps else words
 
 
@@ -113,6 +132,10 @@ class StreamingProver:
     def small_layers(self, layout: StreamingLayout) -> int:
         """More than one group of recomputed layers."""
         return max(FEW_LAYERS, layout.recompute_layers + 1)
+
+    def parts(self, layout: StreamingLayout) -> Parts:
+        """No parts."""
+        return Parts(layout.tensor, layout.tensor)
 
     def compiler(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan) -> Compiler:
         """The executor of streamed graphs; a device holds as many layers as are prefetched."""

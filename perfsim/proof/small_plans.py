@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfsim.proof.execution.serial import STEPS, SmallTraining
-from perfsim.proof.provers import prover
+from perfsim.proof.provers import Parts, prover
 from perfsim.strategies import Plan, Strategy
 from perfsim.topology import Topology
 from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
@@ -14,10 +14,10 @@ HEAD_SIZE = 4
 LEAST_SEQUENCE, VOCABULARY = 4, 13
 
 
-def small_model(model: TransformerConfig, tensor: int, num_layers: int) -> TransformerConfig:
-    """A model with the same features and few layers, heads and words, divisible by the tensor degree."""
+def small_model(model: TransformerConfig, parts: Parts, num_layers: int) -> TransformerConfig:
+    """A model with the same features and few layers, heads and words, divisible into the parts."""
     shared = min(2, model.num_attention_heads // model.query_groups)
-    groups = tensor if shared > 1 else max(tensor, 2)
+    groups = parts.heads if shared > 1 else max(parts.heads, 2)
     hidden = groups * shared * HEAD_SIZE
     return model.model_copy(
         update={
@@ -28,23 +28,22 @@ def small_model(model: TransformerConfig, tensor: int, num_layers: int) -> Trans
             "hidden_size": hidden,
             "ffn_hidden_size": 2 * hidden,
             "vocab_size": VOCABULARY,
-            "max_position_embeddings": small_sequence(tensor),
+            "max_position_embeddings": small_sequence(parts),
         }
     )
 
 
-def small_sequence(tensor: int) -> int:
-    """A few tokens, equally many for each tensor peer."""
-    return -(-LEAST_SEQUENCE // tensor) * tensor
+def small_sequence(parts: Parts) -> int:
+    """A few tokens, equally many in each part."""
+    return -(-LEAST_SEQUENCE // parts.positions) * parts.positions
 
 
-def small_recipe(recipe: TrainingRecipe, tensor: int) -> TrainingRecipe:
+def small_recipe(recipe: TrainingRecipe, parts: Parts) -> TrainingRecipe:
     """The recipe with a short sequence; half of it reaches the LM head if not all of it did."""
-    length = small_sequence(tensor)
+    length = small_sequence(parts)
     positions = length // 2 if recipe.lm_head_positions else None
-    return recipe.model_copy(
-        update={"seq_length": length, "lm_head_positions": positions, "recompute": "auto"}
-    )
+    update = {"seq_length": length, "lm_head_positions": positions, "recompute": "auto"}
+    return recipe.model_copy(update={**update, **({"attention": "flash"} if parts.fused else {})})
 
 
 def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout, microbatches: int) -> Plan:
@@ -52,8 +51,9 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
     of_kind = prover(topology.system.kind)
     layout = of_kind.small_layout(layout)
     batch = layout.data * layout.micro_batch_size * microbatches
-    model = small_model(job.model, layout.tensor, of_kind.small_layers(layout))
-    small_job = Job(model, small_recipe(job.recipe, layout.tensor), batch)
+    parts = of_kind.parts(layout)
+    model = small_model(job.model, parts, of_kind.small_layers(layout))
+    small_job = Job(model, small_recipe(job.recipe, parts), batch)
     plan: Plan = strategy.plan(small_job, topology, layout, check_memory=False)
     return replace(plan, least_steps=STEPS)
 

@@ -21,8 +21,8 @@ STRATEGIES: dict[str, Strategy] = {
         ThreeD("pipeline", ("pipeline",), "pipeline parallelism alone: layers are divided over all devices"),
         ThreeD(
             "zero3",
-            ("tensor", "data"),
-            "data (and tensor) parallelism with sharded parameters, gradients and optimizer: ZeRO 3, FSDP",
+            ("tensor", "context", "data"),
+            "data (tensor, context) parallelism with sharded parameters and optimizer: ZeRO 3, FSDP",
             zero_stage=3,
         ),
         WeightStreaming(),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.engine.limits import present_limits
 from perfsim.errors import CatalogError, InputError, LimitError, PerfsimError, PlanError, Problem
+from perfsim.executors import IN_PROCESS, Executor, Failed
 from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.caveats import default_settings, worst_first
 from perfsim.prediction.evaluation import Evaluation
@@ -75,7 +76,12 @@ class StudyRun:
     """What ended it before all candidates were answered."""
 
 
-def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress = lambda _: None) -> StudyRun:
+def run_study(
+    spec: StudySpec,
+    compare: Sequence[str] = (),
+    progress: Progress = lambda _: None,
+    executor: Executor = IN_PROCESS,
+) -> StudyRun:
     """Answer a study; `compare` keeps the candidates of these strategies, in this order.
 
     Bad input is refused before any candidate takes its time. A candidate that cannot be answered is listed
@@ -85,30 +91,21 @@ def run_study(spec: StudySpec, compare: Sequence[str] = (), progress: Progress =
     """
     spec = spec.model_copy(update={"candidates": tuple(_chosen(spec, compare))})
     target = target_of(spec)
-    answered: list[Answered] = []
-    results: list[CandidateResult] = []
-    failed: list[tuple[str, PerfsimError]] = []
-    stopped: LimitError | None = None
     asked = [(candidate, devices) for candidate in spec.candidates for devices in candidate.devices]
     for candidate, devices in asked:
         check_question(question_of(spec, candidate, devices))
-    for candidate, devices in asked:
-        progress(f"{candidate.strategy} on {devices} x {candidate.system.name}")
-        try:
-            if stopped is not None:
-                raise stopped
-            present_limits().in_time(lambda: f"{len(answered)} of {len(asked)} candidates answered")
-            answer = _answer(spec, candidate, devices, target)
-            results.append(_result_of(answer, candidate))
-            answered.append(answer)
-        except PerfsimError as error:
-            if isinstance(error, LimitError):
-                if not answered:
-                    raise
-                stopped = error
-            failed.append((candidate.label(devices), error))
+    outcomes, stopped = _outcomes(spec, asked, target, progress, executor)
+    answered: list[Answered] = []
+    results: list[CandidateResult] = []
+    failed: list[tuple[str, PerfsimError]] = []
+    for (candidate, devices), outcome in zip(asked, outcomes, strict=True):
+        if isinstance(outcome, PerfsimError):
+            failed.append((candidate.label(devices), outcome))
+        else:
+            answered.append(outcome)
+            results.append(_result_of(outcome, candidate))
     if not answered:
-        raise _all_failed([error for _, error in failed])
+        raise stopped or _all_failed([error for _, error in failed])
     refused = [Infeasible(label, _reason(error)) for label, error in failed]
     pairs = list(zip(_told_apart(results), answered, strict=True))
     result = _result(spec, target, pairs, refused, stopped)
@@ -125,6 +122,45 @@ def _decision(spec: StudySpec, pairs: Sequence[tuple[CandidateResult, Answered]]
         asked = (answer.candidate, answer.question, answer.choice)
         options.append(option_of(spec, *asked, result.label, plan))
     return decide(options, spec.currency, spec.uncertainty.seed, spec.uncertainty.draws)
+
+
+Asked = tuple[CandidateSpec, int]
+"""A candidate and one of its numbers of devices."""
+
+
+def _outcomes(
+    spec: StudySpec, asked: Sequence[Asked], target: Target, progress: Progress, executor: Executor
+) -> tuple[list[Answered | PerfsimError], LimitError | None]:
+    """The answer of every candidate, or why it has none; and the limit that ended the study, if one did."""
+
+    def items() -> Iterator[tuple[int, tuple[str, StudySpec, CandidateSpec, int, Target]]]:
+        for place, (candidate, devices) in enumerate(asked):
+            progress(f"{candidate.strategy} on {devices} x {candidate.system.name}")
+            reached = f"{place} of {len(asked)} candidates answered"
+            yield place, (reached, spec, candidate, devices, target)
+
+    outcomes: dict[int, Answered | PerfsimError] = {}
+    stopped: LimitError | None = None
+    try:
+        with executor.answers(_asked, items()) as finished:
+            for place, outcome in finished:
+                outcomes[place] = PerfsimError(outcome.reason) if isinstance(outcome, Failed) else outcome
+    except LimitError as limit:
+        stopped = limit
+    missing = stopped or PerfsimError("was not answered")
+    return [outcomes.get(place, missing) for place in range(len(asked))], stopped
+
+
+def _asked(item: tuple[str, StudySpec, CandidateSpec, int, Target]) -> Answered | PerfsimError:
+    """The answer of a candidate, or why it has none; the entry point of a worker."""
+    reached, spec, candidate, devices, target = item
+    present_limits().in_time(lambda: reached)
+    try:
+        return _answer(spec, candidate, devices, target)
+    except LimitError:
+        raise
+    except PerfsimError as error:
+        return error
 
 
 def check_question(question: Question) -> None:

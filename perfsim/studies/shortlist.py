@@ -15,7 +15,8 @@ from itertools import islice
 from typing import Any, Literal
 
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.errors import InputError, LayoutError
+from perfsim.errors import InputError, LayoutError, LimitError, PerfsimError
+from perfsim.executors import Executor, Failed
 from perfsim.interop.emit import emit
 from perfsim.machines.layout_text import text_of
 from perfsim.prediction.accuracy import accuracy_of
@@ -160,6 +161,27 @@ class Planned:
             with suppress(LayoutError):
                 return emit(tool, other.plan, remark)
         raise refused
+
+
+def plan_on(executor: Executor, question: Question, objective: Objective, shown: int) -> Planned:
+    """`plan_layouts` by a worker, as one item. Raises as it does, and PerfsimError where the worker dies."""
+    with executor.answers(_planned, [("", (question, objective, shown))]) as finished:
+        ((_, outcome),) = finished
+    if isinstance(outcome, Failed):
+        raise PerfsimError(outcome.reason)
+    if isinstance(outcome, PerfsimError):
+        raise outcome
+    return outcome
+
+
+def _planned(item: tuple[Question, Objective, int]) -> Planned | PerfsimError:
+    """The shortlist, or why there is none; the entry point of a worker."""
+    try:
+        return plan_layouts(*item)
+    except LimitError:
+        raise
+    except PerfsimError as error:
+        return error
 
 
 def plan_layouts(question: Question, objective: Objective = "step-time", shown: int = SHOWN) -> Planned:

@@ -28,7 +28,7 @@ from perfsim.prediction.question import MEMORY_LIMIT
 from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.sizes import MOST_CHOICES
 from perfsim.spec import CatalogSpec, FolderName, Spec
-from perfsim.strategies import strategy_names
+from perfsim.strategies import STRATEGIES, strategy_names
 from perfsim.studies.price_spec import Currency, EnergySpec, PriceSpec
 from perfsim.suggest import did_you_mean
 from perfsim.units import number
@@ -103,7 +103,7 @@ class CandidateSpec(Spec):
     def _strategies_exist(cls, names: Any) -> Any:
         """Every name is that of a strategy; a plug-in that fails is reported when it is asked."""
         for name in _names(names):
-            if name not in (known := strategy_names()):
+            if name not in STRATEGIES and name not in (known := strategy_names()):
                 raise _refusal(f"unknown strategy {name!r}", did_you_mean(name, known))
         return names
 

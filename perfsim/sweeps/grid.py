@@ -160,6 +160,7 @@ class _Builder:
     mapping: LocatedMapping
     studies: dict[str, StudySpec] = field(default_factory=dict)
     systems: dict[str, SystemSpec] = field(default_factory=dict)
+    probed: set[tuple[object, ...]] = field(default_factory=set)
 
     def points(
         self, candidate: CandidateSpec, axes: Sequence[Axis], variant: str, changes: Sequence[Axis]
@@ -189,11 +190,36 @@ class _Builder:
             system = self.system(candidate.system, changes)
             chosen = candidate.model_copy(update={"system": system, "devices": (devices,)})
             study = self.study(changes).model_copy(update={"candidates": (chosen,)})
-            _probe(study)
+            self.probe(study)
         except InputError as error:
             label = _label(candidate, devices, changes)
             raise CatalogError([self.placed(label, problem) for problem in error.problems]) from None
         return study
+
+    def probe(self, study: StudySpec) -> None:
+        """Raise InputError for bad input: a target or a device count; the run reports what a point lacks.
+
+        What depends on the study alone, on the system with its devices, and on the system with the recipe is
+        checked once for all points that share it.
+        """
+        candidate = study.candidates[0]
+        system, devices = candidate.system, candidate.devices[0]
+        shared = id(study.model), id(study.recipe), id(study.convergence)
+        if self.new("target", *shared):
+            target_of(study)
+        question = question_of(study, candidate, devices)
+        if self.new(
+            "prices", id(system), id(study.recipe), candidate.strategy, id(candidate.cluster_calibration)
+        ):
+            check_question(question)
+        elif self.new("devices", id(system), devices):
+            _ = question.topology
+
+    def new(self, *shared: object) -> bool:
+        """Whether this was not asked before. Ids stand for descriptions, which stay alive with the grid."""
+        before = len(self.probed)
+        self.probed.add(shared)
+        return len(self.probed) > before
 
     def placed(self, label: str, problem: Problem) -> Problem:
         """The problem at the grid's line, with the label of its point, unless it has a place."""
@@ -227,10 +253,3 @@ class _Builder:
 def _suits(axis: Axis, candidate: CandidateSpec) -> bool:
     """Whether a candidate has the field of an axis."""
     return axis.root != "system" or has_field(candidate.system, axis.inner)
-
-
-def _probe(study: StudySpec) -> None:
-    """Raise InputError for bad input: a target or a device count; the run reports what a point lacks."""
-    candidate = study.candidates[0]
-    target_of(study)
-    check_question(question_of(study, candidate, candidate.devices[0]))

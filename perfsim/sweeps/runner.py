@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
 from perfsim.convergence.wall_clock import RunPart
-from perfsim.engine.limits import hold, present_limits
 from perfsim.errors import InputError, LimitError, PerfsimError, within_floats
+from perfsim.executors import Failed, available_processes, executor_for
+from perfsim.executors.executor import ExecutorLost
 from perfsim.prediction.documents import Document, prediction_from
 from perfsim.prediction.predict import prediction_of
 from perfsim.studies.assumptions import assumptions_of
@@ -32,10 +26,9 @@ from perfsim.sweeps.grid import SweepPoint, expand
 from perfsim.sweeps.points import Answer, PointResult
 from perfsim.sweeps.result import SweepResult
 from perfsim.sweeps.spec import StudyCatalog, SweepSpec
-from perfsim.sweeps.store import Store, Stored, StoreError, digest_of
+from perfsim.sweeps.store import Digests, Store, Stored, StoreError
 
 Tell = Callable[[str], None]
-Finished = Iterator[tuple[str, Stored]]
 
 STORE = "points.sqlite"
 """The file of finished points in a sweep's folder."""
@@ -125,14 +118,15 @@ def only_strategies(sweep: Sweep, names: Sequence[str]) -> Sweep:
 
 def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> SweepPlan:
     """How many points a sweep has, how many are stored, and an estimate of the time for the others."""
-    digests = {digest_of(point.study): point for point in sweep.points}
+    digests = dict(zip(_digests(sweep), sweep.points, strict=True))
     stored: dict[str, Stored] = {}
     if store_path.exists():
         with Store(store_path) as store:
             stored = store.find(digests)
     pending = [point for digest, point in digests.items() if digest not in stored]
-    jobs = _processes(jobs, len(pending))
-    seconds = sum(_expected_s(point, digests, stored) for point in pending)
+    jobs = max(1, min(jobs or available_processes(), len(pending)))
+    expected_s = _expected_s(digests, stored)
+    seconds = sum(expected_s.get(point.candidate.strategy, POINT_S) for point in pending)
     return SweepPlan(
         name=sweep.name,
         points=len(digests),
@@ -142,45 +136,74 @@ def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> Sweep
     )
 
 
-def _expected_s(point: SweepPoint, digests: Mapping[str, SweepPoint], stored: Mapping[str, Stored]) -> float:
-    """The mean time of stored points of the same strategy."""
-    alike = [
-        answer.seconds
-        for digest, answer in stored.items()
-        if digests[digest].candidate.strategy == point.candidate.strategy
-    ]
-    return sum(alike) / len(alike) if alike else POINT_S
+def _digests(sweep: Sweep) -> list[str]:
+    """The digest of each point."""
+    digests = Digests()
+    return [digests.of(point.study) for point in sweep.points]
+
+
+def _expected_s(digests: Mapping[str, SweepPoint], stored: Mapping[str, Stored]) -> dict[str, float]:
+    """By strategy, the mean time of its stored points."""
+    times_s: dict[str, list[float]] = {}
+    for digest, answer in stored.items():
+        times_s.setdefault(digests[digest].candidate.strategy, []).append(answer.seconds)
+    return {strategy: sum(alike) / len(alike) for strategy, alike in times_s.items()}
 
 
 def run_sweep(
-    sweep: Sweep, store_path: Path, *, jobs: int | None = None, tell: Tell = lambda _: None
+    sweep: Sweep,
+    store_path: Path,
+    *,
+    jobs: int | None = None,
+    scheduler: str | None = None,
+    tell: Tell = lambda _: None,
 ) -> SweepResult:
     """Answer every point that is not stored yet, storing each answer as soon as it is finished.
 
-    A point that cannot be answered keeps its reasons and loses no other. Raises SweepInterrupted at Ctrl-C
-    and LimitError at a limit; all finished points are kept.
+    `jobs` processes compute them (None: one for each core), or the workers of a Dask `scheduler`. A point
+    that cannot be answered keeps its reasons and loses no other; one whose workers die is not stored. Raises
+    SweepInterrupted at Ctrl-C, LimitError at a limit and PerfsimError where the scheduler goes away; all
+    finished points are kept.
     """
-    digests = [digest_of(point.study) for point in sweep.points]
+    digests = _digests(sweep)
     by_digest = dict(zip(digests, sweep.points, strict=True))
     with Store(store_path) as store:
-        answers = store.find(by_digest)
+        answers: dict[str, Stored | Failed] = {**store.find(by_digest)}
         pending = {digest: point for digest, point in by_digest.items() if digest not in answers}
         _say_what_is_wrong(store, len(pending), tell)
         progress = _Progress(len(by_digest), len(answers), tell)
         try:
-            with _answering(pending, _processes(jobs, len(pending))) as finished:
-                _keep(finished, store, answers, progress)
+            if pending:
+                _compute(pending, store, answers, progress, jobs, scheduler)
         except LimitError as limit:
             raise LimitError(_kept(str(limit), progress)) from None
         except KeyboardInterrupt:
             raise SweepInterrupted(_kept("interrupted", progress)) from None
-        except BrokenProcessPool:
-            reason = "a process died, perhaps out of memory (try fewer --jobs)"
-            raise PerfsimError(_kept(reason, progress)) from None
+        except ExecutorLost as lost:
+            raise PerfsimError(_kept(str(lost), progress)) from None
     results = [_result(point, answers[digest]) for digest, point in zip(digests, sweep.points, strict=True)]
     spec = sweep.spec
     assumptions = _assumptions(sweep.points)
     return SweepResult(spec.name, spec.title, spec.question, spec.study.name, tuple(results), assumptions)
+
+
+def _compute(
+    pending: Mapping[str, SweepPoint],
+    store: Store,
+    answers: dict[str, Stored | Failed],
+    progress: _Progress,
+    jobs: int | None,
+    scheduler: str | None,
+) -> None:
+    """Answer points, and store every answer as it arrives."""
+    executor = executor_for(jobs, scheduler, most=len(pending), tell=progress.tell)
+    items = ((digest, point.study) for digest, point in pending.items())
+    with executor.answers(answer_text, items) as finished:
+        for digest, answer in finished:
+            if isinstance(answer, Stored):
+                store.put(digest, answer)
+            answers[digest] = answer
+            progress.count_finished()
 
 
 def _say_what_is_wrong(store: Store, pending: int, tell: Tell) -> None:
@@ -210,14 +233,6 @@ def _machine_name(point: SweepPoint) -> tuple[str, ...]:
     return (point.candidate.system.name, *([cluster.name] if cluster else []))
 
 
-def _keep(finished: Finished, store: Store, answers: dict[str, Stored], progress: _Progress) -> None:
-    """Store every answer as it arrives."""
-    for digest, answer in finished:
-        store.put(digest, answer)
-        answers[digest] = answer
-        progress.count_finished()
-
-
 def _kept(reason: str, progress: _Progress) -> str:
     return (
         f"{reason}: {progress.done} of {progress.total} points are finished and kept; "
@@ -225,59 +240,8 @@ def _kept(reason: str, progress: _Progress) -> str:
     )
 
 
-def _processes(jobs: int | None, pending: int) -> int:
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(jobs or available, pending))
-
-
-@contextmanager
-def _answering(pending: Mapping[str, SweepPoint], jobs: int) -> Iterator[Finished]:
-    """Answers in the order in which they finish; every process has ended when this returns or raises."""
-    if jobs == 1:
-        yield _one_by_one(pending)
-        return
-    earlier = set(active_children())
-    spawn = get_context("spawn")
-    limits = present_limits().in_other_processes(spawn)
-    pool = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=hold, initargs=(limits,))
-    try:
-        with _interrupts_ignored():
-            futures = {pool.submit(answer_text, point.study): digest for digest, point in pending.items()}
-        yield _as_finished(futures)
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(active_children()) - earlier:
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown()
-
-
-def _one_by_one(pending: Mapping[str, SweepPoint]) -> Finished:
-    for digest, point in pending.items():
-        yield digest, answer_text(point.study)
-
-
-def _as_finished(futures: Mapping[Future[Stored], str]) -> Finished:
-    for future in as_completed(futures):
-        yield futures[future], future.result()
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Processes started inside ignore Ctrl-C, which a terminal sends to all; the parent terminates them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def answer_text(study: StudySpec) -> Stored:
-    """The answer to a study of one candidate as JSON text; the entry point of a worker process."""
+    """The answer to a study of one candidate as JSON text; the entry point of a worker."""
     started = time.perf_counter()
     text = json.dumps(_answer(study), sort_keys=True, allow_nan=False)
     return Stored(text, time.perf_counter() - started)
@@ -300,7 +264,9 @@ def _answered(study: StudySpec) -> Answer:
     return Answer(prediction, answered.choice.answer, whole_run_of(answered.question, answered.choice))
 
 
-def _result(point: SweepPoint, stored: Stored) -> PointResult:
+def _result(point: SweepPoint, stored: Stored | Failed) -> PointResult:
+    if isinstance(stored, Failed):
+        return PointResult(point, None, (stored.reason,))
     document = json.loads(stored.text)
     if "reasons" in document:
         return PointResult(point, None, tuple(document["reasons"]))

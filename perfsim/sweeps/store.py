@@ -14,15 +14,15 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pydantic import BaseModel
+
 from perfsim.errors import PerfsimError
-from perfsim.prediction.accuracy import recorded
+from perfsim.prediction.model_version import model_version
 from perfsim.studies.spec import StudySpec
-from perfsim.version import __version__
 
 SCHEMA = 2
 """Version of the table's columns, kept in the file's `user_version`."""
@@ -32,7 +32,6 @@ WAIT_S = 30.0
 _PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit"})
 """Keys that explain a value and do not affect an answer."""
 _INPUTS = ("model", "recipe", "convergence", "batch_sizes", "memory_limit", "candidates", "perturbations")
-_PRESENTATION = frozenset({"report", "api", "cli", "__main__.py"})
 
 
 class StoreError(PerfsimError):
@@ -146,14 +145,42 @@ def _explained(path: Path) -> Iterator[None]:
         raise StoreError(f"{path}: is not a store of finished points ({error}); delete it") from None
 
 
-def digest_of(study: StudySpec) -> str:
-    """SHA-256 of everything that affects the answer to a study, in 64 hexadecimal digits.
+class Digests:
+    """Digests of studies; descriptions that several of them share are taken apart once."""
 
-    This covers the resolved descriptions (hardware, calibrations, model, recipe, candidates, batches, law)
-    without file names, titles, sources and reasons, and the version of the model.
-    """
-    inputs = {name: _without_prose(study.model_dump(mode="json", include={name})[name]) for name in _INPUTS}
-    document = {"inputs": inputs, "model_version": model_version()}
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[BaseModel, str]] = {}
+
+    def of(self, study: StudySpec) -> str:
+        """SHA-256 of everything that affects the answer to a study, in 64 hexadecimal digits.
+
+        This covers the resolved descriptions (hardware, calibrations, model, recipe, candidates, batches,
+        law) without file names, titles, sources and reasons, and the version of the model.
+        """
+        inputs = {name: self._part(getattr(study, name)) for name in _INPUTS if name != "candidates"}
+        inputs["candidates"] = [self._parts(candidate) for candidate in study.candidates]
+        return _digest({"inputs": inputs, "model_version": model_version()})
+
+    def _parts(self, spec: BaseModel) -> dict[str, Any]:
+        return {name: self._part(value) for name, value in spec}
+
+    def _part(self, value: Any) -> Any:
+        """A description's digest; any other value as it is."""
+        if not isinstance(value, BaseModel):
+            return value
+        known = self._known.get(id(value))
+        if known is None:
+            digest = _digest(_without_prose(value.model_dump(mode="json")))
+            known = self._known[id(value)] = value, digest  # which keeps the id from being used again
+        return known[1]
+
+
+def digest_of(study: StudySpec) -> str:
+    """The digest of one study."""
+    return Digests().of(study)
+
+
+def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, allow_nan=False).encode("utf-8")).hexdigest()
 
 
@@ -164,19 +191,3 @@ def _without_prose(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_prose(item) for item in value]
     return value
-
-
-@cache
-def model_version() -> str:
-    """The version of perfsim, of its computing modules, and of the recorded errors that set bands.
-
-    The modules are included so that a corrected model does not reuse old answers.
-    """
-    package = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        name = path.relative_to(package)
-        if name.parts[0] not in _PRESENTATION and name.parts[0] != "_data":
-            digest.update(name.as_posix().encode("utf-8") + b"\0" + path.read_bytes() + b"\0")
-    digest.update(json.dumps(recorded(), sort_keys=True).encode("utf-8"))
-    return f"{__version__}+{digest.hexdigest()[:16]}"

@@ -11,7 +11,7 @@ from typing import Literal
 
 from perfsim.calibration import Fusion
 from perfsim.hardware import Precision
-from perfsim.workload import Attention, KernelPrecisions, TransformerConfig
+from perfsim.workload import Attention, ContextExchange, KernelPrecisions, TransformerConfig
 
 Partition = Literal["none", "column", "row", "streamed"]
 
@@ -71,11 +71,19 @@ class LayerSlice:
     """What runs in fewer than 16 bits; None: nothing."""
     recompute_stops_early: bool = False
     """Recompute of a layer stops at the last tensor that its backward reads, so it skips its last linear."""
+    context: int = 1
+    """Ranks that share every sequence."""
+    context_exchange: ContextExchange = "ring"
 
     @property
     def tokens(self) -> int:
-        """Tokens of one micro-batch: T = b s."""
-        return self.micro_batch_size * self.seq_length
+        """Tokens of one micro-batch on one rank: T = b s / c."""
+        return self.micro_batch_size * self.seq_length // self.context
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of keys and values to which attention is computed one after the other."""
+        return self.context if self.context_exchange == "ring" else 1
 
     @property
     def activation_elements(self) -> int:
@@ -226,9 +234,9 @@ def attention_projections(part: LayerSlice) -> tuple[Kernel, Kernel]:
 
 
 def attention_core(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Scores, softmax, dropout and context; a single kernel with flash attention."""
+    """Scores, softmax, dropout and context; with flash attention a single kernel for each block of keys."""
     if part.attention == "flash":
-        return (_flash("flash_attention", part, matmuls=2),)
+        return (_flash("flash_attention", part, matmuls=2),) * part.blocks
     heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
     scores, size = float(heads) * s * s, part.element_bytes
     return (
@@ -248,7 +256,7 @@ def _heads_to_tokens(name: str, part: LayerSlice) -> Kernel:
 def attention_core_backward(part: LayerSlice) -> tuple[Kernel, ...]:
     """Gradients of the attention core: twice the matrix work, more for flash (recomputes scores)."""
     if part.attention == "flash":
-        return (_flash("flash_attention.backward", part, matmuls=5),)
+        return (_flash("flash_attention.backward", part, matmuls=5),) * part.blocks
     heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
     scores, size = float(heads) * s * s, part.element_bytes
     return (
@@ -268,8 +276,13 @@ def _local_heads(part: LayerSlice) -> int:
 
 
 def _flash(name: str, part: LayerSlice, matmuls: int) -> Kernel:
-    """Flash attention: `matmuls` products of s x s x d per head, half of each under a causal mask."""
-    heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
+    """Flash attention: `matmuls` products of s x s x d per head, half of each under a causal mask.
+
+    Context ranks have s / c positions of all heads, or all positions of a c-th of the heads. The first have
+    positions from both ends of the sequence, so under a causal mask too all blocks are equal.
+    """
+    heads, s, d = _local_heads(part), part.seq_length // part.blocks, part.model.head_size
+    heads = heads * part.blocks // part.context
     seen = 0.5 if part.model.causal else 1.0
     return Kernel(
         name=name,

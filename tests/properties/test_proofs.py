@@ -35,6 +35,8 @@ def layouts(draw: st.DrawFn) -> ParallelLayout:
         sequence_parallel=draw(st.booleans()) and tensor > 1,
         zero_stage=draw(st.sampled_from([0, 1, 2, 3])),
         recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        context=draw(st.sampled_from([1, 1, 2, 3])),
+        context_exchange=draw(st.sampled_from(["ring", "all_to_all"])),
     )
     if draw(st.booleans()):
         stages = layout.num_stages
@@ -67,7 +69,7 @@ def test_every_legal_layout_is_proven(
 
 def planned(toys: ModuleType, job: Job, layout: ParallelLayout, microbatches: int) -> Plan:
     """The small plan of a layout; layouts that the rules refuse are not asked for."""
-    topology = toys.topology(layout.num_devices, toys.gpu_cluster(gpus=16, nics=16))
+    topology = toys.topology(layout.num_devices, toys.gpu_cluster(gpus=max(16, layout.num_devices), nics=16))
     try:
         return small_plan(strategy("3d"), job, topology, layout, microbatches)
     except LayoutError:

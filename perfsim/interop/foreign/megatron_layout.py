@@ -10,9 +10,9 @@ from typing import Any
 
 from perfsim.interop.foreign.settings import Settings
 from perfsim.interop.foreign.shape import Gap
-from perfsim.interop.megatron import RANKS_IN_ALL, SHARDING
+from perfsim.interop.megatron import CONTEXT, RANKS_IN_ALL, SHARDING
 from perfsim.sizes import MOST_DEVICES, MOST_LAYERS
-from perfsim.workload import ParallelLayout
+from perfsim.workload import ContextExchange, ParallelLayout
 
 
 def world_size(settings: Settings, variables: Mapping[str, str], text: str) -> int | None:
@@ -75,8 +75,10 @@ def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple
     )
     pipeline = settings.integer("pipeline_model_parallel_size", default=1, most=MOST_DEVICES) or 1
     context = settings.integer("context_parallel_size", default=1, most=MOST_DEVICES) or 1
-    if context > 1:
-        gaps.append(Gap(f"context parallelism over {context} ranks", changes_model=False))
+    exchanges: dict[str, ContextExchange] = {name: exchange for exchange, name in CONTEXT.items()}
+    kind = settings.text("cp_comm_type").split()
+    if context > 1 and kind and kind[0] not in exchanges:
+        gaps.append(Gap(f"context ranks that exchange by {kind[0]}; a ring is taken", changes_model=False))
     experts = settings.integer("expert_model_parallel_size", default=1, most=MOST_DEVICES) or 1
     if experts > 1:
         gaps.append(Gap(f"expert parallelism over {experts} ranks", changes_model=False))
@@ -105,8 +107,10 @@ def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple
         zero_stage=stages.get(sharding, stage) if fsdp else stage,
         micro_batch_size=settings.integer("micro_batch_size", "batch_size", default=1) or 1,
         recompute=_recompute(settings),
+        context=context,
+        context_exchange=exchanges.get(kind[0], "ring") if kind else "ring",
     )
-    return layout, None if world is None else world // context
+    return layout, world
 
 
 def _recompute(settings: Settings) -> Any:

@@ -146,9 +146,8 @@ def _layout(
     experts = max(1, _degree(settings, "expert_parallel_degree"))
     replicas = max(1, _degree(settings, "data_parallel_replicate_degree"))
     shards = _degree(settings, "data_parallel_shard_degree", default=-1)
-    for degree, word in ((context, "context"), (experts, "expert")):
-        if degree > 1:
-            gaps.append(Gap(f"{word} parallelism over {degree} ranks", changes_model=False))
+    if experts > 1:
+        gaps.append(Gap(f"expert parallelism over {experts} ranks", changes_model=False))
     if shards < 1 and world is not None:
         ways = tensor * pipeline * context * replicas
         if world % ways:
@@ -170,9 +169,10 @@ def _layout(
         micro_batch_size=_micro(settings, pipeline),
         recompute=mode,
         recompute_every=every,
+        context=context,
     )
     layout = _staged(settings, layout, shape)
-    return layout, None if data is None else data * tensor * pipeline
+    return layout, None if data is None else layout.num_devices
 
 
 def _micro(settings: Settings, pipeline: int) -> int:

@@ -11,6 +11,7 @@ from perfsim.strategies import Plan
 _BETWEEN_NODES = ("node.nic", "node.nics", "fabric.oversubscription")
 INPUTS: Mapping[str, tuple[str, ...]] = {
     "exposed tensor communication": ("node.scale_up",),
+    "exposed context communication": ("node.scale_up", *_BETWEEN_NODES),
     "exposed data communication": _BETWEEN_NODES,
     "exposed pipeline communication": _BETWEEN_NODES,
 }

@@ -94,10 +94,12 @@ class GpuCluster(Machine):
 
     def published_layout(self, settings: Mapping[str, Any], /) -> ParallelLayout:
         """The layout of the run, with the chunks that its schedule needs; other settings are left out."""
-        chunks = max(settings["virtual_pipeline"], least_chunks(settings["schedule"]))
         known = {field.name for field in fields(ParallelLayout)}
         own = {name: value for name, value in settings.items() if name in known}
-        return ParallelLayout(**{**own, "virtual_pipeline": chunks})
+        own["virtual_pipeline"] = max(settings["virtual_pipeline"], least_chunks(settings["schedule"]))
+        own["context"] = settings["context_parallel"]
+        own["context_exchange"] = "all_to_all" if settings["context_comm"] == "a2a" else "ring"
+        return ParallelLayout(**own)
 
     def usual_settings(self, layout: ParallelLayout, recipe: TrainingRecipe, /) -> list[Setting]:
         """The settings that Megatron-LM's README recommends.
@@ -126,7 +128,8 @@ class GpuCluster(Machine):
         if "virtual_pipeline" not in given:
             layout = replace(layout, virtual_pipeline=least_chunks(layout.schedule))
         if "data" not in given:
-            layout = replace(layout, data=max(1, devices // (layout.tensor * layout.pipeline)))
+            held = layout.tensor * layout.context * layout.pipeline
+            layout = replace(layout, data=max(1, devices // held))
         return layout
 
 

@@ -68,7 +68,8 @@ class FatTreeNetwork(Network):
     def _load(self, work: Work, groups: Ints) -> Traffic:
         """Traffic of a class of work that groups of ranks do at the same time.
 
-        A send goes one way. In a collective inside a node each rank sends to its neighbour at the bus rate.
+        A send goes one way. In a collective inside a node, and in a shift by one rank (a `send_recv` of a
+        whole group), each rank sends to its neighbour.
         In one across nodes each rank of a node is on a ring of its own and has an equal share of the node's
         NICs. So every rank sends to one neighbour and receives from another at that share, whatever the
         algorithm, which agrees with how collectives are priced. There are as many rings as the emptiest node
@@ -85,7 +86,7 @@ class FatTreeNetwork(Network):
             source, target = _round_hops(groups, work.op)
         elif work.kind is not Kind.COMM_COLL:
             source, target = groups[:, 0], groups[:, 1]
-        elif inside:
+        elif inside or work.op == "send_recv":
             shifts = range(1, meshed + 1)
             source = np.concatenate([groups.ravel() for _ in shifts])
             target = np.concatenate([np.roll(groups, -shift, axis=1).ravel() for shift in shifts])
@@ -105,7 +106,7 @@ class FatTreeNetwork(Network):
 
     def _meshes(self, work: Work, groups: Ints) -> int:
         """Links over which a rank divides what it sends inside the node of a full mesh."""
-        divided = work.kind is Kind.COMM_COLL and not work.op.startswith("tree.")
+        divided = work.kind is Kind.COMM_COLL and not work.op.startswith("tree.") and work.op != "send_recv"
         return max(1, groups.shape[1] - 1) if divided else 1
 
     def sent_bytes(self, work: Work, /) -> float:
@@ -113,6 +114,8 @@ class FatTreeNetwork(Network):
         if work.kind is not Kind.COMM_COLL or work.group is None or work.op.startswith("tree."):
             return work.comm_bytes
         shape = self.tree.group_shape(work.group.ranks)
+        if work.op == "send_recv":
+            return work.comm_bytes
         rings = shape.fewest_per_node if shape.nodes > 1 else 1
         is_step = work.op.startswith("ring.")
         factor = 1.0 if is_step else ring.wire_factor(cast(CollectiveOp, work.op), shape.size)

@@ -13,7 +13,8 @@ import numpy as np
 
 from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, WHOLE_DEVICE, Kind, Task
 from perfsim.proof.execution.adam import Moments, adam, clipping
-from perfsim.proof.execution.gpu_compute import SHARDED_PARAMETERS, GpuCompute, Partial
+from perfsim.proof.execution.context import CONTEXT_OPERATIONS, ContextCompute
+from perfsim.proof.execution.gpu_compute import SHARDED_PARAMETERS, Partial
 from perfsim.proof.execution.layout import Array, cut
 from perfsim.proof.execution.movement import combined, pieces, summed
 from perfsim.proof.execution.oracle import CLIPPED, NORM
@@ -44,7 +45,7 @@ class Gradients(NamedTuple):
     cells: list[Cell]
 
 
-class GpuCompiler(GpuCompute):
+class GpuCompiler(ContextCompute):
     """Compiles graphs of `3d`, of its special cases and of ZeRO."""
 
     gathers: dict[int, int]
@@ -199,7 +200,7 @@ class GpuCompiler(GpuCompute):
     def _words(self, rank: int, block: int, *, shard: bool) -> slice:
         """Position of the words in a block's flat vector, or in its shard."""
         layout = self.share(rank).layouts[block]
-        return layout.shard_part("words", self.layout.data) if shard else layout.parts["words"]
+        return layout.shard_part("words", self.layout.replicas) if shard else layout.parts["words"]
 
     # ------------------------------------------------------------------------- data collectives
     def _targets(self, block: int, buckets: int = 1) -> list[int]:
@@ -324,7 +325,7 @@ class GpuCompiler(GpuCompute):
 
     def _squared(self, rank: int, own: Sequence[Gradients], total: dict[int, Array]) -> float:
         """The sum of squares of a rank's gradients; each parameter counts on one rank."""
-        share, data, replica = self.share(rank), self.layout.data, rank // self.layout.tensor
+        share, data, replica = self.share(rank), self.layout.replicas, rank // self.layout.tensor
         norm = 0.0
         for block, shard, _ in own:
             once = share.layouts[block].counted
@@ -400,7 +401,7 @@ class GpuCompiler(GpuCompute):
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""
-        share, data = self.share(rank), self.layout.data
+        share, data = self.share(rank), self.layout.replicas
         layout, replica = share.layouts[cell.number], rank // self.layout.tensor
         shard = (cell.place, cell.number) in self.sharded
         if cell.name in ("weights", "weight shard"):
@@ -445,5 +446,6 @@ OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
     "data_communication: all_reduce": GpuCompiler.data_reduce,
     "data_communication: reduce_scatter": GpuCompiler.data_reduce,
     "data_communication: all_gather": GpuCompiler.data_gather,
+    **CONTEXT_OPERATIONS,
 }
 """Method for each operation (`Work.op`, for communication with its category); add new ones here."""

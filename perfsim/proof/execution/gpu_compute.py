@@ -39,7 +39,7 @@ from perfsim.proof.execution.vocabulary import (
     head_wgrad,
     losses_of,
 )
-from perfsim.workload import ParallelLayout
+from perfsim.workload import ContextExchange, ParallelLayout
 
 GRADIENT_BUCKETS = 2
 """Whole gradients of layers that a rank holds at once if gradients are sharded (ZeRO 2)."""
@@ -71,6 +71,17 @@ class Kept(NamedTuple):
     x: Array
 
 
+def places_of(length: int, ranks: int, rank: int, exchange: ContextExchange) -> tuple[int, ...]:
+    """The positions of a sequence on one of the ranks that share it.
+
+    In a ring, one part from each end, so that causal attention is equal work; else consecutive ones.
+    """
+    parts = 2 * ranks if exchange == "ring" else ranks
+    numbers = (rank, parts - 1 - rank) if exchange == "ring" else (rank,)
+    size = length // parts
+    return tuple(place for part in numbers for place in range(part * size, (part + 1) * size))
+
+
 class GpuCompute(Compiler):
     """Compiles the compute tasks of one GPU plan."""
 
@@ -79,8 +90,7 @@ class GpuCompute(Compiler):
         self.layout = layout
         self.recomputed = {task.block for task in graph.tasks() if task.work.category == "recompute"}
         """Layers whose activations are computed again."""
-        peers = layout.tensor
-        self.shares = [Share(training.model, training.seq_length, peers, peer) for peer in range(peers)]
+        self.shares = [self._share(rank) for rank in range(layout.tensor * layout.context)]
         self.partial: dict[int, Partial] = {}
         self.slot_of: dict[tuple[int, int], Cell] = {}
         """Slot of the gathered weights of a block."""
@@ -98,16 +108,28 @@ class GpuCompute(Compiler):
     def scattered(self) -> bool:
         """Whether gradients are reduced after every micro-batch (ZeRO 2 and 3)."""
         stage = self.layout.zero_stage
-        return stage == SHARDED_PARAMETERS or (stage == SHARDED_GRADIENTS and self.layout.data > 1)
+        return stage == SHARDED_PARAMETERS or (stage == SHARDED_GRADIENTS and self.layout.replicas > 1)
 
     def share(self, rank: int) -> Share:
-        """The share of a rank, by its offset among peers: tensor innermost, then data."""
+        """The share of a rank, by its offset among peers: tensor innermost, then context, then data."""
         return self.shares[rank % len(self.shares)]
+
+    def _share(self, rank: int) -> Share:
+        layout, model, length = self.layout, self.training.model, self.training.seq_length
+        places = None
+        if layout.context > 1:
+            places = places_of(length, layout.context, rank // layout.tensor, layout.context_exchange)
+        return Share(model, length, layout.tensor, rank % layout.tensor, places)
+
+    def places(self, rank: int) -> Tokens | slice:
+        """The positions of each sample that a rank has."""
+        return slice(None) if self.layout.context == 1 else np.array(self.share(rank).places)
 
     def rows(self, rank: int, microbatch: int) -> Tokens:
         """The samples of the batch that a rank has in a micro-batch."""
         size = self.layout.micro_batch_size
-        first = (microbatch * self.layout.data + rank // self.layout.tensor) * size
+        replica = rank // len(self.shares) % self.layout.data
+        first = (microbatch * self.layout.data + replica) * size
         return np.arange(first, first + size)
 
     def views(self, rank: int, block: int, flat: Array) -> Weights:
@@ -387,7 +409,7 @@ class GpuCompute(Compiler):
 
         def dgrad(rank: int, operands: Values, buffers: Values) -> tuple[Array, HeadInputs, Array]:
             w, share, count = self.views(rank, HEAD, buffers[0]), self.share(rank), self.training.num_tokens
-            targets, length = self.tokens(rank, step, tag)[1], self.training.seq_length
+            targets, length = self.tokens(rank, step, tag)[1], len(share.places)
             dx, inputs = head_dgrad(w, buffers[1], operands[0], targets, count, share, length)
             return dx, inputs, np.asarray(losses_of(operands[0], count).sum())
 

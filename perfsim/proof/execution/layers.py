@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from perfsim.proof.execution.layout import Array, Share, Weights
 
 NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
+Places = tuple[tuple[int, ...], tuple[int, ...]]
+"""Positions of queries, and of keys."""
 
 
 class NormKept(NamedTuple):
@@ -39,6 +41,8 @@ class AttentionKept(NamedTuple):
     v: Array
     probabilities: Array | None
     context: Array | None
+    core: Any = None
+    """What the core keeps instead of probabilities where context ranks share a sequence."""
 
 
 class MlpKept(NamedTuple):
@@ -93,24 +97,33 @@ def _mean(x: Array) -> Array:
 # ------------------------------------------------------------------------------------- attention
 def attention_forward(w: Weights, x: Array, share: Share) -> tuple[Array, AttentionKept]:
     """Norm, QKV, core, output projection: this peer's part of the block's output."""
+    kept = with_core(attention_inputs(w, x, share), share)
+    return attention_output(w, kept, share), kept
+
+
+def attention_inputs(w: Weights, x: Array, share: Share) -> AttentionKept:
+    """Norm, queries, keys and values, without the core."""
     z, norm = norm_forward(x, w, "norm1")
     mixed = z @ w["qkv"]
     if "qkv_bias" in w:
         mixed = mixed + w["qkv_bias"]
     q, k, v = _split_heads(mixed, share)
     q, k = _rotated(q, share, 1.0), _rotated(k, share, 1.0)
-    kept = with_core(AttentionKept(x, norm, z, q, k, v, None, None), share)
+    return AttentionKept(x, norm, z, q, k, v, None, None)
+
+
+def attention_output(w: Weights, kept: AttentionKept, share: Share) -> Array:
+    """Output projection: this peer's part of the block's output."""
     out = _merge_heads(_required(kept.context)) @ w["projection"]
     if "projection_bias" in w and share.leads:
         out = out + w["projection_bias"]
-    return out, kept
+    return out
 
 
 def with_core(kept: AttentionKept, share: Share) -> AttentionKept:
     """The activations with scores, softmax and context computed from queries, keys and values."""
-    scores = kept.q @ np.swapaxes(_repeated(kept.k, share), -1, -2) / math.sqrt(share.model.head_size)
-    probabilities = _softmax(scores + _mask(scores.shape[-1], share))
-    return kept._replace(probabilities=probabilities, context=probabilities @ _repeated(kept.v, share))
+    probabilities = _softmax(masked_scores(kept.q, kept.k, (share.places, share.places), share))
+    return kept._replace(probabilities=probabilities, context=probabilities @ repeated(kept.v, share))
 
 
 def without_core(kept: AttentionKept) -> AttentionKept:
@@ -120,17 +133,29 @@ def without_core(kept: AttentionKept) -> AttentionKept:
 
 def attention_dgrad(w: Weights, kept: AttentionKept, d_out: Array, share: Share) -> tuple[Array, Linears]:
     """The peer's part of the input gradient without the residual, and the inputs of the wgrad."""
-    p, context = _required(kept.probabilities), _required(kept.context)
-    d_context = _heads(d_out @ w["projection"].T, share.heads, share)
-    d_p = d_context @ np.swapaxes(_repeated(kept.v, share), -1, -2)
-    d_v = _folded(np.swapaxes(p, -1, -2) @ d_context, share)
+    p, d_context = _required(kept.probabilities), context_gradient(w, d_out, share)
+    d_p = d_context @ np.swapaxes(repeated(kept.v, share), -1, -2)
+    d_v = folded(np.swapaxes(p, -1, -2) @ d_context, share)
     d_scores = p * (d_p - (d_p * p).sum(axis=-1, keepdims=True)) / math.sqrt(share.model.head_size)
-    d_q = d_scores @ _repeated(kept.k, share)
-    d_k = _folded(np.swapaxes(d_scores, -1, -2) @ kept.q, share)
+    d_q = d_scores @ repeated(kept.k, share)
+    d_k = folded(np.swapaxes(d_scores, -1, -2) @ kept.q, share)
+    return attention_inputs_dgrad(w, kept, (d_q, d_k, d_v), d_out, share)
+
+
+def context_gradient(w: Weights, d_out: Array, share: Share) -> Array:
+    """Gradient of the core's output, by head."""
+    return _heads(d_out @ w["projection"].T, share.heads, share)
+
+
+def attention_inputs_dgrad(
+    w: Weights, kept: AttentionKept, gradients: tuple[Array, Array, Array], d_out: Array, share: Share
+) -> tuple[Array, Linears]:
+    """`attention_dgrad` from the gradients of queries, keys and values on."""
+    d_q, d_k, d_v = gradients
     d_q, d_k = _rotated(d_q, share, -1.0), _rotated(d_k, share, -1.0)
     d_mixed = np.concatenate([_merge_heads(gradient) for gradient in (d_q, d_k, d_v)], axis=-1)
     dx, norm = norm_backward(d_mixed @ w["qkv"].T, w, "norm1", kept.norm)
-    return dx, Linears(kept.z, d_mixed, _merge_heads(context), d_out, norm)
+    return dx, Linears(kept.z, d_mixed, _merge_heads(_required(kept.context)), d_out, norm)
 
 
 def attention_wgrad(inputs: Linears, share: Share) -> Weights:
@@ -215,18 +240,18 @@ def _merge_heads(x: Array) -> Array:
     return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
 
 
-def _repeated(x: Array, share: Share) -> Array:
+def repeated(x: Array, share: Share) -> Array:
     """Keys or values of each group, repeated for each query head."""
     times = share.heads // share.groups
     return x if times == 1 else np.repeat(x, times, axis=1)
 
 
-def _folded(dx: Array, share: Share) -> Array:
+def folded(dx: Array, share: Share) -> Array:
     """Gradients of keys or values summed over the query heads of each group."""
     if share.heads == share.groups:
         return dx
     n, _, s, d = dx.shape
-    return np.asarray(dx.reshape(n, share.groups, share.heads // share.groups, s, d).sum(axis=2))
+    return np.asarray(dx.reshape(n, -1, share.heads // share.groups, s, d).sum(axis=2))
 
 
 def _softmax(x: Array) -> Array:
@@ -234,20 +259,26 @@ def _softmax(x: Array) -> Array:
     return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
 
-def _mask(length: int, share: Share) -> Array:
-    """Terms added to scores: minus infinity for the future if causal; ALiBi's slopes [2108.12409]."""
-    future = _future(length, causal=share.model.causal)
+def masked_scores(q: Array, k: Array, places: Places, share: Share, first_head: int = 0) -> Array:
+    """Scores of queries and keys at these places, with terms added to them.
+
+    They are minus infinity for the future if causal, and ALiBi's slopes [2108.12409]. `q` begins with the
+    peer's head `first_head`.
+    """
+    scores = q @ np.swapaxes(repeated(k, share), -1, -2) / math.sqrt(share.model.head_size)
+    scores = scores + _future(*places, causal=share.model.causal)
     if share.model.position_embedding != "alibi":
-        return future
-    number = share.peer * share.heads + np.arange(share.heads)
+        return np.asarray(scores)
+    number = share.peer * share.heads + first_head + np.arange(q.shape[1])
     slope = 2.0 ** (-8.0 * (number + 1) / share.model.num_attention_heads)
-    distance = np.abs(np.arange(length)[:, None] - np.arange(length)[None, :])
-    return np.asarray(future - slope[:, None, None] * distance)
+    distance = np.abs(np.array(places[0])[:, None] - np.array(places[1])[None, :])
+    return np.asarray(scores - slope[:, None, None] * distance)
 
 
 @lru_cache(maxsize=64)
-def _future(length: int, *, causal: bool) -> Array:
-    return np.triu(np.full((length, length), -np.inf if causal else 0.0), 1)
+def _future(queries: tuple[int, ...], keys: tuple[int, ...], *, causal: bool) -> Array:
+    later = np.array(queries)[:, None] < np.array(keys)[None, :]
+    return np.where(later & causal, -np.inf, 0.0)
 
 
 def _rotated(x: Array, share: Share, direction: float) -> Array:
@@ -255,7 +286,7 @@ def _rotated(x: Array, share: Share, direction: float) -> Array:
     if share.model.position_embedding != "rotary":
         return x
     half = share.model.head_size // 2
-    cosine, sine = _angles(x.shape[2], half)
+    cosine, sine = _angles(share.places, half)
     sine = direction * sine
     a, b = x[..., :half], x[..., half : 2 * half]
     turned = (a * cosine - b * sine, a * sine + b * cosine)
@@ -263,8 +294,8 @@ def _rotated(x: Array, share: Share, direction: float) -> Array:
 
 
 @lru_cache(maxsize=64)
-def _angles(length: int, half: int) -> tuple[Array, Array]:
-    angle = np.arange(length)[:, None] / ROTARY_BASE ** (np.arange(half) / half)
+def _angles(places: tuple[int, ...], half: int) -> tuple[Array, Array]:
+    angle = np.array(places)[:, None] / ROTARY_BASE ** (np.arange(half) / half)
     return np.cos(angle), np.sin(angle)
 
 

@@ -31,6 +31,13 @@ class Share:
     seq_length: int
     peers: int = 1
     peer: int = 0
+    some_places: tuple[int, ...] | None = None
+    """The positions of a sequence that it computes; None: all."""
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """The positions of a sequence that it computes."""
+        return tuple(range(self.seq_length)) if self.some_places is None else self.some_places
 
     @cached_property
     def heads(self) -> int:

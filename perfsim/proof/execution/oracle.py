@@ -25,14 +25,16 @@ CLIPPED = "clipped"
 class Oracle:
     """Serial training, partitioned as a schedule partitions it.
 
-    `rows(rank, microbatch)` are the samples of the batch that a rank has in a micro-batch; `shards` is the
-    number of replicas that share optimizer states, and rank // peers is the replica of a rank.
+    `rows(rank, microbatch)` are the samples of the batch that a rank has in a micro-batch, and `places(rank)`
+    their positions; `shards` is the number of replicas that share optimizer states, and rank // peers is the
+    replica of a rank.
     """
 
     training: SmallTraining
     peers: int
     shards: int
     rows: Callable[[int, int], Tokens]
+    places: Callable[[int], Tokens | slice]
     _cache: dict[tuple[Claim, int], Array] = field(default_factory=dict)
 
     @cached_property
@@ -54,7 +56,7 @@ class Oracle:
     def _expected(self, claim: Claim, rank: int) -> Array:
         record, number = self.records[claim.step], claim.number
         if claim.quantity == "loss":
-            return np.array(record.losses[self.rows(rank, claim.microbatch)].sum())
+            return np.array(self._own(record.losses, rank, claim).sum())
         if claim.quantity == NORM:
             return np.array(record.squared_norm)
         if claim.quantity.startswith("weight gradient"):
@@ -68,7 +70,11 @@ class Oracle:
             "gradient": record.gradient,
             "middle": record.middle,
         }
-        return activations[claim.quantity][number][self.rows(rank, claim.microbatch)]
+        return self._own(activations[claim.quantity][number], rank, claim)
+
+    def _own(self, values: Array, rank: int, claim: Claim) -> Array:
+        """What a rank has of values of all samples and positions."""
+        return values[self.rows(rank, claim.microbatch)][:, self.places(rank)]
 
     def _flat(self, whole: Weights, block: int, rank: int, quantity: str) -> Array:
         layout = self.share(rank).layouts[block]

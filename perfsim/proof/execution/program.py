@@ -30,7 +30,7 @@ Kernel = Callable[[Sequence[int], list[Values]], list[tuple[Any, ...]]]
 class Message(NamedTuple):
     """The message of a communication, with its elements as nccl-tests count them."""
 
-    content: Literal["activations", "statistics", "gradients", "parameters", "table", "kept"]
+    content: Literal["activations", "statistics", "gradients", "parameters", "table", "kept", "exchanged"]
     elements: Callable[[Values, tuple[Any, ...]], int]
     """From the values that a rank reads and those that it writes."""
     blocks: tuple[int, ...] = ()
@@ -154,8 +154,12 @@ class Compiler:
     def tokens(self, rank: int, step: int, microbatch: int) -> tuple[Tokens, Tokens]:
         """Inputs and targets of a rank in a micro-batch."""
         inputs, targets = self.training.words(step)
-        rows = self.rows(rank, microbatch)
-        return inputs[rows], targets[rows]
+        rows, places = self.rows(rank, microbatch), self.places(rank)
+        return inputs[rows][:, places], targets[rows][:, places]
+
+    def places(self, _rank: int) -> Tokens | slice:
+        """The positions of each sample that a rank has: all, unless others share its sequences."""
+        return slice(None)
 
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""

@@ -92,7 +92,7 @@ class Record:
     """Values of one step of serial training; `hidden[k]` is the input of layer k."""
 
     losses: Array
-    """Each sample's part of the mean loss."""
+    """The part of each token in the mean loss, shape (samples, positions)."""
     hidden: list[Array] = field(default_factory=list)
     attention: list[Array] = field(default_factory=list)
     gradient: dict[int, Array] = field(default_factory=dict)

@@ -35,7 +35,7 @@ def embedding_forward(w: Weights, tokens: Tokens, share: Share) -> Array:
     held = (local >= 0) & (local < share.rows)
     x = np.where(held[..., None], w["words"][np.where(held, local, 0)], 0.0)
     if share.leads and "positions" in w:
-        x = x + w["positions"][: tokens.shape[1]]
+        x = x + w["positions"][list(share.places)]
     return x
 
 
@@ -48,7 +48,7 @@ def embedding_backward(dx: Array, tokens: Tokens, share: Share) -> Weights:
     grads = {"words": words}
     if share.model.position_embedding == "learned":
         positions = np.zeros((share.seq_length, dx.shape[-1]))
-        positions[: dx.shape[1]] = dx.sum(axis=0)
+        positions[list(share.places)] = dx.sum(axis=0)
         grads["positions"] = positions
     return grads
 
@@ -82,9 +82,9 @@ def merged_statistics(parts: list[Array]) -> Array:
 
 
 def losses_of(statistics: Array, num_tokens: int) -> Array:
-    """Each sample's part of the mean loss over `num_tokens`."""
+    """The part of each token in the mean loss over `num_tokens`, shape (samples, positions)."""
     most, total, target = statistics
-    return np.asarray((most + np.log(total) - target).sum(axis=1) / num_tokens)
+    return np.asarray((most + np.log(total) - target) / num_tokens)
 
 
 def head_dgrad(

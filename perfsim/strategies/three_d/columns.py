@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from perfsim.strategies.schedules import SCHEDULES, schedule_called
 from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided
-from perfsim.workload import Job, ParallelLayout, Recompute
+from perfsim.workload import ContextExchange, Job, ParallelLayout, Recompute
 
 Ints = NDArray[np.int64]
 Table = TypeVar("Table", bound=tuple[Any, ...])
@@ -21,6 +21,7 @@ _BLOCK = 4096
 _LOOKUP = 8
 """Up to how many codes per row are numbered with a table of all codes instead of by sorting."""
 MODES: tuple[Recompute, ...] = get_args(Recompute)
+EXCHANGES: tuple[ContextExchange, ...] = get_args(ContextExchange)
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,23 @@ class Columns:
     recompute_every: Ints
     division: Ints
     """Row of `divisions`, which holds schedule, pipeline and virtual pipeline."""
+    context: Ints
+    exchange: Ints
+    """Index into `EXCHANGES`."""
     divisions: Divisions
 
     def __len__(self) -> int:
         return len(self.tensor)
+
+    @property
+    def replicas(self) -> Ints:
+        """Ranks with the same parameters: replicas and their context ranks."""
+        return self.data * self.context
+
+    @property
+    def slice_keys(self) -> tuple[Ints, ...]:
+        """What determines the share of a layer that a rank computes for a micro-batch."""
+        return self.tensor, self.sequence_parallel, self.micro_batch, self.context, self.exchange
 
     @property
     def pipeline(self) -> Ints:
@@ -100,6 +114,8 @@ class Columns:
             recompute=MODES[int(self.recompute[row])],
             recompute_every=int(self.recompute_every[row]),
             layers_per_stage=None if division.even else division.layers,
+            context=int(self.context[row]),
+            context_exchange=EXCHANGES[int(self.exchange[row])],
         )
 
 
@@ -165,5 +181,7 @@ def columns_of(job: Job, layout: ParallelLayout) -> Columns:
         MODES.index(layout.recompute),
         layout.recompute_every,
         0,
+        layout.context,
+        EXCHANGES.index(layout.context_exchange),
     )
     return from_table(np.array(values, dtype=np.int64)[:, None], Divisions((division_of(job, layout),)))

@@ -26,7 +26,7 @@ OPTIMIZER_LAUNCHES = 24
 
 @dataclass(frozen=True)
 class Replicas:
-    """The data-parallel group of one rank, and the number of its parameters."""
+    """The ranks with the same parameters as one rank, and their number: replicas and their context ranks."""
 
     recipe: TrainingRecipe
     ranks: RankGroup

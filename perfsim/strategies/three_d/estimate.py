@@ -314,7 +314,7 @@ def _reduction_s(
     head are complete only at the end, so their reduction is exposed. The chunks of an interleaved rank are
     complete one after the other during the backwards of the last `pipeline` micro-batches (`last_group_s`).
     """
-    apart = (columns.data > 1) & (columns.zero < SHARDED)
+    apart = (columns.replicas > 1) & (columns.zero < SHARDED)
     if not job.recipe.overlap_grad_reduce:
         return np.where(apart & (columns.zero < GRADIENTS_SHARDED), replicas.reduce[:, 0], 0.0)
     redone = np.where(columns.recompute > 0, 1 / columns.recompute_every, 0.0)

@@ -24,10 +24,10 @@ from perfsim.costs.memory import (
 )
 from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies.schedules import in_flight, schedule_called
-from perfsim.strategies.three_d.columns import MODES, Columns, blocks_of, columns_of, distinct_rows
+from perfsim.strategies.three_d.columns import EXCHANGES, MODES, Columns, blocks_of, columns_of, distinct_rows
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.division import RankColumns
-from perfsim.strategies.three_d.slices import layer_slice
+from perfsim.strategies.three_d.slices import head_positions, layer_slice
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
 from perfsim.transformer import (
     LayerSlice,
@@ -36,6 +36,7 @@ from perfsim.transformer import (
     layer_activation_bytes,
     mlp_weight_input_bytes,
 )
+from perfsim.transformer.context import exchange_buffer_bytes
 from perfsim.workload import Job, ParallelLayout
 
 Floats = NDArray[np.float64]
@@ -60,6 +61,8 @@ class SliceBytes(NamedTuple):
     """Parameters of the LM head where the embedding is on another rank."""
     both: Floats
     """Parameters of embedding and LM head on one rank."""
+    exchanged: Floats
+    """Buffers for what context ranks exchange."""
 
 
 @lru_cache(maxsize=1024)
@@ -75,18 +78,21 @@ def _slice_bytes(part: LayerSlice, positions: int, mode: str) -> tuple[float, ..
         stage_parameters(part, 0, first=True, last=False),
         stage_parameters(part, 0, first=False, last=True),
         stage_parameters(part, 0, first=True, last=True),
+        exchange_buffer_bytes(part),
     )
 
 
 def slice_bytes(job: Job, columns: Columns) -> SliceBytes:
     """The bytes of every layout's slice of a layer, shape (rows, 1)."""
-    keys = (columns.tensor, columns.sequence_parallel, columns.recompute)
+    keys = (columns.tensor, columns.sequence_parallel, columns.context, columns.exchange, columns.recompute)
     first, of_row = distinct_rows(keys)
-    positions = job.recipe.lm_head_positions or job.recipe.seq_length
-    rows = [
-        _slice_bytes(layer_slice(job, tensor, 1, sequence_parallel=bool(split)), positions, MODES[mode])
-        for tensor, split, mode in zip(*(key[first].tolist() for key in keys), strict=True)
-    ]
+
+    def row(tensor: int, split: int, context: int, exchange: int, mode: int) -> tuple[float, ...]:
+        split_sequence, kind = bool(split), EXCHANGES[exchange]
+        part = layer_slice(job, tensor, 1, sequence_parallel=split_sequence, context=context, exchange=kind)
+        return _slice_bytes(part, head_positions(job, context), MODES[mode])
+
+    rows = [row(*key) for key in zip(*(key[first].tolist() for key in keys), strict=True)]
     return SliceBytes(*(column.take(of_row)[:, None] for column in np.array(rows, dtype=np.float64).T))
 
 
@@ -123,7 +129,7 @@ def _state_bytes(
     job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """The model states of every rank, and the buffers of those that are sharded."""
-    states, zero, data = state_bytes(job.recipe), columns.zero[:, None], columns.data[:, None]
+    states, zero, data = state_bytes(job.recipe), columns.zero[:, None], columns.replicas[:, None]
     parameters = rank_parameters(sizes, ranks)
     whole = IN_FLIGHT * sizes.layer + parameters - ranks.layers * sizes.layer
     has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
@@ -161,10 +167,10 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
 
 
 def _working_bytes(columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> Floats:
-    """Temporary bytes of one pass: a recomputed layer, or the logits on the last stage."""
+    """Temporary bytes of one pass: a recomputed layer, or the logits on the last stage; exchanges."""
     redone = np.where(columns.recompute[:, None] > 0, sizes.keeps_all - sizes.keeps, 0.0)
     logits = np.where(ranks.last, sizes.logits, 0.0)
-    return np.asarray(columns.micro_batch[:, None] * np.maximum(redone, logits))
+    return np.asarray(columns.micro_batch[:, None] * (np.maximum(redone, logits) + sizes.exchanged))
 
 
 def peak_bytes(job: Job, columns: Columns, system: GpuClusterSpec) -> Floats:
@@ -181,11 +187,11 @@ def _schedule_peak_bytes(job: Job, columns: Columns) -> Floats:
     Model states do not depend on micro-batches and recompute, nor what is in flight on ZeRO, so each is
     evaluated only for the layouts that differ in it.
     """
-    on_ranks = (columns.tensor, columns.data, columns.division)
+    on_ranks = (columns.tensor, columns.data, columns.division, columns.context)
     first, of_state = distinct_rows((*on_ranks, columns.zero))
     some = columns.rows(first)
     states, buffers = _state_bytes(job, some, some.ranks(), slice_bytes(job, some))
-    modes = (columns.sequence_parallel, columns.recompute, columns.recompute_every)
+    modes = (columns.sequence_parallel, columns.recompute, columns.recompute_every, columns.exchange)
     first, of_held = distinct_rows((*on_ranks, columns.micro_batch, *modes))
     some = columns.rows(first)
     held = _held_bytes(job, some, some.ranks(), slice_bytes(job, some))
@@ -221,5 +227,5 @@ def _is_shown(name: str, layout: ParallelLayout) -> bool:
     if name == "gathered parameters":
         return layout.zero_stage == SHARDED
     if name == "gradient buckets":
-        return layout.zero_stage >= GRADIENTS_SHARDED and layout.data > 1
+        return layout.zero_stage >= GRADIENTS_SHARDED and layout.replicas > 1
     return True

@@ -62,7 +62,7 @@ def _changed(
         yield from _scaled_for_replicas(base, free_degrees)
     for factor in _powers(MOST_DEVICES // layout.num_devices):
         for base in (layout, *variants):
-            for name in (name for name in ("tensor", "pipeline", "data") if name in free_degrees):
+            for name in (name for name in ("tensor", "pipeline", "data", "context") if name in free_degrees):
                 yield _scaled(base, name, factor)
 
 
@@ -76,7 +76,7 @@ def _values(name: str, layout: ParallelLayout) -> list[str | int]:
         return [size >> shift for shift in range(1, size.bit_length()) if size % (1 << shift) == 0]
     if name == "schedule":
         return ["1f1b"] if layout.schedule != "1f1b" else []
-    stages = (1, GRADIENTS_SHARDED, SHARDED) if layout.data > 1 else ()
+    stages = (1, GRADIENTS_SHARDED, SHARDED) if layout.replicas > 1 else ()
     return [stage for stage in stages if stage > layout.zero_stage]
 
 
@@ -90,7 +90,7 @@ def _scaled_for_replicas(layout: ParallelLayout, free_degrees: tuple[str, ...]) 
     """Tensor or pipeline times powers of two and replicas divided by them, on the same devices."""
     for factor in _powers(layout.data):
         if layout.data % factor == 0:
-            for name in (name for name in ("tensor", "pipeline") if name in free_degrees):
+            for name in (name for name in ("tensor", "pipeline", "context") if name in free_degrees):
                 yield replace(_scaled(layout, name, factor), data=layout.data // factor)
 
 

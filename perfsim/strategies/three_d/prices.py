@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.graph import RankGroup, TensorClass, Work
 from perfsim.strategies.plan import Durations
-from perfsim.strategies.three_d.columns import MODES, Columns, distinct_rows
+from perfsim.strategies.three_d.columns import EXCHANGES, MODES, Columns, distinct_rows
+from perfsim.strategies.three_d.context import ContextGroup, attention_terms, ring_terms
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, Replicas, layers_per_bucket
 from perfsim.strategies.three_d.memory import SliceBytes, rank_parameters
-from perfsim.strategies.three_d.slices import layer_slice
-from perfsim.strategies.three_d.tensor import TensorGroup, compute_work, layer_works, split_works
+from perfsim.strategies.three_d.slices import head_positions, layer_slice
+from perfsim.strategies.three_d.tensor import TensorGroup
 from perfsim.strategies.three_d.virtual_stage import (
     VirtualStage,
     embedding_backward_work,
@@ -34,6 +35,7 @@ from perfsim.strategies.three_d.virtual_stage import (
     tied_embedding_work,
     transfer_work,
 )
+from perfsim.strategies.three_d.works import compute_work, layer_works, split_works
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
 from perfsim.transformer import Kernel, LayerSlice, attention_core, mlp_recompute
@@ -101,6 +103,15 @@ class SlicePrices(NamedTuple):
     send_across: Floats
     """A send between nodes."""
     receive: Floats
+    block: Floats
+    """Attention to a rank's own keys and values where context ranks form a ring."""
+    later: Floats
+    """Attention to those of another rank, and the sum with earlier results."""
+    block_backward: Floats
+    later_backward: Floats
+    exchange: Floats
+    """A message with keys and values, or with their gradients."""
+    exchange_both: Floats
 
 
 class DataPrices(NamedTuple):
@@ -133,18 +144,18 @@ Prices = TypeVar("Prices", SlicePrices, DataPrices)
 
 def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durations) -> PassPrices:
     """The prices of every layout's passes."""
-    keys = (columns.tensor, columns.sequence_parallel, columns.micro_batch)
     split = columns.of_schedules("splits_backward")[:, None]
-    part = _priced(SlicePrices, keys, slice_terms(job, columns, topology), durations)
+    part = _priced(SlicePrices, columns.slice_keys, slice_terms(job, columns, topology), durations)
+    ring, ring_backward = _rings_s(columns.context[:, None], part)
     pipelined = columns.pipeline[:, None] > 1
     far = _share_across(columns, topology)[:, None]
     full = np.where(columns.zero[:, None] == SHARDED, part.layer_early, part.layer)
     mode = columns.recompute[:, None]
     redone = np.select([mode == MODES.index("selective"), mode == MODES.index("full")], [part.core, full])
-    sums = np.where(mode == MODES.index("full"), 2 * part.summed, 0.0)
+    sums = np.where(mode == MODES.index("full"), 2 * part.summed + ring, 0.0)
     return PassPrices(
-        forward=part.forward + 2 * part.summed,
-        backward=np.where(split, part.inputs, part.backward) + 2 * part.summed,
+        forward=part.forward + 2 * part.summed + ring,
+        backward=np.where(split, part.inputs, part.backward) + 2 * part.summed + ring_backward,
         weights=np.where(split, part.weights, 0.0),
         recompute=redone + sums,
         embedding_forward=part.embedding_forward + part.summed,
@@ -160,8 +171,23 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
     )
 
 
+def _rings_s(ranks: Ints, part: SlicePrices) -> tuple[Floats, Floats]:
+    """Seconds of attention of a layer in a ring of so many ranks, forward and backward; 0 without one.
+
+    A forward's messages wait only for one another, so compute waits for the first or for all of them. In a
+    backward each takes the gradients of the block before, so that message and block go in step; the last
+    brings gradients home.
+    """
+    later = ranks - 1
+    hidden = np.maximum(part.block, part.exchange) + later * part.later
+    forward = np.maximum(hidden, later * part.exchange + part.later)
+    ends = np.maximum(part.block_backward, part.exchange) + np.maximum(part.later_backward, part.exchange)
+    between = np.maximum(0, ranks - 2) * np.maximum(part.later_backward, part.exchange_both)
+    return forward, ends + between + part.exchange
+
+
 def slice_terms(job: Job, columns: Columns, topology: FatTree) -> Callable[[Sequence[int]], Terms]:
-    """The works of `SlicePrices` by tensor degree, sequence parallelism and micro-batch."""
+    """The works of `SlicePrices` by `Columns.slice_keys`."""
     wanted = Wanted(
         split_backward=bool(columns.of_schedules("splits_backward").any()),
         modes=frozenset(MODES[mode] for mode in np.flatnonzero(np.bincount(columns.recompute)).tolist()),
@@ -209,19 +235,28 @@ class Wanted(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _slice_terms(
-    job: Job, node: int, wanted: Wanted, tensor: int, split_sequence: int, micro_batch: int
+    job: Job,
+    node: int,
+    wanted: Wanted,
+    tensor: int,
+    split_sequence: int,
+    micro_batch: int,
+    context: int,
+    exchange: int,
 ) -> Terms:
     """The works of `SlicePrices` for one share of a layer; `node` is 0 where all devices are in one."""
-    part = layer_slice(job, tensor, micro_batch, sequence_parallel=bool(split_sequence))
+    split, kind = bool(split_sequence), EXCHANGES[exchange]
+    part = layer_slice(job, tensor, micro_batch, sequence_parallel=split, context=context, exchange=kind)
+    shared = ContextGroup(part, RankGroup(0, tensor, context), "") if context > 1 else None
     group = TensorGroup(part, RankGroup(0, 1, tensor), "")
-    positions = job.recipe.lm_head_positions or job.recipe.seq_length
-    stage = VirtualStage(0, 1, 0, 0, 0, group, None, None, "none", positions)
+    stage = VirtualStage(0, 1, 0, 0, 0, group, None, None, "none", head_positions(job, context))
     works = layer_works(part, "none")
     none: tuple[Work, ...] = ()
     inputs, weights, head_inputs, head_weights = none, none, none, none
     if wanted.split_backward:
-        split = split_works(part)
-        inputs, weights = (split.mlp_dgrad, split.attention_dgrad), (split.mlp_wgrad, split.attention_wgrad)
+        parts = split_works(part)
+        inputs = (parts.mlp_dgrad, *attention_terms(shared, "dgrad", parts.attention_dgrad))
+        weights = (parts.mlp_wgrad, parts.attention_wgrad)
         head_inputs, head_weights = (head_dgrad_work(stage),), (head_wgrad_work(stage),)
     core, attention, mlp, early_mlp = none, none, none, none
     if "selective" in wanted.modes:
@@ -229,12 +264,13 @@ def _slice_terms(
     if "full" in wanted.modes:
         early = replace(part, recompute_stops_early=True)
         attention = _recompute_work("attention.recompute", works.attention_forward.kernels, part)
+        attention = attention_terms(shared, "recompute", *attention)
         mlp = _recompute_work("mlp.recompute", mlp_recompute(part), part)
         early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early), part)
     across = (transfer_work(stage, RankGroup(0, node, 2)),) if node and wanted.sends else none
     return (
-        (works.attention_forward, works.mlp_forward),
-        (works.mlp_backward, works.attention_backward),
+        (*attention_terms(shared, "forward", works.attention_forward), works.mlp_forward),
+        (works.mlp_backward, *attention_terms(shared, "backward", works.attention_backward)),
         inputs,
         weights,
         group.all_reduce_works(),
@@ -250,6 +286,7 @@ def _slice_terms(
         (transfer_work(stage, RankGroup(0, 1, 2)),) if node != 1 and wanted.sends else none,
         across,
         group.all_gather_works(),
+        *ring_terms(shared),
     )
 
 
@@ -307,7 +344,7 @@ def data_prices(
     overlaps = int(job.recipe.overlap_grad_reduce)
     keys = (
         columns.tensor,
-        columns.data,
+        columns.replicas,
         straddling_stage(columns, topology.devices_per_node),
         columns.zero,
         columns.last_rank,
@@ -332,7 +369,7 @@ def data_prices(
 
 def straddling_stage(columns: Columns, node: int) -> Ints:
     """A pipeline rank whose replicas are on more nodes than those of the first, else 0; shape (rows,)."""
-    width = columns.tensor * columns.data
+    width = columns.tensor * columns.replicas
     stage = np.maximum(1, node // width)
     nodes_of_first, nodes = (-(-(start % node + width) // node) for start in (0, stage * width))
     return np.where((nodes > nodes_of_first) & (stage < columns.pipeline), stage, 0)
@@ -355,7 +392,7 @@ def _data_terms(
 ) -> Terms:
     """The works of `DataPrices` for the replicas of one rank; `bucket` and `rest` are 0 without overlap.
 
-    The replicas are those of pipeline rank `stage`.
+    The replicas are those of pipeline rank `stage`; `data` counts them with their context ranks.
     """
     ends = 0.0
     if first or last:

@@ -12,7 +12,7 @@ from perfsim.topology import FatTree
 from perfsim.workload import Job, ParallelLayout
 
 ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
-DEGREES = ("tensor", "pipeline", "data")
+DEGREES = ("tensor", "context", "pipeline", "data")
 
 
 def layout_problems(
@@ -22,6 +22,7 @@ def layout_problems(
     return [
         *_device_problems(topology, layout, strategy, free_degrees),
         *tensor_problems(job, layout),
+        *context_problems(job, layout),
         *_stage_problems(job, layout),
         *_batch_problems(job, layout),
     ]
@@ -34,8 +35,9 @@ def _device_problems(
     for name in held:
         yield f"strategy {strategy} holds {name} at 1, the layout has {name} {getattr(layout, name)}"
     if layout.num_devices != topology.num_devices:
+        context = f"context {layout.context} x " if layout.context > 1 else ""
         yield (
-            f"tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data} is "
+            f"tensor {layout.tensor} x {context}pipeline {layout.pipeline} x data {layout.data} is "
             f"{layout.num_devices} devices, the question has {topology.num_devices}"
         )
     if layout.zero_stage not in ZERO_STAGES:
@@ -64,6 +66,32 @@ def tensor_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
             yield f"{name} {count} is not a multiple of tensor {tensor}; nearest: {_nearest(count, tensor)}"
     if layout.sequence_parallel and job.seq_length % tensor:
         yield f"seq_length {job.seq_length} is not a multiple of tensor {tensor}"
+
+
+def context_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
+    """Problems of a layout's context degree: what it divides, and that attention is fused."""
+    model, context = job.model, layout.context
+    if context == 1:
+        return
+    rings = layout.context_exchange == "ring"
+    parts = context * (2 if rings else 1) * (layout.tensor if layout.sequence_parallel else 1)
+    if job.seq_length % parts:
+        yield f"seq_length {job.seq_length} is not a multiple of {parts}, the parts of context {context}"
+    for name, count in (
+        ("num_attention_heads", model.num_attention_heads),
+        ("num_query_groups", model.query_groups),
+    ):
+        if not rings and count % (layout.tensor * context):
+            yield (
+                f"the all-to-all divides heads: {name} {count} is not a multiple of tensor {layout.tensor} x "
+                f"context {context}; context_exchange ring has no such rule"
+            )
+    if job.recipe.attention != "flash":
+        yield f"context {context} needs fused attention: recipe {job.recipe.name} has attention standard"
+    if job.recipe.lm_head_positions is not None:
+        yield f"context {context} divides the positions of the LM head, and lm_head_positions leaves some out"
+    if layout.recompute == "selective":
+        yield f"context {context}: fused attention keeps no scores to recompute; take recompute none or full"
 
 
 def _stage_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
@@ -100,7 +128,7 @@ def _batch_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
         )
         return
     microbatches = job.global_batch_size // per_pass
-    if problem := passes_problem(job.model.num_layers, microbatches):
+    if problem := passes_problem(job.model.num_layers * layout.context, microbatches):
         yield problem
     if layout.schedule == "interleaved" and microbatches % layout.pipeline:
         yield f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline {layout.pipeline}"

@@ -5,11 +5,18 @@ from __future__ import annotations
 from perfsim.costs.memory import main_grad_bytes
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.transformer import LayerSlice
-from perfsim.workload import Job, ParallelLayout
+from perfsim.workload import ContextExchange, Job, ParallelLayout
 
 
 def layer_slice(
-    job: Job, tensor: int, micro_batch_size: int, *, sequence_parallel: bool, zero_stage: int = 0
+    job: Job,
+    tensor: int,
+    micro_batch_size: int,
+    *,
+    sequence_parallel: bool,
+    zero_stage: int = 0,
+    context: int = 1,
+    exchange: ContextExchange = "ring",
 ) -> LayerSlice:
     """One rank's share of a layer for one micro-batch."""
     recipe = job.recipe
@@ -27,6 +34,8 @@ def layer_slice(
         fused=() if recipe.framework is None else recipe.framework.fused,
         precisions=recipe.narrow_kernels,
         recompute_stops_early=zero_stage == SHARDED,
+        context=context,
+        context_exchange=exchange,
     )
 
 
@@ -38,4 +47,11 @@ def slice_of(job: Job, layout: ParallelLayout) -> LayerSlice:
         layout.micro_batch_size,
         sequence_parallel=layout.sequence_parallel,
         zero_stage=layout.zero_stage,
+        context=layout.context,
+        exchange=layout.context_exchange,
     )
+
+
+def head_positions(job: Job, context: int) -> int:
+    """Positions of each sequence that reach the LM head on one of its context ranks."""
+    return (job.recipe.lm_head_positions or job.recipe.seq_length) // context

@@ -24,6 +24,7 @@ from perfsim.workload import Job
 
 Floats = NDArray[np.float64]
 FORWARD, BACKWARD, SUMMED = (SlicePrices._fields.index(name) for name in ("forward", "backward", "summed"))
+LATER, LATER_BACKWARD = (SlicePrices._fields.index(name) for name in ("later", "later_backward"))
 SEND_INSIDE, SEND_ACROSS = (SlicePrices._fields.index(name) for name in ("send_inside", "send_across"))
 
 
@@ -49,17 +50,24 @@ def slowdowns(
     sizes: SliceBytes,
 ) -> Slowdowns:
     """The slowdowns of every layout, from the mean of a layer's work and a layer's communication."""
-    keys = (columns.tensor, columns.sequence_parallel, columns.micro_batch)
+    keys = columns.slice_keys
     first, of_row = distinct_rows(keys)
     terms = slice_terms(job, columns, topology)
     slices = [terms(key) for key in zip(*(column[first].tolist() for column in keys), strict=True)]
+    ring = columns.context[first].tolist()
 
     def of_rows(shares: Iterable[Shares]) -> Floats:
         return np.array(list(shares), dtype=np.float64).reshape(-1, 2)[of_row]
 
-    forward = of_rows(_limited_s(works[FORWARD], costs) for works in slices) / passes.forward
+    def limited(part: int, block: int) -> Iterable[Shares]:
+        return (
+            _limited_s((*works[part], *works[block] * c), costs)
+            for works, c in zip(slices, ring, strict=True)
+        )
+
+    forward = of_rows(limited(FORWARD, LATER)) / passes.forward
     backward_s = passes.backward + passes.weights
-    backward = of_rows(_limited_s(works[BACKWARD], costs) for works in slices) / backward_s
+    backward = of_rows(limited(BACKWARD, LATER_BACKWARD)) / backward_s
     mean = (forward + backward) / 2
     summed = of_rows(_taken(works[SUMMED], costs) for works in slices)
     send = of_rows(_taken((*works[SEND_ACROSS], *works[SEND_INSIDE])[:1], costs) for works in slices)
@@ -102,10 +110,10 @@ def _taken_by_replicas(
 ) -> tuple[Floats, Floats]:
     """What gathering a layer and reducing a bucket take of a device, shape (rows, 2) each."""
     stage = straddling_stage(columns, topology.devices_per_node)
-    first, of_row = distinct_rows((columns.tensor, columns.data, stage, columns.zero))
+    first, of_row = distinct_rows((columns.tensor, columns.replicas, stage, columns.zero))
     gather, reduce = [], []
     for row in first.tolist():
-        tensor, data, zero = int(columns.tensor[row]), int(columns.data[row]), int(columns.zero[row])
+        tensor, data, zero = int(columns.tensor[row]), int(columns.replicas[row]), int(columns.zero[row])
         group = RankGroup(int(stage[row]) * tensor * data, tensor, data)
         replicas = Replicas(job.recipe, group, "", 0.0, zero)
         layer = float(sizes.layer[row, 0])

@@ -1,6 +1,8 @@
 """The space of layouts: every legal layout of a job on all devices, in columns.
 
 - Tensor groups are inside a node or span whole nodes; they divide heads, query groups and MLP width.
+- Context groups are inside a node or span whole nodes, with at least `LEAST_POSITIONS` of a sequence on a
+  rank. They are tried for sequences from `LONG_SEQUENCE` on, and where nothing fits without.
 - Pipelines have at most as many virtual stages as the model has layers, which divide as evenly as they can.
 - Every micro-batch size that divides a replica's share of the batch, every schedule and number of chunks,
   ZeRO stages 0 to 3, sequence parallelism on and off, and every recompute mode.
@@ -10,39 +12,63 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.sizes import MOST_LAYER_PASSES
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.strategies.three_d.columns import MODES, Columns, distinct_rows, from_table
+from perfsim.strategies.three_d.columns import EXCHANGES, MODES, Columns, distinct_rows, from_table
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.division import Division, Divisions, divided
-from perfsim.strategies.three_d.rules import tensor_problems
+from perfsim.strategies.three_d.rules import context_problems, tensor_problems
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
 from perfsim.workload import Job, ParallelLayout
 
 Ints = NDArray[np.int64]
+LONG_SEQUENCE = 16_384
+"""Positions of a sequence from which on context degrees are tried."""
+LEAST_POSITIONS = 2_048
+"""Of a sequence on a context rank, in the layouts that are tried; with fewer, messages cannot hide."""
 RECOMPUTE_EVERY = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Of how many layers one is recomputed, in the layouts that are tried."""
 
 
 def layout_space(
-    job: Job, topology: FatTree, free_degrees: tuple[str, ...], zero_stage: int | None = None
+    job: Job,
+    topology: FatTree,
+    free_degrees: tuple[str, ...],
+    zero_stage: int | None = None,
+    *,
+    shares_sequences: bool = False,
 ) -> Columns:
-    """Every legal layout of a job on all devices; `zero_stage` fixes the ZeRO stage."""
+    """Every legal layout of a job on all devices; `zero_stage` fixes the ZeRO stage.
+
+    Context degrees are tried where sequences are long, or at any length if it `shares_sequences`.
+    """
+    shares = "context" in free_degrees and (shares_sequences or job.seq_length >= LONG_SEQUENCE)
     degrees = [
-        (tensor, pipeline)
+        (tensor, context, pipeline)
         for tensor in _tensor_degrees(job, topology, free_degrees)
-        for pipeline in _divisors(topology.num_devices // tensor, "pipeline" in free_degrees)
-        if _is_legal(job, topology.num_devices // tensor // pipeline, pipeline, free_degrees, zero_stage)
+        for context in (_context_degrees(job, topology, tensor) if shares else (Context(1, 0),))
+        for pipeline in _divisors(topology.num_devices // tensor // context.ranks, "pipeline" in free_degrees)
+        if _is_legal(
+            job,
+            topology.num_devices // tensor // context.ranks // pipeline,
+            pipeline,
+            free_degrees,
+            zero_stage,
+        )
     ]
-    pipelines = tuple(dict.fromkeys(pipeline for _, pipeline in degrees))
+    pipelines = tuple(dict.fromkeys(pipeline for *_, pipeline in degrees))
     divisions, first = _table(pipelines, job.model.num_layers)
-    blocks = [_block(job, topology, *pair, first[pair[1]], zero_stage) for pair in degrees]
-    return from_table(np.concatenate([np.zeros((8, 0), dtype=np.int64), *blocks], axis=1), divisions)
+    blocks = [
+        _block(job, topology, tensor, context, pipeline, first[pipeline], zero_stage)
+        for tensor, context, pipeline in degrees
+    ]
+    return from_table(np.concatenate([np.zeros((10, 0), dtype=np.int64), *blocks], axis=1), divisions)
 
 
 def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[str, ...]) -> int:
@@ -87,6 +113,27 @@ def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) 
             yield tensor
 
 
+class Context(NamedTuple):
+    """A context degree, and the index of its exchange."""
+
+    ranks: int
+    exchange: int
+
+
+def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[Context]:
+    """No context group, and those that keep the rules, inside a node or over whole nodes."""
+    node = topology.devices_per_node
+    for ranks in _divisors(topology.num_devices // tensor):
+        width = tensor * ranks
+        placed = node % width == 0 or width % node == 0
+        if ranks > 1 and (not placed or job.seq_length // ranks < LEAST_POSITIONS):
+            continue
+        for number, exchange in enumerate(EXCHANGES if ranks > 1 else EXCHANGES[:1]):
+            layout = ParallelLayout(tensor=tensor, context=ranks, context_exchange=exchange)
+            if not any(context_problems(job, layout)):
+                yield Context(ranks, number)
+
+
 @lru_cache(maxsize=1024)
 def _divisions(pipeline: int, num_layers: int) -> tuple[Division, ...]:
     """Every schedule and number of chunks on so many pipeline ranks."""
@@ -103,15 +150,22 @@ def _divisions(pipeline: int, num_layers: int) -> tuple[Division, ...]:
 
 
 def _block(
-    job: Job, topology: FatTree, tensor: int, pipeline: int, first: int, zero_stage: int | None
+    job: Job,
+    topology: FatTree,
+    tensor: int,
+    context: Context,
+    pipeline: int,
+    first: int,
+    zero_stage: int | None,
 ) -> Ints:
-    """The layouts of a tensor and a pipeline degree, shape (columns, rows) in the order of `Columns`."""
+    """The layouts of some degrees, shape (columns, rows) in the order of `Columns`."""
     divisions = _divisions(pipeline, job.model.num_layers)
-    data = topology.num_devices // tensor // pipeline
-    share = job.global_batch_size // data
-    sizes = [size for size in _divisors(share) if share // size * job.model.num_layers <= MOST_LAYER_PASSES]
-    splits = [0, 1] if tensor > 1 and job.seq_length % tensor == 0 else [0]
-    zeros, modes = _zero_stages(pipeline, data, zero_stage), np.array(_recompute_modes(job, pipeline)).T
+    data = topology.num_devices // tensor // context.ranks // pipeline
+    share, passes = job.global_batch_size // data, job.model.num_layers * context.ranks
+    sizes = [size for size in _divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
+    splits = [0, 1] if tensor > 1 and _splits_evenly(job, tensor, context) else [0]
+    zeros = _zero_stages(pipeline, data * context.ranks, zero_stage)
+    modes = np.array(_recompute_modes(job, pipeline)).T
     numbers = first + np.arange(len(divisions))
     along = (
         (2, 1, sizes),
@@ -121,13 +175,24 @@ def _block(
         (6, 4, modes[1]),
         (7, 0, numbers),
     )
-    table = np.empty((8, len(divisions), len(sizes), len(zeros), len(splits), len(modes[0])), dtype=np.int64)
-    table[0], table[1] = tensor, data
+    table = np.empty((10, len(divisions), len(sizes), len(zeros), len(splits), len(modes[0])), dtype=np.int64)
+    table[0], table[1], table[8], table[9] = tensor, data, *context
     for field, axis, values in along:
         table[field] = np.reshape(values, [-1 if other == axis else 1 for other in range(5)])
     in_groups = np.array([division.schedule == "interleaved" for division in divisions])[:, None]
     legal = ~in_groups | (share // np.array(sizes) % pipeline == 0)
     return np.asarray(table[:, legal].reshape(len(table), -1))
+
+
+def _splits_evenly(job: Job, tensor: int, context: Context) -> bool:
+    """Whether the positions of a rank divide over its tensor group."""
+    layout = ParallelLayout(
+        tensor=tensor,
+        context=context.ranks,
+        context_exchange=EXCHANGES[context.exchange],
+        sequence_parallel=True,
+    )
+    return not any(context_problems(job, layout)) and job.seq_length % tensor == 0
 
 
 def _zero_stages(pipeline: int, data: int, fixed: int | None) -> list[int]:

@@ -10,8 +10,9 @@ from perfsim.graph import RankGroup
 from perfsim.strategies.plan import Plan
 from perfsim.strategies.schedules import Placement, placement
 from perfsim.strategies.three_d.columns import division_of
+from perfsim.strategies.three_d.context import ContextGroup
 from perfsim.strategies.three_d.data import Replicas
-from perfsim.strategies.three_d.slices import slice_of
+from perfsim.strategies.three_d.slices import head_positions, slice_of
 from perfsim.strategies.three_d.tensor import TensorGroup
 from perfsim.strategies.three_d.virtual_stage import VirtualStage
 from perfsim.strategies.three_d.zero import SHARDED, Shards
@@ -44,15 +45,17 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     """Map a job's layers to the ranks of a layout."""
     part, places = slice_of(job, layout), placement_of(layout)
     layers = division_of(job, layout).layers
-    width = layout.tensor * layout.data
-    positions = job.recipe.lm_head_positions or job.recipe.seq_length
+    width, positions = layout.width, head_positions(job, layout.context)
     replicas = tuple(
         _replicas(job, layout, rank, share.parameters(part))
         for rank, share in enumerate(_shares(job, layout))
     )
 
     def group(rank: int) -> TensorGroup:
-        return TensorGroup(part, RankGroup(rank * width, 1, layout.tensor), f"gpu{rank * width}")
+        first, device = rank * width, f"gpu{rank * width}"
+        shares = RankGroup(first, layout.tensor, layout.context)
+        context = ContextGroup(part, shares, device) if layout.context > 1 else None
+        return TensorGroup(part, RankGroup(first, 1, layout.tensor), device, context)
 
     def ranks_to(number: int, next_number: int) -> RankGroup | None:
         if not 0 <= next_number < len(layers) or places.rank(number) == places.rank(next_number):
@@ -88,11 +91,11 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
 
 
 def _replicas(job: Job, layout: ParallelLayout, rank: int, num_parameters: float) -> Replicas:
-    width = layout.tensor * layout.data
+    first = rank * layout.width
     return Replicas(
         recipe=job.recipe,
-        ranks=RankGroup(rank * width, layout.tensor, layout.data),
-        device=f"gpu{rank * width}",
+        ranks=RankGroup(first, layout.tensor, layout.replicas),
+        device=f"gpu{first}",
         num_parameters=num_parameters,
         zero_stage=layout.zero_stage,
     )

@@ -44,7 +44,7 @@ class StepWriter:
         self.sharded = plan.layout.zero_stage == SHARDED
         self.scattered = self.stages.replicas[0].shards_gradients
         overlaps = plan.job.recipe.overlap_grad_reduce and not self.sharded
-        self.overlap = overlaps and plan.layout.data > 1
+        self.overlap = overlaps and plan.layout.replicas > 1
         self.last_pass: Pass = "W" if self.schedule.splits_backward else "B"
 
     def write(self) -> None:
@@ -54,7 +54,7 @@ class StepWriter:
         merged = merged_order(orders, self.placement)
         passes = self._passes()
         slots, index = pipeline_slots(merged, self.placement, passes, microbatches)
-        self.builder.fold(layout.tensor * layout.data)
+        self.builder.fold(layout.width)
         steps = max(self.plan.least_steps, SKEWED_STEPS if self.schedule.skewed else 1)
         for step in range(steps):
             stamped = self.builder.stamp(passes.templates, slots)
@@ -123,7 +123,7 @@ class StepWriter:
         layout, last = self.plan.layout, self.placement.last_rank
         if last == 0 or not self.plan.job.model.tied_embeddings:
             return
-        ends = RankGroup(0, last * layout.tensor * layout.data, 2)
+        ends = RankGroup(0, last * layout.width, 2)
         group, replicas = self.stages.virtual[0].group, self.stages.replicas[0]
         grad_bytes = reduced_grad_bytes(self.plan.job.recipe) / replicas.gradient_shards
         reads = gradients[0] + gradients[last]
@@ -138,7 +138,7 @@ class StepWriter:
         schedule the norm is checked after the update [2401.10241 section 4].
         """
         layout, stages = self.plan.layout, self.stages
-        peers = layout.tensor * (layout.data if layout.zero_stage else 1)
+        peers = layout.tensor * (layout.replicas if layout.zero_stage else 1)
         if self.schedule.skewed or peers * layout.pipeline == 1:
             return []
         norms = []

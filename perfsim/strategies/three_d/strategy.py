@@ -1,8 +1,8 @@
-"""3D parallelism: tensor, pipeline and data parallelism composed, as Megatron composes them.
+"""3D parallelism: tensor, context, pipeline and data parallelism composed, as Megatron composes them.
 
-Ranks: tensor innermost, then data, then pipeline. The graph is folded to one tensor peer of one replica for
-each pipeline rank (`graph.symmetry`). The plain strategies `data`, `tensor`, `pipeline` and `zero3` are this
-strategy with some degrees fixed at 1.
+Ranks: tensor innermost, then context, then data, then pipeline. The graph is folded to one tensor peer of one
+replica for each pipeline rank (`graph.symmetry`). The plain strategies `data`, `tensor`, `pipeline` and
+`zero3` are this strategy with some degrees fixed at 1.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
@@ -37,8 +38,8 @@ class ThreeD:
     """The strategy `3d`, or a plain strategy with some degrees fixed at 1."""
 
     name: str = "3d"
-    free_degrees: tuple[str, ...] = ("tensor", "pipeline", "data")
-    summary: str = "tensor, pipeline and data parallelism composed (Megatron)"
+    free_degrees: tuple[str, ...] = ("tensor", "context", "pipeline", "data")
+    summary: str = "tensor, context, pipeline and data parallelism composed (Megatron)"
     system_kind: str = "gpu-cluster"
     zero_stage: int | None = None
     """The ZeRO stage of every layout; None: the layout's own."""
@@ -55,9 +56,12 @@ class ThreeD:
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
         """Memory and closed-form step time of all layouts, as arrays."""
         space = self.space(job, topology)
+        share = _memory_share(job, space, topology)
+        if self._may_share_sequences(job) and not (share <= 1.0).any():
+            space = layout_space(job, topology, self.free_degrees, self.zero_stage, shares_sequences=True)
+            share = _memory_share(job, space, topology)
         if not len(space):
             return Screening(np.zeros(0), np.zeros(0), space.layout, 0, {})
-        share = peak_bytes(job, space, topology.system) / topology.system.device.memory.capacity
         fits = share <= 1.0
         kept = space.rows(fits)
         estimates = estimate_steps_s(job, kept, topology, costs) if len(kept) else np.zeros(0)
@@ -66,6 +70,10 @@ class ThreeD:
         closest = space.layout(int(np.argmin(np.where(fits, np.inf, share)))) if too_large else None
         indivisible = indivisible_degrees(space, topology, self.free_degrees)
         return Screening(estimates, share[fits], kept.layout, len(space), refused, closest, indivisible)
+
+    def _may_share_sequences(self, job: Job) -> bool:
+        """Whether it has context degrees that the recipe's attention allows."""
+        return "context" in self.free_degrees and job.recipe.attention == "flash"
 
     def plan(
         self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True
@@ -109,3 +117,10 @@ class ThreeD:
         """Closed form of the step time, for screening."""
         columns = columns_of(plan.job, plan.layout)
         return float(estimate_steps_s(plan.job, columns, plan.topology, costs)[0])
+
+
+def _memory_share(job: Job, space: Columns, topology: FatTree) -> NDArray[np.float64]:
+    """Share of its memory that the fullest device uses, of every layout."""
+    if not len(space):
+        return np.zeros(0)
+    return peak_bytes(job, space, topology.system) / topology.system.device.memory.capacity

@@ -9,93 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
-from perfsim import transformer
 from perfsim.graph import WHOLE_DEVICE, Kind, RankGroup, Template, TensorClass, Work
-from perfsim.transformer import Kernel, LayerSlice
+from perfsim.strategies.three_d.context import ContextGroup, Forward
+from perfsim.strategies.three_d.works import COMPUTE, layer_works, split_works
+from perfsim.transformer import LayerSlice
 
-COMPUTE = "compute"
 TENSOR_STREAM = "nccl-tensor"
-
-
-@dataclass(frozen=True)
-class LayerWorks:
-    """Compute of one layer, attention and MLP, for one micro-batch on one rank."""
-
-    attention_forward: Work
-    mlp_forward: Work
-    attention_recompute: Work | None
-    mlp_recompute: Work | None
-    mlp_backward: Work
-    attention_backward: Work
-
-
-def compute_work(
-    name: str, category: str, kernels: tuple[Kernel, ...], writes: tuple[TensorClass, ...]
-) -> Work:
-    """A class of compute tasks on one rank."""
-    return Work(name, Kind.COMP, name, category, kernels=kernels, writes=writes)
-
-
-@lru_cache(maxsize=512)
-def layer_works(part: LayerSlice, recompute: str) -> LayerWorks:
-    """The compute of one layer under a recompute mode.
-
-    full: attention and MLP run forward again before their backward; selective: only the attention core.
-    """
-    hidden = TensorClass("hidden", part.activation_bytes)
-    saved = TensorClass("saved", transformer.layer_activation_bytes(part, recompute))
-    attention = transformer.attention_forward(part)
-    mlp = (*transformer.mlp_forward(part), *transformer.mlp_residual(part))
-    recomputed: tuple[Kernel, ...] = ()
-    if recompute == "selective":
-        recomputed = transformer.attention_core(part)
-    elif recompute == "full":
-        recomputed = attention
-    return LayerWorks(
-        attention_forward=compute_work("attention.forward", "forward", attention, (hidden,)),
-        mlp_forward=compute_work("mlp.forward", "forward", mlp, (hidden, saved)),
-        attention_recompute=compute_work("attention.recompute", "recompute", recomputed, (hidden,))
-        if recomputed
-        else None,
-        mlp_recompute=compute_work("mlp.recompute", "recompute", transformer.mlp_recompute(part), (hidden,))
-        if recompute == "full"
-        else None,
-        mlp_backward=compute_work("mlp.backward", "backward", transformer.mlp_backward(part), (hidden,)),
-        attention_backward=compute_work(
-            "attention.backward", "backward", transformer.attention_backward(part), (hidden,)
-        ),
-    )
-
-
-@dataclass(frozen=True)
-class SplitWorks:
-    """The backward of one layer where weight gradients are a separate pass."""
-
-    mlp_dgrad: Work
-    attention_dgrad: Work
-    mlp_wgrad: Work
-    attention_wgrad: Work
-
-
-@lru_cache(maxsize=512)
-def split_works(part: LayerSlice) -> SplitWorks:
-    """Input gradients, which also write the inputs of weight gradients, and weight gradients."""
-    hidden, done = TensorClass("hidden", part.activation_bytes), TensorClass("weight_gradient", 0.0)
-    mlp = TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part))
-    attention = TensorClass("weight_inputs", transformer.attention_weight_input_bytes(part))
-    return SplitWorks(
-        mlp_dgrad=compute_work("mlp.dgrad", "backward", transformer.mlp_dgrad(part), (hidden, mlp)),
-        attention_dgrad=compute_work(
-            "attention.dgrad", "backward", transformer.attention_dgrad(part), (hidden, attention)
-        ),
-        mlp_wgrad=compute_work("mlp.wgrad", "backward", transformer.mlp_wgrad(part), (done,)),
-        attention_wgrad=compute_work(
-            "attention.wgrad", "backward", transformer.attention_wgrad(part), (done,)
-        ),
-    )
 
 
 @dataclass(frozen=True)
@@ -105,6 +26,8 @@ class TensorGroup:
     part: LayerSlice
     ranks: RankGroup
     device: str
+    context: ContextGroup | None = None
+    """The ranks that share its sequences, if there are any."""
 
     @property
     def compute(self) -> str:
@@ -165,7 +88,7 @@ def emit_layer_forward(
     `weights` are the layer's parameters if they are gathered first; `block` is its number.
     """
     works = layer_works(group.part, recompute)
-    attention = template.task(works.attention_forward, group.compute, [hidden, *weights], block=block).tensor
+    attention, _ = _attention(template, group, works.attention_forward, "forward", [hidden, *weights], block)
     attention = group.all_reduce(template, attention)
     mlp = template.task(works.mlp_forward, group.compute, [attention, hidden, *weights], block=block).tensor
     return group.all_reduce(template, mlp), mlp + 1
@@ -187,10 +110,13 @@ def emit_layer_backward(
     `after` are tasks that must end first, such as those that free a buffer for its weight gradient.
     """
     works = layer_works(group.part, recompute)
-    reads = _backward_reads(template, group, recompute, gradient, saved, weights, block)
+    reads, kept = _backward_reads(template, group, recompute, gradient, saved, weights, block)
     mlp = template.task(works.mlp_backward, group.compute, reads, after, block=block).tensor
     mlp = group.all_reduce(template, mlp)
-    attention = template.task(works.attention_backward, group.compute, [mlp, saved], block=block).tensor
+    if group.context is None:
+        attention = template.task(works.attention_backward, group.compute, [mlp, saved], block=block).tensor
+    else:
+        attention = group.context.backward(template, "backward", mlp, saved, kept, block)
     return group.all_reduce(template, attention)
 
 
@@ -217,10 +143,13 @@ def emit_layer_dgrad(
 ) -> tuple[int, WeightInputs]:
     """Input gradients of one layer, after recomputation; returns the input's gradient, and what W reads."""
     works = split_works(group.part)
-    reads = _backward_reads(template, group, recompute, gradient, saved, (), block)
+    reads, kept = _backward_reads(template, group, recompute, gradient, saved, (), block)
     mlp = template.task(works.mlp_dgrad, group.compute, reads, block=block).tensor
     summed = group.all_reduce(template, mlp)
-    attention = template.task(works.attention_dgrad, group.compute, [summed, saved], block=block).tensor
+    if group.context is None:
+        attention = template.task(works.attention_dgrad, group.compute, [summed, saved], block=block).tensor
+    else:
+        attention = group.context.backward(template, "dgrad", summed, saved, kept, block)
     done = group.all_reduce(template, attention)
     if group.ranks.size == 1:
         return done, WeightInputs(mlp + 1, attention + 1)
@@ -251,16 +180,31 @@ def _backward_reads(
     saved: int,
     weights: Sequence[int],
     block: int,
-) -> list[int]:
-    """The inputs of a layer's backward, after recomputation."""
+) -> tuple[list[int], int]:
+    """The inputs of a layer's backward, after recomputation, and the tensor with its keys and values."""
     works = layer_works(group.part, recompute)
     reads = [gradient, saved, *weights]
     if works.attention_recompute is None:
-        return reads
+        return reads, saved
     inputs = [saved, gradient, *weights]
-    recomputed = template.task(works.attention_recompute, group.compute, inputs, block=block).tensor
+    recomputed, kept = _attention(template, group, works.attention_recompute, "recompute", inputs, block)
     if works.mlp_recompute is not None:
         recomputed = group.all_reduce(template, recomputed)
         recomputed = template.task(works.mlp_recompute, group.compute, [recomputed], block=block).tensor
         recomputed = group.all_reduce(template, recomputed)
-    return [*reads, recomputed]
+    return [*reads, recomputed], kept
+
+
+def _attention(
+    template: Template,
+    group: TensorGroup,
+    work: Work,
+    which: Forward,
+    reads: Sequence[int],
+    block: int,
+) -> tuple[int, int]:
+    """An attention block; returns its output, and the tensor with its keys and values."""
+    if group.context is not None:
+        return group.context.forward(template, which, reads, block)
+    attention = template.task(work, group.compute, reads, block=block).tensor
+    return attention, attention

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from perfsim import transformer
 from perfsim.graph import Kind, RankGroup, TensorClass, Work
-from perfsim.strategies.three_d.tensor import TensorGroup, compute_work
+from perfsim.strategies.three_d.tensor import TensorGroup
+from perfsim.strategies.three_d.works import compute_work
 from perfsim.strategies.three_d.zero import Shards
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from multiprocessing import get_context
 from types import ModuleType
 
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.fairshare import Flow
-from perfsim.engine.limits import Limits, hold, limited, present_limits
+from perfsim.engine.limits import Limits, limited, present_limits
 from perfsim.errors import LimitError
 from perfsim.graph import GraphBuilder, RankGroup, TaskGraph
 
@@ -97,27 +95,20 @@ def test_whoever_listens_is_told_of_tasks_ended_and_of_how_many(toys: ModuleType
     assert told[-1] == (len(graph), len(graph))
 
 
-def test_events_of_several_processes_add_up(toys: ModuleType) -> None:
-    """Two copies stand for two processes: what one has counted, the other has used up."""
-    graph = long(toys, 10)
-    here = Limits(max_events=3 * len(graph), events=len(graph))
-    one = here.in_other_processes(get_context("spawn"))
-    other = replace(one)
-    for limits in (one, other):
-        with limited(limits):
-            simulate(graph, np.ones(len(graph)))
-    with limited(one), pytest.raises(LimitError):
-        simulate(graph, np.ones(len(graph)))
+def test_events_of_workers_add_up() -> None:
+    limits = Limits(max_events=5)
+    limits.add(3)
+    limits.add(2)
+    with pytest.raises(LimitError, match=r"after 6 events: 5 are allowed"):
+        limits.add(1)
 
 
-def test_limits_end_with_their_block_and_go_to_other_processes_without_a_listener() -> None:
-    limits = Limits(max_events=5, tell=lambda ended, total: None)
+def test_limits_end_with_their_block() -> None:
+    limits = Limits(max_events=5)
     with limited(limits):
         assert present_limits() is limits
-        assert present_limits().in_other_processes(get_context("spawn")).tell is None
         with limited(Limits()):
-            hold(limits)
-            assert present_limits() is limits
+            assert present_limits() is not limits
         assert present_limits() is limits
     assert present_limits().max_events is None
 

@@ -133,7 +133,7 @@ def filled(tmp_path: Path) -> Path:
 def test_no_flipped_bit_changes_an_answer_or_ends_in_anything_but_a_store_error(filled: Path) -> None:
     whole = filled.read_bytes()
     damaged = refused = 0
-    for bit in range(5, 8 * len(whole), 8 * len(whole) // 400):
+    for bit in range(5, 8 * len(whole), 8 * len(whole) // 200):
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
         filled.write_bytes(flipped)
@@ -145,7 +145,7 @@ def test_no_flipped_bit_changes_an_answer_or_ends_in_anything_but_a_store_error(
             refused += 1
             continue
         assert all(ANSWERS[digest] == answer for digest, answer in kept.items())
-    assert damaged > 10
+    assert damaged > 5
     assert refused > 0
 
 

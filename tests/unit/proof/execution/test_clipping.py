@@ -11,20 +11,21 @@ import pytest
 from perfsim.proof.execution.adam import clipping
 from perfsim.proof.execution.layout import Share, blocks
 from perfsim.proof.execution.serial import SmallTraining, train
+from perfsim.proof.provers import Parts
 from perfsim.proof.small_plans import small_model, small_sequence
 from perfsim.transformer import parameters
 from perfsim.workload import TransformerConfig
 
 
 def small(toys: ModuleType, tensor: int = 1, **changes: object) -> TransformerConfig:
-    return small_model(toys.job(8, **changes).model, tensor, 2)
+    return small_model(toys.job(8, **changes).model, Parts(tensor, tensor), 2)
 
 
 @pytest.mark.parametrize("peers", [1, 2, 4])
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_peers_together_count_every_parameter_once(toys: ModuleType, peers: int, tied: bool) -> None:
     model = small(toys, peers, tied_embeddings=tied)
-    length = small_sequence(peers)
+    length = small_sequence(Parts(peers, peers))
     total = sum(
         Share(model, length, peers, peer).layouts[block].counted.sum()
         for peer in range(peers)

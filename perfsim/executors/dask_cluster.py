@@ -1,0 +1,117 @@
+"""A Dask cluster that runs already: a scheduler at an address, and its workers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from perfsim.errors import InputError, PerfsimError
+from perfsim.executors.executor import ExecutorLost, Pool, Pooled, Tell, another_version
+from perfsim.prediction.model_version import model_version
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+CONNECT_S = 10.0
+"""How long the scheduler may take to answer."""
+COUNT_S = 5.0
+"""How often the workers are counted."""
+WAITING = 4
+"""Items for each thread of a worker that are handed over before it asks for them."""
+LEAST_WAITING = 32
+
+
+class DaskCluster(Pooled):
+    """The workers of a scheduler; they may come and go while items are computed.
+
+    The scheduler gives the items of a worker that dies to others, and gives an item up that has lost several.
+    """
+
+    die_together = False
+    tries_alone = 1
+
+    def __init__(self, address: str, tell: Tell) -> None:
+        self.address, self._tell = address, tell
+        self.version = model_version()
+        self._client = _connected(address)
+        self._counted_s, self._had_workers = 0.0, True
+        self.size = 0
+        try:
+            self.died = _died()
+            self._check_versions()
+            self.window()
+        except BaseException:
+            self._client.close(CONNECT_S)
+            raise
+
+    @property
+    def words(self) -> str:
+        """As `Executor.words`."""
+        return f"{self.size} worker{'' if self.size == 1 else 's'} of {self.address}"
+
+    @property
+    def last_words(self) -> str:
+        """As `Pooled.last_words`."""
+        return (
+            "each worker that computed it died, perhaps out of memory (the scheduler's log has their names)"
+        )
+
+    def window(self) -> int:
+        """As `Pooled.window`."""
+        now_s = time.monotonic()
+        if self._client.status != "running":
+            raise self._lost()
+        if now_s - self._counted_s > COUNT_S:
+            try:
+                self.size = sum(self._client.nthreads().values())
+            except OSError:
+                raise self._lost() from None
+            self._counted_s = now_s
+            if self._had_workers and not self.size:
+                self._tell(f"{self.address} has no worker; what is left waits for one")
+            self._had_workers = self.size > 0
+        return max(LEAST_WAITING, WAITING * self.size)
+
+    def _lost(self) -> ExecutorLost:
+        return ExecutorLost(f"the scheduler at {self.address} went away")
+
+    def started(self) -> Pool:
+        """As `Pooled.started`."""
+        pool: Pool = self._client.get_executor(pure=False)
+        return pool
+
+    def ended(self, pool: Pool, *, at_once: bool) -> None:
+        """As `Pooled.ended`: the scheduler forgets what this client has asked."""
+        del pool, at_once
+        self._client.close(CONNECT_S)
+
+    def _check_versions(self) -> None:
+        """Refuse workers that would compute other numbers; those that come later are checked by `Task`."""
+        for worker, version in self._client.run(model_version, on_error="return").items():
+            if isinstance(version, BaseException):
+                raise InputError(f"worker {worker} cannot use perfsim ({version}): install it there")
+            if version != self.version:
+                raise another_version(f"worker {worker}", version, self.version)
+
+
+def _died() -> tuple[type[BaseException], ...]:
+    from distributed import KilledWorker
+
+    return (KilledWorker,)
+
+
+def _connected(address: str) -> Client:
+    """A client. Raises PerfsimError where nobody answers."""
+    try:
+        from distributed import Client
+    except ImportError:
+        raise PerfsimError("--scheduler needs Dask: pip install 'perfsim[dask]'") from None
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    try:
+        return Client(address, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        first = str(error).partition("\n")[0]
+        raise PerfsimError(
+            f"no Dask scheduler answers at {address}: {first or type(error).__name__}"
+        ) from None
