@@ -340,6 +340,8 @@ class FrameworkCalibration(Calibration):
     """Whether attention that keeps its scores drops some of them, as models of the era did."""
     attention: Literal["synchronous", "asynchronous"] = "synchronous"
     """Matrix instructions of its fused attention: those of the A100, or the fastest of each device."""
+    pass_s: Latency = 0.0
+    """Time that a pipeline rank loses in each pass: the schedule's host code, and waiting for its message."""
     overlaps_tensor: bool = False
     """Whether tensor-parallel communication overlaps products unless a run says otherwise."""
     tensor_exposed: Fraction = 1.0

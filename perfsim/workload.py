@@ -296,6 +296,8 @@ class ParallelLayout:
     """Ranks that share every sequence, each with an equal part of its positions."""
     context_exchange: ContextExchange = "ring"
     """What context ranks exchange: keys and values around a ring, or heads against positions."""
+    shard_group: int | None = None
+    """Ranks over which ZeRO shards, of which there are several groups; None: all with the same parameters."""
 
     @property
     def num_devices(self) -> int:
@@ -305,6 +307,11 @@ class ParallelLayout:
     def replicas(self) -> int:
         """Ranks that hold the same parameters: those of a context group, times data."""
         return self.context * self.data
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO divides a state."""
+        return self.replicas if self.shard_group is None else self.shard_group
 
     @property
     def width(self) -> int:
@@ -323,7 +330,8 @@ class ParallelLayout:
         degrees = f"tp{self.tensor} {context}pp{self.pipeline} dp{self.data} mbs{self.micro_batch_size}"
         schedule = "" if self.schedule == "1f1b" else f" {self.schedule}"
         chunks = f" vpp{self.virtual_pipeline}" if self.schedule == "interleaved" else ""
-        sharded = f" zero{self.zero_stage}" if self.zero_stage > 1 else ""
+        groups = "" if self.shard_group is None else f" in groups of {self.shard_group}"
+        sharded = f" zero{self.zero_stage}{groups}" if self.zero_stage > 1 or groups else ""
         every = f" every {self.recompute_every} layers" if self.recompute_every > 1 else ""
         return f"{degrees}{schedule}{chunks}{sharded} recompute {self.recompute}{every}"
 
@@ -344,6 +352,7 @@ class ParallelLayout:
             "schedule": self.schedule,
             "layers_per_stage": None if self.layers_per_stage is None else list(self.layers_per_stage),
             **(context if self.context > 1 else {}),
+            **({} if self.shard_group is None else {"shard_group": self.shard_group}),
         }
 
 

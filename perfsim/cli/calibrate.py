@@ -47,15 +47,16 @@ def calibrate() -> None:
 @calibrate.command()
 @click.argument("table", type=click.Path(path_type=Path))
 @click.option("--device", required=True, help="Catalogue name of the measured device.")
+@click.option("--like", default="", help="Calibration whose tiles are scaled, for a table with `precision`.")
 @yaml_option
 @source_option
 @fitted
-def gemm(table: Path, device: str, out: Path | None, source: str) -> None:
-    """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us."""
+def gemm(table: Path, device: str, like: str, out: Path | None, source: str) -> None:
+    """Fit the GEMM model to TABLE, a CSV of m, n, k, time_us and, with --like, precision."""
     from perfsim.fitting.calibrate import calibrate_gemm
 
     must_exist(table)
-    print_lines([calibrate_gemm(table, device, out, source=source)])
+    print_lines([calibrate_gemm(table, device, out, source=source, like=like)])
 
 
 @calibrate.command(short_help="Fit the collective model to tables of measurements.")

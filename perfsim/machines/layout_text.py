@@ -90,8 +90,9 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
         if value not in get_args(kind):
             raise _Wrong(f"{value!r}", f"allowed: {', '.join(get_args(kind))}")
         return value
-    if kind is int:
-        return _whole_number(value, least=min(1, defaults[name]))
+    if kind in (int, int | None):
+        default = defaults[name]
+        return _whole_number(value, least=1 if default is None else min(1, default))
     return tuple(_whole_number(part, least=0) for part in value.split("-"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
@@ -21,6 +22,8 @@ from perfsim.workload import TrainingRecipe, TransformerConfig
 
 SMALLEST_SHARE, LARGEST_SHARE = 1 / 256, 2.0
 """The grid of batches, as shares of the critical batch."""
+MOST_TRIED = 60
+"""Batches of one curve, with those past its ends."""
 
 
 @dataclass(frozen=True)
@@ -124,16 +127,19 @@ def choice_of(plan: Plan, step_time_s: float, target: Target, hidden: float = 0.
 
 
 def batch_curve(
-    question: Question, target: Target, batches: list[int]
+    question: Question, target: Target, batches: list[int], *, extend: bool = False
 ) -> tuple[list[BatchChoice], dict[int, PerfsimError]]:
-    """Time to the target at every batch that has a plan, and why the other batches have none.
+    """Time to the target at every batch that has a plan, ascending, and why the other batches have none.
 
-    Raises PlanError, or LayoutError for a given layout, where no batch has a plan.
+    With `extend` batches are halved or doubled past an end until the best one is inside. Raises PlanError, or
+    LayoutError for a given layout, where no batch has a plan.
     """
     curve: list[BatchChoice] = []
     steps = CurveSteps()
     refused: dict[int, PerfsimError] = {}
-    for batch in batches:
+    wanted = deque(batches)
+    while wanted:
+        batch = wanted.popleft()
         present_limits().in_time(
             lambda: f"{len(curve) + len(refused)} of {len(batches)} batches tried on {question.label}"
         )
@@ -141,9 +147,21 @@ def batch_curve(
             curve.append(time_at(question, target, batch, steps))
         except (LayoutError, PlanError) as error:
             refused[batch] = error
+        if extend and curve and not wanted:
+            tried = {*(point.plan.job.global_batch_size for point in curve), *refused}
+            wanted.extend(past_the_end(best_of(curve), tried))
     if not curve:
         raise next(iter(refused.values()), PlanError(f"{question.label}: no batch to try"))
-    return curve, refused
+    return sorted(curve, key=lambda point: point.answer.batch_tokens), refused
+
+
+def past_the_end(best: int, tried: set[int]) -> list[int]:
+    """The batch to try next where the best one is the smallest or the largest of those tried."""
+    if len(tried) >= MOST_TRIED:
+        return []
+    if best == max(tried):
+        return [2 * best]
+    return [best // 2] if best == min(tried) and best % 2 == 0 else []
 
 
 def best_of(curve: list[BatchChoice]) -> int:

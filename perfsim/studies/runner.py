@@ -240,8 +240,10 @@ def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target
     batches = _batches(spec, target, question)
     best, curve, dropped = batches[0], list[BatchChoice](), dict[int, PerfsimError]()
     if len(batches) > 1:
-        curve, dropped = batch_curve(question, target, batches)
+        extend = spec.batch_sizes == "auto" and spec.recipe.batch_over(devices) is None
+        curve, dropped = batch_curve(question, target, batches, extend=extend)
         best = best_of(curve)
+        batches = sorted({*(point.plan.job.global_batch_size for point in curve), *dropped})
     evaluation, choice = run_at(question, target, best)
     own_tokens = choice.answer.batch_tokens
     curve = [choice if point.answer.batch_tokens == own_tokens else point for point in curve] or [choice]

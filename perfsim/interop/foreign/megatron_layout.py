@@ -108,9 +108,17 @@ def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple
         micro_batch_size=settings.integer("micro_batch_size", "batch_size", default=1) or 1,
         recompute=_recompute(settings),
         context=context,
+        shard_group=_shard_group(settings, 0 if world is None else world // (tensor * pipeline)),
         context_exchange=exchanges.get(kind[0], "ring") if kind else "ring",
     )
     return layout, world
+
+
+def _shard_group(settings: Settings, replicas: int) -> int | None:
+    """Ranks of an instance of the distributed optimizer where there are several."""
+    instances = settings.integer("num_distributed_optimizer_instances", default=1, most=MOST_DEVICES) or 1
+    shares = instances > 1 and replicas > instances and replicas % instances == 0
+    return replicas // instances if shares else None
 
 
 def _recompute(settings: Settings) -> Any:

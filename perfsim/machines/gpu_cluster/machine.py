@@ -12,7 +12,8 @@ from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
 from perfsim.machines.gpu_cluster.explanation import GpuExplanation
 from perfsim.machines.gpu_cluster.network import FatTreeNetwork
-from perfsim.machines.machine import Machine, Setting, SystemLinks
+from perfsim.machines.gpu_cluster.unknowns import of_device
+from perfsim.machines.machine import Machine, Setting, SystemLinks, Unknown
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
 from perfsim.strategies.three_d.stages import ThreeDPlan
@@ -60,6 +61,12 @@ class GpuCluster(Machine):
         """Calibrations of links and of the framework's host overhead."""
         links = (system.node.scale_up.calibration, system.node.nic.calibration)
         return [calibration for calibration in (*links, recipe.framework) if calibration is not None]
+
+    def unknowns(
+        self, system: GpuClusterSpec, _recipe: TrainingRecipe, _num_devices: int, /
+    ) -> list[Unknown]:
+        """Constants of another chip."""
+        return list(of_device(system.device))
 
     def overlap_slowdown(self, system: GpuClusterSpec, /) -> float:
         """Compute on the multiprocessors that `MOST_CHANNELS` leave it.

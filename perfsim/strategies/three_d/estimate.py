@@ -97,8 +97,14 @@ def _steps_s(
     last_group_s = columns.pipeline * (slowest_times.backward_s + slowest_times.weights_s)
     reduced = _reduction_s(job, columns, largest, passes, replicas, slower, last_group_s)
     last_wait = np.where(columns.virtual > 1, bare_wait, steady_wait) / columns.virtual
-    reduced = np.maximum(0.0, reduced - last_wait)
+    reduced = np.maximum(0.0, reduced - last_wait) + _last_across_s(replicas)
     return np.asarray(seconds + reduced + (replicas.tie + replicas.update + replicas.gather)[:, 0])
+
+
+def _last_across_s(replicas: DataPrices) -> Floats:
+    """Seconds of the last sums over groups that shard, which end a step under ZeRO 3, shape (rows,)."""
+    first_layer = np.maximum(0.0, replicas.across_layer - replicas.reduce_both)
+    return np.asarray((first_layer + replicas.across_both)[:, 0])
 
 
 def _between_passes_s(columns: Columns, passes: PassPrices) -> Floats:
@@ -146,11 +152,12 @@ def _pass_times(
 
     Under ZeRO 3 compute and communication overlap, so the longer of the two counts, compute with what it
     loses beside communication; the gather of embedding and LM head and of the first layer is exposed, and
-    so are the last reductions.
+    so are the last reductions. Sums over groups that shard have a stream of their own.
     """
-    forward = ranks.layers * passes.forward
+    begin = columns.virtual[:, None] * passes.begin
+    forward = begin + ranks.layers * passes.forward
     forward += ranks.first * passes.embedding_forward + ranks.last * passes.head_forward
-    backward = ranks.layers * passes.backward + recomputed_layers(columns, ranks) * passes.recompute
+    backward = begin + ranks.layers * passes.backward + recomputed_layers(columns, ranks) * passes.recompute
     backward += ranks.first * passes.embedding_backward + ranks.last * passes.head_backward
     weights = ranks.layers * passes.weights
     weights += ranks.first * passes.embedding_weights + ranks.last * passes.head_weights
@@ -161,11 +168,13 @@ def _pass_times(
     hidden = np.minimum(gathered - replicas.gather_layer, forward)
     slowed_forward = forward + hidden * slower.gather_forward
     sharded_forward = replicas.gather_both + np.maximum(gathered, replicas.gather_layer + slowed_forward)
+    across = ranks.layers * replicas.across_layer + replicas.across_both
     last_reduced = replicas.reduce_layer + replicas.reduce_both
     both = np.maximum(gathered + scattered, _TINY_S)
     hidden = np.minimum(np.maximum(0.0, both - last_reduced), backward)
     lost = (gathered * slower.gather_backward + scattered * slower.reduce_backward) / both
     sharded_backward = np.maximum(gathered + scattered, backward + hidden * lost + last_reduced)
+    sharded_backward = np.maximum(sharded_backward, across - sharded_forward)
     return PassTimes(
         np.where(zero == SHARDED, sharded_forward, forward),
         np.where(zero == SHARDED, sharded_backward, backward),

@@ -106,12 +106,12 @@ def _taken_by_replicas(
 ) -> tuple[Floats, Floats]:
     """What gathering a layer and reducing a bucket take of a device, shape (rows, 2) each."""
     stage = straddling_stage(columns, topology.devices_per_node)
-    first, of_row = distinct_rows((columns.tensor, columns.replicas, stage, columns.zero))
+    first, of_row = distinct_rows((columns.tensor, columns.replicas, columns.shards, stage, columns.zero))
     gather, reduce = [], []
     for row in first.tolist():
         tensor, data, zero = int(columns.tensor[row]), int(columns.replicas[row]), int(columns.zero[row])
         group = RankGroup(int(stage[row]) * tensor * data, tensor, data)
-        replicas = Replicas(job.recipe, group, "", 0.0, zero)
+        replicas = Replicas(job.recipe, group, "", 0.0, zero, int(columns.shards[row]))
         layer = float(sizes.layer[row, 0])
         gather.append(costs.taken(replicas.gather_work(layer)) if data > 1 else NONE)
         bucket = layer * int(largest.bucket[row])

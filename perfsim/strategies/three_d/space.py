@@ -5,7 +5,8 @@
   rank. They are tried for sequences from `LONG_SEQUENCE` on, and where nothing fits without.
 - Pipelines have at most as many virtual stages as the model has layers, which divide as evenly as they can.
 - Every micro-batch size that divides a replica's share of the batch, every schedule and number of chunks,
-  ZeRO stages 0 to 3, sequence parallelism on and off, and every recompute mode.
+  ZeRO stages 0 to 3 (the last also in groups of a node's ranks), sequence parallelism on and off, and every
+  recompute mode.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def layout_space(
         _block(job, topology, tensor, context, pipeline, first[pipeline], zero_stage)
         for tensor, context, pipeline in degrees
     ]
-    return from_table(np.concatenate([np.zeros((10, 0), dtype=np.int64), *blocks], axis=1), divisions)
+    return from_table(np.concatenate([np.zeros((11, 0), dtype=np.int64), *blocks], axis=1), divisions)
 
 
 def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[str, ...]) -> int:
@@ -164,24 +165,37 @@ def _block(
     share, passes = job.global_batch_size // data, job.model.num_layers * context.ranks
     sizes = [size for size in _divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
     splits = [0, 1] if tensor > 1 and _splits_evenly(job, tensor, context) else [0]
-    zeros = _zero_stages(pipeline, data * context.ranks, zero_stage)
+    stages = _zero_stages(pipeline, data * context.ranks, zero_stage)
+    zeros = np.array(list(_sharded(topology, tensor, data * context.ranks, stages))).T
     modes = np.array(_recompute_modes(job, pipeline)).T
     numbers = first + np.arange(len(divisions))
     along = (
         (2, 1, sizes),
-        (3, 2, zeros),
+        (3, 2, zeros[0]),
+        (10, 2, zeros[1]),
         (4, 3, splits),
         (5, 4, modes[0]),
         (6, 4, modes[1]),
         (7, 0, numbers),
     )
-    table = np.empty((10, len(divisions), len(sizes), len(zeros), len(splits), len(modes[0])), dtype=np.int64)
+    table = np.empty(
+        (11, len(divisions), len(sizes), len(zeros[0]), len(splits), len(modes[0])), dtype=np.int64
+    )
     table[0], table[1], table[8], table[9] = tensor, data, *context
     for field, axis, values in along:
         table[field] = np.reshape(values, [-1 if other == axis else 1 for other in range(5)])
     in_groups = np.array([division.schedule == "interleaved" for division in divisions])[:, None]
     legal = ~in_groups | (share // np.array(sizes) % pipeline == 0)
     return np.asarray(table[:, legal].reshape(len(table), -1))
+
+
+def _sharded(topology: FatTree, tensor: int, replicas: int, zeros: list[int]) -> Iterator[tuple[int, int]]:
+    """ZeRO stages, each with the ranks over which it shards: all, and under ZeRO 3 also those of a node."""
+    inside = topology.devices_per_node // tensor
+    for stage in zeros:
+        yield stage, replicas
+        if stage == SHARDED and 1 < inside < replicas and replicas % inside == 0:
+            yield stage, inside
 
 
 def _splits_evenly(job: Job, tensor: int, context: Context) -> bool:
