@@ -41,6 +41,8 @@ CODES = (
     "hidden-communication",
     "parameters-outside",
     "sequences-below-published",
+    "sequence-outside",
+    "shape-outside",
     "micro-batch-outside",
     "data-sheet-unread",
     "link-borrowed",
@@ -78,6 +80,8 @@ times the communication that any published run hides is more than a third of a s
 """
 LIKE_SIZE = 1.5
 """A model counts as outside the sizes of the published runs beyond this factor."""
+_OF_THE_JOB = ("sequence-outside", "shape-outside")
+"""Codes of what a machine says of a job."""
 _DEVICE_FIGURES = ("peak", "memory.bandwidth")
 HALF = ("fp16", "bf16")
 """Precisions with one peak on every device, which count as the same."""
@@ -185,6 +189,9 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
 
 def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """Sizes and settings beyond those of the published runs."""
+    for unknown in unknowns_of(plan):
+        if unknown.code in _OF_THE_JOB:
+            yield Caveat(unknown.code, "warning", unknown.words)
     if not runs:
         return
     layout, unit = plan.layout, machine_of(plan.system).explanation.unit

@@ -115,6 +115,8 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "hidden-communication": lambda: gpus("tp=2,dp=4,zero=3,mbs=1"),
     "parameters-outside": lambda: wafers(model="gpt3_13b"),
     "sequences-below-published": lambda: wafers(batch=4),
+    "sequence-outside": lambda: wafers(model="gpt3_xl", recipe=recipe(seq_length=2049), batch=8),
+    "shape-outside": lambda: wafers(model="llama_7b", batch=8),
     "micro-batch-outside": lambda: gpus("dp=8,mbs=32,recompute=full", model=SMALL, batch=256),
     "data-sheet-unread": lambda: gpus(system="mi300x-192gb"),
     "link-borrowed": lambda: gpus("dp=16,mbs=1", 16, system="dgx-h100"),
