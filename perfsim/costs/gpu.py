@@ -184,6 +184,7 @@ class GpuCosts(GpuKernels, Costs):
         self.topology = topology
         self.collectives = CollectiveModel.of_tree(topology)
         self._works: dict[Work, float] = {}
+        self._bounds: dict[Work, Shares] = {}
         self._groups: dict[RankGroup, Group] = {}
 
     def duration_s(self, work: Work) -> float:
@@ -252,7 +253,10 @@ class GpuCosts(GpuKernels, Costs):
 
     def bound(self, work: Work, /) -> Shares:
         """Shares of the time of a compute task that units and memory limit."""
-        return NONE if work.kind.is_communication else self.bound_of(work)
+        shares = self._bounds.get(work)
+        if shares is None:
+            shares = self._bounds[work] = NONE if work.kind.is_communication else self.bound_of(work)
+        return shares
 
     def _collective(self, work: Work) -> tuple[CollectiveOp, Group]:
         """The operation of a communication, and how its group lies over nodes."""

@@ -110,20 +110,17 @@ def _last_across_s(replicas: DataPrices) -> Floats:
 def _between_passes_s(columns: Columns, passes: PassPrices) -> Floats:
     """Seconds per micro-batch between the passes of a rank that is not in a tight pipeline, shape (rows,).
 
-    The sum that ends a pass runs beside the next pass, except where that one has to gather its input first.
+    A pass gathers its input over the tensor group first.
     """
-    receive, summed = passes.receive[:, 0], passes.summed[:, 0]
-    between = np.where(receive > 0, receive, -summed)
-    return np.where(columns.of_schedules("tight"), 0.0, 2 * columns.virtual * between)
+    return np.where(columns.of_schedules("tight"), 0.0, 2 * columns.virtual * passes.receive[:, 0])
 
 
 def _lost_between_passes_s(columns: Columns, passes: PassPrices, slower: Slowdowns) -> Floats:
-    """Seconds per micro-batch that passes lose beside the sums and messages of others, shape (rows,).
+    """Seconds per micro-batch that passes lose beside the messages of others, shape (rows,).
 
     A rank sends and receives a tensor in every pass. In a tight pipeline it waits for half of them.
     """
-    summed = np.where(passes.receive > 0, 0.0, passes.summed) * slower.summed
-    lost = 2 * columns.virtual * (summed + 2 * passes.send * slower.send)[:, 0]
+    lost = 4 * columns.virtual * (passes.send * slower.send)[:, 0]
     waits = columns.of_schedules("tight") & ~columns.of_schedules("splits_backward")
     return np.where(columns.pipeline > 1, np.where(waits, lost / 2, lost), 0.0)
 

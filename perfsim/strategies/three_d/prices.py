@@ -64,8 +64,6 @@ class PassPrices(NamedTuple):
     head_forward: Floats
     head_backward: Floats
     head_weights: Floats
-    summed: Floats
-    """Summing an activation over the tensor group, which ends every pass of a chunk."""
     send: Floats
     """Sending a tensor to a neighbour in the pipeline, the mean over neighbours."""
     farthest_send: Floats
@@ -169,7 +167,6 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
         head_forward=part.head_forward,
         head_backward=np.where(split, part.head_inputs, part.head_backward) + part.summed,
         head_weights=np.where(split, part.head_weights, 0.0),
-        summed=part.summed,
         send=np.where(pipelined, far * part.send_across + (1 - far) * part.send_inside, 0.0),
         farthest_send=np.where(pipelined, np.where(far > 0, part.send_across, part.send_inside), 0.0),
         begin=np.where(pipelined, 0.0 if job.recipe.framework is None else job.recipe.framework.pass_s, 0.0),
