@@ -151,7 +151,7 @@ class _Run:
         self.begun = self.ended = 0
         special = _any_of((*self.flow_of, *self.loads, *self.slowed), len(chains))
         special |= np.diff(self.points.first) == 0
-        self.plain = _column(~special)
+        self.plain = (~special).tolist()
         """Chains that only pass their start on."""
         self.length_s = _column(self.since_s[chains.first[1:] - 1])
 
@@ -223,8 +223,8 @@ class _Run:
         before = chains.chain[task]
         flows, slowed = (_any_of(chosen, len(chains)) for chosen in (self.flow_of, self.slowed))
         since_s = np.where(flows[before], 0.0, self.since_s[chains.place[task]])
-        self.missing = _column(np.bincount(after, minlength=len(chains)))
-        self.ready_s = _column(np.zeros(len(chains)))
+        self.missing = np.bincount(after, minlength=len(chains)).tolist()
+        self.ready_s = [0.0] * len(chains)
         last = np.flatnonzero(slowed)
         before = np.concatenate([before, last])
         place = np.concatenate([chains.place[task], chains.first[1:][last] - 1])
