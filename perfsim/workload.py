@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
@@ -270,6 +271,29 @@ class Layout(Protocol):
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         """Its fields under the names of the JSON interface."""
+
+
+def layers_of_stages(pattern: str) -> tuple[int, ...]:
+    """Layers of each virtual stage of a pipeline in Megatron-Core's notation, such as `Et*3|(tt|)*29t|L`.
+
+    E is the embedding, t a layer, L the LM head with the loss; stages are separated by |, in the order of the
+    forward pass, and x*3 or (tt|)*3 repeats. Raises ValueError in words.
+    """
+    text = pattern.replace(",", "").replace(" ", "")
+    while repeated := re.search(r"\(([^()]*)\)\*(\d{1,4})|(\w)\*(\d{1,4})", text):
+        group, times = repeated[1] or repeated[3] or "", int(repeated[2] or repeated[4])
+        if len(group) * times > 2 * MOST_LAYERS:
+            raise ValueError(f"{repeated[0]!r} repeats more than {MOST_LAYERS} layers")
+        text = text[: repeated.start()] + group * times + text[repeated.end() :]
+    if unknown := re.search(r"[^EtL|]", text):
+        known = "E (embedding), t (layer), L (loss), | (next stage), *3 and (..)*3 (repeat)"
+        raise ValueError(f"{unknown[0]!r} in {pattern[:60]!r} is none of {known}")
+    stages = text.split("|")
+    if text.count("E") > 1 or text.count("L") > 1 or "E" in text[1:] or "L" in text[:-1]:
+        raise ValueError(
+            f"{pattern[:60]!r}: the embedding E begins the first stage, the loss L ends the last"
+        )
+    return tuple(stage.count("t") for stage in stages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
 from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.topology import FatTree
-from perfsim.workload import ParallelLayout, TrainingRecipe
+from perfsim.workload import ParallelLayout, TrainingRecipe, layers_of_stages
 
 MOST_CHANNELS = 32
 """The most multiprocessors that a collective of NCCL occupies, one for each channel.
@@ -104,6 +104,8 @@ class GpuCluster(Machine):
         known = {field.name for field in fields(ParallelLayout)}
         own = {name: value for name, value in settings.items() if name in known}
         own["virtual_pipeline"] = max(settings["virtual_pipeline"], least_chunks(settings["schedule"]))
+        if settings["pipeline_layout"]:
+            own["layers_per_stage"] = layers_of_stages(settings["pipeline_layout"])
         own["context"] = settings["context_parallel"]
         own["context_exchange"] = "all_to_all" if settings["context_comm"] == "a2a" else "ring"
         return ParallelLayout(**own)
@@ -127,8 +129,14 @@ class GpuCluster(Machine):
         return rows
 
     def _completed(self, given: dict[str, Any], devices: int) -> ParallelLayout:
-        """The layout; `dp` defaults to the remaining devices, `schedule` to what `vpp` needs."""
-        layout = ParallelLayout(**given)
+        """The layout; `dp` defaults to the remaining devices, `schedule` to what `vpp` needs.
+
+        `vpp` itself follows from the stages, where these are given and no schedule.
+        """
+        layout, stages = ParallelLayout(**given), len(given.get("layers_per_stage") or ())
+        if stages % layout.pipeline == 0 and stages > layout.pipeline > 1 and "schedule" not in given:
+            layout = replace(layout, virtual_pipeline=stages // layout.pipeline)
+            given = {**given, "virtual_pipeline": layout.virtual_pipeline}
         schedule_called(layout.schedule)  # LayoutError for an unknown name
         if layout.virtual_pipeline > 1 and "schedule" not in given:
             layout = replace(layout, schedule="interleaved")

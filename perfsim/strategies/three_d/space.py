@@ -4,6 +4,7 @@
 - Context groups are inside a node or span whole nodes, with at least `LEAST_POSITIONS` of a sequence on a
   rank. They are tried for sequences from `LONG_SEQUENCE` on, and where nothing fits without.
 - Pipelines have at most as many virtual stages as the model has layers, which divide as evenly as they can.
+  Where the LM head is worth two layers or more, the last also has so many fewer.
 - Every micro-batch size that divides a replica's share of the batch, every schedule and number of chunks,
   ZeRO stages 0 to 3 (the last also in groups of a node's ranks), sequence parallelism on and off, and every
   recompute mode.
@@ -26,9 +27,12 @@ from perfsim.strategies.three_d.division import Division, Divisions, divided
 from perfsim.strategies.three_d.rules import context_problems, tensor_problems
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
+from perfsim.transformer import parameters
 from perfsim.workload import Job, ParallelLayout
 
 Ints = NDArray[np.int64]
+UNEVEN = ("1f1b", "interleaved")
+"""Schedules whose stages are also divided with the LM head counted, as Megatron-Core can."""
 LONG_SEQUENCE = 16_384
 """Positions of a sequence from which on context degrees are tried."""
 LEAST_POSITIONS = 2_048
@@ -64,7 +68,7 @@ def layout_space(
         )
     ]
     pipelines = tuple(dict.fromkeys(pipeline for *_, pipeline in degrees))
-    divisions, first = _table(pipelines, job.model.num_layers)
+    divisions, first = _table(pipelines, job.model.num_layers, head_layers(job))
     blocks = [
         _block(job, topology, tensor, context, pipeline, first[pipeline], zero_stage)
         for tensor, context, pipeline in degrees
@@ -90,17 +94,17 @@ def _is_legal(
     if zero_stage == SHARDED and pipeline > 1:
         return False
     shared = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
-    return shared and bool(_divisions(pipeline, job.model.num_layers))
+    return shared and bool(_divisions(pipeline, job.model.num_layers, head_layers(job)))
 
 
 @lru_cache(maxsize=64)
-def _table(pipelines: tuple[int, ...], num_layers: int) -> tuple[Divisions, dict[int, int]]:
+def _table(pipelines: tuple[int, ...], num_layers: int, head: int) -> tuple[Divisions, dict[int, int]]:
     """The divisions of all pipeline degrees, and where those of each degree begin."""
     divisions: list[Division] = []
     first: dict[int, int] = {}
     for pipeline in pipelines:
         first[pipeline] = len(divisions)
-        divisions += _divisions(pipeline, num_layers)
+        divisions += _divisions(pipeline, num_layers, head)
     return Divisions(divisions), first
 
 
@@ -112,6 +116,14 @@ def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) 
         inside = placed or free_degrees == ("tensor",)
         if inside and not any(tensor_problems(job, ParallelLayout(tensor=tensor))):
             yield tensor
+
+
+def head_layers(job: Job) -> int:
+    """Layers that take as long as the LM head, by their matrix products; the ratio rounded."""
+    model, positions = job.model, job.recipe.lm_head_positions or job.seq_length
+    seen = job.seq_length / 2 if model.causal and job.recipe.attention == "flash" else job.seq_length
+    layer = parameters(model).layer_matrices + 2 * seen * model.hidden_size
+    return round(model.vocab_size * model.hidden_size * positions / job.seq_length / layer)
 
 
 class Context(NamedTuple):
@@ -136,8 +148,8 @@ def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[Conte
 
 
 @lru_cache(maxsize=1024)
-def _divisions(pipeline: int, num_layers: int) -> tuple[Division, ...]:
-    """Every schedule and number of chunks on so many pipeline ranks."""
+def _divisions(pipeline: int, num_layers: int, head: int) -> tuple[Division, ...]:
+    """Every schedule and number of chunks on so many pipeline ranks; layers also with the LM head counted."""
     if pipeline == 1:
         return (divided("1f1b", 1, 1, num_layers),)
     divisions = []
@@ -147,6 +159,9 @@ def _divisions(pipeline: int, num_layers: int) -> tuple[Division, ...]:
             range(2, most + 1) if schedule.chunks is None else range(schedule.chunks, schedule.chunks + 1)
         )
         divisions += [divided(name, pipeline, count, num_layers) for count in chunks if count <= most]
+        if name in UNEVEN and head > 1:
+            counted = (divided(name, pipeline, count, num_layers, head) for count in chunks if count <= most)
+            divisions += [division for division in counted if min(division.layers) >= 0]
     return tuple(divisions)
 
 
@@ -160,7 +175,7 @@ def _block(
     zero_stage: int | None,
 ) -> Ints:
     """The layouts of some degrees, shape (columns, rows) in the order of `Columns`."""
-    divisions = _divisions(pipeline, job.model.num_layers)
+    divisions = _divisions(pipeline, job.model.num_layers, head_layers(job))
     data = topology.num_devices // tensor // context.ranks // pipeline
     share, passes = job.global_batch_size // data, job.model.num_layers * context.ranks
     sizes = [size for size in _divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
