@@ -313,14 +313,11 @@ class _Run:
         """The trace of the run. Raises DeadlockError if a task never started or ended."""
         chains, ready_s, order = self.chains, np.array(self.ready_s), self.chains.order
         paces = self.devices.paces
-        stretched = Stretched(paces, chains, ready_s, self.grid_s)
-        end_s = np.empty(len(self.graph))
-        end_s[order] = stretched.times_s(self.progress)
-        start_s = end_s - self.duration_s
-        if paces:
-            before = np.insert(self.progress[:, :-1], 0, 0.0, axis=1)
-            before[:, chains.first[:-1]] = 0.0
-            start_s[order] = stretched.times_s(before)
+        ends_s = Stretched(paces, chains, ready_s, self.grid_s).times_s(self.progress)
+        starts_s = np.empty_like(ends_s)  # a task of a chain starts when the one before it ends
+        starts_s[1:], starts_s[chains.first[:-1]] = ends_s[:-1], ready_s
+        start_s, end_s = np.empty(len(self.graph)), np.empty(len(self.graph))
+        start_s[order], end_s[order] = starts_s, ends_s
         flows = list(self.flow_of.values())
         start_s[flows] = ready_s[chains.chain[flows]]
         end_s[flows] = [self.end_of_flow.get(chain, -1.0) for chain in self.flow_of]
