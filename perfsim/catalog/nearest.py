@@ -1,8 +1,8 @@
 """Calibrations for devices and links that name none: that of the nearest one with a calibration of its own.
 
 Of its kind, a device is nearest by generation, which its narrowest precision tells (16, 8 or 4 bits), then by
-peak and memory bandwidth; a link by bandwidth. Distances are in logarithms. What is borrowed is recorded as an
-assumption, so that answers carry a caveat. Rates of collectives inside a node are scaled by the links'.
+peak and memory bandwidth; a link by bandwidth. Distances are in logarithms. What is borrowed is recorded as
+an assumption, so that answers carry a caveat. Rates of collectives inside a node are scaled by the links'.
 """
 
 from __future__ import annotations
