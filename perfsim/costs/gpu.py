@@ -23,13 +23,15 @@ from perfsim.calibration import (
     CollectiveOp,
     CommunicationConstants,
     FrameworkCalibration,
+    GemmConstants,
     GpuCalibration,
+    NarrowGemmConstants,
 )
 from perfsim.collectives import CollectiveModel, ring
 from perfsim.costs.gemm import GemmModel
 from perfsim.costs.price import NONE, Costs, Shares
 from perfsim.errors import CatalogError, GraphError
-from perfsim.graph import RankGroup, Work
+from perfsim.graph import WAIT_OF_HOST, RankGroup, Work
 from perfsim.hardware import DeviceSpec, Precision, SystemSpec
 from perfsim.topology import FatTree, Group
 from perfsim.transformer import Kernel
@@ -69,6 +71,8 @@ class GpuKernels:
 
     def compute_s(self, work: Work) -> float:
         """Seconds of the kernels of one task, at least the time of the host to launch them."""
+        if work.name == WAIT_OF_HOST:
+            return self.framework.pass_s
         device_s = sum(self.kernel_s(kernel) for kernel in work.kernels)
         return self._with_host(device_s, work.launches)
 
@@ -180,6 +184,7 @@ class GpuCosts(GpuKernels, Costs):
         self.topology = topology
         self.collectives = CollectiveModel.of_tree(topology)
         self._works: dict[Work, float] = {}
+        self._bounds: dict[Work, Shares] = {}
         self._groups: dict[RankGroup, Group] = {}
 
     def duration_s(self, work: Work) -> float:
@@ -248,7 +253,10 @@ class GpuCosts(GpuKernels, Costs):
 
     def bound(self, work: Work, /) -> Shares:
         """Shares of the time of a compute task that units and memory limit."""
-        return NONE if work.kind.is_communication else self.bound_of(work)
+        shares = self._bounds.get(work)
+        if shares is None:
+            shares = self._bounds[work] = NONE if work.kind.is_communication else self.bound_of(work)
+        return shares
 
     def _collective(self, work: Work) -> tuple[CollectiveOp, Group]:
         """The operation of a communication, and how its group lies over nodes."""
@@ -304,19 +312,7 @@ def narrow_gemm(gemm: GemmModel, gpu: GpuCalibration, device: DeviceSpec, precis
     peak = device.peak_flop_per_s(precision)
     tables = (gpu.narrow.get(name) for name in (precision, *NEAREST_NARROW[precision]))
     narrow = next((table for table in tables if table is not None), None)
-    constants = gemm.constants
-    if narrow is not None:
-        tiles = tuple(
-            tile.model_copy(
-                update={
-                    "efficiency": min(1.0, tile.efficiency * narrow.efficiency),
-                    "overhead_k": tile.overhead_k * narrow.overhead,
-                }
-            )
-            for tile in constants.tiles
-        )
-        shared = {name: getattr(narrow, name) for name in ("memory_fraction", "burst_fraction")}
-        constants = constants.model_copy(update={"tiles": tiles, **shared})
+    constants = gemm.constants if narrow is None else narrow_constants(gemm.constants, narrow)
     slowest = gemm.sustained_fraction / gpu.sustained_fraction
     ceiling = (gpu.narrow_sustained_fraction or 1.0) * slowest
     return replace(
@@ -327,6 +323,21 @@ def narrow_gemm(gemm: GemmModel, gpu: GpuCalibration, device: DeviceSpec, precis
         element_bytes=PRECISION_BYTES[precision],
         result_bytes=gemm.element_bytes,
     )
+
+
+def narrow_constants(gemm: GemmConstants, narrow: NarrowGemmConstants) -> GemmConstants:
+    """The library's constants for narrow operands."""
+    tiles = tuple(
+        tile.model_copy(
+            update={
+                "efficiency": min(1.0, tile.efficiency * narrow.efficiency),
+                "overhead_k": tile.overhead_k * narrow.overhead,
+            }
+        )
+        for tile in gemm.tiles
+    )
+    shared = {"memory_fraction": narrow.memory_fraction, "burst_fraction": narrow.burst_fraction}
+    return gemm.model_copy(update={"tiles": tiles, **shared})
 
 
 def slowest_ceiling(gpu: GpuCalibration, devices: int) -> float:

@@ -12,14 +12,22 @@ from typing import Any
 
 import yaml
 
-from perfsim.calibration import Calibration, CollectiveCalibration, GpuCalibration, MemoryConstants
+from perfsim.calibration import (
+    Calibration,
+    CollectiveCalibration,
+    GemmConstants,
+    GpuCalibration,
+    MemoryConstants,
+)
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, Problem
 from perfsim.files import write_file
 from perfsim.fitting.cluster_fit import fit_cluster, fit_logs
 from perfsim.fitting.collective_fit import fit_collectives
+from perfsim.fitting.convergence_fit import fit_convergence
 from perfsim.fitting.fit_tables import rounded
 from perfsim.fitting.gemm_fit import fit_gemm
+from perfsim.fitting.gemm_like import fit_like, is_own
 from perfsim.fitting.step_fit import fit_steps
 from perfsim.fitting.wafer_fit import fit_wafer
 from perfsim.hardware import DeviceSpec, LinkSpec
@@ -43,15 +51,23 @@ _DERIVED = {
 }
 
 
-def calibrate_gemm(table: Path, device: str, out: Path | None = None, *, source: str = "") -> str:
+def calibrate_gemm(
+    table: Path, device: str, out: Path | None = None, *, source: str = "", like: str = ""
+) -> str:
     """Fit a device of the catalogue to a table; returns the YAML, or the path of the file.
 
-    Raises InputError for a bad table, an unknown device, or without SciPy.
+    `like` names the calibration whose tiles are scaled; the table then has a column `precision`. Raises
+    InputError for a bad table, an unknown device, or without SciPy.
     """
     measured = default_catalog().device(device)
     if measured.kind not in GEMM_DEVICES:
         raise InputError(f"{device} is a {measured.kind}; GEMM tables are of GPUs (wafers: calibrate wafer)")
-    return _deliver(gpu_calibration(table, measured, source=source), out)
+    if not like:
+        return _deliver(gpu_calibration(table, measured, source=source), out)
+    base = default_catalog().calibration(like)
+    if not isinstance(base, GpuCalibration):
+        raise InputError(f"{like} is no calibration of a GPU")
+    return _deliver(calibration_like(table, measured, base, source=source), out)
 
 
 def calibrate_collectives(
@@ -118,6 +134,15 @@ def calibrate_wafer(cases: Path, device: str, out: Path | None = None, *, source
     return _deliver(fit_wafer(cases, device, source=source), out)
 
 
+def calibrate_convergence(
+    files: Sequence[Path], tokens_per_example: float, run_kind: str, out: Path | None = None
+) -> list[str]:
+    """Fit the critical batch to runs: E_min and B_crit in words, and the YAML or the path of the file."""
+    calibration = fit_convergence(files, tokens_per_example, run_kind)
+    words = [calibration.description, *calibration.notes]
+    return [_deliver(calibration, out), *(words if out is not None else [])]
+
+
 def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> GpuCalibration:
     """The device's calibration with a new GEMM model; other constants are kept."""
     present = device.calibration
@@ -153,6 +178,42 @@ def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> Gpu
             "assumed": kept | undetermined.assumed,
         }
     )
+
+
+def calibration_like(
+    table: Path, device: DeviceSpec, base: GpuCalibration, *, source: str = ""
+) -> GpuCalibration:
+    """A calibration with products fitted as factors on the tiles of `base`; other constants are its own."""
+    gemm, narrow, records = fit_like(table, device, base, source=source)
+    own = device.calibration
+    present = own if isinstance(own, GpuCalibration) and is_own(device, own) else base
+    kept = {name: why for name, why in present.assumed.items() if not name.startswith("narrow")}
+    if "gemm" in records:
+        errors = records["gemm"].standard_errors
+        kept = {name: why for name, why in kept.items() if not name.startswith("gemm.")}
+        kept |= {
+            name: f"as in {base.name}, whose tiles the table's own factors scale"
+            for name in _paths_of(gemm)
+            if not any(f".{name}".endswith(f".{known}") for known in errors)
+        }
+    return present.model_copy(
+        update={
+            "gemm": gemm,
+            "narrow": narrow,
+            "fit": {**(present.fit if present is own else {}), **records},
+            "assumed": kept,
+        }
+    )
+
+
+def _paths_of(gemm: GemmConstants) -> list[str]:
+    """The paths of the constants of matrix products in a calibration."""
+    tiles = [
+        f"gemm.tiles.{tile.label}.{name}"
+        for tile in gemm.tiles
+        for name in ("efficiency", "choice_efficiency", "overhead_k")
+    ]
+    return [*tiles, *(f"gemm.{name}" for name in GemmConstants.model_fields if name != "tiles")]
 
 
 def collective_calibration(

@@ -69,6 +69,10 @@ class TensorClass(NamedTuple):
     n_bytes: float
 
 
+WAIT_OF_HOST = "pipeline.pass"
+"""Name of the work that begins a pass of a pipeline rank, which only a framework's host prices."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What every task of one class does.

@@ -40,6 +40,7 @@ class StoredAnswers:
             document["step_time_error"],
             d_min_error=target.d_min_error,
             unshared_error=document["unshared_error"],
+            examples_error=target.examples_error(document["batch_tokens"]),
         )
         prediction = prediction_from(document, point.study.model.name)
         prediction = replace(prediction, caveats=self._shared(prediction.caveats))

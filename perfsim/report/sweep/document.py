@@ -32,4 +32,20 @@ def _head(result: SweepResult, report: str) -> dict[str, Any]:
         }
         for match in result.analysis.matches
     ]
-    return {**result.head(), "equals": equals, "verdict": result.verdict, "report": report}
+    equal_time = [
+        {
+            "as_fast_as": {"system": match.rival.system, "num_devices": match.rival.num_devices},
+            "system": match.series.system,
+            "num_devices": match.equal,
+        }
+        for pair in result.analysis.equal_times
+        for direction in pair
+        for match in direction
+    ]
+    return {
+        **result.head(),
+        "equals": equals,
+        "equal_time": equal_time,
+        "verdict": result.verdict,
+        "report": report,
+    }

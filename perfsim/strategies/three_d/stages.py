@@ -45,6 +45,8 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     """Map a job's layers to the ranks of a layout."""
     part, places = slice_of(job, layout), placement_of(layout)
     layers = division_of(job, layout).layers
+    framework = job.recipe.framework
+    waits = framework is not None and framework.pass_s > 0
     width, positions = layout.width, head_positions(job, layout.context)
     replicas = tuple(
         _replicas(job, layout, rank, share.parameters(part))
@@ -83,6 +85,7 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
             if number >= layout.pipeline
             else 0,
             head_positions=positions,
+            waits=layout.pipeline > 1 and waits,
             shards=_shards(part, replicas[0], sum(layers)) if layout.zero_stage == SHARDED else None,
         )
         for number, count in enumerate(layers)
@@ -98,6 +101,7 @@ def _replicas(job: Job, layout: ParallelLayout, rank: int, num_parameters: float
         device=f"gpu{first}",
         num_parameters=num_parameters,
         zero_stage=layout.zero_stage,
+        shard_group=layout.shard_group,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfsim import transformer
-from perfsim.graph import Kind, RankGroup, TensorClass, Work
+from perfsim.graph import WAIT_OF_HOST, Kind, RankGroup, TensorClass, Work
 from perfsim.strategies.three_d.tensor import TensorGroup
 from perfsim.strategies.three_d.works import compute_work
 from perfsim.strategies.three_d.zero import Shards
@@ -31,6 +31,8 @@ class VirtualStage:
     """Of the layers of a rank, one in so many is recomputed."""
     earlier_on_rank: int = 0
     """Layers of the rank's earlier chunks."""
+    waits: bool = False
+    """Whether its passes begin with a wait of the host."""
     shards: Shards | None = None
     """The shards if parameters are sharded over replicas (ZeRO 3)."""
 
@@ -102,6 +104,11 @@ def head_wgrad_work(stage: VirtualStage) -> Work:
 def hand_on_work(stage: VirtualStage) -> Work:
     """No compute: a stage without layers passes on its input within its rank."""
     return compute_work("stage.hand_on", "forward", (), (stage.hidden,))
+
+
+def pass_work(stage: VirtualStage) -> Work:
+    """The start of a pass: the host runs the schedule and waits for the tensor."""
+    return Work(WAIT_OF_HOST, Kind.COMP, "stage.hand_on", "pipeline_communication", writes=(stage.hidden,))
 
 
 def transfer_work(stage: VirtualStage, ranks: RankGroup) -> Work:
