@@ -341,7 +341,10 @@ class FrameworkCalibration(Calibration):
     attention: Literal["synchronous", "asynchronous"] = "synchronous"
     """Matrix instructions of its fused attention: those of the A100, or the fastest of each device."""
     pass_s: Latency = 0.0
-    """Time that a pipeline rank loses in each pass: the schedule's host code, and waiting for its message."""
+    """Time that a rank of an interleaved pipeline loses in each pass to the host code of its schedule.
+
+    Where it is above 0 a pass also begins only when its message has come over the slowest link of the pipeline.
+    """
     overlaps_tensor: bool = False
     """Whether tensor-parallel communication overlaps products unless a run says otherwise."""
     tensor_exposed: Fraction = 1.0

@@ -71,8 +71,6 @@ class GpuKernels:
 
     def compute_s(self, work: Work) -> float:
         """Seconds of the kernels of one task, at least the time of the host to launch them."""
-        if work.name == WAIT_OF_HOST:
-            return self.framework.pass_s
         device_s = sum(self.kernel_s(kernel) for kernel in work.kernels)
         return self._with_host(device_s, work.launches)
 
@@ -191,6 +189,8 @@ class GpuCosts(GpuKernels, Costs):
         seconds = self._works.get(work)
         if seconds is None:
             seconds = self._communication_s(work) if work.kind.is_communication else self.compute_s(work)
+            if work.name == WAIT_OF_HOST:
+                seconds = self.wait_s(work.comm_bytes)
             self._works[work] = seconds
         return seconds
 
@@ -217,6 +217,13 @@ class GpuCosts(GpuKernels, Costs):
         """Share of a communication's time that the products of its own tensors do not hide."""
         hides = work.category == "tensor_communication" and self.recipe.overlap_tensor
         return self.framework.tensor_exposed if hides else 1.0
+
+    def wait_s(self, message_bytes: float) -> float:
+        """Seconds that a pipeline rank loses as a pass begins, whose message has so many bytes."""
+        model = self.collectives
+        several = self.topology.num_devices > model.devices_per_node
+        rate = model.nic_share_bytes_per_s if several else model.scale_up.bandwidth
+        return self.framework.pass_s + message_bytes / rate
 
     def taken(self, work: Work, /) -> Shares:
         """Compute units of a collective kernel, and its reads and writes over the achieved bandwidth.

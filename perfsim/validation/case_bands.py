@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from perfsim.calibration import WaferCalibration
 from perfsim.catalog import Catalog
 from perfsim.errors import PerfsimError
-from perfsim.fitting.step_fit import CONSTANTS, predict_with
+from perfsim.fitting.step_fit import predict_with, recorded_constants
 from perfsim.fitting.wafer_fit import release_of
 from perfsim.prediction.accuracy import accuracy_of, left_out_of, recorded
 from perfsim.prediction.evaluation import Evaluation
@@ -86,6 +84,7 @@ def _left_out_s(case: StepCase, kind: str, group: str, catalog: Catalog) -> floa
     if isinstance(calibration, WaferCalibration):
         efficiency = {**calibration.efficiency, group: constants["efficiency"]}
         return predict_s(case, catalog, calibration.model_copy(update={"efficiency": efficiency}))
-    if set(constants) != set(CONSTANTS):
+    placed = place_case(case, catalog)
+    if not set(recorded_constants(placed)) <= set(constants):
         return None
-    return predict_with(place_case(case, catalog), np.array([constants[name] for name in CONSTANTS]))
+    return predict_with(placed, constants)

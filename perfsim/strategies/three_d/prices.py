@@ -114,6 +114,8 @@ class SlicePrices(NamedTuple):
     exchange: Floats
     """A message with keys and values, or with their gradients."""
     exchange_both: Floats
+    begin: Floats
+    """The wait with which a pass of a pipeline begins."""
 
 
 class DataPrices(NamedTuple):
@@ -169,7 +171,7 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
         summed=part.summed,
         send=np.where(pipelined, far * part.send_across + (1 - far) * part.send_inside, 0.0),
         farthest_send=np.where(pipelined, np.where(far > 0, part.send_across, part.send_inside), 0.0),
-        begin=np.where(pipelined, 0.0 if job.recipe.framework is None else job.recipe.framework.pass_s, 0.0),
+        begin=np.where(columns.virtual[:, None] > 1, part.begin, 0.0),
         receive=np.where(pipelined & (columns.sequence_parallel[:, None] == 0), part.receive, 0.0),
     )
 
@@ -270,6 +272,8 @@ def _slice_terms(
         attention = attention_terms(shared, "recompute", *attention)
         mlp = _recompute_work("mlp.recompute", mlp_recompute(part), part)
         early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early), part)
+    framework = job.recipe.framework
+    waits = framework is not None and framework.pass_s > 0
     across = (transfer_work(stage, RankGroup(0, node, 2)),) if node and wanted.sends else none
     return (
         (*attention_terms(shared, "forward", works.attention_forward), works.mlp_forward),
