@@ -340,10 +340,12 @@ class FrameworkCalibration(Calibration):
     """Whether attention that keeps its scores drops some of them, as models of the era did."""
     attention: Literal["synchronous", "asynchronous"] = "synchronous"
     """Matrix instructions of its fused attention: those of the A100, or the fastest of each device."""
+    ceiling_share: Fraction = 1.0
+    """Share of the sustained ceiling that its libraries reach on devices with newer matrix instructions."""
     pass_s: Latency = 0.0
     """Time that a rank of an interleaved pipeline loses in each pass to the host code of its schedule.
 
-    Where it is above 0 a pass also begins only when its message has come over the slowest link of the pipeline.
+    Where it is above 0 a pass also begins only when its message has come over the pipeline's slowest link.
     """
     overlaps_tensor: bool = False
     """Whether tensor-parallel communication overlaps products unless a run says otherwise."""
@@ -379,3 +381,21 @@ class ClusterCalibration(Calibration):
         """Spread of the scaled cases: the largest ratio over the smallest, minus 1."""
         ratios = [1.0 + case.residual for case in self.cases]
         return max(ratios) / min(ratios) - 1.0
+
+
+class ConvergenceCalibration(Calibration):
+    """Critical batch and examples to the target of one's own runs, from `perfsim calibrate convergence`."""
+
+    kind: Literal["convergence"] = "convergence"
+    b_crit_tokens: Annotated[float, *number(1, 1e18)]
+    """Batch at which the examples double."""
+    band_factor: Annotated[float, *number(1, 1e6)]
+    """Half-width of its 90 % band as a factor."""
+    e_min_tokens: Annotated[float, *number(1, 1e18)] | None = None
+    """Tokens to the target in the limit of small batches; None where only the noise was measured."""
+    residual: Annotated[float, *number(0, 10)] = 0.0
+    """Root mean square of ln(measured / fitted)."""
+    batches_tokens: tuple[Annotated[float, *number(1e-6, 1e18)], ...] = ()
+    """Measured batches, increasing."""
+    run_kind: Literal["pre-training", "fine-tuning", "warm-start"] = "pre-training"
+    notes: tuple[str, ...] = ()

@@ -55,12 +55,16 @@ DeviceKind = Literal["gpu", "wafer"]
 StoreTier = Literal["auto", "dram", "flash"]
 
 
+MemoryBytes = Annotated[float, *quantity("bytes", bits=False)]
+MemoryBytesPerSecond = Annotated[float, *quantity("bytes_per_s", bits=False)]
+
+
 class MemorySpec(Spec):
     """A memory with its capacity and bandwidth."""
 
-    capacity: Bytes
-    bandwidth: BytesPerSecond
-    reserved: Bytes = 0.0
+    capacity: MemoryBytes
+    bandwidth: MemoryBytesPerSecond
+    reserved: MemoryBytes = 0.0
     """Not available to a training step: context, communication buffers, fragmentation; on a wafer, code."""
     cache: Bytes = 0.0
     """Size of its last-level cache."""
@@ -83,6 +87,9 @@ class DeviceSpec(CatalogSpec):
     """Streaming multiprocessors of a GPU, cores of a wafer."""
     power: Watts | None = None
     calibration: GpuCalibration | WaferCalibration | None = None
+    """None in the file of a GPU: that of the nearest one."""
+    chip: str = ""
+    """Name of a device with the same chip but another memory or links, whose calibration this one has."""
 
     def computes(self, precision: Precision) -> bool:
         """Whether it has matrix products at a precision."""

@@ -280,20 +280,42 @@ def _digits(number: Decimal, precision: int | None) -> str:
     return f"{number.normalize():f}" if abs(number.adjusted()) < 25 else f"{number.normalize():e}"
 
 
+def _without_bits(text: str, dimension: Dimension) -> None:
+    """Refuse a quantity in bits, where the bytes of the same prefix are meant."""
+    match = _QUANTITY.fullmatch(text)
+    unit = match[2] if match else ""
+    symbols = _UNITS[dimension].symbols
+    symbol = next((symbol for symbol in symbols if unit.endswith(symbol)), "")
+    if match is None or not symbol or symbols[symbol] == 1.0:
+        return
+    meant = f"{match[1]} {unit.removesuffix(symbol)}{_UNITS[dimension].symbol}"
+    value = format_quantity(parse_quantity(text, dimension), dimension)
+    raise _refusal(
+        f"{text!r} counts bits, and is {value}; data sheets give memories in bytes", dimension, meant
+    )
+
+
 def _validate(
-    value: Any, info: ValidationInfo, dimension: Dimension, least: float | None, most: float | None
+    value: Any,
+    info: ValidationInfo,
+    dimension: Dimension,
+    limits: tuple[float | None, float | None],
+    *,
+    bits: bool,
 ) -> float:
     """Validate a field: a quantity string always, a bare number only from Python code."""
     from_yaml = bool(info.context and info.context.get("yaml"))
     try:
         if isinstance(value, str):
-            return _in_range(parse_quantity(value, dimension), value, dimension, least, most)
+            if not bits:
+                _without_bits(value, dimension)
+            return _in_range(parse_quantity(value, dimension), value, dimension, *limits)
         if isinstance(value, int | float) and not isinstance(value, bool):
             plain = _as_float(value)
             if from_yaml:
                 raise bare_number(plain, dimension)
             text = f"{plain:g}"
-            return _in_range(_checked(plain, text, dimension), text, dimension, least, most)
+            return _in_range(_checked(plain, text, dimension), text, dimension, *limits)
         raise _refusal(f"{value!r} is not a quantity", dimension)
     except UnitError as error:
         problem = error.problems[0]
@@ -302,15 +324,15 @@ def _validate(
 
 
 def quantity(
-    dimension: Dimension, least: float | None = None, most: float | None = None
+    dimension: Dimension, least: float | None = None, most: float | None = None, *, bits: bool = True
 ) -> tuple[BeforeValidator, WithJsonSchema]:
     """Annotations that let a pydantic float field accept quantities of `dimension`, from `least` to `most`.
 
-    The range is in SI units, and by default the one of the dimension.
+    The range is in SI units, by default the one of the dimension. Without `bits`, only bytes are accepted.
     """
 
     def read(value: Any, info: ValidationInfo) -> float:
-        return _validate(value, info, dimension, least, most)
+        return _validate(value, info, dimension, (least, most), bits=bits)
 
     units = _UNITS[dimension]
     schema = {

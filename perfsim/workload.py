@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
@@ -272,6 +273,29 @@ class Layout(Protocol):
         """Its fields under the names of the JSON interface."""
 
 
+def layers_of_stages(pattern: str) -> tuple[int, ...]:
+    """Layers of each virtual stage of a pipeline in Megatron-Core's notation, such as `Et*3|(tt|)*29t|L`.
+
+    E is the embedding, t a layer, L the LM head with the loss; stages are separated by |, in the order of the
+    forward pass, and x*3 or (tt|)*3 repeats. Raises ValueError in words.
+    """
+    text = pattern.replace(",", "").replace(" ", "")
+    while repeated := re.search(r"\(([^()]*)\)\*(\d{1,4})|(\w)\*(\d{1,4})", text):
+        group, times = repeated[1] or repeated[3] or "", int(repeated[2] or repeated[4])
+        if len(group) * times > 2 * MOST_LAYERS:
+            raise ValueError(f"{repeated[0]!r} repeats more than {MOST_LAYERS} layers")
+        text = text[: repeated.start()] + group * times + text[repeated.end() :]
+    if unknown := re.search(r"[^EtL|]", text):
+        known = "E (embedding), t (layer), L (loss), | (next stage), *3 and (..)*3 (repeat)"
+        raise ValueError(f"{unknown[0]!r} in {pattern[:60]!r} is none of {known}")
+    stages = text.split("|")
+    if text.count("E") > 1 or text.count("L") > 1 or "E" in text[1:] or "L" in text[:-1]:
+        raise ValueError(
+            f"{pattern[:60]!r}: the embedding E begins the first stage, the loss L ends the last"
+        )
+    return tuple(stage.count("t") for stage in stages)
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelLayout:
     """A layout on GPUs: degrees, schedule, micro-batch and memory mode, all named as in YAML.
@@ -296,6 +320,8 @@ class ParallelLayout:
     """Ranks that share every sequence, each with an equal part of its positions."""
     context_exchange: ContextExchange = "ring"
     """What context ranks exchange: keys and values around a ring, or heads against positions."""
+    shard_group: int | None = None
+    """Ranks over which ZeRO shards, of which there are several groups; None: all with the same parameters."""
 
     @property
     def num_devices(self) -> int:
@@ -305,6 +331,11 @@ class ParallelLayout:
     def replicas(self) -> int:
         """Ranks that hold the same parameters: those of a context group, times data."""
         return self.context * self.data
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO divides a state."""
+        return self.replicas if self.shard_group is None else self.shard_group
 
     @property
     def width(self) -> int:
@@ -323,7 +354,8 @@ class ParallelLayout:
         degrees = f"tp{self.tensor} {context}pp{self.pipeline} dp{self.data} mbs{self.micro_batch_size}"
         schedule = "" if self.schedule == "1f1b" else f" {self.schedule}"
         chunks = f" vpp{self.virtual_pipeline}" if self.schedule == "interleaved" else ""
-        sharded = f" zero{self.zero_stage}" if self.zero_stage > 1 else ""
+        groups = "" if self.shard_group is None else f" in groups of {self.shard_group}"
+        sharded = f" zero{self.zero_stage}{groups}" if self.zero_stage > 1 or groups else ""
         every = f" every {self.recompute_every} layers" if self.recompute_every > 1 else ""
         return f"{degrees}{schedule}{chunks}{sharded} recompute {self.recompute}{every}"
 
@@ -344,6 +376,7 @@ class ParallelLayout:
             "schedule": self.schedule,
             "layers_per_stage": None if self.layers_per_stage is None else list(self.layers_per_stage),
             **(context if self.context > 1 else {}),
+            **({} if self.shard_group is None else {"shard_group": self.shard_group}),
         }
 
 

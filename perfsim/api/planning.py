@@ -16,8 +16,11 @@ from perfsim.hardware import SystemSpec
 from perfsim.prediction.question import DEFAULT_RECIPE, MEMORY_LIMIT, Question
 from perfsim.report.text import layout_short
 from perfsim.strategies import Strategy
+from perfsim.studies.batches import target_for
+from perfsim.studies.equal_time import Matched, match_system
 from perfsim.studies.experiment import Experiment
 from perfsim.studies.shortlist import SHOWN, AboveLimit, Entry, Objective, Planned, plan_layouts, plan_on
+from perfsim.studies.spec import ConvergenceSpec
 from perfsim.workload import TrainingRecipe, TransformerConfig
 
 if TYPE_CHECKING:
@@ -111,6 +114,17 @@ class PlanAnswer:
         """
         return self.result.emit(tool)
 
+    def match(self, system: Named | SystemSpec, *, catalog: Catalog | None = None) -> Matched:
+        """How many devices of another system are at the recipe's target on the same day, at their best batch.
+
+        Raises InputError where the recipe has no target.
+        """
+        question, time = self.result.question, self.best.time
+        target = target_for(question.model, question.recipe, ConvergenceSpec(), "match: ")
+        if time is None:
+            raise InputError(f"match: recipe {question.recipe.name} has no target")
+        return match_system(system_of(system, catalog or default_catalog()), question, time, target)
+
     def rows(self) -> list[Row]:
         """One row a layout: step time with its band, ratio to the first, memory; SI units."""
         return [
@@ -132,11 +146,12 @@ class PlanAnswer:
         """`rows` as a frame. Raises PerfsimError where pandas is not installed."""
         return frame(self.rows())
 
-    def document(self) -> dict[str, Any]:
+    def document(self, matched: Matched | None = None) -> dict[str, Any]:
         """The answer as `perfsim plan --json` prints it."""
-        from perfsim.report.plan_document import plan_document
+        from perfsim.report.plan_document import match_document, plan_document
 
-        return plan_document(self.result)
+        document = plan_document(self.result)
+        return document if matched is None else document | {"match": match_document(matched)}
 
     def __repr__(self) -> str:
         return f"<plan {self.result.question.label}: {', '.join(row['layout'] for row in self.rows())}>"

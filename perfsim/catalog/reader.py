@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from perfsim.catalog.complaints import complaints, place
 from perfsim.catalog.compose import extend, without
 from perfsim.catalog.kinds import kind_of
+from perfsim.catalog.nearest import calibrated
 from perfsim.catalog.nodes import Mark, Node, read_yaml
 from perfsim.catalog.resolve import Loc, Resolver, matching
 from perfsim.errors import CatalogError, Problem
@@ -28,6 +29,9 @@ class Shelf(Protocol):
 
     def load(self, kind: str, name_or_path: str, beside: Path | None = None) -> Any:
         """The description in that file."""
+
+    def names(self, kind: str) -> list[str]:
+        """Every name of a kind."""
 
 
 @dataclass(slots=True)
@@ -111,7 +115,8 @@ class Neighbourhood:
 def build(mapping: LocatedMapping, classes: Sequence[type[SpecT]], shelf: Shelf, default_name: str) -> SpecT:
     """Build a description from a mapping; its `kind` chooses among `classes`.
 
-    A description without a name takes `default_name`. Raises CatalogError with every problem.
+    A description without a name takes `default_name`, a GPU or a link of a node without a calibration the
+    nearest one (`perfsim.catalog.nearest`). Raises CatalogError with every problem.
     """
     try:
         model = matching(mapping.node, classes)
@@ -129,7 +134,7 @@ def build(mapping: LocatedMapping, classes: Sequence[type[SpecT]], shelf: Shelf,
         raise CatalogError(in_order(problems)) from None
     if problems:
         raise CatalogError(in_order(problems))
-    return spec
+    return calibrated(spec, shelf)
 
 
 def in_order(problems: list[Problem]) -> list[Problem]:

@@ -41,7 +41,7 @@ def fitted(verb: Callable[Given, None]) -> Callable[Given, None]:
 
 @click.group(short_help="Fit constants to your own measurements.")
 def calibrate() -> None:
-    """Fit constants of a device, a link or a cluster to your own measurements."""
+    """Fit constants of a device, a link, a cluster or a training run to your own measurements."""
 
 
 @calibrate.command()
@@ -124,3 +124,34 @@ def wafer(cases: Path, device: str, out: Path | None, source: str) -> None:
 
     must_exist(cases)
     print_lines([calibrate_wafer(cases, device, out, source=source)])
+
+
+@calibrate.command(short_help="Fit the critical batch to your own runs.")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--tokens-per-example",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Tokens of what a batch counts; 2048 for sequences of 2048 tokens.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["pre-training", "warm-start", "fine-tuning"]),
+    default="pre-training",
+    show_default=True,
+    help="Kind of the runs.",
+)
+@yaml_option
+@fitted
+def convergence(files: tuple[Path, ...], tokens_per_example: float, kind: str, out: Path | None) -> None:
+    """Fit E_min and the critical batch to FILES: a CSV, a file of a convergence case, or MLPerf logs.
+
+    A CSV has the columns batch and steps (or examples) to the target, or tokens and b_simple (a log of the
+    gradient noise scale). A study names the result: `convergence: {law: fitted, fit: ./FILE.yaml}`.
+    """
+    from perfsim.fitting.calibrate import calibrate_convergence
+
+    for path in files:
+        must_exist(path)
+    print_lines(calibrate_convergence(files, tokens_per_example, kind, out))

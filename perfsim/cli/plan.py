@@ -25,6 +25,13 @@ OBJECTIVES = ("step-time", "time-to-accuracy", "cost")
 @click.option(
     "--shown", type=click.IntRange(min=1), default=5, show_default=True, help="Layouts to list at most."
 )
+@click.option(
+    "--match",
+    "rival",
+    default="",
+    metavar="SYSTEM",
+    help="How many devices of this system are at the recipe's target on the same day.",
+)
 @emit_option
 @scheduler_option
 @json_option
@@ -35,25 +42,27 @@ def plan(
     batch_per_device: int | None,
     cluster: str,
     objective: Any,
+    rival: str,
     emit: str | None,
     as_json: bool,
     **asked: Any,
 ) -> None:
     """List the layouts that may be the fastest, and what would tell them apart."""
     from perfsim.api.planning import plan as answer_plan
-    from perfsim.report.terminal.plan import plan_lines
+    from perfsim.report.terminal.plan import match_lines, plan_lines
 
     answer = answer_plan(
         devices=devices,
         batch=batch_of(batch, batch_per_device, devices),
         cluster=cluster or None,
-        objective=objective,
+        objective="time-to-accuracy" if rival else objective,
         **asked,
     )
+    matched = answer.match(rival) if rival else None
     emitted = {} if emit is None else {"emitted": answer.emit(emit)}
     if as_json:
-        print_json(answer.document() | emitted)
+        print_json(answer.document(matched) | emitted)
     elif emitted:
         print_lines(emitted["emitted"].splitlines())
     else:
-        print_lines(plan_lines(answer.result))
+        print_lines([*plan_lines(answer.result), *match_lines(answer.result, matched)])

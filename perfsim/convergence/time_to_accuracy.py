@@ -42,6 +42,8 @@ class TimeToAccuracy:
     unshared_error: float
     """The part of the step-time error that remains in a ratio to another run of the same machine."""
     d_min_error: float
+    examples_error: float
+    """Least error of the examples, whatever the critical batch."""
     goodput: float
     steps: float
     examples_tokens: float
@@ -103,6 +105,7 @@ def time_to_accuracy(
     goodput: float = 1.0,
     d_min_error: float = 0.0,
     unshared_error: float | None = None,
+    examples_error: float = LEAST_EXAMPLES_ERROR,
 ) -> TimeToAccuracy:
     """Steps, examples and seconds to the target, with the 90 % band that the module describes.
 
@@ -125,11 +128,12 @@ def time_to_accuracy(
         critical=critical,
         **errors,
         d_min_error=d_min_error,
+        examples_error=examples_error,
         goodput=goodput,
         steps=number_of_steps,
         examples_tokens=tokens,
         time_s=time_s,
-        band_s=_band(time_s, batch_tokens, critical, (step_time_error, d_min_error)),
+        band_s=_band(time_s, batch_tokens, critical, examples_error, (step_time_error, d_min_error)),
         overhead=extra,
         regime=regime(batch_tokens, critical.tokens),
     )
@@ -154,12 +158,12 @@ def _check(step_time_s: float, goodput: float, errors: Mapping[str, float]) -> N
 
 
 def _band(
-    time_s: float, batch: float, critical: CriticalBatch, errors: tuple[float, ...]
+    time_s: float, batch: float, critical: CriticalBatch, least_error: float, errors: tuple[float, ...]
 ) -> tuple[float, float]:
     low_crit, high_crit = critical.band_tokens
     centre = math.log(overhead(batch, critical.tokens))
     # A given length has no error of the examples: every batch trains on the same tokens.
-    least = 0.0 if critical.given_length else math.log1p(LEAST_EXAMPLES_ERROR)
+    least = 0.0 if critical.given_length else math.log1p(least_error)
     down = max(centre - math.log(overhead(batch, high_crit)), least)
     up = max(math.log(overhead(batch, low_crit)) - centre, least)
     symmetric = [math.log1p(error) for error in errors]

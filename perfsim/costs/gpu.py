@@ -58,7 +58,7 @@ class GpuKernels:
             system.device.memory.bandwidth,
             system.device.compute_units,
             recipe.element_bytes,
-            slowest_ceiling(self.gpu, devices),
+            self._ceiling_share * slowest_ceiling(self.gpu, devices),
         )
         self.narrow = {
             precision: narrow_gemm(self.gemm, self.gpu, system.device, precision)
@@ -68,6 +68,11 @@ class GpuKernels:
         self.cache_bytes = system.device.memory.cache
         self.memory_bytes_per_s = self.gpu.memory.fraction * system.device.memory.bandwidth
         self._kernels: dict[Kernel, float] = {}
+
+    @property
+    def _ceiling_share(self) -> float:
+        """1 on devices whose matrix instructions the framework's libraries were written for."""
+        return 1.0 if self.gpu.asynchronous_attention is None else self.framework.ceiling_share
 
     def compute_s(self, work: Work) -> float:
         """Seconds of the kernels of one task, at least the time of the host to launch them."""
@@ -182,6 +187,7 @@ class GpuCosts(GpuKernels, Costs):
         self.topology = topology
         self.collectives = CollectiveModel.of_tree(topology)
         self._works: dict[Work, float] = {}
+        self._bounds: dict[Work, Shares] = {}
         self._groups: dict[RankGroup, Group] = {}
 
     def duration_s(self, work: Work) -> float:
@@ -259,7 +265,10 @@ class GpuCosts(GpuKernels, Costs):
 
     def bound(self, work: Work, /) -> Shares:
         """Shares of the time of a compute task that units and memory limit."""
-        return NONE if work.kind.is_communication else self.bound_of(work)
+        shares = self._bounds.get(work)
+        if shares is None:
+            shares = self._bounds[work] = NONE if work.kind.is_communication else self.bound_of(work)
+        return shares
 
     def _collective(self, work: Work) -> tuple[CollectiveOp, Group]:
         """The operation of a communication, and how its group lies over nodes."""

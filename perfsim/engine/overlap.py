@@ -20,36 +20,12 @@ Floats = NDArray[np.float64]
 
 
 def beside_computation(graph: TaskGraph, takes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Of the tasks that take part of a device, those beside which their device may compute.
+    """Of the tasks that take part of a device, those on other streams than its computation.
 
-    `takes` has one entry per class of work. Collectives in a row between two computations of one stream run
-    alone if they wait for the first one and the second one waits for them.
+    `takes` has one entry per class of work. A communication on a compute stream blocks the computation there.
     """
-    aside = takes[graph.work]
-    own = np.array(
-        [
-            numbers[0] if len(numbers) == 1 else -1 - stream
-            for stream, numbers in enumerate(graph.stream_devices)
-        ]
-    )
-    device = own[graph.stream]
-    follows, before = graph.follows, graph.stream_predecessor
-    second = np.flatnonzero((before >= 0) & (follows >= 0) & (follows != before) & ~aside)
-    last = follows[second]
-    back, alone = last.copy(), np.zeros(len(second), dtype=bool)
-    left = np.flatnonzero(aside[last] & (device[last] == device[second]))
-    while len(left):
-        back[left] = follows[back[left]]
-        alone[left] = back[left] == before[second[left]]
-        left = left[(back[left] >= 0) & ~alone[left]]
-        left = left[aside[back[left]] & (device[back[left]] == device[second[left]])]
-    first, between = before[second[alone]], last[alone]
-    while len(between):
-        aside[between] = False
-        between = follows[between]
-        go_on = between != first
-        first, between = first[go_on], between[go_on]
-    return aside
+    blocking = np.array([computes(name) for name in graph.streams])
+    return np.asarray(takes[graph.work] & ~blocking[graph.stream])
 
 
 class Occupied(NamedTuple):
@@ -161,7 +137,9 @@ def computing_meanwhile(trace: Trace, communications: Occupied) -> NDArray[np.bo
     """Of some communications, those during which a device that they occupy computes."""
     graph = trace.graph
     own = np.array([min(numbers, default=-1) for numbers in graph.stream_devices])
-    computing = np.flatnonzero(np.array([computes(name) for name in graph.streams])[graph.stream])
+    communicates = np.array([work.kind.is_communication for work in graph.works])
+    blocking = np.array([computes(name) for name in graph.streams])
+    computing = np.flatnonzero(blocking[graph.stream] & ~communicates[graph.work])
     busy = Spans(own[graph.stream[computing]], trace.start_s[computing], trace.end_s[computing])
     spans, number = _spans_of(communications, trace)
     meanwhile = np.zeros(len(communications.tasks), dtype=bool)

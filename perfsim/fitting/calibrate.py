@@ -24,6 +24,7 @@ from perfsim.errors import InputError, Problem
 from perfsim.files import write_file
 from perfsim.fitting.cluster_fit import fit_cluster, fit_logs
 from perfsim.fitting.collective_fit import fit_collectives
+from perfsim.fitting.convergence_fit import fit_convergence
 from perfsim.fitting.fit_tables import rounded
 from perfsim.fitting.gemm_fit import fit_gemm
 from perfsim.fitting.gemm_like import fit_like, is_own
@@ -131,6 +132,15 @@ def calibrate_wafer(cases: Path, device: str, out: Path | None = None, *, source
     Raises InputError for a bad file, an unknown device, or without SciPy.
     """
     return _deliver(fit_wafer(cases, device, source=source), out)
+
+
+def calibrate_convergence(
+    files: Sequence[Path], tokens_per_example: float, run_kind: str, out: Path | None = None
+) -> list[str]:
+    """Fit the critical batch to runs: E_min and B_crit in words, and the YAML or the path of the file."""
+    calibration = fit_convergence(files, tokens_per_example, run_kind)
+    words = [calibration.description, *calibration.notes]
+    return [_deliver(calibration, out), *(words if out is not None else [])]
 
 
 def gpu_calibration(table: Path, device: DeviceSpec, *, source: str = "") -> GpuCalibration:

@@ -36,11 +36,13 @@ from perfsim.published.placed_cases import PlacedCase, place_cases
 from perfsim.published.rows import step_cases
 from perfsim.topology import FatTree
 
+OF_HOST = ("host_s_per_kernel", "host_blocking_s_per_kernel")
+"""Those that a framework shares with its launcher."""
 OF_FRAMEWORK = (
-    "host_s_per_kernel",
-    "host_blocking_s_per_kernel",
+    *OF_HOST,
     "tensor_exposed",
     "pass_s",
+    "ceiling_share",
 )
 OF_NETWORK = ("partial_node_rank_bytes_per_s",)
 OF_KERNEL = ("attention_half_length", "attention_fraction")
@@ -49,7 +51,7 @@ OF_DEVICE = ("sustained_fraction", "narrow_sustained_fraction")
 """Constants of one calibration of a GPU."""
 FIELDS = (*OF_FRAMEWORK, *OF_NETWORK, *OF_KERNEL, *OF_DEVICE)
 """Fields of owners that may be fitted."""
-FRACTIONS = ("tensor_exposed", *OF_DEVICE)
+FRACTIONS = ("tensor_exposed", "ceiling_share", *OF_DEVICE)
 """Those that are at most 1."""
 OUTLIER = 0.1
 """Log errors above this have decreasing influence (soft L1)."""
@@ -85,8 +87,10 @@ class Owners:
 
     def constant(self, field: str) -> str:
         """Name of the constant that a field holds."""
-        if field in OF_FRAMEWORK:
+        if field in OF_HOST:
             return f"{field} of {self.framework.launcher or self.framework.name}"
+        if field in OF_FRAMEWORK:
+            return f"{field} of {self.framework.name}"
         return f"{field} of {self.device.name}" if field in OF_DEVICE else field
 
     def value(self, field: str) -> float | None:
@@ -235,8 +239,9 @@ def _recorded(problem: Problem, fitted: Floats, record: FitRecord) -> Iterator[C
             (new.device, "", (*OF_KERNEL, *OF_DEVICE)),
         ):
             own = {field: owners.constant(field) for field in fields if owners.constant(field) in moved}
-            shares = isinstance(owner, FrameworkCalibration) and owner.launcher
-            if not own or owner.name in done or shares:
+            if isinstance(owner, FrameworkCalibration) and owner.launcher:
+                own = {field: name for field, name in own.items() if field not in OF_HOST}
+            if not own or owner.name in done:
                 continue
             done.add(owner.name)
             errors = {field: record.standard_errors[name] for field, name in own.items()}

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from perfsim.calibration import FitRecord, WaferCalibration
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import growth_per_release, nearest_release, place_of
-from perfsim.errors import InputError
+from perfsim.errors import InputError, PerfsimError
 from perfsim.fitting.fit_tables import need_more_than, rounded, scipy_optimize, source_of
 from perfsim.published.cases import StepCase
-from perfsim.published.plans import predict_s
+from perfsim.published.plans import case_plan, predict_s
 from perfsim.published.rows import step_cases
 
 Values = NDArray[np.float64]
@@ -117,16 +117,23 @@ def leave_releases_out(
 
 
 def _cases(path: Path, device: str, catalog: Catalog) -> tuple[list[StepCase], WaferCalibration]:
-    """The scored cases of a file, and the start of the fit."""
+    """The scored logs of a file that can be planned, and the start of the fit."""
     start = catalog.device(device).calibration
     if not isinstance(start, WaferCalibration):
         raise InputError(f"{device} is no wafer with a calibration to start from")
-    cases = [
-        case for case in step_cases(path, catalog) if case.scored and case.strategy == "weight-streaming"
-    ]
+    logs = [case for case in step_cases(path, catalog) if case.scored and case.strategy == "weight-streaming"]
+    cases = [case for case in logs if _can_be_planned(case, catalog)]
     if not cases:
         raise InputError(f"{path.name} has no scored case to fit to")
     return cases, start
+
+
+def _can_be_planned(case: StepCase, catalog: Catalog) -> bool:
+    try:
+        case_plan(case, catalog)
+    except PerfsimError:
+        return False
+    return True
 
 
 def _positions(calibration: WaferCalibration) -> dict[str, int]:

@@ -25,6 +25,8 @@ from perfsim.workload import ParallelLayout
 
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 WIRE = ("fp32", "fp16", "bf16")
+MICS_STAGE = 3
+"""The ZeRO stage of MiCS, which shards in groups."""
 MOST_STAGE_OF_AUTOTP = 2
 """AutoTP trains with ZeRO stages up to this one."""
 
@@ -39,6 +41,7 @@ SETTINGS: tuple[Setting, ...] = (
     ("train_micro_batch_size_per_gpu", lambda c: c.layout.micro_batch_size),
     ("gradient_accumulation_steps", lambda c: c.num_microbatches),
     ("zero_optimization.stage", lambda c: c.layout.zero_stage),
+    ("zero_optimization.mics_shard_size", lambda c: c.layout.shard_group),
     ("zero_optimization.overlap_comm", lambda c: c.job.recipe.overlap_grad_reduce),
     ("zero_optimization.reduce_bucket_size", bucket_elements),
     ("tensor_parallel.autotp_size", _tensor),
@@ -62,6 +65,12 @@ def _sharded_pipeline(chosen: Chosen) -> str:
     layout = chosen.layout
     both = layout.pipeline > 1 and layout.zero_stage > 1
     return f"ZeRO {layout.zero_stage} does not go with its pipelines" if both else ""
+
+
+def _groups(chosen: Chosen) -> str:
+    layout = chosen.layout
+    apart = layout.shard_group is not None and layout.zero_stage < MICS_STAGE
+    return f"groups that shard (MiCS) have ZeRO {MICS_STAGE}, not {layout.zero_stage}" if apart else ""
 
 
 def _ring(chosen: Chosen) -> str:
@@ -136,7 +145,7 @@ DEEPSPEED = Tool(
     layout_type=ParallelLayout,
     runs_on="GPUs",
     settings=SETTINGS,
-    refusals=(_schedule, _sharded_pipeline, _ring, _precision),
+    refusals=(_schedule, _sharded_pipeline, _groups, _ring, _precision),
     gaps=GAPS,
     render=_text,
     how_to_start=lambda c: f"start on {c.layout.num_devices} ranks with --deepspeed_config and this file",

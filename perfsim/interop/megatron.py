@@ -39,6 +39,12 @@ def _fsdp(chosen: Chosen) -> bool:
     return chosen.layout.zero_stage in SHARDING
 
 
+def _groups(chosen: Chosen) -> int | None:
+    """Groups of replicas that shard; its instances of the distributed optimizer."""
+    layout = chosen.layout
+    return layout.replicas // layout.shards if layout.shards < layout.replicas else None
+
+
 def _flag(condition: bool) -> bool | None:
     return True if condition else None
 
@@ -110,6 +116,7 @@ SETTINGS: tuple[Setting, ...] = (
     ("--pipeline-model-parallel-layout", _pipeline_layout),
     ("--sequence-parallel", lambda c: _flag(c.layout.sequence_parallel)),
     ("--use-distributed-optimizer", lambda c: _flag(c.layout.zero_stage >= 1)),
+    ("--num-distributed-optimizer-instances", _groups),
     ("--use-megatron-fsdp", lambda c: _flag(_fsdp(c))),
     ("--data-parallel-sharding-strategy", lambda c: SHARDING.get(c.layout.zero_stage)),
     ("--no-gradient-accumulation-fusion", lambda c: _flag(_fsdp(c))),

@@ -77,11 +77,11 @@ SETTINGS: tuple[Setting, ...] = (
     ("training.mixed_precision_reduce", lambda _: "float32"),
     (
         "parallelism.data_parallel_replicate_degree",
-        lambda c: 1 if c.layout.zero_stage else c.layout.data,
+        lambda c: c.layout.replicas // c.layout.shards if c.layout.zero_stage else c.layout.data,
     ),
     (
         "parallelism.data_parallel_shard_degree",
-        lambda c: c.layout.data if c.layout.zero_stage else 1,
+        lambda c: c.layout.shards // c.layout.context if c.layout.zero_stage else 1,
     ),
     (
         "parallelism.fsdp_reshard_after_forward",
@@ -143,6 +143,12 @@ def _shape(chosen: Chosen) -> str:
     )
 
 
+def _shards_of_context(chosen: Chosen) -> str:
+    layout = chosen.layout
+    apart = layout.zero_stage and layout.shards % layout.context
+    return "context ranks shard together, so shard_group must be a multiple of context" if apart else ""
+
+
 def _heads_exchanged(chosen: Chosen) -> str:
     layout = chosen.layout
     exchanges = layout.context > 1 and layout.context_exchange == "all_to_all"
@@ -197,7 +203,7 @@ TORCHTITAN = Tool(
     layout_type=ParallelLayout,
     runs_on="GPUs",
     settings=SETTINGS,
-    refusals=(_schedule, _precision, _heads_exchanged),
+    refusals=(_schedule, _precision, _heads_exchanged, _shards_of_context),
     gaps=GAPS,
     render=_text,
     how_to_start=lambda c: (

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from perfsim.errors import LayoutError, Problem
 from perfsim.suggest import did_you_mean
+from perfsim.workload import layers_of_stages
 
 SHORT_NAMES = {
     "tp": "tensor",
@@ -19,19 +20,22 @@ SHORT_NAMES = {
     "sp": "sequence_parallel",
     "zero": "zero_stage",
 }
+OTHER_NAMES = {"pipeline_layout": "layers_per_stage"}
+"""Further names that texts may use."""
 
 
 def settings(text: str) -> Iterator[tuple[str, str, str]]:
     """The text, long name and value of each setting."""
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = item.partition("=")
-        yield item, SHORT_NAMES.get(key.strip(), key.strip()), value.strip()
+        name = key.strip()
+        yield item, SHORT_NAMES.get(name, OTHER_NAMES.get(name, name)), value.strip()
 
 
 def parsed_settings(text: str, layout_type: type) -> dict[str, Any]:
     """The layout fields that a text sets; LayoutError lists all problems.
 
-    `layers_per_stage` is written 11-11-11-11.
+    `layers_per_stage` is written 11-11-11-11, or in Megatron-Core's notation Et*11|(t*11|)*2t*11L.
     """
     problems: list[Problem] = []
     given: dict[str, Any] = {}
@@ -90,9 +94,20 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
         if value not in get_args(kind):
             raise _Wrong(f"{value!r}", f"allowed: {', '.join(get_args(kind))}")
         return value
-    if kind is int:
-        return _whole_number(value, least=min(1, defaults[name]))
+    if kind in (int, int | None):
+        default = defaults[name]
+        return _whole_number(value, least=1 if default is None else min(1, default))
+    if "t" in value or "|" in value:
+        return _stages(value)
     return tuple(_whole_number(part, least=0) for part in value.split("-"))
+
+
+def _stages(value: str) -> tuple[int, ...]:
+    """Layers of each virtual stage in Megatron-Core's notation."""
+    try:
+        return layers_of_stages(value)
+    except ValueError as error:
+        raise _Wrong(str(error), "write for example Et*3|t*4|t*3L, without commas") from None
 
 
 def _whole_number(value: str, least: int) -> int:

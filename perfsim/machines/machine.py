@@ -14,7 +14,7 @@ from perfsim.machines.explanation import Explanation
 from perfsim.machines.layout_text import parsed_settings
 from perfsim.machines.network import Network
 from perfsim.topology import Topology
-from perfsim.workload import Layout, TrainingRecipe
+from perfsim.workload import Job, Layout, TrainingRecipe
 
 
 class Setting(NamedTuple):
@@ -103,6 +103,10 @@ class Machine(ABC):
 
     def unknowns(self, _system: Any, _recipe: TrainingRecipe, _num_devices: int, /) -> list[Unknown]:
         """What no published run shows of a system of this kind, such as its software or its size."""
+        return []
+
+    def job_unknowns(self, _job: Job, /) -> list[Unknown]:
+        """What no published run on a system of this kind shows of a job, such as its kind of layer."""
         return []
 
     def overlap_slowdown(self, _system: Any, /) -> float:

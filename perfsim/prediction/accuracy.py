@@ -43,8 +43,10 @@ def accuracy_of(plan: Plan, share: float = 0.0, *, without: str = "") -> Accurac
 
 
 def unknowns_of(plan: Plan) -> list[Unknown]:
-    """What no published run shows of the machine of a plan."""
-    return machine_of(plan.system).unknowns(plan.system, plan.job.recipe, plan.topology.num_devices)
+    """What no published run shows of the machine of a plan, or of its job on such a machine."""
+    machine = machine_of(plan.system)
+    own = machine.unknowns(plan.system, plan.job.recipe, plan.topology.num_devices)
+    return [*own, *machine.job_unknowns(plan.job)]
 
 
 def hidden_of(plan: Plan, share: float, *, without: str = "") -> Hidden:

@@ -6,15 +6,15 @@ constants of the device (`reached.runs_like`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
-from perfsim.calibration import Calibration, ClusterCalibration
+from perfsim.calibration import ClusterCalibration
 from perfsim.convergence.loss_laws import LossTarget
 from perfsim.costs.wafer import PEAK
-from perfsim.hardware import LinkSpec
+from perfsim.hardware import DeviceSpec, LinkSpec
 from perfsim.machines import machine_of
+from perfsim.machines.borrowed import is_borrowed
 from perfsim.prediction.accuracy import hidden_of, unknowns_of
 from perfsim.prediction.cluster import cluster_note, wide
 from perfsim.prediction.evaluation import Evaluation
@@ -41,7 +41,10 @@ CODES = (
     "hidden-communication",
     "parameters-outside",
     "sequences-below-published",
+    "sequence-outside",
+    "shape-outside",
     "micro-batch-outside",
+    "data-sheet-unread",
     "link-borrowed",
     "link-uncalibrated",
     "input-assumed",
@@ -77,6 +80,9 @@ times the communication that any published run hides is more than a third of a s
 """
 LIKE_SIZE = 1.5
 """A model counts as outside the sizes of the published runs beyond this factor."""
+_OF_THE_JOB = ("sequence-outside", "shape-outside")
+"""Codes of what a machine says of a job."""
+_DEVICE_FIGURES = ("peak", "memory.bandwidth")
 HALF = ("fp16", "bf16")
 """Precisions with one peak on every device, which count as the same."""
 
@@ -115,10 +121,11 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
     """Constants that were measured on another device, link or release, or not at all."""
     system, machine = plan.system, machine_of(plan.system)
     device = system.device
-    borrowed = _is_borrowed(device.name, device.assumed, device.calibration, "device")
+    borrowed = is_borrowed(device.name, device.assumed, device.calibration, "device")
     if borrowed and device.calibration is not None:
         words = f"no measurement of {device.name}: the constants of {device.calibration.name} are used"
-        yield Caveat("calibration-borrowed", "serious", words)
+        yield Caveat("calibration-borrowed", "serious", words + _allowed(plan, "calibration-borrowed"))
+    yield from _unread(device, _DEVICE_FIGURES)
     releases = machine.releases(system, plan.job.recipe)
     if releases is not None and device.calibration is not None:
         wanted, used = releases
@@ -138,28 +145,23 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
         yield from _links(links.between_nodes)
 
 
+def _unread(spec: DeviceSpec | LinkSpec, figures: Iterable[str]) -> Iterator[Caveat]:
+    """Rates of a device or a link that its description gives without a source."""
+    for name in figures:
+        if name in spec.assumed and spec.assumed[name] != CHANGED:
+            words = f"{name} of {spec.name} has no source: {spec.assumed[name]}"
+            yield Caveat("data-sheet-unread", "warning", words)
+
+
 def _links(links: Iterable[LinkSpec]) -> Iterator[Caveat]:
     for link in links:
+        yield from _unread(link, ("bandwidth",))
         if link.calibration is None:
             words = f"no measurement of collectives on {link.name}: its data sheet sets their speed"
             yield Caveat("link-uncalibrated", "warning", words)
-        elif _is_borrowed(link.name, link.assumed, link.calibration, "link"):
+        elif is_borrowed(link.name, link.assumed, link.calibration, "link"):
             words = f"collectives on {link.name} have the constants of {link.calibration.name}"
             yield Caveat("link-borrowed", "warning", words)
-
-
-def _is_borrowed(name: str, assumed: Iterable[str], calibration: Calibration | None, option: str) -> bool:
-    """Whether a device's or link's constants were measured on another one.
-
-    Its description says so (`assumed: {calibration: ...}`), or the command of a fit names another one and
-    `name` is not a variant of the calibration's name, as a100-sxm4-40gb is of a100-sxm4.
-    """
-    if calibration is None:
-        return False
-    commands = " ".join(record.command for record in calibration.fit.values())
-    measured = re.findall(rf"--{option} (\S+)", commands)
-    own = not measured or name in measured or name.startswith(calibration.name)
-    return "calibration" in assumed or not own
 
 
 # -------------------------------------------------------------------------------- published runs
@@ -187,6 +189,9 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
 
 def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """Sizes and settings beyond those of the published runs."""
+    for unknown in unknowns_of(plan):
+        if unknown.code in _OF_THE_JOB:
+            yield Caveat(unknown.code, "warning", unknown.words)
     if not runs:
         return
     layout, unit = plan.layout, machine_of(plan.system).explanation.unit

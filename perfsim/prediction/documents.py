@@ -37,6 +37,7 @@ def run_document(prediction: Prediction) -> Document:
         "model": prediction.model,
         "memory_capacity_bytes": prediction.memory_capacity_bytes,
         **document_of(prediction),
+        "band_s": None if prediction.band_s is None else list(prediction.band_s),
         "notes": list(prediction.notes),
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from perfsim.errors import PerfsimError
 from perfsim.interop.chrome import StepTrace
+from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.result import Caveat, LinkUse, Perturbed, Why
 from perfsim.trace import Simulated
@@ -80,6 +81,15 @@ class Prediction:
     def label(self) -> str:
         """Machine and strategy, such as `128 x dgx-a100-80gb, 3d`."""
         return f"{self.num_devices} x {self.system}, {self.strategy}"
+
+    @property
+    def band_s(self) -> tuple[float, float] | None:
+        """The 90 % band of the step time, from the errors on published runs; None without the run itself."""
+        run = self.evaluation
+        if run is None:
+            return None
+        factor = 1.0 + accuracy_of(run.plan, run.hidden_communication_fraction).step_time_error
+        return self.step_time_s / factor, self.step_time_s * factor
 
     @property
     def memory_capacity_bytes(self) -> float:

@@ -32,7 +32,16 @@ class Case(NamedTuple):
 
 def catalogue_cases() -> list[Case]:
     """Every case; strategies of other packages take the first layout that they list."""
-    built_in = [*_data(), *_zero3(), *_tensor(), *_pipeline(), *_three_d(), *_context(), *_weight_streaming()]
+    built_in = [
+        *_data(),
+        *_zero3(),
+        *_tensor(),
+        *_pipeline(),
+        *_three_d(),
+        *_groups(),
+        *_context(),
+        *_weight_streaming(),
+    ]
     return built_in + [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
 
 
@@ -45,6 +54,7 @@ def _data() -> Iterator[Case]:
 def _zero3() -> Iterator[Case]:
     for mode in MODES:
         yield Case("zero3", ParallelLayout(data=2, zero_stage=3, recompute=mode), 2)
+    yield Case("zero3", ParallelLayout(data=4, zero_stage=3, shard_group=2), 2)
     with_tensor = ParallelLayout(tensor=2, data=2, sequence_parallel=True, zero_stage=3, recompute="full")
     yield Case("zero3", with_tensor)
 
@@ -87,6 +97,15 @@ def _three_d() -> Iterator[Case]:
                 sequence_parallel=next(sequence_parallel),
             )
             yield Case("3d", layout, 2 if name == "interleaved" else 3, next(overlaps))
+
+
+def _groups() -> Iterator[Case]:
+    """States that are sharded in several groups of replicas."""
+    for stage in (1, 2):
+        for overlap in (False, True):
+            layout = ParallelLayout(tensor=2, data=4, zero_stage=stage, shard_group=2)
+            yield Case("3d", layout, 2, overlap=overlap)
+    yield Case("3d", ParallelLayout(pipeline=2, data=4, zero_stage=2, shard_group=2), 3, overlap=True)
 
 
 def _context() -> Iterator[Case]:

@@ -20,22 +20,15 @@ from perfsim.graph import EMBEDDING, HEAD, Kind, Work
 from perfsim.proof.execution.faults import Fault
 from perfsim.proof.execution.layout import Share
 from perfsim.proof.execution.program import Message, Program
-from perfsim.strategies import Plan
 from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.transformer import padded_vocab_size
-from perfsim.workload import Layout, ParallelLayout
 
 STATISTIC_BYTES = 4.0
 """Per statistic of a softmax, in single precision."""
 ROUNDING = 1.0
 """Elements of rounding for each shard of a tensor that does not divide evenly."""
-
-
-def replicas_of(layout: Layout) -> int:
-    """Ranks that share optimizer states."""
-    return layout.replicas if isinstance(layout, ParallelLayout) else layout.data
 
 
 class Prices(Protocol):
@@ -47,8 +40,11 @@ class Prices(Protocol):
     def counted(self, message: Message, elements: int, work: Work, /) -> float:
         """Executed elements as the graph counts them."""
 
+    def rounding(self, message: Message) -> float:
+        """Elements by which they may differ, because tensors do not divide evenly into shards."""
 
-def mispriced(plan: Plan, prices: Prices, program: Program, moved: Mapping[int, int]) -> Iterator[Fault]:
+
+def mispriced(prices: Prices, program: Program, moved: Mapping[int, int]) -> Iterator[Fault]:
     """Each message that moves other elements than it is priced for."""
     for task, elements in moved.items():
         message, work = program.actions[task].message, program.graph.task(task).work
@@ -56,9 +52,7 @@ def mispriced(plan: Plan, prices: Prices, program: Program, moved: Mapping[int, 
             continue
         executed = prices.counted(message, elements, work)
         priced = work.comm_bytes / prices.bytes_per_element(message)
-        if abs(executed - priced) > ROUNDING * (
-            replicas_of(plan.layout) if message.content == "table" else 1
-        ):
+        if abs(executed - priced) > prices.rounding(message):
             detail = f"moves {executed:,.0f} elements, is priced for {priced:,.0f}"
             yield Fault("value", program.name(task), f"its message ({message.content})", detail)
 
@@ -75,7 +69,7 @@ class StreamingPrices:
             return STATISTIC_BYTES
         if message.content == "parameters":
             return self.plan.topology.system.weight_bytes
-        if message.content in ("gradients", "table"):
+        if message.content in ("gradients", "table", "shards"):
             return self.plan.topology.system.gradient_bytes
         return self.plan.job.recipe.element_bytes
 
@@ -83,6 +77,10 @@ class StreamingPrices:
         """Executed elements as the graph counts them."""
         head = Share(self.plan.job.model, self.plan.job.seq_length).layouts[HEAD]
         return elements - (head.sizes.get("head_bias", 0) if HEAD in message.blocks else 0)
+
+    def rounding(self, message: Message) -> float:
+        """Elements by which they may differ."""
+        return ROUNDING * (self.plan.layout.data if message.content == "table" else 1)
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class GpuPrices:
         """Bytes of an element."""
         if message.content == "statistics":
             return STATISTIC_BYTES
-        if message.content in ("gradients", "table"):
+        if message.content in ("gradients", "table", "shards"):
             return reduced_grad_bytes(self.plan.job.recipe)
         return self.plan.job.recipe.element_bytes
 
@@ -105,10 +103,18 @@ class GpuPrices:
         if work.kind is Kind.COMM_SEND:
             return elements / (layout.tensor if layout.sequence_parallel else 1)
         if message.content == "table":
-            shards = layout.replicas if layout.zero_stage == GRADIENTS_SHARDED else 1
-            complete = layout.replicas if layout.zero_stage else 1
+            shards = layout.shards if layout.zero_stage == GRADIENTS_SHARDED else 1
+            complete = layout.shards if layout.zero_stage else 1
             return elements * complete / shards + self._padding() / shards
-        return elements + sum(self._difference(block, message) for block in message.blocks)
+        shards = layout.shards if message.content == "shards" else 1
+        return elements + sum(self._difference(block, message) for block in message.blocks) / shards
+
+    def rounding(self, message: Message) -> float:
+        """Elements by which they may differ; every tensor of a block is divided alone."""
+        if message.content == "shards":
+            layouts = Share(self.plan.job.model, self.plan.job.seq_length, self.plan.layout.tensor).layouts
+            return ROUNDING * sum(len(layouts[block].shapes) for block in message.blocks)
+        return ROUNDING * (self.plan.layout.shards if message.content == "table" else 1)
 
     def _difference(self, block: int, message: Message) -> float:
         """Priced elements of a block, less those that a rank holds."""
@@ -125,7 +131,9 @@ class GpuPrices:
         """Whether embedding and LM head, both in a message, share one word table in it."""
         layout = self.plan.layout
         apart = layout.zero_stage == GRADIENTS_SHARDED and layout.replicas > 1 and layout.num_stages > 1
-        return self.plan.job.model.tied_embeddings and not (apart and message.content == "gradients")
+        return self.plan.job.model.tied_embeddings and not (
+            apart and message.content in ("gradients", "shards")
+        )
 
     def _padding(self) -> float:
         """Elements of the rows that pad a word table to whole tiles."""

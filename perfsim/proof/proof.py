@@ -25,10 +25,11 @@ from perfsim.proof.execution.program import Compiler, Program
 from perfsim.proof.execution.run import Executor, Outcome
 from perfsim.proof.execution.serial import SmallTraining
 from perfsim.proof.in_flight import held_unlike_promised
-from perfsim.proof.prices import mispriced, replicas_of
+from perfsim.proof.prices import mispriced
 from perfsim.proof.provers import prover
 from perfsim.proof.small_plans import training_of
 from perfsim.strategies import Plan
+from perfsim.workload import Layout, ParallelLayout
 
 MOST_FAULTS = 20
 MOST_TASKS = 400_000
@@ -125,13 +126,13 @@ class Subject:
     def mispriced(self, outcome: Outcome) -> Iterator[Fault]:
         """Every message that moved other elements than it is priced for."""
         prices = prover(self.plan.system.kind).prices(self.plan)
-        return mispriced(self.plan, prices, self.compiled[0], outcome.moved)
+        return mispriced(prices, self.compiled[0], outcome.moved)
 
     def executor(self) -> Executor:
         """All ranks with their buffers, ready to run."""
         program, compiler = self.compiled
         layout = self.plan.layout
-        oracle = Oracle(self.training, layout.tensor, replicas_of(layout), compiler.rows, compiler.places)
+        oracle = Oracle(self.training, layout.tensor, _shards(layout), compiler.rows, compiler.places)
         return Executor(program, self.unfolded, compiler.initial, oracle)
 
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
@@ -160,6 +161,11 @@ class Subject:
             return outcome.faults + list(islice(self.mispriced(outcome), MOST_FAULTS))
         except FaultError as error:
             return [error.fault]
+
+
+def _shards(layout: Layout) -> int:
+    """Ranks that divide optimizer states."""
+    return layout.shards if isinstance(layout, ParallelLayout) else layout.data
 
 
 def subject_of(plan: Plan, seed: int = 0) -> Subject:

@@ -10,7 +10,7 @@ from perfsim.machines import machine_of
 from perfsim.published.cases import CaseModel, CaseTraining, StepCase
 from perfsim.workload import TransformerConfig
 
-_LAYOUT = ("expert_parallel", "shard_group", "pipeline_layout")
+_LAYOUT = ("expert_parallel", "shard_group")
 """Fields of a case's layout that matter as soon as the layout of its machine has them."""
 _STACK = ("recompute_detail",)
 """Settings of the software stack; without a model of them a run is predicted as if they were absent."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from perfsim.prediction.documents import document_of
 from perfsim.report.document import plain
+from perfsim.studies.equal_time import Matched
 from perfsim.studies.experiment import Experiment
 from perfsim.studies.shortlist import Entry, Planned
 
@@ -46,6 +47,21 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "tried_batches": planned.tried_batches,
     }
     return {name: plain(value) for name, value in document.items()}
+
+
+def match_document(matched: Matched) -> dict[str, Any]:
+    """How many devices of another system take equal time, and the numbers that were tried."""
+    tried = [
+        {
+            "num_devices": point.devices,
+            "global_batch_size": point.global_batch_size,
+            "time_to_accuracy_s": point.time.time_s,
+            "time_to_accuracy_band_s": point.time.band_s,
+            "ratio": point.ratio,
+        }
+        for point in matched.points
+    ]
+    return {"system": matched.system, "num_devices": plain(matched.equal), "tried": plain(tried)}
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

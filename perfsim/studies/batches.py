@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass
 
-from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
+from perfsim.calibration import ConvergenceCalibration
+from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, NotIdentifiableError, critical_batch
+from perfsim.convergence.hyperbola import Z_90, HyperbolaFit
 from perfsim.convergence.loss_laws import LossLaw, LossTarget, loss_law, tokens_for
-from perfsim.convergence.time_to_accuracy import TimeToAccuracy, time_to_accuracy
+from perfsim.convergence.time_to_accuracy import LEAST_EXAMPLES_ERROR, TimeToAccuracy, time_to_accuracy
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.prediction.accuracy import accuracy_of
@@ -21,6 +25,8 @@ from perfsim.workload import TrainingRecipe, TransformerConfig
 
 SMALLEST_SHARE, LARGEST_SHARE = 1 / 256, 2.0
 """The grid of batches, as shares of the critical batch."""
+MOST_TRIED = 60
+"""Batches of one curve, with those past its ends."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,12 @@ class Target:
     critical: CriticalBatch
     loss: LossTarget | None = None
     """The loss that the tokens reach, where the recipe names one."""
+    measured: HyperbolaFit | None = None
+    """The user's own runs that the critical batch was fitted to."""
+
+    def examples_error(self, batch_tokens: float) -> float:
+        """Least error of the examples at a batch; NotIdentifiableError far beyond the measured batches."""
+        return LEAST_EXAMPLES_ERROR if self.measured is None else self.measured.relative_error(batch_tokens)
 
     @property
     def d_min_error(self) -> float:
@@ -53,6 +65,9 @@ def target_for(
     if tokens is None and recipe.target_loss is not None:
         loss = tokens_for(by_law, recipe.target_loss, counted(model, by_law), law.loss_scale)
         tokens = loss.tokens
+    fit = None if law.fit is None else _fit_of(law.fit)
+    if tokens is None and law.fit is not None:
+        tokens = law.fit.e_min_tokens
     if tokens is None:
         raise InputError(
             f"{asked_by}recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
@@ -63,8 +78,25 @@ def target_for(
         loss_scale=law.loss_scale or ("" if loss is None else by_law.corpus),
         tokens=law.critical_batch_tokens,
         band_factor=law.band_factor,
+        source="" if law.fit is None else f"{law.fit.name}: {law.fit.description}",
+        fit=fit,
     )
-    return Target(tokens, critical_batch(law.law, inputs), loss)
+    measured = fit if law.law == "fitted" and fit is not None and fit.batches else None
+    return Target(tokens, critical_batch(law.law, inputs), loss, measured)
+
+
+def _fit_of(own: ConvergenceCalibration) -> HyperbolaFit:
+    """A fit in tokens as the laws of the critical batch take it."""
+    one_error = math.pow(own.band_factor, 1 / Z_90)
+    return HyperbolaFit(
+        e_min=own.e_min_tokens or math.nan,
+        b_crit=own.b_crit_tokens,
+        rms_log=own.residual,
+        b_crit_interval=(own.b_crit_tokens / one_error, own.b_crit_tokens * one_error),
+        batches=own.batches_tokens,
+        run_kind=own.run_kind,
+        notes=own.notes,
+    )
 
 
 def counted(model: TransformerConfig, law: LossLaw) -> float:
@@ -119,31 +151,47 @@ def choice_of(plan: Plan, step_time_s: float, target: Target, hidden: float = 0.
         accuracy.step_time_error,
         d_min_error=target.d_min_error,
         unshared_error=accuracy.unshared_error,
+        examples_error=target.examples_error(plan.job.tokens_per_step),
     )
     return BatchChoice(plan, step_time_s, answer, target.loss)
 
 
 def batch_curve(
-    question: Question, target: Target, batches: list[int]
+    question: Question, target: Target, batches: list[int], *, extend: bool = False
 ) -> tuple[list[BatchChoice], dict[int, PerfsimError]]:
-    """Time to the target at every batch that has a plan, and why the other batches have none.
+    """Time to the target at every batch that has a plan, ascending, and why the other batches have none.
 
-    Raises PlanError, or LayoutError for a given layout, where no batch has a plan.
+    With `extend` batches are halved or doubled past an end until the best one is inside. Raises PlanError, or
+    LayoutError for a given layout, where no batch has a plan.
     """
     curve: list[BatchChoice] = []
     steps = CurveSteps()
     refused: dict[int, PerfsimError] = {}
-    for batch in batches:
+    wanted = deque(batches)
+    while wanted:
+        batch = wanted.popleft()
         present_limits().in_time(
             lambda: f"{len(curve) + len(refused)} of {len(batches)} batches tried on {question.label}"
         )
         try:
             curve.append(time_at(question, target, batch, steps))
-        except (LayoutError, PlanError) as error:
+        except (LayoutError, PlanError, NotIdentifiableError) as error:
             refused[batch] = error
+        if extend and curve and not wanted:
+            tried = {*(point.plan.job.global_batch_size for point in curve), *refused}
+            wanted.extend(past_the_end(best_of(curve), tried))
     if not curve:
         raise next(iter(refused.values()), PlanError(f"{question.label}: no batch to try"))
-    return curve, refused
+    return sorted(curve, key=lambda point: point.answer.batch_tokens), refused
+
+
+def past_the_end(best: int, tried: set[int]) -> list[int]:
+    """The batch to try next where the best one is the smallest or the largest of those tried."""
+    if len(tried) >= MOST_TRIED:
+        return []
+    if best == max(tried):
+        return [2 * best]
+    return [best // 2] if best == min(tried) and best % 2 == 0 else []
 
 
 def best_of(curve: list[BatchChoice]) -> int:

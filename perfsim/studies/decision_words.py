@@ -12,9 +12,10 @@ from perfsim.units import DAY_S
 def sentence(outcomes: Sequence[Outcome], first: int, rival: int | None, sure: float, currency: str) -> str:
     """One sentence about the candidate that is first on the wall, and the cheapest one where that differs."""
     own = outcomes[first]
-    low, high = (f"{end / DAY_S:.3g}" for end in (own.wall_s.low, own.wall_s.high))
+    unit, scale = time_unit(own.wall_s.typical)
+    low, high = (f"{end / scale:.3g}" for end in (own.wall_s.low, own.wall_s.high))
     said = (
-        f"{own.label} is at the target after {own.wall_s.typical / DAY_S:.3g} days on the wall "
+        f"{own.label} is at the target after {own.wall_s.typical / scale:.3g} {unit} on the wall "
         f"({low} to {high}; {own.basis})"
     )
     if own.money is not None:
@@ -54,6 +55,13 @@ def _gaps(outcomes: Sequence[Outcome]) -> str:
     if all(outcome.money is None and outcome.carbon_kg is None for outcome in outcomes):
         gaps = ["prices"]
     return f"; not given: {', '.join(gaps)}" if gaps else ""
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """Days, or hours below two days, or minutes below two hours, with their seconds."""
+    if seconds >= 2 * DAY_S:
+        return "days", DAY_S
+    return ("hours", 3600.0) if seconds >= 7200.0 else ("minutes", 60.0)
 
 
 def amount(spread: Spread | None, unit: str = "") -> str:

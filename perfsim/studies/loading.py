@@ -39,6 +39,8 @@ def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
     base = given.pop("extends", None)
     inherited = load_study(str(base), catalog).model_dump() if base is not None else DEFAULTS
     data = {**inherited, **_loaded(given, NAMED, catalog)}
+    if isinstance(convergence := data.get("convergence"), Mapping):
+        data["convergence"] = _loaded(convergence, {"fit": "calibration"}, catalog)
     candidates = data.get("candidates")
     if isinstance(candidates, (list, tuple)):
         data["candidates"] = [_candidate(candidate, catalog) for candidate in candidates]

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from perfsim.convergence.bill import Rates
-from perfsim.convergence.time_to_accuracy import LEAST_EXAMPLES_ERROR, TimeToAccuracy, examples_shift
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy, examples_shift
 from perfsim.convergence.uncertain import FloatArray, Place, Uncertain
 from perfsim.convergence.wall_clock import Training, inputs_of, wall_s
 from perfsim.prediction.question import Question
@@ -72,7 +72,7 @@ class Option:
         if self.time.critical.given_length:
             return 0.0
         shift = abs(examples_shift(self.time, self.time.critical.band_tokens[end]))
-        return math.sqrt(max(math.log1p(LEAST_EXAMPLES_ERROR) ** 2 - shift**2, 0.0))
+        return math.sqrt(max(math.log1p(self.time.examples_error) ** 2 - shift**2, 0.0))
 
     def steps_s(self, place: Place) -> FloatArray:
         """Time of the steps with the inputs at their places."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from perfsim.convergence.ramp import RampedRun
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary, SharedCaveat, TimelineBar
@@ -42,6 +43,8 @@ class CandidateResult(Prediction):
     production_time_s: float | None = None
     """Time to the target at the production rate."""
     production_band_s: tuple[float, float] | None = None
+    ramp: RampedRun | None = None
+    """Its steps with the study's batch ramp."""
     apart: str = ""
     """What tells it from other candidates of this machine and strategy: its given layout, or a number."""
 
@@ -66,6 +69,28 @@ class Assumption:
     source: str
     kind: str
     """datasheet, fit, assumption, convention."""
+
+
+@dataclass(frozen=True, slots=True)
+class LawRow:
+    """A candidate at its best batch by one law."""
+
+    label: str
+    global_batch_size: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LawAnswer:
+    """What a law of the critical batch answers."""
+
+    law: str
+    source: str
+    critical_batch_tokens: float
+    band_tokens: tuple[float, float]
+    rows: tuple[LawRow, ...]
+    first: str
+    """Label of the candidate that is first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +133,8 @@ class StudyResult:
     """By candidate, if the study asks for it."""
     perturbed: str = ""
     """The perturbations of the candidates' steps; empty if there are none."""
+    laws: tuple[LawAnswer, ...] = ()
+    """The study's law of the critical batch first, then the others."""
     decision: Decision | None = None
     """When, how much and how sure."""
     inputs_digest: str = ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfsim.convergence.critical_batch import CriticalBatch
+from perfsim.convergence.ramp import RampedRun
 from perfsim.engine.limits import present_limits
 from perfsim.errors import CatalogError, InputError, LimitError, PerfsimError, PlanError, Problem
 from perfsim.executors import IN_PROCESS, Executor, Failed
@@ -35,9 +36,11 @@ from perfsim.studies.batches import (
 from perfsim.studies.candidate import candidate_result
 from perfsim.studies.decided import Decision
 from perfsim.studies.decision import decide
+from perfsim.studies.laws import laws_side_by_side
 from perfsim.studies.options import option_of
 from perfsim.studies.perturbed_candidates import perturbed_candidate
 from perfsim.studies.production import COVERED_ONCE, Production, production_of
+from perfsim.studies.ramps import ramp_of
 from perfsim.studies.result import CandidateResult, Infeasible, StudyResult
 from perfsim.studies.spec import CandidateSpec, StudySpec
 from perfsim.studies.suggestions import suggested_batches
@@ -64,6 +67,7 @@ class Answered:
     """The batches that a given layout cannot run."""
     production: Production | None = None
     resilience: Resilience | None = None
+    ramp: RampedRun | None = None
 
 
 @dataclass(frozen=True)
@@ -240,8 +244,10 @@ def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target
     batches = _batches(spec, target, question)
     best, curve, dropped = batches[0], list[BatchChoice](), dict[int, PerfsimError]()
     if len(batches) > 1:
-        curve, dropped = batch_curve(question, target, batches)
+        extend = spec.batch_sizes == "auto" and spec.recipe.batch_over(devices) is None
+        curve, dropped = batch_curve(question, target, batches, extend=extend)
         best = best_of(curve)
+        batches = sorted({*(point.plan.job.global_batch_size for point in curve), *dropped})
     evaluation, choice = run_at(question, target, best)
     own_tokens = choice.answer.batch_tokens
     curve = [choice if point.answer.batch_tokens == own_tokens else point for point in curve] or [choice]
@@ -289,8 +295,13 @@ def _answer(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Tar
     slowdowns = None
     if spec.resilience is not None:
         slowdowns = resilience(answered.evaluation, candidate.label(devices), spec.resilience)
+    ramp, remark = ramp_of(answered.question, target, answered.choice, spec.convergence.ramp)
     answered = replace(
-        answered, sampling=sample_step(answered.evaluation, spec.sampling), resilience=slowdowns
+        answered,
+        sampling=sample_step(answered.evaluation, spec.sampling),
+        resilience=slowdowns,
+        ramp=ramp,
+        remarks=(*answered.remarks, *filter(None, [remark])),
     )
     return _disturbed(spec, answered, target)
 
@@ -335,6 +346,7 @@ def _result(
         caveats=shared_caveats(candidates),
         infeasible=tuple(refused),
         ratio_bands=ratio_bands(answers),
+        laws=laws_side_by_side(spec, target, candidates),
         suggested_batch_tokens=suggested_batches(spec, target.d_min_tokens),
         assumptions=assumptions_of(spec, target),
         sampling={
@@ -372,6 +384,7 @@ def _result_of(answer: Answered, candidate: CandidateSpec) -> CandidateResult:
         production=production,
         production_time_s=None if production is None else production.time_s(time.time_s),
         production_band_s=None if production is None else production.band_s(time.time_s, time.band_s),
+        ramp=answer.ramp,
         apart=candidate.layout_words,
     )
 

@@ -195,8 +195,10 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     tried: tuple[int, ...] = ()
     given = question.batch or question.recipe.batch_over(question.devices)
     if target is not None and given is None and objective != "step-time":
-        tried = tuple(batch_grid(target, question.recipe.seq_length, question.devices))
-        question = question.at(best_of(batch_curve(question, target, list(tried))[0]))
+        grid = batch_grid(target, question.recipe.seq_length, question.devices)
+        curve, refused = batch_curve(question, target, grid, extend=True)
+        tried = tuple(sorted({*(point.plan.job.global_batch_size for point in curve), *refused}))
+        question = question.at(best_of(curve))
     searched = search(question)
     entries = _shortlist(searched, shown, target)
     within = max(len(entries), _within(searched, 1.0 + entries[0].ratio_error))

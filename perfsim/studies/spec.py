@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from perfsim.calibration import ClusterCalibration
+from perfsim.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.convergence.critical_batch import LAWS
 from perfsim.convergence.loss_laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
 from perfsim.errors import MOST_SHOWN, LayoutError
@@ -189,6 +189,17 @@ class OwnLossLaw(Spec):
         return ChinchillaLaw(name="own", **self.model_dump())
 
 
+class RampSpec(Spec):
+    """A first part of a run at a smaller batch."""
+
+    share: Annotated[float, *number(1e-6, 1)]
+    """Of the progress: of the tokens that small batches would need."""
+    batch: Annotated[float, *number(1e-6, 1)]
+    """As a share of the batch at the end."""
+    critical_batch: Annotated[float, *number(1e-6, 1e3)] = 1.0
+    """The critical batch of this part over that of the run."""
+
+
 class ConvergenceSpec(Spec):
     """How the number of steps depends on the batch size."""
 
@@ -196,10 +207,21 @@ class ConvergenceSpec(Spec):
     critical_batch_tokens: Annotated[float, *number(1, 1e18)] | None = None
     """For law `constant`."""
     band_factor: Annotated[float, *number(1, 1e6)] | None = None
+    fit: ConvergenceCalibration | None = None
+    """For law `fitted`: the result of `perfsim calibrate convergence`; its E_min is the target of a recipe
+    without one."""
     loss_law: str | OwnLossLaw = DEFAULT_LOSS_LAW
     """The law that turns `target_loss` into tokens, by name or by coefficients."""
+    ramp: Annotated[tuple[RampSpec, ...], Field(max_length=MOST_CHOICES)] = ()
+    """Parts of the run before the full batch, in order; the rest runs at the full batch."""
     loss_scale: str = ""
     """The corpus of `target_loss`; that of the loss law where it is not named."""
+
+    @model_validator(mode="after")
+    def _ramp_is_part_of_the_run(self) -> ConvergenceSpec:
+        if sum(part.share for part in self.ramp) > 1 + 1e-9:
+            raise ValueError("ramp: the shares sum to more than 1")
+        return self
 
 
 class UncertaintySpec(Spec):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
 from perfsim.prediction.shared_caveats import confidence, shared_caveats
+from perfsim.studies.decision_words import time_unit
 from perfsim.studies.result import CandidateResult
-from perfsim.units import DAY_S
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,21 @@ def verdict(answers: Sequence[Answer]) -> str:
     same = f"; the same layout answers {', '.join(alike)}" if alike else ""
     unlike = [answer for answer in others if not _is_same_plan(answer, first)]
     if not unlike:
-        low, high = (bound / DAY_S for bound in first.time.band_s)
+        unit, scale = time_unit(first.time.time_s)
+        low, high = (bound / scale for bound in first.time.band_s)
         return (
-            f"{first.candidate.label} reaches the target in {first.time.time_s / DAY_S:.1f} days "
+            f"{first.candidate.label} reaches the target in {first.time.time_s / scale:.1f} {unit} "
             f"({low:.1f} to {high:.1f}){same}{_trust(first)}."
         )
     rival = _rival(first, unlike)
     band = ratio_of(rival, first)
     certainty = same + ("" if band.decided else "; the range includes 1, so the order is open")
     certainty += _trust(first, rival)
+    unit, scale = time_unit(first.time.time_s)
     return (
-        f"{first.candidate.label} reaches the target first, in {first.time.time_s / DAY_S:.1f} days: "
+        f"{first.candidate.label} reaches the target first, in {first.time.time_s / scale:.1f} {unit}: "
         f"{band.ratio:.2f} times ({band.low:.2f} to {band.high:.2f}) faster than "
-        f"{rival.candidate.label} with {rival.time.time_s / DAY_S:.1f} days{certainty}. "
+        f"{rival.candidate.label} with {rival.time.time_s / scale:.1f} {unit}{certainty}. "
         f"Why: {_reason(first, rival)}."
     )
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from perfsim.sweeps.knee import Scaling, scalings
 from perfsim.sweeps.maps import TimeMap, time_maps
 from perfsim.sweeps.points import PointResult
-from perfsim.sweeps.scaling import Match, Series, matches, same_target, series_of
+from perfsim.sweeps.scaling import Match, Series, equal_times, matches, same_target, series_of
 from perfsim.sweeps.succession import successions
 from perfsim.sweeps.variants import Change, changes_of, differing, variants_of
 
@@ -39,6 +39,11 @@ class Analysis:
     def matches(self) -> Sequence[Match]:
         """For each point of the other machines, the fewest devices of the first machine that are as fast."""
         return matches(self.series)
+
+    @cached_property
+    def equal_times(self) -> Sequence[tuple[Sequence[Match], Sequence[Match]]]:
+        """The same for each pair of the first machine and another one, both ways."""
+        return equal_times(self.series)
 
     @cached_property
     def scalings(self) -> Sequence[Scaling]:

@@ -279,6 +279,7 @@ def _result(point: SweepPoint, stored: Stored | Failed) -> PointResult:
         document["step_time_error"],
         d_min_error=target.d_min_error,
         unshared_error=document["unshared_error"],
+        examples_error=target.examples_error(document["batch_tokens"]),
     )
     prediction = prediction_from(document, point.study.model.name)
     whole_run = tuple(RunPart(**part) for part in document["whole_run"])

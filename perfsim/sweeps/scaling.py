@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from perfsim.convergence.time_to_accuracy import RatioBand, ratio_band
+from perfsim.studies.equal_time import EqualDevices, equal_devices
 from perfsim.sweeps.points import Circumstances, PointResult, settings_text
 
 
@@ -65,22 +65,18 @@ class Match:
     fewest: PointResult | None
     possibly: int | None
     surely: int | None
+    equal: EqualDevices
+    """The number of devices that takes equal time, interpolated."""
 
     @property
     def between(self) -> tuple[PointResult, float] | None:
-        """The largest point that is too slow, and the interpolated number of devices (log-log).
+        """The largest point that is too slow, and the interpolated number of devices.
 
         None if the smallest point of the series is fast enough, or no point is.
         """
-        if self.fewest is None or self.fewest is self.series.points[0]:
+        if self.fewest is None or self.fewest is self.series.points[0] or self.equal.typical is None:
             return None
-        slower = self.series.points[self.series.points.index(self.fewest) - 1]
-        fewer, more = math.log(slower.num_devices), math.log(self.fewest.num_devices)
-        slow, fast, rival = (
-            math.log(point.target_time.time_s) for point in (slower, self.fewest, self.rival)
-        )
-        share = (slow - rival) / (slow - fast) if slow > fast else 1.0
-        return slower, math.exp(fewer + share * (more - fewer))
+        return self.series.points[self.series.points.index(self.fewest) - 1], self.equal.typical
 
 
 def series_of(feasible: Sequence[PointResult]) -> list[Series]:
@@ -119,6 +115,20 @@ def matches(series: Sequence[Series]) -> list[Match]:
     return [match(point, first) for rival in rivals.values() for point in rival.points]
 
 
+def equal_times(series: Sequence[Series]) -> list[tuple[list[Match], list[Match]]]:
+    """For each other machine, its points matched by the first machine, and the first's points by it."""
+    pairs: dict[tuple[str, str], Series] = {}
+    for known in matches(series):
+        rival = next(own for own in series if known.rival in own.points)
+        pairs.setdefault(rival.machine, rival)
+    first = series[0] if series else None
+    return [
+        ([match(point, first) for point in rival.points], [match(point, rival) for point in first.points])
+        for rival in pairs.values()
+        if first is not None
+    ]
+
+
 def same_target(series: Iterable[Series]) -> list[list[Series]]:
     """Series grouped by model and target."""
     groups: list[list[Series]] = []
@@ -154,6 +164,7 @@ def match(rival: PointResult, series: Series) -> Match:
         fewest=next((point for point, ratio in ratios if ratio.ratio <= 1), None),
         possibly=_first(ratios, lambda ratio: ratio.low),
         surely=_first(ratios, lambda ratio: ratio.high),
+        equal=equal_devices([(point.num_devices, ratio) for point, ratio in ratios]),
     )
 
 

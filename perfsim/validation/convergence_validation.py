@@ -148,7 +148,7 @@ def _predict(
     batches, measured = [point[0] for point in points], [point[1] for point in points]
     predicted, refused = None, ""
     try:
-        predicted = fit_hyperbola(batches, measured, benchmark.run_kind).examples(target[0])
+        predicted = fit_hyperbola(batches, measured, benchmark.run_kind, prior=True).examples(target[0])
     except PerfsimError as error:
         refused = str(error)
     baseline = float(np.exp(np.mean(np.log(measured))))

@@ -29,6 +29,7 @@ from perfsim.validation.leave_out import ALL, LeftOut, Tangent, leave_out, outsi
 from perfsim.validation.score import Scored, summary
 from perfsim.validation.validate import scored_case
 
+STREAMING = "weight-streaming"
 FEWEST = 8
 """Runs that a 90th percentile needs."""
 
@@ -48,7 +49,7 @@ def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
     """Scores of a file of step-time cases, each left out of its fit; takes minutes, needs scipy."""
     catalog = catalog or default_catalog()
     cases = step_cases(path, catalog)
-    if any(case.strategy == "weight-streaming" for case in cases):
+    if any(case.strategy == STREAMING for case in cases):
         return _wafers(path, cases, catalog)
     rows = _rows(path, catalog)
     scores = {row.family: row.outside for row in rows}
@@ -63,11 +64,11 @@ def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
 def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any] | None:
     """Each scored wafer log predicted without the logs of its release; None for a file without wafers."""
     catalog = catalog or default_catalog()
-    cases = step_cases(path, catalog)
-    if not any(case.strategy == "weight-streaming" and case.scored for case in cases):
+    logs = [case for case in step_cases(path, catalog) if case.scored and case.strategy == STREAMING]
+    if not logs:
         return None
     predicted, _ = leave_releases_out(path, WAFER, catalog)
-    scored = [scored_case(case, predicted.get(case.id)) for case in cases if case.scored]
+    scored = [scored_case(case, predicted.get(case.id)) for case in logs]
     rows = [
         {"id": run.id, "measured_s": run.measured_s, "predicted_s": run.predicted_s, "error": run.error}
         for run in scored
@@ -79,9 +80,14 @@ def left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
     """Scores of a file of step-time cases, each predicted by a fit without it; takes minutes, needs scipy.
 
     GPU runs are left out by family, wafer logs by release: `summary` and `families`, of wafers also `cases`.
+    Of a file with both, the scores of the logs stand under `wafers`.
     """
     catalog = catalog or default_catalog()
-    return releases_left_out(path, catalog) or outside_scores(_rows(path, catalog))
+    wafers = releases_left_out(path, catalog)
+    if wafers is not None and all(case.strategy == STREAMING for case in step_cases(path, catalog)):
+        return wafers
+    scores = outside_scores(_rows(path, catalog))
+    return scores if wafers is None else {**scores, "wafers": wafers}
 
 
 def _rows(path: Path, catalog: Catalog) -> list[LeftOut]:

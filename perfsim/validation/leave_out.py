@@ -47,6 +47,8 @@ UNSEEN = 0.01
 """A constant whose slopes are all below this does not affect the runs."""
 DETERMINES = 0.1
 """A run with a slope of this determines a constant."""
+PULL = 0.02
+"""Pull towards the recorded constants, as of one run with this slope, where runs do not tell two apart."""
 CEILING = f"{OF_DEVICE[0]} of "
 
 
@@ -264,8 +266,9 @@ def _fit(tangents: Sequence[Tangent], without: Sequence[str] = ()) -> _Fit:
     start = np.array([run.residual for run in tangents]) * weight
     slopes = np.array([[run.slopes.get(name, 0.0) for name in names] for run in tangents])
     moving = slopes * weight[:, None]
+    pull = PULL * float(weight.mean())
     change = optimize.least_squares(
-        lambda moved: start + moving @ moved,
+        lambda moved: np.append(start + moving @ moved, pull * moved),
         np.zeros(len(names)),
         loss="soft_l1",
         f_scale=OUTLIER * float(weight.mean()),

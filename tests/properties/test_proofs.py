@@ -38,6 +38,8 @@ def layouts(draw: st.DrawFn) -> ParallelLayout:
         context=draw(st.sampled_from([1, 1, 2, 3])),
         context_exchange=draw(st.sampled_from(["ring", "all_to_all"])),
     )
+    if layout.zero_stage and draw(st.booleans()):
+        layout = replace(layout, data=4, context=1, tensor=1, sequence_parallel=False, shard_group=2)
     if draw(st.booleans()):
         stages = layout.num_stages
         uneven = draw(st.lists(st.integers(0, 2), min_size=stages, max_size=stages).filter(any))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from perfsim.convergence import hyperbola
 from perfsim.convergence.hyperbola import HyperbolaFit, NotIdentifiableError, fit_hyperbola
 from perfsim.validation.convergence_validation import validate_convergence
 
@@ -139,28 +140,43 @@ def test_bert_recipe_steps_defeat_extrapolation_and_the_band_says_so(
 
 
 def test_score_of_the_public_cases(cases: dict[str, dict[str, Any]]) -> None:
-    """A plain fit is known to give 4.4 and 16 %, and 8 and 20 % for the larger batch."""
+    """Without the expectation of B_crit: 4.3 and 16.1 %, and 7.4 and 20.9 % for the larger batch."""
     result = validate_convergence(list(cases.values()))
     single, larger, baseline = result["summary"], result["larger_batch"], result["baseline"]
     assert single["median_ape"] < 0.045
-    assert single["p90_ape"] < 0.165
+    assert single["p90_ape"] < 0.15
     assert abs(single["bias"]) < 0.01
-    assert larger["median_ape"] < 0.08
-    assert larger["p90_ape"] < 0.215
+    assert larger["median_ape"] < 0.06
+    assert larger["p90_ape"] < 0.18
     assert single["median_ape"] < baseline["median_ape"] / 4
     assert larger["median_ape"] < result["larger_batch_baseline"]["median_ape"] / 4
-    assert result["predictions"] == {"leave_one_out": 121, "larger_batch": 15}
+    assert result["predictions"] == {"leave_one_out": 121, "larger_batch": 16}
 
 
-def test_only_noise_fine_tuning_and_flat_starts_are_refused(cases: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize("expected", [0.0, 0.5])
+@pytest.mark.parametrize("error", [0.7, 1.0, 1.5])
+def test_the_score_does_not_hang_on_the_expected_critical_batch(
+    cases: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, expected: float, error: float
+) -> None:
+    monkeypatch.setattr(hyperbola, "PRIOR_LOG", expected)
+    monkeypatch.setattr(hyperbola, "PRIOR_ERROR_LOG", error)
+    result = validate_convergence(list(cases.values()))
+    assert result["summary"]["median_ape"] < 0.045
+    assert result["larger_batch"]["p90_ape"] < 0.18
+
+
+def test_measured_critical_batches_lie_where_they_are_expected(cases: dict[str, dict[str, Any]]) -> None:
+    ratios = [b_crit / max(point[0] for point in cases[id_]["points"]) for id_, _, b_crit, _ in PRINTED_FITS]
+    assert min(ratios) > 0.3
+    assert max(ratios) < 3.1
+
+
+def test_only_fine_tuning_is_refused(cases: dict[str, dict[str, Any]]) -> None:
     result = validate_convergence(list(cases.values()))
     assert {line["id"]: line["error"].partition(" refused")[0] for line in result["failed"]} == {
-        "unet3d_training_1.1.0": "5 of 5",
-        "llama2_70b_lora_training_5.1.0": "5 of 5",
-        "maskrcnn_training_1.1.0": "1 of 7",
-        "gpt3_training_4.1.0": "1 of 7",
+        "llama2_70b_lora_training_5.1.0": "5 of 5"
     }
-    assert result["refused"] - result["refused_allowed"] == 6
+    assert result["refused"] - result["refused_allowed"] == 0
 
 
 def test_every_case_names_its_source_and_increases_its_batches(cases: dict[str, dict[str, Any]]) -> None:

@@ -42,6 +42,7 @@ COUNTS = {
     "llama_33b": Published(32.5e9, 1e8),
     "llama_65b": Published(65_285_660_672),
     "llama2_70b": Published(68_976_648_192),
+    "llama31_70b": Published(70.6e9, 1e8),
     "opt_175b": Published(175e9, 1e9),
 }
 """From model cards, checkpoints and papers, with the digits that these print."""

@@ -70,7 +70,7 @@ def read_settings(settings: Settings, world: int | None, *, steps: tuple[Any, ..
     gaps: list[Gap] = []
     layout, devices = read_layout(settings, world, gaps)
     shape = read_shape(settings, gaps)
-    layout = divided(settings, layout, shape.layers, gaps)
+    layout = divided(settings, layout, shape.layers)
     optimizer = settings.text("optimizer", "optim.name", default="adam").casefold()
     if not any(name in optimizer for name in OPTIMIZERS):
         gaps.append(Gap(f"the optimizer {optimizer[:40]}; described as adam", changes_model=False))

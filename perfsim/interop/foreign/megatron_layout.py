@@ -12,7 +12,7 @@ from perfsim.interop.foreign.settings import Settings
 from perfsim.interop.foreign.shape import Gap
 from perfsim.interop.megatron import CONTEXT, RANKS_IN_ALL, SHARDING
 from perfsim.sizes import MOST_DEVICES, MOST_LAYERS
-from perfsim.workload import ContextExchange, ParallelLayout
+from perfsim.workload import ContextExchange, ParallelLayout, layers_of_stages
 
 
 def world_size(settings: Settings, variables: Mapping[str, str], text: str) -> int | None:
@@ -108,9 +108,17 @@ def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple
         micro_batch_size=settings.integer("micro_batch_size", "batch_size", default=1) or 1,
         recompute=_recompute(settings),
         context=context,
+        shard_group=_shard_group(settings, 0 if world is None else world // (tensor * pipeline)),
         context_exchange=exchanges.get(kind[0], "ring") if kind else "ring",
     )
     return layout, world
+
+
+def _shard_group(settings: Settings, replicas: int) -> int | None:
+    """Ranks of an instance of the distributed optimizer where there are several."""
+    instances = settings.integer("num_distributed_optimizer_instances", default=1, most=MOST_DEVICES) or 1
+    shares = instances > 1 and replicas > instances and replicas % instances == 0
+    return replicas // instances if shares else None
 
 
 def _recompute(settings: Settings) -> Any:
@@ -124,7 +132,7 @@ def _recompute(settings: Settings) -> Any:
     return granularity if granularity in ("full", "selective") else "none"
 
 
-def divided(settings: Settings, layout: ParallelLayout, layers: int, gaps: list[Gap]) -> ParallelLayout:
+def divided(settings: Settings, layout: ParallelLayout, layers: int) -> ParallelLayout:
     """The layout with its virtual stages, uneven stages, and the share of layers that is recomputed."""
     changes: dict[str, Any] = {}
     pipeline = layout.pipeline
@@ -143,9 +151,9 @@ def divided(settings: Settings, layout: ParallelLayout, layers: int, gaps: list[
         virtual = max(1, layers // pipeline // chunk)
     if virtual and virtual > 1 and pipeline > 1:
         changes |= {"virtual_pipeline": virtual, "schedule": "interleaved"}
-    ends = [settings.integer(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last")]
-    if any(ends) and not counts:
-        gaps.append(Gap("another number of layers in the first or last stage", changes_model=False))
+    ends = _end_layers(settings, layers, pipeline, int(changes.get("virtual_pipeline", 1)))
+    if ends and not counts:
+        changes["layers_per_stage"] = counts = ends
     recomputed = settings.integer(
         "recompute_num_layers", "activations_checkpoint_num_layers", most=MOST_LAYERS
     )
@@ -162,20 +170,42 @@ def _stage_layers(settings: Settings, layers: int) -> tuple[int, ...]:
     pattern = settings.text("pipeline_model_parallel_layout")
     if not pattern or pattern == "None":
         return ()
-    counts = tuple(
-        sum(int(times or 1) for times in re.findall(r"t(?:\*(\d{1,4}))?", stage))
-        for stage in _stages(pattern)
-    )
+    try:
+        counts = layers_of_stages(pattern.replace("m", ""))  # layers of multi-token prediction
+    except ValueError as error:
+        raise settings.error("pipeline_model_parallel_layout", str(error)) from None
     if sum(counts) != layers:
         message = f"{sum(counts)} decoder layers, the model has {layers}"
         raise settings.error("pipeline_model_parallel_layout", message)
     return () if len(set(counts)) == 1 else counts
 
 
-def _stages(pattern: str) -> list[str]:
-    """The stages of a layout with repeated groups, `(t*3|)*2`, written out."""
-    while match := re.search(r"\(([^()]*)\)\*(\d{1,3})", pattern):
-        pattern = pattern[: match.start()] + match[1] * int(match[2]) + pattern[match.end() :]
-        if len(pattern) > MOST_LAYERS * 8:
-            break
-    return pattern.strip("|").split("|")
+def _end_layers(settings: Settings, layers: int, pipeline: int, virtual: int) -> tuple[int, ...]:
+    """Layers of each virtual stage where the first or last rank has another number of them; else empty.
+
+    Either their layers are given, or embedding and loss count as a layer each.
+    """
+    stages = pipeline * virtual
+    first, last = (
+        settings.integer(f"decoder_{end}_pipeline_num_layers", most=MOST_LAYERS) for end in ("first", "last")
+    )
+    counted = [settings.flag(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")]
+    if pipeline == 1 or not (first or last or any(counted)):
+        return ()
+    if any(counted):
+        per_stage, rest = divmod(layers + sum(counted), stages)
+        counts = [per_stage] * stages
+        counts[0] -= counted[0]
+        counts[-1] -= counted[1]
+    else:
+        others = pipeline - bool(first) - bool(last)
+        inner, rest = divmod(layers - (first or 0) - (last or 0), max(1, others) * virtual)
+        of_chunk = [inner] * pipeline
+        of_chunk[0] = (first or inner * virtual) // virtual
+        of_chunk[-1] = (last or inner * virtual) // virtual
+        counts = of_chunk * virtual
+    if rest or sum(counts) != layers or min(counts) < 0:
+        raise settings.error(
+            "pipeline_model_parallel_size", f"{layers} layers do not divide so over {stages} stages"
+        )
+    return tuple(counts)

@@ -154,8 +154,6 @@ def _layout(
             settings.source.refuse(f"{world} ranks are not a multiple of the degrees, {ways}")
         shards = world // ways
     data = None if shards < 1 else replicas * shards
-    if shards > 1 and replicas > 1:
-        gaps.append(Gap(f"{replicas} replicas of {shards} shards each; all ranks shard", changes_model=False))
     reshard = settings.text("parallelism.fsdp_reshard_after_forward", default="default")
     always = reshard == "always" or (reshard == "default" and pipeline == 1)
     stage = 0 if shards == 1 else 3 if always else 2
@@ -170,6 +168,7 @@ def _layout(
         recompute=mode,
         recompute_every=every,
         context=context,
+        shard_group=shards * context if stage and replicas > 1 else None,
     )
     layout = _staged(settings, layout, shape)
     return layout, None if data is None else layout.num_devices

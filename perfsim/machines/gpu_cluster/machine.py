@@ -12,12 +12,13 @@ from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
 from perfsim.machines.gpu_cluster.explanation import GpuExplanation
 from perfsim.machines.gpu_cluster.network import FatTreeNetwork
-from perfsim.machines.machine import Machine, Setting, SystemLinks
+from perfsim.machines.gpu_cluster.unknowns import of_device
+from perfsim.machines.machine import Machine, Setting, SystemLinks, Unknown
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
 from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.topology import FatTree
-from perfsim.workload import ParallelLayout, TrainingRecipe
+from perfsim.workload import ParallelLayout, TrainingRecipe, layers_of_stages
 
 MOST_CHANNELS = 32
 """The most multiprocessors that a collective of NCCL occupies, one for each channel.
@@ -61,6 +62,12 @@ class GpuCluster(Machine):
         links = (system.node.scale_up.calibration, system.node.nic.calibration)
         return [calibration for calibration in (*links, recipe.framework) if calibration is not None]
 
+    def unknowns(
+        self, system: GpuClusterSpec, _recipe: TrainingRecipe, _num_devices: int, /
+    ) -> list[Unknown]:
+        """Constants of another chip."""
+        return list(of_device(system.device))
+
     def overlap_slowdown(self, system: GpuClusterSpec, /) -> float:
         """Compute on the multiprocessors that `MOST_CHANNELS` leave it.
 
@@ -97,6 +104,8 @@ class GpuCluster(Machine):
         known = {field.name for field in fields(ParallelLayout)}
         own = {name: value for name, value in settings.items() if name in known}
         own["virtual_pipeline"] = max(settings["virtual_pipeline"], least_chunks(settings["schedule"]))
+        if settings["pipeline_layout"]:
+            own["layers_per_stage"] = layers_of_stages(settings["pipeline_layout"])
         own["context"] = settings["context_parallel"]
         own["context_exchange"] = "all_to_all" if settings["context_comm"] == "a2a" else "ring"
         return ParallelLayout(**own)
@@ -120,8 +129,14 @@ class GpuCluster(Machine):
         return rows
 
     def _completed(self, given: dict[str, Any], devices: int) -> ParallelLayout:
-        """The layout; `dp` defaults to the remaining devices, `schedule` to what `vpp` needs."""
-        layout = ParallelLayout(**given)
+        """The layout; `dp` defaults to the remaining devices, `schedule` to what `vpp` needs.
+
+        `vpp` itself follows from the stages, where these are given and no schedule.
+        """
+        layout, stages = ParallelLayout(**given), len(given.get("layers_per_stage") or ())
+        if stages % layout.pipeline == 0 and stages > layout.pipeline > 1 and "schedule" not in given:
+            layout = replace(layout, virtual_pipeline=stages // layout.pipeline)
+            given = {**given, "virtual_pipeline": layout.virtual_pipeline}
         schedule_called(layout.schedule)  # LayoutError for an unknown name
         if layout.virtual_pipeline > 1 and "schedule" not in given:
             layout = replace(layout, schedule="interleaved")

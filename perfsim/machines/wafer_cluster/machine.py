@@ -14,12 +14,12 @@ from perfsim.hardware import WaferClusterSpec
 from perfsim.machines.machine import Machine, Unknown
 from perfsim.machines.wafer_cluster.explanation import StreamingExplanation
 from perfsim.machines.wafer_cluster.network import WaferNetwork
-from perfsim.machines.wafer_cluster.unknowns import of_release, of_systems
+from perfsim.machines.wafer_cluster.unknowns import of_job, of_release, of_systems
 from perfsim.strategies import Plan
 from perfsim.strategies.streaming.blocks import StreamingPlan
 from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
 from perfsim.topology import WaferTree
-from perfsim.workload import StreamingLayout, TrainingRecipe
+from perfsim.workload import Job, StreamingLayout, TrainingRecipe
 
 
 class WaferCluster(Machine):
@@ -66,6 +66,10 @@ class WaferCluster(Machine):
             return list(of_systems(num_devices))
         wanted = recipe.software_release or system.software_release
         return [*of_release(wanted, calibration), *of_systems(num_devices)]
+
+    def job_unknowns(self, job: Job, /) -> list[Unknown]:
+        """Grouped queries, gated MLPs and long sequences, which no log has."""
+        return list(of_job(job))
 
     def _completed(self, given: dict[str, Any], devices: int) -> StreamingLayout:
         """The layout; `dp` defaults to all systems, and `recompute_layers` implies full recompute."""

@@ -1,4 +1,4 @@
-"""What published logs of wafers do not show: newer software, and more systems."""
+"""What published logs of wafers do not show: newer software, more systems, other kinds of layers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from collections.abc import Iterator
 from perfsim.calibration import WaferCalibration
 from perfsim.costs.wafer import PEAK, growth_per_release, nearest_release, place_of
 from perfsim.machines.machine import Unknown
+from perfsim.transformer import model_flop_per_step
+from perfsim.workload import Job
 
 LEAST_EFFICIENCY = 0.91
 """Least efficiency of `SYSTEMS` systems [Cerebras-GPT, arXiv 2304.03208: linear within 9 % for all sizes]."""
 SYSTEMS = 16
+SEQUENCE = 2048
+"""Longest sequence of a published log. Configurations of up to 8,192 tokens (Model Zoo 2.2.0, Jais 30B)
+and a speed-up on more systems at 10,240 (GenSLM) are published without a step time."""
+ATTENTION_SHARE = 0.234
+"""Largest share of a model's FLOPs in attention's core of a published log: GPT-2 small at 2,048 tokens."""
+ATTENTION_FACTOR = 2.0
+"""assumed: beyond that share, attention's core takes half to twice as long as predicted; no log shows it."""
 
 
 def of_release(wanted: str, calibration: WaferCalibration) -> Iterator[Unknown]:
@@ -47,6 +56,37 @@ def of_systems(count: int) -> Iterator[Unknown]:
             f"systems, so the band allows {_percent(width)} on {count:,}"
         )
         yield Unknown("devices-outside", width, words)
+
+
+def of_job(job: Job) -> Iterator[Unknown]:
+    """Layers and sequences that no log has: grouped queries, gated MLPs, sequences beyond 2,048 tokens.
+
+    The first two are more matrix products of the kind that logs have, so the band does not widen. What a long
+    sequence adds is attention's core: its share of the model's FLOPs, 12 L S H a token, above the largest of
+    a log may be wrong by a factor.
+    """
+    model = job.model
+    unlike = ["grouped queries"] * (model.query_groups < model.num_attention_heads)
+    unlike += ["a gated MLP"] * model.gated_mlp
+    if unlike:
+        words = (
+            f"no published log of a wafer has {' or '.join(unlike)}: such models are published as "
+            "configurations without a step time, and take the efficiency of other matrix products"
+        )
+        yield Unknown("shape-outside", 0.0, words)
+    if job.seq_length <= SEQUENCE:
+        return
+    core = 12.0 * model.num_layers * job.seq_length * model.hidden_size * job.tokens_per_step
+    excess = max(0.0, core / model_flop_per_step(job) - ATTENTION_SHARE)
+    width = math.log1p(excess * (ATTENTION_FACTOR - 1.0))
+    words = (
+        f"sequences of {job.seq_length:,} tokens, while published logs of wafers have at most {SEQUENCE:,}; "
+    )
+    if width:
+        words += f"the band allows {_percent(width)} for the core of attention"
+    else:
+        words += "the core of attention has no larger share of the work than in them"
+    yield Unknown("sequence-outside", width, words)
 
 
 def _percent(width: float) -> str:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, WHOLE_DEVICE, Kind, Task
+from perfsim.graph import EMBEDDING, HEAD, WHOLE_DEVICE, Kind, Task
 from perfsim.proof.execution.adam import Moments, adam, clipping
-from perfsim.proof.execution.context import CONTEXT_OPERATIONS, ContextCompute
-from perfsim.proof.execution.gpu_compute import SHARDED_PARAMETERS, Partial
+from perfsim.proof.execution.context import CONTEXT_OPERATIONS
+from perfsim.proof.execution.gpu_compute import Partial
+from perfsim.proof.execution.gpu_replicas import ReplicaCompute
 from perfsim.proof.execution.layout import Array, cut
 from perfsim.proof.execution.movement import combined, pieces, summed
 from perfsim.proof.execution.oracle import CLIPPED, NORM
@@ -30,9 +31,6 @@ from perfsim.proof.execution.program import (
     per_rank,
 )
 
-GATHER_SLOTS = 2
-"""Layers that are gathered at once under ZeRO 3 (`limit_all_gathers`)."""
-NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
 SEQUENCE, HIDDEN = 1, 2
 """The axis that sequence parallelism splits, and that of the parts of a pipeline send."""
 
@@ -45,20 +43,15 @@ class Gradients(NamedTuple):
     cells: list[Cell]
 
 
-class GpuCompiler(ContextCompute):
+class GpuCompiler(ReplicaCompute):
     """Compiles graphs of `3d`, of its special cases and of ZeRO."""
 
-    gathers: dict[int, int]
-    homes: dict[int, list[int]]
-    """Blocks of each device."""
-    sharded: set[tuple[int, int]]
-    """(device, block) with reduce-scattered gradients, of which each replica updates a shard."""
     norms: set[int]
     """Tensors with the norm of gradients."""
 
     def compile(self) -> Program:
         """Compile every task."""
-        self.gathers, self.sharded, self.homes, self.norms = {}, set(), {}, set()
+        self.norms = set()
         return super().compile()
 
     def translate(self, task: Task) -> None:
@@ -200,107 +193,7 @@ class GpuCompiler(ContextCompute):
     def _words(self, rank: int, block: int, *, shard: bool) -> slice:
         """Position of the words in a block's flat vector, or in its shard."""
         layout = self.share(rank).layouts[block]
-        return layout.shard_part("words", self.layout.replicas) if shard else layout.parts["words"]
-
-    # ------------------------------------------------------------------------- data collectives
-    def _targets(self, block: int, buckets: int = 1) -> list[int]:
-        """The blocks whose gradients a reduction sums, among those that wait for one.
-
-        A reduction that reads the gradients of several layers sums that many, from `block` on.
-        """
-        waiting = self.pending.setdefault(self.place, {})
-        if block == WHOLE_DEVICE:
-            targets = list(waiting)
-        elif block == EMBEDDING_AND_HEAD:
-            targets = [number for number in waiting if number in (EMBEDDING, HEAD)]
-        else:
-            targets = list(range(block, block + buckets))
-        for number in targets:
-            waiting.pop(number, None)
-        return targets
-
-    def gradient_cells(self, block: int) -> list[Cell]:
-        """Buffers of a block's gradients on this device: linears, and norms that were summed separately."""
-        if self.layout.tensor == 1:
-            return [self.gradient(block, begins=False)]
-        norms = [self.norm_cells(name, block)[1] for name in NORMS]
-        return [self.gradient(block, begins=False), *(cell for cell in norms if cell in self.last_writer)]
-
-    def data_reduce(self, task: Task) -> None:
-        """Sum gradients over the replicas; each keeps the whole or its shard."""
-        blocks = self._targets(task.block, len(task.reads))
-        made = [self.gradient_cells(block) for block in blocks]
-        scatters = task.work.op == "reduce_scatter"
-        shards = [Cell(self.place, "gradient shard", block) for block in blocks]
-        kept = shards if scatters and self.scattered else []
-        self.sharded |= {(self.place, block) for block in blocks if scatters}
-        operands = self.operands()
-        first = len(operands)
-
-        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
-            results: list[list[Any]] = [[None] for _ in members]
-            where = first
-            for number, (block, cells) in enumerate(zip(blocks, made, strict=True)):
-                total = summed([summed(inputs[where : where + len(cells)]) for inputs in values])
-                where += len(cells)
-                for index, (rank, inputs) in enumerate(zip(members, values, strict=True)):
-                    if not scatters:
-                        results[index] += [total.copy(), *(np.zeros_like(total) for _ in cells[1:])]
-                        continue
-                    shard = self.share(rank).layouts[block].shard(total, len(members), index)
-                    results[index].append(inputs[number - len(kept)] + shard if kept else shard)
-            return [tuple(result) for result in results]
-
-        writes = shards if scatters else [cell for cells in made for cell in cells]
-        reads = [*operands, *(cell for cells in made for cell in cells), *kept]
-        claims = [] if scatters else self._reduced_claims(blocks, made)
-
-        def moved(inputs: Values, _: tuple[Any, ...]) -> int:
-            firsts = [first + sum(len(cells) for cells in made[:number]) for number in range(len(made))]
-            return sum(int(inputs[place].size) for place in firsts)
-
-        message = Message("gradients", moved, tuple(blocks))
-        self.add(reads, [*self.handle(), *writes], kernel, joined=True, claims=claims, message=message)
-
-    def _reduced_claims(self, blocks: list[int], made: list[list[Cell]]) -> list[tuple[int, Claim]]:
-        """Claims for layers only: the gradient of a tied embedding may still lack the other stage's part."""
-        claims, position = [], 1
-        for block, cells in zip(blocks, made, strict=True):
-            if block >= 0:
-                claims.append((position, Claim("weight gradient", block, self.step, -1)))
-            position += len(cells)
-        return claims
-
-    def data_gather(self, task: Task) -> None:
-        """Gather the parameter shards of the other replicas."""
-        home = self.homes[self.place]
-        if task.block == WHOLE_DEVICE:
-            blocks = list(home)
-        else:
-            blocks = [EMBEDDING, HEAD] if task.block == EMBEDDING_AND_HEAD else [task.block]
-        if self.layout.zero_stage == SHARDED_PARAMETERS and task.block >= 0:
-            number = self.gathers.get(self.place, 0)
-            self.gathers[self.place] = number + 1
-            self.slot_of[self.place, task.block] = Cell(
-                self.place, "slot of gathered weights", number % GATHER_SLOTS
-            )
-        operands = self.operands()
-        masters = [self.cell("weight shard", block) for block in blocks]
-
-        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
-            whole = [
-                self.share(members[0]).layouts[block].whole([inputs[len(operands) + i] for inputs in values])
-                for i, block in enumerate(blocks)
-            ]
-            return [(None, *(weights.copy() for weights in whole)) for _ in members]
-
-        writes = [*self.handle(), *(self.weights(block) for block in blocks)]
-
-        def moved(_: Values, made: tuple[Any, ...]) -> int:
-            return sum(int(whole.size) for whole in made[1:])
-
-        message = Message("parameters", moved, tuple(blocks))
-        self.add([*operands, *masters], writes, kernel, joined=True, message=message)
+        return layout.shard_part("words", self.layout.shards) if shard else layout.parts["words"]
 
     # ---------------------------------------------------------------------------------- update
     def _own_gradients(self) -> list[Gradients]:
@@ -325,7 +218,7 @@ class GpuCompiler(ContextCompute):
 
     def _squared(self, rank: int, own: Sequence[Gradients], total: dict[int, Array]) -> float:
         """The sum of squares of a rank's gradients; each parameter counts on one rank."""
-        share, data, replica = self.share(rank), self.layout.replicas, rank // self.layout.tensor
+        share, data, replica = self.share(rank), self.layout.shards, self.shard_of(rank)
         norm = 0.0
         for block, shard, _ in own:
             once = share.layouts[block].counted
@@ -401,8 +294,8 @@ class GpuCompiler(ContextCompute):
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""
-        share, data = self.share(rank), self.layout.replicas
-        layout, replica = share.layouts[cell.number], rank // self.layout.tensor
+        share, data = self.share(rank), self.layout.shards
+        layout, replica = share.layouts[cell.number], self.shard_of(rank)
         shard = (cell.place, cell.number) in self.sharded
         if cell.name in ("weights", "weight shard"):
             flat = layout.flat(cut(self.training.initial[cell.number], share))

@@ -26,8 +26,8 @@ class Oracle:
     """Serial training, partitioned as a schedule partitions it.
 
     `rows(rank, microbatch)` are the samples of the batch that a rank has in a micro-batch, and `places(rank)`
-    their positions; `shards` is the number of replicas that share optimizer states, and rank // peers is the
-    replica of a rank.
+    their positions; `shards` is the number of ranks that divide optimizer states, and rank // peers % shards
+    is the shard of a rank.
     """
 
     training: SmallTraining
@@ -79,7 +79,11 @@ class Oracle:
     def _flat(self, whole: Weights, block: int, rank: int, quantity: str) -> Array:
         layout = self.share(rank).layouts[block]
         flat = layout.flat(cut(whole, self.share(rank)))
-        return layout.shard(flat, self.shards, rank // self.peers) if quantity.endswith("shard") else flat
+        return (
+            layout.shard(flat, self.shards, rank // self.peers % self.shards)
+            if quantity.endswith("shard")
+            else flat
+        )
 
     def error(self, claim: Claim, rank: int, value: Array) -> float:
         """Largest difference over the largest expected entry; infinite for another shape."""

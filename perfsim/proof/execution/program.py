@@ -30,7 +30,9 @@ Kernel = Callable[[Sequence[int], list[Values]], list[tuple[Any, ...]]]
 class Message(NamedTuple):
     """The message of a communication, with its elements as nccl-tests count them."""
 
-    content: Literal["activations", "statistics", "gradients", "parameters", "table", "kept", "exchanged"]
+    content: Literal[
+        "activations", "statistics", "gradients", "parameters", "table", "kept", "exchanged", "shards"
+    ]
     elements: Callable[[Values, tuple[Any, ...]], int]
     """From the values that a rank reads and those that it writes."""
     blocks: tuple[int, ...] = ()

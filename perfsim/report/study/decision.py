@@ -9,10 +9,9 @@ from perfsim.report.figures import tornado as figure
 from perfsim.report.sections import Section
 from perfsim.report.table import Table
 from perfsim.studies.decided import BreakEven, Decision, Outcome, Spread
-from perfsim.studies.decision_words import amount, chance
+from perfsim.studies.decision_words import amount, chance, time_unit
 from perfsim.studies.price_spec import NOT_GIVEN
 from perfsim.studies.result import StudyResult
-from perfsim.units import DAY_S
 
 
 def decision_sections(result: StudyResult) -> list[Section]:
@@ -52,9 +51,10 @@ def decision_sections(result: StudyResult) -> list[Section]:
 def outcome_table(decision: Decision, labels: Sequence[str]) -> Table:
     """One column a candidate, one row a quantity; the most probable first and cheapest are marked."""
     outcomes = decision.outcomes
+    unit, scale = time_unit(min(own.wall_s.typical for own in outcomes))
     rows: list[tuple[str, Callable[[Outcome], str]]] = [
-        ("days of steps", lambda own: _days(own.steps_s)),
-        ("days on the wall", lambda own: _days(own.wall_s)),
+        (f"{unit} of steps", lambda own: _spread(own.steps_s, 1 / scale)),
+        (f"{unit} on the wall", lambda own: _spread(own.wall_s, 1 / scale)),
         ("they hold", lambda own: own.basis),
         ("first with a probability of", lambda own: chance(own.first)),
         ("device-hours", lambda own: amount(own.device_hours)),
@@ -87,10 +87,6 @@ def _price(row: BreakEven) -> str:
 def wall_line(outcome: Outcome) -> str:
     """`39.7 days on the wall`."""
     return f"{text.duration(outcome.wall_s.typical)} on the wall"
-
-
-def _days(spread: Spread) -> str:
-    return _spread(spread, 1 / DAY_S)
 
 
 def _scaled(spread: Spread | None, scale: float, unit: str) -> str:

@@ -18,6 +18,7 @@ _OF_CANDIDATE = (
     "notes",
     "batch_at_edge",
     "whole_run",
+    "ramp",
     "production",
     "production_time_s",
     "production_band_s",

@@ -15,6 +15,7 @@ from perfsim.report.figures import timeline as timeline_figure
 from perfsim.report.sections import Card, Head, Section
 from perfsim.report.study.decision import decision_sections, wall_line
 from perfsim.report.study.evidence import accuracy_table, assumptions_table, sampling_table
+from perfsim.report.study.laws import laws_section
 from perfsim.report.study.verdict import ratios_to_first, remarks_table, verdict_table
 from perfsim.report.study.whole_run import wall_sentence, whole_run_section
 from perfsim.report.study.why import why_table
@@ -29,6 +30,7 @@ def study_page(result: StudyResult, *, trace_name: str | None = None) -> tuple[s
         *caveats_section(result.caveats, result.verdict),
         *_remarks(result),
         _batch(result),
+        *laws_section(result),
         _step(result),
         *_why(result),
         *whole_run_section(result),

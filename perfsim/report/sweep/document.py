@@ -20,5 +20,21 @@ def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[s
         }
         for match in result.analysis.matches
     ]
-    document = {**result.as_dict(), "equals": equals, "verdict": result.verdict, "report": report}
+    equal_time = [
+        {
+            "as_fast_as": {"system": match.rival.system, "num_devices": match.rival.num_devices},
+            "system": match.series.system,
+            "num_devices": match.equal,
+        }
+        for pair in result.analysis.equal_times
+        for direction in pair
+        for match in direction
+    ]
+    document = {
+        **result.as_dict(),
+        "equals": equals,
+        "equal_time": equal_time,
+        "verdict": result.verdict,
+        "report": report,
+    }
     return {name: plain(value) for name, value in document.items()}

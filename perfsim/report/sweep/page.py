@@ -8,6 +8,7 @@ from pathlib import Path
 from perfsim.report import text
 from perfsim.report.caveats import caveats_section, head_remarks
 from perfsim.report.document import write_document
+from perfsim.report.figures.equal_time import equal_time, equal_time_alt
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_table
 from perfsim.report.page import write_page
 from perfsim.report.sections import Head, Section
@@ -126,11 +127,33 @@ def _alt(series: Series) -> str:
 
 
 def _matches(analysis: Analysis) -> list[Section]:
-    if not analysis.matches:
-        return []
-    lead = (
-        f"How many {analysis.matches[0].series.system} replace another machine. At least and at most are the "
-        "ends of the 90 % band of the ratio of the two times; both times share one critical batch."
-    )
-    table = matches_table(analysis.matches)
-    return [Section("Equally fast machines", lead, table=table, slug="equals")]
+    sections = []
+    for number, (forward, backward) in enumerate(analysis.equal_times):
+        first, rival = forward[0].series, backward[0].series
+        lead = (
+            f"How many {first.system} and how many {rival.system} finish on the same day. Its band is that "
+            "of the ratio of the two times (90 %), which share one critical batch."
+        )
+        slug = f"equals-{number}" if number else "equals"
+        heading = "Equally fast machines" if not number else f"Equally fast: {first.system}, {rival.system}"
+        sections.append(
+            Section(
+                heading,
+                lead,
+                figure=equal_time(forward, backward),
+                table=matches_table(forward),
+                alt=equal_time_alt(forward),
+                slug=slug,
+            )
+        )
+        words = f"The other way: how many {rival.system} replace {first.system}."
+        sections.append(
+            Section(
+                f"{heading}, the other way",
+                words,
+                table=matches_table(backward),
+                slug=f"{slug}-back",
+                level=3,
+            )
+        )
+    return sections

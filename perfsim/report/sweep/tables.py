@@ -12,11 +12,13 @@ from perfsim.sweeps.scaling import Match
 
 
 def matches_table(matches: Sequence[Match]) -> Table:
-    """For each machine, the fewest devices of the first one that are as fast."""
+    """For each machine, how many devices of another one are as fast."""
     rows = [
         [
             _machine(match.rival),
             text.duration(match.rival.target_time.time_s),
+            _equal(match.equal.typical, match),
+            f"{_equal(match.equal.low, match)} to {_equal(match.equal.high, match)}",
             _count(None if match.fewest is None else match.fewest.num_devices, match),
             text.NONE if match.fewest is None else text.duration(match.fewest.target_time.time_s),
             _count(match.possibly, match),
@@ -25,12 +27,22 @@ def matches_table(matches: Sequence[Match]) -> Table:
         for match in matches
     ]
     system = matches[0].series.system
-    columns = ("machine", "its time", f"fewest {system}", "their time", "at least", "at most")
+    columns = (
+        "machine", "its time", f"as many {system}", "90 % band", "fewest of the grid", "their time",
+        "at least", "at most",
+    )  # fmt: skip
     caption = (
-        "Only the counts of the grid are tried: the exact number lies between a count and the next smaller "
-        "one."
+        "As many, with its band, is interpolated between the counts of the grid; the other columns are such "
+        "counts."
     )
     return Table(columns, rows, caption, frozenset(range(1, len(columns))))
+
+
+def _equal(count: float | None, match: Match) -> str:
+    if count is None:
+        return f"> {text.integer(match.series.counts[-1])}"
+    least = match.series.counts[0]
+    return f"\u2264 {text.integer(least)}" if count <= least else text.number(count)
 
 
 def _machine(point: PointResult) -> str:

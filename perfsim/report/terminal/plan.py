@@ -11,6 +11,7 @@ from perfsim.report import text
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
 from perfsim.strategies.screening import MEMORY
+from perfsim.studies.equal_time import Matched
 from perfsim.studies.experiment import Experiment
 from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, Entry, Planned
 from perfsim.units import DAY_S
@@ -33,6 +34,31 @@ def plan_lines(planned: Planned) -> list[str]:
     notes = [line for note in _notes(planned) for line in paragraph(note, width)]
     heading, table = paragraph(_heading(planned), width), table_lines(_table(planned), width)
     return [*heading, "", *table, "", f"1 in full: --layout {planned.best.layout_text}", *notes]
+
+
+def match_lines(planned: Planned, matched: Matched | None) -> list[str]:
+    """How many devices of another system take equal time, and the numbers that were tried."""
+    if matched is None or planned.best.time is None:
+        return []
+    equal = matched.equal
+    low, middle, high = (_equal(value, matched) for value in (equal.low, equal.typical, equal.high))
+    tried = ", ".join(
+        f"{point.devices:,} {text.duration(point.time.time_s)} (batch {point.global_batch_size:,})"
+        for point in matched.points
+    )
+    words = (
+        f"{planned.best.prediction.label} takes {text.duration(planned.best.time.time_s)}, as {middle} x "
+        f"{matched.system} do ({low} to {high}, 90 %), each at its own best batch. Tried: {tried}."
+    )
+    return ["", *paragraph(words, terminal_width())]
+
+
+def _equal(count: float | None, matched: Matched) -> str:
+    if count is None:
+        return f"more than {matched.points[-1].devices:,}"
+    return (
+        f"at most {matched.points[0].devices:,}" if count <= matched.points[0].devices else text.number(count)
+    )
 
 
 def _heading(planned: Planned) -> str:

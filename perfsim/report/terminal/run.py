@@ -30,13 +30,19 @@ def _metrics(prediction: Prediction) -> list[tuple[str, str]]:
     return [
         ("batch", f"{integer(prediction.global_batch_size)} sequences"),
         ("layout", layout_long(prediction.layout)),
-        ("step", duration(prediction.step_time_s)),
+        ("step", _step(prediction)),
         ("tokens/s", integer(prediction.tokens_per_s)),
         ("MFU / HFU", f"{percent(prediction.mfu)} / {percent(prediction.hfu)} of peak"),
         (idle, f"{percent(prediction.bubble_fraction)} of the step"),
         ("exposed comm", f"{percent(prediction.exposed_communication_fraction)} of the step"),
         ("peak memory", f"{peak_memory(prediction)} per device"),
     ]
+
+
+def _step(prediction: Prediction) -> str:
+    """The step time with its band."""
+    seconds, band = duration(prediction.step_time_s), prediction.band_s
+    return seconds if band is None else f"{seconds} (90 % band: {duration(band[0])} to {duration(band[1])})"
 
 
 def _conditions(prediction: Prediction, sampled: SamplingSummary | None) -> list[tuple[str, str]]:

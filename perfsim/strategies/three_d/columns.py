@@ -41,6 +41,8 @@ class Columns:
     context: Ints
     exchange: Ints
     """Index into `EXCHANGES`."""
+    shards: Ints
+    """Ranks over which ZeRO divides a state."""
     divisions: Divisions
 
     def __len__(self) -> int:
@@ -116,6 +118,7 @@ class Columns:
             layers_per_stage=None if division.even else division.layers,
             context=int(self.context[row]),
             context_exchange=EXCHANGES[int(self.exchange[row])],
+            shard_group=None if self.shards[row] == self.replicas[row] else int(self.shards[row]),
         )
 
 
@@ -183,5 +186,6 @@ def columns_of(job: Job, layout: ParallelLayout) -> Columns:
         0,
         layout.context,
         EXCHANGES.index(layout.context_exchange),
+        layout.shards,
     )
     return from_table(np.array(values, dtype=np.int64)[:, None], Divisions((division_of(job, layout),)))

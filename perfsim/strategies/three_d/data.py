@@ -2,7 +2,9 @@
 
 ZeRO 1 [1910.02054] reduce-scatters gradients, updates its shard and all-gathers parameters. Without
 ZeRO, gradients are all-reduced and every replica updates all parameters. ZeRO 2 keeps only a shard of the
-gradients, so the gradients of each micro-batch are reduce-scattered as they are computed.
+gradients, so the gradients of each micro-batch are reduce-scattered as they are computed. Where states are
+sharded in several groups of replicas (hybrid sharding [2304.11277 section 3.2.2]), each group scatters and
+gathers, and shards are summed over the groups.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ class Replicas:
     device: str
     num_parameters: float
     zero_stage: int
+    shard_group: int | None = None
+    """Ranks over which ZeRO shards; None: all."""
 
     @property
     def stream(self) -> str:
@@ -45,6 +49,22 @@ class Replicas:
         return self.ranks.size
 
     @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO divides a state."""
+        return self.size if self.shard_group is None else self.shard_group
+
+    @property
+    def shard_ranks(self) -> RankGroup:
+        """The ranks of one group that shards."""
+        return self.ranks._replace(size=self.shards)
+
+    @property
+    def copies(self) -> RankGroup:
+        """The ranks with the same shard, one in each group."""
+        start, stride, size = self.ranks
+        return RankGroup(start, stride * self.shards, size // self.shards)
+
+    @property
     def shards_gradients(self) -> bool:
         """Whether gradients are reduce-scattered in every micro-batch (ZeRO 2)."""
         return self.zero_stage == GRADIENTS_SHARDED and self.size > 1
@@ -52,7 +72,7 @@ class Replicas:
     @property
     def gradient_shards(self) -> int:
         """Number of shards of the reduced gradients, more than 1 under ZeRO 2."""
-        return self.size if self.shards_gradients else 1
+        return self.shards if self.shards_gradients else 1
 
     def layers_per_bucket(self, layer_parameters: float) -> int:
         """Number of layers whose gradients fill a bucket."""
@@ -60,28 +80,43 @@ class Replicas:
         return int(layers_per_bucket(self.recipe, np.array(layer_parameters), np.array(stage)))
 
     def reduce_work(self, num_parameters: float) -> Work:
-        """Reduction of the gradients of some parameters over replicas."""
-        op = "all_reduce" if self.zero_stage == 0 else "reduce_scatter"
-        return self._collective(op, num_parameters * reduced_grad_bytes(self.recipe), "gradients")
+        """Reduction of the gradients of some parameters over replicas, or over one group that shards."""
+        n_bytes = num_parameters * reduced_grad_bytes(self.recipe)
+        if self.zero_stage == 0:
+            return self._collective("all_reduce", n_bytes, "gradients", self.ranks)
+        return self._collective("reduce_scatter", n_bytes, "gradients", self.shard_ranks)
+
+    def across_works(self, num_parameters: float) -> list[Work]:
+        """Sum of the shards of some gradients over groups; none where one group has all replicas."""
+        if self.zero_stage == 0 or self.copies.size == 1:
+            return []
+        n_bytes = num_parameters * reduced_grad_bytes(self.recipe) / self.shards
+        return [self._collective("all_reduce", n_bytes, "gradient_shards", self.copies)]
+
+    def reduce_works(self, num_parameters: float) -> list[Work]:
+        """The whole reduction of the gradients of some parameters."""
+        return [self.reduce_work(num_parameters), *self.across_works(num_parameters)]
 
     def gather_work(self, num_parameters: float) -> Work:
-        """All-gather of some parameters over replicas."""
-        return self._collective("all_gather", num_parameters * self.recipe.element_bytes, "parameters")
+        """All-gather of some parameters over the ranks that shard them."""
+        return self._collective(
+            "all_gather", num_parameters * self.recipe.element_bytes, "parameters", self.shard_ranks
+        )
 
-    def _collective(self, op: str, n_bytes: float, tensor: str) -> Work:
+    def _collective(self, op: str, n_bytes: float, tensor: str, ranks: RankGroup) -> Work:
         return Work(
             name=f"data.{op}",
             kind=Kind.COMM_COLL,
             op=op,
             category="data_communication",
             comm_bytes=n_bytes,
-            group=self.ranks,
+            group=ranks,
             writes=(TensorClass(tensor, n_bytes),),
         )
 
     def optimizer_work(self) -> Work:
         """The optimizer step of the parameters that this rank updates, as memory traffic only."""
-        shard = self.num_parameters / (self.size if self.zero_stage else 1)
+        shard = self.num_parameters / (self.shards if self.zero_stage else 1)
         kernel = elementwise("optimizer", shard * optimizer_bytes(self.recipe), launches=OPTIMIZER_LAUNCHES)
         casts = weight_casts(self.recipe, self.num_parameters)
         return Work(

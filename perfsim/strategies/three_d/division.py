@@ -114,15 +114,16 @@ class Division:
 
 
 @lru_cache(maxsize=4096)
-def divided(schedule: str, pipeline: int, virtual: int, num_layers: int) -> Division:
-    """Layers divided as evenly as possible over the virtual stages.
+def divided(schedule: str, pipeline: int, virtual: int, num_layers: int, head: int = 0) -> Division:
+    """Layers divided as evenly as possible over the virtual stages; the LM head counts as `head` layers.
 
     What is left over goes to the stages before the last, one layer each, from the back: earlier stages hold
     more micro-batches in flight, and the last has the LM head.
     """
     stages = pipeline * virtual
-    base, rest = divmod(num_layers, stages)
+    base, rest = divmod(num_layers + head, stages)
     layers = [base] * stages
+    layers[-1] -= head
     for number in range(rest):
         layers[stages - 2 - number] += 1
     return Division(schedule, pipeline, virtual, tuple(layers))

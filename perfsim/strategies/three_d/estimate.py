@@ -97,27 +97,30 @@ def _steps_s(
     last_group_s = columns.pipeline * (slowest_times.backward_s + slowest_times.weights_s)
     reduced = _reduction_s(job, columns, largest, passes, replicas, slower, last_group_s)
     last_wait = np.where(columns.virtual > 1, bare_wait, steady_wait) / columns.virtual
-    reduced = np.maximum(0.0, reduced - last_wait)
+    reduced = np.maximum(0.0, reduced - last_wait) + _last_across_s(replicas)
     return np.asarray(seconds + reduced + (replicas.tie + replicas.update + replicas.gather)[:, 0])
+
+
+def _last_across_s(replicas: DataPrices) -> Floats:
+    """Seconds of the last sums over groups that shard, which end a step under ZeRO 3, shape (rows,)."""
+    first_layer = np.maximum(0.0, replicas.across_layer - replicas.reduce_both)
+    return np.asarray((first_layer + replicas.across_both)[:, 0])
 
 
 def _between_passes_s(columns: Columns, passes: PassPrices) -> Floats:
     """Seconds per micro-batch between the passes of a rank that is not in a tight pipeline, shape (rows,).
 
-    The sum that ends a pass runs beside the next pass, except where that one has to gather its input first.
+    A pass gathers its input over the tensor group first.
     """
-    receive, summed = passes.receive[:, 0], passes.summed[:, 0]
-    between = np.where(receive > 0, receive, -summed)
-    return np.where(columns.of_schedules("tight"), 0.0, 2 * columns.virtual * between)
+    return np.where(columns.of_schedules("tight"), 0.0, 2 * columns.virtual * passes.receive[:, 0])
 
 
 def _lost_between_passes_s(columns: Columns, passes: PassPrices, slower: Slowdowns) -> Floats:
-    """Seconds per micro-batch that passes lose beside the sums and messages of others, shape (rows,).
+    """Seconds per micro-batch that passes lose beside the messages of others, shape (rows,).
 
     A rank sends and receives a tensor in every pass. In a tight pipeline it waits for half of them.
     """
-    summed = np.where(passes.receive > 0, 0.0, passes.summed) * slower.summed
-    lost = 2 * columns.virtual * (summed + 2 * passes.send * slower.send)[:, 0]
+    lost = 4 * columns.virtual * (passes.send * slower.send)[:, 0]
     waits = columns.of_schedules("tight") & ~columns.of_schedules("splits_backward")
     return np.where(columns.pipeline > 1, np.where(waits, lost / 2, lost), 0.0)
 
@@ -149,7 +152,7 @@ def _pass_times(
 
     Under ZeRO 3 compute and communication overlap, so the longer of the two counts, compute with what it
     loses beside communication; the gather of embedding and LM head and of the first layer is exposed, and
-    so are the last reductions.
+    so are the last reductions. Sums over groups that shard have a stream of their own.
     """
     begin = columns.virtual[:, None] * passes.begin
     forward = begin + ranks.layers * passes.forward
@@ -165,11 +168,13 @@ def _pass_times(
     hidden = np.minimum(gathered - replicas.gather_layer, forward)
     slowed_forward = forward + hidden * slower.gather_forward
     sharded_forward = replicas.gather_both + np.maximum(gathered, replicas.gather_layer + slowed_forward)
+    across = ranks.layers * replicas.across_layer + replicas.across_both
     last_reduced = replicas.reduce_layer + replicas.reduce_both
     both = np.maximum(gathered + scattered, _TINY_S)
     hidden = np.minimum(np.maximum(0.0, both - last_reduced), backward)
     lost = (gathered * slower.gather_backward + scattered * slower.reduce_backward) / both
     sharded_backward = np.maximum(gathered + scattered, backward + hidden * lost + last_reduced)
+    sharded_backward = np.maximum(sharded_backward, across - sharded_forward)
     return PassTimes(
         np.where(zero == SHARDED, sharded_forward, forward),
         np.where(zero == SHARDED, sharded_backward, backward),

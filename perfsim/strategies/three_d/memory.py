@@ -129,7 +129,7 @@ def _state_bytes(
     job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """The model states of every rank, and the buffers of those that are sharded."""
-    states, zero, data = state_bytes(job.recipe), columns.zero[:, None], columns.replicas[:, None]
+    states, zero, data = state_bytes(job.recipe), columns.zero[:, None], columns.shards[:, None]
     parameters = rank_parameters(sizes, ranks)
     whole = IN_FLIGHT * sizes.layer + parameters - ranks.layers * sizes.layer
     has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
@@ -188,7 +188,7 @@ def _schedule_peak_bytes(job: Job, columns: Columns) -> Floats:
     evaluated only for the layouts that differ in it.
     """
     on_ranks = (columns.tensor, columns.data, columns.division, columns.context)
-    first, of_state = distinct_rows((*on_ranks, columns.zero))
+    first, of_state = distinct_rows((*on_ranks, columns.zero, columns.shards))
     some = columns.rows(first)
     states, buffers = _state_bytes(job, some, some.ranks(), slice_bytes(job, some))
     modes = (columns.sequence_parallel, columns.recompute, columns.recompute_every, columns.exchange)

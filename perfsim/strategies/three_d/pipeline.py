@@ -68,10 +68,10 @@ class Reduction:
     Reductions therefore overlap with the backward of earlier layers.
     """
 
-    of_layers: Callable[[int], Work]
+    of_layers: Callable[[int], Sequence[Work]]
     """The reduction of a number of layers at once."""
     stream: str
-    embedding_and_head: Work | None = None
+    embedding_and_head: Sequence[Work] = ()
     """The reduction of embedding and LM head, if it is in every micro-batch (ZeRO 2)."""
     in_flight: int | None = None
     """Layers whose unsharded gradients fit in the buffers; None: all."""
@@ -89,18 +89,21 @@ class Reduction:
         if layer and count < self.per_bucket:
             return []
         block = stage.first_layer + layer
-        work = self.of_layers(count)
-        reduced = template.task(work, self.stream, gradients[-count:], block=block).tensor
+        reduced = self._emit(template, self.of_layers(count), gradients[-count:], block)
         for number in range(layer, layer + count):
             template.output(f"reduced{number}", reduced)
         return [reduced]
 
     def emit_embedding_and_head(self, template: Template, gradient: int) -> None:
         """Reduce the gradients of embedding and LM head, if that is in every micro-batch."""
-        work = self.embedding_and_head
-        if work is not None:
-            reduced = template.task(work, self.stream, [gradient], block=EMBEDDING_AND_HEAD).tensor
+        if self.embedding_and_head:
+            reduced = self._emit(template, self.embedding_and_head, [gradient], EMBEDDING_AND_HEAD)
             template.output("reduced_embedding_and_head", reduced)
+
+    def _emit(self, template: Template, works: Sequence[Work], reads: Sequence[int], block: int) -> int:
+        for work in works:
+            reads = [template.task(work, self.stream, reads, block=block).tensor]
+        return reads[-1]
 
     def room(self, template: Template, reduced: list[int]) -> list[int]:
         """The reduction, here or in the earlier pass, that frees the buffer of the next layer's gradient."""
@@ -113,7 +116,7 @@ class Reduction:
 
     def room_of_embedding_and_head(self, template: Template) -> list[int]:
         """The last reduction of the earlier pass, which frees the buffers of embedding and LM head."""
-        return [template.port("freed0")] if self.follows and self.embedding_and_head is not None else []
+        return [template.port("freed0")] if self.follows and self.embedding_and_head else []
 
     def leave(self, template: Template, reduced: list[int]) -> None:
         """Output the reductions that free buffers for the next pass: `freed0` is the last of all.

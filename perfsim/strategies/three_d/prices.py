@@ -64,8 +64,6 @@ class PassPrices(NamedTuple):
     head_forward: Floats
     head_backward: Floats
     head_weights: Floats
-    summed: Floats
-    """Summing an activation over the tensor group, which ends every pass of a chunk."""
     send: Floats
     """Sending a tensor to a neighbour in the pipeline, the mean over neighbours."""
     farthest_send: Floats
@@ -139,6 +137,9 @@ class DataPrices(NamedTuple):
     """Embedding and LM head on one rank."""
     gather_layer: Floats
     gather_both: Floats
+    across_layer: Floats
+    """Summing the shards of a layer's gradients over groups, on a stream of its own (ZeRO 3)."""
+    across_both: Floats
     tie: Floats
     """Summing the gradient of a tied embedding over the first and the last stage."""
 
@@ -168,7 +169,6 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
         head_forward=part.head_forward,
         head_backward=np.where(split, part.head_inputs, part.head_backward) + part.summed,
         head_weights=np.where(split, part.head_weights, 0.0),
-        summed=part.summed,
         send=np.where(pipelined, far * part.send_across + (1 - far) * part.send_inside, 0.0),
         farthest_send=np.where(pipelined, np.where(far > 0, part.send_across, part.send_inside), 0.0),
         begin=np.where(columns.virtual[:, None] > 1, part.begin, 0.0),
@@ -294,6 +294,7 @@ def _slice_terms(
         across,
         group.all_gather_works(),
         *ring_terms(shared),
+        (pass_work(stage),) if wanted.sends and waits else none,
     )
 
 
@@ -352,6 +353,7 @@ def data_prices(
     keys = (
         columns.tensor,
         columns.replicas,
+        columns.shards,
         straddling_stage(columns, topology.devices_per_node),
         columns.zero,
         columns.last_rank,
@@ -388,6 +390,7 @@ def _data_terms(
     shapes: Shapes,
     tensor: int,
     data: int,
+    shards: int,
     stage: int,
     zero: int,
     last_rank: int,
@@ -405,7 +408,7 @@ def _data_terms(
     if first or last:
         ends = shapes.both if first and last else shapes.embedding if first else shapes.head
     whole = layers * shapes.layer + ends
-    replicas = Replicas(job.recipe, RankGroup(stage * tensor * data, tensor, data), "", whole, zero)
+    replicas = Replicas(job.recipe, RankGroup(stage * tensor * data, tensor, data), "", whole, zero, shards)
     tie: list[Work] = []
     if last_rank and job.model.tied_embeddings:
         group = TensorGroup(layer_slice(job, tensor, 1, sequence_parallel=False), RankGroup(0, 1, tensor), "")
@@ -414,7 +417,11 @@ def _data_terms(
 
     def reduce(num_parameters: float, wanted: bool = True) -> list[Work]:
         counts = wanted and data > 1 and num_parameters >= 1
-        return [replicas.reduce_work(num_parameters)] if counts else []
+        sums = [] if zero == SHARDED else replicas.across_works(num_parameters)
+        return [replicas.reduce_work(num_parameters), *sums] if counts else []
+
+    def across(num_parameters: float) -> list[Work]:
+        return replicas.across_works(num_parameters) if zero == SHARDED else []
 
     def gather(num_parameters: float, wanted: bool) -> list[Work]:
         return [replicas.gather_work(num_parameters)] if wanted and data > 1 else []
@@ -433,5 +440,7 @@ def _data_terms(
         reduce(shapes.both, scatters),
         gather(shapes.layer, zero == SHARDED),
         gather(shapes.both, zero == SHARDED),
+        across(shapes.layer),
+        across(shapes.both),
         tie,
     )

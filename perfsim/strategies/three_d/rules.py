@@ -44,6 +44,7 @@ def _device_problems(
         yield f"zero_stage {layout.zero_stage} is not available; allowed: {', '.join(map(str, ZERO_STAGES))}"
     if layout.zero_stage == SHARDED and layout.pipeline > 1:
         yield f"zero_stage 3 gathers every layer on every rank, so pipeline must be 1, not {layout.pipeline}"
+    yield from _shard_problems(layout)
     chosen = SCHEDULES.get(layout.schedule)
     if layout.zero_stage == SHARDED and chosen is not None and chosen.splits_backward:
         yield f"zero_stage 3 runs whole backwards, schedule {layout.schedule} splits them; try 1f1b"
@@ -51,6 +52,19 @@ def _device_problems(
         yield (
             "zero_stage 3 takes one micro-batch forward and back before the next, so schedule must be 1f1b, "
             f"not {layout.schedule}"
+        )
+
+
+def _shard_problems(layout: ParallelLayout) -> Iterator[str]:
+    group, replicas = layout.shard_group, layout.replicas
+    if group is None:
+        return
+    if not layout.zero_stage:
+        yield f"shard_group {group} is a part of the ranks over which ZeRO shards; zero_stage is 0"
+    if group < 2 or replicas % group:
+        yield (
+            f"shard_group {group} must divide the {replicas} ranks of context x data in groups of 2 or more; "
+            f"nearest: {_nearest(replicas, group)}"
         )
 
 

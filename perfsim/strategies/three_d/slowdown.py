@@ -23,7 +23,7 @@ from perfsim.topology import FatTree
 from perfsim.workload import Job
 
 Floats = NDArray[np.float64]
-FORWARD, BACKWARD, SUMMED = (SlicePrices._fields.index(name) for name in ("forward", "backward", "summed"))
+FORWARD, BACKWARD = (SlicePrices._fields.index(name) for name in ("forward", "backward"))
 LATER, LATER_BACKWARD = (SlicePrices._fields.index(name) for name in ("later", "later_backward"))
 SEND_INSIDE, SEND_ACROSS = (SlicePrices._fields.index(name) for name in ("send_inside", "send_across"))
 
@@ -34,8 +34,6 @@ class Slowdowns(NamedTuple):
     gather_forward: Floats
     gather_backward: Floats
     reduce_backward: Floats
-    summed: Floats
-    """Beside the sum over the tensor group that ends a pass."""
     send: Floats
     """Beside a message between pipeline ranks."""
 
@@ -69,14 +67,12 @@ def slowdowns(
     backward_s = passes.backward + passes.weights
     backward = of_rows(limited(BACKWARD, LATER_BACKWARD)) / backward_s
     mean = (forward + backward) / 2
-    summed = of_rows(_taken(works[SUMMED], costs) for works in slices)
     send = of_rows(_taken((*works[SEND_ACROSS], *works[SEND_INSIDE])[:1], costs) for works in slices)
     gather, reduce = _taken_by_replicas(job, columns, topology, costs, largest, sizes)
     return Slowdowns(
         gather_forward=_lost(gather, forward),
         gather_backward=_lost(gather, backward),
         reduce_backward=_lost(reduce, backward),
-        summed=_lost(summed, mean),
         send=_lost(send, mean),
     )
 
@@ -110,12 +106,12 @@ def _taken_by_replicas(
 ) -> tuple[Floats, Floats]:
     """What gathering a layer and reducing a bucket take of a device, shape (rows, 2) each."""
     stage = straddling_stage(columns, topology.devices_per_node)
-    first, of_row = distinct_rows((columns.tensor, columns.replicas, stage, columns.zero))
+    first, of_row = distinct_rows((columns.tensor, columns.replicas, columns.shards, stage, columns.zero))
     gather, reduce = [], []
     for row in first.tolist():
         tensor, data, zero = int(columns.tensor[row]), int(columns.replicas[row]), int(columns.zero[row])
         group = RankGroup(int(stage[row]) * tensor * data, tensor, data)
-        replicas = Replicas(job.recipe, group, "", 0.0, zero)
+        replicas = Replicas(job.recipe, group, "", 0.0, zero, int(columns.shards[row]))
         layer = float(sizes.layer[row, 0])
         gather.append(costs.taken(replicas.gather_work(layer)) if data > 1 else NONE)
         bucket = layer * int(largest.bucket[row])

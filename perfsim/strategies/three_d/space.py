@@ -4,8 +4,10 @@
 - Context groups are inside a node or span whole nodes, with at least `LEAST_POSITIONS` of a sequence on a
   rank. They are tried for sequences from `LONG_SEQUENCE` on, and where nothing fits without.
 - Pipelines have at most as many virtual stages as the model has layers, which divide as evenly as they can.
+  Where the LM head is worth two layers or more, the last also has so many fewer.
 - Every micro-batch size that divides a replica's share of the batch, every schedule and number of chunks,
-  ZeRO stages 0 to 3, sequence parallelism on and off, and every recompute mode.
+  ZeRO stages 0 to 3 (the last also in groups of a node's ranks), sequence parallelism on and off, and every
+  recompute mode.
 """
 
 from __future__ import annotations
@@ -25,9 +27,12 @@ from perfsim.strategies.three_d.division import Division, Divisions, divided
 from perfsim.strategies.three_d.rules import context_problems, tensor_problems
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
+from perfsim.transformer import parameters
 from perfsim.workload import Job, ParallelLayout
 
 Ints = NDArray[np.int64]
+UNEVEN = ("1f1b", "interleaved")
+"""Schedules whose stages are also divided with the LM head counted, as Megatron-Core can."""
 LONG_SEQUENCE = 16_384
 """Positions of a sequence from which on context degrees are tried."""
 LEAST_POSITIONS = 2_048
@@ -63,12 +68,12 @@ def layout_space(
         )
     ]
     pipelines = tuple(dict.fromkeys(pipeline for *_, pipeline in degrees))
-    divisions, first = _table(pipelines, job.model.num_layers)
+    divisions, first = _table(pipelines, job.model.num_layers, head_layers(job))
     blocks = [
         _block(job, topology, tensor, context, pipeline, first[pipeline], zero_stage)
         for tensor, context, pipeline in degrees
     ]
-    return from_table(np.concatenate([np.zeros((10, 0), dtype=np.int64), *blocks], axis=1), divisions)
+    return from_table(np.concatenate([np.zeros((11, 0), dtype=np.int64), *blocks], axis=1), divisions)
 
 
 def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[str, ...]) -> int:
@@ -89,17 +94,17 @@ def _is_legal(
     if zero_stage == SHARDED and pipeline > 1:
         return False
     shared = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
-    return shared and bool(_divisions(pipeline, job.model.num_layers))
+    return shared and bool(_divisions(pipeline, job.model.num_layers, head_layers(job)))
 
 
 @lru_cache(maxsize=64)
-def _table(pipelines: tuple[int, ...], num_layers: int) -> tuple[Divisions, dict[int, int]]:
+def _table(pipelines: tuple[int, ...], num_layers: int, head: int) -> tuple[Divisions, dict[int, int]]:
     """The divisions of all pipeline degrees, and where those of each degree begin."""
     divisions: list[Division] = []
     first: dict[int, int] = {}
     for pipeline in pipelines:
         first[pipeline] = len(divisions)
-        divisions += _divisions(pipeline, num_layers)
+        divisions += _divisions(pipeline, num_layers, head)
     return Divisions(divisions), first
 
 
@@ -111,6 +116,14 @@ def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) 
         inside = placed or free_degrees == ("tensor",)
         if inside and not any(tensor_problems(job, ParallelLayout(tensor=tensor))):
             yield tensor
+
+
+def head_layers(job: Job) -> int:
+    """Layers that take as long as the LM head, by their matrix products; the ratio rounded."""
+    model, positions = job.model, job.recipe.lm_head_positions or job.seq_length
+    seen = job.seq_length / 2 if model.causal and job.recipe.attention == "flash" else job.seq_length
+    layer = parameters(model).layer_matrices + 2 * seen * model.hidden_size
+    return round(model.vocab_size * model.hidden_size * positions / job.seq_length / layer)
 
 
 class Context(NamedTuple):
@@ -135,8 +148,8 @@ def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[Conte
 
 
 @lru_cache(maxsize=1024)
-def _divisions(pipeline: int, num_layers: int) -> tuple[Division, ...]:
-    """Every schedule and number of chunks on so many pipeline ranks."""
+def _divisions(pipeline: int, num_layers: int, head: int) -> tuple[Division, ...]:
+    """Every schedule and number of chunks on so many pipeline ranks; layers also with the LM head counted."""
     if pipeline == 1:
         return (divided("1f1b", 1, 1, num_layers),)
     divisions = []
@@ -146,6 +159,9 @@ def _divisions(pipeline: int, num_layers: int) -> tuple[Division, ...]:
             range(2, most + 1) if schedule.chunks is None else range(schedule.chunks, schedule.chunks + 1)
         )
         divisions += [divided(name, pipeline, count, num_layers) for count in chunks if count <= most]
+        if name in UNEVEN and head > 1:
+            counted = (divided(name, pipeline, count, num_layers, head) for count in chunks if count <= most)
+            divisions += [division for division in counted if min(division.layers) >= 0]
     return tuple(divisions)
 
 
@@ -159,29 +175,42 @@ def _block(
     zero_stage: int | None,
 ) -> Ints:
     """The layouts of some degrees, shape (columns, rows) in the order of `Columns`."""
-    divisions = _divisions(pipeline, job.model.num_layers)
+    divisions = _divisions(pipeline, job.model.num_layers, head_layers(job))
     data = topology.num_devices // tensor // context.ranks // pipeline
     share, passes = job.global_batch_size // data, job.model.num_layers * context.ranks
     sizes = [size for size in _divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
     splits = [0, 1] if tensor > 1 and _splits_evenly(job, tensor, context) else [0]
-    zeros = _zero_stages(pipeline, data * context.ranks, zero_stage)
+    stages = _zero_stages(pipeline, data * context.ranks, zero_stage)
+    zeros = np.array(list(_sharded(topology, tensor, data * context.ranks, stages))).T
     modes = np.array(_recompute_modes(job, pipeline)).T
     numbers = first + np.arange(len(divisions))
     along = (
         (2, 1, sizes),
-        (3, 2, zeros),
+        (3, 2, zeros[0]),
+        (10, 2, zeros[1]),
         (4, 3, splits),
         (5, 4, modes[0]),
         (6, 4, modes[1]),
         (7, 0, numbers),
     )
-    table = np.empty((10, len(divisions), len(sizes), len(zeros), len(splits), len(modes[0])), dtype=np.int64)
+    table = np.empty(
+        (11, len(divisions), len(sizes), len(zeros[0]), len(splits), len(modes[0])), dtype=np.int64
+    )
     table[0], table[1], table[8], table[9] = tensor, data, *context
     for field, axis, values in along:
         table[field] = np.reshape(values, [-1 if other == axis else 1 for other in range(5)])
     in_groups = np.array([division.schedule == "interleaved" for division in divisions])[:, None]
     legal = ~in_groups | (share // np.array(sizes) % pipeline == 0)
     return np.asarray(table[:, legal].reshape(len(table), -1))
+
+
+def _sharded(topology: FatTree, tensor: int, replicas: int, zeros: list[int]) -> Iterator[tuple[int, int]]:
+    """ZeRO stages, each with the ranks over which it shards: all, and under ZeRO 3 also those of a node."""
+    inside = topology.devices_per_node // tensor
+    for stage in zeros:
+        yield stage, replicas
+        if stage == SHARDED and 1 < inside < replicas and replicas % inside == 0:
+            yield stage, inside
 
 
 def _splits_evenly(job: Job, tensor: int, context: Context) -> bool:

@@ -101,6 +101,7 @@ def _replicas(job: Job, layout: ParallelLayout, rank: int, num_parameters: float
         device=f"gpu{first}",
         num_parameters=num_parameters,
         zero_stage=layout.zero_stage,
+        shard_group=layout.shard_group,
     )
 
 

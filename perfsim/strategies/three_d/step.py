@@ -86,14 +86,14 @@ class StepWriter:
         replicas, part = self.stages.replicas[stage.rank], stage.group.part
         body = stage_parameters(part, 1, first=False, last=False)
 
-        def of_layers(count: int) -> Work:
-            return replicas.reduce_work(count * body)
+        def of_layers(count: int) -> list[Work]:
+            return replicas.reduce_works(count * body)
 
         if not self.scattered:
             return Reduction(of_layers, replicas.stream, per_bucket=replicas.layers_per_bucket(body))
         embedding_and_head = stage_parameters(part, 0, first=stage.first, last=stage.last)
         stream = replicas.stream if self.overlap else stage.group.compute
-        of_embedding_and_head = replicas.reduce_work(embedding_and_head) if embedding_and_head else None
+        of_embedding_and_head = replicas.reduce_works(embedding_and_head) if embedding_and_head else ()
         return Reduction(of_layers, stream, of_embedding_and_head, IN_FLIGHT, follows)
 
     def _reduce(self, rank: int, stamped: Stamped, index: Index) -> list[int]:
@@ -116,7 +116,9 @@ class StepWriter:
         if complete or rest < 1:  # less than one parameter is a rounding error
             return done
         block = EMBEDDING_AND_HEAD if self.overlap else WHOLE_DEVICE
-        return [self.builder.task(replicas.reduce_work(rest), replicas.stream, done, block=block).tensor]
+        for work in replicas.reduce_works(rest):
+            done = [self.builder.task(work, replicas.stream, done, block=block).tensor]
+        return done
 
     def _tie(self, gradients: list[list[int]]) -> None:
         """Sum the gradient of a tied embedding over the first and last stage, which both wait for it."""
@@ -138,7 +140,7 @@ class StepWriter:
         schedule the norm is checked after the update [2401.10241 section 4].
         """
         layout, stages = self.plan.layout, self.stages
-        peers = layout.tensor * (layout.replicas if layout.zero_stage else 1)
+        peers = layout.tensor * (layout.shards if layout.zero_stage else 1)
         if self.schedule.skewed or peers * layout.pipeline == 1:
             return []
         norms = []

@@ -2,7 +2,8 @@
 
 [1909.08053] Linear layers are split by output columns, then by rows; attention and MLP each end in an
 all-reduce over the tensor group, forward and backward. With sequence parallelism [2205.05198] the all-reduce
-is a reduce-scatter and an all-gather of the same bytes.
+is a reduce-scatter and an all-gather of the same bytes. The collectives stand on the compute stream:
+PyTorch's synchronous collectives, which Megatron-LM calls here, make it wait for them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from perfsim.graph import WHOLE_DEVICE, Kind, RankGroup, Template, TensorClass, 
 from perfsim.strategies.three_d.context import ContextGroup, Forward
 from perfsim.strategies.three_d.works import COMPUTE, layer_works, split_works
 from perfsim.transformer import LayerSlice
-
-TENSOR_STREAM = "nccl-tensor"
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class TensorGroup:
     def all_reduce(self, template: Template, tensor: int, n_bytes: float | None = None) -> int:
         """Sum a hidden activation over the group; no task in a group of one rank."""
         for work in self.all_reduce_works(n_bytes):
-            tensor = template.task(work, self._stream, [tensor]).tensor
+            tensor = template.task(work, self.compute, [tensor]).tensor
         return tensor
 
     def all_reduce_works(self, n_bytes: float | None = None) -> list[Work]:
@@ -50,16 +49,12 @@ class TensorGroup:
     def all_gather(self, template: Template, tensor: int) -> int:
         """All-gather a hidden activation that arrived split over the group."""
         for work in self.all_gather_works():
-            tensor = template.task(work, self._stream, [tensor]).tensor
+            tensor = template.task(work, self.compute, [tensor]).tensor
         return tensor
 
     def all_gather_works(self) -> list[Work]:
         """The collective that gathers a received activation; none in a group of one rank."""
         return [self._work("all_gather", None)] if self.ranks.size > 1 else []
-
-    @property
-    def _stream(self) -> str:
-        return f"{self.device}/{TENSOR_STREAM}"
 
     def _work(self, op: str, n_bytes: float | None) -> Work:
         n_bytes = self.part.activation_bytes if n_bytes is None else n_bytes

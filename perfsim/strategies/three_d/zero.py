@@ -15,6 +15,8 @@ from perfsim.strategies.three_d.data import Replicas
 
 SHARDED = 3
 """The ZeRO stage that shards parameters."""
+GROUPS_STREAM = "nccl-groups"
+"""Sums over groups that shard."""
 IN_FLIGHT = 2
 """Layers that are unsharded at once (`limit_all_gathers`)."""
 
@@ -64,5 +66,10 @@ class Shards:
         return template.task(work, self.replicas.stream, (), after, block=block).tensor
 
     def _scatter(self, template: Template, num_parameters: float, gradient: int, block: int) -> int:
+        """Sums over groups have a stream of their own, beside the gathers of the next layers."""
         work = self.replicas.reduce_work(num_parameters)
-        return template.task(work, self.replicas.stream, [gradient], block=block).tensor
+        gradient = template.task(work, self.replicas.stream, [gradient], block=block).tensor
+        for across in self.replicas.across_works(num_parameters):
+            stream = f"{self.replicas.device}/{GROUPS_STREAM}"
+            gradient = template.task(across, stream, [gradient], block=block).tensor
+        return gradient

@@ -313,7 +313,9 @@ def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run, point_keys:
         "perturbed",
         "utilisation",
         "simulated",
+        "band_s",
     }
+    assert answer["band_s"][0] < answer["step_time_s"] < answer["band_s"][1]
     layout = answer["layout"]
     assert (layout["tensor"], layout["pipeline"], layout["data"], layout["micro_batch_size"]) == (2, 2, 2, 1)
     assert (answer["num_devices"], answer["global_batch_size"]) == (8, 16)
@@ -767,9 +769,18 @@ def test_the_objectives_of_the_option_are_those_that_there_are() -> None:
     assert get_args(Objective) == OBJECTIVES
 
 
-def test_a_machine_without_constants_is_refused_with_its_file(perfsim: Run, elsewhere: Path) -> None:
+def test_a_gpu_without_constants_has_those_of_the_nearest(perfsim: Run, elsewhere: Path) -> None:
     (elsewhere / "bare.yaml").write_text("extends: a100-sxm4-80gb\ncalibration: null\n", encoding="utf-8")
     system = elsewhere / "system.yaml"
     system.write_text("extends: dgx-a100-80gb\ndevice: bare.yaml\n", encoding="utf-8")
-    asked = ("run", "--model", "gpt3_xl", "--devices", "8", "--system", system)
-    refused(perfsim(*asked), 2, "system.yaml:1: device bare names no GPU calibration")
+    result = perfsim("run", "--model", "gpt3_xl", "--devices", "8", "--system", system)
+    assert result.exit_code == 0
+    assert "no measurement of bare: the constants of a100-sxm4" in " ".join(result.stdout.split())
+
+
+def test_a_wafer_without_constants_is_refused_with_its_file(perfsim: Run, elsewhere: Path) -> None:
+    (elsewhere / "bare.yaml").write_text("extends: wse-2\ncalibration: null\n", encoding="utf-8")
+    system = elsewhere / "system.yaml"
+    system.write_text("extends: cs-2\ndevice: bare.yaml\n", encoding="utf-8")
+    asked = ("run", "--model", "gpt3_xl", "--devices", "1", "--system", system)
+    refused(perfsim(*asked), 2, "system.yaml:1: ", "bare")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -169,3 +171,20 @@ def test_error_of_a_prediction_grows_with_the_distance_and_ends_in_refusal() -> 
     assert fit.relative_error(50.0) == 0.18
     with pytest.raises(NotIdentifiableError, match=r"5\.0 times the largest"):
         fit.relative_error(32000.0)
+
+
+def test_an_expected_critical_batch_bounds_what_flat_runs_leave_open() -> None:
+    flat = [100.0, 100.0, 100.0, 100.0]
+    with pytest.raises(NotIdentifiableError, match="B_crit has no bound"):
+        fit_hyperbola([8, 16, 32, 64], flat)
+    fit = fit_hyperbola([8, 16, 32, 64], flat, prior=True)
+    low, high = fit.b_crit_interval
+    assert 64 < low < fit.b_crit < high < math.inf
+    assert fit.e_min_interval[0] < fit.e_min < fit.e_min_interval[1]
+
+
+def test_runs_that_say_enough_overrule_the_expectation() -> None:
+    batches = [8.0 * 2**number for number in range(9)]
+    fit = fit_hyperbola(batches, [1000 * (1 + batch / 64) for batch in batches], prior=True)
+    assert fit.b_crit == pytest.approx(64, rel=0.03)
+    assert fit.rms_log < 0.01

@@ -10,9 +10,10 @@ import perfsim as ps
 from perfsim.calibration import WaferCalibration
 from perfsim.errors import CatalogError
 from perfsim.machines import machine_of
-from perfsim.machines.wafer_cluster.unknowns import LEAST_EFFICIENCY, SYSTEMS, of_release, of_systems
+from perfsim.machines.wafer_cluster.unknowns import LEAST_EFFICIENCY, SYSTEMS, of_job, of_release, of_systems
 from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.result import Accuracy
+from perfsim.workload import Job
 
 CATALOG = ps.Catalog()
 MEASURED = WaferCalibration(name="w", efficiency={"r1.8": 0.2, "r2.0": 0.2 * 1.2**2}, link_s_per_element=1e-9)
@@ -101,3 +102,33 @@ def test_a_cs_3_runs_software_that_nobody_measured_and_says_so_in_its_band() -> 
         "no measurement of software release r2.2: the efficiency of r2.0 is used; published releases differ "
         "in efficiency by 21 % each, so the band allows 46 % for 2 of them"
     )
+
+
+def job(model: str, seq_length: int, **changes: object) -> Job:
+    recipe = CATALOG.recipes["gpt3_pretraining"].with_(seq_length=seq_length)
+    return Job(CATALOG.models[model].with_(**changes), recipe, 16)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "said"),
+    [
+        ("gpt3_xl", {}, []),
+        ("gpt3_xl", {"num_query_groups": 4}, ["grouped queries"]),
+        ("llama_7b", {}, ["a gated MLP"]),
+        ("llama2_70b", {}, ["grouped queries", "a gated MLP"]),
+    ],
+)
+def test_layers_that_no_log_has_are_said_and_do_not_widen_the_band(
+    model: str, changes: dict[str, object], said: list[str]
+) -> None:
+    unknowns = list(of_job(job(model, 2048, **changes)))
+    assert [unknown.log_width for unknown in unknowns] == [0.0] * bool(said)
+    assert all(words in unknown.words for unknown in unknowns for words in said)
+
+
+def test_longer_sequences_widen_the_band_by_the_share_of_attention() -> None:
+    widths = [
+        sum(each.log_width for each in of_job(job("gpt3_xl", length))) for length in (2048, 8192, 131072)
+    ]
+    assert widths[0] == 0.0 < widths[1] < widths[2] < math.log(2.0)
+    assert len(list(of_job(job("gpt3_175b", 4096)))) == 1, "said even where attention takes little"

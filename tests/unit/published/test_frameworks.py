@@ -84,6 +84,8 @@ def test_the_runs_own_settings_change_its_framework() -> None:
     assert not framework_of(case("zero3", compiled=False), CATALOG).fused
     assert case_job(case(), CATALOG).recipe.reduce_precision == "bf16", "as Transformer Engine's recipes"
     assert case_job(case(reduce_precision="fp32"), CATALOG).recipe.reduce_precision == "fp32"
+    plain = case_job(case(overlap_grad_reduce=False), CATALOG).recipe.reduce_precision
+    assert plain is None, "Megatron-LM without options sums gradients in fp32"
 
 
 def test_tensor_communication_overlaps_as_the_run_says_or_as_its_framework_does() -> None:

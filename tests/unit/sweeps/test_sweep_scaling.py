@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from perfsim.convergence.time_to_accuracy import time_to_accuracy
+from perfsim.report.figures.equal_time import equal_time, equal_time_alt
+from perfsim.report.sweep.document import sweep_document
+from perfsim.report.sweep.page import sweep_sections
 from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.result import SweepResult
 from perfsim.sweeps.runner import load_sweep, run_sweep
@@ -155,3 +158,34 @@ def test_a_machine_at_peak_is_called_a_bound_in_the_verdict(write_sweep: Write, 
     grid = "  recipe.global_batch_size: [8]\n  system: [cs-2, cs-2-peak]"
     verdict = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "p.sqlite", jobs=1).verdict
     assert " Low confidence in cs-2-peak at peak (upper bound, never observed): peak efficiency" in verdict
+
+
+def test_equal_time_is_asked_both_ways_and_drawn_with_its_band(result: SweepResult) -> None:
+    (series,) = result.analysis.series
+    own = [in_days(point, days) for point, days in zip(series.points, (100, 50, 25), strict=True)]
+    rivals = [
+        in_days(renamed(point, "rival", 1.0), days) for point, days in zip(own, (140, 70, 35), strict=True)
+    ]
+    analysis = replace(result, points=(*own, *rivals)).analysis
+    ((forward, backward),) = analysis.equal_times
+    assert [match.equal.typical for match in forward] == pytest.approx([1.0, 2**0.5 / 0.99, 2.857], rel=0.02)
+    there = forward[2].equal
+    assert there.typical is not None
+    back = backward[0].equal
+    assert back.typical == pytest.approx(1.4, rel=0.01), "100 days are 1.4 rivals, so 140 days are 1 / 1.4"
+    document = sweep_document(replace(result, points=(*own, *rivals)))
+    assert len(document["equal_time"]) == 6
+    assert document["equal_time"][2]["num_devices"]["typical"] == pytest.approx(there.typical)
+    assert [match["as_fast_as"]["system"] for match in document["equals"]] == ["rival"] * 3
+    drawn = equal_time(forward, backward).data
+    assert [trace.name for trace in drawn] == [
+        "90 % band",
+        "on the same day",
+        "counts of rival",
+        "counts of cs-2",
+    ]
+    assert min(drawn[1].x) > 1.0, "what was faster than the smallest machine tried is left out"
+    assert drawn[3].error_x.array is not None
+    assert "4 rival" in equal_time_alt(forward)
+    slugs = [section.slug for section in sweep_sections(replace(result, points=(*own, *rivals)))]
+    assert {"equals", "equals-back"} <= set(slugs)

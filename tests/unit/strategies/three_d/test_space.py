@@ -13,6 +13,8 @@ from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.rules import layout_problems
 from perfsim.strategies.three_d.space import (
     RECOMPUTE_EVERY,
+    UNEVEN,
+    head_layers,
     indivisible_degrees,
     layout_space,
     recompute_intervals,
@@ -61,22 +63,23 @@ def test_the_space_is_every_combination_that_keeps_the_rules(toys: ModuleType, n
         for chunks in range(2, most + 1) if schedule.chunks is None else (schedule.chunks,):
             if chunks > most:
                 continue
-            division = divided(name, pipeline, chunks, num_layers)
-            layout = ParallelLayout(
-                tensor,
-                pipeline,
-                data,
-                chunks,
-                split,
-                zero,
-                name,
-                size,
-                mode,
-                None if division.even else division.layers,
-                every,
-            )
-            if not layout_problems(job, topology, layout, "3d", ALL):
-                legal.add(layout)
+            for head in (0, head_layers(job)) if name in UNEVEN and pipeline > 1 else (0,):
+                division = divided(name, pipeline, chunks, num_layers, head)
+                layout = ParallelLayout(
+                    tensor,
+                    pipeline,
+                    data,
+                    chunks,
+                    split,
+                    zero,
+                    name,
+                    size,
+                    mode,
+                    None if division.even else division.layers,
+                    every,
+                )
+                if not layout_problems(job, topology, layout, "3d", ALL):
+                    legal.add(layout)
     listed = layouts(space(toys, job, 4))
     assert len(set(listed)) == len(listed)
     assert set(listed) == legal

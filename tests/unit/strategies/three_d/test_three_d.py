@@ -13,6 +13,8 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.errors import LayoutError, MemoryCapacityError
 from perfsim.graph import RankGroup, TaskGraph
+from perfsim.graph.task_graph import computes
+from perfsim.prediction.evaluation import graph_of
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.strategies.three_d.stages import stages_of
@@ -301,3 +303,14 @@ def test_a_plan_may_be_made_without_looking_at_memory(toys: ModuleType) -> None:
 def test_a_strategy_of_one_zero_stage_refuses_another(toys: ModuleType) -> None:
     with pytest.raises(LayoutError, match="strategy zero3 shards at ZeRO stage 3, not 1"):
         toys.plan("zero3", toys.job(8), ParallelLayout(data=4, zero_stage=1))
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_sum_over_the_tensor_group_blocks_the_compute_of_its_device(
+    toys: ModuleType, sequence_parallel: bool
+) -> None:
+    layout = ParallelLayout(tensor=2, pipeline=2, sequence_parallel=sequence_parallel)
+    graph = graph_of(toys.plan("3d", toys.job(8), layout))
+    sums = [task for task in graph.tasks() if task.work.category == "tensor_communication"]
+    assert sums
+    assert all(computes(task.stream) for task in sums)

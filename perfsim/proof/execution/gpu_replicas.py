@@ -1,0 +1,185 @@
+"""Collectives over the ranks with the same parameters: gradients are summed, parameters gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, WHOLE_DEVICE, Task, TaskGraph
+from perfsim.proof.execution.context import ContextCompute
+from perfsim.proof.execution.gpu_compute import SHARDED_PARAMETERS
+from perfsim.proof.execution.layout import Array
+from perfsim.proof.execution.movement import summed
+from perfsim.proof.execution.program import Cell, Claim, Message, Values
+from perfsim.proof.execution.serial import SmallTraining
+from perfsim.workload import ParallelLayout
+
+GATHER_SLOTS = 2
+"""Layers that are gathered at once under ZeRO 3 (`limit_all_gathers`)."""
+NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
+
+
+class ReplicaCompute(ContextCompute):
+    """Compiles collectives over replicas."""
+
+    def __init__(self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout) -> None:
+        super().__init__(graph, training, layout)
+        self.gathers: dict[int, int] = {}
+        self.homes: dict[int, list[int]] = {}
+        """Blocks of each device."""
+        self.sharded: set[tuple[int, int]] = set()
+        """(device, block) with reduce-scattered gradients, of which each replica updates a shard."""
+        self.scatters: dict[int, list[int]] = {}
+        """The blocks of every reduction, by the tensor that it writes."""
+
+    def _targets(self, block: int, buckets: int = 1) -> list[int]:
+        """The blocks whose gradients a reduction sums, among those that wait for one.
+
+        A reduction that reads the gradients of several layers sums that many, from `block` on.
+        """
+        waiting = self.pending.setdefault(self.place, {})
+        if block == WHOLE_DEVICE:
+            targets = list(waiting)
+        elif block == EMBEDDING_AND_HEAD:
+            targets = [number for number in waiting if number in (EMBEDDING, HEAD)]
+        else:
+            targets = list(range(block, block + buckets))
+        for number in targets:
+            waiting.pop(number, None)
+        return targets
+
+    def gradient_cells(self, block: int) -> list[Cell]:
+        """Buffers of a block's gradients on this device: linears, and norms that were summed separately."""
+        if self.layout.tensor == 1:
+            return [self.gradient(block, begins=False)]
+        norms = [self.norm_cells(name, block)[1] for name in NORMS]
+        return [self.gradient(block, begins=False), *(cell for cell in norms if cell in self.last_writer)]
+
+    def data_reduce(self, task: Task) -> None:
+        """Sum gradients over the replicas; each keeps the whole or its shard.
+
+        Where several groups shard, the sum over a group is a part of what `sum_over_groups` completes.
+        """
+        if task.work.group is not None and task.work.group.stride > self.layout.tensor:
+            self.sum_over_groups(task)
+            return
+        blocks = self._targets(task.block, len(task.reads))
+        made = [self.gradient_cells(block) for block in blocks]
+        scatters = task.work.op == "reduce_scatter"
+        partial = scatters and self.layout.shards < self.layout.replicas
+        shards = [
+            self.cell(f"gradient part[{task.tag}]" if partial else "gradient shard", block)
+            for block in blocks
+        ]
+        kept = shards if scatters and self.scattered and not partial else []
+        self.scatters[task.writes[0]] = blocks
+        self.sharded |= {(self.place, block) for block in blocks if scatters}
+        operands = self.operands()
+        first = len(operands)
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            results: list[list[Any]] = [[None] for _ in members]
+            where = first
+            for number, (block, cells) in enumerate(zip(blocks, made, strict=True)):
+                total = summed([summed(inputs[where : where + len(cells)]) for inputs in values])
+                where += len(cells)
+                for index, (rank, inputs) in enumerate(zip(members, values, strict=True)):
+                    if not scatters:
+                        results[index] += [total.copy(), *(np.zeros_like(total) for _ in cells[1:])]
+                        continue
+                    shard = self.share(rank).layouts[block].shard(total, len(members), index)
+                    results[index].append(inputs[number - len(kept)] + shard if kept else shard)
+            return [tuple(result) for result in results]
+
+        writes = shards if scatters else [cell for cells in made for cell in cells]
+        reads = [*operands, *(cell for cells in made for cell in cells), *kept]
+        claims = [] if scatters else self._reduced_claims(blocks, made)
+
+        def moved(inputs: Values, _: tuple[Any, ...]) -> int:
+            firsts = [first + sum(len(cells) for cells in made[:number]) for number in range(len(made))]
+            return sum(int(inputs[place].size) for place in firsts)
+
+        message = Message("gradients", moved, tuple(blocks))
+        self.add(reads, [*self.handle(), *writes], kernel, joined=True, claims=claims, message=message)
+
+    def sum_over_groups(self, task: Task) -> None:
+        """Sum the shards of gradients over the groups that shard."""
+        self.needs(1)
+        blocks, operands = self.scatters[task.reads[0]], self.operands()
+        parts = [self.cell(f"gradient part[{self.graph_tag(task.reads[0])}]", block) for block in blocks]
+        shards = [self.cell("gradient shard", block) for block in blocks]
+        kept, first = shards if self.scattered else [], len(operands)
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            totals = [summed([inputs[first + number] for inputs in values]) for number in range(len(blocks))]
+            return [
+                (
+                    None,
+                    *(
+                        _plus(total, inputs[first + len(blocks) :], number)
+                        for number, total in enumerate(totals)
+                    ),
+                )
+                for inputs in values[: len(members)]
+            ]
+
+        def moved(inputs: Values, _: tuple[Any, ...]) -> int:
+            return sum(int(inputs[first + number].size) for number in range(len(blocks)))
+
+        message = Message("shards", moved, tuple(blocks))
+        self.add([*operands, *parts, *kept], [*self.handle(), *shards], kernel, joined=True, message=message)
+
+    def graph_tag(self, handle: int) -> int:
+        """The micro-batch of the task that writes a tensor."""
+        return int(self.graph.tag[self.graph.writer[handle]])
+
+    def shard_of(self, rank: int) -> int:
+        """Which shard of the states a rank has."""
+        return rank // self.layout.tensor % self.layout.shards
+
+    def _reduced_claims(self, blocks: list[int], made: list[list[Cell]]) -> list[tuple[int, Claim]]:
+        """Claims for layers only: the gradient of a tied embedding may still lack the other stage's part."""
+        claims, position = [], 1
+        for block, cells in zip(blocks, made, strict=True):
+            if block >= 0:
+                claims.append((position, Claim("weight gradient", block, self.step, -1)))
+            position += len(cells)
+        return claims
+
+    def data_gather(self, task: Task) -> None:
+        """Gather the parameter shards of the other replicas."""
+        home = self.homes[self.place]
+        if task.block == WHOLE_DEVICE:
+            blocks = list(home)
+        else:
+            blocks = [EMBEDDING, HEAD] if task.block == EMBEDDING_AND_HEAD else [task.block]
+        if self.layout.zero_stage == SHARDED_PARAMETERS and task.block >= 0:
+            number = self.gathers.get(self.place, 0)
+            self.gathers[self.place] = number + 1
+            self.slot_of[self.place, task.block] = Cell(
+                self.place, "slot of gathered weights", number % GATHER_SLOTS
+            )
+        operands = self.operands()
+        masters = [self.cell("weight shard", block) for block in blocks]
+
+        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+            whole = [
+                self.share(members[0]).layouts[block].whole([inputs[len(operands) + i] for inputs in values])
+                for i, block in enumerate(blocks)
+            ]
+            return [(None, *(weights.copy() for weights in whole)) for _ in members]
+
+        writes = [*self.handle(), *(self.weights(block) for block in blocks)]
+
+        def moved(_: Values, made: tuple[Any, ...]) -> int:
+            return sum(int(whole.size) for whole in made[1:])
+
+        message = Message("parameters", moved, tuple(blocks))
+        self.add([*operands, *masters], writes, kernel, joined=True, message=message)
+
+
+def _plus(total: Array, kept: Values, number: int) -> Array:
+    """A sum, with that of earlier micro-batches if it is kept."""
+    return total + kept[number] if kept else total.copy()

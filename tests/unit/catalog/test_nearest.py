@@ -1,0 +1,95 @@
+"""GPUs and links without a calibration have that of the nearest one, and answers say so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import perfsim as ps
+from perfsim.catalog import Catalog, data_root
+from perfsim.errors import CatalogError
+from perfsim.hardware import DeviceSpec, GpuClusterSpec
+
+DEVICE = """
+name: {name}
+kind: gpu
+peak: {{{peak}}}
+memory: {{capacity: 100 GB, bandwidth: {bandwidth}}}
+compute_units: 100
+"""
+
+
+def described(folder: Path, peak: str, bandwidth: str) -> DeviceSpec:
+    path = folder / "new.yaml"
+    path.write_text(DEVICE.format(name="new", peak=peak, bandwidth=bandwidth))
+    return Catalog().device(str(path))
+
+
+def from_the_readme(folder: Path) -> Path:
+    """The example of hardware/README.md."""
+    text = (data_root() / "hardware" / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"```yaml\n(name: my-cluster\n.*?)```", text, re.DOTALL)
+    assert block is not None
+    assert len(block[1].splitlines()) < 25
+    path = folder / "my-cluster.yaml"
+    path.write_text(block[1])
+    return path
+
+
+def test_a_gpu_of_no_file_goes_from_its_data_sheet_to_an_answer_with_a_band(tmp_path: Path) -> None:
+    answer = ps.predict(model="gpt3_xl", system=str(from_the_readme(tmp_path)), devices=16)
+    known = ps.predict(model="gpt3_xl", system="dgx-h100", devices=16)
+    assert 0.5 < answer.step_time_s / known.step_time_s < 0.75
+    assert answer.band_s is not None
+    assert known.band_s is not None
+    assert answer.band_s[1] / answer.step_time_s > known.band_s[1] / known.step_time_s
+    said = [f"{caveat.code}: {caveat.text}" for caveat in answer.caveats]
+    assert any(text.startswith("calibration-borrowed: no measurement of x100") for text in said)
+    for link in ("x100-link", "x100-nic"):
+        assert any(text.startswith(f"link-borrowed: collectives on {link}") for text in said)
+
+
+@pytest.mark.parametrize(
+    ("peak", "bandwidth", "nearest"),
+    [
+        ("fp16: 125 TFLOP/s", "900 GB/s", "a100"),
+        ("bf16: 800 TFLOP/s", "3 TB/s", "a100"),
+        ("bf16: 148 TFLOP/s, fp8: 296 TFLOP/s", "4 TB/s", "h100"),
+        ("bf16: 2250 TFLOP/s, fp8: 4500 TFLOP/s", "8 TB/s", "h100"),
+    ],
+)
+def test_generation_decides_before_the_figures(
+    tmp_path: Path, peak: str, bandwidth: str, nearest: str
+) -> None:
+    device = described(tmp_path, peak, bandwidth)
+    assert device.calibration is not None
+    assert device.calibration.name.startswith(nearest)
+    assert nearest in device.assumed["calibration"]
+
+
+def test_rates_of_a_borrowed_link_are_scaled_by_its_bandwidth(tmp_path: Path) -> None:
+    system = Catalog().system(str(from_the_readme(tmp_path)))
+    assert isinstance(system, GpuClusterSpec)
+    link, measured = system.node.scale_up, Catalog().link("nvlink4")
+    assert link.calibration is not None
+    assert measured.calibration is not None
+    ours, theirs = (each.collectives["all_gather"][-1] for each in (link.calibration, measured.calibration))
+    assert ours.bandwidth_bytes_per_s == pytest.approx(theirs.bandwidth_bytes_per_s * 600 / 450)
+    assert ours.latency_base_s == theirs.latency_base_s
+    assert system.node.nic.calibration is not None
+    assert system.node.nic.calibration.network is not None
+
+
+def test_figures_from_memory_are_said(tmp_path: Path) -> None:
+    answer = ps.predict(model="gpt3_xl", system="mi300x-192gb", devices=8)
+    said = [caveat.text for caveat in answer.caveats if caveat.code == "data-sheet-unread"]
+    assert any("peak of mi300x-192gb" in text for text in said)
+    assert any("bandwidth of xgmi-mi300" in text for text in said)
+
+
+@pytest.mark.parametrize(("written", "meant"), [("8 Tb/s", "8 TB/s"), ("64 Tbit/s", "64 TB/s")])
+def test_memory_in_bits_is_refused_with_the_likely_meaning(tmp_path: Path, written: str, meant: str) -> None:
+    with pytest.raises(CatalogError, match=f"'{written}' counts bits(.|\n)*did you mean '{meant}'"):
+        described(tmp_path, "bf16: 1 PFLOP/s", written)

@@ -1,0 +1,105 @@
+"""Uneven pipeline stages: Megatron-Core's notation, and layers divided with embedding and LM head counted."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsim.costs.price import price
+from perfsim.engine import critical_path
+from perfsim.errors import LayoutError
+from perfsim.interop.megatron import MEGATRON
+from perfsim.machines import machine
+from perfsim.strategies import strategy
+from perfsim.strategies.three_d.division import divided
+from perfsim.strategies.three_d.space import head_layers
+from perfsim.workload import ParallelLayout, layers_of_stages
+
+LAYERS = {"attention.forward": 1.0, "mlp.forward": 1.0, "attention.backward": 2.0, "mlp.backward": 2.0}
+
+
+def test_megatron_cores_example_of_deepseek_v3_has_the_table_of_its_guide() -> None:
+    """Its user guide's PP16 VPP2, without the MTP layer."""
+    layers = layers_of_stages("Et*3|(tt|)*29,|L")
+    by_rank = [(layers[rank], layers[16 + rank]) for rank in range(16)]
+    assert by_rank == [(3, 2), *[(2, 2)] * 13, (2, 0), (2, 0)]
+    assert sum(layers) == 61
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layers"),
+    [
+        ("E||t|L", (0, 0, 1, 0)),
+        ("E,t*2|t,t|(t*3|)*2t,L", (2, 2, 3, 3, 1)),
+        ("(t|)*3t", (1, 1, 1, 1)),
+        ("EtttL", (3,)),
+    ],
+)
+def test_patterns_are_read_as_megatron_core_reads_them(pattern: str, layers: tuple[int, ...]) -> None:
+    assert layers_of_stages(pattern) == layers
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("Et|m|L", "'m' in"),
+        ("t|Et|L", "the embedding E begins the first stage"),
+        ("Et|Lt|t", "the loss L ends the last"),
+        ("Et*9999|L", "repeats more than"),
+    ],
+)
+def test_patterns_that_no_graph_follows_are_refused_in_words(pattern: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        layers_of_stages(pattern)
+
+
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=8).filter(lambda counts: len(set(counts)) > 1))
+def test_what_is_written_for_megatron_is_read_as_the_same_stages(counts: list[int]) -> None:
+    settings = dict(MEGATRON.settings)
+
+    class Plan:
+        layout = ParallelLayout(pipeline=len(counts), layers_per_stage=tuple(counts))
+
+    pattern = settings["--pipeline-model-parallel-layout"](Plan())  # type: ignore[arg-type]
+    assert layers_of_stages(pattern) == tuple(counts)
+
+
+def test_a_layout_takes_the_notation_and_the_chunks_follow_from_it() -> None:
+    gpus = machine("gpu-cluster")
+    given = gpus.parse_layout("pp=2,pipeline_layout=Et|t*3|t*3|tL", 8)
+    assert given == ParallelLayout(
+        pipeline=2, data=4, virtual_pipeline=2, schedule="interleaved", layers_per_stage=(1, 3, 3, 1)
+    )
+    with pytest.raises(LayoutError, match="the loss L ends the last"):
+        gpus.parse_layout("pp=2,pipeline_layout=EtL|t", 8)
+
+
+def test_the_head_counts_as_the_layers_that_take_as_long(toys: ModuleType) -> None:
+    assert divided("1f1b", 4, 1, 32, 3).layers == (9, 9, 9, 5)
+    assert divided("interleaved", 2, 2, 8, 2).layers == (2, 3, 3, 0)
+    wide: dict[str, Any] = {"vocab_size": 12 * 2048 * 3}
+    assert head_layers(toys.job(8, **wide)) == round(3 / (1 + 1024 / (6 * 2048)))
+
+
+def test_a_last_stage_with_fewer_layers_for_its_head_is_faster_and_the_planner_has_it(
+    toys: ModuleType,
+) -> None:
+    """The pace is that of the slowest stage: 4 layers and a head of 4 against 6 layers."""
+    job = toys.job(32, num_layers=8, vocab_size=12 * 2048 * 4)
+    costs = toys.TableCosts({**LAYERS, "head.forward": 8.0, "head.backward": 16.0})
+
+    def step_s(layers: tuple[int, ...] | None) -> float:
+        plan = toys.plan("3d", job, ParallelLayout(pipeline=2, layers_per_stage=layers))
+        graph = toys.graph_of(plan)
+        simulated = critical_path(graph, price(graph, costs)).step_time_s
+        assert strategy("3d").estimate_s(plan, costs) == pytest.approx(simulated, rel=0.01)
+        return float(simulated)
+
+    assert head_layers(job) == 4
+    assert step_s((6, 2)) == pytest.approx(step_s(None) * 6 / 8, rel=0.02)
+    listed = strategy("3d").layouts(job, toys.topology(2))
+    assert (6, 2) in {layout.layers_per_stage for layout in listed}  # type: ignore[attr-defined]
