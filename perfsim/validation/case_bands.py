@@ -40,12 +40,12 @@ class CaseBand:
         return self.low_s <= measured_s <= self.high_s
 
 
-def group_of(case: StepCase, catalog: Catalog) -> str:
-    """What is left out together with a case: its family; on a wafer the logs of its release."""
+def groups_of(case: StepCase, catalog: Catalog) -> tuple[str, ...]:
+    """What may be left out with a case: its family or a part of it; of a wafer the logs of its release."""
     calibration = case_system(case, catalog).device.calibration
     if isinstance(calibration, WaferCalibration) and case.system.software_release:
-        return release_of(case, calibration)
-    return case.family
+        return (release_of(case, calibration),)
+    return (f"{case.family}, {case.setting}", case.family)
 
 
 def case_band(case: StepCase, run: Evaluation, catalog: Catalog) -> CaseBand | None:
@@ -67,8 +67,8 @@ def _group_on_record(case: StepCase, kind: str, catalog: Catalog) -> str:
     families = {family["family"] for entry in recorded() for family in entry["families"]}
     if case.family not in families:
         return ""
-    group = group_of(case, catalog)
-    return group if left_out_of(kind, group) is not None else ""
+    groups = groups_of(case, catalog)
+    return next((group for group in groups if left_out_of(kind, group) is not None), "")
 
 
 def _left_out_s(case: StepCase, kind: str, group: str, catalog: Catalog) -> float | None:
@@ -78,10 +78,12 @@ def _left_out_s(case: StepCase, kind: str, group: str, catalog: Catalog) -> floa
     """
     record = left_out_of(kind, group)
     calibration = case_system(case, catalog).device.calibration
-    if record is None or calibration is None or calibration.name != record["calibration"]:
+    if record is None or calibration is None:
         return None
     constants = record["constants"]
     if isinstance(calibration, WaferCalibration):
+        if calibration.name != record["calibration"]:
+            return None
         efficiency = {**calibration.efficiency, group: constants["efficiency"]}
         return predict_s(case, catalog, calibration.model_copy(update={"efficiency": efficiency}))
     placed = place_case(case, catalog)

@@ -107,14 +107,13 @@ def tangent(placed: PlacedCase, scored: Scored) -> Tangent:
     for name, value in at.items():
         rise = log_step({**at, name: value * (1 + STEP)}) - log_step({**at, name: value / (1 + STEP)})
         slopes[name] = rise / (2 * float(np.log1p(STEP)))
-    model = placed.case.model
     return Tangent(
         replace(scored, predicted_s=placed.slowed * step_s),
         placed.calibration,
         at,
         slopes,
         ceiling_in_benchmark(placed),
-        f"{model.num_layers}x{model.hidden_size} on {placed.case.system.num_devices}",
+        placed.case.setting,
     )
 
 

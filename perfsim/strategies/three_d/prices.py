@@ -31,6 +31,7 @@ from perfsim.strategies.three_d.virtual_stage import (
     head_dgrad_work,
     head_wgrad_work,
     head_work,
+    pass_work,
     softmax_sum_bytes,
     tied_embedding_work,
     transfer_work,
