@@ -137,6 +137,9 @@ class TrainingRecipe(CatalogSpec):
     recompute: Recompute | Literal["auto"] = "auto"
     """auto: the planner chooses the fastest mode that fits."""
     overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    """Whether ZeRO 1 and 2 gather the parameters of a bucket beside the first forward of those before it,
+    instead of all of them after the update (Megatron-LM's `--overlap-param-gather`)."""
     overlap_tensor: bool = False
     """Whether tensor-parallel communication overlaps the products of its tensors (user buffers of Transformer
     Engine, asynchronous tensor parallelism of PyTorch)."""

@@ -151,7 +151,7 @@ class _Run:
         self.begun = self.ended = 0
         special = _any_of((*self.flow_of, *self.loads, *self.slowed), len(chains))
         special |= np.diff(self.points.first) == 0
-        self.plain = _column(~special)
+        self.plain = (~special).tolist()
         """Chains that only pass their start on."""
         self.length_s = _column(self.since_s[chains.first[1:] - 1])
 
@@ -223,8 +223,8 @@ class _Run:
         before = chains.chain[task]
         flows, slowed = (_any_of(chosen, len(chains)) for chosen in (self.flow_of, self.slowed))
         since_s = np.where(flows[before], 0.0, self.since_s[chains.place[task]])
-        self.missing = _column(np.bincount(after, minlength=len(chains)))
-        self.ready_s = _column(np.zeros(len(chains)))
+        self.missing = np.bincount(after, minlength=len(chains)).tolist()
+        self.ready_s = [0.0] * len(chains)
         last = np.flatnonzero(slowed)
         before = np.concatenate([before, last])
         place = np.concatenate([chains.place[task], chains.first[1:][last] - 1])
@@ -313,14 +313,11 @@ class _Run:
         """The trace of the run. Raises DeadlockError if a task never started or ended."""
         chains, ready_s, order = self.chains, np.array(self.ready_s), self.chains.order
         paces = self.devices.paces
-        stretched = Stretched(paces, chains, ready_s, self.grid_s)
-        end_s = np.empty(len(self.graph))
-        end_s[order] = stretched.times_s(self.progress)
-        start_s = end_s - self.duration_s
-        if paces:
-            before = np.insert(self.progress[:, :-1], 0, 0.0, axis=1)
-            before[:, chains.first[:-1]] = 0.0
-            start_s[order] = stretched.times_s(before)
+        ends_s = Stretched(paces, chains, ready_s, self.grid_s).times_s(self.progress)
+        starts_s = np.empty_like(ends_s)  # a task of a chain starts when the one before it ends
+        starts_s[1:], starts_s[chains.first[:-1]] = ends_s[:-1], ready_s
+        start_s, end_s = np.empty(len(self.graph)), np.empty(len(self.graph))
+        start_s[order], end_s[order] = starts_s, ends_s
         flows = list(self.flow_of.values())
         start_s[flows] = ready_s[chains.chain[flows]]
         end_s[flows] = [self.end_of_flow.get(chain, -1.0) for chain in self.flow_of]

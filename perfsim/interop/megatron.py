@@ -125,6 +125,12 @@ SETTINGS: tuple[Setting, ...] = (
         "--overlap-grad-reduce",
         lambda c: _flag(c.job.recipe.overlap_grad_reduce and c.layout.replicas > 1),
     ),
+    (
+        "--overlap-param-gather",
+        lambda c: _flag(
+            c.job.recipe.overlap_param_gather and c.layout.zero_stage > 0 and c.layout.replicas > 1
+        ),
+    ),
     ("--ddp-bucket-size", bucket_elements),
     ("--recompute-granularity", lambda c: None if c.layout.recompute == "none" else c.layout.recompute),
     ("--recompute-method", _recompute_method),

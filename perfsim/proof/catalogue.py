@@ -23,6 +23,8 @@ class Case(NamedTuple):
     """None: the first layout that the strategy lists."""
     microbatches: int = 2
     overlap: bool = False
+    ahead: bool = False
+    """Whether parameters are gathered beside the first forward of a step."""
 
     @property
     def devices(self) -> int:
@@ -39,6 +41,7 @@ def catalogue_cases() -> list[Case]:
         *_pipeline(),
         *_three_d(),
         *_groups(),
+        *_gathered_ahead(),
         *_context(),
         *_weight_streaming(),
     ]
@@ -106,6 +109,19 @@ def _groups() -> Iterator[Case]:
             layout = ParallelLayout(tensor=2, data=4, zero_stage=stage, shard_group=2)
             yield Case("3d", layout, 2, overlap=overlap)
     yield Case("3d", ParallelLayout(pipeline=2, data=4, zero_stage=2, shard_group=2), 3, overlap=True)
+
+
+def _gathered_ahead() -> Iterator[Case]:
+    """Parameters that are gathered beside the first forward of a step, also with stages in a V and chunks."""
+    for stage in (1, 2):
+        yield Case("data", ParallelLayout(data=2, zero_stage=stage), 2, overlap=True, ahead=True)
+        for name in ("1f1b", "interleaved", "zbv"):
+            layout = ParallelLayout(
+                pipeline=2, data=2, schedule=name, virtual_pipeline=_chunks(name), zero_stage=stage
+            )
+            yield Case("3d", layout, 4, overlap=stage > 1, ahead=True)
+    layout = ParallelLayout(tensor=2, data=4, zero_stage=1, shard_group=2, recompute="full")
+    yield Case("3d", layout, 1, overlap=True, ahead=True)
 
 
 def _context() -> Iterator[Case]:

@@ -186,7 +186,9 @@ def _of_layout(request: Request, model: TransformerConfig, catalog: Catalog) -> 
 def plan_of_case(case: Case, model: TransformerConfig, catalog: Catalog) -> Plan:
     """The small plan of a case of the catalogue."""
     system: SystemSpec = catalog.system(prover(strategy(case.strategy).system_kind).system)
-    recipe = catalog.recipe(RECIPE).model_copy(update={"overlap_grad_reduce": case.overlap})
+    recipe = catalog.recipe(RECIPE).model_copy(
+        update={"overlap_grad_reduce": case.overlap, "overlap_param_gather": case.ahead}
+    )
     chosen, topology = strategy(case.strategy), build_topology(system, case.devices)
     job = Job(model, recipe, 8 * case.devices)
     layout: Layout = case.layout or next(iter(chosen.layouts(job, topology)))

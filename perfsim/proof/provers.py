@@ -116,7 +116,9 @@ class GpuProver:
         words += ["sequence parallel"] if layout.sequence_parallel else []
         words += [f"zero {layout.zero_stage}"] if layout.zero_stage else []
         overlaps = plan.job.recipe.overlap_grad_reduce and layout.replicas > 1
-        return [*words, "reduction overlapped"] if overlaps else words
+        words += ["reduction overlapped"] if overlaps else []
+        gathers = plan.job.recipe.overlap_param_gather and layout.zero_stage in (1, 2)
+        return [*words, "parameters gathered beside forwards"] if gathers else words
 
 
 class StreamingProver:

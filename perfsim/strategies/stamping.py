@@ -36,7 +36,10 @@ class Passes:
 
     usual: dict[Pass, list[Template]]
     special: dict[Pass, list[Template]] = field(default_factory=dict)
-    """Templates of the last micro-batch, or of the first pass of its kind on a rank, where they differ."""
+    """Templates of the last micro-batch, or of the first pass of its kind on a rank, where they differ.
+
+    Those of forwards are of the first micro-batch.
+    """
     first_is_special: bool = False
 
     @property
@@ -85,7 +88,9 @@ def pipeline_slots(
     place = place_of[rank, chunk]
     number = np.full((len(PASSES), count + 1, num_microbatches), -1, dtype=np.int64)  # place -1: none
     number[passed, place, microbatch] = np.arange(len(merged))
-    template, freed = _templates(passes, passed, rank, place, microbatch == num_microbatches - 1)
+    forward = passed == PASSES.index("F")
+    final = np.where(forward, microbatch == 0, microbatch == num_microbatches - 1)
+    template, freed = _templates(passes, passed, rank, place, final)
 
     def where(which: Pass, source: Pass, shift: int = 0) -> Wide:
         """For slots of pass `which`, the slot of pass `source`, `shift` virtual stages further; else -1."""
@@ -117,7 +122,8 @@ def _templates(
         slots = np.flatnonzero(rank == number)
         if passes.first_is_special:
             until = np.argmax(frees[special[slots]]) if frees[special[slots]].any() else len(slots)
-            template[slots] = np.where(np.arange(len(slots)) <= until, special[slots], usual[slots])
+            early = np.where(passed[slots] == PASSES.index("F"), final[slots], np.arange(len(slots)) <= until)
+            template[slots] = np.where(early, special[slots], usual[slots])
         latest = np.maximum.accumulate(np.where(frees[template[slots]], slots, -1))
         freed[slots[1:]] = latest[:-1]
     return template, freed

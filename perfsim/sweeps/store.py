@@ -105,17 +105,19 @@ class Store:
 
     def find(self, digests: Iterable[str]) -> dict[str, Stored]:
         """The stored answers among these digests, by digest, without those that are damaged."""
-        answers = {}
+        return dict(self.intact(digests))
+
+    def intact(self, digests: Iterable[str]) -> Iterator[tuple[str, Stored]]:
+        """`find`, one answer after the other, since all together may need much memory."""
         with _explained(self.path):
             for digest in dict.fromkeys(digests):
                 row = self._connection.execute(
                     "SELECT answer, seconds, checksum FROM points WHERE digest = ?", (digest,)
                 ).fetchone()
                 if row is not None and (answer := _intact(digest, *row)):
-                    answers[digest] = answer
+                    yield digest, answer
                 elif row is not None:
                     self.damaged.add(digest)
-        return answers
 
 
 def _sum(digest: str, text: str, seconds: float) -> str:

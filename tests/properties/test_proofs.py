@@ -52,6 +52,7 @@ def layouts(draw: st.DrawFn) -> ParallelLayout:
     layout=layouts(),
     microbatches=st.integers(1, 3),
     overlap=st.booleans(),
+    ahead=st.booleans(),
     bucket=st.sampled_from([None, 1e12]),
     seed=st.integers(0, 99),
 )
@@ -60,10 +61,11 @@ def test_every_legal_layout_is_proven(
     layout: ParallelLayout,
     microbatches: int,
     overlap: bool,
+    ahead: bool,
     bucket: float | None,
     seed: int,
 ) -> None:
-    recipe = {"overlap_grad_reduce": overlap, "grad_bucket": bucket}
+    recipe = {"overlap_grad_reduce": overlap, "overlap_param_gather": ahead, "grad_bucket": bucket}
     job = toys.job(8, recipe, tied_embeddings=bool(seed % 2))
     plan = planned(toys, job, layout, microbatches)
     assert subject_of_toys(toys, plan, seed).faults() == []

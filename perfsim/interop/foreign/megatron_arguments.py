@@ -106,6 +106,7 @@ def _recipe(settings: Settings, data: int | None, shape: Shape) -> dict[str, Any
         "attention": _attention(settings),
         "dropout": any(rate != 0 for rate in rates),
         "overlap_grad_reduce": overlap,
+        **({"overlap_param_gather": True} if settings.flag("overlap_param_gather") else {}),
         "grad_bucket": None if elements is None else f"{elements * (4 if wire == 'fp32' else 2)} B",
         "reduce_precision": None if wire == "fp32" else wire,
     }

@@ -154,7 +154,8 @@ class ReplicaCompute(ContextCompute):
         if task.block == WHOLE_DEVICE:
             blocks = list(home)
         else:
-            blocks = [EMBEDDING, HEAD] if task.block == EMBEDDING_AND_HEAD else [task.block]
+            layers = list(range(task.block, task.block + len(task.writes)))
+            blocks = [EMBEDDING, HEAD] if task.block == EMBEDDING_AND_HEAD else layers
         if self.layout.zero_stage == SHARDED_PARAMETERS and task.block >= 0:
             number = self.gathers.get(self.place, 0)
             self.gathers[self.place] = number + 1
@@ -169,12 +170,13 @@ class ReplicaCompute(ContextCompute):
                 self.share(members[0]).layouts[block].whole([inputs[len(operands) + i] for inputs in values])
                 for i, block in enumerate(blocks)
             ]
-            return [(None, *(weights.copy() for weights in whole)) for _ in members]
+            return [(*tensors, *(weights.copy() for weights in whole)) for _ in members]
 
-        writes = [*self.handle(), *(self.weights(block) for block in blocks)]
+        tensors = (None,) * len(task.writes)
+        writes = [*self.results(), *(self.weights(block) for block in blocks)]
 
         def moved(_: Values, made: tuple[Any, ...]) -> int:
-            return sum(int(whole.size) for whole in made[1:])
+            return sum(int(whole.size) for whole in made[len(tensors) :])
 
         message = Message("parameters", moved, tuple(blocks))
         self.add([*operands, *masters], writes, kernel, joined=True, message=message)

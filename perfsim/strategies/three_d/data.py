@@ -9,7 +9,7 @@ gathers, and shards are summed over the groups.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,12 @@ class Replicas:
         return self.zero_stage == GRADIENTS_SHARDED and self.size > 1
 
     @property
+    def gathers_ahead(self) -> bool:
+        """Whether parameters are gathered beside the first forward of the next step."""
+        shards_optimizer = self.zero_stage in (1, GRADIENTS_SHARDED)
+        return self.recipe.overlap_param_gather and shards_optimizer and self.size > 1
+
+    @property
     def gradient_shards(self) -> int:
         """Number of shards of the reduced gradients, more than 1 under ZeRO 2."""
         return self.shards if self.shards_gradients else 1
@@ -97,11 +103,11 @@ class Replicas:
         """The whole reduction of the gradients of some parameters."""
         return [self.reduce_work(num_parameters), *self.across_works(num_parameters)]
 
-    def gather_work(self, num_parameters: float) -> Work:
-        """All-gather of some parameters over the ranks that shard them."""
-        return self._collective(
-            "all_gather", num_parameters * self.recipe.element_bytes, "parameters", self.shard_ranks
-        )
+    def gather_work(self, num_parameters: float, tensors: int = 1) -> Work:
+        """All-gather of some parameters over the ranks that shard them, as so many equal tensors."""
+        n_bytes = num_parameters * self.recipe.element_bytes
+        work = self._collective("all_gather", n_bytes, "parameters", self.shard_ranks)
+        return replace(work, writes=(TensorClass("parameters", n_bytes / tensors),) * tensors)
 
     def _collective(self, op: str, n_bytes: float, tensor: str, ranks: RankGroup) -> Work:
         return Work(

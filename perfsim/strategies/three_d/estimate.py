@@ -98,7 +98,20 @@ def _steps_s(
     reduced = _reduction_s(job, columns, largest, passes, replicas, slower, last_group_s)
     last_wait = np.where(columns.virtual > 1, bare_wait, steady_wait) / columns.virtual
     reduced = np.maximum(0.0, reduced - last_wait) + _last_across_s(replicas)
-    return np.asarray(seconds + reduced + (replicas.tie + replicas.update + replicas.gather)[:, 0])
+    ends = (replicas.tie + replicas.update + replicas.gather)[:, 0]
+    return np.asarray(seconds + reduced + ends + _gathered_ahead_s(largest, passes, replicas))
+
+
+def _gathered_ahead_s(largest: Largest, passes: PassPrices, replicas: DataPrices) -> Floats:
+    """Exposed gathers of parameters at the start of a step, shape (rows,): embedding and first bucket.
+
+    Later buckets hide behind the forward of a bucket each, as far as that takes as long.
+    """
+    bucket = replicas.ahead_bucket[:, 0]
+    buckets = np.maximum(1, -(-largest.chunk // np.maximum(1, largest.bucket)))
+    forward = np.minimum(largest.bucket, largest.chunk) * passes.forward[:, 0]
+    later = np.where(bucket > 0, (buckets - 1) * np.maximum(0.0, bucket - forward), 0.0)
+    return np.asarray(replicas.ahead_ends[:, 0] + bucket + later)
 
 
 def _last_across_s(replicas: DataPrices) -> Floats:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from perfsim.costs.memory import stage_parameters
 from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, GraphBuilder, Template, Work
 from perfsim.graph.builder import Port
+from perfsim.strategies.three_d.data import Replicas
 from perfsim.strategies.three_d.tensor import (
     WeightInputs,
     emit_layer_backward,
@@ -34,10 +36,17 @@ from perfsim.strategies.three_d.virtual_stage import (
 )
 
 
-def forward_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
-    """Forward of one micro-batch through one virtual stage."""
+def forward_template(
+    builder: GraphBuilder, stage: VirtualStage, gathered: Replicas | None = None
+) -> Template:
+    """Forward of one micro-batch through one virtual stage.
+
+    It begins with the gathers of parameters that its replicas updated in the step before, if they are given.
+    """
     template, group = builder.template(), stage.group
     root = [stage.shards.gather_root(template)] if stage.shards else []
+    arrived = _gathers(template, stage, gathered) if gathered else {}
+    root += arrived.pop(EMBEDDING_AND_HEAD, [])
     if stage.first:
         hidden = template.task(embedding_work(stage), group.compute, root, block=EMBEDDING).tensor
         hidden = group.all_reduce(template, hidden)
@@ -47,7 +56,9 @@ def forward_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
     done: list[int] = []
     for layer in range(stage.num_layers):
         block = stage.first_layer + layer
-        weights = [stage.shards.gather_forward(template, done, block)] if stage.shards else []
+        weights = arrived.get(block, [])
+        if stage.shards:
+            weights = [stage.shards.gather_forward(template, done, block)]
         hidden, saved = emit_layer_forward(
             template, group, stage.recompute_of(layer), hidden, weights, block=block
         )
@@ -59,6 +70,28 @@ def forward_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
     else:
         _send(template, stage, "activation", hidden)
     return template
+
+
+def _gathers(template: Template, stage: VirtualStage, replicas: Replicas) -> dict[int, list[int]]:
+    """Gathers the parameters of a stage in the order of their use; the tensors of each layer by its block."""
+    part, count = stage.group.part, stage.num_layers
+    body = stage_parameters(part, 1, first=False, last=False)
+    per_bucket, arrived = replicas.layers_per_bucket(body), dict[int, list[int]]()
+
+    def ends(block: int) -> None:
+        parameters = stage_parameters(part, 0, first=stage.first, last=stage.last)
+        work = replicas.gather_work(parameters)
+        arrived[EMBEDDING_AND_HEAD] = [template.task(work, replicas.stream, block=block).tensor]
+
+    if stage.first:
+        ends(EMBEDDING_AND_HEAD if stage.last else EMBEDDING)
+    for layer in range(0, count, per_bucket):
+        size, block = min(per_bucket, count - layer), stage.first_layer + layer
+        tensor = template.task(replicas.gather_work(size * body, size), replicas.stream, block=block).tensor
+        arrived |= {block + number: [tensor + number] for number in range(size)}
+    if stage.last and not stage.first:
+        ends(HEAD)
+    return arrived
 
 
 @dataclass(frozen=True)

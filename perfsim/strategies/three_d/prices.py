@@ -141,6 +141,10 @@ class DataPrices(NamedTuple):
     across_layer: Floats
     """Summing the shards of a layer's gradients over groups, on a stream of its own (ZeRO 3)."""
     across_both: Floats
+    ahead_bucket: Floats
+    """Gathering a bucket of parameters beside forwards."""
+    ahead_ends: Floats
+    """The same for the embedding, with which they begin."""
     tie: Floats
     """Summing the gradient of a tied embedding over the first and the last stage."""
 
@@ -350,7 +354,7 @@ def data_prices(
 ) -> DataPrices:
     """The prices of every layout's replicas."""
     full, rest = np.divmod(largest.chunk, largest.bucket)
-    overlaps = int(job.recipe.overlap_grad_reduce)
+    overlaps, gathers = int(job.recipe.overlap_grad_reduce), int(job.recipe.overlap_param_gather)
     keys = (
         columns.tensor,
         columns.replicas,
@@ -363,6 +367,7 @@ def data_prices(
         largest.last,
         overlaps * np.where(full > 0, largest.bucket, 0),
         overlaps * rest,
+        gathers * np.minimum(largest.bucket, largest.chunk),
     )
     base = Job(job.model, job.recipe, 1)
     degrees, row = np.unique(columns.tensor, return_index=True)
@@ -400,8 +405,11 @@ def _data_terms(
     last: int,
     bucket: int,
     rest: int,
+    ahead: int,
 ) -> Terms:
     """The works of `DataPrices` for the replicas of one rank; `bucket` and `rest` are 0 without overlap.
+
+    `ahead` are layers of a bucket whose parameters are gathered beside forwards; 0: none is.
 
     The replicas are those of pipeline rank `stage`; `data` counts them with their context ranks.
     """
@@ -430,7 +438,7 @@ def _data_terms(
     scatters = zero >= GRADIENTS_SHARDED
     return (
         reduce(whole),
-        gather(whole, 0 < zero < SHARDED),
+        gather(whole, 0 < zero < SHARDED and not ahead),
         [replicas.optimizer_work()],
         reduce(ends, job.recipe.overlap_grad_reduce),
         reduce(bucket * shapes.layer),
@@ -443,5 +451,7 @@ def _data_terms(
         gather(shapes.both, zero == SHARDED),
         across(shapes.layer),
         across(shapes.both),
+        gather(ahead * shapes.layer, bool(ahead) and 0 < zero < SHARDED),
+        gather(shapes.both if first and last else shapes.embedding, bool(ahead) and 0 < zero < SHARDED),
         tie,
     )

@@ -45,6 +45,7 @@ class StepWriter:
         self.scattered = self.stages.replicas[0].shards_gradients
         overlaps = plan.job.recipe.overlap_grad_reduce and not self.sharded
         self.overlap = overlaps and plan.layout.replicas > 1
+        self.gathers_ahead = self.stages.replicas[0].gathers_ahead
         self.last_pass: Pass = "W" if self.schedule.splits_backward else "B"
 
     def write(self) -> None:
@@ -70,9 +71,14 @@ class StepWriter:
         if self.schedule.splits_backward:
             usual["B"] = [dgrad_template(self.builder, stage) for stage in stages]
         usual[self.last_pass] = self._last_passes(reduces=self.scattered, follows=self.scattered)
-        if not self.overlap:
-            return Passes(usual)
-        return Passes(usual, {self.last_pass: self._last_passes(reduces=True)}, self.scattered)
+        special: dict[Pass, list[Template]] = {}
+        if self.gathers_ahead:
+            special["F"] = [
+                forward_template(self.builder, stage, self.stages.replicas[stage.rank]) for stage in stages
+            ]
+        if self.overlap:
+            special[self.last_pass] = self._last_passes(reduces=True)
+        return Passes(usual, special, self.scattered and self.overlap)
 
     def _last_passes(self, *, reduces: bool, follows: bool = False) -> list[Template]:
         """The pass that completes the weight gradients, for every virtual stage."""
@@ -157,7 +163,10 @@ class StepWriter:
         for replicas, own in zip(self.stages.replicas, gradients, strict=True):
             compute = f"{replicas.device}/compute"
             updated = self.builder.task(replicas.optimizer_work(), compute, [*own, *norm]).tensor
-            if replicas.zero_stage and replicas.size > 1 and not self.sharded:
+            if self.gathers_ahead:
+                if not final:  # the next step's gathers wait for the update
+                    self.builder.task(_wait_work(), replicas.stream, [updated])
+            elif replicas.zero_stage and replicas.size > 1 and not self.sharded:
                 gather = replicas.gather_work(replicas.num_parameters)
                 updated = self.builder.task(gather, replicas.stream, [updated]).tensor
                 if not final:  # the next step's kernels wait for the parameters

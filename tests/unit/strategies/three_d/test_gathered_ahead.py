@@ -1,0 +1,76 @@
+"""Parameters of ZeRO 1 and 2 that are gathered beside the first forward of a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfsim.costs.price import price
+from perfsim.engine import critical_path
+from perfsim.strategies import Plan, strategy
+from perfsim.workload import ParallelLayout
+
+LAYERS = {"attention.forward": 1.0, "mlp.forward": 1.0, "attention.backward": 2.0, "mlp.backward": 2.0}
+
+
+def planned(toys: ModuleType, layout: ParallelLayout, batch: int, **recipe: Any) -> Plan:
+    plan: Plan = toys.plan("3d", toys.job(batch, {"overlap_param_gather": True, **recipe}), layout)
+    return plan
+
+
+def both(toys: ModuleType, plan: Plan, seconds: dict[str, float]) -> tuple[float, float]:
+    """Estimated and simulated."""
+    costs, graph = toys.TableCosts(seconds), toys.graph_of(plan)
+    simulated = critical_path(graph, price(graph, costs)).step_time_s
+    return strategy("3d").estimate_s(plan, costs), simulated
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    zero_stage=st.sampled_from([1, 2]),
+    gather=st.integers(0, 5),
+    microbatches=st.integers(1, 3),
+    bucket=st.sampled_from([None, 1e9]),
+)
+def test_the_closed_form_is_exact_whatever_takes_longer(
+    toys: ModuleType, zero_stage: int, gather: int, microbatches: int, bucket: float | None
+) -> None:
+    layout = ParallelLayout(data=2, zero_stage=zero_stage)
+    plan = planned(toys, layout, 2 * microbatches, grad_bucket=bucket)
+    estimated, simulated = both(toys, plan, {**LAYERS, "data.all_gather": gather})
+    assert estimated == pytest.approx(simulated)
+
+
+def test_fast_gathers_expose_the_embedding_and_the_first_layer_only(toys: ModuleType) -> None:
+    layout, seconds = ParallelLayout(data=2, zero_stage=1), {**LAYERS, "data.all_gather": 2.0}
+    _, ahead = both(toys, planned(toys, layout, 2), seconds)
+    _, after = both(toys, planned(toys, layout, 2, overlap_param_gather=False), seconds)
+    assert ahead == 8 * 6.0 + 2 * 2.0
+    assert after == 8 * 6.0 + 2.0  # all parameters in one message of this price
+
+
+@pytest.mark.parametrize("changes", [{"zero_stage": 0}, {"zero_stage": 3}, {"zero_stage": 1, "data": 1}])
+def test_nothing_changes_where_no_parameters_are_gathered_after_an_update(
+    toys: ModuleType, changes: dict[str, int]
+) -> None:
+    layout = replace(ParallelLayout(data=2), **changes)
+    ahead, after = (
+        toys.graph_of(planned(toys, layout, 4, overlap_param_gather=overlap)).digest()
+        for overlap in (True, False)
+    )
+    assert ahead == after
+
+
+def test_all_parameters_are_gathered_once(toys: ModuleType) -> None:
+    def gathered(overlap: bool) -> float:
+        layout = ParallelLayout(pipeline=2, data=2, zero_stage=1)
+        graph = toys.graph_of(planned(toys, layout, 8, overlap_param_gather=overlap))
+        works = [graph.works[number] for number in graph.work.tolist()]
+        return sum(work.comm_bytes for work in works if work.op == "all_gather")
+
+    assert gathered(overlap=True) == pytest.approx(gathered(overlap=False))
