@@ -16,6 +16,7 @@ from perfsim.executors import Executor, Failed, available_processes, executor_fo
 from perfsim.executors.executor import ExecutorLost
 from perfsim.prediction.documents import Document
 from perfsim.prediction.predict import prediction_of
+from perfsim.prediction.price_tables import PriceTables
 from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.result import Assumption
 from perfsim.studies.runner import answer_candidate, target_of
@@ -32,6 +33,8 @@ Tell = Callable[[str], None]
 
 STORE = "points.sqlite"
 """The file of finished points in a sweep's folder."""
+TABLES = PriceTables()
+"""What the points that this process answers share."""
 POINT_S = 0.6
 """Estimated seconds of a point when none is stored yet: the mean over the grid of `capacity_20b`."""
 START_S = 2.0
@@ -266,7 +269,7 @@ def _answer(study: StudySpec) -> Document:
 @within_floats
 def _answered(study: StudySpec) -> Answer:
     candidate = study.candidates[0]
-    answered = answer_candidate(study, candidate, candidate.devices[0], target_of(study))
+    answered = answer_candidate(study, candidate, candidate.devices[0], target_of(study), TABLES)
     prediction = prediction_of(answered.evaluation, study.memory_limit)
     return Answer(prediction, answered.choice.answer, whole_run_of(answered.question, answered.choice))
 

@@ -77,6 +77,7 @@ class Store:
         with _explained(self.path):
             if not self.readonly:
                 self._connection.execute("PRAGMA journal_mode = WAL")
+                self._connection.execute("PRAGMA synchronous = NORMAL")
             (schema,) = self._connection.execute("PRAGMA user_version").fetchone()
             if schema not in (0, SCHEMA):
                 raise StoreError(
@@ -98,7 +99,7 @@ class Store:
         self._connection.close()
 
     def put(self, digest: str, answer: Stored) -> None:
-        """Store an answer; it is on disk when this returns."""
+        """Store an answer; the end of this process leaves it there, a failure of power may not."""
         with _explained(self.path):
             row = (digest, answer.text, answer.seconds)
             self._connection.execute("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?)", (*row, _sum(*row)))
