@@ -91,13 +91,12 @@ def times_of_bert(command: str) -> Figures:
     assert all(abs(ratio - 1) < 0.2 for ratio in ratios[:2])
     assert all(0.6 < ratio < 0.8 for ratio in ratios[2:])
     shown = ", ".join(f"{value:.3g}" for value in minutes)
-    many = (
-        f"on 1,024 and more they are {100 * (1 - max(ratios[2:])):.0f} to {100 * (1 - min(ratios[2:])):.0f} %"
-    )
+    slow, fast = 100 * (max(ratios) - 1), [100 * (1 - ratio) for ratio in ratios[2:]]
+    many = f"on 1,024 and more they are {min(fast):.0f} to {max(fast):.0f} % too fast"
+    why = "ranks with longer samples are not modelled"
     return (
         f"{shown} min on 8, 64, 1,024, 4,320 GPUs (measured 20.0, 3.04, 0.558, 0.226)",
-        f"{AGREES_IF} there are up to 64 GPUs ({100 * (max(ratios) - 1):.0f} % too slow); {many} too fast, since "
-        "ranks with longer samples are not modelled",
+        f"{AGREES_IF} there are up to 64 GPUs ({slow:.0f} % too slow); {many}, since {why}",
     )
 
 
