@@ -17,7 +17,7 @@ STUDY = gpt3_20b
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help study test lint format types layers benchmarks regret mutations fuzz clean distclean
+.PHONY: help study test lint format types layers benchmarks regret seeds mutations fuzz clean distclean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +48,9 @@ benchmarks: $(VENV)/.installed-dev ## Measure speed, write reports/benchmarks.md
 
 regret: $(VENV)/.installed-dev ## Compare picks with a wide search, write reports/regret.md
 	@PERFSIM_REGRET=reports/regret.md $(BIN)/python -m pytest -q -m slow tests/regret
+
+seeds: $(VENV)/.installed-dev ## Answer the claims of the four documents, write reports/seeds.md
+	@PERFSIM_SEEDS=reports/seeds.md $(BIN)/python -m pytest -q -m "slow or not slow" tests/seeds
 
 fuzz: $(VENV)/.installed-dev ## 20,000 wrong files to every verb, write reports/robustness.md
 	@PERFSIM_FUZZ=reports/robustness.md $(BIN)/python -m pytest -q -m slow tests/fuzz

@@ -8,7 +8,7 @@ Seconds and bytes a second are strings with a unit in YAML, SI floats here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -64,6 +64,7 @@ class Calibration(BaseModel):
     """Fields of every calibration file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+    most_standard_error: ClassVar[float] = MOST_STANDARD_ERROR
     name: Name
     description: str = ""
     sources: dict[str, str] = Field(default_factory=dict)
@@ -91,7 +92,7 @@ class Calibration(BaseModel):
             return True
         errors = self.fit[record].standard_errors if record else {}
         own = [error for name, error in errors.items() if f".{path}".endswith(f".{name}")]
-        return bool(own) and max(own) < MOST_STANDARD_ERROR
+        return bool(own) and max(own) < self.most_standard_error
 
 
 def _covers(key: str, path: str) -> bool:
@@ -322,6 +323,8 @@ Fusion = Literal["cross_entropy", "accumulation", "norm", "qkv"]
 class FrameworkCalibration(Calibration):
     """What a training framework adds to a model's arithmetic, the same for every model."""
 
+    most_standard_error: ClassVar[float] = 1 / 2
+    """Runs determine what a framework hides less well than how fast a device is."""
     kind: Literal["framework"] = "framework"
     launcher: str = ""
     """Framework with which this one shares the host's times and the runs that determine them."""
@@ -340,8 +343,13 @@ class FrameworkCalibration(Calibration):
     """Whether attention that keeps its scores drops some of them, as models of the era did."""
     attention: Literal["synchronous", "asynchronous"] = "synchronous"
     """Matrix instructions of its fused attention: those of the A100, or the fastest of each device."""
+    ceiling_share: Fraction = 1.0
+    """Share of the sustained ceiling that its libraries reach on devices with newer matrix instructions."""
     pass_s: Latency = 0.0
-    """Time that a pipeline rank loses in each pass: the schedule's host code, and waiting for its message."""
+    """Time that a rank of an interleaved pipeline loses in each pass to the host code of its schedule.
+
+    Where it is above 0 a pass also begins only when its message has come over the pipeline's slowest link.
+    """
     overlaps_tensor: bool = False
     """Whether tensor-parallel communication overlaps products unless a run says otherwise."""
     tensor_exposed: Fraction = 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 
@@ -13,29 +14,37 @@ from perfsim.errors import PerfsimError
 _NUMBERS = count()
 
 
-def write_file(path: Path, content: str | bytes) -> Path:
-    """Write a file at once, text as UTF-8; makes the folder where it is missing.
+def write_file(path: Path, content: str | bytes | Iterable[str]) -> Path:
+    """Write a file at once, text (also in parts) as UTF-8; makes the folder where it is missing.
 
     A regular file is replaced by a rename, so that an interruption leaves the old content. A symbolic link
     stays one (its target is written), and a device or a pipe is written to. Raises OSError.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    if isinstance(content, bytes):
+        parts: Iterable[bytes] = [content]
+    else:
+        parts = (part.encode("utf-8") for part in ([content] if isinstance(content, str) else content))
     target = path.resolve() if path.is_symlink() else path
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and not target.is_file():
-        target.write_bytes(data)
+        _write_parts(target, parts)
         return path
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     partial = target.parent / f".perfsim-{os.getpid()}-{next(_NUMBERS)}.partial"
     try:
-        partial.write_bytes(data)
+        _write_parts(partial, parts)
         if target.exists():
             partial.chmod(stat.S_IMODE(target.stat().st_mode))
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
     return path
+
+
+def _write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    with path.open("wb") as file:
+        file.writelines(parts)
 
 
 def check_folder(path: Path, option: str = "--out") -> None:

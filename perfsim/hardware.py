@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 from perfsim.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
 from perfsim.errors import CatalogError
 from perfsim.plug_ins import PlugInError, made_by
-from perfsim.sizes import MOST_DEVICES, MOST_LAYERS, MOST_PARTS
+from perfsim.sizes import MOST_DEVICES, MOST_LAYERS, MOST_MESH, MOST_PARTS
 from perfsim.spec import CatalogSpec, Spec
 from perfsim.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity
 
@@ -152,9 +152,11 @@ class NodeSpec(Spec):
     """NVLink SHARP for all-reduces inside the node; None: only devices reduce."""
 
     @model_validator(mode="after")
-    def _whole_servers(self) -> Self:
+    def _possible(self) -> Self:
         if self.server is not None and self.devices % self.server:
             raise ValueError(f"{self.devices} devices cannot be divided into servers of {self.server}")
+        if self.full_mesh and self.devices > MOST_MESH:
+            raise ValueError(f"a full mesh has at most {MOST_MESH} devices, not {self.devices}")
         return self
 
     def lanes(self, size: int) -> int:

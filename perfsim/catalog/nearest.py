@@ -1,8 +1,8 @@
 """Calibrations for devices and links that name none: that of the nearest one with a calibration of its own.
 
-A GPU is nearest by generation, which its narrowest precision tells (16, 8 or 4 bits), then by peak and memory
-bandwidth; a link by bandwidth. Distances are in logarithms. What is borrowed is recorded as an assumption, so
-that answers carry a caveat. Rates of collectives inside a node are scaled by those of the links.
+Of its kind, a device is nearest by generation, which its narrowest precision tells (16, 8 or 4 bits), then by
+peak and memory bandwidth; a link by bandwidth. Distances are in logarithms. What is borrowed is recorded as
+an assumption, so that answers carry a caveat. Rates of collectives inside a node are scaled by the links'.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 
-from perfsim.calibration import CollectiveCalibration, GpuCalibration, ProtocolSegment
+from perfsim.calibration import CollectiveCalibration, ProtocolSegment
 from perfsim.errors import CatalogError
 from perfsim.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, NodeSpec
 from perfsim.workload import PRECISION_BYTES
@@ -25,8 +25,8 @@ SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
 def calibrated(spec: SpecT, shelf: Shelf) -> SpecT:
-    """A GPU, or the links of a node of a GPU cluster, with the nearest calibration where they name none."""
-    if isinstance(spec, DeviceSpec) and spec.kind == "gpu" and spec.calibration is None:
+    """A device, or the links of a node of GPUs, with the nearest calibration where they name none."""
+    if isinstance(spec, DeviceSpec) and spec.calibration is None:
         return spec.model_copy(update=_of_device(spec, shelf))
     if isinstance(spec, GpuClusterSpec) and None in _calibrations(spec.node):
         return spec.model_copy(update={"node": _of_node(spec.node, shelf)})
@@ -38,17 +38,13 @@ def _calibrations(node: NodeSpec) -> tuple[CollectiveCalibration | None, ...]:
 
 
 def _of_device(device: DeviceSpec, shelf: Shelf) -> dict[str, object]:
-    known = [other for other in _measured(shelf, "device", DeviceSpec) if _is_gpu(other)]
+    known = [other for other in _measured(shelf, "device", DeviceSpec) if other.kind == device.kind]
     if not known:
         return {}
     nearest = min(known, key=lambda other: (*_unlikeness(device, other), other.name))
     name = "" if nearest.calibration is None else nearest.calibration.name
-    reason = f"it names none: {name}, that of the nearest GPU with one ({nearest.name})"
+    reason = f"it names none: {name}, that of the nearest {device.kind} with one ({nearest.name})"
     return {"calibration": nearest.calibration, "assumed": {**device.assumed, "calibration": reason}}
-
-
-def _is_gpu(device: DeviceSpec) -> bool:
-    return isinstance(device.calibration, GpuCalibration)
 
 
 def _unlikeness(device: DeviceSpec, other: DeviceSpec) -> tuple[float, float]:

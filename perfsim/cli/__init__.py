@@ -14,6 +14,7 @@ import click
 
 from perfsim import __version__
 from perfsim.cli.calibrate import calibrate
+from perfsim.cli.diff import diff
 from perfsim.cli.importing import import_
 from perfsim.cli.output import refuse, write_error
 from perfsim.cli.plan import plan
@@ -24,6 +25,7 @@ from perfsim.cli.show import show
 from perfsim.cli.study import study
 from perfsim.cli.sweep import sweep
 from perfsim.cli.validate import validate
+from perfsim.cli.why import why
 from perfsim.errors import InputError, PerfsimError
 from perfsim.plug_ins import blamed
 
@@ -71,5 +73,5 @@ def main() -> None:
     """Predict how to train a model, on what, and how long until it is good."""
 
 
-for _verb in (calibrate, import_, plan, prove, run, schema, show, study, sweep, validate):
+for _verb in (calibrate, diff, import_, plan, prove, run, schema, show, study, sweep, validate, why):
     main.add_command(_verb)

@@ -75,17 +75,20 @@ def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: st
 
 
 @calibrate.command(short_help="Fit host times and sustained ceilings to whole steps.")
-@click.argument("cases", type=click.Path(path_type=Path))
+@click.argument("cases", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--device", default=None, help="Only runs on this device of the catalogue. [default: all]")
 @out_option("Folder for the YAML. [default: standard output]", check_folder)
 @click.option("--device-only", is_flag=True, help="Keep the framework's constants.")
 @source_option
 @fitted
-def framework(cases: Path, device: str | None, out: Path | None, device_only: bool, source: str) -> None:
+def framework(
+    cases: tuple[Path, ...], device: str | None, out: Path | None, device_only: bool, source: str
+) -> None:
     """Fit host launch times, and the sustained ceiling of each GPU, to whole steps in CASES."""
     from perfsim.fitting.calibrate import calibrate_framework
 
-    must_exist(cases)
+    for path in cases:
+        must_exist(path)
     print_lines([calibrate_framework(cases, device, out, device_only=device_only, source=source)])
 
 

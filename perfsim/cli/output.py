@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -33,6 +33,13 @@ def print_json(document: Any) -> None:
 
     _needs_output()
     click.echo(document_text(document).encode("utf-8"), nl=False)
+
+
+def print_parts(parts: Iterable[str]) -> None:
+    """The text of a JSON document in parts, as UTF-8."""
+    _needs_output()
+    for part in parts:
+        click.echo(part.encode("utf-8"), nl=False)
 
 
 def print_lines(lines: Sequence[str]) -> None:

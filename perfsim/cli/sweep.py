@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perfsim.cli.options import json_option, limits, out_option, table_option, workers_options
-from perfsim.cli.output import print_json, print_lines, write_error
+from perfsim.cli.output import print_json, print_lines, print_parts, write_error
 from perfsim.errors import PerfsimError, PlanError
 from perfsim.files import check_folder
 
@@ -53,6 +53,7 @@ def answer_sweep(
 ) -> None:
     """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
     from perfsim.api.sweeps import sweep as answer
+    from perfsim.report.sweep.document import sweep_text
     from perfsim.report.terminal.sweep import sweep_lines
     from perfsim.sweeps.runner import STORE, load_sweep, only_strategies, plan_sweep
 
@@ -70,7 +71,7 @@ def answer_sweep(
     if table is not None:
         answered.save_table(table)
     if as_json:
-        print_json(answered.document(report=page))
+        print_parts(sweep_text(answered.result, report=page))
     else:
         print_lines([*sweep_lines(answered.result), *([f"Report: {page}"] if page else [])])
     if not answered.feasible:

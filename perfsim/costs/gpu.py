@@ -58,7 +58,7 @@ class GpuKernels:
             system.device.memory.bandwidth,
             system.device.compute_units,
             recipe.element_bytes,
-            slowest_ceiling(self.gpu, devices),
+            self._ceiling_share * slowest_ceiling(self.gpu, devices),
         )
         self.narrow = {
             precision: narrow_gemm(self.gemm, self.gpu, system.device, precision)
@@ -69,10 +69,13 @@ class GpuKernels:
         self.memory_bytes_per_s = self.gpu.memory.fraction * system.device.memory.bandwidth
         self._kernels: dict[Kernel, float] = {}
 
+    @property
+    def _ceiling_share(self) -> float:
+        """1 on devices whose matrix instructions the framework's libraries were written for."""
+        return 1.0 if self.gpu.asynchronous_attention is None else self.framework.ceiling_share
+
     def compute_s(self, work: Work) -> float:
         """Seconds of the kernels of one task, at least the time of the host to launch them."""
-        if work.name == WAIT_OF_HOST:
-            return self.framework.pass_s
         device_s = sum(self.kernel_s(kernel) for kernel in work.kernels)
         return self._with_host(device_s, work.launches)
 
@@ -192,6 +195,8 @@ class GpuCosts(GpuKernels, Costs):
         seconds = self._works.get(work)
         if seconds is None:
             seconds = self._communication_s(work) if work.kind.is_communication else self.compute_s(work)
+            if work.name == WAIT_OF_HOST:
+                seconds = self.wait_s(work.comm_bytes)
             self._works[work] = seconds
         return seconds
 
@@ -218,6 +223,13 @@ class GpuCosts(GpuKernels, Costs):
         """Share of a communication's time that the products of its own tensors do not hide."""
         hides = work.category == "tensor_communication" and self.recipe.overlap_tensor
         return self.framework.tensor_exposed if hides else 1.0
+
+    def wait_s(self, message_bytes: float) -> float:
+        """Seconds that a pipeline rank loses as a pass begins, whose message has so many bytes."""
+        model = self.collectives
+        several = self.topology.num_devices > model.devices_per_node
+        rate = model.nic_share_bytes_per_s if several else model.scale_up.bandwidth
+        return self.framework.pass_s + message_bytes / rate
 
     def taken(self, work: Work, /) -> Shares:
         """Compute units of a collective kernel, and its reads and writes over the achieved bandwidth.

@@ -94,7 +94,7 @@ def _refuse_link_between_nodes(link: str, catalog: Catalog) -> None:
 
 
 def calibrate_framework(
-    cases: Path,
+    cases: Sequence[Path],
     device: str | None = None,
     out: Path | None = None,
     *,

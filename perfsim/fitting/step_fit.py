@@ -1,15 +1,15 @@
 """Fits the global constants that no micro-benchmark shows to whole published steps.
 
-`host_s_per_kernel` and `host_blocking_s_per_kernel` of the framework, `partial_node_rank_bytes_per_s` of
-the network, `attention_half_length` and `attention_fraction` of fused attention are one for all runs;
-`sustained_fraction` is one for each calibration of a GPU. Robust least squares on log time over all scored
-cases, with equal weight per family. Graphs are written once and priced again in each iteration.
+A constant belongs to a framework (host times, exposed communication, lost time of a pass), to the network, to
+the code of fused attention, or to the calibration of a GPU (sustained ceilings); all runs that have its owner
+share it. What stands under `assumed` of its owner is not fitted. Robust least squares on log time over all
+scored cases, with equal weight per family. Graphs are written once and priced again in each iteration.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.calibration import CollectiveCalibration, FitRecord, FrameworkCalibration, GpuCalibration
+from perfsim.calibration import (
+    Calibration,
+    CollectiveCalibration,
+    FitRecord,
+    FrameworkCalibration,
+    GpuCalibration,
+)
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.gpu import GpuCosts
 from perfsim.errors import InputError
@@ -30,19 +36,28 @@ from perfsim.published.placed_cases import PlacedCase, place_cases
 from perfsim.published.rows import step_cases
 from perfsim.topology import FatTree
 
-OF_FRAMEWORK = ("host_s_per_kernel", "host_blocking_s_per_kernel")
+OF_HOST = ("host_s_per_kernel", "host_blocking_s_per_kernel")
+"""Those that a framework shares with its launcher."""
+OF_FRAMEWORK = (
+    *OF_HOST,
+    "tensor_exposed",
+    "pass_s",
+    "ceiling_share",
+)
 OF_NETWORK = ("partial_node_rank_bytes_per_s",)
 OF_KERNEL = ("attention_half_length", "attention_fraction")
-"""Constants of the fused attention's code, the same on every device."""
-SHARED = (*OF_FRAMEWORK, *OF_NETWORK, *OF_KERNEL)
-"""Constants that all runs have in common."""
-OF_DEVICE = ("sustained_fraction",)
+"""Constants of the synchronous fused attention's code, the same on every device."""
+OF_DEVICE = ("sustained_fraction", "narrow_sustained_fraction")
 """Constants of one calibration of a GPU."""
-CONSTANTS = (*SHARED, *OF_DEVICE)
-"""Those of one run."""
+FIELDS = (*OF_FRAMEWORK, *OF_NETWORK, *OF_KERNEL, *OF_DEVICE)
+"""Fields of owners that may be fitted."""
+FRACTIONS = ("tensor_exposed", "ceiling_share", *OF_DEVICE)
+"""Those that are at most 1."""
 OUTLIER = 0.1
 """Log errors above this have decreasing influence (soft L1)."""
 
+Constants = Mapping[str, float]
+"""Values by the name of a constant, as in `pass_s of megatron-core-te`."""
 Floats = NDArray[np.float64]
 
 
@@ -50,36 +65,85 @@ Floats = NDArray[np.float64]
 class StepFit:
     """Result of a fit to whole steps: calibrations with new constants, each with the record of the fit."""
 
-    calibrations: tuple[FrameworkCalibration | CollectiveCalibration | GpuCalibration, ...]
-    """Framework, network and devices, or only devices."""
+    calibrations: tuple[Calibration, ...]
+
+
+@dataclass(frozen=True)
+class Owners:
+    """The calibrations that a run's constants belong to."""
+
+    framework: FrameworkCalibration
+    network: CollectiveCalibration
+    device: GpuCalibration
+
+    @classmethod
+    def of(cls, placed: PlacedCase) -> Owners:
+        """Those of a case. Raises InputError for a case that runs on no calibrated GPU cluster."""
+        system, framework = _cluster(placed), placed.plan.job.recipe.framework
+        network, device = system.node.nic.calibration, system.device.calibration
+        if framework is None or network is None or not isinstance(device, GpuCalibration):
+            raise InputError(f"{placed.case.id} runs on no calibrated GPU cluster")
+        return cls(framework, network, device)
+
+    def constant(self, field: str) -> str:
+        """Name of the constant that a field holds."""
+        if field in OF_HOST:
+            return f"{field} of {self.framework.launcher or self.framework.name}"
+        if field in OF_FRAMEWORK:
+            return f"{field} of {self.framework.name}"
+        return f"{field} of {self.device.name}" if field in OF_DEVICE else field
+
+    def value(self, field: str) -> float | None:
+        """Its value; None where the owner has none, or has it as an assumption."""
+        owner: Calibration = self.device
+        holder: object = owner
+        if field in OF_FRAMEWORK:
+            owner = holder = self.framework
+        elif field in OF_NETWORK:
+            owner, holder = self.network, self.network.network
+        assumed = field in owner.assumed or f"network.{field}" in owner.assumed
+        return None if assumed else getattr(holder, field, None) or None
+
+    def changed(self, constants: Constants) -> Owners:
+        """The owners with other values of these constants."""
+        values = {field: constants.get(self.constant(field)) for field in FIELDS}
+        new = {
+            field: min(1.0, value) if field in FRACTIONS else value
+            for field, value in values.items()
+            if value is not None
+        }
+
+        def of(fields: Sequence[str]) -> dict[str, float]:
+            return {field: new[field] for field in fields if field in new}
+
+        between = self.network.network
+        if between is not None:
+            between = between.model_copy(update=of(OF_NETWORK))
+        return Owners(
+            self.framework.model_copy(update=of(OF_FRAMEWORK)),
+            self.network.model_copy(update={"network": between}),
+            self.device.model_copy(update=of((*OF_KERNEL, *OF_DEVICE))),
+        )
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The runs of a fit, and where the constants of each stand in the vector that is fitted.
-
-    The vector holds the logs of `SHARED`, then one sustained ceiling for each calibration.
-    """
+    """The runs of a fit, and the constants that are fitted."""
 
     cases: tuple[PlacedCase, ...]
     device_only: bool = False
 
     @cached_property
-    def calibrations(self) -> tuple[str, ...]:
-        """Names of the GPU calibrations, in the order of their ceilings."""
-        return tuple(dict.fromkeys(placed.calibration for placed in self.cases))
-
-    @cached_property
-    def start(self) -> Floats:
-        """Logs of the recorded values."""
-        first = {placed.calibration: placed for placed in reversed(self.cases)}
-        ceilings = [recorded_constants(first[name])[-1] for name in self.calibrations]
-        return np.asarray(np.log([*recorded_constants(self.cases[0])[:-1], *ceilings]))
-
-    @property
-    def pinned(self) -> int:
-        """Number of values at the front that are not fitted."""
-        return len(SHARED) if self.device_only else 0
+    def start(self) -> dict[str, float]:
+        """Recorded values of the fitted constants."""
+        values: dict[str, float] = {}
+        for placed in self.cases:
+            values |= {
+                name: value
+                for name, value in recorded_constants(placed).items()
+                if not self.device_only or name.startswith(OF_DEVICE)
+            }
+        return values
 
     @property
     def weight(self) -> Floats:
@@ -87,55 +151,48 @@ class Problem:
         sizes = Counter(placed.case.family for placed in self.cases)
         return np.array([1.0 / np.sqrt(sizes[placed.case.family]) for placed in self.cases])
 
-    def names(self) -> list[str]:
-        """Names of the fitted values."""
-        return [*SHARED, *(f"{OF_DEVICE[0]} of {name}" for name in self.calibrations)][self.pinned :]
+    def constants(self, logs: Floats) -> dict[str, float]:
+        """The constants by name, from their logs."""
+        return dict(zip(self.start, np.exp(logs).tolist(), strict=True))
 
-    def of_run(self, logs: Floats, calibration: str) -> Floats:
-        """The values of `CONSTANTS` of a run, from the whole vector."""
-        ceiling = logs[len(SHARED) + self.calibrations.index(calibration)]
-        return np.asarray(np.exp(np.append(logs[: len(SHARED)], ceiling)))
-
-    def residuals(self, values: Floats) -> Floats:
-        """Weighted log errors with these fitted values."""
-        logs = np.concatenate([self.start[: self.pinned], values])
+    def residuals(self, logs: Floats) -> Floats:
+        """Weighted log errors with these values."""
+        constants = self.constants(logs)
         errors = [
-            np.log(
-                predict_with(placed, self.of_run(logs, placed.calibration)) / placed.case.measured.step_time_s
-            )
+            np.log(predict_with(placed, constants) / placed.case.measured.step_time_s)
             for placed in self.cases
         ]
         return np.asarray(self.weight * np.array(errors))
 
 
 def fit_steps(
-    path: Path,
+    paths: Sequence[Path],
     device: str | None = None,
     *,
     device_only: bool = False,
     catalog: Catalog | None = None,
     source: str = "",
 ) -> StepFit:
-    """Fit the constants to the scored cases of a file, all or those that run on `device`; needs scipy.
+    """Fit the constants to the scored cases of files, all or those that run on `device`; needs scipy.
 
-    `device_only` keeps the `SHARED` ones, for a device with too few runs.
+    `device_only` keeps all but those of devices, for a device with too few runs.
     """
     optimize: Any = scipy_optimize()
     catalog = catalog or default_catalog()
-    problem = Problem(tuple(_cases(path, device, catalog)), device_only)
-    free = len(problem.start) - problem.pinned
-    need_more_than(free, _distinct(problem.cases), path, "different runs on GPUs")
+    cases = [placed for path in paths for placed in _cases(path, device, catalog)]
+    problem = Problem(tuple(cases), device_only)
+    need_more_than(len(problem.start), _distinct(cases), paths[0], "different runs on GPUs")
     result = optimize.least_squares(
         problem.residuals,
-        problem.start[problem.pinned :],
+        np.log(list(problem.start.values())),
         loss="soft_l1",
         f_scale=OUTLIER * float(problem.weight.mean()),
         diff_step=0.02,
         max_nfev=8,
     )
     options = f" --device {device}" * (device is not None) + " --device-only" * device_only
-    record = _record(result, problem.weight, problem.names(), path, options)
-    record = record.model_copy(update={"table": source or source_of(path, record.table)})
+    record = _record(result, problem.weight, list(problem.start), paths, options)
+    record = record.model_copy(update={"table": source or source_of(paths[0], record.table)})
     return StepFit(tuple(_recorded(problem, result.x, record)))
 
 
@@ -165,105 +222,76 @@ def _moved(result: Any, names: Sequence[str]) -> list[str]:
     return [name for name, moved in zip(names, matters, strict=True) if moved]
 
 
-def _recorded(
-    problem: Problem, fitted: Floats, record: FitRecord
-) -> Iterator[FrameworkCalibration | CollectiveCalibration | GpuCalibration]:
+def _recorded(problem: Problem, fitted: Floats, record: FitRecord) -> Iterator[Calibration]:
     """The calibrations of the cases with new constants and the record of their fit."""
-    moved = set(record.standard_errors)
-    logs = np.concatenate([problem.start[: problem.pinned], fitted])
-    first = {placed.calibration: placed for placed in reversed(problem.cases)}
-    for number, name in enumerate(problem.calibrations):
-        own = f"{OF_DEVICE[0]} of {name}"
-        labels = [*SHARED, own]
-        values = zip(labels, problem.of_run(logs, name), recorded_constants(first[name]), strict=True)
-        constants = np.array([rounded(float(new)) if label in moved else old for label, new, old in values])
-        framework, network, device = _with_constants(first[name], constants)
-        errors = {label: record.standard_errors[label] for label in SHARED if label in moved}
-        shared = record.model_copy(update={"standard_errors": dict(errors)})
-        if number == 0 and not problem.device_only:
-            of_framework = dict.fromkeys((label for label in OF_FRAMEWORK if label in moved), shared)
-            yield framework.model_copy(update={"fit": {**framework.fit, **of_framework}})
-            of_network = {f"network.{label}": shared for label in OF_NETWORK if label in moved}
-            yield network.model_copy(update={"fit": {**network.fit, **of_network}})
-        if own in moved:
-            errors[OF_DEVICE[0]] = record.standard_errors[own]
-        mine = record.model_copy(update={"standard_errors": errors})
-        of_device = dict.fromkeys((label for label in (*OF_KERNEL, *OF_DEVICE) if label in errors), mine)
-        yield device.model_copy(update={"fit": {**device.fit, **of_device}})
+    moved = {
+        name: rounded(value)
+        for name, value in problem.constants(fitted).items()
+        if name in record.standard_errors
+    }
+    done: set[str] = set()
+    for placed in problem.cases:
+        owners = Owners.of(placed)
+        new = owners.changed(moved)
+        for owner, prefix, fields in (
+            (new.framework, "", OF_FRAMEWORK),
+            (new.network, "network.", OF_NETWORK),
+            (new.device, "", (*OF_KERNEL, *OF_DEVICE)),
+        ):
+            own = {field: owners.constant(field) for field in fields if owners.constant(field) in moved}
+            if isinstance(owner, FrameworkCalibration) and owner.launcher:
+                own = {field: name for field, name in own.items() if field not in OF_HOST}
+            if not own or owner.name in done:
+                continue
+            done.add(owner.name)
+            errors = {field: record.standard_errors[name] for field, name in own.items()}
+            mine = record.model_copy(update={"standard_errors": errors})
+            fits = {**owner.fit, **{f"{prefix}{field}": mine for field in own}}
+            yield owner.model_copy(update={"fit": fits})
 
 
-def predict_with(placed: PlacedCase, constants: Floats) -> float:
-    """Step time of a placed case with these values of `CONSTANTS`: the longest path, slowed as recorded."""
+def predict_with(placed: PlacedCase, constants: Constants) -> float:
+    """Step time of a placed case with these constants: the longest path, slowed as recorded."""
     return placed.slowed * step_with(placed, constants).run(contention=False).step_time_s
 
 
-def step_with(placed: PlacedCase, constants: Floats) -> Step:
-    """The step of a placed case with these values of `CONSTANTS`."""
-    framework, network, calibration = _with_constants(placed, constants)
+def step_with(placed: PlacedCase, constants: Constants) -> Step:
+    """The step of a placed case with these constants."""
+    owners = Owners.of(placed).changed(constants)
     recipe, system = placed.plan.job.recipe, _cluster(placed)
-    nic = system.node.nic.model_copy(update={"calibration": network})
+    nic = system.node.nic.model_copy(update={"calibration": owners.network})
     system = system.model_copy(
         update={
-            "device": system.device.model_copy(update={"calibration": calibration}),
+            "device": system.device.model_copy(update={"calibration": owners.device}),
             "node": system.node.model_copy(update={"nic": nic}),
         }
     )
     costs = GpuCosts(
         FatTree(system, placed.plan.topology.num_devices),
-        recipe.model_copy(update={"framework": framework}),
+        recipe.model_copy(update={"framework": owners.framework}),
     )
     return placed.step(costs)
 
 
-def _with_constants(
-    placed: PlacedCase, constants: Floats
-) -> tuple[FrameworkCalibration, CollectiveCalibration, GpuCalibration]:
-    """Framework, network and device of a case with these values of `CONSTANTS`."""
-    framework, network, calibration = _calibrations(placed)
-    named = dict(zip(CONSTANTS, constants.tolist(), strict=True))
-    for name in OF_DEVICE:
-        named[name] = min(1.0, named[name])
-    between = network.network
-    if between is not None:
-        between = between.model_copy(update={name: named[name] for name in OF_NETWORK})
-    return (
-        framework.model_copy(update={name: named[name] for name in OF_FRAMEWORK}),
-        network.model_copy(update={"network": between}),
-        calibration.model_copy(update={name: named[name] for name in (*OF_KERNEL, *OF_DEVICE)}),
-    )
-
-
-def recorded_constants(placed: PlacedCase) -> Floats:
-    """The catalogue's values of `CONSTANTS` for a case. Raises InputError for a case without them."""
-    framework, network, calibration = _calibrations(placed)
-    homes: dict[str, object] = dict.fromkeys(CONSTANTS, calibration)
-    homes |= dict.fromkeys(OF_FRAMEWORK, framework) | dict.fromkeys(OF_NETWORK, network.network)
-    values = [getattr(home, name, None) for name, home in homes.items()]
-    missing = [name for name, value in zip(CONSTANTS, values, strict=True) if not value]
-    if missing:
-        raise InputError(f"the calibrations of {placed.case.id} have no {', '.join(missing)} to start from")
-    return np.array(values)
+def recorded_constants(placed: PlacedCase) -> dict[str, float]:
+    """The catalogue's values of the constants of a case that may be fitted."""
+    owners = Owners.of(placed)
+    values = {owners.constant(field): owners.value(field) for field in FIELDS}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def ceiling_in_benchmark(placed: PlacedCase) -> float:
     """Fraction of peak that long matrix products reach in the benchmark of a case's device."""
-    return _calibrations(placed)[2].gemm.burst_fraction
-
-
-def _calibrations(placed: PlacedCase) -> tuple[FrameworkCalibration, CollectiveCalibration, GpuCalibration]:
-    system = _cluster(placed)
-    framework, calibration = placed.plan.job.recipe.framework, system.device.calibration
-    network = system.node.nic.calibration
-    if framework is None or network is None or not isinstance(calibration, GpuCalibration):
-        raise InputError(f"{placed.case.id} runs on no calibrated GPU cluster")
-    return framework, network, calibration
+    return Owners.of(placed).device.gemm.burst_fraction
 
 
 def _cluster(placed: PlacedCase) -> GpuClusterSpec:
     return gpu_plan(placed.plan).topology.system
 
 
-def _record(result: Any, weight: Floats, names: Sequence[str], path: Path, options: str) -> FitRecord:
+def _record(
+    result: Any, weight: Floats, names: Sequence[str], paths: Sequence[Path], options: str
+) -> FitRecord:
     residuals = result.fun / weight
     apes = np.abs(np.expm1(residuals))
     errors = _standard_errors(result, OUTLIER * float(weight.mean())).tolist()
@@ -271,7 +299,7 @@ def _record(result: Any, weight: Floats, names: Sequence[str], path: Path, optio
     idle = [name for name in names if name not in moved]
     kept = f"; kept, for no run depends on them: {', '.join(idle)}" if idle else ""
     return FitRecord(
-        command=f"perfsim calibrate framework {path.name}{options}",
+        command=f"perfsim calibrate framework {' '.join(path.name for path in paths)}{options}",
         table="public-gpu-runs",
         points=len(residuals),
         median_ape=round(float(np.median(apes)), 4),

@@ -79,16 +79,21 @@ def nearest(
     `without` names a group of runs of which the answer knows nothing. A kind of system without published runs
     has `UNKNOWN_ERROR`.
     """
-    whole = next((entry for entry in recorded() if entry["system_kind"] == system_kind), None)
-    if whole is None:
+    families = [
+        (family, entry)
+        for entry in recorded()
+        if entry["system_kind"] == system_kind
+        for family in entry["families"]
+        if family["family"] != without
+    ]
+    if not families:
         return _unknown(system_kind)
+    family, whole = min(
+        families,
+        key=lambda pair: (round(unlikeness(traits, pair[0])[0], 9), -pair[0]["n"], pair[0]["family"]),
+    )
     left_out = left_out_of(system_kind, without)
     widths = widths_from(whole["band"] if left_out is None else left_out["band"])
-    families = [family for family in whole["families"] if family["family"] != without]
-    family = min(
-        families,
-        key=lambda family: (round(unlikeness(traits, family)[0], 9), -family["n"], family["family"]),
-    )
     points, differences = unlikeness(traits, family)
     differences += tuple(unknown.words for unknown in unknowns)
     beyond = math.hypot(*(unknown.log_width for unknown in unknowns))

@@ -179,6 +179,11 @@ class StepCase(CaseSpec):
         return self.evidence in ("A", "B")
 
     @property
+    def setting(self) -> str:
+        """Its model and number of devices in a few characters."""
+        return f"{self.model.num_layers}x{self.model.hidden_size} on {self.system.num_devices}"
+
+    @property
     def inferred(self) -> tuple[str, ...]:
         """Names of assumed fields: `batch` of "global_batch_size 121: first public ..."."""
         names = (re.split(r"[:(]", reason)[0].strip() for reason in self.assumed)

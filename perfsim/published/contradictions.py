@@ -8,6 +8,8 @@ from perfsim.machines import machine_of
 from perfsim.published.cases import StepCase
 from perfsim.published.not_modelled import not_modelled
 
+_DEGREES = ("tensor", "pipeline", "context_parallel", "expert_parallel")
+
 
 def refuse_contradictions(case: StepCase, system: SystemSpec) -> None:
     """Raise InputError with all contradictions of a case, and with all that has no model yet.
@@ -17,6 +19,7 @@ def refuse_contradictions(case: StepCase, system: SystemSpec) -> None:
     missing = not_modelled(case, system)
     messages = [
         f"not modelled yet: {'; '.join(missing)}" if missing else "",
+        _of_degrees(case, system),
         _of_network(case, system),
         _of_head(case),
         _of_precision(case, system),
@@ -37,6 +40,15 @@ def _of_network(case: StepCase, system: SystemSpec) -> str:
         f"{case.system.num_devices} devices in nodes of {node} without inter_node, which "
         "means one node; write what all NICs of a node carry one way, e.g. inter_node: 1.6 Tb/s"
     )
+
+
+def _of_degrees(case: StepCase, system: SystemSpec) -> str:
+    """Degrees of a layout on a machine whose layouts only divide the batch."""
+    if "tensor" in getattr(machine_of(system).layout_type, "__dataclass_fields__", {}):
+        return ""
+    given = {name: getattr(case.parallel, name) for name in _DEGREES}
+    wrong = [f"{name} {degree}" for name, degree in given.items() if degree > 1]
+    return f"{system.name} divides the batch and nothing else, not {', '.join(wrong)}" if wrong else ""
 
 
 def _of_head(case: StepCase) -> str:

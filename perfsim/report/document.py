@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from perfsim.files import write_file
 
+_PLAIN = (str, int, bool, type(None))
+
 
 def document_text(document: Any) -> str:
     """A document as JSON text with sorted keys and a final newline; what is not finite is null."""
-    text = json.dumps(plain(document), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
-    return f"{text}\n"
+    return f"{_text(plain(document))}\n"
+
+
+def _text(document: Any) -> str:
+    return json.dumps(document, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def text_with_rows(document: Mapping[str, Any], name: str, rows: Iterable[Any]) -> Iterator[str]:
+    """`document_text` of a document with `rows` under `name`, row by row, since there may be very many."""
+    before, after = _text(plain({**document, name: []})).split(f'\n  "{name}": []', 1)
+    yield f'{before}\n  "{name}": ['
+    separator = "\n"
+    for row in rows:
+        yield separator + "    " + _text(plain(row)).replace("\n", "\n    ")
+        separator = ",\n"
+    yield f"{'' if separator == chr(10) else chr(10) + '  '}]{after}\n"
 
 
 def write_document(document: Any, path: Path) -> None:
@@ -25,6 +41,10 @@ def write_document(document: Any, path: Path) -> None:
 
 def plain(value: Any) -> Any:
     """A value as JSON knows it: dataclasses and mappings as objects, floats with every digit, NaN as null."""
+    if type(value) in _PLAIN:
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else None
     if is_dataclass(value) and not isinstance(value, type):
         return {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
     if isinstance(value, Mapping):

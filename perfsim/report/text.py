@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfsim.units import DAY_S
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from perfsim.prediction.prediction import Prediction
     from perfsim.studies.result import CandidateResult, StudyResult
     from perfsim.trace import Simulated
+
+Item = TypeVar("Item")
 
 MISSING = "n/a"
 NONE = "\u2013"
@@ -40,6 +42,14 @@ _ASCII = str.maketrans(
         "\u201c": '"', "\u201d": '"', "\u00a0": " ", "\u00b1": "+/-", "\u00b7": "*",
     }
 )  # fmt: skip
+
+
+def thinned(items: Sequence[Item], count: int) -> list[Item]:
+    """At most so many items, evenly spread, with the first and the last."""
+    if len(items) <= count:
+        return list(items)
+    last = len(items) - 1
+    return [items[round(place * last / max(count - 1, 1))] for place in range(count)]
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -15,6 +15,7 @@ from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.caveats import default_settings, worst_first
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.perturbation import text_of
+from perfsim.prediction.price_tables import PriceTables
 from perfsim.prediction.question import Question
 from perfsim.prediction.resilience import resilience
 from perfsim.prediction.result import Accuracy, Resilience, SamplingSummary
@@ -231,20 +232,30 @@ def question_of(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Ques
     )
 
 
-def answer_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
+def answer_candidate(
+    spec: StudySpec,
+    candidate: CandidateSpec,
+    devices: int,
+    target: Target,
+    tables: PriceTables | None = None,
+) -> Answered:
     """A candidate at its best batch, without sampling; what studies and sweeps are made of.
+
+    `tables` keep the prices of one call for the next.
 
     Raises PlanError where no batch has a feasible plan, LayoutError for a fixed layout that is illegal.
     """
-    return _disturbed(spec, _undisturbed(spec, candidate, devices, target), target)
-
-
-def _undisturbed(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
     question = question_of(spec, candidate, devices)
+    if tables is not None:
+        tables.lend(question)
+    return _disturbed(spec, _undisturbed(spec, candidate, question, target), target)
+
+
+def _undisturbed(spec: StudySpec, candidate: CandidateSpec, question: Question, target: Target) -> Answered:
     batches = _batches(spec, target, question)
     best, curve, dropped = batches[0], list[BatchChoice](), dict[int, PerfsimError]()
     if len(batches) > 1:
-        extend = spec.batch_sizes == "auto" and spec.recipe.batch_over(devices) is None
+        extend = spec.batch_sizes == "auto" and spec.recipe.batch_over(question.devices) is None
         curve, dropped = batch_curve(question, target, batches, extend=extend)
         best = best_of(curve)
         batches = sorted({*(point.plan.job.global_batch_size for point in curve), *dropped})
@@ -291,7 +302,7 @@ def _batches(spec: StudySpec, target: Target, question: Question) -> list[int]:
 
 
 def _answer(spec: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
-    answered = _undisturbed(spec, candidate, devices, target)
+    answered = _undisturbed(spec, candidate, question_of(spec, candidate, devices), target)
     slowdowns = None
     if spec.resilience is not None:
         slowdowns = resilience(answered.evaluation, candidate.label(devices), spec.resilience)

@@ -14,6 +14,7 @@ from perfsim.catalog.resolve import MOST_PROBLEMS
 from perfsim.engine.limits import present_limits
 from perfsim.errors import CatalogError, InputError, Problem
 from perfsim.hardware import SystemSpec
+from perfsim.prediction.price_tables import priced_part
 from perfsim.strategies import strategy
 from perfsim.strategies.plan import runs_on
 from perfsim.studies.runner import check_question, question_of, target_of
@@ -161,6 +162,8 @@ class _Builder:
     studies: dict[str, StudySpec] = field(default_factory=dict)
     systems: dict[str, SystemSpec] = field(default_factory=dict)
     probed: set[tuple[object, ...]] = field(default_factory=set)
+    priced: dict[int, str] = field(default_factory=dict)
+    """By the id of a recipe, what prices may depend on."""
 
     def points(
         self, candidate: CandidateSpec, axes: Sequence[Axis], variant: str, changes: Sequence[Axis]
@@ -208,9 +211,10 @@ class _Builder:
         if self.new("target", *shared):
             target_of(study)
         question = question_of(study, candidate, devices)
-        if self.new(
-            "prices", id(system), id(study.recipe), candidate.strategy, id(candidate.cluster_calibration)
-        ):
+        recipe = self.priced.get(id(study.recipe)) or self.priced.setdefault(
+            id(study.recipe), priced_part(study.recipe).model_dump_json()
+        )
+        if self.new("prices", id(system), recipe, candidate.strategy, id(candidate.cluster_calibration)):
             check_question(question)
         elif self.new("devices", id(system), devices):
             _ = question.topology

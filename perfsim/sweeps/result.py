@@ -44,13 +44,16 @@ class SweepResult:
         """The sentences that answer the sweep's question."""
         return sweep_verdict(self.analysis, self.caveats)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The result as one document, independent of which points were already stored."""
+    def head(self) -> dict[str, Any]:
+        """What a document says beside the points."""
         return {
             "sweep": self.name,
             "title": self.title,
             "question": self.question,
             "study": self.study,
             "caveats": [asdict(caveat) for caveat in self.caveats],
-            "points": [point.as_dict() for point in self.points],
         }
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as one document, independent of which points were already stored."""
+        return {**self.head(), "points": [point.as_dict() for point in self.points]}

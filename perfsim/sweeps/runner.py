@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
-from perfsim.convergence.time_to_accuracy import time_to_accuracy
-from perfsim.convergence.wall_clock import RunPart
 from perfsim.errors import InputError, LimitError, PerfsimError, within_floats
-from perfsim.executors import Failed, available_processes, executor_for
+from perfsim.executors import Executor, Failed, available_processes, executor_for
 from perfsim.executors.executor import ExecutorLost
-from perfsim.prediction.documents import Document, prediction_from
+from perfsim.prediction.documents import Document
 from perfsim.prediction.predict import prediction_of
+from perfsim.prediction.price_tables import PriceTables
 from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.result import Assumption
 from perfsim.studies.runner import answer_candidate, target_of
@@ -27,11 +27,14 @@ from perfsim.sweeps.points import Answer, PointResult
 from perfsim.sweeps.result import SweepResult
 from perfsim.sweeps.spec import StudyCatalog, SweepSpec
 from perfsim.sweeps.store import Digests, Store, Stored, StoreError
+from perfsim.sweeps.stored_answers import StoredAnswers
 
 Tell = Callable[[str], None]
 
 STORE = "points.sqlite"
 """The file of finished points in a sweep's folder."""
+TABLES = PriceTables()
+"""What the points that this process answers share."""
 POINT_S = 0.6
 """Estimated seconds of a point when none is stored yet: the mean over the grid of `capacity_20b`."""
 START_S = 2.0
@@ -167,43 +170,50 @@ def run_sweep(
     """
     digests = _digests(sweep)
     by_digest = dict(zip(digests, sweep.points, strict=True))
+    read = StoredAnswers().result
     with Store(store_path) as store:
-        answers: dict[str, Stored | Failed] = {**store.find(by_digest)}
-        pending = {digest: point for digest, point in by_digest.items() if digest not in answers}
+        results = {digest: read(by_digest[digest], found.text) for digest, found in store.intact(by_digest)}
+        pending = {digest: point for digest, point in by_digest.items() if digest not in results}
         _say_what_is_wrong(store, len(pending), tell)
-        progress = _Progress(len(by_digest), len(answers), tell)
+        progress = _Progress(len(by_digest), len(results), tell)
         try:
             if pending:
-                _compute(pending, store, answers, progress, jobs, scheduler)
+                executor = executor_for(jobs, scheduler, most=len(pending), tell=tell)
+                with closing(_computed(executor, pending, store, progress)) as computed:
+                    for digest, answer in computed:
+                        results[digest] = _read(read, pending[digest], answer)
         except LimitError as limit:
             raise LimitError(_kept(str(limit), progress)) from None
         except KeyboardInterrupt:
             raise SweepInterrupted(_kept("interrupted", progress)) from None
         except ExecutorLost as lost:
             raise PerfsimError(_kept(str(lost), progress)) from None
-    results = [_result(point, answers[digest]) for digest, point in zip(digests, sweep.points, strict=True)]
+    pairs = zip(digests, sweep.points, strict=True)
+    points = tuple(replace(results[digest], point=point) for digest, point in pairs)
     spec = sweep.spec
     assumptions = _assumptions(sweep.points)
-    return SweepResult(spec.name, spec.title, spec.question, spec.study.name, tuple(results), assumptions)
+    return SweepResult(spec.name, spec.title, spec.question, spec.study.name, points, assumptions)
 
 
-def _compute(
-    pending: Mapping[str, SweepPoint],
-    store: Store,
-    answers: dict[str, Stored | Failed],
-    progress: _Progress,
-    jobs: int | None,
-    scheduler: str | None,
-) -> None:
-    """Answer points, and store every answer as it arrives."""
-    executor = executor_for(jobs, scheduler, most=len(pending), tell=progress.tell)
+def _read(
+    read: Callable[[SweepPoint, str], PointResult], point: SweepPoint, answer: Stored | Failed
+) -> PointResult:
+    if isinstance(answer, Failed):
+        return PointResult(point, None, (answer.reason,))
+    return read(point, answer.text)
+
+
+def _computed(
+    executor: Executor, pending: Mapping[str, SweepPoint], store: Store, progress: _Progress
+) -> Generator[tuple[str, Stored | Failed], None, None]:
+    """The answers of points as they arrive; they are stored before they are given."""
     items = ((digest, point.study) for digest, point in pending.items())
     with executor.answers(answer_text, items) as finished:
         for digest, answer in finished:
             if isinstance(answer, Stored):
                 store.put(digest, answer)
-            answers[digest] = answer
             progress.count_finished()
+            yield digest, answer
 
 
 def _say_what_is_wrong(store: Store, pending: int, tell: Tell) -> None:
@@ -259,31 +269,9 @@ def _answer(study: StudySpec) -> Document:
 @within_floats
 def _answered(study: StudySpec) -> Answer:
     candidate = study.candidates[0]
-    answered = answer_candidate(study, candidate, candidate.devices[0], target_of(study))
+    answered = answer_candidate(study, candidate, candidate.devices[0], target_of(study), TABLES)
     prediction = prediction_of(answered.evaluation, study.memory_limit)
     return Answer(prediction, answered.choice.answer, whole_run_of(answered.question, answered.choice))
-
-
-def _result(point: SweepPoint, stored: Stored | Failed) -> PointResult:
-    if isinstance(stored, Failed):
-        return PointResult(point, None, (stored.reason,))
-    document = json.loads(stored.text)
-    if "reasons" in document:
-        return PointResult(point, None, tuple(document["reasons"]))
-    target = target_of(point.study)
-    time_s = time_to_accuracy(
-        document["batch_tokens"],
-        document["step_time_s"],
-        target.d_min_tokens,
-        target.critical,
-        document["step_time_error"],
-        d_min_error=target.d_min_error,
-        unshared_error=document["unshared_error"],
-        examples_error=target.examples_error(document["batch_tokens"]),
-    )
-    prediction = prediction_from(document, point.study.model.name)
-    whole_run = tuple(RunPart(**part) for part in document["whole_run"])
-    return PointResult(point, Answer(prediction, time_s, whole_run))
 
 
 class _Progress:

@@ -77,6 +77,7 @@ class Store:
         with _explained(self.path):
             if not self.readonly:
                 self._connection.execute("PRAGMA journal_mode = WAL")
+                self._connection.execute("PRAGMA synchronous = NORMAL")
             (schema,) = self._connection.execute("PRAGMA user_version").fetchone()
             if schema not in (0, SCHEMA):
                 raise StoreError(
@@ -98,24 +99,26 @@ class Store:
         self._connection.close()
 
     def put(self, digest: str, answer: Stored) -> None:
-        """Store an answer; it is on disk when this returns."""
+        """Store an answer; the end of this process leaves it there, a failure of power may not."""
         with _explained(self.path):
             row = (digest, answer.text, answer.seconds)
             self._connection.execute("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?)", (*row, _sum(*row)))
 
     def find(self, digests: Iterable[str]) -> dict[str, Stored]:
         """The stored answers among these digests, by digest, without those that are damaged."""
-        answers = {}
+        return dict(self.intact(digests))
+
+    def intact(self, digests: Iterable[str]) -> Iterator[tuple[str, Stored]]:
+        """`find`, one answer after the other, since all together may need much memory."""
         with _explained(self.path):
             for digest in dict.fromkeys(digests):
                 row = self._connection.execute(
                     "SELECT answer, seconds, checksum FROM points WHERE digest = ?", (digest,)
                 ).fetchone()
                 if row is not None and (answer := _intact(digest, *row)):
-                    answers[digest] = answer
+                    yield digest, answer
                 elif row is not None:
                     self.damaged.add(digest)
-        return answers
 
 
 def _sum(digest: str, text: str, seconds: float) -> str:

@@ -23,8 +23,6 @@ from perfsim.workload import PRECISION_BYTES
 
 _NORM_BACKWARD_SHARE = 3.0 / 5.0
 """Passes of a fused norm's backward over those of `kernels.norm_backward`."""
-_TWO_PASSES = ("fp8_rowwise", "nvfp4")
-"""Precisions whose scale is that of the numbers themselves, which are read once more to find it."""
 
 
 def as_run(
@@ -85,8 +83,13 @@ def _precision(kernel: Kernel, part: LayerSlice) -> Precision | None:
 
 
 def cast_bytes(precision: Precision) -> float:
-    """Bytes per number of a cast of 16 bits to two narrow copies, one of them transposed."""
-    reads = 4.0 if precision in _TWO_PASSES else 2.0
+    """Bytes per number of a cast of 16 bits to two narrow copies, one of them transposed.
+
+    One pass reads the number and writes both copies. Where the scale is that of the numbers themselves they
+    are read once more to find it: for nvfp4 once; for fp8_rowwise the rows and the columns are scaled and
+    written in passes of their own.
+    """
+    reads = {"fp8_rowwise": 8.0, "nvfp4": 4.0}.get(precision, 2.0)
     return reads + 2 * PRECISION_BYTES[precision]
 
 

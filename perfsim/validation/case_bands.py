@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from perfsim.calibration import WaferCalibration
 from perfsim.catalog import Catalog
 from perfsim.errors import PerfsimError
-from perfsim.fitting.step_fit import CONSTANTS, predict_with
+from perfsim.fitting.step_fit import predict_with, recorded_constants
 from perfsim.fitting.wafer_fit import release_of
 from perfsim.prediction.accuracy import accuracy_of, left_out_of, recorded
 from perfsim.prediction.evaluation import Evaluation
@@ -42,12 +40,12 @@ class CaseBand:
         return self.low_s <= measured_s <= self.high_s
 
 
-def group_of(case: StepCase, catalog: Catalog) -> str:
-    """What is left out together with a case: its family; on a wafer the logs of its release."""
+def groups_of(case: StepCase, catalog: Catalog) -> tuple[str, ...]:
+    """What may be left out with a case: its family or a part of it; of a wafer the logs of its release."""
     calibration = case_system(case, catalog).device.calibration
     if isinstance(calibration, WaferCalibration) and case.system.software_release:
-        return release_of(case, calibration)
-    return case.family
+        return (release_of(case, calibration),)
+    return (f"{case.family}, {case.setting}", case.family)
 
 
 def case_band(case: StepCase, run: Evaluation, catalog: Catalog) -> CaseBand | None:
@@ -69,8 +67,8 @@ def _group_on_record(case: StepCase, kind: str, catalog: Catalog) -> str:
     families = {family["family"] for entry in recorded() for family in entry["families"]}
     if case.family not in families:
         return ""
-    group = group_of(case, catalog)
-    return group if left_out_of(kind, group) is not None else ""
+    groups = groups_of(case, catalog)
+    return next((group for group in groups if left_out_of(kind, group) is not None), "")
 
 
 def _left_out_s(case: StepCase, kind: str, group: str, catalog: Catalog) -> float | None:
@@ -80,12 +78,15 @@ def _left_out_s(case: StepCase, kind: str, group: str, catalog: Catalog) -> floa
     """
     record = left_out_of(kind, group)
     calibration = case_system(case, catalog).device.calibration
-    if record is None or calibration is None or calibration.name != record["calibration"]:
+    if record is None or calibration is None:
         return None
     constants = record["constants"]
     if isinstance(calibration, WaferCalibration):
+        if calibration.name != record["calibration"]:
+            return None
         efficiency = {**calibration.efficiency, group: constants["efficiency"]}
         return predict_s(case, catalog, calibration.model_copy(update={"efficiency": efficiency}))
-    if set(constants) != set(CONSTANTS):
+    placed = place_case(case, catalog)
+    if not set(recorded_constants(placed)) <= set(constants):
         return None
-    return predict_with(place_case(case, catalog), np.array([constants[name] for name in CONSTANTS]))
+    return predict_with(placed, constants)

@@ -23,7 +23,7 @@ from perfsim.published.placed_cases import place_case
 from perfsim.published.processes import mapped
 from perfsim.published.rows import step_cases
 from perfsim.validation.band_fit import LeftOutRun, student_quantile
-from perfsim.validation.case_bands import WAFER, group_of
+from perfsim.validation.case_bands import WAFER, groups_of
 from perfsim.validation.family_traits import traits_of_case
 from perfsim.validation.leave_out import ALL, LeftOut, Tangent, leave_out, outside_scores, tangent
 from perfsim.validation.score import Scored, summary
@@ -52,13 +52,15 @@ def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
     if any(case.strategy == STREAMING for case in cases):
         return _wafers(path, cases, catalog)
     rows = _rows(path, catalog)
-    scores = {row.family: row.outside for row in rows}
+    outside = outside_scores(rows)
+    scores = {**outside["families"], ALL: outside["summary"]}
     constants = {
         row.family: {"calibration": row.calibration, "constants": row.constants}
         for row in rows
         if row.family != ALL
     }
-    return HeldOut(scores, _runs(rows[-1].runs, cases, catalog), constants)
+    groups = {run.id: row.family for row in rows if row.family != ALL for run in row.runs}
+    return HeldOut(scores, _runs(rows[-1].runs, cases, groups, catalog), constants)
 
 
 def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any] | None:
@@ -105,8 +107,10 @@ def _tangent(case: StepCase, catalog: Catalog) -> Tangent | None:
         return None
 
 
-def _runs(scored: Sequence[Scored], cases: Sequence[StepCase], catalog: Catalog) -> tuple[LeftOutRun, ...]:
-    """The runs that were predicted without their group."""
+def _runs(
+    scored: Sequence[Scored], cases: Sequence[StepCase], groups: Mapping[str, str], catalog: Catalog
+) -> tuple[LeftOutRun, ...]:
+    """The runs that were predicted without their group, which `groups` gives by id."""
     by_id = {case.id: case for case in cases}
     runs = []
     for run in scored:
@@ -114,7 +118,7 @@ def _runs(scored: Sequence[Scored], cases: Sequence[StepCase], catalog: Catalog)
         traits = traits_of_case(case, catalog)
         if run.counts and run.predicted_s is not None and traits is not None:
             error = float(np.log(run.predicted_s / run.measured_s))
-            runs.append(LeftOutRun(group_of(case, catalog), case.family, error, traits))
+            runs.append(LeftOutRun(groups[run.id], case.family, error, traits))
     return tuple(runs)
 
 
@@ -125,8 +129,9 @@ def _wafers(path: Path, cases: tuple[StepCase, ...], catalog: Catalog) -> HeldOu
         release: {"calibration": WAFER, "constants": {"efficiency": calibration.efficiency[release]}}
         for release, calibration in calibrations.items()
     }
+    groups = {case.id: groups_of(case, catalog)[0] for case in cases}
     return HeldOut(
-        {**_by_family(scored), ALL: _band_of_few(scored)}, _runs(scored, cases, catalog), constants
+        {**_by_family(scored), ALL: _band_of_few(scored)}, _runs(scored, cases, groups, catalog), constants
     )
 
 

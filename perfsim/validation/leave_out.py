@@ -1,11 +1,12 @@
-"""Predicts each family of runs with constants that were fitted without it.
+"""Predicts each group of runs with constants that were fitted without it.
 
-The constants of `step_fit` are fitted again to the runs of all other families, with the same weights
-and loss: those that all runs have in common, and the sustained ceiling of each calibration. A device without
-other runs gets its ceiling from the others: the geometric mean of ceilings over those of long kernels in the
-benchmark of the same device, times its own benchmark's.
+A group is a family. Where a family alone determines a constant of a framework or a device, leaving it out
+whole would leave no run to fit it to: such a family is left out by model and number of devices.
+The constants of `step_fit` are fitted again to the runs of all other groups, with the same weights and loss.
+A device without other runs gets its ceiling from the others: the geometric mean of ceilings over those of
+long kernels in the benchmark of the same device, times its own benchmark's.
 For speed, each log step time is linearised in the log constants around their recorded values, so a fit needs
-no new pricing; the family left out is then priced in full with the new constants.
+no new pricing; the group left out is then priced in full with the new constants.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from numpy.typing import NDArray
 from perfsim.catalog import Catalog
 from perfsim.fitting.fit_tables import rounded, scipy_optimize
 from perfsim.fitting.step_fit import (
-    CONSTANTS,
+    OF_DEVICE,
     OUTLIER,
-    SHARED,
+    Constants,
     ceiling_in_benchmark,
     predict_with,
     recorded_constants,
@@ -44,6 +45,11 @@ STEP = 0.05
 """Relative step of each constant, up and down, for its slope."""
 UNSEEN = 0.01
 """A constant whose slopes are all below this does not affect the runs."""
+DETERMINES = 0.1
+"""A run with a slope of this determines a constant."""
+PULL = 0.02
+"""Pull towards the recorded constants, as of one run with this slope, where runs do not tell two apart."""
+CEILING = f"{OF_DEVICE[0]} of "
 
 
 @dataclass(frozen=True)
@@ -53,10 +59,12 @@ class Tangent:
     scored: Scored
     """The case as predicted with the recorded constants."""
     calibration: str
-    constants: tuple[float, ...]
-    slopes: tuple[float, ...]
+    constants: Constants
+    slopes: Constants
     benchmark_ceiling: float = 1.0
     """Fraction of peak of long kernels in the benchmark of its device."""
+    setting: str = ""
+    """Model and number of devices."""
 
     @property
     def residual(self) -> float:
@@ -66,20 +74,21 @@ class Tangent:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Scores of a family with all families in the fit, and with itself left out."""
+    """Scores of a group with all groups in the fit, and with itself left out."""
 
     family: str
+    """The family; with the model and the number of devices where it is left out in parts."""
     calibration: str
     inside: dict[str, Any]
     outside: dict[str, Any]
-    constants: dict[str, float]
-    """The constants fitted without the family."""
+    constants: Constants
+    """The constants fitted without the group."""
     kept: tuple[str, ...] = ()
-    """Constants at their recorded values, because no other family determines them."""
+    """Constants at their recorded values, because no other group determines them."""
     borrowed: str = ""
     """The devices whose ceilings are used, if no other run was made on this one."""
     runs: tuple[Scored, ...] = ()
-    """The family's runs as predicted without it."""
+    """The group's runs as predicted without it."""
 
 
 def tangent(placed: PlacedCase, scored: Scored) -> Tangent:
@@ -88,48 +97,64 @@ def tangent(placed: PlacedCase, scored: Scored) -> Tangent:
     here = step_with(placed, at)
     step_s = here.run(contention=False).step_time_s
 
-    def log_step(constants: Floats) -> float:
+    def log_step(constants: Constants) -> float:
         step = step_with(placed, constants)
         # Many constants do not affect a run, which then need not be simulated.
         moved = not np.array_equal(step.duration_s, here.duration_s)
         return float(np.log(step.run(contention=False).step_time_s if moved else step_s))
 
-    slopes = []
-    for index in range(len(CONSTANTS)):
-        factor = np.ones(len(CONSTANTS))
-        factor[index] = 1 + STEP
-        rise = log_step(at * factor) - log_step(at / factor)
-        slopes.append(rise / (2 * np.log1p(STEP)))
+    slopes = {}
+    for name, value in at.items():
+        rise = log_step({**at, name: value * (1 + STEP)}) - log_step({**at, name: value / (1 + STEP)})
+        slopes[name] = rise / (2 * float(np.log1p(STEP)))
     return Tangent(
         replace(scored, predicted_s=placed.slowed * step_s),
         placed.calibration,
-        tuple(at.tolist()),
-        tuple(slopes),
+        at,
+        slopes,
         ceiling_in_benchmark(placed),
+        placed.case.setting,
     )
 
 
+def groups_of(tangents: Sequence[Tangent]) -> dict[str, str]:
+    """What is left out together with each run, by its id: its family, or a part of it."""
+    families: dict[str, set[str]] = {}
+    for run in tangents:
+        for name, slope in run.slopes.items():
+            if " of " in name and abs(slope) >= DETERMINES:
+                families.setdefault(name, set()).add(run.scored.family)
+    alone = {next(iter(own)) for own in families.values() if len(own) == 1}
+    return {
+        run.scored.id: f"{run.scored.family}, {run.setting}"
+        if run.scored.family in alone
+        else run.scored.family
+        for run in tangents
+    }
+
+
 def leave_out(tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: Catalog) -> list[LeftOut]:
-    """Every family with scored runs, in the order of the cases, then `ALL`; needs scipy."""
+    """Every group with scored runs, in the order of the cases, then `ALL`; needs scipy."""
     used = [run for run in tangents if run.scored.counts]
-    rows = [_without(family, used) for family in dict.fromkeys(run.scored.family for run in used)]
-    used_ids = {run.scored.id for run in used}
-    questions = [
-        (case, tuple(row.constants.values()))
-        for row in rows
-        for case in cases
-        if case.family == row.family and case.id in used_ids
-    ]
+    groups = groups_of(used)
+    rows = [_without(group, used, groups) for group in dict.fromkeys(groups.values())]
+    questions = [(case, row.constants) for row in rows for case in cases if groups.get(case.id) == row.family]
     predicted = mapped(partial(_predict, catalog=catalog), questions)
     by_id = {case.id: seconds for (case, _), seconds in zip(questions, predicted, strict=True)}
-    rows = [_with_runs(row, used, by_id) for row in rows]
-    return [*rows, _with_runs(LeftOut(ALL, "", _summary(ALL, used), {}, {}), used, by_id)]
+    rows = [_with_runs(row, used, by_id, groups) for row in rows]
+    return [*rows, _with_runs(LeftOut(ALL, "", _summary(used), {}, {}), used, by_id, groups)]
 
 
 def outside_scores(rows: Sequence[LeftOut]) -> dict[str, Any]:
-    """The rows of `leave_out` as `perfsim validate --json` prints them: summary and families."""
-    scores = {row.family: row.outside for row in rows}
-    return {"summary": scores.pop(ALL), "families": scores}
+    """The rows of `leave_out` as `perfsim validate --json` prints them.
+
+    Summary, `families`, and `groups` where a family is left out in parts.
+    """
+    runs = rows[-1].runs
+    families = dict.fromkeys(run.family for run in runs)
+    scores = {family: summary([run for run in runs if run.family == family]) for family in families}
+    parts = {row.family: row.outside for row in rows[:-1] if row.family not in families}
+    return {"summary": rows[-1].outside, "families": scores, **({"groups": parts} if parts else {})}
 
 
 def refitted(
@@ -141,7 +166,7 @@ def refitted(
 ) -> dict[str, float]:
     """Step times by case after a new fit, given those with the recorded constants in `steps_s`.
 
-    `without` names constants that the model no longer has; with `leave_out` each family is predicted by a fit
+    `without` names fields that the model no longer has; with `leave_out` each group is predicted by a fit
     to the others. Slopes are those of the unchanged model.
     """
     moved = [
@@ -149,109 +174,103 @@ def refitted(
         for run in tangents
         if run.scored.counts
     ]
-    parts = dict.fromkeys(run.scored.family for run in moved) if leave_out else {"": None}
+    groups = groups_of(moved) if leave_out else dict.fromkeys((run.scored.id for run in moved), "")
     fitted_s = {}
-    for family in parts:
-        known = [run for run in moved if not leave_out or run.scored.family != family]
+    for group in dict.fromkeys(groups.values()):
+        own = [run for run in moved if groups[run.scored.id] == group]
+        known = [run for run in moved if groups[run.scored.id] != group] if leave_out else moved
         fit = _fit(known, without)
-        for run in moved:
-            if not leave_out or run.scored.family == family:
-                change = float(np.dot(run.slopes, _change(run, known, fit)))
-                fitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(change))
+        for run in own:
+            change = _change(run, known, fit)
+            moves = sum(run.slopes.get(name, 0.0) * value for name, value in change.items())
+            fitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(moves))
     return fitted_s
 
 
-def _predict(question: tuple[StepCase, tuple[float, ...]], catalog: Catalog) -> float:
+def _predict(question: tuple[StepCase, Constants], catalog: Catalog) -> float:
     case, constants = question
-    return predict_with(place_case(case, catalog), np.array(constants))
+    return predict_with(place_case(case, catalog), constants)
 
 
-def _summary(family: str, tangents: Sequence[Tangent]) -> dict[str, Any]:
-    return summary([run.scored for run in tangents if family in (ALL, run.scored.family)])
+def _summary(tangents: Sequence[Tangent]) -> dict[str, Any]:
+    return summary([run.scored for run in tangents])
 
 
-def _with_runs(row: LeftOut, tangents: Sequence[Tangent], predicted: dict[str, float]) -> LeftOut:
-    """The row with its runs as predicted without their families."""
-    own = [run.scored for run in tangents if row.family in (ALL, run.scored.family)]
+def _with_runs(
+    row: LeftOut, tangents: Sequence[Tangent], predicted: Mapping[str, float], groups: Mapping[str, str]
+) -> LeftOut:
+    """The row with its runs as predicted without their groups."""
+    own = [run.scored for run in tangents if row.family in (ALL, groups[run.scored.id])]
     runs = tuple(replace(run, predicted_s=predicted.get(run.id, run.predicted_s)) for run in own)
     return replace(row, outside=summary(runs), runs=runs)
 
 
-def _without(family: str, tangents: Sequence[Tangent]) -> LeftOut:
-    """New constants for a family's device from the other families."""
-    own = next(run for run in tangents if run.scored.family == family)
-    rest = [run for run in tangents if run.scored.family != family]
+def _without(group: str, tangents: Sequence[Tangent], groups: Mapping[str, str]) -> LeftOut:
+    """New constants for a group's runs from the other groups."""
+    own = [run for run in tangents if groups[run.scored.id] == group]
+    rest = [run for run in tangents if groups[run.scored.id] != group]
     fit = _fit(rest)
-    at = np.array(own.constants) * np.exp(_change(own, rest, fit))
-    values = dict(zip(CONSTANTS, [rounded(value) for value in at.tolist()], strict=True))
-    scores = _summary(family, tangents)
-    donors = ", ".join(fit.calibrations) if _borrows(own, fit) else ""
-    return LeftOut(family, own.calibration, scores, {}, values, fit.kept(own.calibration), donors)
-
-
-def _borrows(run: Tangent, fit: _Fit) -> bool:
-    """Whether the ceiling of a run's device comes from other devices."""
-    return bool(fit.calibrations) and run.calibration not in fit.calibrations and fit.has_ceilings
-
-
-def _change(run: Tangent, known: Sequence[Tangent], fit: _Fit) -> Floats:
-    """Change of a run's log constants by a fit to the `known` runs."""
-    change = fit.of(run.calibration)
-    if _borrows(run, fit):
-        first = {other.calibration: other for other in reversed(known)}
-        ratio = geometric_mean(
-            other.constants[-1] * float(np.exp(fit.of(name)[-1])) / other.benchmark_ceiling
-            for name, other in first.items()
-        )
-        change[-1] = np.log(min(1.0, run.benchmark_ceiling * ratio) / run.constants[-1])
-    return change
+    at: dict[str, float] = {}
+    for run in own:
+        moved = _change(run, rest, fit)
+        at |= {name: rounded(value * float(np.exp(moved[name]))) for name, value in run.constants.items()}
+    kept = tuple(name for name in at if name not in fit.change)
+    donors = ", ".join(fit.ceilings) if any(_borrows(run, fit) for run in own) else ""
+    return LeftOut(group, own[0].calibration, _summary(own), {}, at, kept, donors)
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """Changes of log constants: the shared ones, then one ceiling for each calibration."""
+    """Changes of log constants that some runs determine."""
 
-    calibrations: tuple[str, ...]
-    change: Floats
-    free: NDArray[np.bool_]
-    has_ceilings: bool = True
-    """Whether the model has a sustained ceiling."""
+    change: Constants
+    ceilings: tuple[str, ...]
+    """Calibrations with a fitted sustained ceiling."""
 
-    def of(self, calibration: str) -> Floats:
-        """The changes of `CONSTANTS` of a run; none of the ceiling of an unknown calibration."""
-        return self._of(self.change, calibration, 0.0)
 
-    def kept(self, calibration: str) -> tuple[str, ...]:
-        """The constants of a run that the fit did not determine."""
-        free = self._of(self.free, calibration, False)
-        return tuple(name for name, moved in zip(CONSTANTS, free, strict=True) if not moved)
+def _borrows(run: Tangent, fit: _Fit) -> bool:
+    """Whether the ceiling of a run's device comes from other devices."""
+    own = CEILING + run.calibration
+    return bool(fit.ceilings) and own in run.constants and own not in fit.change
 
-    def _of(self, values: NDArray[Any], calibration: str, unknown: float) -> NDArray[Any]:
-        known = calibration in self.calibrations
-        own = values[len(SHARED) + self.calibrations.index(calibration)] if known else unknown
-        return np.append(values[: len(SHARED)], own)
+
+def _change(run: Tangent, known: Sequence[Tangent], fit: _Fit) -> dict[str, float]:
+    """Change of a run's log constants by a fit to the `known` runs."""
+    change = {name: fit.change.get(name, 0.0) for name in run.constants}
+    if _borrows(run, fit):
+        own, first = CEILING + run.calibration, {other.calibration: other for other in reversed(known)}
+        ratio = geometric_mean(
+            first[name].constants[CEILING + name]
+            * float(np.exp(fit.change[CEILING + name]))
+            / first[name].benchmark_ceiling
+            for name in fit.ceilings
+        )
+        change[own] = float(np.log(min(1.0, run.benchmark_ceiling * ratio) / run.constants[own]))
+    return change
 
 
 def _fit(tangents: Sequence[Tangent], without: Sequence[str] = ()) -> _Fit:
     """Change of the log constants by robust least squares, with equal weight per family."""
-    calibrations = tuple(dict.fromkeys(run.calibration for run in tangents))
     sizes = Counter(run.scored.family for run in tangents)
     weight = np.array([1.0 / np.sqrt(sizes[run.scored.family]) for run in tangents])
-    slopes = np.zeros((len(tangents), len(SHARED) + len(calibrations)))
-    for row, run in zip(slopes, tangents, strict=True):
-        row[: len(SHARED)] = run.slopes[: len(SHARED)]
-        row[len(SHARED) + calibrations.index(run.calibration)] = run.slopes[-1]
-    names = [*SHARED, *(CONSTANTS[-1] for _ in calibrations)]
-    free = (np.abs(slopes).max(axis=0, initial=0.0) > UNSEEN) & ~np.isin(names, without)
-    change = np.zeros(len(names))
-    if free.any():
-        optimize: Any = scipy_optimize()
-        start = np.array([run.residual for run in tangents]) * weight
-        moving = slopes[:, free] * weight[:, None]
-        change[free] = optimize.least_squares(
-            lambda moved: start + moving @ moved,
-            np.zeros(int(free.sum())),
-            loss="soft_l1",
-            f_scale=OUTLIER * float(weight.mean()),
-        ).x
-    return _Fit(calibrations, change, free, CONSTANTS[-1] not in without)
+    names = [
+        name
+        for name in dict.fromkeys(name for run in tangents for name in run.slopes)
+        if name.split(" of ")[0] not in without
+        and max(abs(run.slopes.get(name, 0.0)) for run in tangents) > UNSEEN
+    ]
+    if not names:
+        return _Fit({}, ())
+    optimize: Any = scipy_optimize()
+    start = np.array([run.residual for run in tangents]) * weight
+    slopes = np.array([[run.slopes.get(name, 0.0) for name in names] for run in tangents])
+    moving = slopes * weight[:, None]
+    pull = PULL * float(weight.mean())
+    change = optimize.least_squares(
+        lambda moved: np.append(start + moving @ moved, pull * moved),
+        np.zeros(len(names)),
+        loss="soft_l1",
+        f_scale=OUTLIER * float(weight.mean()),
+    ).x
+    ceilings = tuple(name.removeprefix(CEILING) for name in names if name.startswith(CEILING))
+    return _Fit(dict(zip(names, change.tolist(), strict=True)), ceilings)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from perfsim.report.document import plain
+from perfsim.report.document import plain, text_with_rows
 from perfsim.sweeps.result import SweepResult
 
 
 def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[str, Any]:
     """The document of `perfsim sweep --json`: all points, which machines match, and the verdict."""
+    document = {**result.as_dict(), **_head(result, report)}
+    return {name: plain(value) for name, value in document.items()}
+
+
+def sweep_text(result: SweepResult, *, report: str = "index.html") -> Iterator[str]:
+    """The same document as text in parts, of which none holds more than a point."""
+    return text_with_rows(_head(result, report), "points", (point.as_dict() for point in result.points))
+
+
+def _head(result: SweepResult, report: str) -> dict[str, Any]:
+    """All but the points."""
     equals = [
         {
             "as_fast_as": {"system": match.rival.system, "num_devices": match.rival.num_devices},
@@ -30,11 +42,10 @@ def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[s
         for direction in pair
         for match in direction
     ]
-    document = {
-        **result.as_dict(),
+    return {
+        **result.head(),
         "equals": equals,
         "equal_time": equal_time,
         "verdict": result.verdict,
         "report": report,
     }
-    return {name: plain(value) for name, value in document.items()}

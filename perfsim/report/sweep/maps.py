@@ -10,10 +10,13 @@ from perfsim.report.sections import Section, slugify
 from perfsim.sweeps.maps import TimeMap
 
 MAX_MAPS = 8
+MAX_SIDE = 60
+"""Rows and columns of a map."""
 LEAD = (
     "Shows what a choice costs: where a row or a column hardly changes, the choice may follow other needs. "
     "An empty cell has no feasible plan."
 )
+SAMPLED = f" Of longer axes {MAX_SIDE} places are drawn, evenly spread."
 
 
 def map_sections(maps: Sequence[TimeMap]) -> list[Section]:
@@ -25,16 +28,18 @@ def _section(time_map: TimeMap) -> Section:
     name = _name(time_map)
     unit, scale = text.time_unit(time_map.times_s.values())
     cells = {place: time_s / scale for place, time_s in time_map.times_s.items()}
-    z = [[cells.get((row, count)) for count in time_map.counts] for row in time_map.rows]
-    labels = [text.integer(count) for count in time_map.counts]
+    counts, rows = text.thinned(time_map.counts, MAX_SIDE), text.thinned(time_map.rows, MAX_SIDE)
+    z = [[cells.get((row, count)) for count in counts] for row in rows]
+    labels = [text.integer(count) for count in counts]
+    sampled = len(counts) < len(time_map.counts) or len(rows) < len(time_map.rows)
     y_name = _axis_name(time_map)
     axes = {"x_name": "devices", "y_name": y_name}
     heading = f"Devices and {y_name.partition(',')[0]}" + (f": {name}" if name else "")
     return Section(
         heading,
-        LEAD,
-        figure=heat_map(labels, time_map.rows, z, z_name="Time to the target", unit=unit, **axes),
-        table=heat_map_table(labels, time_map.rows, z, **axes),
+        LEAD + (SAMPLED if sampled else ""),
+        figure=heat_map(labels, rows, z, z_name="Time to the target", unit=unit, **axes),
+        table=heat_map_table(labels, rows, z, **axes),
         alt=_alt(name or "all machines", y_name, unit, cells),
         slug=f"map-{slugify(name)}" if name else "map",
     )

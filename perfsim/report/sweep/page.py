@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from perfsim.files import write_file
 from perfsim.report import text
 from perfsim.report.caveats import caveats_section, head_remarks
-from perfsim.report.document import write_document
 from perfsim.report.figures.equal_time import equal_time, equal_time_alt
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_table
 from perfsim.report.page import write_page
 from perfsim.report.sections import Head, Section
 from perfsim.report.sweep.cards import cards_of, production_notes
-from perfsim.report.sweep.document import sweep_document
+from perfsim.report.sweep.document import sweep_text
 from perfsim.report.sweep.maps import map_sections
 from perfsim.report.sweep.tables import inputs_table, matches_table, points_table
 from perfsim.report.sweep.variants import (
+    MAX_MARKS,
     changed_steps,
     differences,
     named_points,
@@ -37,7 +38,7 @@ MAX_SERIES = 12
 def write_sweep(result: SweepResult, folder: Path) -> Path:
     """Write `index.html` and `summary.json`; returns the page. The same result gives the same bytes."""
     page = write_page(result.title, sweep_sections(result), folder / "index.html", head=_head(result))
-    write_document(sweep_document(result), folder / "summary.json")
+    write_file(folder / "summary.json", sweep_text(result))
     return page
 
 
@@ -99,7 +100,7 @@ def _scaling(series: Sequence[Series]) -> Section:
             _note(point),
         )
         for member in series[:MAX_SERIES]
-        for point in member.points
+        for point in text.thinned(member.points, MAX_MARKS)
     ]
     left_out = f" The tables have {len(series) - MAX_SERIES} more lines." if len(series) > MAX_SERIES else ""
     return Section(

@@ -10,6 +10,9 @@ from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.result import SweepResult
 from perfsim.sweeps.scaling import Match
 
+MOST_ROWS = 2000
+"""A table with more shows a sample of them."""
+
 
 def matches_table(matches: Sequence[Match]) -> Table:
     """For each machine, how many devices of another one are as fast."""
@@ -24,7 +27,7 @@ def matches_table(matches: Sequence[Match]) -> Table:
             _count(match.possibly, match),
             _count(match.surely, match),
         ]
-        for match in matches
+        for match in text.thinned(matches, MOST_ROWS)
     ]
     system = matches[0].series.system
     columns = (
@@ -57,13 +60,20 @@ def _count(count: int | None, match: Match) -> str:
 
 
 def points_table(result: SweepResult) -> Table:
-    """Every point with its answer or the reason why it has none."""
+    """The points, at most `MOST_ROWS`, with their answers or the reasons why they have none."""
     paths = list(dict.fromkeys(path for point in result.points for path, _ in point.circumstances))
     columns = ("system", "strategy", "devices", "batch", *(text.human(path) for path in paths))
     metrics = ("time to the target", "90 % band", "step", "MFU", "layout", "reason")
-    rows = [[*_question(point, paths), *_answer(point)] for point in result.points]
+    points = text.thinned(result.points, MOST_ROWS)
+    rows = [[*_question(point, paths), *_answer(point)] for point in points]
     numeric = frozenset({2, 3, *range(len(columns), len(columns) + 4)})
-    return Table((*columns, *metrics), rows, "In the order of the grid.", numeric)
+    caption = "In the order of the grid."
+    if len(points) < len(result.points):
+        caption = (
+            f"{len(points):,} of {len(result.points):,} points, evenly spread in the order of the grid; "
+            "summary.json has all, and so has the file of --table."
+        )
+    return Table((*columns, *metrics), rows, caption, numeric)
 
 
 def _question(point: PointResult, paths: Sequence[str]) -> list[str]:

@@ -15,6 +15,8 @@ from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.scaling import Series
 
 MAX_LINES = 12
+MAX_MARKS = 200
+"""Points of one line."""
 MAX_ROWS = 40
 MAX_SENTENCES = 4
 MAX_DIFFERENCES = 12
@@ -36,7 +38,7 @@ def speedup(analysis: Analysis) -> list[Section]:
             _note(point),
         )
         for scaling in scalings
-        for point in scaling.series.points
+        for point in text.thinned(scaling.series.points, MAX_MARKS)
     ]
     alt = "; ".join(
         f"{scaling.series.label}: {scaling.speedup(scaling.last):.3g} times" for scaling in scalings

@@ -50,7 +50,7 @@ def _table(result: SweepResult, width: int, room: int) -> list[str]:
     for count in range(len(rows), 0, -1):
         left_out = len(rows) - count
         more = [f"... {left_out} more row{'s' if left_out > 1 else ''} in the report"] if left_out else []
-        table = Table(columns, _thinned(rows, count), numeric=frozenset(range(1, 8)))
+        table = Table(columns, text.thinned(rows, count), numeric=frozenset(range(1, 8)))
         lines = [*table_lines(table, width), "; ".join([*more, *foot])]
         if len(lines) <= room:
             break
@@ -75,9 +75,3 @@ def _row(name: str, point: PointResult, share: str) -> list[str]:
         text.duration(point.target_time.time_s),
         text.duration_band(point.target_time.band_s),
     ]
-
-
-def _thinned(rows: list[list[str]], count: int) -> list[list[str]]:
-    """So many rows, evenly spread, with the first and the last."""
-    last = len(rows) - 1
-    return [rows[round(place * last / max(count - 1, 1))] for place in range(count)]

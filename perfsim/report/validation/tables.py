@@ -146,7 +146,7 @@ def _points(value: float | None, before: float | None) -> str:
 
 def left_out_table(left_out: Sequence[LeftOut]) -> Table:
     """Each family with itself in the fit and left out of it, and the constants fitted without it."""
-    names = list(left_out[0].constants)
+    names = list(dict.fromkeys(name for row in left_out for name in row.constants))
     rows = []
     for family in left_out:
         inside, outside = family.inside, family.outside
@@ -159,7 +159,7 @@ def left_out_table(left_out: Sequence[LeftOut]) -> Table:
                 *(_constant(family, name) for name in names),
             ]
         )
-    headings = [_HEADINGS.get(name, text.human(name)) for name in names]
+    headings = [_heading(name) for name in names]
     columns = ("left out", "runs", "median", "p90", "mean", "bias", *headings)
     caption = (
         "Each pair: with the family in the fit / without it. A constant in parentheses is kept, because no "
@@ -175,11 +175,19 @@ def _constant(family: LeftOut, name: str) -> str:
     value = _quantity(name, family.constants[name])
     if name in family.kept:
         return f"({value})"
-    return f"{value} ({family.borrowed})" if family.borrowed and name in OF_DEVICE else value
+    borrowed = family.borrowed and name == f"{OF_DEVICE[0]} of {family.calibration}"
+    return f"{value} ({family.borrowed})" if borrowed else value
 
 
-def _quantity(name: str, value: float) -> str:
-    """A constant in the unit that its name ends with."""
+def _heading(name: str) -> str:
+    """What a constant is called in a table, with its owner."""
+    field, _, owner = name.partition(" of ")
+    return _HEADINGS.get(field, text.human(field)) + (f", {owner}" if owner else "")
+
+
+def _quantity(constant: str, value: float) -> str:
+    """A constant in the unit that the name of its field ends with."""
+    name = constant.partition(" of ")[0]
     if name.endswith("_bytes_per_s"):
         return format_quantity(value, "bytes_per_s", 3)
     if "_s_per_" in name or name.endswith("_s"):

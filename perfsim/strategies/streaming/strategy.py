@@ -51,19 +51,24 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         """Recompute intervals with the fewest micro-batches, and spilled layouts where these need fewer.
 
         The real software splits only a batch that exceeds the wafer. Its best published micro-batches have
-        some 90 sequences, while only a few would fit with all activations kept.
+        some 90 sequences, while only a few would fit with all activations kept. Where not even one sequence
+        fits, the layout that needs least is refused with what it needs.
         """
         system = topology.system
         per_system = -(-job.global_batch_size // topology.num_devices)
         base = StreamingLayout(data=topology.num_devices, stream_chunks=needed_chunks(system))
         largest = {group: largest_micro_batch(job, system, per_system, group) for group in RECOMPUTE_GROUPS}
         widest = even_micro_batch(per_system, max(largest.values())) if any(largest.values()) else 0
+        any_fits = widest > 0
         for group, size in largest.items():
             if size >= widest > 0:
                 yield with_policy(base, widest, group)
             spilling = largest_micro_batch(job, system, per_system, group, spill=True)
             if spilling > size:
+                any_fits = True
                 yield with_policy(base, even_micro_batch(per_system, spilling), group, spill=True)
+        if not any_fits:
+            yield with_policy(base, 1, 1, spill=True)
 
     def plan(
         self, job: Job, topology: WaferTree, layout: StreamingLayout, *, check_memory: bool = True
@@ -80,7 +85,9 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         if check_memory:
             for use in memory:
                 if not use.fits:
-                    raise MemoryCapacityError(use.total_bytes / use.capacity_bytes, _overflow(use))
+                    raise MemoryCapacityError(
+                        use.total_bytes / use.capacity_bytes, _overflow(use, job, layout)
+                    )
         notes = tuple(self._notes(job, system, layout, microbatches))
         return StreamingPlan(self.name, job, topology, layout, microbatches, memory, notes)
 
@@ -142,7 +149,7 @@ def needed_chunks(system: WaferClusterSpec) -> int:
     return 1 if whole else STREAM_CHUNKS
 
 
-def _overflow(use: MemoryUse) -> str:
+def _overflow(use: MemoryUse, job: Job, layout: StreamingLayout) -> str:
     """The message for memory that does not fit, with what would help."""
     helps = {
         "wafer": "a smaller micro_batch_size or recompute_layers 1",
@@ -152,6 +159,8 @@ def _overflow(use: MemoryUse) -> str:
     advice = helps.get(
         use.place, "more weight servers (memoryx.servers) or flash in them (memoryx.server.flash)"
     )
+    if use.on_device and (layout.micro_batch_size, layout.recompute_layers) == (1, 1):
+        advice = f"shorter sequences than {job.seq_length:,} tokens; one layer of one sequence is the least"
     unit, name = (1e12, "TB") if use.capacity_bytes >= 1e12 else (1e9, "GB")
     needs, capacity = use.total_bytes / unit, use.capacity_bytes / unit
     return f"does not fit: {use.place} needs {needs:.1f} {name} of {capacity:.1f} {name}; try {advice}"

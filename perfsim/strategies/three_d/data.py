@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from perfsim.costs.memory import main_grad_bytes, reduced_grad_bytes, updated_state_bytes
 from perfsim.graph import Kind, RankGroup, TensorClass, Work
-from perfsim.transformer import elementwise
+from perfsim.transformer import Kernel, cast_bytes, elementwise
 from perfsim.workload import PRECISION_BYTES, TrainingRecipe
 
 DATA_STREAM = "nccl-data"
@@ -124,14 +124,23 @@ class Replicas:
         """The optimizer step of the parameters that this rank updates, as memory traffic only."""
         shard = self.num_parameters / (self.shards if self.zero_stage else 1)
         kernel = elementwise("optimizer", shard * optimizer_bytes(self.recipe), launches=OPTIMIZER_LAUNCHES)
+        casts = weight_casts(self.recipe, self.num_parameters)
         return Work(
             name="optimizer",
             kind=Kind.COMP,
             op="optimizer",
             category="optimizer",
-            kernels=(kernel,),
+            kernels=(kernel, *casts),
             writes=(TensorClass("parameters", shard * self.recipe.element_bytes),),
         )
+
+
+def weight_casts(recipe: TrainingRecipe, num_parameters: float) -> tuple[Kernel, ...]:
+    """The cast of a rank's weights to narrow copies, once a step; those of vectors are counted too."""
+    table = recipe.narrow_kernels
+    if table is None or PRECISION_BYTES[table.forward] >= recipe.element_bytes:
+        return ()
+    return (elementwise("weights.cast", num_parameters * cast_bytes(table.forward), launches=2),)
 
 
 def norm_work(peers: RankGroup | None = None) -> Work:

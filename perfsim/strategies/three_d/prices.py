@@ -28,6 +28,7 @@ from perfsim.strategies.three_d.virtual_stage import (
     head_dgrad_work,
     head_wgrad_work,
     head_work,
+    pass_work,
     softmax_sum_bytes,
     transfer_work,
 )
@@ -108,6 +109,8 @@ class SlicePrices(NamedTuple):
     exchange: Floats
     """A message with keys and values, or with their gradients."""
     exchange_both: Floats
+    begin: Floats
+    """The wait with which a pass of a pipeline begins."""
 
 
 def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durations) -> PassPrices:
@@ -135,7 +138,7 @@ def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durati
         head_weights=np.where(split, part.head_weights, 0.0),
         send=np.where(pipelined, far * part.send_across + (1 - far) * part.send_inside, 0.0),
         farthest_send=np.where(pipelined, np.where(far > 0, part.send_across, part.send_inside), 0.0),
-        begin=np.where(pipelined, 0.0 if job.recipe.framework is None else job.recipe.framework.pass_s, 0.0),
+        begin=np.where(columns.virtual[:, None] > 1, part.begin, 0.0),
         receive=np.where(pipelined & (columns.sequence_parallel[:, None] == 0), part.receive, 0.0),
     )
 
@@ -228,6 +231,8 @@ def _slice_terms(
         weights = (parts.mlp_wgrad, parts.attention_wgrad)
         head_inputs, head_weights = (head_dgrad_work(stage),), (head_wgrad_work(stage),)
     core, layer, early_layer = _recompute_terms(wanted, part, shared)
+    framework = job.recipe.framework
+    waits = framework is not None and framework.pass_s > 0
     across = (transfer_work(stage, RankGroup(0, node, 2)),) if node and wanted.sends else none
     return (
         (*attention_terms(shared, "forward", works.attention_forward), works.mlp_forward),
@@ -248,6 +253,7 @@ def _slice_terms(
         across,
         group.all_gather_works(),
         *ring_terms(shared),
+        (pass_work(stage),) if wanted.sends and waits else none,
     )
 
 

@@ -85,7 +85,7 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
             if number >= layout.pipeline
             else 0,
             head_positions=positions,
-            waits=layout.pipeline > 1 and waits,
+            waits=layout.virtual_pipeline > 1 and waits,
             shards=_shards(part, replicas[0], sum(layers)) if layout.zero_stage == SHARDED else None,
         )
         for number, count in enumerate(layers)

@@ -108,7 +108,14 @@ def hand_on_work(stage: VirtualStage) -> Work:
 
 def pass_work(stage: VirtualStage) -> Work:
     """The start of a pass: the host runs the schedule and waits for the tensor."""
-    return Work(WAIT_OF_HOST, Kind.COMP, "stage.hand_on", "pipeline_communication", writes=(stage.hidden,))
+    return Work(
+        WAIT_OF_HOST,
+        Kind.COMP,
+        "stage.hand_on",
+        "pipeline_communication",
+        comm_bytes=stage.group.part.activation_bytes / stage.group.ranks.size,
+        writes=(stage.hidden,),
+    )
 
 
 def transfer_work(stage: VirtualStage, ranks: RankGroup) -> Work:

@@ -40,6 +40,10 @@ def _one_line(row: dict[str, Any]) -> str:
             {"system": {"num_devices": 512, "devices_per_node": 8, "inter_node": None}},
             "512 devices in nodes of 8 without inter_node, which means one node",
         ),
+        (
+            {"system": {"device": "cs-2", "num_devices": 2}, "parallel": {"tensor": 2, "pipeline": 1}},
+            "cs-2 divides the batch and nothing else, not tensor 2",
+        ),
         ({"training": {"lm_head_positions": 99999}}, "lm_head_positions 99999 is more than seq_length"),
     ],
 )

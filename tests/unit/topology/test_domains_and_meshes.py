@@ -9,6 +9,7 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.collectives import CollectiveModel
+from perfsim.errors import CatalogError
 from perfsim.graph import RankGroup
 from perfsim.hardware import GpuClusterSpec
 from perfsim.machines.gpu_cluster.network import FatTreeNetwork
@@ -76,6 +77,18 @@ def test_a_run_names_its_domain_and_its_servers() -> None:
         assert (system.node.devices, system.node.server) == (devices, server)
         assert system.node.nic.bandwidth == 800e9 / 8 / 4
         assert FatTree(system, 128).nic_share_bytes_per_s == pytest.approx(25e9)
+
+
+@pytest.mark.parametrize(
+    ("system", "changes", "said"),
+    [
+        ("gb200-nvl72", {"node.server": 5}, "72 devices cannot be divided into servers of 5"),
+        ("mi300x-192gb", {"node.devices": 512}, "a full mesh has at most 256 devices, not 512"),
+    ],
+)
+def test_nodes_that_cannot_be_built_are_refused(system: str, changes: dict[str, int], said: str) -> None:
+    with pytest.raises(CatalogError, match=said):
+        default_catalog().system(system, **changes)
 
 
 def test_two_gpus_of_a_mesh_have_a_link_of_their_own() -> None:

@@ -159,6 +159,14 @@ def test_all_resident_is_refused_where_it_does_not_fit_with_a_way_out(toys: Modu
         strategy("weight-streaming").plan(toys.job(512), topology, layout)
 
 
+def test_a_sequence_that_no_policy_fits_is_refused_by_its_memory(toys: ModuleType) -> None:
+    job, topology = toys.job(2), toys.topology(1, toys.wafer_cluster(capacity=1e8))
+    (least,) = strategy("weight-streaming").layouts(job, topology)
+    assert (least.micro_batch_size, least.recompute_layers, least.spill) == (1, 1, True)
+    with pytest.raises(MemoryCapacityError, match=r"try shorter sequences than 1,024 tokens"):
+        strategy("weight-streaming").plan(job, topology, least)
+
+
 def test_the_plan_says_which_policy_it_follows(toys: ModuleType) -> None:
     assert planned(toys, micro_batch_size=16).notes == (
         "wafer memory policy: resident, split in 2 micro-batches",

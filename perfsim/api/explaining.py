@@ -1,0 +1,62 @@
+"""`why` a study has its answer, and the `diff` of two studies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from perfsim.api.naming import Named, names_of
+from perfsim.errors import InputError, Problem, within_floats
+from perfsim.studies.differences import Difference, compare_answers, compare_studies
+from perfsim.studies.loading import load_study
+from perfsim.studies.spec import StudySpec, with_verify
+from perfsim.studies.trials import Explained, explain
+
+
+@within_floats
+def why(study: Named, compare: Iterable[str] = ()) -> tuple[Explained, ...]:
+    """What limits every candidate of a study, and the changes that were tried, those that help most first.
+
+    `study` is a name, a YAML file or the summary.json of an answer. Raises InputError for a file of another
+    kind, and what answering the study raises.
+    """
+    return explain(with_verify(study_named(study), "off"), names_of(compare, "compare"))[1]
+
+
+def study_named(study: Named) -> StudySpec:
+    """A study by name, by its file, or by the document of its answer, without resilience curves."""
+    name = str(study)
+    if Path(study).suffix == ".json":
+        name = str(_document(Path(study))["study"])
+    return load_study(name).model_copy(update={"resilience": None})
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    """The document of a study's answer. Raises InputError for anything else."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(document, dict) and {"study", "candidates", "assumptions"} <= set(document):
+            return document
+    except (OSError, ValueError):
+        pass
+    raise InputError(
+        [Problem("is no answer of `perfsim study --json`", str(path), help="give the study's file")]
+    )
+
+
+@within_floats
+def diff(first: Named, second: Named) -> Difference:
+    """What differs between two studies, and what each changed input alone does to the first.
+
+    Two files `summary.json` are compared as they stand: the times of their candidates, and the inputs that
+    differ. Raises InputError for one of each, and what answering the studies raises.
+    """
+    answers = [Path(own).suffix == ".json" for own in (first, second)]
+    if all(answers):
+        return compare_answers(*(_document(Path(own)) for own in (first, second)))
+    if any(answers):
+        raise InputError("compare two studies or two answers, not one of each")
+    specs = (with_verify(study_named(own), "off") for own in (first, second))
+    return compare_studies(*specs)

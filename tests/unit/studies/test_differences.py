@@ -1,0 +1,81 @@
+"""`diff`: each changed input alone, and the remainder."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perfsim.api.explaining import diff
+from perfsim.cli import main
+from perfsim.errors import InputError
+
+BASE = """
+name: {name}
+title: T
+question: q
+model: cerebras_gpt_111m
+recipe: {{extends: gpt3_pretraining, tokens: {tokens}, global_batch_size: 128, attention: {attention}}}
+candidates:
+  - {{strategy: 3d, system: {system}, devices: [8]}}
+  - {{strategy: weight-streaming, system: cs-2, devices: [1]}}
+sampling: {{mode: off}}
+"""
+OLD = {"name": "old", "tokens": "2.2e+9", "attention": "standard", "system": "dgx-a100-80gb"}
+
+
+def written(folder: Path, **changes: str) -> Path:
+    values = OLD | changes
+    path = folder / f"{values['name']}.yaml"
+    path.write_text(BASE.format(**values))
+    return path
+
+
+def test_each_changed_input_moves_what_it_moves_alone_and_the_remainder_is_the_rest(tmp_path: Path) -> None:
+    old = written(tmp_path)
+    new = written(tmp_path, name="new", tokens="4.4e+9", attention="flash", system="dgx-h100")
+    difference = diff(old, new)
+    changes = {change.path: change for change in difference.changes}
+    assert set(changes) == {"recipe.attention", "recipe.tokens", "candidate 0.system"}
+    system = changes["candidate 0.system"]
+    assert (system.before, system.after) == ("dgx-a100-80gb", "dgx-h100")
+    assert system.ratios[1] == 1.0
+    assert system.ratios[0] is not None
+    assert system.ratios[0] < 0.8
+    assert all(ratio is not None and ratio > 1.7 for ratio in changes["recipe.tokens"].ratios)
+    for place, moved in enumerate(difference.candidates):
+        alone = [change.ratios[place] for change in difference.changes]
+        assert moved.remainder is not None
+        product = math.prod(ratio for ratio in alone if ratio is not None) * moved.remainder
+        assert product == pytest.approx(moved.ratio, rel=1e-9)
+
+
+def test_equal_studies_differ_in_nothing(tmp_path: Path) -> None:
+    difference = diff(written(tmp_path), written(tmp_path, name="same"))
+    assert difference.changes == ()
+    assert [(own.ratio, own.remainder) for own in difference.candidates] == [(1.0, 1.0)] * 2
+
+
+def test_two_answers_are_compared_as_they_stand(tmp_path: Path) -> None:
+    paths = []
+    for name, time_s, value in (("a", 100.0, "1"), ("b", 150.0, "2")):
+        path = tmp_path / f"{name}.json"
+        document = {
+            "study": name,
+            "candidates": [{"label": "1 x cs-2", "time_to_accuracy_s": time_s}],
+            "assumptions": [{"topic": "device", "name": "peak", "value": value}],
+        }
+        path.write_text(json.dumps(document))
+        paths.append(path)
+    shown = CliRunner().invoke(main, ["diff", *map(str, paths), "--json"])
+    assert shown.exit_code == 0, shown.output
+    answer = json.loads(shown.output)
+    assert answer["changes"][0]["path"] == "device: peak"
+    assert (answer["changes"][0]["before"], answer["changes"][0]["after"]) == ("1", "2")
+    assert answer["candidates"][0]["time_after_s"] == 150.0
+    assert "1.500" in CliRunner().invoke(main, ["diff", *map(str, paths)]).output
+    with pytest.raises(InputError, match="two studies or two answers"):
+        diff(paths[0], written(tmp_path))
