@@ -56,7 +56,6 @@ def test_curve_maps_and_reasons_are_drawn_as_what_they_are(open_page: Callable, 
         "figure-speed-up": ["scatter"] * 4,
         "figure-equals": ["scatter"] * 4,
         "figure-step-time": ["bar"] * len(page.evaluate(TYPES)["figure-step-time"]),
-        "figure-equals": ["scatter"] * 4,
         "figure-map-cs-2-weight-streaming": ["heatmap"],
         "figure-map-slow-weight-streaming": ["heatmap"],
     }
