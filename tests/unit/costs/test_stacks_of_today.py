@@ -1,4 +1,4 @@
-"""Prices that a framework's own ways decide: narrow products, its attention, what it hides and where it waits."""
+"""Prices that a framework decides: narrow products, its attention, what it hides and where it waits."""
 
 from __future__ import annotations
 
