@@ -22,8 +22,8 @@ def decision_sections(result: StudyResult) -> list[Section]:
     labels = text.labels(result.candidates)
     lead = (
         "Helps to decide when, for how much and how surely. Typical values with 90 % intervals from "
-        f"{text.integer(decision.draws)} draws (seed {decision.seed}); what candidates share is drawn once for "
-        "all of them."
+        f"{text.integer(decision.draws)} draws (seed {decision.seed}); candidates share the draws of what "
+        "they have in common."
     )
     sections = [Section("The decision", lead, table=outcome_table(decision, labels), slug="decision")]
     if decision.levers:
