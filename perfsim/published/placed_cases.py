@@ -10,6 +10,7 @@ from perfsim.calibration import GpuCalibration
 from perfsim.catalog import Catalog
 from perfsim.costs.price import Costs
 from perfsim.errors import PerfsimError
+from perfsim.hardware import GpuClusterSpec
 from perfsim.machines import machine_of
 from perfsim.placement.place import Placed, place
 from perfsim.prediction.evaluation import graph_of
@@ -36,12 +37,22 @@ class PlacedCase:
         """Step time with compute slowed by communication beside it, over that of the longest path.
 
         It hardly depends on the constants that are fitted, so it is found once, with the recorded ones. Only
-        where gradients or parameters travel on a stream of their own does anything run beside compute.
+        where gradients or parameters travel on a stream of their own does anything run beside compute. In a
+        domain of several nodes contention for NVLink ports is part of it.
         """
         if not self.plan.job.recipe.overlap_grad_reduce:
             return 1.0
         step = self.step(machine_of(self.plan.system).costs(self.plan.topology, self.plan.job.recipe))
-        return step.run().step_time_s / step.run(contention=False).step_time_s
+        whole = step
+        if self._shares_ports:
+            whole = Step(place(graph_of(self.plan), self.plan.topology), step.costs)
+        return whole.run().step_time_s / step.run(contention=False).step_time_s
+
+    @property
+    def _shares_ports(self) -> bool:
+        """Whether several nodes are one NVLink domain, in whose ports communications of all kinds meet."""
+        system = self.plan.system
+        return isinstance(system, GpuClusterSpec) and system.node.server is not None
 
     @property
     def calibration(self) -> str:

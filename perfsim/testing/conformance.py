@@ -57,6 +57,21 @@ JOBS: Mapping[str, dict[str, Any]] = {
         "ffn_hidden_size": 4096,
         "num_attention_heads": 32,
     },
+    "two nodes, long sequences": {
+        "devices": 16,
+        "batch": 16,
+        "recipe_changes": {
+            "attention": "flash",
+            "dropout": False,
+            "seq_length": 16_384,
+            "overlap_grad_reduce": True,
+            "overlap_param_gather": True,
+        },
+        "num_layers": 8,
+        "hidden_size": 1024,
+        "ffn_hidden_size": 4096,
+        "num_query_groups": 4,
+    },
     "a gated model with grouped queries and its own head": {
         "devices": 4,
         "batch": 16,

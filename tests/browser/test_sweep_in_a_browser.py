@@ -54,6 +54,7 @@ def test_curve_maps_and_reasons_are_drawn_as_what_they_are(open_page: Callable, 
     assert page.evaluate(TYPES) == {
         "figure-scaling": ["scatter"] * 4,
         "figure-speed-up": ["scatter"] * 4,
+        "figure-equals": ["scatter"] * 4,
         "figure-step-time": ["bar"] * len(page.evaluate(TYPES)["figure-step-time"]),
         "figure-map-cs-2-weight-streaming": ["heatmap"],
         "figure-map-slow-weight-streaming": ["heatmap"],

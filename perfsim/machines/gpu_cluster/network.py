@@ -99,10 +99,15 @@ class FatTreeNetwork(Network):
         beside = self.tree.nics[spare].ravel(), passed.ravel()
         links = np.append(links[links >= 0], self._left_of(np.concatenate(beside)))
         crossed, times = np.unique(links, return_counts=True)
-        share = self.tree.nic_share_bytes_per_s
-        return Traffic(
-            crossed, times, _inside_bytes_per_s(work, self.collectives) / meshed if inside else share
-        )
+        if inside:
+            return Traffic(crossed, times, _inside_bytes_per_s(work, self.collectives) / meshed)
+        return Traffic(crossed, times, self._ring_bytes_per_s(crossed, times))
+
+    def _ring_bytes_per_s(self, links: Ints, times: Ints) -> float:
+        """What each ring across nodes carries: its share of the NICs, or of the ports that all rings pass."""
+        ports = np.isin(links, self.tree.ports)
+        capacities = self.bytes_per_s(links[ports]) / times[ports]
+        return float(min(self.tree.nic_share_bytes_per_s, *capacities[capacities > 0.0].tolist(), np.inf))
 
     def _meshes(self, work: Work, groups: Ints) -> int:
         """Links over which a rank divides what it sends inside the node of a full mesh."""

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from perfsim.strategies.schedules import SCHEDULES, placement, schedule_called
 
 Ints = NDArray[np.int64]
+INTERLEAVED = "interleaved"
+"""The schedule in which the chunks of a rank may have different numbers of layers in flight."""
 
 
 class RankColumns(NamedTuple):
@@ -81,14 +83,18 @@ class Division:
         """The rank with LM head and loss."""
         return placement(self.schedule, self.pipeline, self.virtual).last_rank
 
-    def _shares(self) -> list[tuple[int, bool, bool]]:
-        """Layers of every rank, and whether it holds embedding and LM head."""
-        pipeline, last = self.pipeline, self.last_rank
+    @cached_property
+    def chunks(self) -> list[tuple[int, ...]]:
+        """Layers of the chunks of every rank."""
+        pipeline = self.pipeline
         by_chunk = [self.layers[start : start + pipeline] for start in range(0, len(self.layers), pipeline)]
         turned = [chunk[::-1] if self.v_shaped and odd % 2 else chunk for odd, chunk in enumerate(by_chunk)]
-        return [
-            (sum(layers), rank == 0, rank == last) for rank, layers in enumerate(zip(*turned, strict=True))
-        ]
+        return list(zip(*turned, strict=True))
+
+    def _shares(self) -> list[tuple[int, bool, bool]]:
+        """Layers of every rank, and whether it holds embedding and LM head."""
+        last = self.last_rank
+        return [(sum(layers), rank == 0, rank == last) for rank, layers in enumerate(self.chunks)]
 
     def ranks(self) -> RankColumns:
         """Every rank of the pipeline, shape (1, pipeline)."""
@@ -102,7 +108,8 @@ class Division:
         is at one of its ends; it is the first where activations are all that is held.
         """
         shares = self._shares()
-        starts = [rank for rank, share in enumerate(shares) if rank == 0 or share != shares[rank - 1]]
+        alike = list(zip(shares, self.chunks, strict=True)) if self.schedule == INTERLEAVED else shares
+        starts = [rank for rank in range(self.pipeline) if rank == 0 or alike[rank] != alike[rank - 1]]
         both_ends = self.splits_backward
         rows: list[tuple[int, ...]] = []
         for start, end in zip(starts, [*starts[1:], self.pipeline], strict=True):
@@ -127,6 +134,29 @@ def divided(schedule: str, pipeline: int, virtual: int, num_layers: int, head: i
     for number in range(rest):
         layers[stages - 2 - number] += 1
     return Division(schedule, pipeline, virtual, tuple(layers))
+
+
+@lru_cache(maxsize=4096)
+def chunk_peaks(division: Division, microbatches: int) -> NDArray[np.float64]:
+    """Layers in flight at the peak of every rank of an interleaved pipeline over those of equal chunks.
+
+    Equal chunks hold micro-batches in flight times layers over chunks. Of unequal ones, the warm-up leaves
+    more of the first, and the passes after it come and go in groups. From the third group on they repeat.
+    """
+    pipeline, virtual = division.pipeline, division.virtual
+    total = min(microbatches, 3 * pipeline) * virtual
+    chunk = np.arange(total) % (pipeline * virtual) // pipeline
+    peaks = np.ones(pipeline)
+    for rank, counts in enumerate(division.chunks):
+        layers = np.array(counts)
+        warm_up = min(total, (pipeline - rank - 1) * 2 + (virtual - 1) * pipeline)
+        if microbatches == pipeline or not layers.any() or warm_up == total:
+            continue
+        begun = np.cumsum(layers[chunk])
+        ended = np.concatenate([[0], np.cumsum(layers[virtual - 1 - chunk])])
+        most = (begun[warm_up:] - ended[: total - warm_up]).max()
+        peaks[rank] = most / ((warm_up + 1) * layers.mean())
+    return peaks
 
 
 class Divisions:

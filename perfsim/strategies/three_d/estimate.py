@@ -22,14 +22,8 @@ from perfsim.strategies.three_d.columns import Columns, blocks_of, taken
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.division import RankColumns
 from perfsim.strategies.three_d.memory import recomputed_layers, slice_bytes
-from perfsim.strategies.three_d.prices import (
-    DataPrices,
-    Largest,
-    PassPrices,
-    data_prices,
-    largest_ranks,
-    pass_prices,
-)
+from perfsim.strategies.three_d.prices import PassPrices, pass_prices
+from perfsim.strategies.three_d.replica_prices import DataPrices, Largest, data_prices, largest_ranks
 from perfsim.strategies.three_d.slowdown import Slowdowns, slowdowns
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
 from perfsim.topology import FatTree

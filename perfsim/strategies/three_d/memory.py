@@ -26,7 +26,7 @@ from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies.schedules import in_flight, schedule_called
 from perfsim.strategies.three_d.columns import EXCHANGES, MODES, Columns, blocks_of, columns_of, distinct_rows
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
-from perfsim.strategies.three_d.division import RankColumns
+from perfsim.strategies.three_d.division import INTERLEAVED, RankColumns, chunk_peaks
 from perfsim.strategies.three_d.slices import head_positions, layer_slice
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
 from perfsim.transformer import (
@@ -147,7 +147,7 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
     kept = (ranks.layers - recomputed) * sizes.keeps_all + recomputed * sizes.keeps
     inputs = ranks.layers * sizes.inputs + np.where(ranks.first, sizes.embedding_inputs, 0.0)
     inputs = inputs + np.where(ranks.last, sizes.head_inputs, 0.0)
-    activations, weight_inputs = sequences * kept, sequences * inputs
+    activations, weight_inputs = sequences * kept * _chunk_peaks(job, columns, ranks), sequences * inputs
     held = {name: np.zeros(kept.shape) for name in ("activations", "weight gradient inputs")}
     pipeline, virtual = columns.pipeline[:, None], columns.virtual[:, None]
     microbatches = columns.microbatches(job)[:, None]
@@ -164,6 +164,27 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
         held["activations"][rows], held["weight gradient inputs"][rows] = parts
     held["working set"] = _working_bytes(columns, ranks, sizes)
     return held
+
+
+def _chunk_peaks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
+    """What unequal chunks of an interleaved rank hold in flight over what equal ones would."""
+    factors, divisions = np.ones(ranks.layers.shape), columns.divisions
+    rows = columns.by_schedule.get(INTERLEAVED)
+    if rows is None:
+        return factors
+    uneven = np.array([not division.even for division in divisions.divisions])
+    rows = np.arange(len(columns))[rows]
+    rows = rows[uneven[columns.division[rows]]]
+    microbatches = np.minimum(columns.microbatches(job), 3 * columns.pipeline)[rows]
+    first, of_row = distinct_rows((columns.division[rows], microbatches))
+    peaks = [
+        chunk_peaks(divisions[int(columns.division[rows[number]])], int(microbatches[number]))
+        for number in first.tolist()
+    ]
+    for number, peak in enumerate(peaks):
+        own = rows[of_row == number]
+        factors[own] = peak[ranks.rank[own]]
+    return factors
 
 
 def _working_bytes(columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> Floats:

@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.graph import RankGroup, TensorClass, Work
 from perfsim.strategies.plan import Durations
 from perfsim.strategies.three_d.columns import EXCHANGES, MODES, Columns, distinct_rows
 from perfsim.strategies.three_d.context import ContextGroup, attention_terms, ring_terms
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, Replicas, layers_per_bucket
-from perfsim.strategies.three_d.memory import SliceBytes, rank_parameters
 from perfsim.strategies.three_d.slices import head_positions, layer_slice
 from perfsim.strategies.three_d.tensor import TensorGroup
 from perfsim.strategies.three_d.virtual_stage import (
@@ -33,13 +30,12 @@ from perfsim.strategies.three_d.virtual_stage import (
     head_work,
     pass_work,
     softmax_sum_bytes,
-    tied_embedding_work,
     transfer_work,
 )
 from perfsim.strategies.three_d.works import compute_work, layer_works, split_works
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
-from perfsim.transformer import Kernel, LayerSlice, attention_core, mlp_recompute
+from perfsim.transformer import Kernel, LayerSlice, attention_core, attention_forward, mlp_recompute
 from perfsim.workload import Job
 
 Floats = NDArray[np.float64]
@@ -117,45 +113,11 @@ class SlicePrices(NamedTuple):
     """The wait with which a pass of a pipeline begins."""
 
 
-class DataPrices(NamedTuple):
-    """Seconds of communication over replicas, and of the update, on the rank with most parameters."""
-
-    reduce: Floats
-    """All gradients."""
-    gather: Floats
-    """All parameters."""
-    update: Floats
-    reduce_ends: Floats
-    """Gradients of the embedding and LM head that the rank holds."""
-    reduce_bucket: Floats
-    """A bucket of overlapped reduction."""
-    reduce_rest: Floats
-    """The last bucket, where layers do not fill it."""
-    reduce_layer: Floats
-    reduce_embedding: Floats
-    reduce_head: Floats
-    reduce_both: Floats
-    """Embedding and LM head on one rank."""
-    gather_layer: Floats
-    gather_both: Floats
-    across_layer: Floats
-    """Summing the shards of a layer's gradients over groups, on a stream of its own (ZeRO 3)."""
-    across_both: Floats
-    ahead_bucket: Floats
-    """Gathering a bucket of parameters beside forwards."""
-    ahead_ends: Floats
-    """The same for the embedding, with which they begin."""
-    tie: Floats
-    """Summing the gradient of a tied embedding over the first and the last stage."""
-
-
-Prices = TypeVar("Prices", SlicePrices, DataPrices)
-
-
 def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durations) -> PassPrices:
     """The prices of every layout's passes."""
     split = columns.of_schedules("splits_backward")[:, None]
-    part = _priced(SlicePrices, columns.slice_keys, slice_terms(job, columns, topology), durations)
+    terms = slice_terms(job, columns, topology)
+    part = SlicePrices(*priced(SlicePrices._fields, columns.slice_keys, terms, durations))
     ring, ring_backward = _rings_s(columns.context[:, None], part)
     pipelined = columns.pipeline[:, None] > 1
     far = _share_across(columns, topology)[:, None]
@@ -215,23 +177,23 @@ def _share_across(columns: Columns, topology: FatTree) -> Floats:
     return np.asarray(crossings / np.maximum(1, hops))
 
 
-def _priced(
-    kind: type[Prices],
+def priced(
+    fields: Sequence[str],
     keys: Sequence[Ints],
     terms: Callable[[Sequence[int]], Terms],
     durations: Durations,
-) -> Prices:
-    """The prices of all rows of keys; `terms` lists the works of one key."""
+) -> list[Floats]:
+    """The prices of these names for all rows of keys; `terms` lists the works of one key."""
     first, of_row = distinct_rows(keys)
     works: list[Work] = []
     place: list[int] = []
     for number, key in enumerate(zip(*(column[first].tolist() for column in keys), strict=True)):
         for column, summands in enumerate(terms(key)):
             works += summands
-            place += [number * len(kind._fields) + column] * len(summands)
-    shape = (len(first), len(kind._fields))
+            place += [number * len(fields) + column] * len(summands)
+    shape = (len(first), len(fields))
     table = np.bincount(place, durations(works), minlength=shape[0] * shape[1]).reshape(shape)
-    return kind(*(column.take(of_row)[:, None] for column in table.T.astype(np.float64, order="C")))
+    return [column.take(of_row)[:, None] for column in table.T.astype(np.float64, order="C")]
 
 
 class Wanted(NamedTuple):
@@ -268,15 +230,7 @@ def _slice_terms(
         inputs = (parts.mlp_dgrad, *attention_terms(shared, "dgrad", parts.attention_dgrad))
         weights = (parts.mlp_wgrad, parts.attention_wgrad)
         head_inputs, head_weights = (head_dgrad_work(stage),), (head_wgrad_work(stage),)
-    core, attention, mlp, early_mlp = none, none, none, none
-    if "selective" in wanted.modes:
-        core = _recompute_work("attention.recompute", attention_core(part), part)
-    if "full" in wanted.modes:
-        early = replace(part, recompute_stops_early=True)
-        attention = _recompute_work("attention.recompute", works.attention_forward.kernels, part)
-        attention = attention_terms(shared, "recompute", *attention)
-        mlp = _recompute_work("mlp.recompute", mlp_recompute(part), part)
-        early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early), part)
+    core, layer, early_layer = _recompute_terms(wanted, part, shared)
     framework = job.recipe.framework
     waits = framework is not None and framework.pass_s > 0
     across = (transfer_work(stage, RankGroup(0, node, 2)),) if node and wanted.sends else none
@@ -287,8 +241,8 @@ def _slice_terms(
         weights,
         group.all_reduce_works(),
         core,
-        (*attention, *mlp),
-        (*attention, *early_mlp),
+        layer,
+        early_layer,
         (embedding_work(stage),),
         (embedding_backward_work(stage),),
         (head_work(stage), *group.all_reduce_works(softmax_sum_bytes(stage))),
@@ -303,155 +257,23 @@ def _slice_terms(
     )
 
 
+def _recompute_terms(
+    wanted: Wanted, part: LayerSlice, shared: ContextGroup | None
+) -> tuple[tuple[Work, ...], ...]:
+    """What selective recompute repeats, what full recompute does, and that without the last linear."""
+    core: tuple[Work, ...] = ()
+    attention, mlp, early_mlp = core, core, core
+    if "selective" in wanted.modes:
+        core = _recompute_work("attention.recompute", attention_core(part), part)
+    if "full" in wanted.modes:
+        early = replace(part, recompute_stops_early=True)
+        attention = _recompute_work("attention.recompute", attention_forward(part), part)
+        attention = attention_terms(shared, "recompute", *attention)
+        mlp = _recompute_work("mlp.recompute", mlp_recompute(part), part)
+        early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early), part)
+    return core, (*attention, *mlp), (*attention, *early_mlp)
+
+
 def _recompute_work(name: str, kernels: tuple[Kernel, ...], part: LayerSlice) -> tuple[Work]:
     """Compute that a recompute mode repeats."""
     return (compute_work(name, "recompute", kernels, (TensorClass("hidden", part.activation_bytes),)),)
-
-
-class Largest(NamedTuple):
-    """The rank of every layout with most parameters, shape (rows,) each; its replicas set the pace."""
-
-    layers: Ints
-    first: Ints
-    last: Ints
-    chunk: Ints
-    """Layers of its largest chunk."""
-    bucket: Ints
-    """Layers that fill a bucket of gradients."""
-
-
-def largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
-    """The rank of every layout with most parameters."""
-    bucket = layers_per_bucket(job.recipe, sizes.layer[:, 0], columns.zero)
-    of_key, of_row = distinct_rows((columns.tensor, columns.division))
-    columns, sizes = columns.rows(of_key), SliceBytes(*(column[of_key] for column in sizes))
-    ranks = columns.ranks()
-    largest = rank_parameters(sizes, ranks).argmax(axis=1)[:, None]
-    layers, first, last = (
-        np.take_along_axis(column.astype(np.int64), largest, axis=1)[:, 0]
-        for column in (ranks.layers, ranks.first, ranks.last)
-    )
-    chunk = -(-layers // columns.virtual)
-    return Largest(layers[of_row], first[of_row], last[of_row], chunk[of_row], bucket)
-
-
-class Shapes(NamedTuple):
-    """Parameters of one tensor rank: a layer, the embedding, the LM head, and both of these."""
-
-    layer: float
-    embedding: float
-    head: float
-    both: float
-
-
-def data_prices(
-    job: Job,
-    columns: Columns,
-    topology: FatTree,
-    largest: Largest,
-    sizes: SliceBytes,
-    durations: Durations,
-) -> DataPrices:
-    """The prices of every layout's replicas."""
-    full, rest = np.divmod(largest.chunk, largest.bucket)
-    overlaps, gathers = int(job.recipe.overlap_grad_reduce), int(job.recipe.overlap_param_gather)
-    keys = (
-        columns.tensor,
-        columns.replicas,
-        columns.shards,
-        straddling_stage(columns, topology.devices_per_node),
-        columns.zero,
-        columns.last_rank,
-        largest.layers,
-        largest.first,
-        largest.last,
-        overlaps * np.where(full > 0, largest.bucket, 0),
-        overlaps * rest,
-        gathers * np.minimum(largest.bucket, largest.chunk),
-    )
-    base = Job(job.model, job.recipe, 1)
-    degrees, row = np.unique(columns.tensor, return_index=True)
-    shapes = {
-        tensor: Shapes(*(float(getattr(sizes, name)[index, 0]) for name in Shapes._fields))
-        for tensor, index in zip(degrees.tolist(), row.tolist(), strict=True)
-    }
-
-    def terms(key: Sequence[int]) -> Terms:
-        return _data_terms(base, shapes[key[0]], *key)
-
-    return _priced(DataPrices, keys, terms, durations)
-
-
-def straddling_stage(columns: Columns, node: int) -> Ints:
-    """A pipeline rank whose replicas are on more nodes than those of the first, else 0; shape (rows,)."""
-    width = columns.tensor * columns.replicas
-    stage = np.maximum(1, node // width)
-    nodes_of_first, nodes = (-(-(start % node + width) // node) for start in (0, stage * width))
-    return np.where((nodes > nodes_of_first) & (stage < columns.pipeline), stage, 0)
-
-
-@lru_cache(maxsize=4096)
-def _data_terms(
-    job: Job,
-    shapes: Shapes,
-    tensor: int,
-    data: int,
-    shards: int,
-    stage: int,
-    zero: int,
-    last_rank: int,
-    layers: int,
-    first: int,
-    last: int,
-    bucket: int,
-    rest: int,
-    ahead: int,
-) -> Terms:
-    """The works of `DataPrices` for the replicas of one rank; `bucket` and `rest` are 0 without overlap.
-
-    `ahead` are layers of a bucket whose parameters are gathered beside forwards; 0: none is.
-
-    The replicas are those of pipeline rank `stage`; `data` counts them with their context ranks.
-    """
-    ends = 0.0
-    if first or last:
-        ends = shapes.both if first and last else shapes.embedding if first else shapes.head
-    whole = layers * shapes.layer + ends
-    replicas = Replicas(job.recipe, RankGroup(stage * tensor * data, tensor, data), "", whole, zero, shards)
-    tie: list[Work] = []
-    if last_rank and job.model.tied_embeddings:
-        group = TensorGroup(layer_slice(job, tensor, 1, sequence_parallel=False), RankGroup(0, 1, tensor), "")
-        grad_bytes = reduced_grad_bytes(job.recipe) / replicas.gradient_shards
-        tie = [tied_embedding_work(group, RankGroup(0, last_rank * tensor * data, 2), grad_bytes)]
-
-    def reduce(num_parameters: float, wanted: bool = True) -> list[Work]:
-        counts = wanted and data > 1 and num_parameters >= 1
-        sums = [] if zero == SHARDED else replicas.across_works(num_parameters)
-        return [replicas.reduce_work(num_parameters), *sums] if counts else []
-
-    def across(num_parameters: float) -> list[Work]:
-        return replicas.across_works(num_parameters) if zero == SHARDED else []
-
-    def gather(num_parameters: float, wanted: bool) -> list[Work]:
-        return [replicas.gather_work(num_parameters)] if wanted and data > 1 else []
-
-    scatters = zero >= GRADIENTS_SHARDED
-    return (
-        reduce(whole),
-        gather(whole, 0 < zero < SHARDED and not ahead),
-        [replicas.optimizer_work()],
-        reduce(ends, job.recipe.overlap_grad_reduce),
-        reduce(bucket * shapes.layer),
-        reduce(rest * shapes.layer),
-        reduce(shapes.layer, scatters),
-        reduce(shapes.embedding, scatters),
-        reduce(shapes.head, scatters),
-        reduce(shapes.both, scatters),
-        gather(shapes.layer, zero == SHARDED),
-        gather(shapes.both, zero == SHARDED),
-        across(shapes.layer),
-        across(shapes.both),
-        gather(ahead * shapes.layer, bool(ahead) and 0 < zero < SHARDED),
-        gather(shapes.both if first and last else shapes.embedding, bool(ahead) and 0 < zero < SHARDED),
-        tie,
-    )

@@ -18,7 +18,8 @@ from perfsim.graph import RankGroup, Work
 from perfsim.strategies.three_d.columns import Columns, distinct_rows
 from perfsim.strategies.three_d.data import Replicas
 from perfsim.strategies.three_d.memory import SliceBytes
-from perfsim.strategies.three_d.prices import Largest, PassPrices, SlicePrices, slice_terms, straddling_stage
+from perfsim.strategies.three_d.prices import PassPrices, SlicePrices, slice_terms
+from perfsim.strategies.three_d.replica_prices import Largest, straddling_stage
 from perfsim.topology import FatTree
 from perfsim.workload import Job
 

@@ -65,6 +65,24 @@ def test_closed_form_and_liveness_agree_stage_by_stage(
     assert list(alive.values()) == pytest.approx(closed_form(plan), rel=1e-9)
 
 
+@pytest.mark.parametrize("layers", [(1, 3, 3, 1), (3, 1, 1, 3), (3, 2, 2, 1), (0, 4, 4, 0), (2, 3, 3, 0)])
+@pytest.mark.parametrize("m", [2, 4, 6, 10])
+def test_uneven_chunks_agree_too(toys: ModuleType, layers: tuple[int, ...], m: int) -> None:
+    layout = ParallelLayout(pipeline=2, virtual_pipeline=2, schedule="interleaved", layers_per_stage=layers)
+    plan = planned(toys, layout, m, layers=8)
+    alive = peak_live_bytes(run(toys, plan), {SAVED})
+    assert list(alive.values()) == pytest.approx([held for held in closed_form(plan) if held], rel=1e-9)
+
+
+@pytest.mark.parametrize("exchange", ["ring", "all_to_all"])
+def test_context_ranks_agree_too(toys: ModuleType, exchange: str) -> None:
+    layout = ParallelLayout(pipeline=2, context=4, context_exchange=exchange)  # type: ignore[arg-type]
+    job = toys.job(4, {"attention": "flash"})
+    plan = toys.plan("3d", job, layout)
+    alive = peak_live_bytes(run(toys, plan), {SAVED})
+    assert list(alive.values()) == pytest.approx(closed_form(plan), rel=1e-9)
+
+
 def test_uneven_stages_agree_too(toys: ModuleType) -> None:
     layout = ParallelLayout(pipeline=4, layers_per_stage=(5, 7, 7, 5))
     plan = planned(toys, layout, 8)

@@ -10,7 +10,7 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.collectives import CollectiveModel
 from perfsim.errors import CatalogError
-from perfsim.graph import RankGroup
+from perfsim.graph import Kind, RankGroup, Work
 from perfsim.hardware import GpuClusterSpec
 from perfsim.machines.gpu_cluster.network import FatTreeNetwork
 from perfsim.machines.network import PeerClasses
@@ -128,3 +128,16 @@ def test_a_dead_link_of_a_mesh_sends_messages_another_way(toys: ModuleType) -> N
     assert crossed is not None
     assert len(crossed.links) > 1
     assert dead.edges.dead.isdisjoint(crossed.links.tolist())
+
+
+def test_rings_across_domains_carry_no_more_than_the_ports_that_they_pass() -> None:
+    tree = tree_of("gb300-nvl72", 128)
+    gather = Work(
+        "g", Kind.COMM_COLL, "all_gather", "data_communication", comm_bytes=1e9, group=RankGroup(0, 2, 64)
+    )
+    load = FatTreeNetwork(tree, ports=True).load(gather, ALONE)
+    assert load is not None
+    ports = np.isin(load.links, tree.ports)
+    assert ports.any()
+    assert load.bytes_per_s < tree.nic_share_bytes_per_s
+    assert (load.times * load.bytes_per_s)[ports].max() == pytest.approx(900e9)

@@ -49,7 +49,7 @@ def log(*lines: str, **changes: object) -> str:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     path = tmp_path / "ours.log"
-    path.write_text(log(line(1, 900), *(line(n, 100 + n % 3) for n in range(2, 12))), encoding="utf-8")
+    path.write_text(log(line(1, 900), *(line(n, 50 + n % 3) for n in range(2, 12))), encoding="utf-8")
     return path
 
 

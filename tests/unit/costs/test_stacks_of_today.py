@@ -1,0 +1,142 @@
+"""Prices that a framework decides: narrow products, its attention, what it hides and where it waits."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from perfsim.calibration import AttentionConstants, FrameworkCalibration, NarrowGemmConstants
+from perfsim.catalog import default_catalog
+from perfsim.costs.gpu import GpuCosts
+from perfsim.errors import CatalogError
+from perfsim.graph import WAIT_OF_HOST, Kind, RankGroup, Work
+from perfsim.hardware import GpuClusterSpec
+from perfsim.topology import FatTree
+from perfsim.transformer import Kernel
+
+NARROW = NarrowGemmConstants(
+    efficiency=0.9, overhead=2.0, memory_fraction=0.7, burst_fraction=0.8, cast_bytes=8.0, cast_s=5e-6
+)
+ATTENTION = AttentionConstants(fraction=0.6, half_length=1000.0, backward=0.5)
+
+
+def prices(
+    toys: ModuleType,
+    *,
+    device: dict[str, Any] | None = None,
+    stack: dict[str, Any] | None = None,
+    **recipe: Any,
+) -> GpuCosts:
+    """The prices of an H100 with other constants."""
+    system = default_catalog().system("dgx-h100")
+    assert isinstance(system, GpuClusterSpec)
+    calibration = system.device.calibration.model_copy(update=device or {})  # type: ignore[union-attr]
+    system = system.model_copy(
+        update={"device": system.device.model_copy(update={"calibration": calibration})}
+    )
+    framework = FrameworkCalibration(
+        name="stack", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0, **(stack or {})
+    )
+    return GpuCosts(FatTree(system, 16), toys.recipe(framework=framework, **recipe))
+
+
+def product(precision: str | None, m: int = 8192) -> Kernel:
+    return Kernel("fc", "gemm", flop=2.0 * m * 8192 * 8192, m=m, n=8192, k=8192, precision=precision)  # type: ignore[arg-type]
+
+
+def attention(name: str, length: int) -> Kernel:
+    return Kernel(name, "attention", flop=1e13, m=length, n=length, k=128)
+
+
+def test_a_narrow_product_is_faster_and_gains_less_where_it_is_small(toys: ModuleType) -> None:
+    costs = prices(toys, device={"narrow": {"fp8": NARROW}}, precision="fp8")
+    gains = [costs.kernel_s(product(None, m)) / costs.kernel_s(product("fp8", m)) for m in (256, 8192)]
+    assert 1.2 < gains[1] < 2.0
+    assert gains[0] < gains[1]
+
+
+def test_a_precision_without_a_table_has_that_of_the_nearest(toys: ModuleType) -> None:
+    fp8, rows = (
+        prices(toys, device={"narrow": {"fp8": NARROW}}, precision=name) for name in ("fp8", "fp8_rowwise")
+    )
+    assert rows.kernel_s(product("fp8_rowwise")) == fp8.kernel_s(product("fp8"))
+
+
+def test_a_narrow_ceiling_bounds_narrow_products_alone(toys: ModuleType) -> None:
+    free, bound = (
+        prices(toys, device={"narrow": {"fp8": NARROW}, "narrow_sustained_fraction": most}, precision="fp8")
+        for most in (1.0, 0.3)
+    )
+    assert bound.kernel_s(product("fp8")) > 1.5 * free.kernel_s(product("fp8"))
+    assert bound.kernel_s(product(None)) == free.kernel_s(product(None))
+
+
+def test_a_device_without_a_narrow_peak_refuses_it(toys: ModuleType) -> None:
+    with pytest.raises(CatalogError, match="has no peak for nvfp4"):
+        prices(toys, precision="nvfp4")
+
+
+def test_asynchronous_attention_has_its_own_rate_length_and_backward(toys: ModuleType) -> None:
+    costs = prices(
+        toys,
+        device={"asynchronous_attention": ATTENTION},
+        stack={"attention": "asynchronous"},
+        precision="bf16",
+    )
+    rate = 0.6 * 989e12
+    for name, speed in (("flash_attention", 1.0), ("flash_attention.backward", 0.5)):
+        expected = 1e13 * (1 + 1000.0 / 4000) / (speed * rate)
+        assert costs.kernel_s(attention(name, 4000)) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_framework_with_synchronous_attention_does_not_use_it(toys: ModuleType) -> None:
+    old, new = (
+        prices(toys, stack={"attention": name}, precision="bf16") for name in ("synchronous", "asynchronous")
+    )
+    assert old.kernel_s(attention("flash_attention", 8192)) > 1.5 * new.kernel_s(
+        attention("flash_attention", 8192)
+    )
+
+
+def test_overlapped_tensor_communication_counts_by_its_exposed_share(toys: ModuleType) -> None:
+    gather = Work(
+        "tensor.all_gather",
+        Kind.COMM_COLL,
+        "all_gather",
+        "tensor_communication",
+        comm_bytes=1e8,
+        group=RankGroup(0, 1, 8),
+    )
+    whole, part = (
+        prices(toys, stack={"tensor_exposed": 0.25}, overlap_tensor=overlaps).duration_s(gather)
+        for overlaps in (False, True)
+    )
+    assert part == pytest.approx(0.25 * whole)
+
+
+def test_a_pass_waits_for_its_host_and_for_its_message_between_nodes(toys: ModuleType) -> None:
+    costs = prices(toys, stack={"pass_s": 1e-4})
+    wait = Work(WAIT_OF_HOST, Kind.COMP, "stage.hand_on", "pipeline_communication", comm_bytes=50e6)
+    assert costs.duration_s(wait) == pytest.approx(1e-4 + 50e6 / 50e9)
+
+
+def test_a_replayed_graph_needs_no_launches(toys: ModuleType) -> None:
+    small = Work("small", Kind.COMP, "small", "forward", kernels=(Kernel("k", "elementwise", launches=50),))
+    launched, replayed = (_with_host(toys, graph).duration_s(small) for graph in (False, True))
+    assert replayed < launched / 2
+
+
+def _with_host(toys: ModuleType, graph: bool) -> GpuCosts:
+    costs = prices(toys, stack={"cuda_graph": graph})
+    costs.framework = costs.framework.model_copy(update={"host_s_per_kernel": 30e-6})
+    return costs
+
+
+def test_older_libraries_reach_a_share_of_a_newer_devices_ceiling(toys: ModuleType) -> None:
+    known, new = (
+        prices(toys, device=changes, stack={"ceiling_share": 0.5}, precision="bf16").kernel_s(product(None))
+        for changes in ({"asynchronous_attention": None}, {})
+    )
+    assert new > 1.3 * known
