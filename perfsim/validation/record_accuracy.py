@@ -18,7 +18,6 @@ from perfsim.validation.leave_out import ALL
 
 KINDS = {
     "gpu.yaml": ("gpu-cluster", "3d"),
-    "modern.yaml": ("gpu-cluster", "3d"),
     "weight_streaming.yaml": ("wafer-cluster", "weight-streaming"),
 }
 """Files of public cases, with the kind of system and the strategy to which their errors apply."""
