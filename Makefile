@@ -14,10 +14,11 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGING = pyproject.toml hatch_build.py
 STUDY = gpt3_20b
+OLDEST = tests/unit/engine tests/unit/costs tests/unit/sweeps tests/unit/catalog tests/unit/report tests/unit/cli
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help study test lint format types layers benchmarks regret seeds mutations fuzz clean distclean
+.PHONY: help study test lint format types layers benchmarks regret seeds mutations fuzz oldest clean distclean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +59,12 @@ fuzz: $(VENV)/.installed-dev ## 20,000 wrong files to every verb, write reports/
 mutations: $(VENV)/.installed-dev ## Put faults into schedules and code, write reports/mutations.md
 	@$(BIN)/perfsim prove $(STUDY) --mutations reports/mutations.md --every 43
 	@$(BIN)/python tests/mutation/mutants.py --seed 1 --count 180 --page reports/mutations.md
+
+oldest: ## Run a part of the tests with the lowest releases that pyproject.toml allows
+	@rm -rf $(VENV)-oldest && $(PYTHON) -m venv $(VENV)-oldest
+	@$(PYTHON) tests/packaging/lower_bounds.py > $(VENV)-oldest/lowest.txt
+	@$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check -r $(VENV)-oldest/lowest.txt
+	@PYTHONPATH=. $(VENV)-oldest/bin/python -m pytest -q -p no:cacheprovider $(OLDEST)
 
 clean: ## Remove caches and builds
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .benchmarks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from perfsim.catalog import default_catalog, load_mapping
 from perfsim.errors import InputError, PerfsimError
@@ -62,8 +63,8 @@ def entry(kind: str, name: str) -> Rows:
     ]
 
 
-def write_network(name: str, path: Path, devices: int | None = None) -> str:
-    """Write the network of a system's first devices (of two nodes by default) to a file, and say so.
+def write_network(name: str, path: Path, devices: int | None = None) -> dict[str, Any]:
+    """Write the network of a system's first devices (of two nodes by default); returns what is in it.
 
     `perfsim.topology.export.write_graph` has the formats. Raises InputError for a number of devices that the
     system cannot have.
@@ -74,5 +75,10 @@ def write_network(name: str, path: Path, devices: int | None = None) -> str:
     system = default_catalog().system(name)
     topology = build_topology(system, devices or 2 * (machine_of(system).devices_per_node(system) or 1))
     write_graph(topology, path)
-    count = f"{topology.num_devices:,} devices"
-    return f"{path}: {name} with {count}, {len(topology.vertices):,} vertices, {len(topology.edges):,} edges"
+    return {
+        "file": str(path),
+        "system": name,
+        "num_devices": topology.num_devices,
+        "vertices": len(topology.vertices),
+        "edges": len(topology.edges),
+    }

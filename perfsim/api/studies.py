@@ -20,6 +20,7 @@ from perfsim.prediction.result import Accuracy, SharedCaveat
 from perfsim.prediction.verification import must_be_right
 from perfsim.prediction.verification_spec import Verify
 from perfsim.report.text import layout_short
+from perfsim.studies.decided import Decision
 from perfsim.studies.loading import load_study, study_from
 from perfsim.studies.result import Assumption, CandidateResult, Infeasible, StudyResult
 from perfsim.studies.runner import Progress, StudyRun, run_study
@@ -106,6 +107,11 @@ class StudyAnswer:
     def caveats(self) -> tuple[SharedCaveat, ...]:
         """Reasons to trust the answer less, worst first, each once with the candidates that it is about."""
         return self.result.caveats
+
+    @property
+    def decision(self) -> Decision | None:
+        """When, how much and how sure, with what would change it."""
+        return self.result.decision
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:

@@ -12,6 +12,8 @@ from perfsim.sizes import MOST_DEVICES
 
 KINDS = ("systems", "devices", "models", "recipes", "wall_clocks", "studies", "strategies")
 
+COUNTED = {"num_devices": "devices", "vertices": "vertices", "edges": "edges"}
+
 
 @click.command(short_help="List what the catalogue holds, with sources.")
 @click.argument("kind", type=click.Choice(KINDS))
@@ -31,7 +33,7 @@ KINDS = ("systems", "devices", "models", "recipes", "wall_clocks", "studies", "s
 def show(kind: str, name: str | None, graph: Path | None, devices: int | None, as_json: bool) -> None:
     """List what the catalogue holds, or print one entry with the source of each value."""
     if graph is not None:
-        _write(kind, name, graph, devices)
+        _write(kind, name, graph, devices, as_json=as_json)
         return
     from perfsim.inventory import entry, names
     from perfsim.report.terminal.rows import row_lines
@@ -43,11 +45,18 @@ def show(kind: str, name: str | None, graph: Path | None, devices: int | None, a
         print_lines(row_lines(rows, title=name or kind))
 
 
-def _write(kind: str, name: str | None, graph: Path, devices: int | None) -> None:
+def _write(kind: str, name: str | None, graph: Path, devices: int | None, *, as_json: bool) -> None:
     """Write the network of a system to a file, and say what is in it."""
     from perfsim.errors import InputError
     from perfsim.inventory import write_network
 
     if kind != "systems" or name is None:
         raise InputError("--graph writes the network of one system: perfsim show systems NAME --graph FILE")
-    print_lines([write_network(name, graph, devices)])
+    written = write_network(name, graph, devices)
+    if as_json:
+        print_json(written)
+        return
+    counts = (
+        f"{written['num_devices']:,} devices, {written['vertices']:,} vertices, {written['edges']:,} edges"
+    )
+    print_lines([f"{graph}: {name} with {counts}"])

@@ -101,8 +101,13 @@ def simulated(counts: Simulated) -> str:
     events = f"{integer(counts.events)} events"
     if not counts.flows:
         return f"{events}; no link is short of bandwidth"
-    shared = f"{integer(counts.flows)} flows on {integer(counts.links)} links"
+    shared = f"{counted(counts.flows, 'flow')} on {counted(counts.links, 'link')}"
     return f"{events}; {shared}, contended for {duration(counts.contended_s)}"
+
+
+def counted(number: float, name: str) -> str:
+    """`1 link`, `2 links`."""
+    return f"{integer(number)} {name}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float, digits: int = 3) -> str:

@@ -86,8 +86,16 @@ def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
 def compare_answers(first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference:
     """Two documents of answers: times of the candidates of one label, and the inputs that differ.
 
-    Nothing is answered again, so no input has an effect of its own.
+    Nothing is answered again, so no input has an effect of its own. Raises InputError for a document of
+    another form.
     """
+    try:
+        return _compared(first, second)
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise InputError(f"an answer lacks what `perfsim study --json` writes: {error!r}") from None
+
+
+def _compared(first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference:
     old, new = (_inputs(own) for own in (first, second))
     changes = tuple(
         Change(path, old.get(path, "none"), new.get(path, "none"), ())
@@ -96,7 +104,7 @@ def compare_answers(first: Mapping[str, Any], second: Mapping[str, Any]) -> Diff
     )
     times = {own["label"]: own["time_to_accuracy_s"] for own in second["candidates"]}
     moved = tuple(
-        Moved(own["label"], own["label"], own["time_to_accuracy_s"], times[own["label"]], None)
+        Moved(own["label"], own["label"], float(own["time_to_accuracy_s"]), float(times[own["label"]]), None)
         for own in first["candidates"]
         if own["label"] in times
     )

@@ -58,7 +58,7 @@ def restricted(spec: PerturbationSpec, topology: Topology) -> tuple[Perturbation
         stragglers.append(StragglerSpec(rank=last, factor=slowest))
     present = links_by_ends(topology) if spec.links else {}
     addressed = [link for link in spec.links if link.system in (None, topology.system.name)]
-    links = tuple(link for link in addressed if ends_of(link.link) in present)
+    links = tuple(link for link in addressed if ends_of(link.link, present) is not None)
     remarks += [f"perturbed: this system has no link {link.link}" for link in addressed if link not in links]
     return spec.model_copy(update={"stragglers": tuple(stragglers), "links": links}), remarks
 
@@ -91,6 +91,6 @@ def _missing(link: LinkSpecLeft, topologies: list[Topology]) -> Iterator[tuple[s
         return
     addressed = [topology for topology in topologies if link.system in (None, topology.system.name)]
     ends = {pair: None for topology in addressed for pair in links_by_ends(topology)}
-    if ends_of(link.link) not in ends:
+    if ends_of(link.link, ends) is None:
         where = "no candidate" if link.system is None else f"no candidate on {link.system}"
         yield "link", f"{where} has a link {link.link!r}", nearest_link(link.link, ends)

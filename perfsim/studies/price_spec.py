@@ -54,6 +54,8 @@ class PriceSpec(Spec):
             raise ValueError("years and utilisation belong to purchase, not to device_hour")
         if self.purchase is not None and min(_ends(self.years)) * min(_ends(self.utilisation)) <= 0:
             raise ValueError("years and utilisation must be above 0")
+        if max(_ends(self.utilisation)) > 1:
+            raise ValueError("utilisation is a share of the time, at most 1")
         return self
 
     def text(self, currency: str) -> str:
@@ -74,6 +76,12 @@ class EnergySpec(Spec):
     carbon: Amount | None = None
     """kg of CO2 equivalents a kWh."""
     source: str = GIVEN
+
+    @model_validator(mode="after")
+    def _cooling_takes_energy(self) -> Self:
+        if self.pue is not None and min(_ends(self.pue)) < 1:
+            raise ValueError("pue: energy of the building over that of its machines, at least 1")
+        return self
 
 
 Currency = Annotated[str, Field(min_length=1, max_length=12)]

@@ -162,6 +162,7 @@ class _Builder:
     studies: dict[str, StudySpec] = field(default_factory=dict)
     systems: dict[str, SystemSpec] = field(default_factory=dict)
     probed: set[tuple[object, ...]] = field(default_factory=set)
+    parts: dict[tuple[str, str], Any] = field(default_factory=dict)
     priced: dict[int, str] = field(default_factory=dict)
     """By the id of a recipe, what prices may depend on."""
 
@@ -250,8 +251,18 @@ class _Builder:
         if key not in self.studies:
             whole = {path: value for path, value in changes.items() if "." not in path}
             inner = {path: value for path, value in changes.items() if "." in path}
-            self.studies[key] = self.catalog.override(self.catalog.override(self.base, whole), inner)
+            self.studies[key] = self.shared(
+                self.catalog.override(self.catalog.override(self.base, whole), inner)
+            )
         return self.studies[key]
+
+    def shared(self, study: StudySpec) -> StudySpec:
+        """The study with descriptions that equal an earlier one's in memory once, and without candidates."""
+        parts: dict[str, Any] = {"candidates": ()}
+        for name in ("model", "recipe", "convergence"):
+            value = getattr(study, name)
+            parts[name] = self.parts.setdefault((name, value.model_dump_json()), value)
+        return study.model_copy(update=parts)
 
 
 def _suits(axis: Axis, candidate: CandidateSpec) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from itertools import pairwise
 from typing import TypeVar
 
@@ -30,18 +30,24 @@ def degraded(topology: AnyTopology, left: Mapping[str, float]) -> AnyTopology:
     for name, share in left.items():
         if not 0.0 <= share <= 1.0:
             raise InputError(f"link {name}: {share:g} of its capacity is not between 0 and 1")
-        links = ends.get(ends_of(name))
-        if links is None:
+        pair = ends_of(name, ends)
+        if pair is None:
             problem = f"{topology.system.name} has no link {name!r}"
             raise InputError([Problem(problem, help=nearest_link(name, ends))])
-        for link in links:
+        for link in ends[pair]:
             capacities[link] = share * float(topology.edges.bytes_per_s[link])
     return topology.with_capacities(capacities, rate=False)
 
 
-def ends_of(name: str) -> Ends:
-    """The two ends in the name of a link, in either order."""
-    return frozenset(name.split("-"))
+def ends_of(name: str, present: Container[Ends]) -> Ends | None:
+    """The two ends that the name of a link has, in either order; None where no such link is present.
+
+    An end may leave out the node that the other one names: `node0/gpu0-nvswitch`.
+    """
+    parts = name.split("-")
+    nodes = [f"{part.rpartition('/')[0]}/" for part in parts if "/" in part]
+    pairs = [frozenset(parts), *(frozenset(p if "/" in p else node + p for p in parts) for node in nodes)]
+    return next((pair for pair in pairs if pair in present), None)
 
 
 def links_by_ends(topology: Topology) -> dict[Ends, list[int]]:

@@ -80,6 +80,9 @@ def targets() -> list[tuple[tuple[Target, str], str]]:
     root = data_root()
     paths = [(kind, path) for kind in COMMANDS for path in sorted((root / kind).glob("*.*"))]
     texts = {Target(f"{kind}/{path.name}", path.suffix): path.read_text("utf-8") for kind, path in paths}
+    for path in sorted((root / "workloads/models").glob("*.yaml"))[::4]:
+        text = path.read_text("utf-8")
+        texts |= {Target(f"{verb}/{path.name}"): text for verb in ("plan", "prove")}
     own = Path(__file__).parent / "files"
     texts |= {Target(f"other/{path.name}", path.suffix): path.read_text("utf-8") for path in own.iterdir()}
     return [((target, text), text) for target, text in texts.items()]
@@ -177,6 +180,16 @@ def _other(name: str, text: str) -> Command:
     return _study(name, text)
 
 
+def _plan(_name: str, _text: str) -> Command:
+    machine = ("--system", "dgx-a100-80gb", "--devices", "8", *STEP)
+    return lambda path: ("plan", "--model", str(path), *machine)
+
+
+def _prove(_name: str, _text: str) -> Command:
+    layout = ("--layout", "tp=2", "--devices", "2", "--batch", "2", "--orders", "0", "--json")
+    return lambda path: ("prove", str(path), *layout, "--max-seconds", "15")
+
+
 COMMANDS: dict[str, Callable[[str, str], Command]] = {
     "hardware/calibrations": _calibration,
     "hardware/devices": _device,
@@ -185,6 +198,8 @@ COMMANDS: dict[str, Callable[[str, str], Command]] = {
     "hardware/wall_clocks": _wall_clock,
     "studies": _study,
     "other": _other,
+    "plan": _plan,
+    "prove": _prove,
     "workloads/models": _model,
     "workloads/recipes": _recipe,
 }

@@ -19,6 +19,7 @@ DOCUMENTS = (
     "docs/caveats.md",
     "docs/glossary.md",
     "docs/importing.md",
+    "docs/scale.md",
     "docs/decisions/README.md",
     *(f"docs/decisions/{name}" for name in DECISIONS),
     "hardware/README.md",

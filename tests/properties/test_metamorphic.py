@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import perfsim as ps
 from perfsim.catalog import Catalog, data_root
+from perfsim.cli import main
 from perfsim.errors import LayoutError, PlanError
 from perfsim.hardware import SystemSpec
 from perfsim.prediction.prediction import Prediction
@@ -110,3 +117,54 @@ def test_more_of_anything_is_never_worse_at_a_fixed_layout(
     after = predicted({**question, **layout}, system.with_(name=system.name, **{path: 2 * value}))  # type: ignore[operator]
     assert after is not None
     assert after.step_time_s <= before.step_time_s * WORSE, path
+
+
+QUESTION = st.fixed_dictionaries(
+    {
+        "layers": st.integers(1, 12),
+        "vocabulary": st.integers(1_000, 60_000),
+        "batch": st.integers(1, 8).map(lambda number: 8 * number),
+        "machine": st.sampled_from([("3d", "dgx-a100-80gb", 8), ("weight-streaming", "cs-2", 2)]),
+    }
+)
+
+
+@given(QUESTION)
+@settings(max_examples=2, deadline=None)
+def test_run_study_sweep_and_python_give_the_same_digits(drawn: dict[str, Any]) -> None:
+    strategy, system, devices = drawn["machine"]
+    batch = drawn["batch"]
+    with TemporaryDirectory() as folder:
+        model, study, sweep = (Path(folder) / f"{name}.yaml" for name in ("model", "study", "sweep"))
+        model.write_text(
+            f"extends: gpt3_xl\nname: drawn\nnum_layers: {drawn['layers']}\n"
+            f"vocab_size: {drawn['vocabulary']}\n"
+        )
+        study.write_text(
+            "name: s\ntitle: t\nquestion: q\nmodel: model.yaml\nrecipe: gpt3_20b_chinchilla\n"
+            f"candidates: [{{strategy: {strategy}, system: {system}, devices: [{devices}]}}]\n"
+            f"batch_sizes: [{batch}]\nsampling: {{tasks: 0}}\n"
+        )
+        sweep.write_text("name: w\ntitle: t\nstudy: study.yaml\n")
+        asked = ("--model", str(model), "--system", system, "--devices", str(devices), "--batch", str(batch))
+        common = ("--json", "--out", f"{folder}/out")
+        answers = [
+            printed("run", *asked, "--strategy", strategy, "--recipe", "gpt3_20b_chinchilla", "--json"),
+            printed("study", str(study), *common)["candidates"][0],
+            printed("sweep", str(sweep), "--jobs", "1", *common)["points"][0],
+        ]
+        python = ps.predict(
+            model=str(model), system=system, devices=devices, batch=batch, recipe="gpt3_20b_chinchilla"
+        )
+        for answer in answers:
+            assert answer["step_time_s"] == python.step_time_s
+            assert answer["layout"] == dict(python.layout)
+            assert answer["mfu"] == python.mfu
+
+
+def printed(*command: str) -> dict[str, Any]:
+    """The document that a verb prints."""
+    result = CliRunner().invoke(main, list(command))
+    assert result.exit_code == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document

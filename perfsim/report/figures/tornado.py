@@ -35,7 +35,7 @@ def tornado(decision: Decision) -> go.Figure:
         "Time on the wall over that of the first (times)",
         height=150 + sum(base.row_px([label], 34) for label in labels),
         barmode="overlay",
-        xaxis=base.axis("ratio of times on the wall"),
+        xaxis=base.axis("ratio"),
         yaxis=base.axis(""),
         shapes=[
             {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}

@@ -21,8 +21,9 @@ def decision_sections(result: StudyResult) -> list[Section]:
         return []
     labels = text.labels(result.candidates)
     lead = (
-        f"{decision.sentence} Typical values with 90 % intervals from {text.integer(decision.draws)} draws "
-        f"(seed {decision.seed}); inputs that candidates share are drawn once for all of them."
+        "Helps to decide when, for how much and how surely. Typical values with 90 % intervals from "
+        f"{text.integer(decision.draws)} draws (seed {decision.seed}); candidates share the draws of what "
+        "they have in common."
     )
     sections = [Section("The decision", lead, table=outcome_table(decision, labels), slug="decision")]
     if decision.levers:
@@ -64,11 +65,12 @@ def outcome_table(decision: Decision, labels: Sequence[str]) -> Table:
     ]
     if all(own.cheapest is not None for own in outcomes):
         rows.append(("cheapest with a probability of", lambda own: chance(own.cheapest or 0.0)))
-    rows.append(("not given", lambda own: ", ".join(own.not_given) or text.NONE))
+    gaps = dict.fromkeys(gap for own in outcomes for gap in own.not_given)
+    caption = f"Not given: {', '.join(gaps)}." if gaps else ""
     cells = [[name, *(cell(own) for own in outcomes)] for name, cell in rows]
     columns = ["", *labels]
     best = {(3, 1 + max(range(len(outcomes)), key=lambda place: outcomes[place].first))}
-    return Table(columns, cells, "", frozenset(range(1, len(columns))), frozenset(best))
+    return Table(columns, cells, caption, frozenset(range(1, len(columns))), frozenset(best))
 
 
 def break_even_table(decision: Decision) -> Table:

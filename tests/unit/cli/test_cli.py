@@ -622,6 +622,12 @@ def test_the_network_of_a_system_is_written_as_a_graph(perfsim: Run, elsewhere: 
     said = perfsim("show", "systems", "cs-2", "--graph", "cs.dot", "--devices", "4")
     assert said.stdout.startswith("cs.dot: cs-2 with 4 devices")
     assert (elsewhere / "cs.dot").read_text().startswith("digraph")
+    written = document(perfsim("show", "systems", "cs-2", "--graph", "cs.dot", "--devices", "4", "--json"))
+    assert {key: written[key] for key in ("file", "system", "num_devices")} == {
+        "file": "cs.dot",
+        "system": "cs-2",
+        "num_devices": 4,
+    }
     refused(perfsim("show", "systems", "cs-2", "--graph", "cs.png"), 2, ".graphml, .dot, .gv")
     refused(perfsim("show", "models", "gpt3_20b", "--graph", "cs.dot"), 2, "show systems NAME --graph")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from perfsim.cli import main
 
-ASKED = ["plan", "--model", "cerebras_gpt_111m", "--system", "dgx-a100-80gb", "--devices", "8"]
+ASKED = ["plan", "--model", "cerebras_gpt_111m", "--system", "cs-2", "--devices", "2"]
 
 
 def test_equal_time_is_printed_and_in_json() -> None:
@@ -24,7 +25,8 @@ def test_equal_time_is_printed_and_in_json() -> None:
     assert first["num_devices"] == 1
     assert last["ratio"]["high"] <= 1 or match["num_devices"]["high"] is None
     own_s = document["shortlist"][0]["time_to_accuracy_s"]
-    assert first["ratio"]["ratio"] * own_s == first["time_to_accuracy_s"]
+    assert first["ratio"]["ratio"] * own_s == pytest.approx(first["time_to_accuracy_s"])
+    assert match["num_devices"]["typical"] == pytest.approx(2.0), "a machine matches itself"
 
 
 def test_a_recipe_without_a_target_matches_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import unicodedata
@@ -77,3 +78,23 @@ def test_hostile_text_stays_text_everywhere(
     assert json.loads(Path("out/summary.json").read_text(encoding="utf-8"))["title"].startswith("</script>")
     for trace in Path("out").glob("*.json.gz"):
         assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+
+
+def test_hostile_text_is_text_in_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(STUDY, encoding="utf-8")
+    Path("sweep.yaml").write_text(SWEEP, encoding="utf-8")
+    for name in ("rows.csv", "rows.parquet"):
+        result = CliRunner().invoke(
+            main, ["sweep", "sweep.yaml", "--out", "out", "--jobs", "1", "--table", name]
+        )
+        assert result.exit_code == 0, result.stderr
+    with Path("rows.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["variant"] for row in rows] == ["<i>alert</i>", "'=alert()"]
+    assert {row["system"] for row in rows} == {"<b>alert</b>"}
+    assert all(None not in row and None not in row.values() for row in rows), "a row of another width"
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = parquet.read_table("rows.parquet").to_pydict()
+    assert columns["variant"] == ["<i>alert</i>", "=alert()"]
+    assert columns["step_time_s"] == [float(row["step_time_s"]) for row in rows]

@@ -8,6 +8,7 @@ import pytest
 
 from perfsim.report import text
 from perfsim.studies.result import StudyResult
+from perfsim.trace import Simulated
 
 
 @pytest.mark.parametrize(
@@ -91,3 +92,8 @@ def test_text_for_a_terminal_without_utf8_keeps_its_meaning() -> None:
     )
     assert text.encodable("3.1 \N{MULTIPLICATION SIGN}", "utf-8") == "3.1 \N{MULTIPLICATION SIGN}"
     assert text.encodable("a\x1b[31mb\x07", "utf-8") == "a[31mb"
+
+
+def test_one_of_anything_is_singular() -> None:
+    counts = Simulated(events=1200, flows=784, links=1, contended_s=0.012)
+    assert text.simulated(counts) == "1,200 events; 784 flows on 1 link, contended for 12.0 ms"

@@ -79,3 +79,13 @@ def test_two_answers_are_compared_as_they_stand(tmp_path: Path) -> None:
     assert "1.500" in CliRunner().invoke(main, ["diff", *map(str, paths)]).output
     with pytest.raises(InputError, match="two studies or two answers"):
         diff(paths[0], written(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "candidates", [[{}], 5, [{"label": "a", "time_to_accuracy_s": None}], [["a"]]], ids=repr
+)
+def test_a_document_of_another_form_is_refused(tmp_path: Path, candidates: object) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"study": "a", "candidates": candidates, "assumptions": []}))
+    with pytest.raises(InputError, match="an answer lacks"):
+        diff(path, path)

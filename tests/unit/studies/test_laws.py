@@ -21,8 +21,8 @@ question: who
 model: cerebras_gpt_111m
 recipe: {{extends: gpt3_pretraining, tokens: {tokens}}}
 candidates:
-  - {{strategy: 3d, system: dgx-a100-80gb, devices: [8]}}
-  - {{strategy: weight-streaming, system: cs-2, devices: [1]}}
+  - {{strategy: weight-streaming, system: cs-2, devices: [1, 2]}}
+batch_sizes: {batches}
 convergence: {convergence}
 sampling: {{mode: off}}
 resilience: null
@@ -40,10 +40,12 @@ Answer = Callable[..., StudyResult]
 
 @pytest.fixture
 def answer(tmp_path: Path) -> Answer:
-    def answered(convergence: str, tokens: str = "2.2e+9") -> StudyResult:
+    def answered(
+        convergence: str, tokens: str = "2.2e+9", batches: str = "[64, 128, 256, 512, 1024, 2048, 4096]"
+    ) -> StudyResult:
         (tmp_path / "ours.yaml").write_text(FIT)
         path = tmp_path / "laws.yaml"
-        path.write_text(STUDY.format(convergence=convergence, tokens=tokens))
+        path.write_text(STUDY.format(convergence=convergence, tokens=tokens, batches=batches))
         return run_study(load_study(str(path))).result
 
     return answered

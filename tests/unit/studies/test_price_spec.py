@@ -16,6 +16,7 @@ from perfsim.studies.price_spec import EnergySpec, PriceSpec, rates_of
         ({"device_hour": 1.0, "purchase": 1.0}, "one of them"),
         ({"purchase": 1e5}, "write years and utilisation"),
         ({"purchase": 1e5, "years": 4, "utilisation": 0}, "above 0"),
+        ({"purchase": 1e5, "years": 4, "utilisation": 80}, "at most 1"),
         ({"device_hour": 5, "years": 4}, "belong to purchase"),
         ({"device_hour": {"low": 3, "typical": 2, "high": 4}}, "in this order"),
         ({"device_hour": "5 USD"}, "device_hour"),
@@ -28,8 +29,9 @@ def test_what_is_no_price_is_refused(values: dict[str, object], message: str) ->
 
 
 def test_a_pue_below_one_is_refused() -> None:
-    with pytest.raises(ValidationError, match="pue"):
-        EnergySpec.model_validate({"pue": 0.9})
+    for pue in (0.9, {"low": 0.9, "typical": 1.1, "high": 1.2}):
+        with pytest.raises(ValidationError, match="pue"):
+            EnergySpec.model_validate({"pue": pue})
 
 
 def test_prices_are_written_with_their_unit() -> None:

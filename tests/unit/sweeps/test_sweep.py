@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from perfsim.cli import main
 from perfsim.engine.limits import Limits, limited
 from perfsim.errors import CatalogError, LayoutError, LimitError, PerfsimError, Problem
+from perfsim.prediction.price_tables import PriceTables
 from perfsim.studies.batches import Target
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import Answered, run_study
@@ -150,10 +151,12 @@ def test_a_point_that_fails_keeps_its_reason_and_loses_no_other(
 ) -> None:
     answer_candidate = sweep_module.answer_candidate
 
-    def answer(study: StudySpec, candidate: CandidateSpec, devices: int, target: Target) -> Answered:
+    def answer(
+        study: StudySpec, candidate: CandidateSpec, devices: int, target: Target, tables: PriceTables
+    ) -> Answered:
         if devices == 2:
             raise error
-        return answer_candidate(study, candidate, devices, target)
+        return answer_candidate(study, candidate, devices, target, tables)
 
     monkeypatch.setattr(sweep_module, "answer_candidate", answer)
     points = run_sweep(load_sweep(str(path)), store, jobs=1).points

@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from perfsim.errors import InputError
 from perfsim.hardware import FatTreeSpec
 from perfsim.machines import build_topology
 from perfsim.topology import Edges, FatTree, Topology, WaferTree, degraded
@@ -98,3 +99,12 @@ def test_a_system_in_the_name_of_a_link_stands_for_its_port(toys: ModuleType) ->
         ("cs1/port", "cs1"),
     }
     assert len(edges) == 4, "both directions of both"
+
+
+def test_an_end_of_a_link_may_leave_out_the_node_that_the_other_end_names(toys: ModuleType) -> None:
+    tree = fat_tree(toys)
+    names = ("node1/gpu0-nvswitch", "node1/gpu0-node1/nvswitch")
+    short, full = (degraded(tree, {name: 0.5}).edges.bytes_per_s.tolist() for name in names)
+    assert short == full != tree.edges.bytes_per_s.tolist()
+    with pytest.raises(InputError, match=r"no link 'node1/gpu0-nvswich'\n.*did you mean `node1/gpu0-node1"):
+        degraded(tree, {"node1/gpu0-nvswich": 0.5})

@@ -111,6 +111,35 @@ def test_what_perfsim_emits_is_read_back_whole(planned: Callable[..., Plan], lay
     assert reading.recipe["grad_bucket"] == "25000000 B"
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "tp=2,cp=4,dp=8,zero=1,sp=true",
+        "cp=2,dp=32,context_exchange=all_to_all,zero=1",
+        "tp=2,dp=32,zero=1,shard_group=8",
+        "pp=2,dp=32,pipeline_layout=Et*24|t*20L",
+        "pp=2,dp=32,pipeline_layout=Et*12|t*12|t*12|t*8L",
+    ],
+)
+def test_context_groups_and_uneven_chunks_are_read_back(planned: Callable[..., Plan], layout: str) -> None:
+    overlaps = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    plan = planned(layout, attention="flash", dropout=False, **overlaps)
+    _, reading = read(Source(Path("flags.sh"), emit("megatron", plan)))
+    assert (reading.settings.unused(), reading.layout, reading.devices) == ((), plan.layout, 64)
+    assert reading.recipe.get("overlap_param_gather", False) == (plan.layout.zero_stage > 0)
+
+
+def test_stages_count_embedding_and_loss_as_megatron_does(tmp_path: Path) -> None:
+    """46 layers over 4 stages: 12 each with the two ends counted."""
+    text = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 46 --hidden-size 64 --seq-length 32 "
+    text += "--num-attention-heads 4 --vocab-size 128 --pipeline-model-parallel-size 4 --micro-batch-size 1 "
+    text += "--max-position-embeddings 32 --global-batch-size 8 "
+    ends = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    assert "layers_per_stage=11-12-12-11" in imported(tmp_path, text + ends).layout
+    first = "--decoder-first-pipeline-num-layers 10"
+    assert "layers_per_stage=10-12-12-12" in imported(tmp_path, text + first).layout
+
+
 def test_a_script_is_followed_through_arrays_defaults_and_conditions(tmp_path: Path) -> None:
     result = imported(tmp_path, SCRIPT)
     assert result.parameters == 174_604_259_328
