@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import (
     AfterValidator,
     Field,
-    ModelWrapValidatorHandler,
     create_model,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler  # later releases have it at their top
 from pydantic_core import PydanticCustomError
 
 from perfsim.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration

@@ -18,8 +18,8 @@ from perfsim.calibration import GpuCalibration
 from perfsim.catalog import default_catalog
 from perfsim.collectives import Group
 from perfsim.costs.gemm import GemmModel, Geometry
-from perfsim.costs.gpu import GpuCosts
-from perfsim.graph import RankGroup, TaskGraph, Work
+from perfsim.costs.gpu import GpuCosts, narrow_gemm
+from perfsim.graph import WAIT_OF_HOST, RankGroup, TaskGraph, Work
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.published.placed_cases import PlacedCase
 from perfsim.strategies import Plan
@@ -106,6 +106,29 @@ def _no_host(costs: GpuCosts) -> None:
 
 def _no_power_limit(costs: GpuCosts) -> None:
     costs.gemm = replace(costs.gemm, sustained_fraction=1.0)
+
+
+def _all_exposed(costs: GpuCosts) -> None:
+    costs.framework = costs.framework.model_copy(update={"tensor_exposed": 1.0})
+
+
+def _old_attention(costs: GpuCosts) -> None:
+    costs.framework = costs.framework.model_copy(update={"attention": "synchronous"})
+
+
+def _fractions_of_16_bits(costs: GpuCosts) -> None:
+    gpu = costs.gpu.model_copy(update={"narrow": {}})
+    device = costs.topology.system.device
+    costs.narrow = {name: narrow_gemm(costs.gemm, gpu, device, name) for name in costs.narrow}
+
+
+def _no_narrow_ceiling(costs: GpuCosts) -> None:
+    costs.narrow = {name: replace(gemm, sustained_fraction=1.0) for name, gemm in costs.narrow.items()}
+
+
+def _whole_ceiling(costs: GpuCosts) -> None:
+    share = 1.0 if costs.gpu.asynchronous_attention is None else costs.framework.ceiling_share
+    costs.gemm = replace(costs.gemm, sustained_fraction=min(1.0, costs.gemm.sustained_fraction / share))
 
 
 def _any_length(costs: GpuCosts) -> None:
@@ -234,6 +257,30 @@ REMOVALS = (
     Removal("matrix cores want rows of 16 bytes", "they take any", change=_any_rows),
     Removal(
         "sustained power ceiling", "1.0 of peak", change=_no_power_limit, constants=("sustained_fraction",)
+    ),
+    Removal(
+        "tensor communication that products hide",
+        "all exposed",
+        change=_all_exposed,
+        constants=("tensor_exposed",),
+    ),
+    Removal(
+        "waits between passes", "none", work=lambda work: work.name == WAIT_OF_HOST, constants=("pass_s",)
+    ),
+    Removal("asynchronous attention", "the A100's instructions", change=_old_attention),
+    Removal("casts to fewer bits", "free", kernel=lambda kernel: kernel.name.endswith(".cast")),
+    Removal("tables of narrow products", "16 bits' fractions of peak", change=_fractions_of_16_bits),
+    Removal(
+        "narrow power ceiling",
+        "1.0 of peak",
+        change=_no_narrow_ceiling,
+        constants=("narrow_sustained_fraction",),
+    ),
+    Removal(
+        "libraries older than the device",
+        "all of its ceiling",
+        change=_whole_ceiling,
+        constants=("ceiling_share",),
     ),
     Removal("slowest of many GPUs", "all at the mean ceiling", change=_mean_ceiling),
     Removal("ceiling of the A100 with 40 GB", "that with 80 GB", change=_larger_memorys_ceiling),

@@ -16,7 +16,10 @@ from perfsim.validation.band_fit import FEWEST_FAMILIES, LeftOutRun, fitted_widt
 from perfsim.validation.held_out import HeldOut
 from perfsim.validation.leave_out import ALL
 
-KINDS = {"gpu.yaml": ("gpu-cluster", "3d"), "weight_streaming.yaml": ("wafer-cluster", "weight-streaming")}
+KINDS = {
+    "gpu.yaml": ("gpu-cluster", "3d"),
+    "weight_streaming.yaml": ("wafer-cluster", "weight-streaming"),
+}
 """Files of public cases, with the kind of system and the strategy to which their errors apply."""
 
 
@@ -80,7 +83,9 @@ def _bands(
 ) -> dict[str, Any]:
     """The widths of bands, and for each group left out its constants and the widths that the others give."""
     if held_out is None or file not in held_out:
-        known = next((entry for entry in recorded() if entry["system_kind"] == kind), None)
+        alike = [entry for entry in recorded() if entry["system_kind"] == kind]
+        own = [entry for entry in alike if str(entry["family"]).endswith(f"/{file}")]
+        known = next(iter([*own, *alike]), None)
         return (
             {"band": UNKNOWN.as_dict(), "left_out": []}
             if known is None
@@ -129,6 +134,6 @@ def write_record(results: Iterable[Mapping[str, Any]], held_out: HeldOutOfFiles 
     Entries for other kinds of system are kept.
     """
     path = Path(accuracy.__file__).with_name(accuracy.RECORD)
-    entries = {entry["system_kind"]: entry for entry in (*recorded(), *record_of(results, held_out))}
+    entries = {entry["family"]: entry for entry in (*recorded(), *record_of(results, held_out))}
     write_file(path, json.dumps(list(entries.values()), indent=2) + "\n")
     return path

@@ -42,7 +42,7 @@ def reached_of(cases: Iterable[StepCase], catalog: Catalog) -> list[Reached]:
                 parameters=float(parameters(job.model).total),
                 sharded=case.strategy == "zero3" or layout.zero_stage == SHARDED,
                 tensor=layout.tensor,
-                data=count // (layout.tensor * layout.pipeline),
+                data=count // (layout.tensor * layout.pipeline * layout.context_parallel),
                 micro_batch_tokens=(case.training.micro_batch_size or 0) * job.seq_length,
             )
         )

@@ -47,7 +47,7 @@ def _table(result: SweepResult, width: int, room: int) -> list[str]:
     names = ("variant", "change") if changes else ("machine", "efficiency")
     columns = (names[0], "devices", "batch", "step", "MFU", names[1], "time", "90 % band")
     foot = ["* the planner's policy changed too"] if any(change.policy for change in changes) else []
-    for count in range(len(rows), 0, -1):
+    for count in range(min(len(rows), max(room, 1)), 0, -1):
         left_out = len(rows) - count
         more = [f"... {left_out} more row{'s' if left_out > 1 else ''} in the report"] if left_out else []
         table = Table(columns, text.thinned(rows, count), numeric=frozenset(range(1, 8)))

@@ -32,7 +32,7 @@ def test_a_sweep_that_is_ended_at_any_time_is_resumed_to_the_same_rows(
         with subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
         ) as running:
-            time.sleep(0.05 + 0.6 * number)
+            time.sleep(0.4 + 0.5 * number)
             os.killpg(running.pid, sent)
             said = running.communicate()[1]
         assert "Traceback" not in said or sent is not signal.SIGINT

@@ -96,4 +96,4 @@ def test_coverage_counts_scored_runs_inside_their_bands() -> None:
 def test_every_recorded_group_is_left_out_with_the_constants_of_a_known_device() -> None:
     devices = {name for entry in recorded() for row in entry["families"] for name in row["constants"]}
     fitted = [Catalog().calibration(row["calibration"]) for entry in recorded() for row in entry["left_out"]]
-    assert {getattr(calibration, "chip", "") or calibration.name for calibration in fitted} == devices
+    assert {getattr(calibration, "chip", "") or calibration.name for calibration in fitted} <= devices
