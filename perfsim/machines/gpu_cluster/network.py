@@ -104,10 +104,12 @@ class FatTreeNetwork(Network):
         return Traffic(crossed, times, self._ring_bytes_per_s(crossed, times))
 
     def _ring_bytes_per_s(self, links: Ints, times: Ints) -> float:
-        """What each ring across nodes carries: its share of the NICs, or of the ports that all rings pass."""
-        ports = np.isin(links, self.tree.ports)
-        capacities = self.bytes_per_s(links[ports]) / times[ports]
-        return float(min(self.tree.nic_share_bytes_per_s, *capacities[capacities > 0.0].tolist(), np.inf))
+        """What each ring across nodes carries: its share of the NICs, or of the ports that all rings pass.
+
+        Ports count at their rated speed, as in prices: a port that is slower is for the flows to share.
+        """
+        passed = times[np.isin(links, self.tree.ports)].max(initial=1)
+        return float(min(self.tree.nic_share_bytes_per_s, self.tree.edges.rated["scale_up"] / passed))
 
     def _meshes(self, work: Work, groups: Ints) -> int:
         """Links over which a rank divides what it sends inside the node of a full mesh."""

@@ -57,7 +57,8 @@ def test_a_gpu_of_no_file_goes_from_its_data_sheet_to_an_answer_with_a_band(tmp_
         ("fp16: 125 TFLOP/s", "900 GB/s", "a100"),
         ("bf16: 800 TFLOP/s", "3 TB/s", "a100"),
         ("bf16: 148 TFLOP/s, fp8: 296 TFLOP/s", "4 TB/s", "h100"),
-        ("bf16: 2250 TFLOP/s, fp8: 4500 TFLOP/s", "8 TB/s", "h100"),
+        ("bf16: 2250 TFLOP/s, fp8: 4500 TFLOP/s", "8 TB/s", "h200"),
+        ("bf16: 2250 TFLOP/s, fp8: 4500 TFLOP/s, nvfp4: 9000 TFLOP/s", "8 TB/s", "b"),
     ],
 )
 def test_generation_decides_before_the_figures(

@@ -16,7 +16,8 @@ def test_graphml_holds_every_vertex_and_edge_with_its_capacity(tmp_path: Path) -
     path = tmp_path / "cs.graphml"
     said = write_network("cs-2", path, 5)
     graph = nx.read_graphml(path, force_multigraph=True)
-    assert said == f"{path}: cs-2 with 5 devices, {len(graph)} vertices, {graph.number_of_edges()} edges"
+    counted = {"vertices": len(graph), "edges": graph.number_of_edges()}
+    assert said == {"file": str(path), "system": "cs-2", "num_devices": 5, **counted}
     assert graph.nodes["memoryx/server0/flash"]["kind"] == "flash"
     (edge,) = graph["memoryx/server0/flash"]["memoryx/server0/dram"].values()
     assert (edge["kind"], edge["bytes_per_s"], edge["duplex"]) == ("flash", 12.5e9, False)
