@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from typing import TYPE_CHECKING
 
-from perfsim.errors import InputError, PerfsimError
+from perfsim.errors import InputError, PerfsimError, Problem
 from perfsim.executors.executor import ExecutorLost, Pool, Pooled, Tell, another_version
 from perfsim.prediction.model_version import model_version
 
 if TYPE_CHECKING:
     from distributed import Client
 
+ADDRESS = re.compile(r"(tcp|tls|ucx|inproc)://[^\s/]+(:\d+)?")
+"""Addresses of schedulers."""
 CONNECT_S = 10.0
 """How long the scheduler may take to answer."""
 COUNT_S = 5.0
@@ -102,7 +105,11 @@ def _died() -> tuple[type[BaseException], ...]:
 
 
 def _connected(address: str) -> Client:
-    """A client. Raises PerfsimError where nobody answers."""
+    """A client. Raises InputError for what is no address, PerfsimError where nobody answers."""
+    if not ADDRESS.fullmatch(address):
+        raise InputError(
+            [Problem(f"{address!r} is no address of a scheduler", help="such as tcp://host:8786")]
+        )
     try:
         from distributed import Client
     except ImportError:

@@ -95,3 +95,9 @@ def test_an_error_comes_back_from_a_worker_as_it_was(error: PerfsimError) -> Non
     back = copy.copy(error)  # takes it apart as pickling does
     assert (type(back), str(back), back.problems) == (type(error), str(error), error.problems)
     assert getattr(back, "ratio", None) == getattr(error, "ratio", None)
+
+
+@pytest.mark.parametrize("address", ["foo", "http://127.0.0.1:1"])
+def test_what_is_no_address_of_a_scheduler_is_refused_at_once(address: str) -> None:
+    with pytest.raises(InputError, match="is no address of a scheduler"):
+        executor_for(None, address)
