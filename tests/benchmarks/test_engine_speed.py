@@ -34,8 +34,8 @@ pytestmark = pytest.mark.benchmark
 
 RUNS = 5
 EVENTS = (
-    "11,700 instants with 23,000 events take 105 to 160 ms (SimPy alone 2 us an instant), chains, loads and the "
-    "longest path that finds them 110, the graph 40, its placement 20, the trace and its breakdown 30"
+    "11,700 instants with 23,000 events take 105 to 160 ms (SimPy alone 2 us an instant), chains, loads and "
+    "the longest path that finds them 110, the graph 40, its placement 20, the trace and its breakdown 30"
 )
 MICROBATCHES, FEW_MICROBATCHES = 192, 20
 DATA = 8
