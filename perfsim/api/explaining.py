@@ -27,10 +27,21 @@ def why(study: Named, compare: Iterable[str] = ()) -> tuple[Explained, ...]:
 
 def study_named(study: Named) -> StudySpec:
     """A study by name, by its file, or by the document of its answer, without resilience curves."""
-    name = str(study)
-    if Path(study).suffix == ".json":
-        name = str(_document(Path(study))["study"])
-    return load_study(name).model_copy(update={"resilience": None})
+    if Path(study).suffix != ".json":
+        return load_study(str(study)).model_copy(update={"resilience": None})
+    document = _document(Path(study))
+    spec = load_study(str(document["study"]))
+    asked = {
+        (candidate.strategy, candidate.system.name, devices)
+        for candidate in spec.candidates
+        for devices in candidate.devices
+    }
+    rows = document["candidates"]
+    answered = {(row.get("strategy"), row.get("system"), row.get("num_devices")) for row in rows}
+    if document.get("title", spec.title) != spec.title or not answered <= asked:
+        text = f"answers another study than the catalogue's {spec.name}"
+        raise InputError([Problem(text, str(study), help="give the study's file")])
+    return spec.model_copy(update={"resilience": None})
 
 
 def _document(path: Path) -> Mapping[str, Any]:

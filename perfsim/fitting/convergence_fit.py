@@ -36,6 +36,9 @@ NOISE = {"tokens", "b_simple"}
 HELP = "a CSV has the columns batch and steps (or examples), or tokens and b_simple"
 
 
+NO_LENGTH = "an example is taken to be one token: give --tokens-per-example if it has more"
+
+
 @dataclass(frozen=True)
 class Runs:
     """Batches and the examples to the target, in one unit."""
@@ -83,7 +86,7 @@ def _calibration(name: str, fit: HyperbolaFit, scale: float, unit: str) -> Conve
         residual=rounded(fit.rms_log),
         batches_tokens=tuple(batch * scale for batch in fit.batches),
         run_kind=fit.run_kind,
-        notes=fit.notes,
+        notes=(*fit.notes, *([NO_LENGTH] if scale == 1.0 and unit == "examples" else [])),
     )
 
 

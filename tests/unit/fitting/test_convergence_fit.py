@@ -33,6 +33,9 @@ def test_steps_and_examples_are_one_fit_in_tokens(tmp_path: Path) -> None:
     assert of_examples.batches_tokens == tuple(batch * 2048 for batch in BATCHES)
     assert "E_min " in of_examples.description
     assert "B_crit " in of_examples.description
+    [note] = fit_convergence([tmp_path / "runs.csv"], 1.0).notes
+    assert note.endswith("give --tokens-per-example if it has more")
+    assert of_examples.notes == ()
 
 
 def test_mlperf_reference_points_give_the_samples_of_the_four_runs_of_the_blog(tmp_path: Path) -> None:

@@ -79,3 +79,11 @@ def test_an_answer_is_explained_by_its_summary(path: Path, tmp_path: Path) -> No
     summary.write_text("{}")
     with pytest.raises(InputError, match="is no answer of"):
         why(summary)
+
+
+def test_an_answer_of_another_study_of_the_same_name_is_refused(path: Path, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.json"
+    row = {"strategy": "weight-streaming", "system": "cs-2", "num_devices": 7}
+    summary.write_text(json.dumps({"study": str(path), "candidates": [row], "assumptions": []}))
+    with pytest.raises(InputError, match="answers another study than"):
+        why(summary)
