@@ -171,15 +171,15 @@ def _break_even(options: Sequence[Option], first: int, bills: Sequence[Bill]) ->
     return tuple(rows)
 
 
-def _equal_cost(options: Sequence[Option], bills: Sequence[Bill], one: int, other: int) -> BreakEven:
-    own, rival = options[one], options[other]
-    middle = [bill(option.wall_s(typical), option.rates, typical) for option in (own, rival)]
+def _equal_cost(options: Sequence[Option], bills: Sequence[Bill], own: int, other: int) -> BreakEven:
+    first, rival = options[own], options[other]
+    middle = [bill(option.wall_s(typical), option.rates, typical) for option in (first, rival)]
     ratio = _spread(
-        bills[other].device_hours / bills[one].device_hours,
+        bills[other].device_hours / bills[own].device_hours,
         float(middle[1].device_hours / middle[0].device_hours),
     )
     price, money = None, bills[other].money
     if money is not None and middle[1].money is not None:
         at_middle = float(middle[1].money / middle[0].device_hours)
-        price = _spread(money / bills[one].device_hours, at_middle)
-    return BreakEven(own.label, rival.label, ratio, price)
+        price = _spread(money / bills[own].device_hours, at_middle)
+    return BreakEven(first.label, rival.label, ratio, price)
