@@ -71,7 +71,7 @@ class Tool:
             raise LayoutError([Problem(f"{self.title} cannot run {layout}: {text}") for text in refused])
         job, devices = chosen.job, chosen.layout.num_devices
         comments = [
-            f"{job.model.name}, recipe {job.recipe.name}, on {devices} x {chosen.system.name}",
+            f"{job.model.name}, recipe {job.recipe.name}, on {chosen.system.machine(devices)}",
             f"{chosen.strategy}: {layout}, batch {job.global_batch_size}",
             *filter(None, [remark]),
             self.how_to_start(chosen),

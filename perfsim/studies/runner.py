@@ -37,6 +37,7 @@ from perfsim.studies.batches import (
 from perfsim.studies.candidate import candidate_result
 from perfsim.studies.decided import Decision
 from perfsim.studies.decision import decide
+from perfsim.studies.digest import inputs_digest
 from perfsim.studies.laws import laws_side_by_side
 from perfsim.studies.options import option_of
 from perfsim.studies.perturbed_candidates import perturbed_candidate
@@ -140,7 +141,7 @@ def _outcomes(
 
     def items() -> Iterator[tuple[int, tuple[str, StudySpec, CandidateSpec, int, Target]]]:
         for place, (candidate, devices) in enumerate(asked):
-            progress(f"{candidate.strategy} on {devices} x {candidate.system.name}")
+            progress(f"{candidate.strategy} on {candidate.system.machine(devices)}")
             reached = f"{place} of {len(asked)} candidates answered"
             yield place, (reached, spec, candidate, devices, target)
 
@@ -366,6 +367,7 @@ def _result(
         accuracy=_accuracy(answered),
         resilience=tuple(answer.resilience for answer in answered if answer.resilience is not None),
         perturbed=text_of(spec.perturbations) if spec.perturbations is not None else "",
+        inputs_digest=inputs_digest([spec]),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from perfsim.prediction.result import SharedCaveat
 from perfsim.prediction.shared_caveats import shared_caveats
+from perfsim.studies.digest import inputs_digest
 from perfsim.studies.result import Assumption
 from perfsim.sweeps.analysis import Analysis
 from perfsim.sweeps.points import PointResult
@@ -35,6 +36,12 @@ class SweepResult:
         return Analysis(self.points)
 
     @cached_property
+    def inputs_digest(self) -> str:
+        """A fingerprint of the study and of what the grid changes in it."""
+        first = [self.points[0].point.study] if self.points else []
+        return inputs_digest([*first, *(point.point.label for point in self.points)])
+
+    @cached_property
     def caveats(self) -> tuple[SharedCaveat, ...]:
         """The caveats of all points, each once, worst first."""
         return shared_caveats([point.prediction for point in self.feasible])
@@ -51,6 +58,8 @@ class SweepResult:
             "title": self.title,
             "question": self.question,
             "study": self.study,
+            "command": f"perfsim sweep {self.name}",
+            "inputs_digest": self.inputs_digest,
             "caveats": [asdict(caveat) for caveat in self.caveats],
         }
 

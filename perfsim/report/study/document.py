@@ -8,6 +8,7 @@ from typing import Any
 from perfsim.prediction.documents import document_of
 from perfsim.report.document import plain
 from perfsim.studies.result import CandidateResult, StudyResult
+from perfsim.version import __version__
 
 _OF_CANDIDATE = (
     "steps",
@@ -35,6 +36,7 @@ def study_document(result: StudyResult, *, report: str = "index.html") -> dict[s
     document: dict[str, Any] = plain(replace(result, candidates=()))
     document["candidates"] = [_candidate(candidate) for candidate in result.candidates]
     document["report"] = report
+    document["version"] = __version__
     return document
 
 
