@@ -131,7 +131,7 @@ class Answers:
                 else:
                     answer.cancel()
                     answer.set_running_or_notify_cancel()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever the worker raised
                 answer.set_exception(error)
 
         asked.add_done_callback(take)
