@@ -152,7 +152,7 @@ def _missing(study: str, slots: Sequence[_Slot]) -> tuple[str, ...]:
 
 
 def compare_answers(first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference:
-    """Two documents of answers: times of candidates of one label, and what differs in inputs, batches, layouts.
+    """Two documents of answers: times of candidates of one label, and inputs, batches, layouts that differ.
 
     Nothing is answered again, so no input has an effect of its own. Raises InputError for a document of
     another form.
