@@ -142,13 +142,14 @@ def _flash(name: str, part: LayerSlice, queries_keys: int, values: int) -> Kerne
     heads, s, model = _local_heads(part), part.seq_length // part.blocks, part.model
     heads = heads * part.blocks // part.context
     width = queries_keys * model.head_size + values * model.value_size
+    keys = s if part.attention_length is None else part.attention_length
     return Kernel(
         name=name,
         op="attention",
-        flop=2.0 * heads * s * s * width * seen_share(part),
+        flop=2.0 * heads * s * keys * width * seen_share(part),
         bytes_accessed=2 * part.element_bytes * heads * s * width,  # scores stay on chip
         m=s,
-        n=s,
+        n=keys,
         k=model.head_size,
         batch=heads,
         element_bytes=part.element_bytes,

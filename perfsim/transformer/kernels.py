@@ -70,6 +70,8 @@ class LayerSlice:
     tensor: int = 1
     sequence_parallel: bool = False
     attention: Attention = "standard"
+    attention_length: int | None = None
+    """Keys that fused attention computes for each position; None: all positions of a block."""
     main_grad_bytes: float = 4.0
     """Bytes of an accumulated gradient: 4 with fp32 main gradients, 2 in pure bf16."""
     element_bytes: float = HALF
