@@ -134,6 +134,9 @@ class TrainingRecipe(CatalogSpec):
     batch_size_per_device: Sequences | None = None
     """Sequences per device, so the global batch grows with the number of devices (weak scaling)."""
     attention: Attention = "standard"
+    attention_length: Positions | None = None
+    """Keys that fused attention computes for each position of unequal samples, with padding that
+    its kernel does not skip; None: seq_length."""
     recompute: Recompute | Literal["auto"] = "auto"
     """auto: the planner chooses the fastest mode that fits."""
     overlap_grad_reduce: bool = False

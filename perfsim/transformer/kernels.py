@@ -58,6 +58,8 @@ class LayerSlice:
     tensor: int = 1
     sequence_parallel: bool = False
     attention: Attention = "standard"
+    attention_length: int | None = None
+    """Keys that fused attention computes for each position; None: all positions of a block."""
     main_grad_bytes: float = 4.0
     """Bytes of an accumulated gradient: 4 with fp32 main gradients, 2 in pure bf16."""
     element_bytes: float = HALF
@@ -284,13 +286,14 @@ def _flash(name: str, part: LayerSlice, matmuls: int) -> Kernel:
     heads, s, d = _local_heads(part), part.seq_length // part.blocks, part.model.head_size
     heads = heads * part.blocks // part.context
     seen = 0.5 if part.model.causal else 1.0
+    keys = s if part.attention_length is None else part.attention_length
     return Kernel(
         name=name,
         op="attention",
-        flop=matmuls * 2.0 * heads * s * s * d * seen,
+        flop=matmuls * 2.0 * heads * s * keys * d * seen,
         bytes_accessed=2 * matmuls * part.element_bytes * heads * s * d,  # scores stay on chip
         m=s,
-        n=s,
+        n=keys,
         k=d,
         batch=heads,
         element_bytes=part.element_bytes,

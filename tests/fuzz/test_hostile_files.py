@@ -36,7 +36,8 @@ PAGE = """\
 # Robustness
 
 Made by `make fuzz`: every verb that reads a file, on mutations of every file of the catalogue, of files of
-the other kinds and of samples of every format of `perfsim import`, and with each of their numbers replaced by {numbers}.
+the other kinds and of samples of every format of `perfsim import`, and with each of their numbers replaced by
+{numbers}.
 A defect is a traceback, an unknown exit code, over 20 s, control characters or numbers that are none in the
 output, or the refusal of a file without a line.
 

@@ -62,10 +62,9 @@ def _shard_problems(layout: ParallelLayout) -> Iterator[str]:
     if not layout.zero_stage:
         yield f"shard_group {group} is a part of the ranks over which ZeRO shards; zero_stage is 0"
     if group < 2 or replicas % group:
-        yield (
-            f"shard_group {group} must divide the {replicas} ranks of context x data in groups of 2 or more; "
-            f"nearest: {_nearest(replicas, group)}"
-        )
+        near = f"; nearest: {_nearest(replicas, group, least=2)}" if replicas > 1 else ""
+        ranks = f"the {replicas} ranks of context x data"
+        yield f"shard_group {group} must divide {ranks} in groups of 2 or more{near}"
 
 
 def tensor_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
@@ -148,7 +147,7 @@ def _batch_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
         yield f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline {layout.pipeline}"
 
 
-def _nearest(count: int, wanted: int) -> int:
-    """The divisor of `count` nearest to `wanted`."""
-    divisors = [number for number in range(1, count + 1) if count % number == 0]
+def _nearest(count: int, wanted: int, least: int = 1) -> int:
+    """The divisor of `count` nearest to `wanted`, of those from `least` on."""
+    divisors = [number for number in range(least, count + 1) if count % number == 0]
     return min(divisors, key=lambda number: (abs(number - wanted), number))

@@ -27,6 +27,7 @@ def layer_slice(
         tensor=tensor,
         sequence_parallel=sequence_parallel,
         attention=recipe.attention,
+        attention_length=recipe.attention_length,
         main_grad_bytes=main_grad_bytes(recipe),
         element_bytes=recipe.element_bytes,
         dropout=recipe.dropout,
