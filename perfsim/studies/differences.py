@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, FiniteFloat, PositiveFloat, ValidationError
 
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LimitError, PerfsimError
@@ -21,6 +21,48 @@ LEFT_OUT = frozenset(
 """Fields that move no time."""
 MOST_CHANGES = 24
 Path = tuple[str | int, ...]
+
+
+class AnsweredRow(BaseModel):
+    """A candidate in the document of a study's answer, as far as it is read back."""
+
+    label: str = ""
+    strategy: str = ""
+    system: str = ""
+    num_devices: int = 0
+    time_to_accuracy_s: Annotated[PositiveFloat, FiniteFloat] | None = None
+
+
+class AnsweredInput(BaseModel):
+    """An assumption in the document of a study's answer."""
+
+    topic: str
+    name: str
+    value: str | float | bool | None
+
+
+class AnswerDocument(BaseModel):
+    """The document of a study's answer (`summary.json`), as far as it is read back."""
+
+    study: str
+    title: str | None = None
+    candidates: list[AnsweredRow]
+    assumptions: list[AnsweredInput]
+
+    @property
+    def times_s(self) -> dict[str, float]:
+        """Time to the target by the label of the candidate; InputError where one lacks either."""
+        for row in self.candidates:
+            if not row.label or row.time_to_accuracy_s is None:
+                raise InputError(
+                    f"the answer of {self.study!r} lacks a candidate's label or time_to_accuracy_s"
+                )
+        return {row.label: row.time_to_accuracy_s or 0.0 for row in self.candidates}
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The value of every assumption, as text."""
+        return {f"{given.topic}: {given.name}": str(given.value) for given in self.assumptions}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,36 +125,21 @@ def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
     return Difference(first.name, second.name, tuple(changes), _moved(before, after, changes))
 
 
-def compare_answers(first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference:
+def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference:
     """Two documents of answers: times of the candidates of one label, and the inputs that differ.
 
-    Nothing is answered again, so no input has an effect of its own. Raises InputError for a document of
-    another form.
+    Nothing is answered again, so no input has an effect of its own. Raises InputError for a candidate without
+    a label or a time.
     """
-    try:
-        return _compared(first, second)
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise InputError(f"an answer lacks what `perfsim study --json` writes: {error!r}") from None
-
-
-def _compared(first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference:
-    old, new = (_inputs(own) for own in (first, second))
+    old, new = first.inputs, second.inputs
     changes = tuple(
         Change(path, old.get(path, "none"), new.get(path, "none"), ())
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     )
-    times = {own["label"]: own["time_to_accuracy_s"] for own in second["candidates"]}
-    moved = tuple(
-        Moved(own["label"], own["label"], float(own["time_to_accuracy_s"]), float(times[own["label"]]), None)
-        for own in first["candidates"]
-        if own["label"] in times
-    )
-    return Difference(str(first["study"]), str(second["study"]), changes, moved)
-
-
-def _inputs(document: Mapping[str, Any]) -> dict[str, str]:
-    return {f"{own['topic']}: {own['name']}": str(own["value"]) for own in document["assumptions"]}
+    before, after = first.times_s, second.times_s
+    moved = tuple(Moved(own, own, before[own], after[own], None) for own in before if own in after)
+    return Difference(first.study, second.study, changes, moved)
 
 
 def _changed(old: Any, new: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
