@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, FiniteFloat, PositiveFloat, ValidationError
 
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LimitError, PerfsimError
@@ -21,6 +21,50 @@ LEFT_OUT = frozenset(
 """Fields that move no time."""
 MOST_CHANGES = 24
 Path = tuple[str | int, ...]
+
+
+class AnsweredRow(BaseModel):
+    """A candidate in the document of a study's answer, as far as it is read back."""
+
+    label: str = ""
+    strategy: str = ""
+    system: str = ""
+    num_devices: int = 0
+    time_to_accuracy_s: Annotated[PositiveFloat, FiniteFloat] | None = None
+    global_batch_size: int | None = None
+    layout: dict[str, Any] = {}
+
+
+class AnsweredInput(BaseModel):
+    """An assumption in the document of a study's answer."""
+
+    topic: str
+    name: str
+    value: str | float | bool | None
+
+
+class AnswerDocument(BaseModel):
+    """The document of a study's answer (`summary.json`), as far as it is read back."""
+
+    study: str
+    title: str | None = None
+    candidates: list[AnsweredRow]
+    assumptions: list[AnsweredInput]
+
+    @property
+    def times_s(self) -> dict[str, float]:
+        """Time to the target by the label of the candidate; InputError where one lacks either."""
+        for row in self.candidates:
+            if not row.label or row.time_to_accuracy_s is None:
+                raise InputError(
+                    f"the answer of {self.study!r} lacks a candidate's label or time_to_accuracy_s"
+                )
+        return {row.label: row.time_to_accuracy_s or 0.0 for row in self.candidates}
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The value of every assumption, as text."""
+        return {f"{given.topic}: {given.name}": str(given.value) for given in self.assumptions}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,62 +195,45 @@ def _missing(study: str, slots: Sequence[_Slot]) -> tuple[str, ...]:
     return tuple(f"{slot.label}: no answer in {study}" for slot in slots if slot.result is None)
 
 
-def compare_answers(first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference:
+def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference:
     """Two documents of answers: times of candidates of one label, and inputs, batches, layouts that differ.
 
-    Nothing is answered again, so no input has an effect of its own. Raises InputError for a document of
-    another form.
+    Nothing is answered again, so no input has an effect of its own. Raises InputError for a candidate without
+    a label or a time.
     """
-    try:
-        return _compared(first, second)
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise InputError(f"an answer lacks what `perfsim study --json` writes: {error!r}") from None
-
-
-def _compared(first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference:
-    old, new = (_inputs(own) for own in (first, second))
+    old, new = first.inputs, second.inputs
     changes = tuple(
         Change(path, old.get(path, "none"), new.get(path, "none"), ())
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     )
-    rows = {own["label"]: own for own in second["candidates"]}
-    pairs = [(own, rows[own["label"]]) for own in first["candidates"] if own["label"] in rows]
-    moved = tuple(
-        Moved(old["label"], new["label"], float(old["time_to_accuracy_s"]), float(new["time_to_accuracy_s"]))
-        for old, new in pairs
-    )
-    labels = {own.before for own in moved}
+    before, after = first.times_s, second.times_s
+    moved = tuple(Moved(own, own, before[own], after[own]) for own in before if own in after)
     missing = tuple(
-        f"{own['label']}: no answer in {other['study']}"
-        for document, other in ((first, second), (second, first))
-        for own in document["candidates"]
-        if own["label"] not in labels
+        f"{label}: no answer in {other.study}"
+        for own, known, other in ((before, after, second), (after, before, first))
+        for label in own
+        if label not in known
     )
-    names = str(first["study"]), str(second["study"])
-    return Difference(*names, (*changes, *_chosen(pairs)), moved, missing)
+    return Difference(first.study, second.study, (*changes, *_chosen(first, second)), moved, missing)
 
 
-def _chosen(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Iterator[Change]:
+def _chosen(first: AnswerDocument, second: AnswerDocument) -> Iterator[Change]:
     """What was chosen or given for a candidate: its batch and its layout."""
-    for old, new in pairs:
-        for key, name in (("global_batch_size", "batch"), ("layout", "layout")):
-            was, becomes = old.get(key), new.get(key)
-            if was != becomes:
-                yield Change(f"{old['label']}: {name}", *_unlike(was, becomes), ())
-
-
-def _unlike(was: Any, becomes: Any) -> tuple[str, str]:
-    """Two values in words; of two mappings, the entries that differ."""
-    if isinstance(was, Mapping) and isinstance(becomes, Mapping):
-        names = [name for name in dict.fromkeys([*was, *becomes]) if was.get(name) != becomes.get(name)]
-        old, new = (", ".join(f"{name} {own.get(name)}" for name in names) for own in (was, becomes))
-        return old, new
-    return _text(was), _text(becomes)
-
-
-def _inputs(document: Mapping[str, Any]) -> dict[str, str]:
-    return {f"{own['topic']}: {own['name']}": str(own["value"]) for own in document["assumptions"]}
+    rows = {row.label: row for row in second.candidates}
+    for old in first.candidates:
+        new = rows.get(old.label, old)
+        if old.global_batch_size != new.global_batch_size:
+            batches = _text(old.global_batch_size), _text(new.global_batch_size)
+            yield Change(f"{old.label}: batch", *batches, ())
+        names = [
+            name
+            for name in dict.fromkeys([*old.layout, *new.layout])
+            if old.layout.get(name) != new.layout.get(name)
+        ]
+        if names:
+            layouts = (", ".join(f"{name} {row.layout.get(name)}" for name in names) for row in (old, new))
+            yield Change(f"{old.label}: layout", *layouts, ())
 
 
 def _changed(old: Any, new: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:

@@ -172,6 +172,9 @@ def run_sweep(
     digests = _digests(sweep)
     by_digest = dict(zip(digests, sweep.points, strict=True))
     read = StoredAnswers().result
+    executor = None
+    if not store_path.exists():  # a scheduler that does not answer leaves no file
+        executor = executor_for(jobs, scheduler, most=len(by_digest), tell=tell)
     with Store(store_path) as store:
         results = {digest: read(by_digest[digest], found.text) for digest, found in store.intact(by_digest)}
         pending = {digest: point for digest, point in by_digest.items() if digest not in results}
@@ -179,7 +182,7 @@ def run_sweep(
         progress = _Progress(len(by_digest), len(results), tell)
         try:
             if pending:
-                executor = executor_for(jobs, scheduler, most=len(pending), tell=tell)
+                executor = executor or executor_for(jobs, scheduler, most=len(pending), tell=tell)
                 with closing(_computed(executor, pending, store, progress)) as computed:
                     for digest, answer in computed:
                         results[digest] = _read(read, pending[digest], answer)
