@@ -232,8 +232,10 @@ def _chosen(first: AnswerDocument, second: AnswerDocument) -> Iterator[Change]:
             if old.layout.get(name) != new.layout.get(name)
         ]
         if names:
-            layouts = (", ".join(f"{name} {row.layout.get(name)}" for name in names) for row in (old, new))
-            yield Change(f"{old.label}: layout", *layouts, ())
+            was, becomes = (
+                ", ".join(f"{name} {row.layout.get(name)}" for name in names) for row in (old, new)
+            )
+            yield Change(f"{old.label}: layout", was, becomes, ())
 
 
 def _changed(old: Any, new: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:

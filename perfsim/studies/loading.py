@@ -40,9 +40,11 @@ def _check_loss(study: StudySpec, mapping: LocatedMapping) -> None:
     try:
         target_for(study.model, study.recipe, study.convergence)
     except (InputError, PlanError) as error:
-        kind = PlanError if isinstance(error, PlanError) else CatalogError
         where = ("recipe", "target_loss")
-        raise kind([mapping.problem(where, own.message, own.help) for own in error.problems]) from None
+        problems = [mapping.problem(where, own.message, own.help) for own in error.problems]
+        if isinstance(error, PlanError):
+            raise PlanError([str(problem) for problem in problems]) from None
+        raise CatalogError(problems) from None
 
 
 def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
