@@ -21,6 +21,8 @@ from perfsim.files import write_file
 from perfsim.report.sections import Head, Section
 from perfsim.version import __version__
 
+DIGITS = 12
+"""Of a digest; the whole one is in the JSON."""
 PLOT_CONFIG = {
     "responsive": True,
     "displaylogo": False,
@@ -51,7 +53,7 @@ def render_page(title: str, sections: Sequence[Section], *, head: Head | None = 
         footer=head.footer,
         version=__version__,
         command=head.command,
-        digest=head.digest,
+        digest=head.digest[:DIGITS],
         sections=[_view(section) for section in sections],
         plotly_js=Markup(get_plotlyjs()) if has_plots else "",  # noqa: S704  # Plotly's own source
     )

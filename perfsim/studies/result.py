@@ -140,4 +140,4 @@ class StudyResult:
     command: str = ""
     """The command line that asks the same; empty where a study was not asked by name or path."""
     inputs_digest: str = ""
-    """A fingerprint of all inputs with their values."""
+    """SHA-256 of the study's resolved descriptions without their prose, and of the version of the model."""

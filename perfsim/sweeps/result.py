@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from perfsim.prediction.result import SharedCaveat
 from perfsim.prediction.shared_caveats import shared_caveats
-from perfsim.studies.digest import inputs_digest
+from perfsim.studies.digests import Digests
 from perfsim.studies.result import Assumption
 from perfsim.sweeps.analysis import Analysis
 from perfsim.sweeps.points import PointResult
@@ -37,9 +38,10 @@ class SweepResult:
 
     @cached_property
     def inputs_digest(self) -> str:
-        """A fingerprint of the study and of what the grid changes in it."""
-        first = [self.points[0].point.study] if self.points else []
-        return inputs_digest([*first, *(point.point.label for point in self.points)])
+        """SHA-256 of the digests of all points."""
+        digests = Digests()
+        own = "".join(digests.of(point.point.study) for point in self.points)
+        return hashlib.sha256(own.encode()).hexdigest()
 
     @cached_property
     def caveats(self) -> tuple[SharedCaveat, ...]:

@@ -1,5 +1,6 @@
 """The mathematics of one transformer layer: kernels by shape, parameters, FLOPs, activations."""
 
+from perfsim.transformer.attention import attention_core, attention_core_backward
 from perfsim.transformer.blocks import (
     attention_backward,
     attention_dgrad,
@@ -7,6 +8,9 @@ from perfsim.transformer.blocks import (
     attention_wgrad,
     cast_bytes,
     embedding_backward,
+    experts_backward,
+    experts_dgrad,
+    experts_forward,
     head_backward,
     head_dgrad,
     head_forward,
@@ -16,9 +20,16 @@ from perfsim.transformer.blocks import (
     mlp_forward,
     mlp_recompute,
     mlp_wgrad,
+    router_backward,
+    router_dgrad,
+    router_forward,
+    shared_backward,
+    shared_dgrad,
+    shared_forward,
 )
 from perfsim.transformer.counts import (
     Parameters,
+    attention_flop_per_step,
     attention_weight_input_bytes,
     hardware_flop_per_step,
     head_weight_input_bytes,
@@ -35,19 +46,18 @@ from perfsim.transformer.ends import (
     embedding_forward,
     padded_vocab_size,
 )
+from perfsim.transformer.experts import combine_backward, combine_forward, row_bytes
 from perfsim.transformer.kernels import (
     FULL,
     Kernel,
     LayerSlice,
     Partition,
-    attention_core,
-    attention_core_backward,
     elementwise,
     gemm,
     linear,
     linear_backward,
-    mlp_residual,
 )
+from perfsim.transformer.mlp import mlp_residual
 
 __all__ = [
     "CROSS_ENTROPY_BACKWARD_BYTES",
@@ -62,13 +72,19 @@ __all__ = [
     "attention_core",
     "attention_core_backward",
     "attention_dgrad",
+    "attention_flop_per_step",
     "attention_forward",
     "attention_weight_input_bytes",
     "attention_wgrad",
     "cast_bytes",
+    "combine_backward",
+    "combine_forward",
     "elementwise",
     "embedding_backward",
     "embedding_forward",
+    "experts_backward",
+    "experts_dgrad",
+    "experts_forward",
     "gemm",
     "hardware_flop_per_step",
     "head_backward",
@@ -90,4 +106,11 @@ __all__ = [
     "padded_vocab_size",
     "parameters",
     "recompute_flop_per_step",
+    "router_backward",
+    "router_dgrad",
+    "router_forward",
+    "row_bytes",
+    "shared_backward",
+    "shared_dgrad",
+    "shared_forward",
 ]

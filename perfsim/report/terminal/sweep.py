@@ -47,7 +47,7 @@ def _series(analysis: Analysis) -> Table:
     shown: Series | None = None
     for (own, point), step in zip(kept, steps, strict=True):
         if own is not shown:
-            rows.append([own.label, *[""] * 6])
+            rows.append([own.label, *[""] * 7])
             shown = own
         rows.append(
             [
@@ -58,8 +58,8 @@ def _series(analysis: Analysis) -> Table:
             ]
         )
     more = f"{count - len(kept)} more points are in the report." if count > len(kept) else ""
-    columns = ("machine", "batch", f"step\n{step_unit}", "MFU", "efficiency", f"{unit}", "90 % band")
-    return Table(columns, rows, more, numeric=frozenset(range(1, 7)))
+    columns = ("machine", "batch", f"step\n{step_unit}", "MFU", "efficiency", unit, "90 % band", "wall")
+    return Table(columns, rows, more, numeric=frozenset(range(1, 8)))
 
 
 def _changes(analysis: Analysis) -> Table:
@@ -73,18 +73,18 @@ def _changes(analysis: Analysis) -> Table:
     left = iter(steps)
     rows: list[list[str]] = []
     for name, own in kept.items():
-        rows.append([name, *[""] * 6])
+        rows.append([name, *[""] * 7])
         for change in own:
             point = change.point
             cells = [*_of_step(point, next(left)), _change(change), *_of_target(point, scale)]
             rows.append([f"  {point.variant}", *cells])
-    columns = ("variant", "batch", f"step\n{step_unit}", "MFU", "change", unit, "90 % band")
+    columns = ("variant", "batch", f"step\n{step_unit}", "MFU", "change", unit, "90 % band", "wall")
     notes = []
     if any(change.policy for own in kept.values() for change in own):
         notes.append("* the planner's policy changed too.")
     if (more := sum(map(len, changes.values())) - len(points)) > 0:
         notes.append(f"{more} more variants, of less effect, are in the report.")
-    return Table(columns, rows, " ".join(notes), numeric=frozenset(range(1, 7)))
+    return Table(columns, rows, " ".join(notes), numeric=frozenset(range(1, 8)))
 
 
 def _effect(change: Change) -> float:
@@ -105,4 +105,5 @@ def _of_step(point: PointResult, step: str) -> list[str]:
 
 def _of_target(point: PointResult, scale: float) -> list[str]:
     low, high = (text.number(end / scale) for end in point.target_time.band_s)
-    return [text.number(point.target_time.time_s / scale), f"{low}{text.NONE}{high}"]
+    wall = text.NONE if point.wall_s is None else text.number(point.wall_s / scale)
+    return [text.number(point.target_time.time_s / scale), f"{low}{text.NONE}{high}", wall]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfsim.costs.memory import main_grad_bytes
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.transformer import LayerSlice
-from perfsim.workload import ContextExchange, Job, ParallelLayout
+from perfsim.workload import ContextExchange, Job, ParallelLayout, layer_kinds
 
 
 def layer_slice(
@@ -27,6 +27,7 @@ def layer_slice(
         tensor=tensor,
         sequence_parallel=sequence_parallel,
         attention=recipe.attention,
+        attention_length=recipe.attention_length,
         main_grad_bytes=main_grad_bytes(recipe),
         element_bytes=recipe.element_bytes,
         dropout=recipe.dropout,
@@ -36,6 +37,7 @@ def layer_slice(
         recompute_stops_early=zero_stage == SHARDED,
         context=context,
         context_exchange=exchange,
+        kind=layer_kinds(job.model)[0],
     )
 
 
