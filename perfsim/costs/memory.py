@@ -121,6 +121,11 @@ def stage_parameters(part: LayerSlice, num_layers: int, first: bool, last: bool)
     return total
 
 
+def routed_parameters(part: LayerSlice) -> float:
+    """Parameters of the experts of a layer on one of the ranks that share them."""
+    return parameters(part.model).routed_of(part.kind) / (part.expert * part.expert_split)
+
+
 def logit_bytes(part: LayerSlice, positions: int) -> float:
     """Bytes of the logits of one micro-batch on one tensor rank: in fp32, and as the 16-bit original.
 

@@ -12,7 +12,7 @@ from perfsim.topology import FatTree
 from perfsim.workload import Job, ParallelLayout
 
 ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
-DEGREES = ("tensor", "context", "pipeline", "data")
+DEGREES = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
 
 
 def layout_problems(
@@ -23,6 +23,7 @@ def layout_problems(
         *_device_problems(topology, layout, strategy, free_degrees),
         *tensor_problems(job, layout),
         *context_problems(job, layout),
+        *expert_problems(job, layout),
         *_stage_problems(job, layout),
         *_batch_problems(job, layout),
     ]
@@ -106,6 +107,32 @@ def context_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
         yield f"context {context} divides the positions of the LM head, and lm_head_positions leaves some out"
     if layout.recompute == "selective":
         yield f"context {context}: fused attention keeps no scores to recompute; take recompute none or full"
+
+
+def expert_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
+    """Problems of a layout's expert degrees: what they divide, and that ranks route tokens of their own."""
+    experts, ranks, shared = job.model.experts, layout.expert, layout.expert_tensor
+    if experts is None:
+        if ranks * shared > 1:
+            yield f"expert {ranks} and expert_tensor {shared} divide experts; {job.model.name} has none"
+        return
+    if experts.num_experts % ranks:
+        yield (
+            f"{experts.num_experts} experts do not divide over expert {ranks}; "
+            f"nearest: {_nearest(experts.num_experts, ranks)}"
+        )
+    if experts.ffn_hidden_size % shared:
+        yield (
+            f"the experts' ffn_hidden_size {experts.ffn_hidden_size} is not a multiple of expert_tensor {shared}; "
+            f"nearest: {_nearest(experts.ffn_hidden_size, shared)}"
+        )
+    if layout.width % (ranks * shared):
+        yield (
+            f"expert {ranks} x expert_tensor {shared} must divide the {layout.width} ranks of a stage "
+            "(tensor x context x data)"
+        )
+    if layout.tensor > 1 and not layout.sequence_parallel:
+        yield "experts compute a rank's own positions, so tensor parallelism needs sequence_parallel true"
 
 
 def _stage_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
