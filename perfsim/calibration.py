@@ -242,6 +242,8 @@ class GpuCalibration(Calibration):
     """Ceiling of the fraction of the narrow peak in training; None: none below that of the table."""
     asynchronous_attention: AttentionConstants | None = None
     """None: the device has no matrix instructions but those of `attention_fraction`."""
+    one_block_attention: AttentionConstants | None = None
+    """Fused attention that holds all keys of a head on the chip, to 512 positions; None: as any other."""
     communication: CommunicationConstants | None = None
     """None: communication takes nothing from compute."""
 
@@ -345,8 +347,9 @@ class FrameworkCalibration(Calibration):
     """Precision in which it sums and reduces gradients unless a run says otherwise; None: fp32."""
     dropout: bool = True
     """Whether attention that keeps its scores drops some of them, as models of the era did."""
-    attention: Literal["synchronous", "asynchronous"] = "synchronous"
-    """Matrix instructions of its fused attention: those of the A100, or the fastest of each device."""
+    attention: Literal["synchronous", "asynchronous", "one_block"] = "synchronous"
+    """Its fused attention: with the matrix instructions of the A100, with the fastest of each device, or in a
+    kernel that holds all keys of a head (Apex FMHA)."""
     ceiling_share: Fraction = 1.0
     """Share of the sustained ceiling that its libraries reach on devices with newer matrix instructions."""
     pass_s: Latency = 0.0

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 _MOST_DIFFERENT = 20
 """Names whose lengths differ by more are not compared."""
+_LEAST_PART = 3
+"""Letters of a word from which on a name that has it as a part is suggested."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """The name most like `word`, ignoring case; "" if none is similar."""
-    folded = {name.casefold(): name for name in names if abs(len(name) - len(word)) <= _MOST_DIFFERENT}
-    near = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
-    return folded[near[0]] if near else ""
+    """The name most like `word`; "" if none is similar.
+
+    Case does not count, nor which sign separates parts. The shortest name that begins with the word comes
+    first, then the shortest that has it as a part, then the one with most letters in common.
+    """
+    folded = {_folded(name): name for name in names if abs(len(name) - len(word)) <= _MOST_DIFFERENT}
+    wanted = _folded(word)
+    if len(wanted) >= _LEAST_PART and wanted not in folded:
+        holding = (name for name in folded if f"-{wanted}-" in f"-{name}-")
+        if near := min(holding, key=lambda name: (not name.startswith(wanted), len(name)), default=""):
+            return folded[near]
+    close = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.6)
+    return folded[close[0]] if close else ""
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\W_]+", "-", name.casefold())
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

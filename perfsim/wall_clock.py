@@ -96,6 +96,8 @@ class WallClockSpec(CatalogSpec):
     """Nodes or systems held ready to replace one that failed; None: there is always one."""
     repair: SecondsRange | None = None
     """Until a unit that failed is ready again; with `spares`."""
+    evaluation: NumberRange | None = None
+    """Time of the evaluations during a run over that of its steps."""
     stragglers: NumberRange | None = None
     """Ratio of step times with and without stragglers, one factor per run."""
     teardown: SecondsRange | None = None

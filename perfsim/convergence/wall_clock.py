@@ -1,7 +1,7 @@
 """Wall-clock time of a whole run: its steps and everything else it waits for, as ranges.
 
-    wall = queue + compile + load + weights + steps x (1 + stragglers) + checkpoints + failures + repairs
-           + teardown
+    wall = queue + compile + load + weights + steps x stragglers x (1 + evaluation) + checkpoints + failures
+           + repairs + teardown
 
 A checkpoint stops training for its bytes over the write rate. Failures cost what `goodput.failing_time_s`
 says, and repairs what `goodput.stopped_share` says. Low and high of a part are its ends with all inputs at
@@ -156,6 +156,7 @@ class _Clock:
         writing_s = slowed_s * write_s / interval_s if self.run.time_s else np.zeros(())
         yield "steps", self.time_s
         yield "stragglers", slowed_s - self.time_s
+        yield "evaluation", slowed_s * self.of("evaluation")
         for name, field in (("queue", "queue"), ("compilation", "compile"), ("loading", "load")):
             yield name, self.of(field)
         yield "first weights", self.weights_s
@@ -178,6 +179,7 @@ class _Clock:
         words = {
             "steps": f"{run.steps:,.0f} steps, without their band",
             "stragglers": f"{np.broadcast_to(self.of('stragglers', without=1.0), 3)[1]:g} times the step",
+            "evaluation": f"{100 * np.broadcast_to(self.of('evaluation'), 3)[1]:.2g} % of the steps",
             "first weights": f"{gigabytes * spec.weight_bytes:,.0f} GB",
             "checkpoints": f"{written:,.0f} GB every {np.broadcast_to(self.interval_s, 3)[1] / 3600:.2g} h",
         }

@@ -169,11 +169,14 @@ class GpuKernels:
 
     def _attention_s(self, kernel: Kernel) -> float:
         """Fused attention; at length s it reaches s / (s + half length) of its speed on long sequences."""
-        fastest = self.gpu.asynchronous_attention
-        if fastest is not None and self.framework.attention == "asynchronous":
-            speed = fastest.backward if kernel.name.endswith(".backward") else 1.0
-            slower = 1.0 + fastest.half_length / kernel.m
-            return kernel.flop * slower / (speed * fastest.fraction * self.peak_flop_per_s)
+        known = {
+            "asynchronous": self.gpu.asynchronous_attention,
+            "one_block": self.gpu.one_block_attention,
+        }
+        if (own := known.get(self.framework.attention)) is not None:
+            speed = own.backward if kernel.name.endswith(".backward") else 1.0
+            slower = 1.0 + own.half_length / kernel.n
+            return kernel.flop * slower / (speed * own.fraction * self.peak_flop_per_s)
         slower = 1.0 + self.gpu.attention_half_length / kernel.m
         fraction = self.gpu.attention_fraction * self.gpu.attention_instruction_fraction
         return kernel.flop * slower / (fraction * self.peak_flop_per_s)

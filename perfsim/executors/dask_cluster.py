@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from typing import TYPE_CHECKING, Any
 
 from perfsim.errors import InputError, PerfsimError, Problem
 from perfsim.executors.executor import ExecutorLost, Pool, Pooled, Tell, another_version
@@ -13,6 +16,7 @@ from perfsim.prediction.model_version import model_version
 
 if TYPE_CHECKING:
     from distributed import Client
+    from distributed import Future as Asked
 
 ADDRESS = re.compile(r"(tcp|tls|ucx|inproc)://[^\s/]+(:\d+)?")
 """Addresses of schedulers."""
@@ -23,6 +27,8 @@ COUNT_S = 5.0
 WAITING = 4
 """Items for each thread of a worker that are handed over before it asks for them."""
 LEAST_WAITING = 32
+MOST_ASKED = 4
+"""How often an item is asked for whose answer the cluster loses."""
 
 
 class DaskCluster(Pooled):
@@ -81,8 +87,7 @@ class DaskCluster(Pooled):
 
     def started(self) -> Pool:
         """As `Pooled.started`."""
-        pool: Pool = self._client.get_executor(pure=False)
-        return pool
+        return Answers(self._client)
 
     def ended(self, pool: Pool, *, at_once: bool) -> None:
         """As `Pooled.ended`: the scheduler forgets what this client has asked."""
@@ -96,6 +101,40 @@ class DaskCluster(Pooled):
                 raise InputError(f"worker {worker} cannot use perfsim ({version}): install it there")
             if version != self.version:
                 raise another_version(f"worker {worker}", version, self.version)
+
+
+class Answers:
+    """Items that a client hands over, as futures of `concurrent.futures`.
+
+    Dask's own `ClientExecutor` never finishes the future of an item whose worker leaves while its answer is
+    fetched, or raises ValueError for it. Here such an item is asked for again.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def submit(self, function: Callable[[Any], Any], item: Any, /) -> Future[Any]:
+        """As `Pool.submit`."""
+        answer: Future[Any] = Future()
+        self._ask(answer, function, item, MOST_ASKED)
+        return answer
+
+    def _ask(self, answer: Future[Any], function: Callable[[Any], Any], item: Any, times: int) -> None:
+        asked = self._client.submit(function, item, pure=False)
+
+        def take(done: Asked[Any]) -> None:
+            try:
+                answer.set_result(done.result())
+            except (CancelledError, asyncio.CancelledError):
+                if times > 1 and self._client.status == "running":
+                    self._ask(answer, function, item, times - 1)
+                else:
+                    answer.cancel()
+                    answer.set_running_or_notify_cancel()
+            except Exception as error:  # noqa: BLE001 - whatever the worker raised
+                answer.set_exception(error)
+
+        asked.add_done_callback(take)
 
 
 def _died() -> tuple[type[BaseException], ...]:

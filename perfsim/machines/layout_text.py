@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -24,14 +25,28 @@ SHORT_NAMES = {
 }
 OTHER_NAMES = {"pipeline_layout": "layers_per_stage"}
 """Further names that texts may use."""
+_STAGES = re.compile(r"[EtL|()*\d\s]+")
+"""A part of `pipeline_layout`."""
 
 
 def settings(text: str) -> Iterator[tuple[str, str, str]]:
-    """The text, long name and value of each setting."""
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        key, _, value = item.partition("=")
-        name = key.strip()
-        yield item, SHORT_NAMES.get(name, OTHER_NAMES.get(name, name)), value.strip()
+    """The text, long name and value of each setting.
+
+    Commas may also stand inside the stages of `pipeline_layout`, where Megatron-Core ignores them.
+    """
+    parts: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if parts and _STAGES.fullmatch(part) and _long_name(parts[-1]) == "layers_per_stage":
+            parts[-1] += part
+        else:
+            parts.append(part)
+    for item in parts:
+        yield item, _long_name(item), item.partition("=")[2].strip()
+
+
+def _long_name(item: str) -> str:
+    name = item.partition("=")[0].strip()
+    return SHORT_NAMES.get(name, OTHER_NAMES.get(name, name))
 
 
 def parsed_settings(text: str, layout_type: type) -> dict[str, Any]:
@@ -83,7 +98,8 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
     """The value of a field, by its type."""
     defaults: dict[str, Any] = {field.name: field.default for field in fields(layout_type)}
     if name not in defaults:
-        known = [*(short for short, long in SHORT_NAMES.items() if long in defaults), *defaults]
+        others = {**SHORT_NAMES, **OTHER_NAMES}
+        known = [*(other for other, long in others.items() if long in defaults), *defaults]
         raise _Wrong("unknown name", did_you_mean(name, known))
     kind = get_type_hints(layout_type)[name]
     if kind is str:
@@ -99,7 +115,7 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
     if kind in (int, int | None):
         default = defaults[name]
         return _whole_number(value, least=1 if default is None else min(1, default))
-    if "t" in value or "|" in value:
+    if re.search("[a-zA-Z|]", value):
         return _stages(value)
     return tuple(_whole_number(part, least=0) for part in value.split("-"))
 
@@ -109,7 +125,7 @@ def _stages(value: str) -> tuple[int, ...]:
     try:
         return layers_of_stages(value)
     except ValueError as error:
-        raise _Wrong(str(error), "write for example Et*3|t*4|t*3L, without commas") from None
+        raise _Wrong(str(error), "write layers such as 3-4-3, or stages such as Et*3|t*4|t*3L") from None
 
 
 def _whole_number(value: str, least: int) -> int:

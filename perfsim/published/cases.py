@@ -63,6 +63,13 @@ class CaseSystem(CaseSpec):
     software_release: Release | None = None
 
 
+_SAME_FIELDS = {
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
+    *("head_dim", "gated_mlp", "vocab_size", "tied_embeddings", "bias", "position_embedding"),
+}
+"""Fields of a case's model that `TransformerConfig` has under the same name."""
+
+
 class CaseModel(CaseSpec):
     """The model of a case, with Megatron's names."""
 
@@ -82,6 +89,9 @@ class CaseModel(CaseSpec):
     ] = "learned"
     head_dim: Width | None = None
     sliding_window: Count | None = None
+    sliding_window_pattern: Layers = 2
+    """Every n-th layer attends to all positions; the published runs with a window are of GPT-OSS, which
+    alternates."""
     mtp_layers: Count = 0
     """Layers of multi-token prediction."""
     attention_type: Literal["mha", "gqa", "mqa", "mla"] | None = None
@@ -95,7 +105,43 @@ class CaseModel(CaseSpec):
     moe_ffn_hidden_size: Count | None = None
     shared_expert_ffn: Count = 0
     dense_layers: Count = 0
-    moe_layer_interval: Count = 1
+    moe_layer_interval: Layers = 1
+
+    def config(self, name: str) -> TransformerConfig:
+        """The model. Raises ValidationError for fields that contradict each other."""
+        fields = self.model_dump(include=_SAME_FIELDS)
+        window = self.sliding_window if 0 < (self.sliding_window or 0) < self.seq_length else None
+        latent, experts = None, None
+        if self.attention_type == "mla":
+            fields["num_query_groups"] = fields["head_dim"] = None
+            latent = {
+                "q_lora_rank": self.q_lora_rank or None,
+                "kv_lora_rank": self.kv_lora_rank,
+                "qk_nope_head_dim": self.qk_head_dim,
+                "qk_rope_head_dim": self.qk_rope_head_dim,
+                "v_head_dim": self.v_head_dim,
+            }
+        if self.experts:
+            experts = {
+                "num_experts": self.experts,
+                "top_k": self.top_k,
+                "ffn_hidden_size": self.moe_ffn_hidden_size or self.ffn_hidden_size,
+                "shared_ffn_hidden_size": self.shared_expert_ffn,
+                "first_dense_layers": self.dense_layers,
+                "interval": self.moe_layer_interval,
+            }
+        return TransformerConfig.model_validate(
+            {
+                "name": name,
+                "max_position_embeddings": self.seq_length,
+                "latent_attention": latent,
+                "experts": experts,
+                "sliding_window": window,
+                "sliding_window_pattern": self.sliding_window_pattern if window else None,
+                "mtp_num_layers": self.mtp_layers,
+                **fields,
+            }
+        )
 
 
 class CaseParallel(CaseSpec):
@@ -234,9 +280,8 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
     fp32: the recipes of a framework that reduce them in 16 bits overlap it as well. The peak memory of 24
     runs on B200 that say so agrees (2 % in the median, 11 % with gradients in 16 bits).
     """
-    fields = case.model.model_dump(include=set(TransformerConfig.model_fields))
     try:
-        model = TransformerConfig(name=case.id, max_position_embeddings=case.model.seq_length, **fields)
+        model = case.model.config(case.id)
     except ValidationError as error:
         messages = "; ".join(detail["msg"].removeprefix("Value error, ") for detail in error.errors())
         raise InputError(f"case {case.id}: {messages}") from None

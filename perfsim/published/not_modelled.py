@@ -7,8 +7,7 @@ from typing import Any
 
 from perfsim.hardware import SystemSpec
 from perfsim.machines import machine_of
-from perfsim.published.cases import CaseModel, CaseTraining, StepCase
-from perfsim.workload import TransformerConfig
+from perfsim.published.cases import CaseTraining, StepCase
 
 _LAYOUT = ("expert_parallel", "shard_group")
 """Fields of a case's layout that matter as soon as the layout of its machine has them."""
@@ -19,7 +18,6 @@ _STACK = ("recompute_detail",)
 def not_modelled(case: StepCase, system: SystemSpec) -> list[str]:
     """What would change the work of a run and has no model yet: `context_parallel 2`."""
     named = [
-        *_of_model(case.model),
         *_of_layout(case, system),
         *_of_training(case.training),
     ]
@@ -29,20 +27,6 @@ def not_modelled(case: StepCase, system: SystemSpec) -> list[str]:
 def ignored(case: StepCase) -> list[str]:
     """Settings of the software stack that a prediction leaves out."""
     return [name for name in _STACK if getattr(case.training, name)]
-
-
-def _of_model(model: CaseModel) -> Iterator[tuple[str, Any]]:
-    """Fields that `TransformerConfig` lacks; the others of experts and latent attention go with these."""
-    matters = {
-        "experts": bool(model.experts),
-        "head_dim": model.head_dim not in (None, model.hidden_size // model.num_attention_heads),
-        "attention_type": model.attention_type == "mla",
-        "mtp_layers": bool(model.mtp_layers),
-        "sliding_window": 0 < (model.sliding_window or 0) < model.seq_length,
-    }
-    for name, does in matters.items():
-        if does and name not in TransformerConfig.model_fields:
-            yield name, getattr(model, name)
 
 
 def _of_layout(case: StepCase, system: SystemSpec) -> Iterator[tuple[str, Any]]:

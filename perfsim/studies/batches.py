@@ -100,9 +100,13 @@ def _fit_of(own: ConvergenceCalibration) -> HyperbolaFit:
 
 
 def counted(model: TransformerConfig, law: LossLaw) -> float:
-    """The parameters of a model as a loss law counts them."""
+    """The parameters of a model as a loss law counts them, of experts those that compute a token.
+
+    The laws are fitted to dense models; that of a model with experts is lower than a dense one's of its
+    active parameters [2202.01169], so this is its upper bound.
+    """
     counts = parameters(model)
-    return float(counts.total if law.counts_embeddings else model.num_layers * counts.layer_matrices)
+    return float(counts.active if law.counts_embeddings else counts.active_body_matrices)
 
 
 @dataclass(frozen=True)

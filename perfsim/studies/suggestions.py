@@ -16,7 +16,7 @@ def suggested_batches(spec: StudySpec, d_min_tokens: float) -> dict[str, float]:
     DeepSeek's law needs the run's FLOPs without embeddings, 6 N D; MiniCPM's needs a target loss on C4.
     """
     counts = parameters(spec.model)
-    compute_flop = 6.0 * spec.model.num_layers * counts.layer_matrices * d_min_tokens
+    compute_flop = 6.0 * counts.active_body_matrices * d_min_tokens
     suggested = {"DeepSeek LLM (arXiv 2401.02954)": deepseek_tokens(compute_flop)}
     loss = spec.recipe.target_loss
     if loss is not None and spec.convergence.loss_scale.casefold() == MINICPM_SCALE.casefold():

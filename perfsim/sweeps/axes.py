@@ -77,6 +77,8 @@ def read_variant(mapping: LocatedMapping, name: str) -> tuple[list[Axis], list[P
     """The changes of a variant as axes of one value each, and the problems of invalid paths."""
     axes, problems = [], []
     for path, node in mapping.node.mapping["variants"].mapping[name].mapping.items():
+        if path == "candidates":
+            continue
         key = place(mapping.node, ("variants", name, path), of_key=True)
         axis = Axis(str(path), key, (node,), f"variants: {name}")
         if axis.root in (*MACHINE_ROOTS, *STUDY_ROOTS):

@@ -76,14 +76,14 @@ def expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple[
         changes, wrong = read_variant(mapping, name)
         problems += wrong
         variants.append((name, changes))
-    problems += _check_changes(spec, [axes, *(changes for _, changes in variants)], catalog)
+    problems += _check_changes(spec, [("", axes), *variants], catalog)
     if problems:
         raise CatalogError(in_order(problems))
     builder = _Builder(spec.study, catalog, mapping)
     points = [
         point
         for name, changes in variants or [("", [])]
-        for candidate in _candidates(spec, [*axes, *changes], catalog)
+        for candidate in _candidates(spec, name, [*axes, *changes], catalog)
         for point in builder.points(candidate, _inner(axes), name, _inner(changes))
     ]
     if not points:
@@ -96,23 +96,30 @@ def _inner(axes: Sequence[Axis]) -> list[Axis]:
     return [axis for axis in axes if axis.path not in MACHINE_ROOTS]
 
 
-def _candidates(spec: SweepSpec, axes: Sequence[Axis], catalog: Catalog) -> list[CandidateSpec]:
-    """The candidates of the grid, or of the study, varied by the axes over machines."""
-    candidates: Sequence[CandidateSpec] = spec.grid.candidates or spec.study.candidates
+def _given(spec: SweepSpec, variant: str) -> Sequence[CandidateSpec]:
+    """The candidates of a variant, else of the grid, else of the study."""
+    own = spec.variants[variant].candidates if variant else ()
+    return own or spec.grid.candidates or spec.study.candidates
+
+
+def _candidates(spec: SweepSpec, variant: str, axes: Sequence[Axis], catalog: Catalog) -> list[CandidateSpec]:
+    """The candidates of a variant, varied by the axes over machines."""
+    candidates = _given(spec, variant)
     machine_axes = [axis for axis in axes if axis.path in MACHINE_ROOTS]
     return [machine for candidate in candidates for machine in _machines(candidate, machine_axes, catalog)]
 
 
-def _check_changes(spec: SweepSpec, groups: Sequence[Sequence[Axis]], catalog: Catalog) -> list[Problem]:
+def _check_changes(
+    spec: SweepSpec, groups: Sequence[tuple[str, Sequence[Axis]]], catalog: Catalog
+) -> list[Problem]:
     """Problems of the grid's axes (the first group) and of each variant's, combined with the grid's."""
-    candidates: Sequence[CandidateSpec] = spec.grid.candidates or spec.study.candidates
     problems: list[Problem] = []
-    for axes in groups:
+    for variant, axes in groups:
         for axis in axes:
             if axis.path in MACHINE_ROOTS:
-                problems += check_machine_axis(axis, candidates, catalog)
+                problems += check_machine_axis(axis, _given(spec, variant), catalog)
         if not problems:
-            machines = _candidates(spec, [*groups[0], *axes], catalog)
+            machines = _candidates(spec, variant, [*groups[0][1], *axes], catalog)
             problems += _check(_inner(axes), spec.study, machines, catalog)
     return problems
 

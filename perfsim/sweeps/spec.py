@@ -30,6 +30,9 @@ class VariantSpec(Spec):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
+    candidates: Candidates = ()
+    """Replaces the candidates of the grid or the study in this variant."""
+
 
 class SweepSpec(CatalogSpec):
     """A study asked at every point of a grid, for every variant."""

@@ -1,5 +1,6 @@
 """The mathematics of one transformer layer: kernels by shape, parameters, FLOPs, activations."""
 
+from perfsim.transformer.attention import attention_core, attention_core_backward
 from perfsim.transformer.blocks import (
     attention_backward,
     attention_dgrad,
@@ -7,6 +8,9 @@ from perfsim.transformer.blocks import (
     attention_wgrad,
     cast_bytes,
     embedding_backward,
+    experts_backward,
+    experts_dgrad,
+    experts_forward,
     head_backward,
     head_dgrad,
     head_forward,
@@ -16,6 +20,12 @@ from perfsim.transformer.blocks import (
     mlp_forward,
     mlp_recompute,
     mlp_wgrad,
+    router_backward,
+    router_dgrad,
+    router_forward,
+    shared_backward,
+    shared_dgrad,
+    shared_forward,
 )
 from perfsim.transformer.counts import (
     Parameters,
@@ -35,19 +45,18 @@ from perfsim.transformer.ends import (
     embedding_forward,
     padded_vocab_size,
 )
+from perfsim.transformer.experts import combine_backward, combine_forward, row_bytes
 from perfsim.transformer.kernels import (
     FULL,
     Kernel,
     LayerSlice,
     Partition,
-    attention_core,
-    attention_core_backward,
     elementwise,
     gemm,
     linear,
     linear_backward,
-    mlp_residual,
 )
+from perfsim.transformer.mlp import mlp_residual
 
 __all__ = [
     "CROSS_ENTROPY_BACKWARD_BYTES",
@@ -66,9 +75,14 @@ __all__ = [
     "attention_weight_input_bytes",
     "attention_wgrad",
     "cast_bytes",
+    "combine_backward",
+    "combine_forward",
     "elementwise",
     "embedding_backward",
     "embedding_forward",
+    "experts_backward",
+    "experts_dgrad",
+    "experts_forward",
     "gemm",
     "hardware_flop_per_step",
     "head_backward",
@@ -90,4 +104,11 @@ __all__ = [
     "padded_vocab_size",
     "parameters",
     "recompute_flop_per_step",
+    "router_backward",
+    "router_dgrad",
+    "router_forward",
+    "row_bytes",
+    "shared_backward",
+    "shared_dgrad",
+    "shared_forward",
 ]

@@ -17,10 +17,11 @@ from dataclasses import replace
 from functools import wraps
 
 from perfsim.hardware import Precision
-from perfsim.transformer import ends, kernels, split_backward
+from perfsim.transformer import attention, ends, experts, mlp, mtp
 from perfsim.transformer.kernels import Kernel, LayerSlice, elementwise
 from perfsim.workload import PRECISION_BYTES
 
+Block = Callable[[LayerSlice], tuple[Kernel, ...]]
 _NORM_BACKWARD_SHARE = 3.0 / 5.0
 """Passes of a fused norm's backward over those of `kernels.norm_backward`."""
 
@@ -62,16 +63,18 @@ def _cast(run: tuple[Kernel, ...], part: LayerSlice) -> Iterator[Kernel]:
             yield kernel
             continue
         if not kernel.weight_gradient:
-            yield elementwise(f"{kernel.name}.cast", cast_bytes(narrow) * kernel.m * kernel.k)
-        moved = PRECISION_BYTES[narrow] * (kernel.m * kernel.k + kernel.k * kernel.n)
-        moved += kernel.element_bytes * kernel.m * kernel.n
+            yield elementwise(f"{kernel.name}.cast", cast_bytes(narrow) * kernel.m * kernel.k * kernel.batch)
+        moved = PRECISION_BYTES[narrow] * (kernel.m * kernel.k + kernel.k * kernel.n) * kernel.batch
+        moved += kernel.element_bytes * kernel.m * kernel.n * kernel.batch
         yield replace(kernel, precision=narrow, bytes_accessed=moved)
 
 
 def _precision(kernel: Kernel, part: LayerSlice) -> Precision | None:
     """The precision of a product with weights; None where it has 16 bits, and for other kernels."""
     table = part.precisions
-    if table is None or kernel.op != "gemm" or kernel.batch > 1:
+    if table is None or kernel.op != "gemm" or (kernel.batch > 1 and not kernel.grouped):
+        return None
+    if kernel.name.startswith(experts.ROUTER):
         return None
     if kernel.name.startswith("lm_head"):
         narrow = table.head
@@ -93,17 +96,58 @@ def cast_bytes(precision: Precision) -> float:
     return reads + 2 * PRECISION_BYTES[precision]
 
 
-attention_forward = as_run(kernels.attention_forward)
-attention_backward = as_run(kernels.attention_backward)
-mlp_forward = as_run(kernels.mlp_forward)
-mlp_recompute = as_run(kernels.mlp_recompute)
-mlp_backward = as_run(kernels.mlp_backward)
+def _attention(block: Block, before: Block, *, backward: bool = False) -> Block:
+    """The attention block of any layer; that of multi-token prediction begins with a projection."""
+
+    def whole(part: LayerSlice) -> tuple[Kernel, ...]:
+        if not part.kind.mtp:
+            return block(part)
+        return (*block(part), *before(part)) if backward else (*before(part), *block(part))
+
+    return wraps(block)(as_run(whole))
+
+
+def _mlp(dense: Block, sparse: Block, behind: Block, *, backward: bool = False) -> Block:
+    """The MLP block of any layer: an MLP or experts; that of multi-token prediction ends with a loss."""
+
+    def whole(part: LayerSlice) -> tuple[Kernel, ...]:
+        own = (sparse if part.kind.experts else dense)(part)
+        if not part.kind.mtp:
+            return own
+        return (*behind(part), *own) if backward else (*own, *behind(part))
+
+    return wraps(dense)(as_run(whole))
+
+
+def _mlp_recompute(part: LayerSlice) -> tuple[Kernel, ...]:
+    """The part of the MLP block that is recomputed before its backward."""
+    if part.kind.experts:
+        return (*experts.mlp_forward(part), *mlp.mlp_residual(part))
+    if part.recompute_stops_early:
+        return mlp.mlp_before_fc2(part)
+    return (*mlp.mlp_forward(part), *mlp.mlp_residual(part))
+
+
+attention_forward = _attention(attention.attention_forward, mtp.before_layer)
+attention_backward = _attention(attention.attention_backward, mtp.before_layer_backward, backward=True)
+attention_dgrad = _attention(attention.attention_dgrad, mtp.before_layer_dgrad, backward=True)
+attention_wgrad = _attention(attention.attention_wgrad, mtp.before_layer_wgrad, backward=True)
+mlp_forward = _mlp(mlp.mlp_forward, experts.mlp_forward, mtp.behind_layer)
+mlp_recompute = as_run(_mlp_recompute)
+mlp_backward = _mlp(mlp.mlp_backward, experts.mlp_backward, mtp.behind_layer_backward, backward=True)
+mlp_dgrad = _mlp(mlp.mlp_dgrad, experts.mlp_dgrad, mtp.behind_layer_dgrad, backward=True)
+mlp_wgrad = _mlp(mlp.mlp_wgrad, experts.mlp_wgrad, mtp.behind_layer_wgrad, backward=True)
+router_forward, router_backward, router_dgrad = (
+    as_run(block) for block in (experts.router_forward, experts.router_backward, experts.router_dgrad)
+)
+experts_forward, experts_backward, experts_dgrad = (
+    as_run(block) for block in (experts.experts_forward, experts.experts_backward, experts.experts_dgrad)
+)
+shared_forward, shared_backward, shared_dgrad = (
+    as_run(block) for block in (experts.shared_forward, experts.shared_backward, experts.shared_dgrad)
+)
 embedding_backward = as_run(ends.embedding_backward)
 head_forward = as_run(ends.head_forward)
 head_backward = as_run(ends.head_backward)
-attention_dgrad = as_run(split_backward.attention_dgrad)
-attention_wgrad = as_run(split_backward.attention_wgrad)
-mlp_dgrad = as_run(split_backward.mlp_dgrad)
-mlp_wgrad = as_run(split_backward.mlp_wgrad)
-head_dgrad = as_run(split_backward.head_dgrad)
-head_wgrad = as_run(split_backward.head_wgrad)
+head_dgrad = as_run(ends.head_dgrad)
+head_wgrad = as_run(ends.head_wgrad)

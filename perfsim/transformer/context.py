@@ -12,13 +12,14 @@ from perfsim.transformer.kernels import Kernel, LayerSlice, elementwise
 
 
 def query_bytes(part: LayerSlice) -> float:
-    """Bytes of the queries of one rank, or of the output of its attention."""
-    return part.activation_bytes / part.tensor
+    """Bytes of the queries of one rank, or of the output of its attention, the wider of the two."""
+    width = max(part.model.query_width, part.model.attention_width)
+    return part.element_bytes * part.tokens * width / part.tensor
 
 
 def pair_bytes(part: LayerSlice) -> float:
     """Bytes of the keys and values of one rank, or of their gradients."""
-    return 2 * part.element_bytes * part.tokens * part.kv_size / part.tensor
+    return part.element_bytes * part.tokens * part.pair_width / part.tensor
 
 
 def exchange_buffer_bytes(part: LayerSlice) -> float:

@@ -11,8 +11,12 @@ from perfsim.transformer.kernels import (
     elementwise,
     linear,
     linear_backward,
+    linear_dgrad,
+    linear_wgrad,
     norm,
     norm_backward,
+    norm_dgrad,
+    norm_wgrad,
 )
 from perfsim.workload import TransformerConfig
 
@@ -90,3 +94,15 @@ def head_backward(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
         *linear_backward(head, part.main_grad_bytes, bias=False),
         norm_backward("final_norm.backward", part),
     )
+
+
+def head_dgrad(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
+    """Gradient of loss, LM head and final layer norm by their input."""
+    head = head_linear(part, positions)
+    return (cross_entropy_backward(part, head), linear_dgrad(head), norm_dgrad("final_norm.dgrad", part))
+
+
+def head_wgrad(part: LayerSlice, positions: int) -> tuple[Kernel, ...]:
+    """Gradients of the LM head's weight and the final layer norm, accumulated."""
+    head = head_linear(part, positions)
+    return (*linear_wgrad(head, part.main_grad_bytes, bias=False), norm_wgrad("final_norm.wgrad", part))

@@ -1,4 +1,4 @@
-"""Kernels of one layer by shape: what one rank runs per micro-batch with tensor parallelism `tensor`.
+"""Kernels by shape, and the share of a layer that one rank computes for one micro-batch.
 
 Kernels hold work (FLOPs and bytes), never seconds.
 Symbols: b micro-batch, s sequence length, h hidden size, a heads, t tensor degree, T = b s tokens.
@@ -6,12 +6,21 @@ Symbols: b micro-batch, s sequence length, h hidden size, a heads, t tensor degr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfsim.calibration import Fusion
 from perfsim.hardware import Precision
-from perfsim.workload import Attention, ContextExchange, KernelPrecisions, TransformerConfig
+from perfsim.workload import (
+    PLAIN,
+    Attention,
+    ContextExchange,
+    Experts,
+    KernelPrecisions,
+    LayerKind,
+    TransformerConfig,
+)
 
 Partition = Literal["none", "column", "row", "streamed"]
 
@@ -46,6 +55,9 @@ class Kernel:
     """Bytes of one number of a matrix product's operands and result."""
     precision: Precision | None = None
     """Precision of the operands of a matrix product narrower than 16 bits; None: as `element_bytes` says."""
+    grouped: bool = False
+    """Whether its `batch` products are those of experts with `m` rows each in the mean (`k` rows for a weight
+    gradient), rounded up; FLOPs and bytes are those of the exact number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,8 @@ class LayerSlice:
     tensor: int = 1
     sequence_parallel: bool = False
     attention: Attention = "standard"
+    attention_length: int | None = None
+    """Keys that fused attention computes for each position; None: all positions of a block."""
     main_grad_bytes: float = 4.0
     """Bytes of an accumulated gradient: 4 with fp32 main gradients, 2 in pure bf16."""
     element_bytes: float = HALF
@@ -74,6 +88,14 @@ class LayerSlice:
     context: int = 1
     """Ranks that share every sequence."""
     context_exchange: ContextExchange = "ring"
+    kind: LayerKind = PLAIN
+    """Which of the model's layers it is a share of."""
+    expert: int = 1
+    """Ranks over which the experts of a layer are divided (expert parallelism)."""
+    expert_tensor: int | None = None
+    """Ranks that share every expert, each with a part of its width; None: as `tensor`."""
+    expert_load: float = 1.0
+    """Rows that the rank's experts compute over the mean of all ranks: 1 where routing is balanced."""
 
     @property
     def tokens(self) -> int:
@@ -97,8 +119,44 @@ class LayerSlice:
 
     @property
     def kv_size(self) -> int:
-        """Width of all keys, which is that of all values."""
+        """Width of all keys."""
         return self.model.query_groups * self.model.head_size
+
+    @property
+    def pair_width(self) -> int:
+        """Width of all keys and values together."""
+        return self.model.query_groups * (self.model.head_size + self.model.value_size)
+
+    @property
+    def experts(self) -> Experts:
+        """The experts of a layer that has some."""
+        if self.model.experts is None or not self.kind.experts:
+            raise ValueError(f"a layer of kind {self.kind} of {self.model.name} has no experts")
+        return self.model.experts
+
+    @property
+    def own_tokens(self) -> float:
+        """Tokens that a rank routes: its share of the sequence under sequence parallelism."""
+        return self.tokens / self.norm_share
+
+    @property
+    def expert_split(self) -> int:
+        """Ranks that share every expert."""
+        return self.tensor if self.expert_tensor is None else self.expert_tensor
+
+    @property
+    def local_experts(self) -> int:
+        """Routed experts of one rank."""
+        return self.experts.num_experts // self.expert
+
+    @property
+    def expert_rows(self) -> float:
+        """Rows that the experts of one rank compute: T k e / t with tensor degree e of experts, times load.
+
+        Every rank routes T / t tokens to k experts (with t > 1 under sequence parallelism, else e = t); the
+        e ranks that share an expert compute all rows of one another.
+        """
+        return self.tokens * self.experts.top_k * self.expert_split / self.tensor * self.expert_load
 
     @property
     def norm_share(self) -> int:
@@ -149,45 +207,55 @@ def gemm(
     )
 
 
+def grouped_gemm(
+    name: str,
+    rows: float,
+    n: int,
+    k: int,
+    experts: int,
+    partition: Partition = "none",
+    parts: int = 1,
+    element_bytes: float = HALF,
+) -> Kernel:
+    """Forward products of `experts` experts, (rows, k) x (k, n) in all, as one kernel."""
+    return Kernel(
+        name=name,
+        op="gemm",
+        flop=2.0 * rows * n * k,
+        bytes_accessed=element_bytes * (rows * (n + k) + experts * float(n) * k),
+        m=max(1, math.ceil(rows / experts)),
+        n=n,
+        k=k,
+        batch=experts,
+        partition=partition,
+        parts=parts,
+        element_bytes=element_bytes,
+        grouped=True,
+    )
+
+
 def elementwise(name: str, n_bytes: float, launches: int = 1) -> Kernel:
     """A memory-bound kernel that reads and writes `n_bytes` in all."""
     return Kernel(name=name, op="elementwise", bytes_accessed=n_bytes, launches=launches)
 
 
 def linear_dgrad(forward: Kernel) -> Kernel:
-    """Input gradient of a linear layer."""
-    return gemm(
-        f"{forward.name}.dgrad",
-        forward.m,
-        forward.k,
-        forward.n,
-        partition=forward.partition,
-        parts=forward.parts,
-        element_bytes=forward.element_bytes,
-    )
+    """Input gradient of a linear layer: the FLOPs and bytes of its forward."""
+    return replace(forward, name=f"{forward.name}.dgrad", n=forward.k, k=forward.n)
 
 
 def linear_wgrad(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[Kernel, ...]:
     """Weight and bias gradients, and their addition to the accumulated main gradients."""
     m, n, k = forward.m, forward.n, forward.k
-    cut, parts, size = forward.partition, forward.parts, forward.element_bytes
+    count, size = forward.batch, forward.element_bytes
     return (
-        gemm(
-            f"{forward.name}.wgrad",
-            k,
-            n,
-            m,
-            partition=cut,
-            parts=parts,
-            weight_gradient=True,
-            element_bytes=size,
-        ),
-        *((elementwise(f"{forward.name}.bias_gradient", size * m * n),) if bias else ()),
+        replace(forward, name=f"{forward.name}.wgrad", m=k, n=n, k=m, weight_gradient=True),
+        *((elementwise(f"{forward.name}.bias_gradient", size * m * n * count),) if bias else ()),
         elementwise(
             # Reads the new gradient, reads and writes the accumulated one.
             f"{forward.name}.accumulate",
-            n * k * (size + 2 * main_grad_bytes),
-            launches=2 if bias else 1,
+            n * k * count * (size + 2 * main_grad_bytes),
+            launches=2 * count if bias else count,
         ),
     )
 
@@ -207,7 +275,7 @@ def norm_backward(name: str, part: LayerSlice) -> Kernel:
     return elementwise(name, 5 * part.activation_bytes / part.norm_share, launches=4)
 
 
-def _residual(name: str, part: LayerSlice) -> Kernel:
+def residual(name: str, part: LayerSlice) -> Kernel:
     """Bias, dropout and residual in one kernel: two reads, one write, one mask byte."""
     bytes_per_element = 3 * part.element_bytes + (1.0 if part.dropout else 0.0)
     return elementwise(name, bytes_per_element * part.activation_elements / part.norm_share)
@@ -223,173 +291,11 @@ def residual_backward(name: str, part: LayerSlice) -> Kernel:
     )
 
 
-def attention_projections(part: LayerSlice) -> tuple[Kernel, Kernel]:
-    """The linear layers of the attention block: QKV and output projection."""
-    model, size = part.model, part.element_bytes
-    qkv_out = model.hidden_size + 2 * part.kv_size
-    return (
-        linear("qkv", part.tokens, model.hidden_size, qkv_out, "column", part.tensor, size),
-        linear("projection", part.tokens, model.hidden_size, model.hidden_size, "row", part.tensor, size),
-    )
+def norm_dgrad(name: str, part: LayerSlice) -> Kernel:
+    """Input and output gradient read, input gradient written."""
+    return elementwise(name, 3 * part.activation_bytes / part.norm_share)
 
 
-def attention_core(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Scores, softmax, dropout and context; with flash attention a single kernel for each block of keys."""
-    if part.attention == "flash":
-        return (_flash("flash_attention", part, matmuls=2),) * part.blocks
-    heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
-    scores, size = float(heads) * s * s, part.element_bytes
-    return (
-        gemm("scores", s, s, d, batch=heads, element_bytes=size),
-        elementwise("softmax", 2 * size * scores),
-        *((elementwise("attention_dropout", (2 * size + 1) * scores),) if part.dropout else ()),
-        gemm("context", s, d, s, batch=heads, element_bytes=size),
-        _heads_to_tokens("context_transpose", part),
-    )
-
-
-def _heads_to_tokens(name: str, part: LayerSlice) -> Kernel:
-    """Transpose the context from one matrix per head to one row per token, or its gradient back."""
-    return elementwise(name, 2 * part.activation_bytes / part.tensor)
-
-
-def attention_core_backward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Gradients of the attention core: twice the matrix work, more for flash (recomputes scores)."""
-    if part.attention == "flash":
-        return (_flash("flash_attention.backward", part, matmuls=5),) * part.blocks
-    heads, s, d = _local_heads(part), part.seq_length, part.model.head_size
-    scores, size = float(heads) * s * s, part.element_bytes
-    return (
-        _heads_to_tokens("context_transpose.backward", part),
-        gemm("context.dgrad_probabilities", s, s, d, batch=heads, element_bytes=size),
-        gemm("context.dgrad_values", s, d, s, batch=heads, element_bytes=size),
-        *((elementwise("attention_dropout.backward", (2 * size + 1) * scores),) if part.dropout else ()),
-        elementwise("softmax.backward", 3 * size * scores),
-        gemm("scores.dgrad_queries", s, d, s, batch=heads, element_bytes=size),
-        gemm("scores.dgrad_keys", s, d, s, batch=heads, element_bytes=size),
-    )
-
-
-def _local_heads(part: LayerSlice) -> int:
-    """Attention heads of one rank times micro-batch size: the batch of a score GEMM."""
-    return part.micro_batch_size * part.model.num_attention_heads // part.tensor
-
-
-def _flash(name: str, part: LayerSlice, matmuls: int) -> Kernel:
-    """Flash attention: `matmuls` products of s x s x d per head, half of each under a causal mask.
-
-    Context ranks have s / c positions of all heads, or all positions of a c-th of the heads. The first have
-    positions from both ends of the sequence, so under a causal mask too all blocks are equal.
-    """
-    heads, s, d = _local_heads(part), part.seq_length // part.blocks, part.model.head_size
-    heads = heads * part.blocks // part.context
-    seen = 0.5 if part.model.causal else 1.0
-    return Kernel(
-        name=name,
-        op="attention",
-        flop=matmuls * 2.0 * heads * s * s * d * seen,
-        bytes_accessed=2 * matmuls * part.element_bytes * heads * s * d,  # scores stay on chip
-        m=s,
-        n=s,
-        k=d,
-        batch=heads,
-        element_bytes=part.element_bytes,
-    )
-
-
-def attention_forward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Layer norm, QKV, core and output projection (before the tensor-parallel all-reduce)."""
-    qkv, projection = attention_projections(part)
-    return (norm("attention_norm", part), qkv, *rotary(part), *attention_core(part), projection)
-
-
-def join_gradients(part: LayerSlice) -> Kernel:
-    """Concatenation of the gradients of queries, keys and values, which the QKV linear reads."""
-    width = part.model.hidden_size + 2 * part.kv_size
-    return elementwise("qkv.join_gradients", 2 * part.element_bytes * part.tokens * width / part.tensor)
-
-
-def rotary(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Rotation of queries and keys, if positions are rotary."""
-    if part.model.position_embedding != "rotary":
-        return ()
-    width = part.model.hidden_size + part.kv_size
-    return (elementwise("rotary", 2 * part.element_bytes * part.tokens * width / part.tensor, launches=2),)
-
-
-def attention_backward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Backward of the attention block, residual first."""
-    qkv, projection = attention_projections(part)
-    return (
-        residual_backward("attention_residual.backward", part),
-        *linear_backward(projection, part.main_grad_bytes, part.model.has_attention_bias),
-        *attention_core_backward(part),
-        *rotary(part),
-        join_gradients(part),
-        *linear_backward(qkv, part.main_grad_bytes, part.model.has_attention_bias),
-        norm_backward("attention_norm.backward", part),
-    )
-
-
-def mlp_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
-    """The linear layers of the MLP."""
-    model = part.model
-    width, size = (2 if model.gated_mlp else 1) * model.ffn_hidden_size, part.element_bytes
-    return (
-        linear("fc1", part.tokens, model.hidden_size, width, "column", part.tensor, size),
-        linear("fc2", part.tokens, model.ffn_hidden_size, model.hidden_size, "row", part.tensor, size),
-    )
-
-
-def activation(name: str, part: LayerSlice, passes: int) -> Kernel:
-    """GELU (or SwiGLU) in one kernel: `passes` reads and writes of the ffn activations."""
-    gate = 1.5 if part.model.gated_mlp else 1.0
-    elements = part.tokens * part.model.ffn_hidden_size / part.tensor
-    return elementwise(name, passes * gate * part.element_bytes * elements)
-
-
-def mlp_forward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Residual of the attention block, layer norm, and both linears of the MLP."""
-    return (*_mlp_before_fc2(part), mlp_linears(part)[1])
-
-
-def mlp_recompute(part: LayerSlice) -> tuple[Kernel, ...]:
-    """The part of the MLP block that is recomputed before its backward."""
-    if part.recompute_stops_early:
-        return _mlp_before_fc2(part)
-    return (*mlp_forward(part), *mlp_residual(part))
-
-
-def _mlp_before_fc2(part: LayerSlice) -> tuple[Kernel, ...]:
-    return (
-        _residual("attention_residual", part),
-        *_mlp_norm(part),
-        mlp_linears(part)[0],
-        activation("activation", part, 2),
-    )
-
-
-def mlp_backward(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Backward of the MLP block, residual first."""
-    fc1, fc2 = mlp_linears(part)
-    return (
-        residual_backward("mlp_residual.backward", part),
-        *linear_backward(fc2, part.main_grad_bytes, part.model.bias),
-        activation("activation.backward", part, 3),
-        *linear_backward(fc1, part.main_grad_bytes, part.model.bias),
-        *_mlp_norm_backward(part),
-    )
-
-
-def _mlp_norm(part: LayerSlice) -> tuple[Kernel, ...]:
-    """The MLP's norm; none if it shares the norm of the attention block."""
-    return (norm("mlp_norm", part),) if part.model.norms_per_layer > 1 else ()
-
-
-def _mlp_norm_backward(part: LayerSlice) -> tuple[Kernel, ...]:
-    return (norm_backward("mlp_norm.backward", part),) if part.model.norms_per_layer > 1 else ()
-
-
-def mlp_residual(part: LayerSlice) -> tuple[Kernel, ...]:
-    """Bias, dropout and residual after the MLP's tensor-parallel all-reduce."""
-    return (_residual("mlp_residual", part),)
+def norm_wgrad(name: str, part: LayerSlice) -> Kernel:
+    """Gradients of scale and shift: both read, reduced in two kernels, accumulated."""
+    return elementwise(name, 2 * part.activation_bytes / part.norm_share, launches=3)

@@ -119,7 +119,7 @@ def test_the_ranks_of_one_replica_hold_the_model_once(
     held = sum(each.num_parameters for each in stages_of(job, layout).replicas) * tensor
     counts, hidden = parameters(job.model), job.model.hidden_size
     table = padded_vocab_size(job.model, tensor) * hidden
-    expected = job.model.num_layers * counts.layer
+    expected = job.model.num_layers * counts.of()
     expected += table * (1 if tied and pipeline == 1 else 2)  # a tied table stands on both ends
     expected += job.model.max_position_embeddings * hidden * tensor  # every tensor rank has all positions
     assert held == pytest.approx(expected, rel=1e-12)

@@ -14,3 +14,10 @@ def test_help_holds_the_nearest_and_all_names() -> None:
     assert did_you_mean("tpp", ["tp", "pp"]) == "did you mean `tp`? known: tp, pp"
     assert did_you_mean("q", ["tp", "pp"]) == "known: tp, pp"
     assert did_you_mean("q", []) == ""
+
+
+def test_a_name_that_begins_with_the_word_or_holds_it_comes_before_one_that_is_spelled_alike() -> None:
+    systems = ["b200-sxm-180gb", "dgx-a100-40gb", "dgx-a100-80gb", "dgx-h100", "gb200-nvl72"]
+    assert nearest("dgx_a100", systems) == "dgx-a100-40gb"
+    assert nearest("b200", systems) == "b200-sxm-180gb"
+    assert nearest("h100", systems) == "dgx-h100"

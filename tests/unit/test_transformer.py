@@ -268,8 +268,8 @@ def test_the_embedding_moves_bytes_and_computes_nothing(part: LayerSlice) -> Non
 # ---------------------------------------------------------------------------------- parameters
 def test_a_layer_has_12_h2_weights_and_13_h_vectors(toys: ModuleType) -> None:
     counts = parameters(toys.model())
-    assert counts.layer_matrices == 12 * H**2
-    assert counts.layer_vectors == 13 * H
+    assert counts.matrices_of() == 12 * H**2
+    assert counts.vectors_of() == 13 * H
     assert counts.embedding == (VOCAB + 1024) * H
     assert counts.head == 0
     assert counts.total == LAYERS * (12 * H**2 + 13 * H) + (VOCAB + 1024) * H + 2 * H
@@ -277,7 +277,7 @@ def test_a_layer_has_12_h2_weights_and_13_h_vectors(toys: ModuleType) -> None:
 
 def test_without_biases_only_the_scales_of_the_norms_are_vectors(toys: ModuleType) -> None:
     counts = parameters(toys.model(bias=False))
-    assert (counts.layer_vectors, counts.final_norm) == (2 * H, H)
+    assert (counts.vectors_of(), counts.final_norm) == (2 * H, H)
 
 
 def test_untied_tables_and_absent_positions_are_counted(toys: ModuleType) -> None:
@@ -287,7 +287,7 @@ def test_untied_tables_and_absent_positions_are_counted(toys: ModuleType) -> Non
 
 def test_gated_mlps_and_grouped_queries_are_counted(toys: ModuleType) -> None:
     counts = parameters(toys.model(gated_mlp=True, num_query_groups=4, bias=False))
-    assert counts.layer_matrices == 2 * H**2 + 2 * H * H // 4 + 3 * H * F
+    assert counts.matrices_of() == 2 * H**2 + 2 * H * H // 4 + 3 * H * F
 
 
 def test_two_models_of_one_name_and_shape_but_other_heads_are_told_apart(toys: ModuleType) -> None:

@@ -145,7 +145,7 @@ def test_selective_recompute_adds_one_forward_of_the_attention_core(published: M
 def test_states_of_the_layers_are_those_of_figure_1_of_2205_05198(published: Megatron) -> None:
     states = state_bytes(TrainingRecipe(name="r", seq_length=2048, precision="bf16"))
     each = states.parameters + states.gradients + states.optimizer
-    weights = published.layers * parameters(published.model).layer_matrices
+    weights = published.layers * parameters(published.model).matrices_of()
     on_device = each * weights / (published.tensor * published.pipeline)
     assert on_device / GIB == pytest.approx(published.states_gib, abs=0.01)
 
@@ -282,7 +282,7 @@ def test_the_threshold_is_where_the_closed_form_puts_it(toys: ModuleType) -> Non
     costs = WaferCosts(plan.topology, plan.job.recipe)
     works = {work.name: work for work in trace.graph.works}
     counts = parameters(plan.job.model)
-    matrices_s = 2 * counts.layer_matrices * tokens / costs.flop_per_s
+    matrices_s = 2 * counts.matrices_of() * tokens / costs.flop_per_s
     way_s = costs.duration_s(works["layer.load"])
     assert matrices_s / way_s == pytest.approx(tokens / threshold, rel=0.002)
 

@@ -70,7 +70,12 @@ def blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Block
         layer=False,
     )
     layer = Block(
-        "layer", counts.layer, counts.layer, device.kernels(forward), device.kernels(backward), layer=True
+        "layer",
+        counts.of(part.kind),
+        counts.of(part.kind),
+        device.kernels(forward),
+        device.kernels(backward),
+        layer=True,
     )
     head = Block(
         "head",

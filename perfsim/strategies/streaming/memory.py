@@ -17,7 +17,7 @@ from perfsim.hardware import WaferClusterSpec
 from perfsim.strategies.streaming.device import StreamedDevice, device_of
 from perfsim.strategies.streaming.memoryx import GRADIENT_SUM_BYTES, Store, streamed_bytes
 from perfsim.transformer import LayerSlice, parameters
-from perfsim.workload import Job, StreamingLayout
+from perfsim.workload import PLAIN, Job, StreamingLayout
 
 IN_FLIGHT = 2
 """Spilled tensors that the wafer still holds: one in use, one in transfer."""
@@ -61,7 +61,7 @@ def stream_buffer_bytes(job: Job, system: WaferClusterSpec) -> float:
         counts = parameters(job.model)
         head = counts.final_norm + job.model.vocab_size * job.model.hidden_size
         held = max(
-            streamed_bytes(job, system, counts.layer, layer=True),
+            streamed_bytes(job, system, counts.of(PLAIN), layer=True),
             streamed_bytes(job, system, max(counts.embedding, head), layer=False),
         )
     return (1 + streaming.prefetch_depth) * held

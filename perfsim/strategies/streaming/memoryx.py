@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from perfsim.costs.memory import MemoryUse
 from perfsim.hardware import WaferClusterSpec
 from perfsim.transformer import Kernel, parameters
-from perfsim.workload import Job
+from perfsim.workload import PLAIN, Job
 
 MASTER_BYTES = 4.0
 GRADIENT_SUM_BYTES = 4.0
@@ -36,7 +36,7 @@ def streamed_bytes(job: Job, system: WaferClusterSpec, num_parameters: float, *,
 
 
 def _sparse_matrices(job: Job, *, layer: bool) -> float:
-    return float(parameters(job.model).layer_matrices) if layer else 0.0
+    return float(parameters(job.model).matrices_of(PLAIN)) if layer else 0.0
 
 
 def update_kernel(optimizer: str, num_parameters: float) -> Kernel:

@@ -9,7 +9,7 @@ from perfsim.strategies.schedules import SCHEDULES, chunks_problem
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
-from perfsim.workload import Job, ParallelLayout
+from perfsim.workload import Job, ParallelLayout, layer_kinds
 
 ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
 DEGREES = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
@@ -63,10 +63,9 @@ def _shard_problems(layout: ParallelLayout) -> Iterator[str]:
     if not layout.zero_stage:
         yield f"shard_group {group} is a part of the ranks over which ZeRO shards; zero_stage is 0"
     if group < 2 or replicas % group:
-        yield (
-            f"shard_group {group} must divide the {replicas} ranks of context x data in groups of 2 or more; "
-            f"nearest: {_nearest(replicas, group)}"
-        )
+        near = f"; nearest: {_nearest(replicas, group, least=2)}" if replicas > 1 else ""
+        ranks = f"the {replicas} ranks of context x data"
+        yield f"shard_group {group} must divide {ranks} in groups of 2 or more{near}"
 
 
 def tensor_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
@@ -75,12 +74,21 @@ def tensor_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
     for name, count in (
         ("num_attention_heads", model.num_attention_heads),
         ("num_query_groups", model.query_groups),
-        ("ffn_hidden_size", model.ffn_hidden_size),
+        *_mlp_widths(job),
     ):
         if count % tensor:
             yield f"{name} {count} is not a multiple of tensor {tensor}; nearest: {_nearest(count, tensor)}"
     if layout.sequence_parallel and job.seq_length % tensor:
         yield f"seq_length {job.seq_length} is not a multiple of tensor {tensor}"
+
+
+def _mlp_widths(job: Job) -> Iterator[tuple[str, int]]:
+    """What tensor ranks divide in the MLP of every kind of layer."""
+    model, experts = job.model, job.model.experts
+    if not all(kind.experts for kind in layer_kinds(model)):
+        yield "ffn_hidden_size", model.ffn_hidden_size
+    if experts is not None:
+        yield "experts.shared_ffn_hidden_size", experts.shared_ffn_hidden_size
 
 
 def context_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
@@ -175,7 +183,7 @@ def _batch_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
         yield f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline {layout.pipeline}"
 
 
-def _nearest(count: int, wanted: int) -> int:
-    """The divisor of `count` nearest to `wanted`."""
-    divisors = [number for number in range(1, count + 1) if count % number == 0]
+def _nearest(count: int, wanted: int, least: int = 1) -> int:
+    """The divisor of `count` nearest to `wanted`, of those from `least` on."""
+    divisors = [number for number in range(least, count + 1) if count % number == 0]
     return min(divisors, key=lambda number: (abs(number - wanted), number))

@@ -49,6 +49,7 @@ def slice_of(job: Job, layout: ParallelLayout, kind: LayerKind = PLAIN) -> Layer
         tensor=layout.tensor,
         sequence_parallel=layout.sequence_parallel,
         attention=recipe.attention,
+        attention_length=recipe.attention_length,
         main_grad_bytes=main_grad_bytes(recipe),
         element_bytes=recipe.element_bytes,
         dropout=recipe.dropout,

@@ -33,7 +33,7 @@ from perfsim.strategies.three_d.slices import EXCHANGES
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
 from perfsim.transformer import parameters
-from perfsim.workload import Job, ParallelLayout
+from perfsim.workload import Job, ParallelLayout, layer_kinds
 
 Ints = NDArray[np.int64]
 UNEVEN = ("1f1b", "interleaved")
@@ -139,7 +139,9 @@ def head_layers(job: Job) -> int:
     """Layers that take as long as the LM head, by their matrix products; the ratio rounded."""
     model, positions = job.model, job.recipe.lm_head_positions or job.seq_length
     seen = job.seq_length / 2 if model.causal and job.recipe.attention == "flash" else job.seq_length
-    layer = parameters(model).layer_matrices + 2 * seen * model.hidden_size
+    kind = layer_kinds(model)[model.num_layers - 1]
+    layer = parameters(model).matrices_of(kind, active=True)
+    layer += seen * (model.query_width + model.attention_width)
     return round(model.vocab_size * model.hidden_size * positions / job.seq_length / layer)
 
 

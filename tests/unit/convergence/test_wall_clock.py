@@ -135,3 +135,16 @@ def test_ranges_are_read_with_their_units() -> None:
     spec = clock()
     assert spec.compile == SecondsRange(low=4.0, typical=844.0, high=2036.0)
     assert spec.checkpoint_rate == RateRange(low=74e6, typical=170e6, high=315e6)
+
+
+def test_evaluations_take_their_share_of_the_steps_with_their_stragglers() -> None:
+    spec = WallClockSpec(
+        name="evaluated",
+        evaluation=NumberRange(low=0.01, typical=0.02, high=0.03),
+        stragglers=NumberRange(low=1.0, typical=1.5, high=1.5),
+    )
+    parts = parts_of(spec)
+    assert parts["evaluation"].typical_s == pytest.approx(0.02 * 1.5 * RUN.time_s)
+    assert parts["evaluation"].low_s == pytest.approx(0.01 * RUN.time_s)
+    assert parts["evaluation"].how == "2 % of the steps"
+    assert wall_s(spec, RUN, np.array(RUN.time_s), typical) == pytest.approx(parts["whole run"].typical_s)

@@ -104,7 +104,7 @@ TABLE, POSITIONS = 51200 * 2048, 1024 * 2048
     ],
 )
 def test_the_ends_hold_the_tables(part: LayerSlice, first: bool, last: bool, tables: int) -> None:
-    layers = 3 * parameters(part.model).layer
+    layers = 3 * parameters(part.model).of()
     assert stage_parameters(part, 3, first, last) == layers + tables
 
 
@@ -115,7 +115,7 @@ def test_an_untied_head_is_a_table_of_its_own(toys: ModuleType) -> None:
 
 def test_tensor_ranks_share_layers_and_words(toys: ModuleType) -> None:
     cut = LayerSlice(toys.model(), 1024, 2, tensor=4)
-    body = parameters(cut.model).layer
+    body = parameters(cut.model).of()
     assert stage_parameters(cut, 1, first=True, last=False) == body / 4 + TABLE / 4 + POSITIONS
 
 

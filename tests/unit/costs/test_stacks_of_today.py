@@ -9,12 +9,12 @@ import pytest
 
 from perfsim.calibration import AttentionConstants, FrameworkCalibration, NarrowGemmConstants
 from perfsim.catalog import default_catalog
-from perfsim.costs.gpu import GpuCosts
+from perfsim.costs.gpu import GpuCosts, GpuKernels
 from perfsim.errors import CatalogError
 from perfsim.graph import WAIT_OF_HOST, Kind, RankGroup, Work
 from perfsim.hardware import GpuClusterSpec
 from perfsim.topology import FatTree
-from perfsim.transformer import Kernel
+from perfsim.transformer import Kernel, LayerSlice, attention_core, attention_core_backward
 
 NARROW = NarrowGemmConstants(
     efficiency=0.9, overhead=2.0, memory_fraction=0.7, burst_fraction=0.8, cast_bytes=8.0, cast_s=5e-6
@@ -140,3 +140,34 @@ def test_older_libraries_reach_a_share_of_a_newer_devices_ceiling(toys: ModuleTy
         for changes in ({"asynchronous_attention": None}, {})
     )
     assert new > 1.3 * known
+
+
+@pytest.mark.parametrize(
+    ("length", "forward_s", "backward_s"),
+    [(128, 0.10e-3, 0.17e-3), (256, 0.29e-3, 0.52e-3), (512, 1.14e-3, 1.81e-3)],
+)
+def test_attention_in_one_block_takes_the_times_of_the_published_table(
+    length: int, forward_s: float, backward_s: float
+) -> None:
+    """Apex FMHA on an A100, 64 sequences of 16 heads of 64 (FlashAttention, table 7)."""
+    model = default_catalog().models["bert_large"]
+    framework = default_catalog().framework("mlperf-bert")
+    recipe = default_catalog().recipes["gpt3_pretraining"].with_(framework=framework, precision="fp16")
+    costs = GpuKernels(default_catalog().system("dgx-a100-40gb"), recipe)
+    part = LayerSlice(model=model, seq_length=length, micro_batch_size=64, attention="flash")
+    (ahead,), (back,) = attention_core(part), attention_core_backward(part)
+    latency_s = costs.gpu.kernel_latency_s
+    assert costs.kernel_s(ahead) - latency_s == pytest.approx(forward_s, rel=0.08)
+    assert costs.kernel_s(back) - latency_s == pytest.approx(backward_s, rel=0.08)
+
+
+def test_keys_that_are_not_skipped_are_computed_for_every_position() -> None:
+    model = default_catalog().models["bert_large"]
+    parts = [
+        LayerSlice(model=model, seq_length=256, micro_batch_size=3, attention="flash", attention_length=keys)
+        for keys in (None, 512)
+    ]
+    (own,), (padded,) = (attention_core(part) for part in parts)
+    assert padded.flop == 2 * own.flop
+    assert padded.bytes_accessed == own.bytes_accessed
+    assert (padded.m, padded.n) == (256, 512)

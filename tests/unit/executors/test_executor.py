@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+from collections.abc import Callable
 
 import pytest
 
@@ -17,6 +19,7 @@ from perfsim.errors import (
     UnknownNameError,
 )
 from perfsim.executors import IN_PROCESS, Executor, Failed, executor_for
+from perfsim.executors.dask_cluster import MOST_ASKED, Answers
 from perfsim.executors.executor import Task
 from perfsim.executors.processes import Processes
 
@@ -101,3 +104,45 @@ def test_an_error_comes_back_from_a_worker_as_it_was(error: PerfsimError) -> Non
 def test_what_is_no_address_of_a_scheduler_is_refused_at_once(address: str) -> None:
     with pytest.raises(InputError, match="is no address of a scheduler"):
         executor_for(None, address)
+
+
+class _Losing:
+    """A Dask client whose cluster loses the answer of an item some times, and then has it."""
+
+    status = "running"
+
+    def __init__(self, losses: int) -> None:
+        self.losses, self.asked = losses, 0
+
+    def submit(self, function: Callable[[int], int], item: int, *, pure: bool) -> _Losing:
+        assert not pure
+        self.asked, self.answer = self.asked + 1, function(item)
+        return self
+
+    def add_done_callback(self, take: Callable[[_Losing], None]) -> None:
+        take(self)
+
+    def result(self) -> int:
+        if self.asked <= self.losses:
+            raise asyncio.CancelledError
+        return self.answer
+
+
+@pytest.mark.parametrize("losses", [0, 1, MOST_ASKED - 1])
+def test_an_item_is_asked_for_again_whose_answer_the_cluster_has_lost(losses: int) -> None:
+    client = _Losing(losses)
+    assert Answers(client).submit(abs, -3).result(timeout=0) == 3
+    assert client.asked == losses + 1
+
+
+@pytest.mark.parametrize(
+    ("losses", "status", "asked"), [(MOST_ASKED, "running", MOST_ASKED), (1, "closed", 1)]
+)
+def test_an_item_is_cancelled_that_is_lost_too_often_or_with_its_scheduler(
+    losses: int, status: str, asked: int
+) -> None:
+    client = _Losing(losses)
+    client.status = status
+    answer = Answers(client).submit(abs, -3)
+    assert answer.cancelled()
+    assert client.asked == asked

@@ -98,6 +98,22 @@ def test_a_streamed_layout_counts_systems(text: str, expected: StreamingLayout) 
     assert machine("wafer-cluster").parse_layout(text, 128) == expected
 
 
+@pytest.mark.parametrize("text", ["Et*3|t*4|,tL", "Et*3, |t*4|tL", "E(tt)*1,t|t*4,|tL"])
+def test_commas_may_stand_inside_the_stages_of_a_pipeline(text: str) -> None:
+    layout = machine("gpu-cluster").parse_layout(f"pp=3,pipeline_layout={text},mbs=2", 6)
+    stages = ParallelLayout(pipeline=3, data=2, layers_per_stage=(3, 4, 1), micro_batch_size=2)
+    assert layout == stages
+
+
+def test_stages_that_are_none_are_refused_with_both_ways_to_write_them() -> None:
+    with pytest.raises(LayoutError, match=r"'n' in 'nonsense' is none of E \(embedding\)") as caught:
+        machine("gpu-cluster").parse_layout("pp=2,pipeline_layout=nonsense", 2)
+    assert "3-4-3, or stages such as Et*3|t*4|t*3L" in caught.value.problems[0].help
+    with pytest.raises(LayoutError, match="unknown name") as caught:
+        machine("gpu-cluster").parse_layout("pipeline_stages=Et|tL", 2)
+    assert "pipeline_layout" in caught.value.problems[0].help.partition("known: ")[2]
+
+
 def test_names_of_another_machine_are_unknown() -> None:
     with pytest.raises(LayoutError, match="'tp=2': unknown name"):
         machine("wafer-cluster").parse_layout("tp=2", 8)

@@ -17,7 +17,8 @@ from perfsim.prediction.result import SamplingSummary
 from perfsim.prediction.verification import gemm_samples, must_be_right, sample_step, verified
 from perfsim.prediction.verification_spec import SamplingSpec
 from perfsim.transformer import Kernel, LayerSlice
-from perfsim.transformer.kernels import attention_core, attention_core_backward, linear, linear_backward
+from perfsim.transformer.attention import attention_core, attention_core_backward
+from perfsim.transformer.kernels import linear, linear_backward
 from perfsim.workload import TransformerConfig
 
 GPT = TransformerConfig(

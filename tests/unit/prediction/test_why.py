@@ -110,7 +110,7 @@ def test_streaming_shows_in_the_simulation_where_the_formula_says(efficiency: fl
     length = 64
     above, below = (run_at(system, round(share * roof / length), length) for share in (1.04, 0.96))
     layers = below.plan.job.model.num_layers
-    load_s = parameters(below.plan.job.model).layer * system.weight_bytes / system.io_bytes_per_s
+    load_s = parameters(below.plan.job.model).of() * system.weight_bytes / system.io_bytes_per_s
     assert exposed_s(above) <= 1.01 * load_s
     assert exposed_s(below) >= load_s + 0.03 * layers * load_s
     shown = prediction_of(below).why.streaming_roof

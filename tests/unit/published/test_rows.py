@@ -118,10 +118,6 @@ def test_rope_is_rotary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("model.experts", 8, "not modelled yet: experts 8"),
-        ("model.mtp_layers", 1, "not modelled yet: mtp_layers 1"),
-        ("model.sliding_window", 128, "not modelled yet: sliding_window 128"),
-        ("model.attention_type", "mla", "not modelled yet: attention_type mla"),
         (
             "training.recompute_modules",
             ["layernorm", "mlp"],

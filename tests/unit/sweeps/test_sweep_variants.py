@@ -231,3 +231,24 @@ def test_degrees_of_a_layout_are_told_together_and_other_fields_by_name(steps: S
     full = layout_of(steps, recompute="full", recompute_layers=2, spill=True)
     none = layout_of(steps, recompute="none", recompute_layers=0, spill=False)
     assert policy_changes(none, full) == "recompute none -> full every 2 layers, spill no -> yes"
+
+
+OWN_MACHINES = """\
+variants:
+  one: {candidates: [{strategy: weight-streaming, system: cs-2, devices: [1]}]}
+  eight:
+    model: gpt3_6p7b
+    candidates: [{strategy: 3d, system: dgx-a100-80gb, devices: [8], layout: "tp=8,mbs=1"}]
+"""
+
+
+def test_a_variant_may_have_candidates_of_its_own(tmp_path: Path) -> None:
+    first, second = load_sweep(written(tmp_path, OWN_MACHINES)).points
+    assert (first.candidate.system.name, first.num_devices) == ("cs-2", 1)
+    assert (second.candidate.layout, second.study.model.name) == ("tp=8,mbs=1", "gpt3_6p7b")
+
+
+def test_a_mistake_in_the_candidates_of_a_variant_has_its_line(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match="unknown strategy '4d'") as raised:
+        load_sweep(written(tmp_path, OWN_MACHINES.replace("strategy: 3d", "strategy: 4d")))
+    assert raised.value.problems[0].line == HEAD.count("\n") + 5

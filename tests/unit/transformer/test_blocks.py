@@ -8,7 +8,8 @@ import pytest
 
 from perfsim import transformer
 from perfsim.transformer import Kernel, LayerSlice
-from perfsim.transformer.kernels import attention_backward, attention_forward, mlp_backward
+from perfsim.transformer.attention import attention_backward, attention_forward
+from perfsim.transformer.mlp import mlp_backward
 from perfsim.workload import KernelPrecisions
 
 FP8 = KernelPrecisions(forward="fp8", input_gradient="fp8", weight_gradient="bf16")

@@ -33,11 +33,11 @@ def test_dense_weights_travel_without_an_index(toys: ModuleType) -> None:
 def test_zeros_of_matrices_do_not_travel_and_kept_weights_bring_an_index(toys: ModuleType) -> None:
     job = toys.job(recipe_changes={"weight_sparsity": 0.75})
     counts = parameters(job.model)
-    rest = counts.layer - counts.layer_matrices
-    kept = kept_parameters(job, counts.layer, layer=True)
-    assert kept == pytest.approx(rest + 0.25 * counts.layer_matrices)
-    n_bytes = streamed_bytes(job, system(toys), counts.layer, layer=True)
-    assert n_bytes == pytest.approx(2 * (rest + 0.25 * 1.5 * counts.layer_matrices))
+    rest = counts.of() - counts.matrices_of()
+    kept = kept_parameters(job, counts.of(), layer=True)
+    assert kept == pytest.approx(rest + 0.25 * counts.matrices_of())
+    n_bytes = streamed_bytes(job, system(toys), counts.of(), layer=True)
+    assert n_bytes == pytest.approx(2 * (rest + 0.25 * 1.5 * counts.matrices_of()))
     assert kept_parameters(job, counts.embedding, layer=False) == counts.embedding
 
 

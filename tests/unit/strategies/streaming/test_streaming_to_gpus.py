@@ -37,7 +37,7 @@ def test_kernels_cost_what_they_cost_on_any_a100_and_movement_what_the_tree_take
     layer = block_works(run.plan)[1]
     assert run.costs.duration_s(layer.forward) == kernels.compute_s(layer.forward)
     assert run.costs.duration_s(layer.load) == streams.duration_s(layer.load)
-    per_layer = parameters(run.plan.job.model).layer * 2 / 25e9
+    per_layer = parameters(run.plan.job.model).of() * 2 / 25e9
     assert run.costs.duration_s(layer.load) == pytest.approx(per_layer, rel=1e-6)
 
 
@@ -53,7 +53,7 @@ def test_a_gpu_runs_what_is_no_product_as_well(run: Evaluation) -> None:
 def test_memory_is_the_gpus_and_holds_whole_layers_on_their_way(run: Evaluation) -> None:
     use = run.plan.memory[0]
     assert (use.place, use.capacity_bytes) == ("GPU", 80 * 2**30)
-    layers_bytes = 2 * parameters(run.plan.job.model).layer * 2
+    layers_bytes = 2 * parameters(run.plan.job.model).of() * 2
     assert use.parts_bytes["stream buffers"] >= layers_bytes
     assert use.fits
 

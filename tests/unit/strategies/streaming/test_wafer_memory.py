@@ -114,7 +114,7 @@ def test_weights_that_are_stored_on_the_wafer_take_their_room(toys: ModuleType) 
     held = system.streaming.model_copy(update={"weights_held": "layer", "prefetch_depth": 2})
     storing = system.model_copy(update={"streaming": held})
     assert stream_buffer_bytes(job, system) == 2 * 2**18
-    largest = max(parameters(job.model).layer, parameters(job.model).embedding, 51200 * 2048)
+    largest = max(parameters(job.model).of(), parameters(job.model).embedding, 51200 * 2048)
     assert stream_buffer_bytes(job, storing) == pytest.approx(3 * 2 * largest, rel=1e-3)
 
 

@@ -115,7 +115,7 @@ def test_sums_over_groups_hide_behind_the_backward(toys: ModuleType) -> None:
     ("changes", "problem"),
     [
         ({"shard_group": 5}, "shard_group 5 must divide the 32 ranks"),
-        ({"shard_group": 1}, "in groups of 2 or more"),
+        ({"shard_group": 1}, "in groups of 2 or more; nearest: 2"),
         ({"shard_group": 8, "zero_stage": 0}, "zero_stage is 0"),
     ],
 )

@@ -11,22 +11,51 @@ from pydantic import model_validator
 
 from perfsim.calibration import Dispatcher, FrameworkCalibration
 from perfsim.hardware import Precision, Release
-from perfsim.sizes import (
-    MOST_HEADS,
-    MOST_LAYERS,
-    MOST_POSITIONS,
-    MOST_SEQUENCES,
-    MOST_VOCABULARY,
-    MOST_WIDTH,
-)
+from perfsim.sizes import MOST_LAYERS, MOST_SEQUENCES
 from perfsim.spec import CatalogSpec, Spec
 from perfsim.units import number, quantity
+from perfsim.workload.model import (
+    PLAIN,
+    Experts,
+    Heads,
+    LatentAttention,
+    LayerKind,
+    Layers,
+    Positions,
+    TransformerConfig,
+    Vocabulary,
+    Width,
+    kind_runs,
+    layer_kinds,
+)
 
-Layers = Annotated[int, *number(1, MOST_LAYERS)]
-Width = Annotated[int, *number(1, MOST_WIDTH)]
-Heads = Annotated[int, *number(1, MOST_HEADS)]
-Vocabulary = Annotated[int, *number(1, MOST_VOCABULARY)]
-Positions = Annotated[int, *number(1, MOST_POSITIONS)]
+__all__ = [
+    "PLAIN",
+    "PRECISION_BYTES",
+    "Attention",
+    "ContextExchange",
+    "Experts",
+    "Heads",
+    "Job",
+    "KernelPrecisions",
+    "LatentAttention",
+    "LayerKind",
+    "Layers",
+    "Layout",
+    "ParallelLayout",
+    "Positions",
+    "Recompute",
+    "Sequences",
+    "StreamingLayout",
+    "TrainingRecipe",
+    "TransformerConfig",
+    "Vocabulary",
+    "Width",
+    "kind_runs",
+    "layer_kinds",
+    "layers_of_stages",
+]
+
 Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["standard", "flash"]
@@ -63,63 +92,6 @@ class KernelPrecisions(Spec):
         return hash((self.forward, self.input_gradient, self.weight_gradient, self.attention, self.head))
 
 
-class TransformerConfig(CatalogSpec):
-    """A decoder (or encoder) stack of identical layers between an embedding and an LM head."""
-
-    num_layers: Layers
-    hidden_size: Width
-    num_attention_heads: Heads
-    ffn_hidden_size: Width
-    vocab_size: Vocabulary
-    max_position_embeddings: Positions
-    num_query_groups: Heads | None = None
-    """Key and value heads; None: as many as query heads."""
-    gated_mlp: bool = False
-    tied_embeddings: bool = True
-    head_bias: bool = False
-    bias: bool = True
-    attention_bias: bool | None = None
-    """Whether the attention's linears have biases; None: as `bias`."""
-    norms_per_layer: Literal[1, 2] = 2
-    """1: attention and MLP run in parallel on one normalised input (GPT-J)."""
-    causal: bool = True
-    """Whether a position attends only to earlier ones; false for an encoder."""
-    position_embedding: Literal["learned", "rotary", "alibi", "none"] = "learned"
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> TransformerConfig:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of "
-                f"num_attention_heads {self.num_attention_heads}"
-            )
-        if self.num_attention_heads % self.query_groups:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_query_groups {self.query_groups}"
-            )
-        return self
-
-    def __hash__(self) -> int:
-        """By shape, because kernels and prices are cached by model."""
-        return hash((self.name, self.num_layers, self.hidden_size, self.ffn_hidden_size, self.vocab_size))
-
-    @property
-    def query_groups(self) -> int:
-        """Number of key and value heads."""
-        return self.num_query_groups or self.num_attention_heads
-
-    @property
-    def has_attention_bias(self) -> bool:
-        """Whether the attention's linears have biases."""
-        return self.bias if self.attention_bias is None else self.attention_bias
-
-    @property
-    def head_size(self) -> int:
-        """Width of an attention head."""
-        return self.hidden_size // self.num_attention_heads
-
-
 class TrainingRecipe(CatalogSpec):
     """How a model is trained: precision, optimizer, sequence length, batch, and the target of the run."""
 
@@ -134,6 +106,9 @@ class TrainingRecipe(CatalogSpec):
     batch_size_per_device: Sequences | None = None
     """Sequences per device, so the global batch grows with the number of devices (weak scaling)."""
     attention: Attention = "standard"
+    attention_length: Positions | None = None
+    """Keys that fused attention computes for each position of unequal samples, with padding that
+    its kernel does not skip; None: seq_length."""
     recompute: Recompute | Literal["auto"] = "auto"
     """auto: the planner chooses the fastest mode that fits."""
     overlap_grad_reduce: bool = False
