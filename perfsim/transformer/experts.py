@@ -248,8 +248,6 @@ def kept_bytes(part: LayerSlice) -> float:
 
 def weight_input_bytes(part: LayerSlice) -> float:
     """Bytes that weight gradients of experts and router read: inputs and output gradients of products."""
-    products = (*expert_linears(part), *(_shared(part) or ()), router(part))
-    return sum(
-        product.bytes_accessed - product.element_bytes * product.batch * float(product.n) * product.k
-        for product in products
-    )
+    products: tuple[Kernel, ...] = (*expert_linears(part), *(_shared(part) or ()), router(part))
+    weights = sum(float(product.batch) * product.n * product.k for product in products)
+    return sum(product.bytes_accessed for product in products) - part.element_bytes * weights

@@ -22,7 +22,7 @@ from perfsim.placement.shared_links import shared_links
 from perfsim.strategies import Plan
 from perfsim.workload import ParallelLayout, StreamingLayout
 
-SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb1p": 1, "zb2p": 1, "zbv": 2}
+SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb1p": 1, "zb2p": 1, "zbv": 2, "v-half": 2, "v-min": 2}
 
 
 @st.composite

@@ -14,6 +14,7 @@ import numpy as np
 
 from perfsim.errors import LayoutError
 from perfsim.strategies.schedules import (
+    controlled_memory,
     gpipe,
     interleaved,
     one_f_one_b,
@@ -105,6 +106,21 @@ SCHEDULES: dict[str, Schedule] = {
             splits_backward=True,
             v_shaped=True,
             skewed=True,
+        ),
+        *(
+            Schedule(
+                name,
+                known.order,
+                known.in_flight,
+                known.bubble_s,
+                chunks=controlled_memory.CHUNKS,
+                splits_backward=True,
+                v_shaped=True,
+            )
+            for name, known in (
+                ("v-half", controlled_memory.V_HALF),
+                ("v-min", controlled_memory.V_MIN),
+            )
         ),
     )
 }

@@ -140,8 +140,9 @@ def head_layers(job: Job) -> int:
     model, positions = job.model, job.recipe.lm_head_positions or job.seq_length
     seen = job.seq_length / 2 if model.causal and job.recipe.attention == "flash" else job.seq_length
     kind = layer_kinds(model)[model.num_layers - 1]
-    layer = parameters(model).matrices_of(kind, active=True)
-    layer += seen * (model.query_width + model.attention_width)
+    layer = parameters(model).matrices_of(kind, active=True) + seen * (
+        model.query_width + model.attention_width
+    )
     return round(model.vocab_size * model.hidden_size * positions / job.seq_length / layer)
 
 

@@ -124,7 +124,7 @@ def test_of_equal_estimates_the_plan_with_less_memory_comes_first(
     assert (np.diff(share)[equal] >= 0).all()
 
 
-@pytest.mark.parametrize("schedule", ["zb1p", "zb2p", "zbv", "interleaved", "gpipe"])
+@pytest.mark.parametrize("schedule", ["zb1p", "zb2p", "zbv", "v-half", "v-min", "interleaved", "gpipe"])
 def test_every_schedule_is_in_the_screening(toys: ModuleType, schedule: str) -> None:
     found = screened(toys, "pipeline", toys.job(8), toys.topology(4))
     layouts = {found.screening.layout(index).schedule for index in range(found.feasible)}

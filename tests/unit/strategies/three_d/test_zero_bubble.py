@@ -17,7 +17,7 @@ from perfsim.graph import TaskGraph
 from perfsim.machines import network_of
 from perfsim.placement.shared_links import shared_links
 from perfsim.strategies import strategy
-from perfsim.strategies.schedules import schedule
+from perfsim.strategies.schedules import least_chunks, schedule
 from perfsim.strategies.three_d.columns import columns_of
 from perfsim.strategies.three_d.estimate import _delayed_weights
 from perfsim.strategies.three_d.memory import stage_memory
@@ -25,7 +25,7 @@ from perfsim.strategies.three_d.stages import stages_of
 from perfsim.trace import Trace
 from perfsim.workload import Job, ParallelLayout
 
-SPLIT = ("zb1p", "zb2p", "zbv")
+SPLIT = ("zb1p", "zb2p", "zbv", "v-half", "v-min")
 EQUAL = {
     "attention.forward": 1.0,
     "attention.dgrad": 1.0,
@@ -36,7 +36,7 @@ EQUAL = {
 
 
 def layout(schedule: str, **changes: Any) -> ParallelLayout:
-    chunks = 2 if schedule in ("zbv", "interleaved") else 1
+    chunks = 2 if schedule == "interleaved" else least_chunks(schedule)
     return ParallelLayout(**({"schedule": schedule, "pipeline": 4, "virtual_pipeline": chunks} | changes))
 
 
@@ -112,6 +112,17 @@ def test_with_equal_passes_the_step_is_its_work_and_the_published_bubble(
     assert run(toys, toys.graph_of(plan), EQUAL).step_time_s == pytest.approx(expected)
     estimate = strategy("3d").estimate_s(plan, toys.TableCosts(EQUAL))
     assert estimate == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("microbatches", [4, 8, 16])
+@pytest.mark.parametrize(("schedule", "units"), [("v-half", 3 * 4 - 3), ("v-min", 4 * 4 - 5)])
+def test_controlled_memory_costs_its_bubble_in_passes_of_one_layer(
+    toys: ModuleType, schedule: str, units: int, microbatches: int
+) -> None:
+    plan = toys.plan("3d", toys.job(microbatches, tied_embeddings=False), layout(schedule))
+    expected = pytest.approx(3 * 2.0 * microbatches + units)
+    assert run(toys, toys.graph_of(plan), EQUAL).step_time_s == expected
+    assert strategy("3d").estimate_s(plan, toys.TableCosts(EQUAL)) == expected
 
 
 @pytest.mark.parametrize("schedule", ["zb2p", "zbv"])
