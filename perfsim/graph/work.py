@@ -92,8 +92,8 @@ class Work:
     share: float = 1.0
     """Fraction of the kernels that one task runs, if a pass is split into chunks."""
     fan_out: int = 1
-    """Members of the group, chosen at random, to which an item of an all-to-all goes; `comm_bytes` counts it as
-    often. Of several on one rank or node one copy travels."""
+    """Members of the group, chosen at random, to which an item of an all-to-all goes; `comm_bytes` counts it
+    as often. Of several on one rank or node one copy travels."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:

@@ -118,10 +118,12 @@ class TrainingRecipe(CatalogSpec):
     dispatcher: Dispatcher | None = None
     """How rows travel to experts; None: as the framework usually does."""
     routing: Literal["balanced", "drawn"] = "drawn"
-    """balanced: the run forces every expert to have equally many tokens; drawn: they differ, as in training."""
+    """balanced: the run forces every expert to have equally many tokens; drawn: they differ, as usual."""
     routing_spread: Annotated[float, *number(0, 10)] = 0.05
-    """Standard deviation of the logarithm of an expert's tokens over their mean; assumed: with it the slower of
-    two published Mixtral 8x22B runs, 4.5 % apart, differs so from the one that forces balance."""
+    """Standard deviation of the logarithm of an expert's tokens over their mean.
+
+    assumed: two published runs of Mixtral 8x22B, of which one forces balance, are 4.5 % apart with it.
+    """
     expert_capacity: Annotated[float, *number(0.1, 1000)] | None = None
     """Most tokens of an expert over their mean, beyond which tokens are dropped; None: none is."""
     overlap_tensor: bool = False
@@ -349,7 +351,9 @@ class ParallelLayout:
         context = f"cp{self.context}{exchange} " if self.context > 1 else ""
         shared = f" etp{self.expert_tensor}" if self.expert_tensor > 1 else ""
         experts = f"ep{self.expert}{shared} " if self.expert > 1 or shared else ""
-        degrees = f"tp{self.tensor} {context}{experts}pp{self.pipeline} dp{self.data} mbs{self.micro_batch_size}"
+        degrees = (
+            f"tp{self.tensor} {context}{experts}pp{self.pipeline} dp{self.data} mbs{self.micro_batch_size}"
+        )
         schedule = "" if self.schedule == "1f1b" else f" {self.schedule}"
         chunks = f" vpp{self.virtual_pipeline}" if self.schedule == "interleaved" else ""
         groups = "" if self.shard_group is None else f" in groups of {self.shard_group}"

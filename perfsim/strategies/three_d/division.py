@@ -114,14 +114,16 @@ class Division:
         places, ends = placement(self.schedule, self.pipeline, self.virtual), np.cumsum([0, *self.layers])
         stages = [list(self.kinds[start:end]) for start, end in pairwise(ends.tolist())]
         stages[-1] += self.kinds[ends[-1] :]
-        own = [sum((stages[number] for number in places.of_rank(rank)), []) for rank in range(self.pipeline)]
         distinct = range(1 + max(self.kinds, default=-1))
-        return [tuple(map(layers.count, distinct)) for layers in own]
+        counts = np.array([[layers.count(kind) for kind in distinct] for layers in stages], dtype=np.int64)
+        return [tuple(counts[list(places.of_rank(rank))].sum(axis=0)) for rank in range(self.pipeline)]
 
     def ranks(self) -> RankColumns:
         """Every rank of the pipeline, shape (1, pipeline)."""
         shares = zip(self._shares(), self.kinds_of_ranks, strict=True)
-        return RankColumns.from_rows([(rank, *share, 1, *kinds) for rank, (share, kinds) in enumerate(shares)])
+        return RankColumns.from_rows(
+            [(rank, *share, 1, *kinds) for rank, (share, kinds) in enumerate(shares)]
+        )
 
     def representatives(self) -> RankColumns:
         """Ranks that stand for all: of every run of ranks with equal shares the first and the last.

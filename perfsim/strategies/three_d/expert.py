@@ -152,9 +152,7 @@ class ExpertGroup:
         """The block backward; returns the gradient of its input, and the output of the experts."""
         return self._emit(template, expert_works(self.part, which), reads, block, after)
 
-    def weights(
-        self, template: Template, reads: Sequence[int], block: int, after: Sequence[int] = ()
-    ) -> int:
+    def weights(self, template: Template, reads: Sequence[int], block: int, after: Sequence[int] = ()) -> int:
         """The weight gradients of the block, from what its input gradients saved."""
         work = expert_weights_work(self.part)
         return template.task(work, f"{self.device}/{COMPUTE}", reads, after, block=block).tensor
@@ -202,9 +200,7 @@ class ExpertGroup:
         rows = transformer.row_bytes(self.part) * self.shares.size
         return self._communication(f"experts.{op}", op, rows, self.shares)
 
-    def _communication(
-        self, name: str, op: str, n_bytes: float, ranks: RankGroup, fan_out: int = 1
-    ) -> Work:
+    def _communication(self, name: str, op: str, n_bytes: float, ranks: RankGroup, fan_out: int = 1) -> Work:
         return Work(
             name=name,
             kind=Kind.COMM_COLL,

@@ -112,7 +112,10 @@ def slice_bytes(job: Job, columns: Columns) -> SliceBytes:
     ]
     of_layers = (name in OF_LAYERS for name in SliceBytes._fields)
     return SliceBytes(
-        *(column if all_kinds else column[:, :1] for column, all_kinds in zip(by_kind, of_layers, strict=True))
+        *(
+            column if all_kinds else column[:, :1]
+            for column, all_kinds in zip(by_kind, of_layers, strict=True)
+        )
     )
 
 

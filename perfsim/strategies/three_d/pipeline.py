@@ -213,7 +213,14 @@ def _backward_layers(
         saved = template.port(f"saved{layer}")
         room = reduction.room(template, reduced) if reduction else []
         gradient = emit_layer_backward(
-            template, stage.groups[layer], stage.recompute_of(layer), gradient, saved, weights, room, block=block
+            template,
+            stage.groups[layer],
+            stage.recompute_of(layer),
+            gradient,
+            saved,
+            weights,
+            room,
+            block=block,
         )
         if reduction is not None:
             gradients.append(gradient)

@@ -1,8 +1,8 @@
 """Prices of the work of layouts, in columns: one price for each distinct share of a layer, group and size.
 
-Every field is an array of shape (rows, 1) over the rows of `Columns`, 0 where a layout has no such work; those
-of a layer have one column for each kind of layer. All distinct works are priced in one call, so that a cost
-model can evaluate them as arrays.
+Every field is an array of shape (rows, 1) over the rows of `Columns`, 0 where a layout has no such work;
+those of a layer have one column for each kind of layer. All distinct works are priced in one call, so that a
+cost model can evaluate them as arrays.
 """
 
 from __future__ import annotations
@@ -122,10 +122,7 @@ class SlicePrices(NamedTuple):
 
 def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durations) -> PassPrices:
     """The prices of every layout's passes."""
-    kinds = [
-        _prices_of_kind(job, columns, topology, kind, durations)
-        for kind in kinds_of(job.model)
-    ]
+    kinds = [_prices_of_kind(job, columns, topology, kind, durations) for kind in kinds_of(job.model)]
     if len(kinds) == 1:
         return kinds[0]
     of_layers = {

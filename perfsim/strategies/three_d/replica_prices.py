@@ -88,7 +88,7 @@ def largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
 
 
 class Shapes(NamedTuple):
-    """Parameters of one rank: the mean layer without experts, the embedding, the LM head, and both of these."""
+    """Parameters of one rank: the mean layer without experts, embedding, LM head, and both of these."""
 
     layer: float
     experts: float
@@ -125,12 +125,15 @@ def data_prices(
         columns.expert * columns.expert_tensor,
     )
     base = Job(job.model, job.recipe, 1)
-    of_degrees, degrees = distinct_rows((columns.tensor, keys[-1]))
+    of_degrees, _ = distinct_rows((columns.tensor, keys[-1]))
     share = Counter(kind_numbers(job.model)) or Counter([0])
     weight = np.array([share[kind] for kind in range(len(share))]) / share.total()
     shapes = {
         (int(columns.tensor[row]), int(keys[-1][row])): Shapes(
-            *(float(getattr(sizes, name)[row] @ (weight if name in OF_LAYERS else ONE)) for name in Shapes._fields)
+            *(
+                float(getattr(sizes, name)[row] @ (weight if name in OF_LAYERS else ONE))
+                for name in Shapes._fields
+            )
         )
         for row in of_degrees.tolist()
     }

@@ -131,8 +131,8 @@ def expert_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
         )
     if experts.ffn_hidden_size % shared:
         yield (
-            f"the experts' ffn_hidden_size {experts.ffn_hidden_size} is not a multiple of expert_tensor {shared}; "
-            f"nearest: {_nearest(experts.ffn_hidden_size, shared)}"
+            f"the experts' ffn_hidden_size {experts.ffn_hidden_size} is not a multiple of expert_tensor "
+            f"{shared}; nearest: {_nearest(experts.ffn_hidden_size, shared)}"
         )
     if layout.width % (ranks * shared):
         yield (

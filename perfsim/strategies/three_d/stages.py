@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from perfsim.costs.memory import stage_parameters
 from perfsim.graph import RankGroup
 from perfsim.strategies.plan import Plan
 from perfsim.strategies.schedules import Placement, placement
@@ -88,13 +89,17 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
         )
         for number, (first, count) in enumerate(spans)
     ]
-    replicas = tuple(
-        _replicas(job, layout, rank, sum((stage.held for stage in virtual if stage.rank == rank), Held()))
-        for rank in range(layout.pipeline)
-    )
+    part, last = slice_of(job, layout), places.last_rank
+    replicas = []
+    for rank in range(layout.pipeline):
+        # On a rank with both, embedding and LM head may be one tensor.
+        held = Held(stage_parameters(part, 0, first=rank == 0, last=rank == last))
+        for stage in virtual:
+            held += stage.held_by(range(stage.num_layers)) if stage.rank == rank else Held()
+        replicas.append(_replicas(job, layout, rank, held))
     if layout.zero_stage == SHARDED:
         virtual = [replace(stage, shards=_shards(stage, replicas[0])) for stage in virtual]
-    return Stages(tuple(virtual), replicas)
+    return Stages(tuple(virtual), tuple(replicas))
 
 
 def group_of(

@@ -164,7 +164,9 @@ class StepWriter:
             if self.gathers_ahead:
                 if not final:  # the next step's gathers wait for the update
                     self.builder.task(_wait_work(), replicas.stream, [updated])
-            elif replicas.zero_stage and not self.sharded and (gathers := replicas.gather_works(replicas.held)):
+            elif (
+                replicas.zero_stage and not self.sharded and (gathers := replicas.gather_works(replicas.held))
+            ):
                 for gather in gathers:
                     updated = self.builder.task(gather, replicas.stream, [updated]).tensor
                 if not final:  # the next step's kernels wait for the parameters

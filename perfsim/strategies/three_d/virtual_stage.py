@@ -69,11 +69,6 @@ class VirtualStage:
         return sum((held_by_layer(self.groups[layer].part) for layer in layers), Held())
 
     @property
-    def held(self) -> Held:
-        """All its parameters."""
-        return self.held_by(range(self.num_layers)) + self.embedding_and_head
-
-    @property
     def largest_layer(self) -> float:
         """Parameters of its largest layer, by which buckets are filled."""
         return max((held_by_layer(group.part).rest for group in self.groups), default=0.0)
