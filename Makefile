@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGING = pyproject.toml hatch_build.py
 STUDY = gpt3_20b
-OLDEST = tests/unit/engine tests/unit/costs tests/unit/sweeps tests/unit/catalog tests/unit/report tests/unit/cli
+OLDEST = $(addprefix tests/unit/,api catalog cli costs engine executors interop report sweeps topology)
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
@@ -64,7 +64,7 @@ oldest: ## Run a part of the tests with the lowest releases that pyproject.toml 
 	@rm -rf $(VENV)-oldest && $(PYTHON) -m venv $(VENV)-oldest
 	@$(PYTHON) tests/packaging/lower_bounds.py > $(VENV)-oldest/lowest.txt
 	@$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check -r $(VENV)-oldest/lowest.txt
-	@PYTHONPATH=. $(VENV)-oldest/bin/python -m pytest -q -p no:cacheprovider $(OLDEST)
+	@PYTHONPATH=$(CURDIR) $(VENV)-oldest/bin/python -m pytest -q -p no:cacheprovider $(OLDEST)
 
 clean: ## Remove caches and builds
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .benchmarks

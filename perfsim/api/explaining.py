@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+
+from pydantic import ValidationError
 
 from perfsim.api.naming import Named, names_of
 from perfsim.errors import InputError, Problem, within_floats
-from perfsim.studies.differences import Difference, compare_answers, compare_studies
+from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
 from perfsim.studies.loading import load_study
 from perfsim.studies.spec import StudySpec, with_verify
 from perfsim.studies.trials import Explained, explain
+from perfsim.sweeps.runner import is_sweep
 
 
 @within_floats
@@ -28,33 +29,37 @@ def why(study: Named, compare: Iterable[str] = ()) -> tuple[Explained, ...]:
 def study_named(study: Named) -> StudySpec:
     """A study by name, by its file, or by the document of its answer, without resilience curves."""
     if Path(study).suffix != ".json":
+        if is_sweep(str(study)):
+            text = f"{study} is a sweep, and why and diff take a study of candidates"
+            raise InputError(
+                [Problem(text, help="give the study that it varies, or write one of its points")]
+            )
         return load_study(str(study)).model_copy(update={"resilience": None})
     document = _document(Path(study))
-    spec = load_study(str(document["study"]))
+    spec = load_study(document.study)
     asked = {
         (candidate.strategy, candidate.system.name, devices)
         for candidate in spec.candidates
         for devices in candidate.devices
     }
-    rows = document["candidates"]
-    answered = {(row.get("strategy"), row.get("system"), row.get("num_devices")) for row in rows}
-    if document.get("title", spec.title) != spec.title or not answered <= asked:
+    answered = {(row.strategy, row.system, row.num_devices) for row in document.candidates}
+    if document.title not in (None, spec.title) or not answered <= asked:
         text = f"answers another study than the catalogue's {spec.name}"
         raise InputError([Problem(text, str(study), help="give the study's file")])
     return spec.model_copy(update={"resilience": None})
 
 
-def _document(path: Path) -> Mapping[str, Any]:
+def _document(path: Path) -> AnswerDocument:
     """The document of a study's answer. Raises InputError for anything else."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(document, dict) and {"study", "candidates", "assumptions"} <= set(document):
-            return document
-    except (OSError, ValueError):
-        pass
-    raise InputError(
-        [Problem("is no answer of `perfsim study --json`", str(path), help="give the study's file")]
-    )
+        return AnswerDocument.model_validate_json(path.read_bytes())
+    except OSError as error:
+        text = error.strerror or str(error)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        text = f"is no answer of `perfsim study --json`: {place}{': ' if place else ''}{first['msg']}"
+    raise InputError([Problem(text, str(path), help="give the study's file")])
 
 
 @within_floats

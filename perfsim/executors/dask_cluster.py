@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from perfsim.errors import InputError, PerfsimError, Problem
 from perfsim.executors.executor import ExecutorLost, Pool, Pooled, Tell, another_version
@@ -155,9 +157,17 @@ def _connected(address: str) -> Client:
         raise PerfsimError("--scheduler needs Dask: pip install 'perfsim[dask]'") from None
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     try:
+        _check_listening(address)
         return Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as error:
-        first = str(error).partition("\n")[0]
+        first = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise PerfsimError(
             f"no Dask scheduler answers at {address}: {first or type(error).__name__}"
         ) from None
+
+
+def _check_listening(address: str) -> None:
+    """Raise OSError at once where nobody listens; Dask's client tries again until its time is over."""
+    parts = urlsplit(address)
+    if parts.scheme in ("tcp", "tls") and parts.hostname and parts.port:
+        socket.create_connection((parts.hostname, parts.port), CONNECT_S).close()

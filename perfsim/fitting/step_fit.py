@@ -28,6 +28,7 @@ from perfsim.calibration import (
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.gpu import GpuCosts
 from perfsim.errors import InputError
+from perfsim.errors import Problem as Wrong
 from perfsim.fitting.fit_tables import need_more_than, rounded, scipy_optimize, source_of
 from perfsim.hardware import GpuClusterSpec
 from perfsim.machines.gpu_cluster import gpu_plan
@@ -206,7 +207,8 @@ def _cases(path: Path, device: str | None, catalog: Catalog) -> list[PlacedCase]
         wanted = calibration.name
     cases = place_cases(step_cases(path, catalog), wanted, catalog)
     if not cases:
-        raise InputError(f"no scored case runs on a device with calibration {wanted or 'of a GPU'}")
+        text = f"no scored case runs on a device with calibration {wanted or 'of a GPU'}"
+        raise InputError([Wrong(text, str(path), 1)])
     return cases
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from perfsim.calibration import FitRecord, WaferCalibration
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import growth_per_release, nearest_release, place_of
-from perfsim.errors import InputError, PerfsimError
+from perfsim.errors import InputError, PerfsimError, Problem
 from perfsim.fitting.fit_tables import need_more_than, rounded, scipy_optimize, source_of
 from perfsim.published.cases import StepCase
 from perfsim.published.plans import case_plan, predict_s
@@ -124,7 +124,7 @@ def _cases(path: Path, device: str, catalog: Catalog) -> tuple[list[StepCase], W
     logs = [case for case in step_cases(path, catalog) if case.scored and case.strategy == "weight-streaming"]
     cases = [case for case in logs if _can_be_planned(case, catalog)]
     if not cases:
-        raise InputError(f"{path.name} has no scored case to fit to")
+        raise InputError([Problem("there is no scored case of a wafer to fit to", str(path), 1)])
     return cases, start
 
 

@@ -18,6 +18,7 @@ from perfsim.prediction.documents import Document
 from perfsim.prediction.predict import prediction_of
 from perfsim.prediction.price_tables import PriceTables
 from perfsim.studies.assumptions import assumptions_of
+from perfsim.studies.digests import Digests
 from perfsim.studies.result import Assumption
 from perfsim.studies.runner import answer_candidate, target_of
 from perfsim.studies.spec import StudySpec
@@ -26,7 +27,7 @@ from perfsim.sweeps.grid import SweepPoint, expand
 from perfsim.sweeps.points import Answer, PointResult
 from perfsim.sweeps.result import SweepResult
 from perfsim.sweeps.spec import StudyCatalog, SweepSpec
-from perfsim.sweeps.store import Digests, Store, Stored, StoreError
+from perfsim.sweeps.store import Store, Stored, StoreError
 from perfsim.sweeps.stored_answers import StoredAnswers
 
 Tell = Callable[[str], None]
@@ -171,6 +172,9 @@ def run_sweep(
     digests = _digests(sweep)
     by_digest = dict(zip(digests, sweep.points, strict=True))
     read = StoredAnswers().result
+    executor = None
+    if not store_path.exists():  # a scheduler that does not answer leaves no file
+        executor = executor_for(jobs, scheduler, most=len(by_digest), tell=tell)
     with Store(store_path) as store:
         results = {digest: read(by_digest[digest], found.text) for digest, found in store.intact(by_digest)}
         pending = {digest: point for digest, point in by_digest.items() if digest not in results}
@@ -178,7 +182,7 @@ def run_sweep(
         progress = _Progress(len(by_digest), len(results), tell)
         try:
             if pending:
-                executor = executor_for(jobs, scheduler, most=len(pending), tell=tell)
+                executor = executor or executor_for(jobs, scheduler, most=len(pending), tell=tell)
                 with closing(_computed(executor, pending, store, progress)) as computed:
                     for digest, answer in computed:
                         results[digest] = _read(read, pending[digest], answer)

@@ -29,6 +29,7 @@ from perfsim.transformer.blocks import (
 )
 from perfsim.transformer.counts import (
     Parameters,
+    attention_flop_per_step,
     attention_weight_input_bytes,
     hardware_flop_per_step,
     head_weight_input_bytes,
@@ -71,6 +72,7 @@ __all__ = [
     "attention_core",
     "attention_core_backward",
     "attention_dgrad",
+    "attention_flop_per_step",
     "attention_forward",
     "attention_weight_input_bytes",
     "attention_wgrad",

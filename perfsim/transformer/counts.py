@@ -183,6 +183,12 @@ def _core_flop_per_token(model: TransformerConfig, kind: LayerKind, seq_length: 
     return 2.0 * attended(kind, seq_length) * (model.query_width + model.attention_width)
 
 
+def attention_flop_per_step(job: Job) -> float:
+    """Model FLOPs of the attention cores of a step, forward and backward."""
+    per_token = sum(_core_flop_per_token(job.model, kind, job.seq_length) for kind in layer_kinds(job.model))
+    return 3.0 * per_token * job.tokens_per_step
+
+
 def model_flop_per_step(job: Job) -> float:
     """Model FLOPs of a step: 6 N_mm + 12 L s h per token, without causal halving or recompute.
 
@@ -193,11 +199,10 @@ def model_flop_per_step(job: Job) -> float:
     model, recipe = job.model, job.recipe
     counts = parameters(model)
     body = 6.0 * counts.active_body_matrices
-    body += 3.0 * sum(_core_flop_per_token(model, kind, recipe.seq_length) for kind in layer_kinds(model))
     positions = recipe.lm_head_positions or recipe.seq_length
     head = 6.0 * model.vocab_size * model.hidden_size
     heads = positions / recipe.seq_length + model.mtp_num_layers
-    return (body + head * heads) * job.tokens_per_step
+    return (body + head * heads) * job.tokens_per_step + attention_flop_per_step(job)
 
 
 def recompute_flop_per_step(

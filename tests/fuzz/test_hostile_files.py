@@ -35,8 +35,9 @@ CODES = (0, 1, 2, 3, 4)
 PAGE = """\
 # Robustness
 
-Made by `make fuzz`: every verb that reads a file, on mutations of every file of the catalogue and of files
-of the other kinds, and with each of their numbers replaced by {numbers}.
+Made by `make fuzz`: every verb that reads a file, on mutations of every file of the catalogue, of files of
+the other kinds and of samples of every format of `perfsim import`, and with each of their numbers replaced by
+{numbers}.
 A defect is a traceback, an unknown exit code, over 20 s, control characters or numbers that are none in the
 output, or the refusal of a file without a line.
 
@@ -46,7 +47,9 @@ output, or the refusal of a file without a line.
 
 {defects}
 """
-_UNPLACED = re.compile(r"is not UTF-8 text|is not a CSV table|is empty|cannot be read")
+_UNPLACED = re.compile(
+    r"is not UTF-8 text|is not a CSV table|is empty|cannot be read|is no answer of|answers another study"
+)
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,15 @@ GPUS = ("run", "--devices", "8", "--layout", "tp=2,pp=2,dp=2,mbs=1", *STEP)
 def targets() -> list[tuple[tuple[Target, str], str]]:
     """Every YAML file of a checkout that a verb reads, with its text."""
     root = data_root()
-    paths = [(kind, path) for kind in COMMANDS for path in sorted((root / kind).glob("*.*"))]
+    folders = [kind for kind in COMMANDS if kind == "studies" or "/" in kind]
+    paths = [(kind, path) for kind in folders for path in sorted((root / kind).glob("*.*"))]
     texts = {Target(f"{kind}/{path.name}", path.suffix): path.read_text("utf-8") for kind, path in paths}
     for path in sorted((root / "workloads/models").glob("*.yaml"))[::4]:
         text = path.read_text("utf-8")
         texts |= {Target(f"{verb}/{path.name}"): text for verb in ("plan", "prove")}
-    own = Path(__file__).parent / "files"
-    texts |= {Target(f"other/{path.name}", path.suffix): path.read_text("utf-8") for path in own.iterdir()}
+    for verb, (pattern, _) in VERBS.items():
+        for path in sorted(HERE.glob(pattern)):
+            texts[Target(f"{verb}/{path.name}", path.suffix)] = path.read_text("utf-8")
     return [((target, text), text) for target, text in texts.items()]
 
 
@@ -158,26 +163,14 @@ def _wall_clock(name: str, _text: str) -> Command:
     )
 
 
-def _study(_name: str, text: str) -> Command:
+def _study(name: str, text: str) -> Command:
     if "grid:" in text or "variants:" in text:
         return lambda path: ("sweep", str(path), "--dry-run", *_out(path), "--max-seconds", "15")
-    return lambda path: ("study", str(path), *_out(path), "--max-events", "1", "--max-seconds", "1")
+    return lambda path: ("study", str(path), *_out(path), *SHORT)
 
 
 def _out(path: Path) -> Sequence[str]:
     return ("--out", str(path.parent / "out"))
-
-
-def _other(name: str, text: str) -> Command:
-    if name.endswith("_cases"):
-        return lambda path: ("validate", str(path), "--json", "--max-seconds", "15")
-    if name == "measured_steps":
-        return lambda path: ("calibrate", "steps", str(path))
-    if name == "gemm_table":
-        return lambda path: ("calibrate", "gemm", str(path), "--device", "a100-sxm4-80gb")
-    if name == "collective_table":
-        return lambda path: ("calibrate", "collective", str(path), "--link", "nvlink3")
-    return _study(name, text)
 
 
 def _plan(_name: str, _text: str) -> Command:
@@ -190,14 +183,54 @@ def _prove(_name: str, _text: str) -> Command:
     return lambda path: ("prove", str(path), *layout, "--max-seconds", "15")
 
 
+def _verb(arguments: Sequence[str]) -> Callable[[str, str], Command]:
+    return lambda _name, _text: lambda path: [part.replace("INPUT", str(path)) for part in arguments]
+
+
+HERE = Path(__file__).parent
+SAMPLES = "../samples/foreign/"
+LLAMA = str(HERE / SAMPLES / "llama31_8b_config.json")
+SUMMARY = str(HERE / "files/answer_summary.json")
+SHORT = ("--max-events", "1", "--max-seconds", "1")
+A100 = ("--system", "dgx-a100-80gb")
+VERBS: dict[str, tuple[str, Sequence[str]]] = {
+    "validate": ("files/*_cases.yaml", ("validate", "INPUT", "--json", "--max-seconds", "15")),
+    "calibrate-framework": ("files/step_cases.yaml", ("calibrate", "framework", "INPUT")),
+    "calibrate-wafer": ("files/step_cases.yaml", ("calibrate", "wafer", "INPUT")),
+    "calibrate-steps": ("files/measured_steps.yaml", ("calibrate", "steps", "INPUT")),
+    "calibrate-log": (SAMPLES + "megatron_small.log", ("calibrate", "steps", "INPUT", *A100)),
+    "calibrate-gemm": ("files/gemm_table.csv", ("calibrate", "gemm", "INPUT", "--device", "a100-sxm4-80gb")),
+    "calibrate-collective": (
+        "files/collective_table.csv",
+        ("calibrate", "collective", "INPUT", "--link", "nvlink3"),
+    ),
+    "calibrate-convergence": ("files/convergence_*", ("calibrate", "convergence", "INPUT")),
+    "calibrate-mllog": (SAMPLES + "mlperf_*.txt", ("calibrate", "convergence", "INPUT")),
+    "why": ("files/disturbed_study.yaml", ("why", "INPUT", "--json", *SHORT)),
+    "why-answer": ("files/answer_summary.json", ("why", "INPUT", *SHORT)),
+    "diff": ("files/disturbed_study.yaml", ("diff", "gpt3_20b", "INPUT", *SHORT)),
+    "diff-answer": ("files/answer_summary.json", ("diff", SUMMARY, "INPUT")),
+    "import": (SAMPLES + "*.*", ("import", "INPUT", "--json")),
+    "import-beside": (SAMPLES + "zero*.json", ("import", "INPUT", "--model", LLAMA, "--json")),
+    "import-measured": (SAMPLES + "megatron_*.log", ("import", "INPUT", *A100)),
+    "run-foreign": (
+        SAMPLES + "*[blB].[ys]*",
+        (*WAFER, "--model", "INPUT", "--system", "cs-2"),
+    ),
+    "study": ("files/*_study.yaml", ("study", "INPUT", "--out", "INPUT.out", *SHORT)),
+    "sweep": (
+        "files/*_sweep.yaml",
+        ("sweep", "INPUT", "--dry-run", "--out", "INPUT.out", "--max-seconds", "15"),
+    ),
+}
 COMMANDS: dict[str, Callable[[str, str], Command]] = {
+    **{verb: _verb(arguments) for verb, (_, arguments) in VERBS.items()},
     "hardware/calibrations": _calibration,
     "hardware/devices": _device,
     "hardware/links": _link,
     "hardware/systems": _system,
     "hardware/wall_clocks": _wall_clock,
     "studies": _study,
-    "other": _other,
     "plan": _plan,
     "prove": _prove,
     "workloads/models": _model,

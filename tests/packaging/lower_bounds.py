@@ -6,7 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-NEEDED = ("hypothesis", "jsonschema", "pandas", "protobuf", "pyarrow", "pytest", "scipy")
+NEEDED = ("distributed", "hypothesis", "jsonschema", "pandas", "protobuf", "pyarrow", "pytest", "scipy")
 """Of the development tools, those that the tests of `make oldest` import."""
 
 

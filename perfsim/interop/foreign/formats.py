@@ -234,7 +234,7 @@ def _chosen(source: Source, format_name: str) -> tuple[str, Any]:
     signs = [f"    {CHAKRA}: a Chakra execution trace, by its metadata"]
     signs += [f"    {name}: {known.title}, by {known.sign}" for name, known in FORMATS.items()]
     looked_for = "\n".join(["formats and what they are recognised by:", *signs])
-    unknown = Problem("no known format was recognised", str(source.path), help=looked_for)
+    unknown = source.problem("no known format was recognised", looked_for)
     raise InputError([*_syntax_problems(source), unknown])
 
 

@@ -150,7 +150,13 @@ class Settings:
         root = "" if "" in self.roots else self.roots[0]
         seen = f"the file has `{near}`; " if near else ""
         help_text = f"{seen}what a file lacks can be given with --set {root}{names[0]}=VALUE"
-        return InputError([self.source.problem(f"{names[0]} is missing{also}", help_text)])
+        return InputError([self.source.problem(f"{names[0]} is missing{also}", help_text, self._place(near))])
+
+    def _place(self, near: str) -> int:
+        """The line of a key like the one that is missing, or of the section where it stands; 0 if none."""
+        inside = (key for root in self.roots for key in self.values if root and key.startswith(root))
+        place = near or next(inside, "").rpartition(".")[0]
+        return self.source.line_of(place) if place else 0
 
     # ----------------------------------------------------------------------------- internals
     def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:

@@ -56,9 +56,9 @@ class Source:
         return self.text.split("\n")
 
     def problem(self, message: str, help_text: str = "", line: int = 0) -> Problem:
-        """A problem in this file; `line` counts from 1, 0 for the file as a whole."""
+        """A problem at a line, which counts from 1; 0 for the file as a whole, that is its first line."""
         excerpt = self.lines[line - 1][:MOST_EXCERPT] if 0 < line <= len(self.lines) else ""
-        return Problem(message, str(self.path), line, 0, excerpt, help_text)
+        return Problem(message, str(self.path), line or 1, 0, excerpt, help_text)
 
     def refuse(self, message: str, help_text: str = "", line: int = 0) -> NoReturn:
         """Raise InputError with one problem of this file."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from perfsim.costs.memory import MemoryUse
 from perfsim.hardware import WaferClusterSpec
 from perfsim.transformer import Kernel, parameters
-from perfsim.workload import PLAIN, Job
+from perfsim.workload import Job
 
 MASTER_BYTES = 4.0
 GRADIENT_SUM_BYTES = 4.0
@@ -22,21 +22,17 @@ UPDATE_FLOP = {"adam": 15.0, "adamw": 17.0, "sgd": 2.0}
 """Multiplications, additions, roots and divisions in the update formula of one parameter."""
 
 
-def kept_parameters(job: Job, num_parameters: float, *, layer: bool) -> float:
-    """Nonzero parameters of a block; only the matrices of layers are sparse."""
-    return num_parameters - job.recipe.weight_sparsity * _sparse_matrices(job, layer=layer)
+def kept_parameters(job: Job, num_parameters: float, matrices: float = 0.0) -> float:
+    """Nonzero parameters of a block, of which the `matrices` of a layer can be sparse."""
+    return num_parameters - job.recipe.weight_sparsity * matrices
 
 
-def streamed_bytes(job: Job, system: WaferClusterSpec, num_parameters: float, *, layer: bool) -> float:
+def streamed_bytes(job: Job, system: WaferClusterSpec, num_parameters: float, matrices: float = 0.0) -> float:
     """Bytes of a block on the wire: its nonzero weights, with an index for each weight of sparse matrices."""
-    kept = kept_parameters(job, num_parameters, layer=layer)
+    kept = kept_parameters(job, num_parameters, matrices)
     sparsity = job.recipe.weight_sparsity
-    indexed = (1.0 - sparsity) * _sparse_matrices(job, layer=layer) if sparsity else 0.0
+    indexed = (1.0 - sparsity) * matrices if sparsity else 0.0
     return (kept + system.streaming.sparse_index_overhead * indexed) * system.weight_bytes
-
-
-def _sparse_matrices(job: Job, *, layer: bool) -> float:
-    return float(parameters(job.model).matrices_of(PLAIN)) if layer else 0.0
 
 
 def update_kernel(optimizer: str, num_parameters: float) -> Kernel:
@@ -55,11 +51,12 @@ class Store:
 
     def __init__(self, job: Job, system: WaferClusterSpec) -> None:
         self.memoryx = system.memoryx
-        count, layers = float(parameters(job.model).total), job.model.num_layers
-        sparse = job.recipe.weight_sparsity * layers * _sparse_matrices(job, layer=True)
+        counts = parameters(job.model)
+        count, matrices = float(counts.total), float(counts.body_matrices)
+        sparse = job.recipe.weight_sparsity * matrices
         self.kept = count - sparse
         overhead = system.streaming.sparse_index_overhead if sparse else 0.0
-        indexed = layers * _sparse_matrices(job, layer=True) - sparse
+        indexed = matrices - sparse
         self.moment_bytes = MOMENT_BYTES[job.recipe.optimizer]
         self.weights = {"streamed weights": (self.kept + overhead * indexed) * system.weight_bytes}
         self.state = {

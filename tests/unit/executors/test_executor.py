@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +20,7 @@ from perfsim.errors import (
     UnknownNameError,
 )
 from perfsim.executors import IN_PROCESS, Executor, Failed, executor_for
-from perfsim.executors.dask_cluster import MOST_ASKED, Answers
+from perfsim.executors.dask_cluster import CONNECT_S, MOST_ASKED, Answers
 from perfsim.executors.executor import Task
 from perfsim.executors.processes import Processes
 
@@ -104,6 +105,15 @@ def test_an_error_comes_back_from_a_worker_as_it_was(error: PerfsimError) -> Non
 def test_what_is_no_address_of_a_scheduler_is_refused_at_once(address: str) -> None:
     with pytest.raises(InputError, match="is no address of a scheduler"):
         executor_for(None, address)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://no-such-host.invalid:8786"])
+def test_an_address_at_which_nobody_listens_is_refused_within_seconds(address: str) -> None:
+    pytest.importorskip("distributed")
+    began_s = time.monotonic()
+    with pytest.raises(PerfsimError, match=rf"no Dask scheduler answers at {address}: \w+"):
+        executor_for(None, address)
+    assert time.monotonic() - began_s < CONNECT_S / 2
 
 
 class _Losing:

@@ -134,5 +134,5 @@ def test_a_gpu_cannot_be_fitted_as_a_wafer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cases", [[], [case(0, evidence="C")]])
 def test_a_file_without_a_scored_case_is_refused(tmp_path: Path, cases: list[dict[str, Any]]) -> None:
-    with pytest.raises(InputError, match=r"logs\.yaml has no scored case"):
+    with pytest.raises(InputError, match=r"logs\.yaml:1: there is no scored case"):
         fit_wafer(write(tmp_path / "logs.yaml", cases), "wse-2")

@@ -103,6 +103,7 @@ def studied(code: str) -> CandidateResult:
 QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "calibration-borrowed": lambda: gpus(system=own_h200()),
     "device-outside": lambda: gpus(system=own_constants()),
+    "experts-outside": lambda: wafers(model="mixtral_8x7b", batch=8),
     "few-runs": wafers,
     "release-peak": lambda: wafers(system="cs-2-peak"),
     "release-borrowed": lambda: wafers(recipe=recipe(software_release="r1.9")),

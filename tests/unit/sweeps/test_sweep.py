@@ -22,7 +22,7 @@ from perfsim.studies.spec import CandidateSpec, StudySpec
 from perfsim.sweeps import runner as sweep_module
 from perfsim.sweeps import store as store_module
 from perfsim.sweeps.runner import SweepInterrupted, answer_text, load_sweep, plan_sweep, run_sweep
-from perfsim.sweeps.store import Stored
+from perfsim.sweeps.store import Digests, Store, Stored
 
 Write = Callable[[str], Path]
 
@@ -227,10 +227,31 @@ def test_a_grid_without_any_plan_writes_its_report_and_ends_with_code_3(
     assert (tmp_path / "out" / "index.html").exists()
 
 
-def test_a_limit_of_events_counts_over_all_processes(path: Path, tmp_path: Path) -> None:
+def test_a_limit_of_events_counts_over_all_processes_and_exactly_the_limit_is_enough(
+    path: Path, tmp_path: Path
+) -> None:
     sweep = load_sweep(str(path))
     with limited(Limits()) as alone:
-        run_sweep(sweep, tmp_path / "alone.sqlite", jobs=1)
+        whole = run_sweep(sweep, tmp_path / "alone.sqlite", jobs=1)
     assert alone.events > len(sweep.points)
+    with limited(Limits(max_events=alone.events)) as exact:
+        assert run_sweep(sweep, tmp_path / "exact.sqlite", jobs=2) == whole
+    assert exact.events == alone.events
     with limited(Limits(max_events=alone.events - 1)), pytest.raises(LimitError, match="finished and kept"):
         run_sweep(sweep, tmp_path / "less.sqlite", jobs=2)
+
+
+def test_a_scheduler_that_does_not_answer_leaves_no_store(path: Path, store: Path) -> None:
+    with pytest.raises(PerfsimError, match="no Dask scheduler answers at"):
+        run_sweep(load_sweep(str(path)), store, scheduler="tcp://127.0.0.1:1")
+    assert not store.exists()
+
+
+def test_a_scheduler_that_does_not_answer_leaves_a_store_of_before_as_it_was(path: Path, store: Path) -> None:
+    sweep = load_sweep(str(path))
+    study = sweep.points[0].study
+    with Store(store) as before:
+        before.put(Digests().of(study), answer_text(study))
+    with pytest.raises(PerfsimError, match="no Dask scheduler answers at"):
+        run_sweep(sweep, store, scheduler="tcp://127.0.0.1:1")
+    assert plan_sweep(sweep, store).stored == 1

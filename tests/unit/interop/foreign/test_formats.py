@@ -55,7 +55,9 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 def test_a_given_format_is_read_without_recognition(tmp_path: Path) -> None:
     path = tmp_path / "shape.json"
     path.write_text('{"a": 1, "hidden_siz": 64}', encoding="utf-8")
-    with pytest.raises(InputError, match=r"hidden_size is missing .*\n.*help: the file has `hidden_siz`"):
+    with pytest.raises(
+        InputError, match=r"json:1: hidden_size is missing .*\n.*\n.*help: the file has `hidden_siz`"
+    ):
         import_file(path, "huggingface")
 
 

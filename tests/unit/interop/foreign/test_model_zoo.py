@@ -159,7 +159,7 @@ def test_what_perfsim_emits_is_read_back_whole(planned: Callable[..., Plan]) -> 
 
 def test_a_missing_width_is_named_at_both_places(tmp_path: Path) -> None:
     shape = {key: value for key, value in FLAT["model"].items() if key != "hidden_size"}  # type: ignore[union-attr]
-    with pytest.raises(InputError, match=r"hidden_size is missing in model or trainer.init.model"):
+    with pytest.raises(InputError, match=r"yaml:\d+: hidden_size is missing in model or trainer.init.model"):
         imported(tmp_path, FLAT | {"model": shape})
     with pytest.raises(InputError, match=r"params.yaml:\d+: model.num_heads: 'many' is not a whole number"):
         imported(tmp_path, FLAT | {"model": {**SHAPE, "num_heads": "many"}})
