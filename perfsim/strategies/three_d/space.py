@@ -5,8 +5,8 @@
   rank. They are tried for sequences from `LONG_SEQUENCE` on, and where nothing fits without.
 - Pipelines have at most as many virtual stages as the model has layers, which divide as evenly as they can.
   Where the LM head is worth two layers or more, the last also has so many fewer.
-- Experts are divided over ranks of a stage that divide their number, inside a node or over whole nodes; each is
-  on one rank, or shared by the tensor ranks.
+- Experts are divided over ranks of a stage that divide their number, inside a node or over whole nodes; each
+  is on one rank, or shared by the tensor ranks.
 - Every micro-batch size that divides a replica's share of the batch, every schedule and number of chunks,
   ZeRO stages 0 to 3 (the last also in groups of a node's ranks), sequence parallelism on and off, and every
   recompute mode.
