@@ -55,8 +55,8 @@ class RankColumns(NamedTuple):
         def some(column: NDArray[Any]) -> NDArray[Any]:
             return column[:, :width].T.take(rows, axis=1).T
 
-        columns = (self.rank, self.layers, self.first, self.last, self.number)
-        return RankColumns(*map(some, columns), tuple(map(some, self.kinds)))
+        rank, layers, first, last, number, *kinds = map(some, (*self[:5], *self.kinds))
+        return RankColumns(rank, layers, first, last, number, tuple(kinds))
 
 
 @dataclass(frozen=True)

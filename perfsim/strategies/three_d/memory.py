@@ -240,8 +240,8 @@ def _schedule_peak_bytes(job: Job, columns: Columns) -> Floats:
     Model states do not depend on micro-batches and recompute, nor what is in flight on ZeRO, so each is
     evaluated only for the layouts that differ in it.
     """
-    on_ranks = (columns.tensor, columns.data, columns.division, columns.context, columns.expert)
-    on_ranks = (*on_ranks, columns.expert_tensor)
+    experts = (columns.expert, columns.expert_tensor)
+    on_ranks = (columns.tensor, columns.data, columns.division, columns.context, *experts)
     first, of_state = distinct_rows((*on_ranks, columns.zero, columns.shards))
     some = columns.rows(first)
     states, buffers = _state_bytes(job, some, some.ranks(), slice_bytes(job, some))

@@ -245,9 +245,10 @@ def _slice_terms(
     stage = VirtualStage(0, 1, 0, 0, 0, group, (), None, None, "none", head_positions(job, layout.context))
     works = layer_works(part, "none")
     none: tuple[Work, ...] = ()
-    mlp_forward, mlp_backward = (works.mlp_forward,), (works.mlp_backward,)
-    if experts is not None:
-        mlp_forward, mlp_backward = tuple(experts.terms("forward")), tuple(experts.terms("backward"))
+    if experts is None:
+        mlp_forward, mlp_backward = [works.mlp_forward], [works.mlp_backward]
+    else:
+        mlp_forward, mlp_backward = list(experts.terms("forward")), list(experts.terms("backward"))
     inputs, weights, head_inputs, head_weights = none, none, none, none
     if wanted.split_backward:
         parts = split_works(part)
