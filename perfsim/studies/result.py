@@ -138,3 +138,4 @@ class StudyResult:
     decision: Decision | None = None
     """When, how much and how sure."""
     inputs_digest: str = ""
+    """SHA-256 of the study's resolved descriptions without their prose, and of the version of the model."""

@@ -63,10 +63,10 @@ def points_table(result: SweepResult) -> Table:
     """The points, at most `MOST_ROWS`, with their answers or the reasons why they have none."""
     paths = list(dict.fromkeys(path for point in result.points for path, _ in point.circumstances))
     columns = ("system", "strategy", "devices", "batch", *(text.human(path) for path in paths))
-    metrics = ("time to the target", "90 % band", "step", "MFU", "layout", "reason")
+    metrics = ("time to the target", "90 % band", "on the wall", "step", "MFU", "layout", "reason")
     points = text.thinned(result.points, MOST_ROWS)
     rows = [[*_question(point, paths), *_answer(point)] for point in points]
-    numeric = frozenset({2, 3, *range(len(columns), len(columns) + 4)})
+    numeric = frozenset({2, 3, *range(len(columns), len(columns) + 5)})
     caption = "In the order of the grid."
     if len(points) < len(result.points):
         caption = (
@@ -89,15 +89,21 @@ def _question(point: PointResult, paths: Sequence[str]) -> list[str]:
 
 def _answer(point: PointResult) -> list[str]:
     if not point.feasible:
-        return [*[text.NONE] * 5, "; ".join(point.reasons)]
+        return [*[text.NONE] * 6, "; ".join(point.reasons)]
     return [
         text.duration(point.target_time.time_s),
         text.duration_band(point.target_time.band_s),
+        wall_text(point),
         text.duration(point.prediction.step_time_s),
         text.percent(point.prediction.mfu),
         text.layout_short(point.prediction.layout),
         "",
     ]
+
+
+def wall_text(point: PointResult) -> str:
+    """Time on the wall of a point; a dash for healthy steps alone."""
+    return text.NONE if point.wall_s is None else text.duration(point.wall_s)
 
 
 def inputs_table(result: SweepResult) -> Table:

@@ -21,6 +21,7 @@ def difference_lines(difference: Difference) -> list[str]:
         frozenset({1, 2, 3, 4}),
     )
     lines = [*paragraph(heading, width), "", *table_lines(moved, width)]
+    lines += [line for own in difference.missing for line in paragraph(own, width)]
     if difference.changes:
         tried = any(own.ratios or own.reason for own in difference.changes)
         names = [str(number) for number, _ in enumerate(difference.candidates, start=1) if tried]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perfsim.report import text
 from perfsim.report.sweep.cards import production_notes
+from perfsim.report.sweep.tables import wall_text
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import caveat_lines, cut, paragraph, table_lines, terminal_width
 from perfsim.sweeps.points import PointResult
@@ -45,12 +46,12 @@ def _table(result: SweepResult, width: int, room: int) -> list[str]:
     if not rows:
         return []
     names = ("variant", "change") if changes else ("machine", "efficiency")
-    columns = (names[0], "devices", "batch", "step", "MFU", names[1], "time", "90 % band")
+    columns = (names[0], "devices", "batch", "step", "MFU", names[1], "time", "90 % band", "wall")
     foot = ["* the planner's policy changed too"] if any(change.policy for change in changes) else []
     for count in range(min(len(rows), max(room, 1)), 0, -1):
         left_out = len(rows) - count
         more = [f"... {left_out} more row{'s' if left_out > 1 else ''} in the report"] if left_out else []
-        table = Table(columns, text.thinned(rows, count), numeric=frozenset(range(1, 8)))
+        table = Table(columns, text.thinned(rows, count), numeric=frozenset(range(1, 9)))
         lines = [*table_lines(table, width), "; ".join([*more, *foot])]
         if len(lines) <= room:
             break
@@ -74,4 +75,5 @@ def _row(name: str, point: PointResult, share: str) -> list[str]:
         share,
         text.duration(point.target_time.time_s),
         text.duration_band(point.target_time.band_s),
+        wall_text(point),
     ]

@@ -94,3 +94,18 @@ def test_days_on_the_wall_stand_beside_days_of_steps_everywhere(result: StudyRes
     document = study_document(shown)
     assert document["decision"]["outcomes"][0]["wall_s"]["typical"] > 0
     assert document["decision"]["levers"][1]["flips_at"] is None
+
+
+def test_with_prices_a_second_tornado_is_about_money(result: StudyResult) -> None:
+    plain = decided(result)
+    assert plain.decision is not None
+    levers = (Lever("price of a device-hour of cs-2", 30.0, 40.0, 50.0, "", 0.9, 1.5, 33.0),)
+    priced = replace(plain.decision, money_levers=levers, money_ratio=Spread(1.2, 1.0, 1.4))
+    sections = {own.slug: own for own in decision_sections(replace(plain, decision=priced))}
+    assert "tornado-money" not in {own.slug for own in decision_sections(plain)}
+    table = sections["tornado-money"].table
+    assert table is not None
+    assert [row[0] for row in table.rows] == ["price of a device-hour of cs-2"]
+    assert table.caption.startswith("Ratio: money of")
+    assert sections["tornado-money"].figure.layout.xaxis.title.text == "ratio"
+    assert "Money over that of the first" in str(sections["tornado-money"].figure.layout.title.text)
