@@ -121,11 +121,16 @@ def stage_parameters(part: LayerSlice, num_layers: int, first: bool, last: bool)
     return total
 
 
+def routed_parameters(part: LayerSlice) -> float:
+    """Parameters of the experts of a layer on one of the ranks that share them."""
+    return parameters(part.model).routed_of(part.kind) / (part.expert * part.expert_split)
+
+
 def _share_of_layer(part: LayerSlice) -> float:
     """Parameters of a layer on one rank; experts are divided over the ranks that share them."""
     counts = parameters(part.model)
-    routed = counts.routed_of(part.kind)
-    return (counts.of(part.kind) - routed) / part.tensor + routed / (part.expert * part.expert_split)
+    rest = counts.of(part.kind) - counts.routed_of(part.kind)
+    return rest / part.tensor + routed_parameters(part)
 
 
 def logit_bytes(part: LayerSlice, positions: int) -> float:
