@@ -46,8 +46,8 @@ def equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure
     style = base.layout(
         f"{base.esc(first)} and {base.esc(rival)} that finish on the same day",
         height=440,
-        xaxis=base.log_axis(base.esc(rival), [x for x, _ in points]),
-        yaxis=base.log_axis(base.esc(first), [y for _, y in points]),
+        xaxis=base.log_axis(base.esc(rival), [float(x) for x, _ in points if x]),
+        yaxis=base.log_axis(base.esc(first), [float(y) for _, y in points if y]),
     )
     marks = [
         _marks(up, base.BLUE, "circle", across=False),
