@@ -38,7 +38,7 @@ class Spread(NamedTuple):
         return cls(moved, meeting.stride, meeting.size)
 
     def entries_of_peers(self, tree: FatTree, width: int, *, shares_links: bool) -> Ints:
-        """One row a peer: a number for where its group enters nodes, or how ranks lie on its nodes (`_shapes`).
+        """One row a peer: a number for where its group enters nodes, or how ranks lie on nodes (`_shapes`).
 
         Groups are compared, of which there are fewer than peers; memory grows with ranks only.
         """
