@@ -1,4 +1,4 @@
-"""3D parallelism: tensor, context, pipeline and data parallelism composed, as Megatron composes them.
+"""3D parallelism: tensor, context, pipeline, data and expert parallelism composed, as Megatron composes them.
 
 Ranks: tensor innermost, then context, then data, then pipeline. The graph is folded to one tensor peer of one
 replica for each pipeline rank (`graph.symmetry`). The plain strategies `data`, `tensor`, `pipeline` and
@@ -38,8 +38,8 @@ class ThreeD:
     """The strategy `3d`, or a plain strategy with some degrees fixed at 1."""
 
     name: str = "3d"
-    free_degrees: tuple[str, ...] = ("tensor", "context", "pipeline", "data")
-    summary: str = "tensor, context, pipeline and data parallelism composed (Megatron)"
+    free_degrees: tuple[str, ...] = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
+    summary: str = "tensor, context, pipeline, data and expert parallelism composed (Megatron)"
     system_kind: str = "gpu-cluster"
     zero_stage: int | None = None
     """The ZeRO stage of every layout; None: the layout's own."""
