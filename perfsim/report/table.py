@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 class Table:
     """Rows of finished text under named columns.
 
-    `numeric` lists the columns set flush right, `whole` those whose names never wrap; `best` the (row, column)
-    cells to be marked.
+    `numeric` lists the columns set flush right, `whole` those whose names never wrap; `best` the (row,
+    column) cells to be marked.
     """
 
     columns: Sequence[str]
