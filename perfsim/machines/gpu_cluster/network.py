@@ -48,7 +48,7 @@ class FatTreeNetwork(Network):
     def traffic(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
         """The load of a class of work on the links that may slow it; None where there are none."""
         if work.op in COPIES:
-            return self._copies(work)
+            return self._copies(work, peers)
         if work.group is None or work.group.size < 2:
             return None
         groups = peers.groups_like(work.group)
@@ -63,21 +63,24 @@ class FatTreeNetwork(Network):
     def load(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
         """Traffic of a class of work on all links."""
         if work.op in COPIES:
-            return self._copies(work)
+            return self._copies(work, peers, links=True)
         if work.group is None or work.group.size < 2:
             return None
         return self._load(work, peers.groups_like(work.group))
 
-    def _copies(self, work: Work) -> Traffic:
-        """Copies of all devices of one host at once: its own link each, and the memory or drives of all."""
-        edges, sharing = self.tree.edges, self.host.sharing
-        away = edges.of_kind("pcie")
-        away = away[edges.source[away] < self.tree.num_devices][:sharing]
+    def _copies(self, work: Work, peers: PeerClasses, *, links: bool = False) -> Traffic:
+        """Copies of the peers on a host: on its memory or drives, with `links` also on their own links.
+
+        Ranks of other stages are on the same host where a stage has fewer.
+        """
+        edges, count = self.tree.edges, min(self.host.sharing, peers.width)
         media = ("dram", "nvme") if work.op.startswith("nvme") else ("dram",)
         shared = [int(edges.of_kind(kind)[0]) for kind in media]
-        links = np.concatenate([away if work.op == STORE else away ^ 1, shared])
-        times = np.repeat([1, sharing], [len(away), len(shared)])
-        return Traffic(links, times, self.host.rate_bytes_per_s(work.op))
+        away = edges.of_kind("pcie")
+        away = away[edges.source[away] < self.tree.num_devices][: count if links else 0]
+        crossed = np.concatenate([away if work.op == STORE else away ^ 1, shared])
+        times = np.repeat([1, count], [len(away), len(shared)])
+        return Traffic(crossed, times, self.host.rate_bytes_per_s(work.op))
 
     def _is_inside(self, groups: Ints) -> bool:
         """Whether all groups are inside nodes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -54,6 +54,13 @@ def tried_places(topology: FatTree) -> list[Places]:
         return []
     drives = [] if host.nvme is None else [Places("nvme", "cpu"), Places("nvme", "nvme")]
     return [Places("cpu"), Places("cpu", "cpu"), *drives]
+
+
+def offloaded_layouts(topology: FatTree, space: Columns) -> Iterator[ParallelLayout]:
+    """Every layout of a space with each kind of offload that is tried."""
+    for places in tried_places(topology):
+        rows = space.rows(space.zero == SHARDED) if places.param != "none" else space
+        yield from (places.on(rows.layout(row)) for row in range(len(rows)))
 
 
 # -------------------------------------------------------------------------------------- memory

@@ -27,6 +27,7 @@ from perfsim.strategies.three_d.offload import emit_offloaded, offload_problems
 from perfsim.strategies.three_d.offload_space import (
     Places,
     estimate_offloaded_s,
+    offloaded_layouts,
     offloaded_memory,
     offloaded_screening,
 )
@@ -56,9 +57,11 @@ class ThreeD:
         return layout_space(job, topology, self.free_degrees, self.zero_stage)
 
     def layouts(self, job: Job, topology: FatTree) -> Iterator[ParallelLayout]:
-        """All legal layouts of this strategy on all devices of the topology."""
+        """All legal layouts of this strategy on all devices of the topology; offloaded if none fits else."""
         space = self.space(job, topology)
-        return (space.layout(row) for row in range(len(space)))
+        yield from (space.layout(row) for row in range(len(space)))
+        if not (_memory_share(job, space, topology) <= 1.0).any():
+            yield from offloaded_layouts(topology, space)
 
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
         """Memory and closed-form step time of all layouts, as arrays."""
