@@ -318,6 +318,8 @@ class WaferCalibration(Calibration):
     """Which peak the efficiency is a fraction of."""
 
 
+Dispatcher = Literal["all_to_all", "deepep", "all_gather"]
+"""How rows travel to the ranks of their experts; `perfsim.strategies.three_d.expert` has the three."""
 Fusion = Literal["cross_entropy", "accumulation", "norm", "qkv"]
 """Kernels that a framework merges with others; `perfsim.transformer.blocks` says what each saves."""
 
@@ -338,6 +340,8 @@ class FrameworkCalibration(Calibration):
     """p of the p-norm that combines device and host time of a block of kernels."""
     cuda_graph: bool = False
     """Whether kernels are replayed from a recorded graph, so that the host launches none of them."""
+    dispatcher: Dispatcher = "all_to_all"
+    """How rows travel to experts unless a run says otherwise."""
     fused: tuple[Fusion, ...] = ()
     grad_precision: Literal["bf16", "fp16"] | None = None
     """Precision in which it sums and reduces gradients unless a run says otherwise; None: fp32."""

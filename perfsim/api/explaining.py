@@ -13,6 +13,7 @@ from perfsim.studies.differences import AnswerDocument, Difference, compare_answ
 from perfsim.studies.loading import load_study
 from perfsim.studies.spec import StudySpec, with_verify
 from perfsim.studies.trials import Explained, explain
+from perfsim.sweeps.runner import is_sweep
 
 
 @within_floats
@@ -28,6 +29,11 @@ def why(study: Named, compare: Iterable[str] = ()) -> tuple[Explained, ...]:
 def study_named(study: Named) -> StudySpec:
     """A study by name, by its file, or by the document of its answer, without resilience curves."""
     if Path(study).suffix != ".json":
+        if is_sweep(str(study)):
+            text = f"{study} is a sweep, and why and diff take a study of candidates"
+            raise InputError(
+                [Problem(text, help="give the study that it varies, or write one of its points")]
+            )
         return load_study(str(study)).model_copy(update={"resilience": None})
     document = _document(Path(study))
     spec = load_study(document.study)

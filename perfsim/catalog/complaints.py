@@ -26,8 +26,11 @@ def complaints(
     """One problem for each validation error, except those at or below a path in `reported`."""
     problems: dict[Problem, None] = {}
     known = set(reported)
-    for details in error.errors(include_url=False):
-        path = _path(details, node)
+    all_details = [(details, _path(details, node)) for details in error.errors(include_url=False)]
+    otherwise = {path for details, path in all_details if details["type"] not in _NOT_A_MAPPING}
+    for details, path in all_details:
+        if details["type"] in _NOT_A_MAPPING and path in otherwise:
+            continue  # a number or a mapping is accepted, and the number has a complaint of its own
         if any(path[:length] in known for length in range(len(path) + 1)):
             continue
         if node.broken and details["type"] in _MISSING:

@@ -151,10 +151,13 @@ class GpuKernels:
         return max(seconds, self._vector_s(kernel))
 
     def _vector_s(self, kernel: Kernel) -> float:
-        """Seconds of a product that cannot use matrix cores; 0 where it can, or no vector peak is known."""
+        """Seconds of a product that cannot use matrix cores; 0 where it can, or no vector peak is known.
+
+        The rows of experts, which vary, are contiguous in neither operand.
+        """
         sides = (kernel.n, kernel.k)
         aligned = all(side * kernel.element_bytes % MATRIX_CORE_ROW_BYTES == 0 for side in sides)
-        if aligned or self.vector_flop_per_s is None:
+        if aligned or kernel.grouped or self.vector_flop_per_s is None:
             return 0.0
         return kernel.flop / self.vector_flop_per_s
 

@@ -9,7 +9,9 @@ features along the other. The right operand (k n elements) moves along one axis,
 This is the communication of SUMMA [van de Geijn, Watts 1997] with one stationary operand. FLOPs grow with
 all three sides of a product and movement with two, so utilisation falls for smaller layers: by 1/(1 + t e P
 /(2 c^0.5 k)) for many tokens. A batch of b products (attention heads) divides the mesh into b squares
-with c^0.5 / b^0.5 cores in a row, which work in parallel: (m + k) n b^0.5 / c^0.5 t.
+with c^0.5 / b^0.5 cores in a row, which work in parallel: (m + k) n b^0.5 / c^0.5 t. Experts take the whole
+mesh one after another, as their weights arrive: b (m + k) n / c^0.5 t with m rows of one expert. Their FLOPs
+are those of the k experts of a token, the movement that of all, so their intensity is k / E of a dense MLP's.
 
 Kernels that are not matrix products read and write SRAM at its full rate.
 """
@@ -46,10 +48,14 @@ class MeshCosts:
     def movement_s(self, kernel: Kernel) -> float:
         """Seconds of a product to move its right operand and partial sums over the mesh."""
         elements = (kernel.m + kernel.k) * kernel.n
-        return elements * math.sqrt(kernel.batch / self.cores) * self.link_s_per_element
+        share = kernel.batch if kernel.grouped else math.sqrt(kernel.batch)
+        return elements * share / math.sqrt(self.cores) * self.link_s_per_element
 
     def weights_s(self, kernels: Iterable[Kernel]) -> float:
         """Seconds to move streamed weights and their gradients over the mesh, independent of tokens."""
         streamed = [kernel for kernel in kernels if kernel.partition == "streamed"]
-        elements = sum((kernel.m if kernel.weight_gradient else kernel.k) * kernel.n for kernel in streamed)
+        elements = sum(
+            (kernel.m if kernel.weight_gradient else kernel.k) * kernel.n * kernel.batch
+            for kernel in streamed
+        )
         return elements / math.sqrt(self.cores) * self.link_s_per_element

@@ -91,6 +91,9 @@ class Work:
     writes: tuple[TensorClass, ...] = ()
     share: float = 1.0
     """Fraction of the kernels that one task runs, if a pass is split into chunks."""
+    fan_out: int = 1
+    """Members of the group, chosen at random, to which an item of an all-to-all goes; `comm_bytes` counts it
+    as often. Of several on one rank or node one copy travels."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
@@ -102,6 +105,7 @@ class Work:
             self.group,
             self.writes,
             self.share,
+            self.fan_out,
         )
         object.__setattr__(self, "_hash", hash(values))
 

@@ -16,6 +16,8 @@ SHORT_NAMES = {
     "pp": "pipeline",
     "dp": "data",
     "cp": "context",
+    "ep": "expert",
+    "etp": "expert_tensor",
     "vpp": "virtual_pipeline",
     "mbs": "micro_batch_size",
     "sp": "sequence_parallel",

@@ -6,7 +6,7 @@ constants of the device (`reached.runs_like`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 from perfsim.calibration import ClusterCalibration
@@ -29,6 +29,7 @@ from perfsim.transformer import parameters
 CODES = (
     "calibration-borrowed",
     "device-outside",
+    "experts-outside",
     "few-runs",
     "release-peak",
     "release-borrowed",
@@ -41,6 +42,7 @@ CODES = (
     "hidden-communication",
     "parameters-outside",
     "sequences-below-published",
+    "positions-outside",
     "sequence-outside",
     "shape-outside",
     "micro-batch-outside",
@@ -80,7 +82,11 @@ times the communication that any published run hides is more than a third of a s
 """
 LIKE_SIZE = 1.5
 """A model counts as outside the sizes of the published runs beyond this factor."""
-_OF_THE_JOB = ("sequence-outside", "shape-outside")
+_OF_THE_JOB: Mapping[str, Severity] = {
+    "experts-outside": "serious",
+    "sequence-outside": "warning",
+    "shape-outside": "warning",
+}
 """Codes of what a machine says of a job."""
 _DEVICE_FIGURES = ("peak", "memory.bandwidth")
 HALF = ("fp16", "bf16")
@@ -189,9 +195,13 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
 
 def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """Sizes and settings beyond those of the published runs."""
+    positions, tokens = plan.job.model.max_position_embeddings, plan.job.seq_length
+    if tokens > positions:
+        words = f"sequences of {tokens:,} tokens, while {plan.job.model.name} has {positions:,} positions"
+        yield Caveat("positions-outside", "warning", f"{words}: set the recipe's seq_length")
     for unknown in unknowns_of(plan):
         if unknown.code in _OF_THE_JOB:
-            yield Caveat(unknown.code, "warning", unknown.words)
+            yield Caveat(unknown.code, _OF_THE_JOB[unknown.code], unknown.words)
     if not runs:
         return
     layout, unit = plan.layout, machine_of(plan.system).explanation.unit

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from perfsim.calibration import FrameworkCalibration
+from perfsim.calibration import Dispatcher, FrameworkCalibration
 from perfsim.catalog import Catalog
 from perfsim.errors import InputError, Problem
 from perfsim.hardware import Devices, Precision, Release, SystemSpec
@@ -297,6 +297,9 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
         recompute=training.recompute or "auto",
         overlap_grad_reduce=overlaps,
         overlap_tensor=_overlaps_tensor(case, framework, overlaps),
+        dispatcher=_DISPATCHERS.get(training.moe_dispatcher or ""),
+        routing="balanced" if training.moe_force_balance else "drawn",
+        expert_capacity=training.moe_capacity_factor,
         reduce_precision=training.reduce_precision
         or (None if overlap is False else framework.grad_precision),
         optimizer_precision=_optimizer_precision(case),
@@ -308,6 +311,23 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
         software_release=case.system.software_release,
     )
     return Job(model, recipe, training.global_batch_size)
+
+
+_ELEMENTWISE = {"layernorm", "moe_act"}
+"""Modules that recompute a norm or an activation; a prediction leaves them out."""
+
+
+def recomputes_little(training: CaseTraining) -> bool:
+    """Whether a run recomputes nothing but element-wise kernels, which add some 2 % to a layer's time."""
+    return bool(training.recompute_modules) and set(training.recompute_modules) <= _ELEMENTWISE
+
+
+_DISPATCHERS: dict[str, Dispatcher] = {
+    "alltoall": "all_to_all",
+    "allgather": "all_gather",
+    "deepep": "deepep",
+    "hybridep": "deepep",
+}
 
 
 def _optimizer_precision(case: StepCase) -> Literal["fp32", "bf16", "fp16"]:
@@ -353,8 +373,9 @@ def system_of_device(name: str, catalog: Catalog) -> SystemSpec:
 
 def case_layout(case: StepCase, system: SystemSpec) -> Layout | None:
     """The layout of a case; None if the planner chooses it."""
+    recompute = "none" if recomputes_little(case.training) else case.training.recompute
     given = case.parallel.model_dump() | {
         "micro_batch_size": case.training.micro_batch_size or 1,
-        "recompute": case.training.recompute or "none",
+        "recompute": recompute or "none",
     }
     return machine_of(system).published_layout(given)

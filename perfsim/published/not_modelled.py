@@ -7,9 +7,9 @@ from typing import Any
 
 from perfsim.hardware import SystemSpec
 from perfsim.machines import machine_of
-from perfsim.published.cases import CaseTraining, StepCase
+from perfsim.published.cases import CaseTraining, StepCase, recomputes_little
 
-_LAYOUT = ("expert_parallel", "shard_group")
+_LAYOUT = ("shard_group",)
 """Fields of a case's layout that matter as soon as the layout of its machine has them."""
 _STACK = ("recompute_detail",)
 """Settings of the software stack; without a model of them a run is predicted as if they were absent."""
@@ -26,7 +26,8 @@ def not_modelled(case: StepCase, system: SystemSpec) -> list[str]:
 
 def ignored(case: StepCase) -> list[str]:
     """Settings of the software stack that a prediction leaves out."""
-    return [name for name in _STACK if getattr(case.training, name)]
+    little = ["recompute_modules"] if recomputes_little(case.training) else []
+    return [*(name for name in _STACK if getattr(case.training, name)), *little]
 
 
 def _of_layout(case: StepCase, system: SystemSpec) -> Iterator[tuple[str, Any]]:
@@ -40,7 +41,8 @@ def _of_layout(case: StepCase, system: SystemSpec) -> Iterator[tuple[str, Any]]:
 
 def _of_training(training: CaseTraining) -> Iterator[tuple[str, Any]]:
     modules = training.recompute_modules
-    if modules and not (training.recompute == "selective" and modules == ("core_attn",)):
+    core_alone = training.recompute == "selective" and modules == ("core_attn",)
+    if modules and not core_alone and not recomputes_little(training):
         yield "recompute_modules", modules
 
 

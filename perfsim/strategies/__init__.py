@@ -16,12 +16,12 @@ STRATEGIES: dict[str, Strategy] = {
     known.name: known
     for known in (
         ThreeD(),
-        ThreeD("data", ("data",), "data parallelism alone: every device holds the whole model"),
+        ThreeD("data", ("data", "expert"), "data parallelism alone: every device holds the whole model"),
         ThreeD("tensor", ("tensor",), "tensor parallelism alone: every layer is split over all devices"),
         ThreeD("pipeline", ("pipeline",), "pipeline parallelism alone: layers are divided over all devices"),
         ThreeD(
             "zero3",
-            ("tensor", "context", "data"),
+            ("tensor", "context", "data", "expert", "expert_tensor"),
             "data (tensor, context) parallelism with sharded parameters and optimizer: ZeRO 3, FSDP",
             zero_stage=3,
         ),

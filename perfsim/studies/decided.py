@@ -37,7 +37,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """An input, the ratio of times over its 90 % range, and where the order of two candidates flips."""
+    """An input, the ratio of times (or of money) over its 90 % range, and where the order of two flips."""
 
     name: str
     low: float
@@ -47,7 +47,7 @@ class Lever:
     ratio_at_low: float
     ratio_at_high: float
     flips_at: float | None
-    """The nearest value at which both take equal time; None within three standard deviations."""
+    """The nearest value at which both take as much; None within three standard deviations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +82,7 @@ class Decision:
     levers: tuple[Lever, ...]
     """The inputs that move the ratio, most first."""
     break_even: tuple[BreakEven, ...]
+    money_ratio: Spread | None = None
+    """Money of the rival over that of the first; None unless both have a price."""
+    money_levers: tuple[Lever, ...] = ()
+    """The inputs that move the ratio of money, most first."""

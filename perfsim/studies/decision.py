@@ -10,7 +10,7 @@ is in the interval of each time. `ratio_band` and `TimeToAccuracy.band_s` are th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -44,7 +44,9 @@ def decide(options: Sequence[Option], currency: str, seed: int = 0, draws: int =
     rival = _rival(options, times, first)
     outcomes = _outcomes(options, place, walls, bills)
     ratio, sure = None, 1.0
+    money: tuple[Spread | None, tuple[Lever, ...]] = (None, ())
     if rival is not None:
+        money = _of_money(options[first], options[rival], bills[first].money, bills[rival].money)
         ratio = _spread(walls[rival] / walls[first], times[rival] / times[first])
         sure = float(np.mean(walls[first] < walls[rival])) + 0.5 * float(
             np.mean(walls[first] == walls[rival])
@@ -59,9 +61,27 @@ def decide(options: Sequence[Option], currency: str, seed: int = 0, draws: int =
         rival="" if rival is None else options[rival].label,
         ratio=ratio,
         sure=sure,
-        levers=() if rival is None else _levers(options[first], options[rival]),
+        levers=() if rival is None else _levers(options[first], options[rival], Option.wall_s),
         break_even=_break_even(options, first, bills),
+        money_ratio=money[0],
+        money_levers=money[1],
     )
+
+
+def _of_money(
+    first: Option, rival: Option, own: FloatArray | None, other: FloatArray | None
+) -> tuple[Spread | None, tuple[Lever, ...]]:
+    """The ratio of the rival's money to the first's, and what moves it; nothing unless both have a price."""
+    if own is None or other is None:
+        return None, ()
+    ratio = _spread(other / own, float(_money(rival, typical) / _money(first, typical)))
+    return ratio, _levers(first, rival, _money)
+
+
+def _money(option: Option, place: Place) -> FloatArray:
+    """Money of a run with the inputs at their places; nan without a price."""
+    money = bill(option.wall_s(place), option.rates, place).money
+    return np.asarray(math.nan) if money is None else money
 
 
 def _without_luck(place: Place) -> Place:
@@ -114,14 +134,14 @@ def _outcomes(
     return tuple(outcomes)
 
 
-def _levers(first: Option, rival: Option) -> tuple[Lever, ...]:
-    """The inputs of two options by how far they move the ratio of the rival's time to the first's."""
+def _levers(first: Option, rival: Option, amount: Callable[[Option, Place], FloatArray]) -> tuple[Lever, ...]:
+    """The inputs of two options by how far they move the ratio of the rival's amount to the first's."""
     inputs = {entry.name: entry for option in (first, rival) for entry in option.inputs}
     scan = np.linspace(-FARTHEST, FARTHEST, PLACES)
 
     def log_ratio(name: str, places: FloatArray | float) -> FloatArray:
         place = one_at(name, places)
-        return np.log(rival.wall_s(place) / first.wall_s(place))
+        return np.log(amount(rival, place) / amount(first, place))
 
     levers = []
     for name, entry in inputs.items():

@@ -11,7 +11,7 @@ from pydantic import BaseModel, FiniteFloat, PositiveFloat, ValidationError
 
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LimitError, PerfsimError
-from perfsim.studies.result import StudyResult
+from perfsim.studies.result import CandidateResult
 from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec
 
@@ -31,6 +31,8 @@ class AnsweredRow(BaseModel):
     system: str = ""
     num_devices: int = 0
     time_to_accuracy_s: Annotated[PositiveFloat, FiniteFloat] | None = None
+    global_batch_size: int | None = None
+    layout: dict[str, Any] = {}
 
 
 class AnsweredInput(BaseModel):
@@ -80,13 +82,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A candidate in both studies, by its place."""
+    """A candidate with an answer in both studies, by its label, else by its place."""
 
     before: str
     after: str
     time_before_s: float
     time_after_s: float
-    remainder: float | None
+    remainder: float | None = None
     """Ratio that is left when those of all single changes are divided out: what they do together."""
 
     @property
@@ -103,6 +105,8 @@ class Difference:
     second: str
     changes: tuple[Change, ...]
     candidates: tuple[Moved, ...]
+    missing: tuple[str, ...] = ()
+    """Candidates without an answer in one of the two."""
 
 
 def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
@@ -117,16 +121,82 @@ def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
         raise InputError(
             f"{len(changed)} inputs differ ({listed}, ...); at most {MOST_CHANGES} are tried one at a time"
         )
-    before, after = run_study(first).result, run_study(second).result
+    before, after = _slots(first), _slots(second)
+    paired = _pairs(before, after)
     changes: list[Change] = []
     for path, was, becomes in changed:
         present_limits().in_time(lambda: f"{len(changes)} of {len(changed)} changes tried")
-        changes.append(_alone(old, path, was, becomes, before))
-    return Difference(first.name, second.name, tuple(changes), _moved(before, after, changes))
+        changes.append(_alone(old, path, was, becomes, before, [place for place, _ in paired]))
+    moved = tuple(
+        _moved(was, becomes, [change.ratios[row] for change in changes])
+        for row, (was, becomes) in enumerate(_answered(before, after, paired))
+    )
+    missing = _missing(first.name, before) + _missing(second.name, after)
+    return Difference(first.name, second.name, tuple(changes), moved, missing)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """One candidate of a study at one number of devices, with its answer if there is one."""
+
+    label: str
+    result: CandidateResult | None
+
+
+def _slots(spec: StudySpec) -> list[_Slot]:
+    """Every candidate of a study in its order, with or without an answer."""
+    run = run_study(spec)
+    answered = list(zip(run.answered, run.result.candidates, strict=True))
+    slots = []
+    for candidate in spec.candidates:
+        for devices in candidate.devices:
+            own = next(
+                (
+                    pair
+                    for pair in answered
+                    if pair[0].candidate == candidate and pair[0].question.devices == devices
+                ),
+                None,
+            )
+            if own is not None:
+                answered.remove(own)
+            slots.append(_Slot(candidate.label(devices), None if own is None else own[1]))
+    return slots
+
+
+def _pairs(before: Sequence[_Slot], after: Sequence[_Slot]) -> list[tuple[int, int]]:
+    """Places of the candidates of two studies that belong together: those of one label, else of one place."""
+    pairs: dict[int, int] = {}
+    free = list(range(len(after)))
+    for by_label in (True, False):
+        for place, slot in enumerate(before):
+            if place in pairs:
+                continue
+            alike = (
+                other for other in free if (slot.label == after[other].label if by_label else place == other)
+            )
+            if (match := next(alike, None)) is not None:
+                pairs[place] = match
+                free.remove(match)
+    both = [(place, other) for place, other in pairs.items() if before[place].result and after[other].result]
+    return sorted(both)
+
+
+def _answered(
+    before: Sequence[_Slot], after: Sequence[_Slot], pairs: Sequence[tuple[int, int]]
+) -> Iterator[tuple[CandidateResult, CandidateResult]]:
+    for place, other in pairs:
+        old, new = before[place].result, after[other].result
+        if old is not None and new is not None:
+            yield old, new
+
+
+def _missing(study: str, slots: Sequence[_Slot]) -> tuple[str, ...]:
+    return tuple(f"{slot.label}: no answer in {study}" for slot in slots if slot.result is None)
 
 
 def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference:
-    """Two documents of answers: times of the candidates of one label, and the inputs that differ.
+    """Two documents of answers: times of candidates of one label, and inputs, batches, layouts that differ.
 
     Nothing is answered again, so no input has an effect of its own. Raises InputError for a candidate without
     a label or a time.
@@ -138,8 +208,34 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
         if old.get(path) != new.get(path)
     )
     before, after = first.times_s, second.times_s
-    moved = tuple(Moved(own, own, before[own], after[own], None) for own in before if own in after)
-    return Difference(first.study, second.study, changes, moved)
+    moved = tuple(Moved(own, own, before[own], after[own]) for own in before if own in after)
+    missing = tuple(
+        f"{label}: no answer in {other.study}"
+        for own, known, other in ((before, after, second), (after, before, first))
+        for label in own
+        if label not in known
+    )
+    return Difference(first.study, second.study, (*changes, *_chosen(first, second)), moved, missing)
+
+
+def _chosen(first: AnswerDocument, second: AnswerDocument) -> Iterator[Change]:
+    """What was chosen or given for a candidate: its batch and its layout."""
+    rows = {row.label: row for row in second.candidates}
+    for old in first.candidates:
+        new = rows.get(old.label, old)
+        if old.global_batch_size != new.global_batch_size:
+            batches = _text(old.global_batch_size), _text(new.global_batch_size)
+            yield Change(f"{old.label}: batch", *batches, ())
+        names = [
+            name
+            for name in dict.fromkeys([*old.layout, *new.layout])
+            if old.layout.get(name) != new.layout.get(name)
+        ]
+        if names:
+            was, becomes = (
+                ", ".join(f"{name} {row.layout.get(name)}" for name in names) for row in (old, new)
+            )
+            yield Change(f"{old.label}: layout", was, becomes, ())
 
 
 def _changed(old: Any, new: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
@@ -167,33 +263,44 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _alone(data: Mapping[str, Any], path: Path, was: Any, becomes: Any, before: StudyResult) -> Change:
-    """The first study with one input of the second."""
-    ratios: tuple[float | None, ...] = (None,) * len(before.candidates)
+def _alone(
+    data: Mapping[str, Any],
+    path: Path,
+    was: Any,
+    becomes: Any,
+    before: Sequence[_Slot],
+    places: Sequence[int],
+) -> Change:
+    """The first study with one input of the second; ratios of the candidates at `places`."""
+    ratios: dict[int, float | None] = {}
     reason = ""
     changed = _put(data, path, becomes)
-    first, last = 0, len(before.candidates)
-    if path[0] == "candidates" and len(path) > 1 and not before.infeasible:  # no other candidate moves
+    first, last = 0, len(before)
+    if path[0] == "candidates" and len(path) > 1:  # no other candidate moves
         place = int(path[1])
         counts = [len(own["devices"]) for own in data["candidates"]]
         first, last = sum(counts[:place]), sum(counts[: place + 1])
         changed = {**changed, "candidates": [changed["candidates"][place]]}
+        ratios = {other: 1.0 for other in range(len(before)) if not first <= other < last}
     try:
-        times = [
-            own.time_to_accuracy_s for own in run_study(StudySpec.model_validate(changed)).result.candidates
-        ]
-        moved = before.candidates[first:last]
-        if len(times) == len(moved):
-            pairs = zip(times, moved, strict=True)
-            alone = tuple(time_s / own.time_to_accuracy_s for time_s, own in pairs)
-            ratios = (*(1.0,) * first, *alone, *(1.0,) * (len(before.candidates) - last))
+        after = _slots(StudySpec.model_validate(changed))
+        if len(after) == last - first:
+            for other, (old, new) in enumerate(zip(before[first:last], after, strict=True), start=first):
+                ratios[other] = _ratio(old.result, new.result)
         else:
             reason = "it changes the number of candidates"
     except LimitError:
         raise
     except (PerfsimError, ValidationError) as error:
         reason = error.problems[0].message if isinstance(error, PerfsimError) else "it makes no study alone"
-    return Change(_words(path), _text(was), _text(becomes), ratios, reason)
+    shown = tuple(None if reason else ratios.get(place) for place in places)
+    return Change(_words(path), _text(was), _text(becomes), shown, reason)
+
+
+def _ratio(old: CandidateResult | None, new: CandidateResult | None) -> float | None:
+    if old is None or new is None:
+        return None
+    return new.time_to_accuracy_s / old.time_to_accuracy_s
 
 
 def _put(data: Any, path: Path, value: Any) -> Any:
@@ -206,15 +313,11 @@ def _put(data: Any, path: Path, value: Any) -> Any:
     return [_put(item, tuple(rest), value) if place == key else item for place, item in enumerate(data)]
 
 
-def _moved(before: StudyResult, after: StudyResult, changes: Sequence[Change]) -> tuple[Moved, ...]:
-    rows = []
-    for place, (old, new) in enumerate(zip(before.candidates, after.candidates, strict=False)):
-        alone = [change.ratios[place] for change in changes]
-        ratio = new.time_to_accuracy_s / old.time_to_accuracy_s
-        known = [value for value in alone if value is not None]
-        remainder = ratio / math.prod(known) if len(known) == len(alone) else None
-        rows.append(Moved(old.label, new.label, old.time_to_accuracy_s, new.time_to_accuracy_s, remainder))
-    return tuple(rows)
+def _moved(old: CandidateResult, new: CandidateResult, alone: Sequence[float | None]) -> Moved:
+    known = [value for value in alone if value is not None]
+    ratio = new.time_to_accuracy_s / old.time_to_accuracy_s
+    remainder = ratio / math.prod(known) if len(known) == len(alone) else None
+    return Moved(old.label, new.label, old.time_to_accuracy_s, new.time_to_accuracy_s, remainder)
 
 
 def _words(path: Path) -> str:

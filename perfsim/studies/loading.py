@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
+from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
 from perfsim.catalog.override import complaints_of
-from perfsim.errors import CatalogError
+from perfsim.errors import CatalogError, InputError, PlanError
+from perfsim.studies.batches import target_for
 from perfsim.studies.perturbed_candidates import check_links
 from perfsim.studies.spec import StudySpec
 
@@ -26,8 +27,24 @@ def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
     catalog = catalog or default_catalog()
     path = Path(catalog.study_path(name_or_path))
     study = parse_file(path, StudySpec, catalog)
-    check_links(study, load_mapping(path, catalog))
+    mapping = load_mapping(path, catalog)
+    check_links(study, mapping)
+    _check_loss(study, mapping)
     return study
+
+
+def _check_loss(study: StudySpec, mapping: LocatedMapping) -> None:
+    """Refuse a target loss that its law does not reach, at its place in the file."""
+    if study.recipe.target_loss is None:
+        return
+    try:
+        target_for(study.model, study.recipe, study.convergence)
+    except (InputError, PlanError) as error:
+        where = ("recipe", "target_loss")
+        problems = [mapping.problem(where, own.message, own.help) for own in error.problems]
+        if isinstance(error, PlanError):
+            raise PlanError([str(problem) for problem in problems]) from None
+        raise CatalogError(problems) from None
 
 
 def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:

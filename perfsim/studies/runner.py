@@ -37,6 +37,7 @@ from perfsim.studies.batches import (
 from perfsim.studies.candidate import candidate_result
 from perfsim.studies.decided import Decision
 from perfsim.studies.decision import decide
+from perfsim.studies.digests import digest_of
 from perfsim.studies.laws import laws_side_by_side
 from perfsim.studies.options import option_of
 from perfsim.studies.perturbed_candidates import perturbed_candidate
@@ -114,7 +115,18 @@ def run_study(
     refused = [Infeasible(label, _reason(error)) for label, error in failed]
     pairs = list(zip(_told_apart(results), answered, strict=True))
     result = _result(spec, target, pairs, refused, stopped)
-    return StudyRun(replace(result, decision=_decision(spec, pairs)), tuple(answered), stopped)
+    return StudyRun(_decided(result, _decision(spec, pairs)), tuple(answered), stopped)
+
+
+def _decided(result: StudyResult, decision: Decision) -> StudyResult:
+    """The result with its decision, whose draws give every band of the time in production."""
+    candidates = tuple(
+        replace(own, production_band_s=(outcome.wall_s.low, outcome.wall_s.high))
+        if own.production is not None and not own.whole_run
+        else own
+        for own, outcome in zip(result.candidates, decision.outcomes, strict=True)
+    )
+    return replace(result, candidates=candidates, decision=decision)
 
 
 def _decision(spec: StudySpec, pairs: Sequence[tuple[CandidateResult, Answered]]) -> Decision:
@@ -140,7 +152,7 @@ def _outcomes(
 
     def items() -> Iterator[tuple[int, tuple[str, StudySpec, CandidateSpec, int, Target]]]:
         for place, (candidate, devices) in enumerate(asked):
-            progress(f"{candidate.strategy} on {devices} x {candidate.system.name}")
+            progress(f"{candidate.strategy} on {candidate.system.machine(devices)}")
             reached = f"{place} of {len(asked)} candidates answered"
             yield place, (reached, spec, candidate, devices, target)
 
@@ -366,6 +378,7 @@ def _result(
         accuracy=_accuracy(answered),
         resilience=tuple(answer.resilience for answer in answered if answer.resilience is not None),
         perturbed=text_of(spec.perturbations) if spec.perturbations is not None else "",
+        inputs_digest=digest_of(spec),
     )
 
 

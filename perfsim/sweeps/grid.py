@@ -55,12 +55,12 @@ class SweepPoint:
 
     @property
     def label(self) -> str:
-        """`128 x dgx-a100-80gb, 3d, recipe.global_batch_size 512`."""
+        """`128 A100-80GB (16 DGX), 3d, recipe.global_batch_size 512`."""
         return _label(self.candidate, self.num_devices, self.settings)
 
 
 def _label(candidate: CandidateSpec, devices: int, settings: Mapping[str, Any]) -> str:
-    machine = f"{devices} x {candidate.system.name}, {candidate.strategy}"
+    machine = f"{candidate.system.machine(devices)}, {candidate.strategy}"
     return ", ".join([machine, *(f"{path} {value}" for path, value in settings.items())])
 
 
@@ -84,7 +84,9 @@ def expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple[
         point
         for name, changes in variants or [("", [])]
         for candidate in _candidates(spec, name, [*axes, *changes], catalog)
-        for point in builder.points(candidate, _inner(axes), name, _inner(changes))
+        for point in builder.points(
+            candidate, _inner(axes), name, _inner(changes), named=_is_named(spec, name, candidate)
+        )
     ]
     if not points:
         raise CatalogError([mapping.problem(("grid",), "no strategy of the grid runs on any of its systems")])
@@ -100,6 +102,13 @@ def _given(spec: SweepSpec, variant: str) -> Sequence[CandidateSpec]:
     """The candidates of a variant, else of the grid, else of the study."""
     own = spec.variants[variant].candidates if variant else ()
     return own or spec.grid.candidates or spec.study.candidates
+
+
+def _is_named(spec: SweepSpec, variant: str, candidate: CandidateSpec) -> bool:
+    """Whether a fixed layout tells a candidate from others; a variant's only one of its kind needs none."""
+    own = spec.variants[variant].candidates if variant else ()
+    kinds = [(other.system.name, other.strategy) for other in own]
+    return not own or kinds.count((candidate.system.name, candidate.strategy)) > 1
 
 
 def _candidates(spec: SweepSpec, variant: str, axes: Sequence[Axis], catalog: Catalog) -> list[CandidateSpec]:
@@ -174,9 +183,15 @@ class _Builder:
     """By the id of a recipe, what prices may depend on."""
 
     def points(
-        self, candidate: CandidateSpec, axes: Sequence[Axis], variant: str, changes: Sequence[Axis]
+        self,
+        candidate: CandidateSpec,
+        axes: Sequence[Axis],
+        variant: str,
+        changes: Sequence[Axis],
+        *,
+        named: bool,
     ) -> Iterator[SweepPoint]:
-        """The points of a candidate in one variant; none if it lacks a changed field."""
+        """The points of a candidate in one variant, `named` by a fixed layout; none if it lacks a field."""
         if not all(_suits(axis, candidate) for axis in changes):
             return
         relevant = [axis for axis in axes if _suits(axis, candidate)]
@@ -185,7 +200,7 @@ class _Builder:
             message = f"grid: {count:,} points for one candidate; at most {MOST_POINTS:,} are answered"
             raise CatalogError([self.mapping.problem(("grid",), message)])
         own = {VARIANT: variant} if variant else {}
-        if candidate.layout is not None:
+        if candidate.layout is not None and named:
             own[LAYOUT] = candidate.layout_words
         changed = {axis.path: axis.values[0] for axis in changes}
         limits = present_limits()

@@ -70,6 +70,14 @@ class PointResult:
         """The production ratio of its candidate."""
         return production_of(self.point.study, self.point.candidate)
 
+    @property
+    def wall_s(self) -> float | None:
+        """Time on the wall: the whole run, else steps at the rate of production; None for healthy steps."""
+        answer = self._feasible_answer()
+        if answer.whole_run:
+            return answer.whole_run[-1].typical_s
+        return None if self.production is None else self.production.time_s(answer.target_time.time_s)
+
     def _feasible_answer(self) -> Answer:
         if self.answer is None:
             raise ValueError(f"{self.point.label} has no feasible plan")
@@ -86,6 +94,16 @@ class PointResult:
     @property
     def num_devices(self) -> int:
         return self.point.num_devices
+
+    @property
+    def devices_noun(self) -> str:
+        """Several of its devices, such as `A100-80GB`."""
+        return self.point.candidate.system.devices_noun
+
+    @property
+    def machine(self) -> str:
+        """Its devices in words: `128 A100-80GB (16 DGX)`."""
+        return self.point.candidate.system.machine(self.num_devices)
 
     @property
     def variant(self) -> str:
@@ -136,6 +154,7 @@ class PointResult:
         production, time = self.production, self.answer.target_time
         return {
             **self.answer.document(),
+            "wall_s": self.wall_s,
             "production": None if production is None else asdict(production),
             "production_time_s": None if production is None else production.time_s(time.time_s),
             "production_band_s": None if production is None else production.band_s(time.time_s, time.band_s),

@@ -18,6 +18,7 @@ from perfsim.prediction.documents import Document
 from perfsim.prediction.predict import prediction_of
 from perfsim.prediction.price_tables import PriceTables
 from perfsim.studies.assumptions import assumptions_of
+from perfsim.studies.digests import Digests
 from perfsim.studies.result import Assumption
 from perfsim.studies.runner import answer_candidate, target_of
 from perfsim.studies.spec import StudySpec
@@ -26,7 +27,7 @@ from perfsim.sweeps.grid import SweepPoint, expand
 from perfsim.sweeps.points import Answer, PointResult
 from perfsim.sweeps.result import SweepResult
 from perfsim.sweeps.spec import StudyCatalog, SweepSpec
-from perfsim.sweeps.store import Digests, Store, Stored, StoreError
+from perfsim.sweeps.store import Store, Stored, StoreError
 from perfsim.sweeps.stored_answers import StoredAnswers
 
 Tell = Callable[[str], None]

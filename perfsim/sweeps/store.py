@@ -8,30 +8,21 @@ its digest and its answer, since SQLite notices damage to its own structure only
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pydantic import BaseModel
-
 from perfsim.errors import PerfsimError
-from perfsim.prediction.model_version import model_version
-from perfsim.studies.spec import StudySpec
 
 SCHEMA = 2
 """Version of the table's columns, kept in the file's `user_version`."""
 WAIT_S = 30.0
 """How long to wait while another process writes."""
-
-_PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit"})
-"""Keys that explain a value and do not affect an answer."""
-_INPUTS = ("model", "recipe", "convergence", "batch_sizes", "memory_limit", "candidates", "perturbations")
 
 
 class StoreError(PerfsimError):
@@ -146,51 +137,3 @@ def _explained(path: Path) -> Iterator[None]:
         raise StoreError(f"{path}: cannot be used to keep finished points: {error}") from None
     except sqlite3.DatabaseError as error:
         raise StoreError(f"{path}: is not a store of finished points ({error}); delete it") from None
-
-
-class Digests:
-    """Digests of studies; descriptions that several of them share are taken apart once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[BaseModel, str]] = {}
-
-    def of(self, study: StudySpec) -> str:
-        """SHA-256 of everything that affects the answer to a study, in 64 hexadecimal digits.
-
-        This covers the resolved descriptions (hardware, calibrations, model, recipe, candidates, batches,
-        law) without file names, titles, sources and reasons, and the version of the model.
-        """
-        inputs = {name: self._part(getattr(study, name)) for name in _INPUTS if name != "candidates"}
-        inputs["candidates"] = [self._parts(candidate) for candidate in study.candidates]
-        return _digest({"inputs": inputs, "model_version": model_version()})
-
-    def _parts(self, spec: BaseModel) -> dict[str, Any]:
-        return {name: self._part(value) for name, value in spec}
-
-    def _part(self, value: Any) -> Any:
-        """A description's digest; any other value as it is."""
-        if not isinstance(value, BaseModel):
-            return value
-        known = self._known.get(id(value))
-        if known is None:
-            digest = _digest(_without_prose(value.model_dump(mode="json")))
-            known = self._known[id(value)] = value, digest  # which keeps the id from being used again
-        return known[1]
-
-
-def digest_of(study: StudySpec) -> str:
-    """The digest of one study."""
-    return Digests().of(study)
-
-
-def _digest(document: Any) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True, allow_nan=False).encode("utf-8")).hexdigest()
-
-
-def _without_prose(value: Any) -> Any:
-    """A description without its prose."""
-    if isinstance(value, Mapping):
-        return {key: _without_prose(item) for key, item in value.items() if key not in _PROSE}
-    if isinstance(value, list):
-        return [_without_prose(item) for item in value]
-    return value

@@ -29,6 +29,7 @@ from perfsim.transformer.blocks import (
 )
 from perfsim.transformer.counts import (
     Parameters,
+    attention_flop_per_step,
     attention_weight_input_bytes,
     hardware_flop_per_step,
     head_weight_input_bytes,
@@ -37,6 +38,7 @@ from perfsim.transformer.counts import (
     model_flop_per_step,
     parameters,
     recompute_flop_per_step,
+    weight_matrices,
 )
 from perfsim.transformer.ends import (
     CROSS_ENTROPY_BACKWARD_BYTES,
@@ -71,6 +73,7 @@ __all__ = [
     "attention_core",
     "attention_core_backward",
     "attention_dgrad",
+    "attention_flop_per_step",
     "attention_forward",
     "attention_weight_input_bytes",
     "attention_wgrad",
@@ -111,4 +114,5 @@ __all__ = [
     "shared_backward",
     "shared_dgrad",
     "shared_forward",
+    "weight_matrices",
 ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from perfsim.transformer import experts
-from perfsim.transformer.attention import inner_norm_bytes
+from perfsim.transformer.attention import inner_norm_bytes, output_projection, projections
 from perfsim.transformer.ends import padded_vocab_size
 from perfsim.transformer.kernels import LayerSlice
+from perfsim.transformer.mlp import mlp_linears
 from perfsim.workload import PLAIN, Experts, Job, LayerKind, TransformerConfig, layer_kinds
 
 
@@ -162,6 +164,14 @@ class Parameters:
         return sum(count * self.matrices_of(kind, active=True) for kind, count in self._kinds.items())
 
 
+def weight_matrices(part: LayerSlice) -> Iterator[tuple[int, int, int]]:
+    """Rows, columns and number of the weight matrices of a layer on one rank."""
+    dense = (*projections(part), output_projection(part))
+    mlp = experts.products(part) if part.kind.experts else mlp_linears(part)
+    for product in (*dense, *mlp):
+        yield product.k, product.n, product.batch
+
+
 @lru_cache(maxsize=256)
 def parameters(model: TransformerConfig) -> Parameters:
     """Parameter counts of `model`."""
@@ -183,6 +193,12 @@ def _core_flop_per_token(model: TransformerConfig, kind: LayerKind, seq_length: 
     return 2.0 * attended(kind, seq_length) * (model.query_width + model.attention_width)
 
 
+def attention_flop_per_step(job: Job) -> float:
+    """Model FLOPs of the attention cores of a step, forward and backward."""
+    per_token = sum(_core_flop_per_token(job.model, kind, job.seq_length) for kind in layer_kinds(job.model))
+    return 3.0 * per_token * job.tokens_per_step
+
+
 def model_flop_per_step(job: Job) -> float:
     """Model FLOPs of a step: 6 N_mm + 12 L s h per token, without causal halving or recompute.
 
@@ -193,11 +209,10 @@ def model_flop_per_step(job: Job) -> float:
     model, recipe = job.model, job.recipe
     counts = parameters(model)
     body = 6.0 * counts.active_body_matrices
-    body += 3.0 * sum(_core_flop_per_token(model, kind, recipe.seq_length) for kind in layer_kinds(model))
     positions = recipe.lm_head_positions or recipe.seq_length
     head = 6.0 * model.vocab_size * model.hidden_size
     heads = positions / recipe.seq_length + model.mtp_num_layers
-    return (body + head * heads) * job.tokens_per_step
+    return (body + head * heads) * job.tokens_per_step + attention_flop_per_step(job)
 
 
 def recompute_flop_per_step(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import model_validator
 
-from perfsim.calibration import FrameworkCalibration
+from perfsim.calibration import Dispatcher, FrameworkCalibration
 from perfsim.hardware import Precision, Release
 from perfsim.sizes import MOST_LAYERS, MOST_SEQUENCES
 from perfsim.spec import CatalogSpec, Spec
@@ -102,7 +102,9 @@ class TrainingRecipe(CatalogSpec):
     """Of matrix products; below 16 bits those of the layers, as Transformer Engine's recipes do."""
     kernels: KernelPrecisions | None = None
     """What runs in what, where it is not as `precision` says."""
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "adam8bit", "muon", "sgd"] = "adam"
+    """adam8bit: moments in 8 bits; muon: layers' matrices by their orthogonalised momentum, the rest by
+    Adam."""
     global_batch_size: Sequences | None = None
     """Sequences over all devices; None: chosen by the study."""
     batch_size_per_device: Sequences | None = None
@@ -117,6 +119,17 @@ class TrainingRecipe(CatalogSpec):
     overlap_param_gather: bool = False
     """Whether ZeRO 1 and 2 gather the parameters of a bucket beside the first forward of those before it,
     instead of all of them after the update (Megatron-LM's `--overlap-param-gather`)."""
+    dispatcher: Dispatcher | None = None
+    """How rows travel to experts; None: as the framework usually does."""
+    routing: Literal["balanced", "drawn"] = "drawn"
+    """balanced: the run forces every expert to have equally many tokens; drawn: they differ, as usual."""
+    routing_spread: Annotated[float, *number(0, 10)] = 0.05
+    """Standard deviation of the logarithm of an expert's tokens over their mean.
+
+    assumed: two published runs of Mixtral 8x22B, of which one forces balance, are 4.5 % apart with it.
+    """
+    expert_capacity: Annotated[float, *number(0.1, 1000)] | None = None
+    """Most tokens of an expert over their mean, beyond which tokens are dropped; None: none is."""
     overlap_tensor: bool = False
     """Whether tensor-parallel communication overlaps the products of its tensors (user buffers of Transformer
     Engine, asynchronous tensor parallelism of PyTorch)."""
@@ -132,6 +145,11 @@ class TrainingRecipe(CatalogSpec):
     """Precision of the optimizer's moments, and of its copies of narrower weights and gradients.
 
     bf16 with `reduce_precision: bf16` is pure bf16 training, which has no copies.
+    """
+    moment_precision: Literal["fp32", "bf16", "fp16"] | None = None
+    """Precision of the optimizer's moments where it is not `optimizer_precision`; adam8bit has 8 bits.
+
+    bf16 with copies in fp32 is what DeepSeek-V3 trains with [2412.19437 3.3.2].
     """
     dropout: bool = True
     """Attention and residual dropout, which take a pass over memory and store their masks."""
@@ -306,6 +324,10 @@ class ParallelLayout:
     """Where the optimizer's states are, which the CPU updates; gradients of ZeRO 2 and 3 go there too."""
     offload_param: Place = "none"
     """Where the parameters are that ZeRO 3 gathers."""
+    expert: int = 1
+    """Ranks of a stage (tensor, context and data alike) over which the experts of a layer are divided."""
+    expert_tensor: int = 1
+    """Ranks that share every expert, as tensor ranks share other layers."""
 
     @property
     def num_devices(self) -> int:
@@ -327,6 +349,11 @@ class ParallelLayout:
         return self.tensor * self.replicas
 
     @property
+    def expert_replicas(self) -> int:
+        """Ranks of a stage that hold the same experts."""
+        return self.width // (self.expert * self.expert_tensor)
+
+    @property
     def num_stages(self) -> int:
         return self.pipeline * self.virtual_pipeline
 
@@ -341,7 +368,11 @@ class ParallelLayout:
         """`tp8 pp4 dp4 mbs1`, with the schedule if it is not 1F1B."""
         exchange = "" if self.context_exchange == "ring" else " all-to-all"
         context = f"cp{self.context}{exchange} " if self.context > 1 else ""
-        degrees = f"tp{self.tensor} {context}pp{self.pipeline} dp{self.data} mbs{self.micro_batch_size}"
+        shared = f" etp{self.expert_tensor}" if self.expert_tensor > 1 else ""
+        experts = f"ep{self.expert}{shared} " if self.expert > 1 or shared else ""
+        degrees = (
+            f"tp{self.tensor} {context}{experts}pp{self.pipeline} dp{self.data} mbs{self.micro_batch_size}"
+        )
         schedule = "" if self.schedule == "1f1b" else f" {self.schedule}"
         chunks = f" vpp{self.virtual_pipeline}" if self.schedule == "interleaved" else ""
         groups = "" if self.shard_group is None else f" in groups of {self.shard_group}"
@@ -353,6 +384,7 @@ class ParallelLayout:
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         """Its fields under the names of the JSON interface."""
         context = {"context": self.context, "context_exchange": self.context_exchange}
+        experts = {"expert": self.expert, "expert_tensor": self.expert_tensor}
         return {
             "tensor": self.tensor,
             "pipeline": self.pipeline,
@@ -367,6 +399,7 @@ class ParallelLayout:
             "schedule": self.schedule,
             "layers_per_stage": None if self.layers_per_stage is None else list(self.layers_per_stage),
             **(context if self.context > 1 else {}),
+            **(experts if self.expert * self.expert_tensor > 1 else {}),
             **({} if self.shard_group is None else {"shard_group": self.shard_group}),
             **self.offloads,
         }

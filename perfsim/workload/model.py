@@ -228,6 +228,13 @@ class LayerKind:
     """Whether it is a module of multi-token prediction: it joins its input with the embedding of a later
     token by a projection, and has LM head and loss of its own behind it."""
 
+    @property
+    def words(self) -> str:
+        """`experts in a window`."""
+        mlp = "experts" if self.experts else "dense"
+        window = "" if self.window is None else " in a window"
+        return f"{mlp}{window}{' for a further token' if self.mtp else ''}"
+
 
 PLAIN = LayerKind()
 """A layer with an MLP and attention to all positions."""

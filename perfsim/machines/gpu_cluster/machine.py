@@ -107,6 +107,8 @@ class GpuCluster(Machine):
         if settings["pipeline_layout"]:
             own["layers_per_stage"] = layers_of_stages(settings["pipeline_layout"])
         own["context"] = settings["context_parallel"]
+        own["expert"] = settings["expert_parallel"]
+        own["expert_tensor"] = settings["expert_tensor_parallel"] or 1
         own["context_exchange"] = "all_to_all" if settings["context_comm"] == "a2a" else "ring"
         return ParallelLayout(**own)
 

@@ -10,10 +10,11 @@ from perfsim.report.table import Table
 from perfsim.studies.decided import Decision, Lever
 
 
-def tornado(decision: Decision) -> go.Figure:
-    """One bar for each input, from the ratio at its low end to that at its high end; dotted, equal times."""
-    middle = decision.ratio.typical if decision.ratio else 1.0
-    levers = list(reversed(decision.levers))
+def tornado(decision: Decision, *, of_money: bool = False) -> go.Figure:
+    """One bar for each input, from the ratio at its low end to that at its high end; dotted, at 1."""
+    ratio = decision.money_ratio if of_money else decision.ratio
+    middle = ratio.typical if ratio else 1.0
+    levers = list(reversed(_levers(decision, of_money=of_money)))
     labels = [base.in_lines(lever.name) for lever in levers]
     traces = [
         go.Bar(
@@ -32,7 +33,7 @@ def tornado(decision: Decision) -> go.Figure:
         )
     ]
     style = base.layout(
-        "Time on the wall over that of the first (times)",
+        f"{_what(of_money=of_money).capitalize()} over that of the first (times)",
         height=150 + sum(base.row_px([label], 34) for label in labels),
         barmode="overlay",
         xaxis=base.axis("ratio"),
@@ -48,7 +49,15 @@ def tornado(decision: Decision) -> go.Figure:
     return base.figure(traces, style)
 
 
-def tornado_table(decision: Decision) -> Table:
+def _levers(decision: Decision, *, of_money: bool) -> tuple[Lever, ...]:
+    return decision.money_levers if of_money else decision.levers
+
+
+def _what(*, of_money: bool) -> str:
+    return "money" if of_money else "time on the wall"
+
+
+def tornado_table(decision: Decision, *, of_money: bool = False) -> Table:
     """Every input with its range, the ratio at both ends, and the value at which the order flips."""
     rows = [
         [
@@ -59,24 +68,26 @@ def tornado_table(decision: Decision) -> Table:
             text.number(lever.ratio_at_high),
             "never" if lever.flips_at is None else number_of(lever.flips_at, lever),
         ]
-        for lever in decision.levers
+        for lever in _levers(decision, of_money=of_money)
     ]
     columns = ("input", "typical", "90 % range", "ratio at low", "ratio at high", "order flips at")
+    what = _what(of_money=of_money)
     caption = (
-        f"Ratio: time on the wall of {decision.rival} over that of {decision.first}. One input is moved at a "
-        "time; never: not within three standard deviations."
+        f"Ratio: {what} of {decision.rival} over that of {decision.first}. One input is moved at a time; "
+        "never: not within three standard deviations."
     )
     return Table(columns, rows, caption, frozenset(range(1, 6)))
 
 
-def tornado_alt(decision: Decision) -> str:
+def tornado_alt(decision: Decision, *, of_money: bool = False) -> str:
     """The inputs that matter most, in words."""
     words = [
         f"{lever.name}: {lever.ratio_at_low:.2f} to {lever.ratio_at_high:.2f}"
-        for lever in decision.levers[:4]
+        for lever in _levers(decision, of_money=of_money)[:4]
     ]
+    what = "money" if of_money else "times"
     return (
-        f"Bars of the ratio of times of {decision.rival} and {decision.first} over the range of each input. "
+        f"Bars of the ratio of {what} of {decision.rival} and {decision.first} over the range of each input. "
         f"{'; '.join(words)}."
     )
 

@@ -38,6 +38,18 @@ def decision_sections(result: StudyResult) -> list[Section]:
                 slug="tornado",
             )
         )
+    if decision.money_levers:
+        sections.append(
+            Section(
+                "What would change which costs less?",
+                "The same for money, where both have a price: the inputs that move the ratio of what the two "
+                "cost, with the value at which the order flips.",
+                figure=figure.tornado(decision, of_money=True),
+                table=figure.tornado_table(decision, of_money=True),
+                alt=figure.tornado_alt(decision, of_money=True),
+                slug="tornado-money",
+            )
+        )
     if decision.break_even:
         lead = (
             "Shows what a machine may cost before the other is cheaper for this run, also where a price is "

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from perfsim.prediction.documents import document_of
 from perfsim.report.document import plain
 from perfsim.studies.result import CandidateResult, StudyResult
+from perfsim.units import DAY_S
+from perfsim.version import __version__
 
 _OF_CANDIDATE = (
     "steps",
@@ -33,9 +36,21 @@ def study_document(result: StudyResult, *, report: str = "index.html") -> dict[s
     caller wants it written.
     """
     document: dict[str, Any] = plain(replace(result, candidates=()))
+    document["verdict"] += _whole_runs(result.candidates)
     document["candidates"] = [_candidate(candidate) for candidate in result.candidates]
     document["report"] = report
+    document["version"] = __version__
     return document
+
+
+def _whole_runs(candidates: Sequence[CandidateResult]) -> str:
+    """How long the candidates' whole runs take; empty if no candidate names a wall clock."""
+    words = [
+        f"{own.label} {run.typical_s / DAY_S:.3g} days ({run.low_s / DAY_S:.3g} to {run.high_s / DAY_S:.3g})"
+        for own in candidates
+        for run in own.whole_run[-1:]
+    ]
+    return f" The whole run, with waiting times besides its steps: {'; '.join(words)}." if words else ""
 
 
 def _candidate(candidate: CandidateResult) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def matches_table(matches: Sequence[Match]) -> Table:
     """For each machine, how many devices of another one are as fast."""
     rows = [
         [
-            _machine(match.rival),
+            match.rival.machine,
             text.duration(match.rival.target_time.time_s),
             _equal(match.equal.typical, match),
             f"{_equal(match.equal.low, match)} to {_equal(match.equal.high, match)}",
@@ -29,7 +29,7 @@ def matches_table(matches: Sequence[Match]) -> Table:
         ]
         for match in text.thinned(matches, MOST_ROWS)
     ]
-    system = matches[0].series.system
+    system = matches[0].series.devices_noun
     columns = (
         "machine", "its time", f"as many {system}", "90 % band", "fewest of the grid", "their time",
         "at least", "at most",
@@ -48,10 +48,6 @@ def _equal(count: float | None, match: Match) -> str:
     return f"\u2264 {text.integer(least)}" if count <= least else text.number(count)
 
 
-def _machine(point: PointResult) -> str:
-    return f"{text.integer(point.num_devices)} {text.TIMES} {point.system}"
-
-
 def _count(count: int | None, match: Match) -> str:
     counts = match.series.counts
     if count is None:
@@ -63,10 +59,10 @@ def points_table(result: SweepResult) -> Table:
     """The points, at most `MOST_ROWS`, with their answers or the reasons why they have none."""
     paths = list(dict.fromkeys(path for point in result.points for path, _ in point.circumstances))
     columns = ("system", "strategy", "devices", "batch", *(text.human(path) for path in paths))
-    metrics = ("time to the target", "90 % band", "step", "MFU", "layout", "reason")
+    metrics = ("time to the target", "90 % band", "on the wall", "step", "MFU", "layout", "reason")
     points = text.thinned(result.points, MOST_ROWS)
     rows = [[*_question(point, paths), *_answer(point)] for point in points]
-    numeric = frozenset({2, 3, *range(len(columns), len(columns) + 4)})
+    numeric = frozenset({2, 3, *range(len(columns), len(columns) + 5)})
     caption = "In the order of the grid."
     if len(points) < len(result.points):
         caption = (
@@ -89,15 +85,21 @@ def _question(point: PointResult, paths: Sequence[str]) -> list[str]:
 
 def _answer(point: PointResult) -> list[str]:
     if not point.feasible:
-        return [*[text.NONE] * 5, "; ".join(point.reasons)]
+        return [*[text.NONE] * 6, "; ".join(point.reasons)]
     return [
         text.duration(point.target_time.time_s),
         text.duration_band(point.target_time.band_s),
+        wall_text(point),
         text.duration(point.prediction.step_time_s),
         text.percent(point.prediction.mfu),
         text.layout_short(point.prediction.layout),
         "",
     ]
+
+
+def wall_text(point: PointResult) -> str:
+    """Time on the wall of a point; a dash for healthy steps alone."""
+    return text.NONE if point.wall_s is None else text.duration(point.wall_s)
 
 
 def inputs_table(result: SweepResult) -> Table:

@@ -21,6 +21,7 @@ def difference_lines(difference: Difference) -> list[str]:
         frozenset({1, 2, 3, 4}),
     )
     lines = [*paragraph(heading, width), "", *table_lines(moved, width)]
+    lines += [line for own in difference.missing for line in paragraph(own, width)]
     if difference.changes:
         tried = any(own.ratios or own.reason for own in difference.changes)
         names = [str(number) for number, _ in enumerate(difference.candidates, start=1) if tried]
@@ -36,7 +37,7 @@ def difference_lines(difference: Difference) -> list[str]:
 
 
 def _row(own: Moved) -> list[str]:
-    name = own.before if own.before == own.after else f"{own.before} -> {own.after}"
+    name = own.before if own.before == own.after else f"{own.before} \u2192 {own.after}"
     times = (text.duration(own.time_before_s), text.duration(own.time_after_s))
     together = text.NONE if own.remainder is None else f"{own.remainder:.3f}"
     return [name, *times, f"{own.ratio:.3f}", together]

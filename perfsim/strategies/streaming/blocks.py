@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from perfsim import transformer
 from perfsim.graph import Kind, RankGroup, TensorClass, Work
@@ -15,29 +16,43 @@ from perfsim.strategies.streaming.memory import spilled_unit_bytes
 from perfsim.strategies.streaming.memoryx import Store, kept_parameters, streamed_bytes, update_kernel
 from perfsim.topology import WaferTree
 from perfsim.transformer import Kernel, LayerSlice, parameters
-from perfsim.workload import StreamingLayout
+from perfsim.workload import StreamingLayout, layer_kinds
 
 StreamingPlan = Plan[StreamingLayout, WaferTree]
 """A plan of weight streaming."""
+
+LAYER = "layer"
+"""The operation of a layer's block, and the name of the most frequent kind of layer."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Blocks(NamedTuple, Generic[T]):
-    """One value per kind of block; all layers are alike, so they share one."""
+@dataclass(frozen=True)
+class Blocks(Generic[T]):
+    """One value per kind of block: the embedding, every kind of layer, the LM head."""
 
-    embedding: T
-    layer: T
-    head: T
+    values: tuple[T, ...]
+    order: tuple[int, ...]
+    """The index of the value of each block, in the order of the forward pass."""
 
     def of(self, function: Callable[[T], R]) -> Blocks[R]:
         """`function` of the value of each kind of block."""
-        return Blocks(function(self.embedding), function(self.layer), function(self.head))
+        return Blocks(tuple(map(function, self.values)), self.order)
 
-    def in_order(self, num_layers: int) -> list[T]:
+    @property
+    def embedding(self) -> T:
+        """The value of the first block."""
+        return self.values[0]
+
+    @property
+    def layers(self) -> tuple[T, ...]:
+        """The values of the kinds of layers, the most frequent one first."""
+        return self.values[1:-1]
+
+    def in_order(self) -> list[T]:
         """One entry per block, in the order of the forward pass."""
-        return [self.embedding, *[self.layer] * num_layers, self.head]
+        return [self.values[index] for index in self.order]
 
 
 @dataclass(frozen=True)
@@ -45,12 +60,20 @@ class Block:
     """A unit of streaming: the embedding, one layer, or the LM head."""
 
     name: str
+    op: str
+    part: LayerSlice
     num_parameters: float
     updated: float
     """Parameters that its update changes; a tied embedding belongs to the embedding block."""
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
-    layer: bool
+    matrices: float = 0.0
+    """Weights that can be sparse; those of a layer."""
+
+    @property
+    def layer(self) -> bool:
+        """Whether it is a layer."""
+        return self.op == LAYER
 
 
 @lru_cache(maxsize=512)
@@ -58,34 +81,50 @@ def blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> Block
     """The kinds of block of a model on a device; `positions` are the inputs of the LM head."""
     model = part.model
     counts = parameters(model)
-    forward = (*transformer.attention_forward(part), *transformer.mlp_forward(part))
-    backward = (*transformer.mlp_backward(part), *transformer.attention_backward(part))
     table = model.vocab_size * model.hidden_size
     embedding = Block(
         "embedding",
+        "embedding",
+        part,
         counts.embedding,
         counts.embedding,
         transformer.embedding_forward(part),
         transformer.embedding_backward(part),
-        layer=False,
-    )
-    layer = Block(
-        "layer",
-        counts.of(part.kind),
-        counts.of(part.kind),
-        device.kernels(forward),
-        device.kernels(backward),
-        layer=True,
     )
     head = Block(
         "head",
+        "head",
+        part,
         counts.final_norm + table,
         counts.final_norm + (0.0 if model.tied_embeddings else table),
         device.kernels(transformer.head_forward(part, positions)),
         device.kernels(transformer.head_backward(part, positions)),
-        layer=False,
     )
-    return Blocks(embedding, layer, head)
+    kinds = layer_kinds(model)
+    distinct = [kind for kind, _ in Counter(kinds).most_common()]
+    layers = [
+        _layer(LAYER if number == 0 else f"{LAYER} ({kind.words})", replace(part, kind=kind), device)
+        for number, kind in enumerate(distinct)
+    ]
+    order = (0, *(1 + distinct.index(kind) for kind in kinds), 1 + len(distinct))
+    return Blocks((embedding, *layers, head), order)
+
+
+def _layer(name: str, part: LayerSlice, device: StreamedDevice) -> Block:
+    """A layer of one kind; all its experts are streamed."""
+    counts = parameters(part.model)
+    forward = (*transformer.attention_forward(part), *transformer.mlp_forward(part))
+    backward = (*transformer.mlp_backward(part), *transformer.attention_backward(part))
+    return Block(
+        name,
+        LAYER,
+        part,
+        counts.of(part.kind),
+        counts.of(part.kind),
+        device.kernels(forward),
+        device.kernels(backward),
+        counts.matrices_of(part.kind),
+    )
 
 
 @dataclass(frozen=True)
@@ -146,7 +185,7 @@ def block_works(
     device = device_of(plan.topology.system)
     part = device.layer_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size)
     positions = plan.job.recipe.lm_head_positions or plan.job.seq_length
-    return blocks_of(part, positions, device).of(lambda block: _Maker(block, plan, part, chunks).works())
+    return blocks_of(part, positions, device).of(lambda block: _Maker(block, plan, chunks).works())
 
 
 def samples_work(plan: StreamingPlan, micro_batch_size: int) -> Work:
@@ -160,25 +199,25 @@ def samples_work(plan: StreamingPlan, micro_batch_size: int) -> Work:
 class _Maker:
     """Builds the classes of work of one block."""
 
-    def __init__(self, block: Block, plan: StreamingPlan, part: LayerSlice, chunks: int) -> None:
-        self.block, self.plan, self.part, self.chunks = block, plan, part, chunks
+    def __init__(self, block: Block, plan: StreamingPlan, chunks: int) -> None:
+        self.block, self.plan, self.part, self.chunks = block, plan, block.part, chunks
         self.system = plan.topology.system
         self.systems = RankGroup(0, 1, plan.topology.num_devices)
 
     def works(self) -> BlockWorks:
         block, job, chunks = self.block, self.plan.job, self.chunks
         store = Store(job, self.system)
-        kept = kept_parameters(job, block.num_parameters, layer=block.layer)
-        whole = streamed_bytes(job, self.system, block.num_parameters, layer=block.layer)
+        kept = kept_parameters(job, block.num_parameters, block.matrices)
+        whole = streamed_bytes(job, self.system, block.num_parameters, block.matrices)
         gradient_bytes = kept * self.system.gradient_bytes / chunks
         hidden = TensorClass("hidden", self.part.activation_bytes / chunks)
         gradients = TensorClass("gradients", gradient_bytes)
         recomputes = self.plan.layout.recompute_layers and block.layer
-        updated = kept_parameters(job, block.updated, layer=block.layer)
+        updated = kept_parameters(job, block.updated, block.matrices)
         state_bytes = updated * store.state_bytes if store.state_in_flash else 0.0
         write_bytes = state_bytes
         if store.weights_in_flash:
-            write_bytes += streamed_bytes(job, self.system, block.updated, layer=block.layer)
+            write_bytes += streamed_bytes(job, self.system, block.updated, block.matrices)
         return BlockWorks(
             load=self._move("load", "memoryx_read", "weight_stream", "weights", whole / chunks),
             broadcast=self._move("broadcast", "broadcast", "weight_stream", "weights", whole / chunks),
@@ -201,8 +240,8 @@ class _Maker:
         )
 
     def _compute(self, which: str, kernels: tuple[Kernel, ...], *writes: TensorClass) -> Work:
-        op = f"{self.block.name}.{which}"
-        return Work(op, Kind.COMP, op, which, kernels=kernels, writes=writes, share=1.0 / self.chunks)
+        name, op = f"{self.block.name}.{which}", f"{self.block.op}.{which}"
+        return Work(name, Kind.COMP, op, which, kernels=kernels, writes=writes, share=1.0 / self.chunks)
 
     def _move(self, which: str, op: str, category: str, tensor: str, n_bytes: float) -> Work:
         kind = {"broadcast": Kind.COMM_COLL, "reduce": Kind.COMM_COLL}.get(which, Kind.MEM_LOAD)
@@ -213,7 +252,7 @@ class _Maker:
         return Work(f"{self.block.name}.{which}", kind, op, category, (), n_bytes, group, writes)
 
     def _update(self, updated: float) -> Work:
-        kernel = update_kernel(self.plan.job.recipe.optimizer, updated)
+        kernel = update_kernel(self.plan.job, updated)
         weights = TensorClass("weights", kernel.bytes_accessed)
         return Work(
             f"{self.block.name}.update",

@@ -33,14 +33,14 @@ class _Estimate:
 
     def pass_s(self, micro_batch_size: int, *, last: bool) -> float:
         """One micro-batch forward and backward, or the transfer of its samples where that takes longer."""
-        works, layers = block_works(self.plan, micro_batch_size), self.plan.job.model.num_layers
+        works = block_works(self.plan, micro_batch_size)
         streaming = self.plan.topology.system.streaming
         if not last and streaming.accumulate_at == "swarmx":
             works = works.of(BlockWorks.in_tree)
         passed = works.of(lambda work: self.forward_s(work) + self.backward_s(work, last=last))
-        computing, leaving = sum(passed.in_order(layers)), 0.0
+        computing, leaving = sum(passed.in_order()), 0.0
         if not last:
-            leaving = sum(works.of(lambda work: self.up_s(work, last=False)).in_order(layers))
+            leaving = sum(works.of(lambda work: self.up_s(work, last=False)).in_order())
         return max(computing, leaving, self.duration(samples_work(self.plan, micro_batch_size)))
 
     def forward_s(self, works: BlockWorks) -> float:
@@ -121,7 +121,7 @@ class _Estimate:
             )
         )
         computed = updated = 0.0
-        for backward, reduce, pace in reversed(seconds.in_order(self.plan.job.model.num_layers)):
+        for backward, reduce, pace in reversed(seconds.in_order()):
             computed += backward
             updated = max(updated + pace / at_once, computed + reduce + pace)
         first = works.embedding

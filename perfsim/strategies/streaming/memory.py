@@ -17,7 +17,7 @@ from perfsim.hardware import WaferClusterSpec
 from perfsim.strategies.streaming.device import StreamedDevice, device_of
 from perfsim.strategies.streaming.memoryx import GRADIENT_SUM_BYTES, Store, streamed_bytes
 from perfsim.transformer import LayerSlice, parameters
-from perfsim.workload import PLAIN, Job, StreamingLayout
+from perfsim.workload import Job, StreamingLayout, layer_kinds
 
 IN_FLIGHT = 2
 """Spilled tensors that the wafer still holds: one in use, one in transfer."""
@@ -31,14 +31,25 @@ def spilled_unit_bytes(part: LayerSlice, group: int, device: StreamedDevice) -> 
 def activation_parts_bytes(job: Job, layout: StreamingLayout, device: StreamedDevice) -> dict[str, float]:
     """Activations of one micro-batch on one device: kept bytes, and the working set of one group."""
     part = device.layer_slice(job, layout.micro_batch_size)
-    layers = job.model.num_layers
-    whole = device.kept_bytes(part)
-    group = layout.recompute_layers
-    working = 2 * part.activation_bytes if group == 0 else group * whole
+    layers, group = _layer_bytes(job, part, device), layout.recompute_layers
+    working = 2 * part.activation_bytes if group == 0 else _largest_group(layers, group)
     if layout.spill:
-        return {"activations": IN_FLIGHT * spilled_unit_bytes(part, group, device), "working set": working}
-    kept = layers * whole if group == 0 else -(-layers // group) * part.activation_bytes
+        spilled = max(layers) if group == 0 else part.activation_bytes
+        return {"activations": IN_FLIGHT * spilled, "working set": working}
+    kept = sum(layers) if group == 0 else -(-len(layers) // group) * part.activation_bytes
     return {"activations": kept, "working set": working}
+
+
+def _layer_bytes(job: Job, part: LayerSlice, device: StreamedDevice) -> list[float]:
+    """What every layer keeps for its backward, in the order of the forward pass."""
+    kinds = layer_kinds(job.model)
+    by_kind = {kind: device.kept_bytes(replace(part, kind=kind)) for kind in dict.fromkeys(kinds)}
+    return [by_kind[kind] for kind in kinds]
+
+
+def _largest_group(layers: list[float], group: int) -> float:
+    """Bytes of the group of `group` consecutive layers, counted from the first, that keeps most."""
+    return max(sum(layers[first : first + group]) for first in range(0, len(layers), group))
 
 
 def spilled_bytes(job: Job, layout: StreamingLayout, device: StreamedDevice) -> float:
@@ -46,8 +57,9 @@ def spilled_bytes(job: Job, layout: StreamingLayout, device: StreamedDevice) -> 
     if not layout.spill:
         return 0.0
     part = device.layer_slice(job, layout.micro_batch_size)
-    units = -(-job.model.num_layers // max(1, layout.recompute_layers))
-    return units * spilled_unit_bytes(part, layout.recompute_layers, device)
+    if layout.recompute_layers == 0:
+        return sum(_layer_bytes(job, part, device))
+    return -(-len(layer_kinds(job.model)) // layout.recompute_layers) * part.activation_bytes
 
 
 def stream_buffer_bytes(job: Job, system: WaferClusterSpec) -> float:
@@ -60,10 +72,11 @@ def stream_buffer_bytes(job: Job, system: WaferClusterSpec) -> float:
     if streaming.weights_held == "layer":
         counts = parameters(job.model)
         head = counts.final_norm + job.model.vocab_size * job.model.hidden_size
-        held = max(
-            streamed_bytes(job, system, counts.of(PLAIN), layer=True),
-            streamed_bytes(job, system, max(counts.embedding, head), layer=False),
+        layers = (
+            streamed_bytes(job, system, counts.of(kind), counts.matrices_of(kind))
+            for kind in set(layer_kinds(job.model))
         )
+        held = max(*layers, streamed_bytes(job, system, max(counts.embedding, head)))
     return (1 + streaming.prefetch_depth) * held
 
 

@@ -46,7 +46,7 @@ class PassWorks(NamedTuple):
 
     def classes(self) -> list[Work]:
         """All classes of work, in an order that depends only on which of them exist."""
-        return [work for block in self.blocks for work in block.classes()] + [self.samples]
+        return [work for block in self.blocks.values for work in block.classes()] + [self.samples]
 
     def outlines(self) -> PassWorks:
         """The same without sizes; passes with equal outlines differ only in their classes of work."""
@@ -56,7 +56,6 @@ class PassWorks(NamedTuple):
 class PassRules(NamedTuple):
     """Settings of a layout and a system that determine the dependencies of a pass."""
 
-    num_layers: int
     recompute_layers: int
     chunks: int
     prefetch_depth: int
@@ -70,7 +69,6 @@ class PassRules(NamedTuple):
         """The settings of a plan."""
         streaming, memoryx = plan.topology.system.streaming, plan.topology.system.memoryx
         return cls(
-            num_layers=plan.job.model.num_layers,
             recompute_layers=plan.layout.recompute_layers,
             chunks=plan.layout.stream_chunks,
             prefetch_depth=streaming.prefetch_depth,
@@ -113,7 +111,7 @@ class PassRecorder:
     @cached_property
     def blocks(self) -> list[BlockWorks]:
         """The work of each block, in the order of the forward pass."""
-        return self.works.blocks.in_order(self.rules.num_layers)
+        return self.works.blocks.in_order()
 
     @property
     def depth(self) -> int:

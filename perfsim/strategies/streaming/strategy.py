@@ -31,7 +31,7 @@ from perfsim.strategies.streaming.memory import (
 )
 from perfsim.strategies.streaming.memoryx import Store
 from perfsim.topology import WaferTree
-from perfsim.workload import PLAIN, Job, StreamingLayout, layer_kinds
+from perfsim.workload import Job, StreamingLayout, layer_kinds
 
 RECOMPUTE_GROUPS = (0, 1, 2, 4)
 STREAM_CHUNKS = 16
@@ -106,13 +106,10 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
             problems.append(
                 f"micro_batch_size {layout.micro_batch_size} is more than a system's {per_system} sequences"
             )
-        elif problem := passes_problem(job.model.num_layers, -(-per_system // layout.micro_batch_size)):
+        elif problem := passes_problem(
+            len(layer_kinds(job.model)), -(-per_system // layout.micro_batch_size)
+        ):
             problems.append(problem)
-        if any(kind != PLAIN for kind in layer_kinds(job.model)):
-            problems.append(
-                f"{job.model.name} has layers with experts, windows or multi-token prediction, which weight "
-                "streaming does not price yet"
-            )
         return problems
 
     @staticmethod

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.strategies.schedules import SCHEDULES, schedule_called
-from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided
-from perfsim.workload import ContextExchange, Job, ParallelLayout, Recompute
+from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided, kind_numbers
+from perfsim.strategies.three_d.slices import EXCHANGES
+from perfsim.workload import Job, ParallelLayout, Recompute
 
 Ints = NDArray[np.int64]
 Table = TypeVar("Table", bound=tuple[Any, ...])
@@ -21,7 +22,6 @@ _BLOCK = 4096
 _LOOKUP = 8
 """Up to how many codes per row are numbered with a table of all codes instead of by sorting."""
 MODES: tuple[Recompute, ...] = get_args(Recompute)
-EXCHANGES: tuple[ContextExchange, ...] = get_args(ContextExchange)
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Columns:
     """Index into `EXCHANGES`."""
     shards: Ints
     """Ranks over which ZeRO divides a state."""
+    expert: Ints
+    expert_tensor: Ints
     divisions: Divisions
 
     def __len__(self) -> int:
@@ -54,9 +56,15 @@ class Columns:
         return self.data * self.context
 
     @property
+    def expert_replicas(self) -> Ints:
+        """Ranks with the same experts."""
+        return self.tensor * self.replicas // (self.expert * self.expert_tensor)
+
+    @property
     def slice_keys(self) -> tuple[Ints, ...]:
         """What determines the share of a layer that a rank computes for a micro-batch."""
-        return self.tensor, self.sequence_parallel, self.micro_batch, self.context, self.exchange
+        in_context = self.tensor, self.sequence_parallel, self.micro_batch, self.context, self.exchange
+        return *in_context, self.expert, self.expert_tensor
 
     @property
     def pipeline(self) -> Ints:
@@ -119,10 +127,14 @@ class Columns:
             context=int(self.context[row]),
             context_exchange=EXCHANGES[int(self.exchange[row])],
             shard_group=None if self.shards[row] == self.replicas[row] else int(self.shards[row]),
+            expert=int(self.expert[row]),
+            expert_tensor=int(self.expert_tensor[row]),
         )
 
 
 _COLUMNS = tuple(field.name for field in fields(Columns) if field.name != "divisions")
+FIELDS = len(_COLUMNS)
+"""Numbers that describe a layout."""
 
 
 def distinct_rows(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
@@ -166,10 +178,11 @@ def taken(table: Table, rows: slice) -> Table:
 
 def division_of(job: Job, layout: ParallelLayout) -> Division:
     """How a layout divides the layers of a job."""
-    given = layout.layers_per_stage
+    given, kinds = layout.layers_per_stage, kind_numbers(job.model)
     if given is None:
-        return divided(layout.schedule, layout.pipeline, layout.virtual_pipeline, job.model.num_layers)
-    return Division(layout.schedule, layout.pipeline, layout.virtual_pipeline, given)
+        num_layers = job.model.num_layers
+        return divided(layout.schedule, layout.pipeline, layout.virtual_pipeline, num_layers, kinds=kinds)
+    return Division(layout.schedule, layout.pipeline, layout.virtual_pipeline, given, kinds)
 
 
 def columns_of(job: Job, layout: ParallelLayout) -> Columns:
@@ -187,5 +200,7 @@ def columns_of(job: Job, layout: ParallelLayout) -> Columns:
         layout.context,
         EXCHANGES.index(layout.context_exchange),
         layout.shards,
+        layout.expert,
+        layout.expert_tensor,
     )
     return from_table(np.array(values, dtype=np.int64)[:, None], Divisions((division_of(job, layout),)))

@@ -4,7 +4,8 @@ ZeRO 1 [1910.02054] reduce-scatters gradients, updates its shard and all-gathers
 ZeRO, gradients are all-reduced and every replica updates all parameters. ZeRO 2 keeps only a shard of the
 gradients, so the gradients of each micro-batch are reduce-scattered as they are computed. Where states are
 sharded in several groups of replicas (hybrid sharding [2304.11277 section 3.2.2]), each group scatters and
-gathers, and shards are summed over the groups.
+gathers, and shards are summed over the groups. Some parameters may be held by other ranks than the rest, as
+those of experts are; they have replicas of their own, which do the same one after the other.
 """
 
 from __future__ import annotations
@@ -15,15 +16,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.costs.memory import main_grad_bytes, reduced_grad_bytes, updated_state_bytes
+from perfsim.costs.optimizer import update_products
 from perfsim.graph import Kind, RankGroup, TensorClass, Work
 from perfsim.transformer import Kernel, cast_bytes, elementwise
-from perfsim.workload import PRECISION_BYTES, TrainingRecipe
+from perfsim.workload import PRECISION_BYTES, TrainingRecipe, TransformerConfig
 
 DATA_STREAM = "nccl-data"
 GRADIENTS_SHARDED = 2
 """The ZeRO stage that shards gradients."""
+LEAST = 1.0
+"""Fewer parameters than one are a rounding error."""
 OPTIMIZER_LAUNCHES = 24
 """Fused multi-tensor kernels of an optimizer step: unscale, norm, clip, update, copy, zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Parameters on one rank: most of them, and those of which `Replicas.apart` are the replicas."""
+
+    rest: float = 0.0
+    apart: float = 0.0
+
+    def __add__(self, other: Held) -> Held:
+        return Held(self.rest + other.rest, self.apart + other.apart)
+
+    def __sub__(self, other: Held) -> Held:
+        return Held(self.rest - other.rest, self.apart - other.apart)
+
+    def __mul__(self, count: float) -> Held:
+        return Held(count * self.rest, count * self.apart)
 
 
 @dataclass(frozen=True)
@@ -37,6 +58,10 @@ class Replicas:
     zero_stage: int
     shard_group: int | None = None
     """Ranks over which ZeRO shards; None: all."""
+    model: TransformerConfig | None = None
+    """Whose matrices an optimizer may treat otherwise than the rest; None: all parameters alike."""
+    apart: Replicas | None = None
+    """The ranks with the same experts as this rank; None: it has no experts."""
 
     @property
     def stream(self) -> str:
@@ -52,6 +77,16 @@ class Replicas:
     def shards(self) -> int:
         """Ranks over which ZeRO divides a state."""
         return self.size if self.shard_group is None else self.shard_group
+
+    @property
+    def held(self) -> Held:
+        """All parameters of this rank."""
+        return Held(self.num_parameters, 0.0 if self.apart is None else self.apart.num_parameters)
+
+    @property
+    def updated(self) -> float:
+        """Parameters, without those apart, that this rank updates."""
+        return self.num_parameters / (self.shards if self.zero_stage else 1)
 
     @property
     def shard_ranks(self) -> RankGroup:
@@ -99,9 +134,17 @@ class Replicas:
         n_bytes = num_parameters * reduced_grad_bytes(self.recipe) / self.shards
         return [self._collective("all_reduce", n_bytes, "gradient_shards", self.copies)]
 
-    def reduce_works(self, num_parameters: float) -> list[Work]:
-        """The whole reduction of the gradients of some parameters."""
-        return [self.reduce_work(num_parameters), *self.across_works(num_parameters)]
+    def reduce_works(self, held: Held) -> list[Work]:
+        """The whole reduction of the gradients of some parameters; none where no other rank has them."""
+        own = self.size > 1 and held.rest >= LEAST
+        works = [self.reduce_work(held.rest), *self.across_works(held.rest)] if own else []
+        return works if self.apart is None else works + self.apart.reduce_works(Held(held.apart))
+
+    def gather_works(self, held: Held, tensors: int = 1) -> list[Work]:
+        """The gathers of some sharded parameters; none where no other rank has them."""
+        own = self.size > 1 and held.rest >= LEAST
+        works = [self.gather_work(held.rest, tensors)] if own else []
+        return works if self.apart is None else works + self.apart.gather_works(Held(held.apart), tensors)
 
     def gather_work(self, num_parameters: float, tensors: int = 1) -> Work:
         """All-gather of some parameters over the ranks that shard them, as so many equal tensors."""
@@ -122,15 +165,20 @@ class Replicas:
 
     def optimizer_work(self) -> Work:
         """The optimizer step of the parameters that this rank updates, as memory traffic only."""
-        shard = self.num_parameters / (self.shards if self.zero_stage else 1)
-        kernel = elementwise("optimizer", shard * optimizer_bytes(self.recipe), launches=OPTIMIZER_LAUNCHES)
-        casts = weight_casts(self.recipe, self.num_parameters)
+        whole, shard = self.num_parameters, self.updated
+        if self.apart is not None:
+            whole, shard = whole + self.apart.num_parameters, shard + self.apart.updated
+        kernel = elementwise(
+            "optimizer", shard * optimizer_bytes(self.recipe, self.model), launches=OPTIMIZER_LAUNCHES
+        )
+        products = update_products(self.recipe, self.model, shard)
+        casts = weight_casts(self.recipe, whole)
         return Work(
             name="optimizer",
             kind=Kind.COMP,
             op="optimizer",
             category="optimizer",
-            kernels=(kernel, *casts),
+            kernels=(kernel, *products, *casts),
             writes=(TensorClass("parameters", shard * self.recipe.element_bytes),),
         )
 
@@ -163,7 +211,7 @@ def layers_per_bucket(
     return np.where(zero_stage == GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
 
 
-def optimizer_bytes(recipe: TrainingRecipe) -> float:
+def optimizer_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = None) -> float:
     """Bytes per parameter that an optimizer step reads and writes.
 
     The update reads gradient and states, and writes states and the weights that kernels read. The gradient is
@@ -173,5 +221,5 @@ def optimizer_bytes(recipe: TrainingRecipe) -> float:
     summed = main_grad_bytes(recipe)
     used = max(summed, PRECISION_BYTES[recipe.optimizer_precision])
     copied = summed + used if used > summed else 0.0
-    update = used + 2 * updated_state_bytes(recipe) + recipe.element_bytes
+    update = used + 2 * updated_state_bytes(recipe, model) + recipe.element_bytes
     return copied + update + 5 * used + summed

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.strategies.schedules import SCHEDULES, placement, schedule_called
+from perfsim.workload import LayerKind, TransformerConfig, layer_kinds
 
 Ints = NDArray[np.int64]
 INTERLEAVED = "interleaved"
@@ -31,12 +33,21 @@ class RankColumns(NamedTuple):
     """Whether the rank holds LM head and loss."""
     number: Ints
     """How many ranks of the pipeline are like it."""
+    kinds: tuple[Ints, ...] = ()
+    """Layers of every kind, with those of multi-token prediction; none where all layers are alike."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[int, ...]]) -> RankColumns:
         """The ranks of one pipeline, given as rows of the fields."""
-        rank, layers, first, last, number = np.array(rows, dtype=np.int64).T[:, None, :]
-        return cls(rank, layers, first > 0, last > 0, number)
+        rank, layers, first, last, number, *kinds = np.array(rows, dtype=np.int64).T[:, None, :]
+        return cls(rank, layers, first > 0, last > 0, number, tuple(kinds))
+
+    def sum_of(self, of_kinds: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What the layers of every rank add up to, given a layer of each kind in a column (rows, kinds)."""
+        if not self.kinds:
+            return np.asarray(self.layers * of_kinds)
+        parts = [count * of_kinds[:, kind : kind + 1] for kind, count in enumerate(self.kinds)]
+        return np.asarray(sum(parts))
 
     def of(self, rows: Ints, width: int) -> RankColumns:
         """The first `width` ranks of these rows; each rank of all rows is contiguous, which is fast."""
@@ -44,9 +55,8 @@ class RankColumns(NamedTuple):
         def some(column: NDArray[Any]) -> NDArray[Any]:
             return column[:, :width].T.take(rows, axis=1).T
 
-        return RankColumns(
-            some(self.rank), some(self.layers), some(self.first), some(self.last), some(self.number)
-        )
+        rank, layers, first, last, number, *kinds = map(some, (*self[:5], *self.kinds))
+        return RankColumns(rank, layers, first, last, number, tuple(kinds))
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,8 @@ class Division:
     pipeline: int
     virtual: int
     layers: tuple[int, ...]
+    kinds: tuple[int, ...] = ()
+    """The kind of every layer by its number, those of multi-token prediction last; empty: all are alike."""
 
     @property
     def even(self) -> bool:
@@ -96,10 +108,22 @@ class Division:
         last = self.last_rank
         return [(sum(layers), rank == 0, rank == last) for rank, layers in enumerate(self.chunks)]
 
+    @cached_property
+    def kinds_of_ranks(self) -> list[tuple[int, ...]]:
+        """Layers of every kind on every rank; those of multi-token prediction are with the LM head."""
+        places, ends = placement(self.schedule, self.pipeline, self.virtual), np.cumsum([0, *self.layers])
+        stages = [list(self.kinds[start:end]) for start, end in pairwise(ends.tolist())]
+        stages[-1] += self.kinds[ends[-1] :]
+        distinct = range(1 + max(self.kinds, default=-1))
+        counts = np.array([[layers.count(kind) for kind in distinct] for layers in stages], dtype=np.int64)
+        return [tuple(counts[list(places.of_rank(rank))].sum(axis=0)) for rank in range(self.pipeline)]
+
     def ranks(self) -> RankColumns:
         """Every rank of the pipeline, shape (1, pipeline)."""
-        rows = [(rank, *share, 1) for rank, share in enumerate(self._shares())]
-        return RankColumns.from_rows(rows)
+        shares = zip(self._shares(), self.kinds_of_ranks, strict=True)
+        return RankColumns.from_rows(
+            [(rank, *share, 1, *kinds) for rank, (share, kinds) in enumerate(shares)]
+        )
 
     def representatives(self) -> RankColumns:
         """Ranks that stand for all: of every run of ranks with equal shares the first and the last.
@@ -107,21 +131,25 @@ class Division:
         What a rank holds in flight changes in one direction along a run of equal shares, so the fullest rank
         is at one of its ends; it is the first where activations are all that is held.
         """
-        shares = self._shares()
-        alike = list(zip(shares, self.chunks, strict=True)) if self.schedule == INTERLEAVED else shares
+        shares, kinds = self._shares(), self.kinds_of_ranks
+        chunks = self.chunks if self.schedule == INTERLEAVED else [()] * self.pipeline
+        alike = list(zip(shares, kinds, chunks, strict=True))
         starts = [rank for rank in range(self.pipeline) if rank == 0 or alike[rank] != alike[rank - 1]]
         both_ends = self.splits_backward
         rows: list[tuple[int, ...]] = []
         for start, end in zip(starts, [*starts[1:], self.pipeline], strict=True):
             if both_ends and end - start > 1:
-                rows += [(start, *shares[start], end - start - 1), (end - 1, *shares[start], 1)]
+                rows.append((start, *shares[start], end - start - 1, *kinds[start]))
+                rows.append((end - 1, *shares[start], 1, *kinds[start]))
             else:
-                rows.append((start, *shares[start], end - start))
+                rows.append((start, *shares[start], end - start, *kinds[start]))
         return RankColumns.from_rows(rows)
 
 
 @lru_cache(maxsize=4096)
-def divided(schedule: str, pipeline: int, virtual: int, num_layers: int, head: int = 0) -> Division:
+def divided(
+    schedule: str, pipeline: int, virtual: int, num_layers: int, head: int = 0, kinds: tuple[int, ...] = ()
+) -> Division:
     """Layers divided as evenly as possible over the virtual stages; the LM head counts as `head` layers.
 
     What is left over goes to the stages before the last, one layer each, from the back: earlier stages hold
@@ -133,7 +161,20 @@ def divided(schedule: str, pipeline: int, virtual: int, num_layers: int, head: i
     layers[-1] -= head
     for number in range(rest):
         layers[stages - 2 - number] += 1
-    return Division(schedule, pipeline, virtual, tuple(layers))
+    return Division(schedule, pipeline, virtual, tuple(layers), kinds)
+
+
+@lru_cache(maxsize=256)
+def kinds_of(model: TransformerConfig) -> tuple[LayerKind, ...]:
+    """The distinct kinds of a model's layers, in the order in which they appear."""
+    return tuple(dict.fromkeys(layer_kinds(model)))
+
+
+@lru_cache(maxsize=256)
+def kind_numbers(model: TransformerConfig) -> tuple[int, ...]:
+    """The kind of every layer by its index in `kinds_of`; empty where all are alike."""
+    kinds = kinds_of(model)
+    return tuple(map(kinds.index, layer_kinds(model))) if len(kinds) > 1 else ()
 
 
 @lru_cache(maxsize=4096)
@@ -204,6 +245,8 @@ class Divisions:
         rows, sizes = self._representatives, self.sizes
         width = np.arange(sizes.max())
         own = np.where(width < sizes[:, None], width, 0) + (np.cumsum(sizes) - sizes)[:, None]
-        flat = [np.concatenate([column[0] for column in columns]) for columns in zip(*rows, strict=True)]
-        rank, layers, first, last, number = (column[own] for column in flat)
-        return RankColumns(rank, layers, first, last, np.where(width < sizes[:, None], number, 0))
+        columns = zip(*((*ranks[:5], *ranks.kinds) for ranks in rows), strict=True)
+        flat = [np.concatenate([column[0] for column in parts]) for parts in columns]
+        rank, layers, first, last, number, *kinds = (column[own] for column in flat)
+        number = np.where(width < sizes[:, None], number, 0)
+        return RankColumns(rank, layers, first, last, number, tuple(kinds))

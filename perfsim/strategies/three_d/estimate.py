@@ -103,7 +103,7 @@ def _gathered_ahead_s(largest: Largest, passes: PassPrices, replicas: DataPrices
     """
     bucket = replicas.ahead_bucket[:, 0]
     buckets = np.maximum(1, -(-largest.chunk // np.maximum(1, largest.bucket)))
-    forward = np.minimum(largest.bucket, largest.chunk) * passes.forward[:, 0]
+    forward = np.minimum(largest.bucket, largest.chunk) * passes.forward[:, -1]
     later = np.where(bucket > 0, (buckets - 1) * np.maximum(0.0, bucket - forward), 0.0)
     return np.asarray(replicas.ahead_ends[:, 0] + bucket + later)
 
@@ -162,11 +162,12 @@ def _pass_times(
     so are the last reductions. Sums over groups that shard have a stream of their own.
     """
     begin = columns.virtual[:, None] * passes.begin
-    forward = begin + ranks.layers * passes.forward
+    forward = begin + ranks.sum_of(passes.forward)
     forward += ranks.first * passes.embedding_forward + ranks.last * passes.head_forward
-    backward = begin + ranks.layers * passes.backward + recomputed_layers(columns, ranks) * passes.recompute
+    redone = recomputed_layers(columns, ranks) / np.maximum(1, ranks.layers)
+    backward = begin + ranks.sum_of(passes.backward) + redone * ranks.sum_of(passes.recompute)
     backward += ranks.first * passes.embedding_backward + ranks.last * passes.head_backward
-    weights = ranks.layers * passes.weights
+    weights = ranks.sum_of(passes.weights)
     weights += ranks.first * passes.embedding_weights + ranks.last * passes.head_weights
     zero = columns.zero[:, None]
     if not np.any(zero == SHARDED):
@@ -238,10 +239,11 @@ def _waits_for_buffers(
         return BufferWaits(np.zeros(ranks.layers.shape), np.zeros(ranks.layers.shape))
     virtual, reduce = columns.virtual[:, None], replicas.reduce_layer
     split = columns.of_schedules("splits_backward")[:, None]
-    redone = recomputed_layers(columns, ranks) * passes.recompute
+    layers = np.maximum(1, ranks.layers)
+    redone = recomputed_layers(columns, ranks) / layers * ranks.sum_of(passes.recompute)
     busy = np.where(split, times.weights_s, times.backward_s - redone)
     redone = np.where(split, 0.0, redone)
-    layer = np.where(split, passes.weights, passes.backward)
+    layer = ranks.sum_of(np.where(split, passes.weights, passes.backward)) / layers
     ends, ends_reduced = busy - ranks.layers * layer, _ends_scattered_s(ranks, replicas)
     scattered = ranks.layers * reduce + ends_reduced
     layers = ranks.layers / virtual
@@ -332,7 +334,8 @@ def _reduction_s(
         return np.where(apart & (columns.zero < GRADIENTS_SHARDED), replicas.reduce[:, 0], 0.0)
     redone = np.where(columns.recompute > 0, 1 / columns.recompute_every, 0.0)
     split = columns.of_schedules("splits_backward")
-    layer_s = np.where(split, passes.weights[:, 0], passes.backward[:, 0] + redone * passes.recompute[:, 0])
+    layer_s = passes.backward[:, -1] + redone * passes.recompute[:, -1]
+    layer_s = np.where(split, passes.weights[:, -1], layer_s)
     full, rest = np.divmod(largest.chunk, largest.bucket)
     compute_s, reduce_s = largest.bucket * layer_s, replicas.reduce_bucket[:, 0]
     reduced = np.where(compute_s >= reduce_s, full * compute_s + reduce_s, compute_s + full * reduce_s)

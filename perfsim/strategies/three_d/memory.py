@@ -18,16 +18,17 @@ from numpy.typing import NDArray
 from perfsim.costs.memory import (
     MemoryUse,
     logit_bytes,
+    routed_parameters,
     sharded_state_bytes,
     stage_parameters,
     state_bytes,
 )
 from perfsim.hardware import GpuClusterSpec
 from perfsim.strategies.schedules import in_flight, schedule_called
-from perfsim.strategies.three_d.columns import EXCHANGES, MODES, Columns, blocks_of, columns_of, distinct_rows
+from perfsim.strategies.three_d.columns import MODES, Columns, blocks_of, columns_of, distinct_rows
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
-from perfsim.strategies.three_d.division import INTERLEAVED, RankColumns, chunk_peaks
-from perfsim.strategies.three_d.slices import head_positions, layer_slice
+from perfsim.strategies.three_d.division import INTERLEAVED, RankColumns, chunk_peaks, kinds_of
+from perfsim.strategies.three_d.slices import Degrees, head_positions, slice_of
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
 from perfsim.transformer import (
     LayerSlice,
@@ -37,13 +38,16 @@ from perfsim.transformer import (
     mlp_weight_input_bytes,
 )
 from perfsim.transformer.context import exchange_buffer_bytes
-from perfsim.workload import Job, ParallelLayout
+from perfsim.workload import Job, LayerKind, ParallelLayout
 
 Floats = NDArray[np.float64]
 
 
 class SliceBytes(NamedTuple):
-    """What one rank holds of a layer for one sequence, and its parameters; a float or a column each."""
+    """What one rank holds of a layer for one sequence, and its parameters.
+
+    What belongs to a layer has one column for each kind of layer, the rest a single one.
+    """
 
     keeps_all: Floats
     """Activations of a layer without recompute."""
@@ -55,7 +59,9 @@ class SliceBytes(NamedTuple):
     head_inputs: Floats
     logits: Floats
     layer: Floats
-    """Parameters of one layer."""
+    """Parameters of one layer, without experts."""
+    experts: Floats
+    """Parameters of the experts of one layer."""
     embedding: Floats
     head: Floats
     """Parameters of the LM head where the embedding is on another rank."""
@@ -63,6 +69,10 @@ class SliceBytes(NamedTuple):
     """Parameters of embedding and LM head on one rank."""
     exchanged: Floats
     """Buffers for what context ranks exchange."""
+
+
+OF_LAYERS = ("keeps_all", "keeps", "inputs", "layer", "experts")
+"""Fields of `SliceBytes` that belong to a layer."""
 
 
 @lru_cache(maxsize=1024)
@@ -74,7 +84,8 @@ def _slice_bytes(part: LayerSlice, positions: int, mode: str) -> tuple[float, ..
         part.activation_bytes,
         head_weight_input_bytes(part, positions),
         logit_bytes(part, positions),
-        stage_parameters(part, 1, first=False, last=False),
+        stage_parameters(part, 1, first=False, last=False) - routed_parameters(part),
+        routed_parameters(part),
         stage_parameters(part, 0, first=True, last=False),
         stage_parameters(part, 0, first=False, last=True),
         stage_parameters(part, 0, first=True, last=True),
@@ -84,23 +95,35 @@ def _slice_bytes(part: LayerSlice, positions: int, mode: str) -> tuple[float, ..
 
 def slice_bytes(job: Job, columns: Columns) -> SliceBytes:
     """The bytes of every layout's slice of a layer, shape (rows, 1)."""
-    keys = (columns.tensor, columns.sequence_parallel, columns.context, columns.exchange, columns.recompute)
+    tensor, split, _, *others = columns.slice_keys
+    keys = (tensor, split, np.ones_like(tensor), *others, columns.recompute)
     first, of_row = distinct_rows(keys)
 
-    def row(tensor: int, split: int, context: int, exchange: int, mode: int) -> tuple[float, ...]:
-        split_sequence, kind = bool(split), EXCHANGES[exchange]
-        part = layer_slice(job, tensor, 1, sequence_parallel=split_sequence, context=context, exchange=kind)
-        return _slice_bytes(part, head_positions(job, context), MODES[mode])
+    def row(kind: LayerKind, *key: int) -> tuple[float, ...]:
+        degrees = Degrees(*key[:-1])
+        part = slice_of(job, degrees.layout, kind)
+        return _slice_bytes(part, head_positions(job, degrees.context), MODES[key[-1]])
 
-    rows = [row(*key) for key in zip(*(key[first].tolist() for key in keys), strict=True)]
-    return SliceBytes(*(column.take(of_row)[:, None] for column in np.array(rows, dtype=np.float64).T))
+    distinct = list(zip(*(key[first].tolist() for key in keys), strict=True))
+    tables = [np.array([row(kind, *key) for key in distinct]).T for kind in kinds_of(job.model)]
+    by_kind = [
+        np.stack([table[number] for table in tables], axis=1).take(of_row, axis=0)
+        for number in range(len(SliceBytes._fields))
+    ]
+    of_layers = (name in OF_LAYERS for name in SliceBytes._fields)
+    return SliceBytes(
+        *(
+            column if all_kinds else column[:, :1]
+            for column, all_kinds in zip(by_kind, of_layers, strict=True)
+        )
+    )
 
 
 def rank_parameters(sizes: SliceBytes, ranks: RankColumns) -> Floats:
-    """Parameters of every rank, shape (rows, ranks)."""
+    """Parameters of every rank without those of experts, shape (rows, ranks)."""
     ends = np.where(ranks.first, np.where(ranks.last, sizes.both, sizes.embedding), 0.0)
     ends = ends + np.where(ranks.last & ~ranks.first, sizes.head, 0.0)
-    return np.asarray(ranks.layers * sizes.layer + ends)
+    return np.asarray(ranks.sum_of(sizes.layer) + ends)
 
 
 def recomputed_layers(columns: Columns, ranks: RankColumns) -> NDArray[np.int64]:
@@ -129,23 +152,31 @@ def _state_bytes(
     job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """The model states of every rank, and the buffers of those that are sharded."""
-    states, zero, data = state_bytes(job.recipe), columns.zero[:, None], columns.shards[:, None]
+    states, zero, data = state_bytes(job.recipe, job.model), columns.zero[:, None], columns.shards[:, None]
     parameters = rank_parameters(sizes, ranks)
-    whole = IN_FLIGHT * sizes.layer + parameters - ranks.layers * sizes.layer
+    largest = (sizes.layer + sizes.experts).max(axis=1, keepdims=True)
+    whole = IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer)
     has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
     buffers = {
         "gathered parameters": np.where(zero == SHARDED, whole * states.parameters, 0.0),
         "gradient buckets": np.where(has_buckets, whole * states.gradients, 0.0),
     }
-    return sharded_state_bytes(parameters, states, zero, data), buffers
+    held = sharded_state_bytes(parameters, states, zero, data)
+    if sizes.experts.any():
+        experts = ranks.sum_of(sizes.experts)
+        shards = columns.expert_replicas[:, None]
+        for name, n_bytes in sharded_state_bytes(experts, states, zero, shards).items():
+            held[name] = held[name] + n_bytes
+    return held, buffers
 
 
 def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> dict[str, Floats]:
     """Peak memory of the micro-batches in flight on every rank, and the temporaries of one pass."""
     sequences = columns.micro_batch[:, None]
     recomputed = recomputed_layers(columns, ranks)
-    kept = (ranks.layers - recomputed) * sizes.keeps_all + recomputed * sizes.keeps
-    inputs = ranks.layers * sizes.inputs + np.where(ranks.first, sizes.embedding_inputs, 0.0)
+    redone = recomputed / np.maximum(1, ranks.layers)
+    kept = ranks.sum_of(sizes.keeps_all) * (1 - redone) + ranks.sum_of(sizes.keeps) * redone
+    inputs = ranks.sum_of(sizes.inputs) + np.where(ranks.first, sizes.embedding_inputs, 0.0)
     inputs = inputs + np.where(ranks.last, sizes.head_inputs, 0.0)
     activations, weight_inputs = sequences * kept * _chunk_peaks(job, columns, ranks), sequences * inputs
     held = {name: np.zeros(kept.shape) for name in ("activations", "weight gradient inputs")}
@@ -189,7 +220,8 @@ def _chunk_peaks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
 
 def _working_bytes(columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> Floats:
     """Temporary bytes of one pass: a recomputed layer, or the logits on the last stage; exchanges."""
-    redone = np.where(columns.recompute[:, None] > 0, sizes.keeps_all - sizes.keeps, 0.0)
+    layer = (sizes.keeps_all - sizes.keeps).max(axis=1, keepdims=True)
+    redone = np.where(columns.recompute[:, None] > 0, layer, 0.0)
     logits = np.where(ranks.last, sizes.logits, 0.0)
     return np.asarray(columns.micro_batch[:, None] * (np.maximum(redone, logits) + sizes.exchanged))
 
@@ -208,7 +240,8 @@ def _schedule_peak_bytes(job: Job, columns: Columns) -> Floats:
     Model states do not depend on micro-batches and recompute, nor what is in flight on ZeRO, so each is
     evaluated only for the layouts that differ in it.
     """
-    on_ranks = (columns.tensor, columns.data, columns.division, columns.context)
+    experts = (columns.expert, columns.expert_tensor)
+    on_ranks = (columns.tensor, columns.data, columns.division, columns.context, *experts)
     first, of_state = distinct_rows((*on_ranks, columns.zero, columns.shards))
     some = columns.rows(first)
     states, buffers = _state_bytes(job, some, some.ranks(), slice_bytes(job, some))

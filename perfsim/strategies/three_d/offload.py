@@ -37,14 +37,16 @@ from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
 from perfsim.topology import FatTree
 from perfsim.transformer import elementwise
-from perfsim.workload import ParallelLayout, Place, TrainingRecipe
+from perfsim.workload import Job, ParallelLayout, Place, TrainingRecipe
 
 COMPLETES = ("attention.backward", "attention.wgrad", "embedding.backward", "head.backward", "head.wgrad")
 """The last operation that adds to the gradients of a block."""
 
 
-def offload_problems(topology: FatTree, layout: ParallelLayout) -> Iterator[str]:
+def offload_problems(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[str]:
     """Problems of a layout's offload, in words; none without offload."""
+    if layout.offloads and job.model.experts is not None:
+        yield f"offload of models with experts is not modelled; {job.model.name} has some"
     if layout.offload_param != "none" and layout.zero_stage != SHARDED:
         yield (
             "offload_param is for parameters that ZeRO 3 gathers layer by layer; "

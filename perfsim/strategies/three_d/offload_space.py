@@ -47,18 +47,18 @@ class Places(NamedTuple):
         return replace(layout, offload_optimizer=self.optimizer, offload_param=self.param)
 
 
-def tried_places(topology: FatTree) -> list[Places]:
-    """The offload that the planner tries where nothing fits without; none where no host is described."""
+def tried_places(job: Job, topology: FatTree) -> list[Places]:
+    """The offload that the planner tries where nothing fits without; none where it is not modelled."""
     host = topology.system.node.host
-    if host is None:
+    if host is None or job.model.experts is not None:
         return []
     drives = [] if host.nvme is None else [Places("nvme", "cpu"), Places("nvme", "nvme")]
     return [Places("cpu"), Places("cpu", "cpu"), *drives]
 
 
-def offloaded_layouts(topology: FatTree, space: Columns) -> Iterator[ParallelLayout]:
+def offloaded_layouts(job: Job, topology: FatTree, space: Columns) -> Iterator[ParallelLayout]:
     """Every layout of a space with each kind of offload that is tried."""
-    for places in tried_places(topology):
+    for places in tried_places(job, topology):
         rows = space.rows(space.zero == SHARDED) if places.param != "none" else space
         yield from (places.on(rows.layout(row)) for row in range(len(rows)))
 
@@ -247,7 +247,7 @@ def offloaded_screening(
     kept: list[tuple[Places, Columns]] = []
     estimates, shares = [without.estimate_s], [without.memory_share]
     screened, closest = without.screened, (np.inf, without.closest)
-    for places in tried_places(topology):
+    for places in tried_places(job, topology):
         rows = space.rows(space.zero == SHARDED) if places.param != "none" else space
         if not len(rows):
             continue

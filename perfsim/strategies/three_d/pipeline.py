@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perfsim.costs.memory import stage_parameters
 from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, GraphBuilder, Template, Work
 from perfsim.graph.builder import Port
 from perfsim.strategies.three_d.data import Replicas
@@ -44,7 +43,7 @@ def forward_template(
     It begins with the gathers of parameters that its replicas updated in the step before, if they are given.
     """
     template, group = builder.template(), stage.group
-    root = [stage.shards.gather_root(template)] if stage.shards else []
+    root = stage.shards.gather_root(template) if stage.shards else []
     arrived = _gathers(template, stage, gathered) if gathered else {}
     root += arrived.pop(EMBEDDING_AND_HEAD, [])
     if stage.first:
@@ -58,9 +57,9 @@ def forward_template(
         block = stage.first_layer + layer
         weights = arrived.get(block, [])
         if stage.shards:
-            weights = [stage.shards.gather_forward(template, done, block)]
+            weights = stage.shards.gather_forward(template, done, block)
         hidden, saved = emit_layer_forward(
-            template, group, stage.recompute_of(layer), hidden, weights, block=block
+            template, stage.groups[layer], stage.recompute_of(layer), hidden, weights, block=block
         )
         template.output(f"saved{layer}", saved)
         done.append(hidden)
@@ -74,21 +73,20 @@ def forward_template(
 
 def _gathers(template: Template, stage: VirtualStage, replicas: Replicas) -> dict[int, list[int]]:
     """Gathers the parameters of a stage in the order of their use; the tensors of each layer by its block."""
-    part, count = stage.group.part, stage.num_layers
-    body = stage_parameters(part, 1, first=False, last=False)
-    per_bucket, arrived = replicas.layers_per_bucket(body), dict[int, list[int]]()
+    count, stream, arrived = stage.num_layers, replicas.stream, dict[int, list[int]]()
+    per_bucket = replicas.layers_per_bucket(stage.largest_layer)
 
     def ends(block: int) -> None:
-        parameters = stage_parameters(part, 0, first=stage.first, last=stage.last)
-        work = replicas.gather_work(parameters)
-        arrived[EMBEDDING_AND_HEAD] = [template.task(work, replicas.stream, block=block).tensor]
+        works = replicas.gather_works(stage.embedding_and_head)
+        arrived[EMBEDDING_AND_HEAD] = [template.task(work, stream, block=block).tensor for work in works]
 
     if stage.first:
         ends(EMBEDDING_AND_HEAD if stage.last else EMBEDDING)
     for layer in range(0, count, per_bucket):
         size, block = min(per_bucket, count - layer), stage.first_layer + layer
-        tensor = template.task(replicas.gather_work(size * body, size), replicas.stream, block=block).tensor
-        arrived |= {block + number: [tensor + number] for number in range(size)}
+        works = replicas.gather_works(stage.held_by(range(layer, layer + size)), size)
+        tensors = [template.task(work, stream, block=block).tensor for work in works]
+        arrived |= {block + number: [tensor + number for tensor in tensors] for number in range(size)}
     if stage.last and not stage.first:
         ends(HEAD)
     return arrived
@@ -101,8 +99,8 @@ class Reduction:
     Reductions therefore overlap with the backward of earlier layers.
     """
 
-    of_layers: Callable[[int], Sequence[Work]]
-    """The reduction of a number of layers at once."""
+    of_layers: Callable[[range], Sequence[Work]]
+    """The reduction of some layers of the stage at once."""
     stream: str
     embedding_and_head: Sequence[Work] = ()
     """The reduction of embedding and LM head, if it is in every micro-batch (ZeRO 2)."""
@@ -122,7 +120,7 @@ class Reduction:
         if layer and count < self.per_bucket:
             return []
         block = stage.first_layer + layer
-        reduced = self._emit(template, self.of_layers(count), gradients[-count:], block)
+        reduced = self._emit(template, self.of_layers(range(layer, layer + count)), gradients[-count:], block)
         for number in range(layer, layer + count):
             template.output(f"reduced{number}", reduced)
         return [reduced]
@@ -206,22 +204,29 @@ def _backward_layers(
     gradients: list[int] = []
     reduced: list[int] = []
     block = stage.first_layer + count - 1
-    ahead = [shards.gather_backward(template, count - 1, count, block)] if shards and count else []
+    ahead = shards.gather_backward(template, count - 1, count, block) if shards and count else []
     for layer in reversed(range(count)):
         block = stage.first_layer + layer
         weights, ahead = ahead, []
         if shards and layer:
-            ahead = [shards.gather_backward(template, layer - 1, count, block - 1)]
+            ahead = shards.gather_backward(template, layer - 1, count, block - 1)
         saved = template.port(f"saved{layer}")
         room = reduction.room(template, reduced) if reduction else []
         gradient = emit_layer_backward(
-            template, stage.group, stage.recompute_of(layer), gradient, saved, weights, room, block=block
+            template,
+            stage.groups[layer],
+            stage.recompute_of(layer),
+            gradient,
+            saved,
+            weights,
+            room,
+            block=block,
         )
         if reduction is not None:
             gradients.append(gradient)
             reduced += reduction.emit_bucket(template, stage, gradients)
         if shards:
-            template.output(f"reduced{layer}", shards.scatter_layer(template, gradient, block))
+            template.output(f"reduced{layer}", shards.scatter_layer(template, layer, gradient, block))
     return gradient, reduced
 
 
@@ -242,7 +247,7 @@ def dgrad_template(builder: GraphBuilder, stage: VirtualStage) -> Template:
         saved = template.port(f"saved{layer}")
         block = stage.first_layer + layer
         gradient, inputs = emit_layer_dgrad(
-            template, group, stage.recompute_of(layer), gradient, saved, block=block
+            template, stage.groups[layer], stage.recompute_of(layer), gradient, saved, block=block
         )
         for name, tensor in inputs._asdict().items():
             if tensor is not None:
@@ -274,7 +279,8 @@ def wgrad_template(
         names = WeightInputs._fields if group.ranks.size > 1 else WeightInputs._fields[:2]
         inputs = WeightInputs(*(template.port(f"{name}{layer}") for name in names))
         room = reduction.room(template, reduced) if reduction else []
-        gradient = emit_layer_wgrad(template, group, inputs, room, block=stage.first_layer + layer)
+        block = stage.first_layer + layer
+        gradient = emit_layer_wgrad(template, stage.groups[layer], inputs, room, block=block)
         if reduction is not None:
             gradients.append(gradient)
             reduced += reduction.emit_bucket(template, stage, gradients)

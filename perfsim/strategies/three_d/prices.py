@@ -1,7 +1,8 @@
 """Prices of the work of layouts, in columns: one price for each distinct share of a layer, group and size.
 
-Every field is an array of shape (rows, 1) over the rows of `Columns`, 0 where a layout has no such work. All
-distinct works are priced in one call, so that a cost model can evaluate them as arrays.
+Every field is an array of shape (rows, 1) over the rows of `Columns`, 0 where a layout has no such work;
+those of a layer have one column for each kind of layer. All distinct works are priced in one call, so that a
+cost model can evaluate them as arrays.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from numpy.typing import NDArray
 
 from perfsim.graph import RankGroup, TensorClass, Work
 from perfsim.strategies.plan import Durations
-from perfsim.strategies.three_d.columns import EXCHANGES, MODES, Columns, distinct_rows
-from perfsim.strategies.three_d.context import ContextGroup, attention_terms, ring_terms
-from perfsim.strategies.three_d.slices import head_positions, layer_slice
+from perfsim.strategies.three_d.columns import MODES, Columns, distinct_rows
+from perfsim.strategies.three_d.context import attention_terms, ring_terms
+from perfsim.strategies.three_d.division import kinds_of
+from perfsim.strategies.three_d.slices import Degrees, head_positions
+from perfsim.strategies.three_d.stages import group_of
 from perfsim.strategies.three_d.tensor import TensorGroup
 from perfsim.strategies.three_d.virtual_stage import (
     VirtualStage,
@@ -36,7 +39,7 @@ from perfsim.strategies.three_d.works import compute_work, layer_works, split_wo
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
 from perfsim.transformer import Kernel, LayerSlice, attention_core, attention_forward, mlp_recompute
-from perfsim.workload import Job
+from perfsim.workload import Job, LayerKind
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -48,7 +51,7 @@ class PassPrices(NamedTuple):
     """Seconds of the parts of the passes of one micro-batch."""
 
     forward: Floats
-    """One layer with its tensor-parallel collectives."""
+    """One layer with its collectives."""
     backward: Floats
     """One layer; without weight gradients where the schedule splits them off."""
     weights: Floats
@@ -69,6 +72,10 @@ class PassPrices(NamedTuple):
     """Gathering a received tensor over the tensor group."""
     begin: Floats
     """The wait with which a pass of a pipeline begins."""
+
+
+OF_LAYERS = ("forward", "backward", "weights", "recompute")
+"""Fields of `PassPrices` that belong to a layer."""
 
 
 class SlicePrices(NamedTuple):
@@ -115,21 +122,37 @@ class SlicePrices(NamedTuple):
 
 def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durations) -> PassPrices:
     """The prices of every layout's passes."""
-    split = columns.of_schedules("splits_backward")[:, None]
-    terms = slice_terms(job, columns, topology)
+    kinds = [_prices_of_kind(job, columns, topology, kind, durations) for kind in kinds_of(job.model)]
+    if len(kinds) == 1:
+        return kinds[0]
+    of_layers = {
+        name: np.concatenate([getattr(of_kind, name) for of_kind in kinds], axis=1) for name in OF_LAYERS
+    }
+    return kinds[-1]._replace(**of_layers)
+
+
+def _prices_of_kind(
+    job: Job,
+    columns: Columns,
+    topology: FatTree,
+    kind: LayerKind,
+    durations: Durations,
+) -> PassPrices:
+    """The prices of passes whose layers are of one kind."""
+    split, terms = columns.of_schedules("splits_backward")[:, None], slice_terms(job, columns, topology, kind)
     part = SlicePrices(*priced(SlicePrices._fields, columns.slice_keys, terms, durations))
+    sums = (1 if kind.experts else 2) * part.summed
     ring, ring_backward = _rings_s(columns.context[:, None], part)
     pipelined = columns.pipeline[:, None] > 1
     far = _share_across(columns, topology)[:, None]
     full = np.where(columns.zero[:, None] == SHARDED, part.layer_early, part.layer)
     mode = columns.recompute[:, None]
     redone = np.select([mode == MODES.index("selective"), mode == MODES.index("full")], [part.core, full])
-    sums = np.where(mode == MODES.index("full"), 2 * part.summed + ring, 0.0)
     return PassPrices(
-        forward=part.forward + 2 * part.summed + ring,
-        backward=np.where(split, part.inputs, part.backward) + 2 * part.summed + ring_backward,
+        forward=part.forward + sums + ring,
+        backward=np.where(split, part.inputs, part.backward) + sums + ring_backward,
         weights=np.where(split, part.weights, 0.0),
-        recompute=redone + sums,
+        recompute=redone + np.where(mode == MODES.index("full"), sums + ring, 0.0),
         embedding_forward=part.embedding_forward + part.summed,
         embedding_backward=np.where(split, 0.0, part.embedding_backward),
         embedding_weights=np.where(split, part.embedding_backward, 0.0),
@@ -158,8 +181,10 @@ def _rings_s(ranks: Ints, part: SlicePrices) -> tuple[Floats, Floats]:
     return forward, ends + between + part.exchange
 
 
-def slice_terms(job: Job, columns: Columns, topology: FatTree) -> Callable[[Sequence[int]], Terms]:
-    """The works of `SlicePrices` by `Columns.slice_keys`."""
+def slice_terms(
+    job: Job, columns: Columns, topology: FatTree, kind: LayerKind
+) -> Callable[[Sequence[int]], Terms]:
+    """The works of `SlicePrices` for a layer of one kind, by `Columns.slice_keys`."""
     wanted = Wanted(
         split_backward=bool(columns.of_schedules("splits_backward").any()),
         modes=frozenset(MODES[mode] for mode in np.flatnonzero(np.bincount(columns.recompute)).tolist()),
@@ -167,7 +192,7 @@ def slice_terms(job: Job, columns: Columns, topology: FatTree) -> Callable[[Sequ
     )
     node = topology.devices_per_node if topology.num_devices > topology.devices_per_node else 0
     base = Job(job.model, job.recipe, 1)
-    return lambda key: _slice_terms(base, node, wanted, *key)
+    return lambda key: _slice_terms(base, node, wanted, kind, Degrees(*key))
 
 
 def _share_across(columns: Columns, topology: FatTree) -> Floats:
@@ -210,33 +235,34 @@ def _slice_terms(
     job: Job,
     node: int,
     wanted: Wanted,
-    tensor: int,
-    split_sequence: int,
-    micro_batch: int,
-    context: int,
-    exchange: int,
+    kind: LayerKind,
+    degrees: Degrees,
 ) -> Terms:
     """The works of `SlicePrices` for one share of a layer; `node` is 0 where all devices are in one."""
-    split, kind = bool(split_sequence), EXCHANGES[exchange]
-    part = layer_slice(job, tensor, micro_batch, sequence_parallel=split, context=context, exchange=kind)
-    shared = ContextGroup(part, RankGroup(0, tensor, context), "") if context > 1 else None
-    group = TensorGroup(part, RankGroup(0, 1, tensor), "")
-    stage = VirtualStage(0, 1, 0, 0, 0, group, None, None, "none", head_positions(job, context))
+    layout = degrees.layout
+    group = group_of(job, layout, 0, kind)
+    part, shared, experts = group.part, group.context, group.experts
+    stage = VirtualStage(0, 1, 0, 0, 0, group, (), None, None, "none", head_positions(job, layout.context))
     works = layer_works(part, "none")
     none: tuple[Work, ...] = ()
+    if experts is None:
+        mlp_forward, mlp_backward = [works.mlp_forward], [works.mlp_backward]
+    else:
+        mlp_forward, mlp_backward = list(experts.terms("forward")), list(experts.terms("backward"))
     inputs, weights, head_inputs, head_weights = none, none, none, none
     if wanted.split_backward:
         parts = split_works(part)
-        inputs = (parts.mlp_dgrad, *attention_terms(shared, "dgrad", parts.attention_dgrad))
+        mlp_inputs = (parts.mlp_dgrad,) if experts is None else tuple(experts.terms("dgrad"))
+        inputs = (*mlp_inputs, *attention_terms(shared, "dgrad", parts.attention_dgrad))
         weights = (parts.mlp_wgrad, parts.attention_wgrad)
         head_inputs, head_weights = (head_dgrad_work(stage),), (head_wgrad_work(stage),)
-    core, layer, early_layer = _recompute_terms(wanted, part, shared)
+    core, layer, early_layer = _recompute_terms(wanted, group)
     framework = job.recipe.framework
     waits = framework is not None and framework.pass_s > 0
     across = (transfer_work(stage, RankGroup(0, node, 2)),) if node and wanted.sends else none
     return (
-        (*attention_terms(shared, "forward", works.attention_forward), works.mlp_forward),
-        (works.mlp_backward, *attention_terms(shared, "backward", works.attention_backward)),
+        (*attention_terms(shared, "forward", works.attention_forward), *mlp_forward),
+        (*mlp_backward, *attention_terms(shared, "backward", works.attention_backward)),
         inputs,
         weights,
         group.all_reduce_works(),
@@ -257,10 +283,9 @@ def _slice_terms(
     )
 
 
-def _recompute_terms(
-    wanted: Wanted, part: LayerSlice, shared: ContextGroup | None
-) -> tuple[tuple[Work, ...], ...]:
+def _recompute_terms(wanted: Wanted, group: TensorGroup) -> tuple[tuple[Work, ...], ...]:
     """What selective recompute repeats, what full recompute does, and that without the last linear."""
+    part = group.part
     core: tuple[Work, ...] = ()
     attention, mlp, early_mlp = core, core, core
     if "selective" in wanted.modes:
@@ -268,12 +293,14 @@ def _recompute_terms(
     if "full" in wanted.modes:
         early = replace(part, recompute_stops_early=True)
         attention = _recompute_work("attention.recompute", attention_forward(part), part)
-        attention = attention_terms(shared, "recompute", *attention)
+        attention = attention_terms(group.context, "recompute", *attention)
         mlp = _recompute_work("mlp.recompute", mlp_recompute(part), part)
         early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early), part)
+        if group.experts is not None:
+            mlp = early_mlp = tuple(group.experts.terms("recompute"))
     return core, (*attention, *mlp), (*attention, *early_mlp)
 
 
-def _recompute_work(name: str, kernels: tuple[Kernel, ...], part: LayerSlice) -> tuple[Work]:
+def _recompute_work(name: str, kernels: tuple[Kernel, ...], part: LayerSlice) -> tuple[Work, ...]:
     """Compute that a recompute mode repeats."""
     return (compute_work(name, "recompute", kernels, (TensorClass("hidden", part.activation_bytes),)),)

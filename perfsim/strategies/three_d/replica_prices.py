@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -12,15 +14,17 @@ from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.graph import RankGroup, Work
 from perfsim.strategies.plan import Durations
 from perfsim.strategies.three_d.columns import Columns, distinct_rows
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, Replicas, layers_per_bucket
-from perfsim.strategies.three_d.memory import SliceBytes, rank_parameters
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, Held, Replicas, layers_per_bucket
+from perfsim.strategies.three_d.division import kind_numbers
+from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters
 from perfsim.strategies.three_d.prices import Floats, Ints, Terms, priced
-from perfsim.strategies.three_d.slices import layer_slice
-from perfsim.strategies.three_d.tensor import TensorGroup
+from perfsim.strategies.three_d.stages import group_of
 from perfsim.strategies.three_d.virtual_stage import tied_embedding_work
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
-from perfsim.workload import Job
+from perfsim.workload import Job, ParallelLayout
+
+ONE = np.ones(1)
 
 
 class DataPrices(NamedTuple):
@@ -69,11 +73,12 @@ class Largest(NamedTuple):
 
 def largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
     """The rank of every layout with most parameters."""
-    bucket = layers_per_bucket(job.recipe, sizes.layer[:, 0], columns.zero)
-    of_key, of_row = distinct_rows((columns.tensor, columns.division))
+    bucket = layers_per_bucket(job.recipe, sizes.layer.max(axis=1), columns.zero)
+    of_key, of_row = distinct_rows((columns.tensor, columns.division, columns.expert, columns.expert_tensor))
     columns, sizes = columns.rows(of_key), SliceBytes(*(column[of_key] for column in sizes))
     ranks = columns.ranks()
-    largest = rank_parameters(sizes, ranks).argmax(axis=1)[:, None]
+    parameters = rank_parameters(sizes, ranks) + ranks.sum_of(sizes.experts)
+    largest = parameters.argmax(axis=1)[:, None]
     layers, first, last = (
         np.take_along_axis(column.astype(np.int64), largest, axis=1)[:, 0]
         for column in (ranks.layers, ranks.first, ranks.last)
@@ -83,9 +88,11 @@ def largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> Largest:
 
 
 class Shapes(NamedTuple):
-    """Parameters of one tensor rank: a layer, the embedding, the LM head, and both of these."""
+    """Parameters of one rank: the mean layer without experts, embedding, LM head, and both of these."""
 
     layer: float
+    experts: float
+    """Those of the mean layer."""
     embedding: float
     head: float
     both: float
@@ -115,16 +122,24 @@ def data_prices(
         overlaps * np.where(full > 0, largest.bucket, 0),
         overlaps * rest,
         gathers * np.minimum(largest.bucket, largest.chunk),
+        columns.expert * columns.expert_tensor,
     )
     base = Job(job.model, job.recipe, 1)
-    degrees, row = np.unique(columns.tensor, return_index=True)
+    of_degrees, _ = distinct_rows((columns.tensor, keys[-1]))
+    share = Counter(kind_numbers(job.model)) or Counter([0])
+    weight = np.array([share[kind] for kind in range(len(share))]) / share.total()
     shapes = {
-        tensor: Shapes(*(float(getattr(sizes, name)[index, 0]) for name in Shapes._fields))
-        for tensor, index in zip(degrees.tolist(), row.tolist(), strict=True)
+        (int(columns.tensor[row]), int(keys[-1][row])): Shapes(
+            *(
+                float(getattr(sizes, name)[row] @ (weight if name in OF_LAYERS else ONE))
+                for name in Shapes._fields
+            )
+        )
+        for row in of_degrees.tolist()
     }
 
     def terms(key: Sequence[int]) -> Terms:
-        return _data_terms(base, shapes[key[0]], ReplicaKey(*key))
+        return _data_terms(base, shapes[key[0], key[-1]], ReplicaKey(*key))
 
     return DataPrices(*priced(DataPrices._fields, keys, terms, durations))
 
@@ -157,6 +172,8 @@ class ReplicaKey(NamedTuple):
     """Layers of the last such bucket."""
     ahead: int
     """Layers of a bucket whose parameters are gathered beside forwards; 0: none is."""
+    holds: int
+    """Ranks between two with the same experts."""
 
 
 @lru_cache(maxsize=4096)
@@ -166,39 +183,45 @@ def _data_terms(job: Job, shapes: Shapes, key: ReplicaKey) -> Terms:
     if key.last and key.first:
         first = shapes.both
     ends = first if key.first else shapes.head if key.last else 0.0
-    whole = key.layers * shapes.layer + ends
-    ranks = RankGroup(key.stage * key.tensor * data, key.tensor, data)
-    replicas = Replicas(job.recipe, ranks, "", whole, zero, key.shards)
+    layer = Held(shapes.layer, shapes.experts)
+    whole = layer * key.layers + Held(ends)
+    first_rank = key.stage * key.tensor * data
+    ranks = RankGroup(first_rank, key.tensor, data)
+    replicas = Replicas(job.recipe, ranks, "", whole.rest, zero, key.shards, model=job.model)
+    if whole.apart:
+        same_experts = RankGroup(first_rank, key.holds, key.tensor * data // key.holds)
+        apart = Replicas(job.recipe, same_experts, "", whole.apart, zero, model=job.model)
+        replicas = replace(replicas, apart=apart)
 
-    def reduce(num_parameters: float, wanted: bool = True) -> list[Work]:
-        counts = wanted and data > 1 and num_parameters >= 1
-        sums = [] if zero == SHARDED else replicas.across_works(num_parameters)
-        return [replicas.reduce_work(num_parameters), *sums] if counts else []
+    def reduce(held: Held, wanted: bool = True) -> list[Work]:
+        works = replicas.reduce_works(held) if wanted else []
+        sums = across(held.rest)
+        return [work for work in works if work not in sums]
 
     def across(num_parameters: float) -> list[Work]:
         return replicas.across_works(num_parameters) if zero == SHARDED else []
 
-    def gather(num_parameters: float, wanted: bool) -> list[Work]:
-        return [replicas.gather_work(num_parameters)] if wanted and data > 1 else []
+    def gather(held: Held, wanted: bool) -> list[Work]:
+        return replicas.gather_works(held) if wanted else []
 
     scatters, updates_shard = zero >= GRADIENTS_SHARDED, 0 < zero < SHARDED
     return (
         reduce(whole),
         gather(whole, updates_shard and not key.ahead),
         [replicas.optimizer_work()],
-        reduce(ends, job.recipe.overlap_grad_reduce),
-        reduce(key.bucket * shapes.layer),
-        reduce(key.rest * shapes.layer),
-        reduce(shapes.layer, scatters),
-        reduce(shapes.embedding, scatters),
-        reduce(shapes.head, scatters),
-        reduce(shapes.both, scatters),
-        gather(shapes.layer, zero == SHARDED),
-        gather(shapes.both, zero == SHARDED),
+        reduce(Held(ends), job.recipe.overlap_grad_reduce),
+        reduce(layer * key.bucket),
+        reduce(layer * key.rest),
+        reduce(layer, scatters),
+        reduce(Held(shapes.embedding), scatters),
+        reduce(Held(shapes.head), scatters),
+        reduce(Held(shapes.both), scatters),
+        gather(layer, zero == SHARDED),
+        gather(Held(shapes.both), zero == SHARDED),
         across(shapes.layer),
         across(shapes.both),
-        gather(key.ahead * shapes.layer, updates_shard and key.ahead > 0),
-        gather(first, updates_shard and key.ahead > 0),
+        gather(layer * key.ahead, updates_shard and key.ahead > 0),
+        gather(Held(first), updates_shard and key.ahead > 0),
         _tie_works(job, replicas, key),
     )
 
@@ -207,7 +230,6 @@ def _tie_works(job: Job, replicas: Replicas, key: ReplicaKey) -> list[Work]:
     """The sum of a tied embedding's gradient over the first and the last stage, if these are apart."""
     if not key.last_rank or not job.model.tied_embeddings:
         return []
-    part = layer_slice(job, key.tensor, 1, sequence_parallel=False)
-    group = TensorGroup(part, RankGroup(0, 1, key.tensor), "")
+    group = group_of(job, ParallelLayout(tensor=key.tensor), 0)
     grad_bytes = reduced_grad_bytes(job.recipe) / replicas.gradient_shards
     return [tied_embedding_work(group, RankGroup(0, key.last_rank * key.tensor * key.data, 2), grad_bytes)]

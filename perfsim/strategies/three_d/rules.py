@@ -12,7 +12,7 @@ from perfsim.topology import FatTree
 from perfsim.workload import Job, ParallelLayout, layer_kinds
 
 ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
-DEGREES = ("tensor", "context", "pipeline", "data")
+DEGREES = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
 
 
 def layout_problems(
@@ -20,23 +20,13 @@ def layout_problems(
 ) -> list[str]:
     """All problems of a layout, in words; empty for a legal layout."""
     return [
-        *_model_problems(job),
         *_device_problems(topology, layout, strategy, free_degrees),
         *tensor_problems(job, layout),
         *context_problems(job, layout),
+        *expert_problems(job, layout),
         *_stage_problems(job, layout),
         *_batch_problems(job, layout),
     ]
-
-
-def _model_problems(job: Job) -> Iterator[str]:
-    """Problems of models whose layers are not all of one kind."""
-    kinds = dict.fromkeys(layer_kinds(job.model))
-    if len(kinds) > 1:
-        yield (
-            f"the layers of {job.model.name} are of {len(kinds)} kinds (with and without experts, windows or "
-            "multi-token prediction); strategies on GPUs price models with equal layers"
-        )
 
 
 def _device_problems(
@@ -98,7 +88,6 @@ def _mlp_widths(job: Job) -> Iterator[tuple[str, int]]:
     if not all(kind.experts for kind in layer_kinds(model)):
         yield "ffn_hidden_size", model.ffn_hidden_size
     if experts is not None:
-        yield "experts.ffn_hidden_size", experts.ffn_hidden_size
         yield "experts.shared_ffn_hidden_size", experts.shared_ffn_hidden_size
 
 
@@ -126,6 +115,32 @@ def context_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
         yield f"context {context} divides the positions of the LM head, and lm_head_positions leaves some out"
     if layout.recompute == "selective":
         yield f"context {context}: fused attention keeps no scores to recompute; take recompute none or full"
+
+
+def expert_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:
+    """Problems of a layout's expert degrees: what they divide, and that ranks route tokens of their own."""
+    experts, ranks, shared = job.model.experts, layout.expert, layout.expert_tensor
+    if experts is None:
+        if ranks * shared > 1:
+            yield f"expert {ranks} and expert_tensor {shared} divide experts; {job.model.name} has none"
+        return
+    if experts.num_experts % ranks:
+        yield (
+            f"{experts.num_experts} experts do not divide over expert {ranks}; "
+            f"nearest: {_nearest(experts.num_experts, ranks)}"
+        )
+    if experts.ffn_hidden_size % shared:
+        yield (
+            f"the experts' ffn_hidden_size {experts.ffn_hidden_size} is not a multiple of expert_tensor "
+            f"{shared}; nearest: {_nearest(experts.ffn_hidden_size, shared)}"
+        )
+    if layout.width % (ranks * shared):
+        yield (
+            f"expert {ranks} x expert_tensor {shared} must divide the {layout.width} ranks of a stage "
+            "(tensor x context x data)"
+        )
+    if layout.tensor > 1 and not layout.sequence_parallel:
+        yield "experts compute a rank's own positions, so tensor parallelism needs sequence_parallel true"
 
 
 def _stage_problems(job: Job, layout: ParallelLayout) -> Iterator[str]:

@@ -17,6 +17,7 @@ from perfsim.costs.price import MOST_TAKEN, NONE, Costs, Shares
 from perfsim.graph import RankGroup, Work
 from perfsim.strategies.three_d.columns import Columns, distinct_rows
 from perfsim.strategies.three_d.data import Replicas
+from perfsim.strategies.three_d.division import kinds_of
 from perfsim.strategies.three_d.memory import SliceBytes
 from perfsim.strategies.three_d.prices import PassPrices, SlicePrices, slice_terms
 from perfsim.strategies.three_d.replica_prices import Largest, straddling_stage
@@ -51,7 +52,7 @@ def slowdowns(
     """The slowdowns of every layout, from the mean of a layer's work and a layer's communication."""
     keys = columns.slice_keys
     first, of_row = distinct_rows(keys)
-    terms = slice_terms(job, columns, topology)
+    terms = slice_terms(job, columns, topology, kinds_of(job.model)[-1])
     slices = [terms(key) for key in zip(*(column[first].tolist() for column in keys), strict=True)]
     ring = columns.context[first].tolist()
 
@@ -64,8 +65,8 @@ def slowdowns(
             for works, c in zip(slices, ring, strict=True)
         )
 
-    forward = of_rows(limited(FORWARD, LATER)) / passes.forward
-    backward_s = passes.backward + passes.weights
+    forward = of_rows(limited(FORWARD, LATER)) / passes.forward[:, -1:]
+    backward_s = (passes.backward + passes.weights)[:, -1:]
     backward = of_rows(limited(BACKWARD, LATER_BACKWARD)) / backward_s
     mean = (forward + backward) / 2
     send = of_rows(_taken((*works[SEND_ACROSS], *works[SEND_INSIDE])[:1], costs) for works in slices)
@@ -113,7 +114,7 @@ def _taken_by_replicas(
         tensor, data, zero = int(columns.tensor[row]), int(columns.replicas[row]), int(columns.zero[row])
         group = RankGroup(int(stage[row]) * tensor * data, tensor, data)
         replicas = Replicas(job.recipe, group, "", 0.0, zero, int(columns.shards[row]))
-        layer = float(sizes.layer[row, 0])
+        layer = float(sizes.layer[row, -1])
         gather.append(costs.taken(replicas.gather_work(layer)) if data > 1 else NONE)
         bucket = layer * int(largest.bucket[row])
         reduce.append(costs.taken(replicas.reduce_work(bucket)) if data > 1 else NONE)

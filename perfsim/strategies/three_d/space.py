@@ -5,6 +5,8 @@
   rank. They are tried for sequences from `LONG_SEQUENCE` on, and where nothing fits without.
 - Pipelines have at most as many virtual stages as the model has layers, which divide as evenly as they can.
   Where the LM head is worth two layers or more, the last also has so many fewer.
+- Experts are divided over ranks of a stage that divide their number, inside a node or over whole nodes; each
+  is on one rank, or shared by the tensor ranks.
 - Every micro-batch size that divides a replica's share of the batch, every schedule and number of chunks,
   ZeRO stages 0 to 3 (the last also in groups of a node's ranks), sequence parallelism on and off, and every
   recompute mode.
@@ -12,7 +14,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,10 +25,11 @@ from numpy.typing import NDArray
 
 from perfsim.sizes import MOST_LAYER_PASSES
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.strategies.three_d.columns import EXCHANGES, MODES, Columns, distinct_rows, from_table
+from perfsim.strategies.three_d.columns import FIELDS, MODES, Columns, distinct_rows, from_table
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
-from perfsim.strategies.three_d.division import Division, Divisions, divided
-from perfsim.strategies.three_d.rules import context_problems, tensor_problems
+from perfsim.strategies.three_d.division import Division, Divisions, divided, kind_numbers
+from perfsim.strategies.three_d.rules import context_problems, expert_problems, tensor_problems
+from perfsim.strategies.three_d.slices import EXCHANGES
 from perfsim.strategies.three_d.zero import SHARDED
 from perfsim.topology import FatTree
 from perfsim.transformer import parameters
@@ -68,12 +73,14 @@ def layout_space(
         )
     ]
     pipelines = tuple(dict.fromkeys(pipeline for *_, pipeline in degrees))
-    divisions, first = _table(pipelines, job.model.num_layers, head_layers(job))
+    shape = _Shape(job.model.num_layers, head_layers(job), kind_numbers(job.model))
+    divisions, first = _table(pipelines, shape)
     blocks = [
-        _block(job, topology, tensor, context, pipeline, first[pipeline], zero_stage)
+        _block(job, topology, tensor, context, pipeline, experts, first[pipeline], zero_stage)
         for tensor, context, pipeline in degrees
+        for experts in _expert_degrees(job, topology, tensor, pipeline, free="expert" in free_degrees)
     ]
-    return from_table(np.concatenate([np.zeros((11, 0), dtype=np.int64), *blocks], axis=1), divisions)
+    return from_table(np.concatenate([np.zeros((FIELDS, 0), dtype=np.int64), *blocks], axis=1), divisions)
 
 
 def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[str, ...]) -> int:
@@ -94,17 +101,27 @@ def _is_legal(
     if zero_stage == SHARDED and pipeline > 1:
         return False
     shared = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
-    return shared and bool(_divisions(pipeline, job.model.num_layers, head_layers(job)))
+    shape = _Shape(job.model.num_layers, head_layers(job), kind_numbers(job.model))
+    return shared and bool(_divisions(pipeline, shape))
+
+
+class _Shape(NamedTuple):
+    """What of a model decides how its layers divide."""
+
+    num_layers: int
+    head: int
+    """Layers that the LM head counts as."""
+    kinds: tuple[int, ...]
 
 
 @lru_cache(maxsize=64)
-def _table(pipelines: tuple[int, ...], num_layers: int, head: int) -> tuple[Divisions, dict[int, int]]:
+def _table(pipelines: tuple[int, ...], shape: _Shape) -> tuple[Divisions, dict[int, int]]:
     """The divisions of all pipeline degrees, and where those of each degree begin."""
     divisions: list[Division] = []
     first: dict[int, int] = {}
     for pipeline in pipelines:
         first[pipeline] = len(divisions)
-        divisions += _divisions(pipeline, num_layers, head)
+        divisions += _divisions(pipeline, shape)
     return Divisions(divisions), first
 
 
@@ -150,20 +167,41 @@ def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[Conte
                 yield Context(ranks, number)
 
 
+def _expert_degrees(
+    job: Job, topology: FatTree, tensor: int, pipeline: int, *, free: bool
+) -> Iterator[tuple[int, int]]:
+    """Expert and expert-tensor degrees that keep the rules, inside a node or over whole nodes."""
+    if job.model.experts is None or not free:
+        yield 1, 1
+        return
+    node, width = topology.devices_per_node, topology.num_devices // pipeline
+    for shared in dict.fromkeys((1, tensor)):
+        for ranks in _divisors(math.gcd(job.model.experts.num_experts, width // shared)):
+            placed = node % (ranks * shared) == 0 or ranks * shared % node == 0
+            layout = ParallelLayout(tensor=tensor, data=width // tensor, expert=ranks, expert_tensor=shared)
+            if placed and not any(expert_problems(job, replace(layout, sequence_parallel=tensor > 1))):
+                yield ranks, shared
+
+
 @lru_cache(maxsize=1024)
-def _divisions(pipeline: int, num_layers: int, head: int) -> tuple[Division, ...]:
+def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
     """Every schedule and number of chunks on so many pipeline ranks; layers also with the LM head counted."""
+    num_layers, head, kinds = shape
     if pipeline == 1:
-        return (divided("1f1b", 1, 1, num_layers),)
+        return (divided("1f1b", 1, 1, num_layers, kinds=kinds),)
     divisions = []
     for name, schedule in SCHEDULES.items():
         most = num_layers // pipeline
         chunks = (
             range(2, most + 1) if schedule.chunks is None else range(schedule.chunks, schedule.chunks + 1)
         )
-        divisions += [divided(name, pipeline, count, num_layers) for count in chunks if count <= most]
+        divisions += [
+            divided(name, pipeline, count, num_layers, kinds=kinds) for count in chunks if count <= most
+        ]
         if name in UNEVEN and head > 1:
-            counted = (divided(name, pipeline, count, num_layers, head) for count in chunks if count <= most)
+            counted = (
+                divided(name, pipeline, count, num_layers, head, kinds) for count in chunks if count <= most
+            )
             divisions += [division for division in counted if min(division.layers) >= 0]
     return tuple(divisions)
 
@@ -174,15 +212,18 @@ def _block(
     tensor: int,
     context: Context,
     pipeline: int,
+    experts: tuple[int, int],
     first: int,
     zero_stage: int | None,
 ) -> Ints:
     """The layouts of some degrees, shape (columns, rows) in the order of `Columns`."""
-    divisions = _divisions(pipeline, job.model.num_layers, head_layers(job))
+    shape = _Shape(job.model.num_layers, head_layers(job), kind_numbers(job.model))
+    divisions = _divisions(pipeline, shape)
     data = topology.num_devices // tensor // context.ranks // pipeline
     share, passes = job.global_batch_size // data, job.model.num_layers * context.ranks
     sizes = [size for size in _divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
     splits = [0, 1] if tensor > 1 and _splits_evenly(job, tensor, context) else [0]
+    splits = splits[-1:] if job.model.experts is not None else splits
     stages = _zero_stages(pipeline, data * context.ranks, zero_stage)
     zeros = np.array(list(_sharded(topology, tensor, data * context.ranks, stages))).T
     modes = np.array(_recompute_modes(job, pipeline)).T
@@ -197,9 +238,9 @@ def _block(
         (7, 0, numbers),
     )
     table = np.empty(
-        (11, len(divisions), len(sizes), len(zeros[0]), len(splits), len(modes[0])), dtype=np.int64
+        (FIELDS, len(divisions), len(sizes), len(zeros[0]), len(splits), len(modes[0])), dtype=np.int64
     )
-    table[0], table[1], table[8], table[9] = tensor, data, *context
+    table[0], table[1], table[8], table[9], table[11], table[12] = tensor, data, *context, *experts
     for field, axis, values in along:
         table[field] = np.reshape(values, [-1 if other == axis else 1 for other in range(5)])
     in_groups = np.array([division.schedule == "interleaved" for division in divisions])[:, None]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from perfsim.costs.memory import stage_parameters
 from perfsim.graph import RankGroup
@@ -11,14 +10,15 @@ from perfsim.strategies.plan import Plan
 from perfsim.strategies.schedules import Placement, placement
 from perfsim.strategies.three_d.columns import division_of
 from perfsim.strategies.three_d.context import ContextGroup
-from perfsim.strategies.three_d.data import Replicas
+from perfsim.strategies.three_d.data import Held, Replicas
+from perfsim.strategies.three_d.expert import ExpertGroup
+from perfsim.strategies.three_d.routing import dispatcher_of
 from perfsim.strategies.three_d.slices import head_positions, slice_of
 from perfsim.strategies.three_d.tensor import TensorGroup
 from perfsim.strategies.three_d.virtual_stage import VirtualStage
 from perfsim.strategies.three_d.zero import SHARDED, Shards
 from perfsim.topology import FatTree
-from perfsim.transformer import LayerSlice
-from perfsim.workload import Job, ParallelLayout
+from perfsim.workload import PLAIN, Job, LayerKind, ParallelLayout, layer_kinds
 
 ThreeDPlan = Plan[ParallelLayout, FatTree]
 """A plan of a strategy of this package."""
@@ -43,21 +43,20 @@ class Stages:
 
 def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     """Map a job's layers to the ranks of a layout."""
-    part, places = slice_of(job, layout), placement_of(layout)
+    places, kinds = placement_of(layout), layer_kinds(job.model)
     layers = division_of(job, layout).layers
     framework = job.recipe.framework
     waits = framework is not None and framework.pass_s > 0
     width, positions = layout.width, head_positions(job, layout.context)
-    replicas = tuple(
-        _replicas(job, layout, rank, share.parameters(part))
-        for rank, share in enumerate(_shares(job, layout))
-    )
+    spans = [(sum(layers[:number]), count) for number, count in enumerate(layers)]
+    # Layers of multi-token prediction are with the LM head.
+    spans[-1] = spans[-1][0], len(kinds) - spans[-1][0]
 
-    def group(rank: int) -> TensorGroup:
-        first, device = rank * width, f"gpu{rank * width}"
-        shares = RankGroup(first, layout.tensor, layout.context)
-        context = ContextGroup(part, shares, device) if layout.context > 1 else None
-        return TensorGroup(part, RankGroup(first, 1, layout.tensor), device, context)
+    def groups_of(rank: int, first: int, count: int) -> tuple[TensorGroup, ...]:
+        of_kinds = (
+            (kinds[layer], layer > 0 and kinds[layer - 1].experts) for layer in range(first, first + count)
+        )
+        return tuple(group_of(job, layout, rank, *of_kind) for of_kind in of_kinds)
 
     def ranks_to(number: int, next_number: int) -> RankGroup | None:
         if not 0 <= next_number < len(layers) or places.rank(number) == places.rank(next_number):
@@ -69,14 +68,15 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
         own = places.of_rank(places.rank(number))
         return sum(layers[chunk] for chunk in own if chunk < number)
 
-    virtual = tuple(
+    virtual = [
         VirtualStage(
             number=number,
             num_stages=len(layers),
             rank=places.rank(number),
             num_layers=count,
-            first_layer=sum(layers[:number]),
-            group=group(places.rank(number)),
+            first_layer=first,
+            group=group_of(job, layout, places.rank(number)),
+            groups=groups_of(places.rank(number), first, count),
             next_ranks=ranks_to(number, number + 1),
             previous_ranks=ranks_to(number, number - 1),
             recompute=layout.recompute,
@@ -86,47 +86,59 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
             else 0,
             head_positions=positions,
             waits=layout.virtual_pipeline > 1 and waits,
-            shards=_shards(part, replicas[0], sum(layers)) if layout.zero_stage == SHARDED else None,
         )
-        for number, count in enumerate(layers)
-    )
-    return Stages(virtual, replicas)
+        for number, (first, count) in enumerate(spans)
+    ]
+    part, last = slice_of(job, layout), places.last_rank
+    replicas = []
+    for rank in range(layout.pipeline):
+        # On a rank with both, embedding and LM head may be one tensor.
+        held = Held(stage_parameters(part, 0, first=rank == 0, last=rank == last))
+        for stage in virtual:
+            held += stage.held_by(range(stage.num_layers)) if stage.rank == rank else Held()
+        replicas.append(_replicas(job, layout, rank, held))
+    if layout.zero_stage == SHARDED:
+        virtual = [replace(stage, shards=_shards(stage, replicas[0])) for stage in virtual]
+    return Stages(tuple(virtual), tuple(replicas))
 
 
-def _replicas(job: Job, layout: ParallelLayout, rank: int, num_parameters: float) -> Replicas:
-    first = rank * layout.width
-    return Replicas(
+def group_of(
+    job: Job, layout: ParallelLayout, rank: int, kind: LayerKind = PLAIN, split_below: bool = False
+) -> TensorGroup:
+    """The groups in which the ranks of a stage compute a layer of one kind; the first member's."""
+    first, part = rank * layout.width, slice_of(job, layout, kind)
+    device = f"gpu{first}"
+    sharing = RankGroup(first, layout.tensor, layout.context)
+    context = ContextGroup(part, sharing, device) if layout.context > 1 else None
+    experts = None
+    if kind.experts:
+        ranks = RankGroup(first, layout.expert_tensor, layout.expert)
+        shares = RankGroup(first, 1, layout.expert_tensor)
+        experts = ExpertGroup(part, ranks, shares, device, dispatcher_of(job.recipe))
+    tensor = RankGroup(first, 1, layout.tensor)
+    return TensorGroup(part, tensor, device, context, experts, split_below and kind.experts)
+
+
+def _replicas(job: Job, layout: ParallelLayout, rank: int, held: Held) -> Replicas:
+    """The replicas of a pipeline rank, and those of its experts."""
+    first, holds = rank * layout.width, layout.expert * layout.expert_tensor
+    replicas = Replicas(
         recipe=job.recipe,
         ranks=RankGroup(first, layout.tensor, layout.replicas),
         device=f"gpu{first}",
-        num_parameters=num_parameters,
+        num_parameters=held.rest,
         zero_stage=layout.zero_stage,
         shard_group=layout.shard_group,
+        model=job.model,
     )
+    if not held.apart:
+        return replicas
+    ranks = RankGroup(first, holds, layout.expert_replicas)
+    apart = replace(replicas, ranks=ranks, num_parameters=held.apart, shard_group=None)
+    return replace(replicas, apart=apart)
 
 
-class _Share(NamedTuple):
-    """The share of the model on one rank."""
-
-    layers: int
-    first: bool
-    last: bool
-
-    def parameters(self, part: LayerSlice) -> float:
-        return stage_parameters(part, self.layers, self.first, self.last)
-
-
-def _shares(job: Job, layout: ParallelLayout) -> list[_Share]:
-    """The share of the model on each pipeline rank."""
-    places, layers = placement_of(layout), division_of(job, layout).layers
-    last = places.last_rank
-    return [
-        _Share(sum(layers[number] for number in places.of_rank(rank)), first=rank == 0, last=rank == last)
-        for rank in range(layout.pipeline)
-    ]
-
-
-def _shards(part: LayerSlice, replicas: Replicas, num_layers: int) -> Shards:
+def _shards(stage: VirtualStage, replicas: Replicas) -> Shards:
     """The shards of the single stage under ZeRO 3."""
-    body = stage_parameters(part, num_layers, first=False, last=False)
-    return Shards(replicas, body / num_layers, replicas.num_parameters - body)
+    layers = tuple(stage.held_by(range(layer, layer + 1)) for layer in range(stage.num_layers))
+    return Shards(replicas, layers, stage.embedding_and_head)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfsim.costs.memory import reduced_grad_bytes, stage_parameters
+from perfsim.costs.memory import reduced_grad_bytes
 from perfsim.graph import (
     EMBEDDING_AND_HEAD,
     WHOLE_DEVICE,
@@ -89,24 +89,23 @@ class StepWriter:
         ]
 
     def _reduction(self, stage: VirtualStage, follows: bool) -> Reduction:
-        replicas, part = self.stages.replicas[stage.rank], stage.group.part
-        body = stage_parameters(part, 1, first=False, last=False)
+        replicas = self.stages.replicas[stage.rank]
 
-        def of_layers(count: int) -> list[Work]:
-            return replicas.reduce_works(count * body)
+        def of_layers(layers: range) -> list[Work]:
+            return replicas.reduce_works(stage.held_by(layers))
 
         if not self.scattered:
-            return Reduction(of_layers, replicas.stream, per_bucket=replicas.layers_per_bucket(body))
-        embedding_and_head = stage_parameters(part, 0, first=stage.first, last=stage.last)
+            per_bucket = replicas.layers_per_bucket(stage.largest_layer)
+            return Reduction(of_layers, replicas.stream, per_bucket=per_bucket)
         stream = replicas.stream if self.overlap else stage.group.compute
-        of_embedding_and_head = replicas.reduce_works(embedding_and_head) if embedding_and_head else ()
+        of_embedding_and_head = replicas.reduce_works(stage.embedding_and_head)
         return Reduction(of_layers, stream, of_embedding_and_head, IN_FLIGHT, follows)
 
     def _reduce(self, rank: int, stamped: Stamped, index: Index) -> list[int]:
         """Reduce the remaining gradients of a rank after its last micro-batch."""
         replicas = self.stages.replicas[rank]
         final = self.plan.num_microbatches - 1
-        done, rest = [], replicas.num_parameters
+        done, rest = [], replicas.held
         for stage in self.stages.of_rank(rank):
             if stage.empty:
                 continue
@@ -115,11 +114,10 @@ class StepWriter:
             if self.overlap or self.sharded or self.scattered:
                 reduced = [stamped.tensor(slot, f"reduced{layer}") for layer in range(stage.num_layers)]
                 done += dict.fromkeys(reduced)
-                rest -= stage_parameters(stage.group.part, stage.num_layers, first=False, last=False)
+                rest -= stage.held_by(range(stage.num_layers))
             if self.scattered and (stage.first or stage.last):
                 done.append(stamped.tensor(slot, "reduced_embedding_and_head"))
-        complete = self.sharded or self.scattered or replicas.size == 1
-        if complete or rest < 1:  # less than one parameter is a rounding error
+        if self.sharded or self.scattered:
             return done
         block = EMBEDDING_AND_HEAD if self.overlap else WHOLE_DEVICE
         for work in replicas.reduce_works(rest):
@@ -166,9 +164,11 @@ class StepWriter:
             if self.gathers_ahead:
                 if not final:  # the next step's gathers wait for the update
                     self.builder.task(_wait_work(), replicas.stream, [updated])
-            elif replicas.zero_stage and replicas.size > 1 and not self.sharded:
-                gather = replicas.gather_work(replicas.num_parameters)
-                updated = self.builder.task(gather, replicas.stream, [updated]).tensor
+            elif (
+                replicas.zero_stage and not self.sharded and (gathers := replicas.gather_works(replicas.held))
+            ):
+                for gather in gathers:
+                    updated = self.builder.task(gather, replicas.stream, [updated]).tensor
                 if not final:  # the next step's kernels wait for the parameters
                     self.builder.task(_wait_work(), compute, [updated])
             if self.sharded and not final:  # the next step's gathers wait too

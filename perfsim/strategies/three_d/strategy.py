@@ -1,4 +1,4 @@
-"""3D parallelism: tensor, context, pipeline and data parallelism composed, as Megatron composes them.
+"""3D parallelism: tensor, context, pipeline, data and expert parallelism composed, as Megatron composes them.
 
 Ranks: tensor innermost, then context, then data, then pipeline. The graph is folded to one tensor peer of one
 replica for each pipeline rank (`graph.symmetry`). The plain strategies `data`, `tensor`, `pipeline` and
@@ -30,6 +30,7 @@ from perfsim.strategies.three_d.offload_space import (
     offloaded_layouts,
     offloaded_memory,
     offloaded_screening,
+    tried_places,
 )
 from perfsim.strategies.three_d.rules import layout_problems
 from perfsim.strategies.three_d.space import indivisible_degrees, layout_space
@@ -46,8 +47,8 @@ class ThreeD:
     """The strategy `3d`, or a plain strategy with some degrees fixed at 1."""
 
     name: str = "3d"
-    free_degrees: tuple[str, ...] = ("tensor", "context", "pipeline", "data")
-    summary: str = "tensor, context, pipeline and data parallelism composed (Megatron)"
+    free_degrees: tuple[str, ...] = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
+    summary: str = "tensor, context, pipeline, data and expert parallelism composed (Megatron)"
     system_kind: str = "gpu-cluster"
     zero_stage: int | None = None
     """The ZeRO stage of every layout; None: the layout's own."""
@@ -61,7 +62,7 @@ class ThreeD:
         space = self.space(job, topology)
         yield from (space.layout(row) for row in range(len(space)))
         if not (_memory_share(job, space, topology) <= 1.0).any():
-            yield from offloaded_layouts(topology, space)
+            yield from offloaded_layouts(job, topology, space)
 
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
         """Memory and closed-form step time of all layouts, as arrays."""
@@ -80,7 +81,7 @@ class ThreeD:
         closest = space.layout(int(np.argmin(np.where(fits, np.inf, share)))) if too_large else None
         indivisible = indivisible_degrees(space, topology, self.free_degrees)
         found = Screening(estimates, share[fits], kept.layout, len(space), refused, closest, indivisible)
-        if len(kept) or topology.system.node.host is None:
+        if len(kept) or not tried_places(job, topology):
             return found
         return offloaded_screening(job, topology, costs, space, found)
 
@@ -99,7 +100,7 @@ class ThreeD:
                 raise LayoutError([Problem(text, help="strategy 3d takes any stage")])
             layout = replace(layout, zero_stage=self.zero_stage)
         problems = layout_problems(job, topology, layout, self.name, self.free_degrees)
-        problems += offload_problems(topology, layout)
+        problems += offload_problems(job, topology, layout)
         if problems:
             raise LayoutError([Problem(text) for text in problems])
         memory = offloaded_memory(job, layout, topology, stage_memory(job, layout, topology.system))

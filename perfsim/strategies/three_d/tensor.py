@@ -3,7 +3,8 @@
 [1909.08053] Linear layers are split by output columns, then by rows; attention and MLP each end in an
 all-reduce over the tensor group, forward and backward. With sequence parallelism [2205.05198] the all-reduce
 is a reduce-scatter and an all-gather of the same bytes. The collectives stand on the compute stream:
-PyTorch's synchronous collectives, which Megatron-LM calls here, make it wait for them.
+PyTorch's synchronous collectives, which Megatron-LM calls here, make it wait for them. A block with experts
+computes a rank's own positions, so it stands between the two.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 from perfsim.graph import WHOLE_DEVICE, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.strategies.three_d.context import ContextGroup, Forward
+from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.strategies.three_d.works import COMPUTE, layer_works, split_works
 from perfsim.transformer import LayerSlice
 
@@ -27,6 +29,10 @@ class TensorGroup:
     device: str
     context: ContextGroup | None = None
     """The ranks that share its sequences, if there are any."""
+    experts: ExpertGroup | None = None
+    """The ranks with the experts of the layer, if it has some in place of the MLP."""
+    split_below: bool = False
+    """Whether the layer below takes the gradient of its own positions only."""
 
     @property
     def compute(self) -> str:
@@ -45,6 +51,16 @@ class TensorGroup:
             return []
         names = ("reduce_scatter", "all_gather") if self.part.sequence_parallel else ("all_reduce",)
         return [self._work(name, n_bytes) for name in names]
+
+    def sum_below(self, template: Template, tensor: int) -> int:
+        """Sum the gradient of the layer's input over the group."""
+        return (self.reduce_scatter if self.split_below else self.all_reduce)(template, tensor)
+
+    def reduce_scatter(self, template: Template, tensor: int) -> int:
+        """Sum a hidden activation over the group, for each rank its own positions."""
+        for work in self.all_reduce_works()[:1]:
+            tensor = template.task(work, self.compute, [tensor]).tensor
+        return tensor
 
     def all_gather(self, template: Template, tensor: int) -> int:
         """All-gather a hidden activation that arrived split over the group."""
@@ -84,6 +100,10 @@ def emit_layer_forward(
     """
     works = layer_works(group.part, recompute)
     attention, _ = _attention(template, group, works.attention_forward, "forward", [hidden, *weights], block)
+    if group.experts is not None:
+        reads = [group.reduce_scatter(template, attention), hidden, *weights]
+        done = group.experts.forward(template, "forward", reads, block, recompute)
+        return group.all_gather(template, done), done + 1
     attention = group.all_reduce(template, attention)
     mlp = template.task(works.mlp_forward, group.compute, [attention, hidden, *weights], block=block).tensor
     return group.all_reduce(template, mlp), mlp + 1
@@ -106,13 +126,17 @@ def emit_layer_backward(
     """
     works = layer_works(group.part, recompute)
     reads, kept = _backward_reads(template, group, recompute, gradient, saved, weights, block)
-    mlp = template.task(works.mlp_backward, group.compute, reads, after, block=block).tensor
-    mlp = group.all_reduce(template, mlp)
+    if group.experts is not None:
+        mlp, _ = group.experts.backward(template, "backward", reads, block, after)
+        mlp = group.all_gather(template, mlp)
+    else:
+        mlp = template.task(works.mlp_backward, group.compute, reads, after, block=block).tensor
+        mlp = group.all_reduce(template, mlp)
     if group.context is None:
         attention = template.task(works.attention_backward, group.compute, [mlp, saved], block=block).tensor
     else:
         attention = group.context.backward(template, "backward", mlp, saved, kept, block)
-    return group.all_reduce(template, attention)
+    return group.sum_below(template, attention)
 
 
 class WeightInputs(NamedTuple):
@@ -139,13 +163,17 @@ def emit_layer_dgrad(
     """Input gradients of one layer, after recomputation; returns the input's gradient, and what W reads."""
     works = split_works(group.part)
     reads, kept = _backward_reads(template, group, recompute, gradient, saved, (), block)
-    mlp = template.task(works.mlp_dgrad, group.compute, reads, block=block).tensor
-    summed = group.all_reduce(template, mlp)
+    if group.experts is not None:
+        done, mlp = group.experts.backward(template, "dgrad", reads, block)
+        summed = group.all_gather(template, done)
+    else:
+        mlp = template.task(works.mlp_dgrad, group.compute, reads, block=block).tensor
+        summed = group.all_reduce(template, mlp)
     if group.context is None:
         attention = template.task(works.attention_dgrad, group.compute, [summed, saved], block=block).tensor
     else:
         attention = group.context.backward(template, "dgrad", summed, saved, kept, block)
-    done = group.all_reduce(template, attention)
+    done = group.sum_below(template, attention)
     if group.ranks.size == 1:
         return done, WeightInputs(mlp + 1, attention + 1)
     return done, WeightInputs(mlp + 1, attention + 1, summed, done)
@@ -162,7 +190,11 @@ def emit_layer_wgrad(
     """Weight gradients of one layer, from tensors that its input gradients saved."""
     works = split_works(group.part)
     sums = [[] if tensor is None else [tensor] for tensor in (inputs.mlp_sum, inputs.attention_sum)]
-    mlp = template.task(works.mlp_wgrad, group.compute, [inputs.mlp, *sums[0]], after, block=block).tensor
+    read = [inputs.mlp, *sums[0]]
+    if group.experts is not None:
+        mlp = group.experts.weights(template, read, block, after)
+    else:
+        mlp = template.task(works.mlp_wgrad, group.compute, read, after, block=block).tensor
     reads = [inputs.attention, mlp, *sums[1]]
     return template.task(works.attention_wgrad, group.compute, reads, block=block).tensor
 
@@ -183,7 +215,11 @@ def _backward_reads(
         return reads, saved
     inputs = [saved, gradient, *weights]
     recomputed, kept = _attention(template, group, works.attention_recompute, "recompute", inputs, block)
-    if works.mlp_recompute is not None:
+    if works.mlp_recompute is not None and group.experts is not None:
+        recomputed = group.reduce_scatter(template, recomputed)
+        recomputed = group.experts.forward(template, "recompute", [recomputed], block)
+        recomputed = group.all_gather(template, recomputed)
+    elif works.mlp_recompute is not None:
         recomputed = group.all_reduce(template, recomputed)
         recomputed = template.task(works.mlp_recompute, group.compute, [recomputed], block=block).tensor
         recomputed = group.all_reduce(template, recomputed)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from perfsim import transformer
+from perfsim.costs.memory import routed_parameters, stage_parameters
 from perfsim.graph import WAIT_OF_HOST, Kind, RankGroup, TensorClass, Work
+from perfsim.strategies.three_d.data import Held
 from perfsim.strategies.three_d.tensor import TensorGroup
 from perfsim.strategies.three_d.works import compute_work
 from perfsim.strategies.three_d.zero import Shards
+from perfsim.transformer import LayerSlice
+
+
+@lru_cache(maxsize=512)
+def held_by_layer(part: LayerSlice) -> Held:
+    """Parameters of a layer on one rank."""
+    routed = routed_parameters(part)
+    return Held(stage_parameters(part, 1, first=False, last=False) - routed, routed)
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,8 @@ class VirtualStage:
     first_layer: int
     """Index of its first layer in the model."""
     group: TensorGroup
+    groups: tuple[TensorGroup, ...]
+    """The group of every layer, which differ where kinds of layers do."""
     next_ranks: RankGroup | None
     previous_ranks: RankGroup | None
     recompute: str
@@ -50,6 +63,20 @@ class VirtualStage:
         """The recompute mode of a layer of the stage, by its index in the stage."""
         redone = (self.earlier_on_rank + layer) % self.recompute_every == 0
         return self.recompute if redone else "none"
+
+    def held_by(self, layers: range) -> Held:
+        """Parameters of some of its layers, by their indices in the stage."""
+        return sum((held_by_layer(self.groups[layer].part) for layer in layers), Held())
+
+    @property
+    def largest_layer(self) -> float:
+        """Parameters of its largest layer, by which buckets are filled."""
+        return max((held_by_layer(group.part).rest for group in self.groups), default=0.0)
+
+    @property
+    def embedding_and_head(self) -> Held:
+        """Parameters of embedding and LM head, if it has them."""
+        return Held(stage_parameters(self.group.part, 0, first=self.first, last=self.last))
 
     @property
     def empty(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfsim.graph import EMBEDDING_AND_HEAD, Template, Work
-from perfsim.strategies.three_d.data import Replicas
+from perfsim.strategies.three_d.data import Held, Replicas
 
 SHARDED = 3
 """The ZeRO stage that shards parameters."""
@@ -26,16 +26,17 @@ class Shards:
     """The sharded layers of one stage, and the root unit of embedding and LM head."""
 
     replicas: Replicas
-    layer_parameters: float
-    root_parameters: float
+    layers: tuple[Held, ...]
+    """Parameters of every layer."""
+    root: Held
     """Embedding, LM head and final norm: gathered once and kept from forward to backward."""
 
-    def gather_forward(self, template: Template, done: list[int], block: int) -> int:
-        """All-gather one layer, after the forward of the layer `IN_FLIGHT` before it."""
+    def gather_forward(self, template: Template, done: list[int], block: int) -> list[int]:
+        """All-gather the next layer, after the forward of the layer `IN_FLIGHT` before it."""
         after = [template.writer(done[-IN_FLIGHT])] if len(done) >= IN_FLIGHT else []
-        return self._gather(template, self.layer_parameters, after, block)
+        return self._gather(template, self.layers[len(done)], after, block)
 
-    def gather_backward(self, template: Template, layer: int, num_layers: int, block: int) -> int:
+    def gather_backward(self, template: Template, layer: int, num_layers: int, block: int) -> list[int]:
         """All-gather one layer while the layer after it runs backward.
 
         The first `IN_FLIGHT` gathers wait for the forward of the layers that were unsharded last. Later
@@ -43,33 +44,38 @@ class Shards:
         """
         freed = 2 * num_layers - IN_FLIGHT - 1 - layer
         after: list[int] = [template.port(f"saved{freed}")] if 0 <= freed < num_layers else []
-        return self._gather(template, self.layer_parameters, after, block)
+        return self._gather(template, self.layers[layer], after, block)
 
-    def gather_root(self, template: Template) -> int:
+    def gather_root(self, template: Template) -> list[int]:
         """All-gather embedding and LM head."""
-        return self._gather(template, self.root_parameters, [], EMBEDDING_AND_HEAD)
+        return self._gather(template, self.root, [], EMBEDDING_AND_HEAD)
 
-    def scatter_layer(self, template: Template, gradient: int, block: int) -> int:
+    def scatter_layer(self, template: Template, layer: int, gradient: int, block: int) -> int:
         """Reduce-scatter one layer's gradient."""
-        return self._scatter(template, self.layer_parameters, gradient, block)
+        return self._scatter(template, self.layers[layer], gradient, block)
 
     def scatter_root(self, template: Template, gradient: int) -> int:
         """Reduce-scatter the gradient of embedding and LM head."""
-        return self._scatter(template, self.root_parameters, gradient, EMBEDDING_AND_HEAD)
+        return self._scatter(template, self.root, gradient, EMBEDDING_AND_HEAD)
 
-    def gather_work(self, num_parameters: float) -> Work:
-        """An all-gather of some parameters."""
-        return self.replicas.gather_work(num_parameters)
+    def gather_works(self, held: Held) -> list[Work]:
+        """The all-gathers of some parameters."""
+        apart = [] if self.replicas.apart is None else self.replicas.apart.gather_works(Held(held.apart))
+        return [self.replicas.gather_work(held.rest), *apart]
 
-    def _gather(self, template: Template, num_parameters: float, after: list[int], block: int) -> int:
-        work = self.gather_work(num_parameters)
-        return template.task(work, self.replicas.stream, (), after, block=block).tensor
+    def _gather(self, template: Template, held: Held, after: list[int], block: int) -> list[int]:
+        stream = self.replicas.stream
+        return [
+            template.task(work, stream, (), after, block=block).tensor for work in self.gather_works(held)
+        ]
 
-    def _scatter(self, template: Template, num_parameters: float, gradient: int, block: int) -> int:
+    def _scatter(self, template: Template, held: Held, gradient: int, block: int) -> int:
         """Sums over groups have a stream of their own, beside the gathers of the next layers."""
-        work = self.replicas.reduce_work(num_parameters)
-        gradient = template.task(work, self.replicas.stream, [gradient], block=block).tensor
-        for across in self.replicas.across_works(num_parameters):
-            stream = f"{self.replicas.device}/{GROUPS_STREAM}"
+        replicas = self.replicas
+        apart = [] if replicas.apart is None else replicas.apart.reduce_works(Held(held.apart))
+        for work in (replicas.reduce_work(held.rest), *apart):
+            gradient = template.task(work, replicas.stream, [gradient], block=block).tensor
+        for across in replicas.across_works(held.rest):
+            stream = f"{replicas.device}/{GROUPS_STREAM}"
             gradient = template.task(across, stream, [gradient], block=block).tensor
         return gradient

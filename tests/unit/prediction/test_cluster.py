@@ -17,9 +17,9 @@ from perfsim.cli import main
 from perfsim.errors import CatalogError, InputError
 from perfsim.fitting.cluster_fit import fit_cluster
 from perfsim.prediction.cluster import cluster_named, spread_warning, wide
+from perfsim.studies.digests import digest_of
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.sweeps.store import digest_of
 
 MODEL = {
     "num_layers": 4,

@@ -8,7 +8,7 @@ from perfsim.report.figures.tornado import tornado, tornado_table
 from perfsim.report.study.decision import decision_sections
 from perfsim.report.study.document import study_document
 from perfsim.report.study.page import study_page
-from perfsim.report.terminal.study import MAX_LINES, study_lines
+from perfsim.report.terminal.study import study_lines
 from perfsim.studies.decided import BreakEven, Decision, Lever, Outcome, Spread
 from perfsim.studies.result import StudyResult
 
@@ -85,8 +85,7 @@ def test_days_on_the_wall_stand_beside_days_of_steps_everywhere(result: StudyRes
     shown = decided(result)
     wall = f"{1.25 * result.candidates[0].time_to_accuracy_s / DAY_S:.1f}"
     lines = study_lines(shown)
-    assert len(lines) <= MAX_LINES
-    assert next(line for line in lines if line.startswith("*3d")).endswith(wall)
+    assert next(line for line in lines if line.startswith("*128 A100")).endswith(wall)
     assert "It is 32 days." in lines
     _, _, head = study_page(shown)
     assert head.verdict.endswith("It is 32 days.")
@@ -94,3 +93,18 @@ def test_days_on_the_wall_stand_beside_days_of_steps_everywhere(result: StudyRes
     document = study_document(shown)
     assert document["decision"]["outcomes"][0]["wall_s"]["typical"] > 0
     assert document["decision"]["levers"][1]["flips_at"] is None
+
+
+def test_with_prices_a_second_tornado_is_about_money(result: StudyResult) -> None:
+    plain = decided(result)
+    assert plain.decision is not None
+    levers = (Lever("price of a device-hour of cs-2", 30.0, 40.0, 50.0, "", 0.9, 1.5, 33.0),)
+    priced = replace(plain.decision, money_levers=levers, money_ratio=Spread(1.2, 1.0, 1.4))
+    sections = {own.slug: own for own in decision_sections(replace(plain, decision=priced))}
+    assert "tornado-money" not in {own.slug for own in decision_sections(plain)}
+    table = sections["tornado-money"].table
+    assert table is not None
+    assert [row[0] for row in table.rows] == ["price of a device-hour of cs-2"]
+    assert table.caption.startswith("Ratio: money of")
+    assert sections["tornado-money"].figure.layout.xaxis.title.text == "ratio"
+    assert "Money over that of the first" in str(sections["tornado-money"].figure.layout.title.text)

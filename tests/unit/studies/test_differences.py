@@ -65,7 +65,7 @@ def test_two_answers_are_compared_as_they_stand(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.json"
         document = {
             "study": name,
-            "candidates": [{"label": "1 x cs-2", "time_to_accuracy_s": time_s}],
+            "candidates": [{"label": "1 CS-2", "time_to_accuracy_s": time_s}],
             "assumptions": [{"topic": "device", "name": "peak", "value": value}],
         }
         path.write_text(json.dumps(document))
@@ -89,3 +89,54 @@ def test_a_document_of_another_form_is_refused(tmp_path: Path, candidates: objec
     path.write_text(json.dumps({"study": "a", "candidates": candidates, "assumptions": []}))
     with pytest.raises(InputError, match=r"the answer of 'a' lacks|a.json: is no answer of .*: candidates"):
         diff(path, path)
+
+
+def answers(folder: Path, *documents: dict[str, object]) -> list[Path]:
+    paths = []
+    for number, document in enumerate(documents):
+        path = folder / f"answer{number}.json"
+        path.write_text(json.dumps({"study": f"s{number}", "assumptions": [], **document}))
+        paths.append(path)
+    return paths
+
+
+def test_two_answers_with_other_batches_and_layouts_differ_in_them(tmp_path: Path) -> None:
+    rows = [
+        {"label": "1 x cs-2", "time_to_accuracy_s": 1.0, "global_batch_size": batch, "layout": layout}
+        for batch, layout in (
+            (64, {"data": 1, "micro_batch_size": 8}),
+            (96, {"data": 1, "micro_batch_size": 12}),
+        )
+    ]
+    difference = diff(*answers(tmp_path, *({"candidates": [row]} for row in rows)))
+    assert [(own.path, own.before, own.after) for own in difference.changes] == [
+        ("1 x cs-2: batch", "64", "96"),
+        ("1 x cs-2: layout", "micro_batch_size 8", "micro_batch_size 12"),
+    ]
+
+
+def test_a_candidate_of_one_answer_alone_is_named(tmp_path: Path) -> None:
+    both, one = ({"label": label, "time_to_accuracy_s": 2.0} for label in ("a", "b"))
+    paths = answers(tmp_path, {"candidates": [one, both]}, {"candidates": [both]})
+    difference = diff(*paths)
+    assert [own.before for own in difference.candidates] == ["a"]
+    assert difference.missing == ("b: no answer in s1",)
+    assert "b: no answer in s1" in CliRunner().invoke(main, ["diff", *map(str, paths)]).output
+
+
+def test_candidates_are_paired_though_one_has_no_plan(tmp_path: Path) -> None:
+    plain = "strategy: 3d, system: {system}, devices: [8]"
+    fixed = BASE.replace(plain, plain + ', layout: "dp=8,mbs=1,zero=0,recompute=full"')
+    paths = []
+    for name, model in (("small", "cerebras_gpt_111m"), ("large", "cerebras_gpt_13b")):
+        text = fixed.format(**OLD | {"name": name}).replace("cerebras_gpt_111m", model)
+        paths.append(tmp_path / f"{name}.yaml")
+        paths[-1].write_text(text)
+    difference = diff(*paths)
+    assert [(own.before, own.after) for own in difference.candidates] == [
+        ("1 x cs-2, weight-streaming", "1 x cs-2, weight-streaming")
+    ]
+    (model,) = difference.changes
+    assert model.ratios == (pytest.approx(difference.candidates[0].ratio),)
+    assert len(difference.missing) == 1
+    assert difference.missing[0].endswith("no answer in large")

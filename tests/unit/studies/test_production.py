@@ -69,10 +69,13 @@ def test_the_recorded_ratio_is_the_default_of_every_machine_and_moves_no_compari
 def test_it_stands_beside_the_healthy_days_at_every_outlet(tmp_path: Path) -> None:
     answer = study(loaded(tmp_path, GPUS, WAFER))
     document = json.loads(json.dumps(answer.document()))
+    assert len(document["inputs_digest"]) == 64
     for row, candidate in zip(document["candidates"], answer.candidates, strict=True):
         assert set(row["production"]) == {"ratio", "range", "source"}
         assert row["production_time_s"] == pytest.approx(candidate.production_time_s, rel=1e-9)
         assert len(row["production_band_s"]) == 2
+    for row, outcome in zip(document["candidates"], document["decision"]["outcomes"], strict=True):
+        assert row["production_band_s"] == [outcome["wall_s"]["low"], outcome["wall_s"]["high"]]
     assert answer.rows()[0]["production_time_s"] == answer.candidates[0].production_time_s
     text = recorded().text
     said = " ".join(study_lines(answer.result))

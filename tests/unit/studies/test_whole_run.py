@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perfsim.report.study.document import study_document
 from perfsim.report.study.page import study_page
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
@@ -32,6 +33,10 @@ def test_a_named_wall_clock_stands_beside_the_time_to_the_target_and_not_in_it()
     assert plain.decision is not None
     assert "; the whole run)" in result.decision.sentence
     assert "the whole run" not in plain.decision.sentence
+    said = study_document(result)["verdict"]
+    assert said.startswith(result.verdict)
+    assert " The whole run, with waiting times besides its steps: 128 x dgx-a100-80gb, 3d " in said
+    assert study_document(plain)["verdict"] == plain.verdict
     for outcome, candidate in zip(result.decision.outcomes, result.candidates, strict=True):
         assert outcome.wall_s.typical == pytest.approx(candidate.whole_run[-1].typical_s)
     assert any(item.topic == "wall_clock cs-2" for item in result.assumptions)

@@ -10,9 +10,11 @@ import pytest
 
 from perfsim.catalog import Catalog, data_root
 from perfsim.prediction.perturbation_spec import PerturbationSpec
+from perfsim.studies import digests
+from perfsim.studies.digests import digest_of
 from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, StudySpec
 from perfsim.sweeps import store as store_module
-from perfsim.sweeps.store import Store, Stored, StoreError, digest_of
+from perfsim.sweeps.store import Store, Stored, StoreError
 
 CATALOG = Catalog([data_root()])
 
@@ -114,7 +116,7 @@ def test_what_only_explains_leaves_the_digest_alone() -> None:
 
 def test_another_version_of_the_model_is_another_question(monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest_of(a_study())
-    monkeypatch.setattr(store_module, "model_version", lambda: "0.0.0+other")
+    monkeypatch.setattr(digests, "model_version", lambda: "0.0.0+other")
     assert digest_of(a_study()) != before
 
 

@@ -22,23 +22,26 @@ def system(toys: ModuleType, **changes: Any) -> WaferClusterSpec:
 
 
 @pytest.mark.parametrize(("optimizer", "n_bytes"), [("adam", 28), ("adamw", 28), ("sgd", 12)])
-def test_an_update_reads_and_writes_the_state_and_reads_the_gradient(optimizer: str, n_bytes: int) -> None:
-    assert update_kernel(optimizer, 1e9).bytes_accessed == n_bytes * 1e9
+def test_an_update_reads_and_writes_the_state_and_reads_the_gradient(
+    toys: ModuleType, optimizer: str, n_bytes: int
+) -> None:
+    job = toys.job(8, {"optimizer": optimizer})
+    assert update_kernel(job, 1e9).bytes_accessed == n_bytes * 1e9
 
 
 def test_dense_weights_travel_without_an_index(toys: ModuleType) -> None:
-    assert streamed_bytes(toys.job(), system(toys), 1e6, layer=True) == 2e6
+    assert streamed_bytes(toys.job(), system(toys), 1e6) == 2e6
 
 
 def test_zeros_of_matrices_do_not_travel_and_kept_weights_bring_an_index(toys: ModuleType) -> None:
     job = toys.job(recipe_changes={"weight_sparsity": 0.75})
     counts = parameters(job.model)
     rest = counts.of() - counts.matrices_of()
-    kept = kept_parameters(job, counts.of(), layer=True)
+    kept = kept_parameters(job, counts.of(), counts.matrices_of())
     assert kept == pytest.approx(rest + 0.25 * counts.matrices_of())
-    n_bytes = streamed_bytes(job, system(toys), counts.of(), layer=True)
+    n_bytes = streamed_bytes(job, system(toys), counts.of(), counts.matrices_of())
     assert n_bytes == pytest.approx(2 * (rest + 0.25 * 1.5 * counts.matrices_of()))
-    assert kept_parameters(job, counts.embedding, layer=False) == counts.embedding
+    assert kept_parameters(job, counts.embedding) == counts.embedding
 
 
 def test_a_parameter_takes_eighteen_bytes_and_a_sparse_model_less(toys: ModuleType) -> None:

@@ -15,7 +15,7 @@ from perfsim.engine import critical_path
 from perfsim.errors import LayoutError
 from perfsim.graph import RankGroup, TaskGraph
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.three_d.data import Replicas
+from perfsim.strategies.three_d.data import Held, Replicas
 from perfsim.workload import ParallelLayout
 
 FSDP = ParallelLayout(data=32, zero_stage=3)
@@ -33,7 +33,7 @@ def replicas(toys: ModuleType, size: int, group: int | None) -> Replicas:
 
 def sent_between_nodes(group: Replicas, num_parameters: float, node: int) -> float:
     """Bytes that a rank of a node sends to others in a step, by rings that enter each node once."""
-    works = [*group.reduce_works(num_parameters), *[group.gather_work(num_parameters)] * 2]
+    works = [*group.reduce_works(Held(num_parameters)), *[group.gather_work(num_parameters)] * 2]
     total = 0.0
     for work in works:
         assert work.group is not None

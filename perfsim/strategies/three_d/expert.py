@@ -1,0 +1,213 @@
+"""Expert parallelism: ranks of a stage hold different experts, and exchange the rows that experts compute.
+
+A token is routed to k of the experts; its rows travel to the ranks that hold them and back, forward and
+backward [2006.16668, 2101.03961]. Experts are divided over the ranks of tensor, context and data groups alike
+(Megatron-Core), which therefore hold fewer copies of them than of the rest. Three dispatchers move rows:
+
+- all_to_all: every rank sends each of its rows once, k for a token;
+- deepep: one copy of a token to every rank that holds some of its experts, and one to every node between
+  nodes (DeepEP, HybridEP);
+- all_gather: every rank gets the tokens of all ranks, and results are reduce-scattered.
+
+Ranks that share an expert (expert tensor parallelism) gather one another's rows before it, and reduce-scatter
+what it makes of them. Shared experts compute while rows travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from perfsim import transformer
+from perfsim.calibration import Dispatcher
+from perfsim.graph import Kind, RankGroup, Template, TensorClass, Work
+from perfsim.strategies.three_d.works import COMPUTE, compute_work
+from perfsim.transformer import LayerSlice
+
+EXPERT_STREAM = "nccl-experts"
+Forward = Literal["forward", "recompute"]
+Backward = Literal["backward", "dgrad"]
+
+
+class ExpertWorks(NamedTuple):
+    """The compute of a block with experts in parts, in the order of a pass."""
+
+    begin: Work
+    """Up to the rows that leave: norm, router and permutation, or in a backward the gradients of rows."""
+    shared: Work | None
+    """Shared experts; None without any."""
+    experts: Work
+    """The rank's experts on the rows that arrived."""
+    end: Work
+    """Rows that came back summed to tokens, and in a backward what comes before them."""
+
+
+@lru_cache(maxsize=512)
+def expert_works(part: LayerSlice, which: Forward | Backward, recompute: str = "none") -> ExpertWorks:
+    """The compute of a block with experts; `recompute` decides what its forward keeps."""
+    rows, hidden = (
+        TensorClass("rows", transformer.row_bytes(part)),
+        TensorClass("hidden", part.activation_bytes),
+    )
+    begin, shared, experts, end = {
+        "forward": (
+            transformer.router_forward,
+            transformer.shared_forward,
+            transformer.experts_forward,
+            transformer.combine_forward,
+        ),
+        "backward": (
+            transformer.combine_backward,
+            transformer.shared_backward,
+            transformer.experts_backward,
+            transformer.router_backward,
+        ),
+        "dgrad": (
+            transformer.combine_backward,
+            transformer.shared_dgrad,
+            transformer.experts_dgrad,
+            transformer.router_dgrad,
+        ),
+    }["forward" if which == "recompute" else which]
+    last = (*end(part), *(transformer.mlp_residual(part) if which == "forward" else ()))
+    kept = (TensorClass("weight_inputs", transformer.mlp_weight_input_bytes(part)),)
+    saved = (TensorClass("saved", transformer.layer_activation_bytes(part, recompute)),)
+    category = "backward" if which == "dgrad" else which
+
+    def work(name: str, kernels: tuple[transformer.Kernel, ...], *writes: TensorClass) -> Work:
+        return compute_work(f"{name}.{which}", category, kernels, writes)
+
+    beside = shared(part)
+    return ExpertWorks(
+        begin=work("router" if which in ("forward", "recompute") else "combine", begin(part), rows),
+        shared=work("shared_experts", beside, hidden) if beside else None,
+        experts=work("experts", experts(part), rows, *(kept if which == "dgrad" else ())),
+        end=work(
+            "combine" if which in ("forward", "recompute") else "router",
+            last,
+            hidden,
+            *(saved if which == "forward" else ()),
+        ),
+    )
+
+
+@lru_cache(maxsize=512)
+def expert_weights_work(part: LayerSlice) -> Work:
+    """Weight gradients of a block with experts where they are a pass of their own."""
+    done = TensorClass("weight_gradient", 0.0)
+    return compute_work("experts.wgrad", "backward", transformer.mlp_wgrad(part), (done,))
+
+
+@dataclass(frozen=True)
+class ExpertGroup:
+    """The ranks that hold the experts of one stage's layers, seen from one of them."""
+
+    part: LayerSlice
+    ranks: RankGroup
+    """Ranks with different experts."""
+    shares: RankGroup
+    """Ranks that share every expert."""
+    device: str
+    dispatcher: Dispatcher = "all_to_all"
+
+    @property
+    def replicas(self) -> int:
+        """Ranks between two with the same experts."""
+        return self.ranks.size * self.shares.size
+
+    def to_experts(self) -> list[Work]:
+        """The communication of rows from their tokens' ranks to those of experts; none inside one rank."""
+        works = []
+        if self.ranks.size > 1:
+            op = "all_gather" if self.dispatcher == "all_gather" else "all_to_all"
+            works.append(self._exchange("dispatch", op))
+        if self.shares.size > 1:
+            works.append(self._shared("all_gather"))
+        return works
+
+    def from_experts(self) -> list[Work]:
+        """The communication of what experts made of the rows, back to the ranks of tokens."""
+        works = [self._shared("reduce_scatter")] if self.shares.size > 1 else []
+        if self.ranks.size > 1:
+            op = "reduce_scatter" if self.dispatcher == "all_gather" else "all_to_all"
+            works.append(self._exchange("combine", op))
+        return works
+
+    def forward(
+        self, template: Template, which: Forward, reads: Sequence[int], block: int, recompute: str = "none"
+    ) -> int:
+        """The block forward; returns its output, which in a forward the saved tensor follows."""
+        return self._emit(template, expert_works(self.part, which, recompute), reads, block)[0]
+
+    def backward(
+        self,
+        template: Template,
+        which: Backward,
+        reads: Sequence[int],
+        block: int,
+        after: Sequence[int] = (),
+    ) -> tuple[int, int]:
+        """The block backward; returns the gradient of its input, and the output of the experts."""
+        return self._emit(template, expert_works(self.part, which), reads, block, after)
+
+    def weights(self, template: Template, reads: Sequence[int], block: int, after: Sequence[int] = ()) -> int:
+        """The weight gradients of the block, from what its input gradients saved."""
+        work = expert_weights_work(self.part)
+        return template.task(work, f"{self.device}/{COMPUTE}", reads, after, block=block).tensor
+
+    def terms(self, which: Forward | Backward) -> Iterator[Work]:
+        """The works of a pass that run one after the other."""
+        works = expert_works(self.part, which)
+        yield works.begin
+        yield from self.to_experts()
+        yield from () if works.shared is None else (works.shared,)
+        yield works.experts
+        yield from self.from_experts()
+        yield works.end
+
+    def _emit(
+        self,
+        template: Template,
+        works: ExpertWorks,
+        reads: Sequence[int],
+        block: int,
+        after: Sequence[int] = (),
+    ) -> tuple[int, int]:
+        compute, stream = f"{self.device}/{COMPUTE}", f"{self.device}/{EXPERT_STREAM}"
+        first = rows = template.task(works.begin, compute, reads, after, block=block).tensor
+        for work in self.to_experts():
+            rows = template.task(work, stream, [rows], block=block).tensor
+        beside = []
+        if works.shared is not None:
+            beside = [template.task(works.shared, compute, [first], block=block).tensor]
+        made = rows = template.task(works.experts, compute, [rows, *reads], block=block).tensor
+        for work in self.from_experts():
+            rows = template.task(work, stream, [rows], block=block).tensor
+        return template.task(works.end, compute, [rows, *reads, *beside], block=block).tensor, made
+
+    def _exchange(self, name: str, op: str) -> Work:
+        part = self.part
+        n_bytes, fan_out = transformer.row_bytes(part), 1
+        if self.dispatcher == "deepep":
+            fan_out = part.experts.top_k
+        elif self.dispatcher == "all_gather":
+            n_bytes *= self.ranks.size / part.experts.top_k
+        return self._communication(f"experts.{name}", op, n_bytes, self.ranks, fan_out)
+
+    def _shared(self, op: str) -> Work:
+        rows = transformer.row_bytes(self.part) * self.shares.size
+        return self._communication(f"experts.{op}", op, rows, self.shares)
+
+    def _communication(self, name: str, op: str, n_bytes: float, ranks: RankGroup, fan_out: int = 1) -> Work:
+        return Work(
+            name=name,
+            kind=Kind.COMM_COLL,
+            op=op,
+            category="expert_communication",
+            comm_bytes=n_bytes * self.part.expert_load,
+            group=ranks,
+            writes=(TensorClass("rows", n_bytes),),
+            fan_out=fan_out,
+        )

@@ -1,0 +1,87 @@
+"""Models whose layers differ on wafers: what streams, what is kept, and the batch that hides it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import perfsim as ps
+from perfsim.machines.wafer_cluster.unknowns import of_job
+from perfsim.strategies.streaming.estimate import estimate_s
+from perfsim.transformer import parameters
+from perfsim.workload import Job, LayerKind, TransformerConfig, layer_kinds
+
+CATALOG = ps.Catalog()
+EXPERTS: dict[str, Any] = {"num_experts": 16, "top_k": 2, "ffn_hidden_size": 4096, "first_dense_layers": 2}
+
+
+@pytest.fixture(scope="module")
+def run(toys: ModuleType) -> ps.Evaluation:
+    model = toys.model(experts=EXPERTS, num_layers=6, mtp_num_layers=1)
+    return ps.predict(model=model, system="cs-3", devices=1, batch=64).run
+
+
+def moved_bytes(run: ps.Evaluation, which: str) -> float:
+    """Bytes of the streams of layers in one step."""
+    graph, layers = run.graph, len(layer_kinds(run.plan.job.model))
+    works = [graph.works[work] for work in graph.work.tolist()]
+    ours = [
+        work.comm_bytes
+        for work, block in zip(works, graph.block.tolist(), strict=True)
+        if 0 <= block < layers and work.name.endswith(f".{which}")
+    ]
+    return sum(ours) / len(graph.step_ends)
+
+
+def test_all_experts_of_every_layer_stream_there_and_their_gradients_back(run: ps.Evaluation) -> None:
+    """Groups of two layers stream once more for their recomputation; the seventh is alone in its own."""
+    model, layout = run.plan.job.model, run.plan.layout
+    assert (layout.recompute_layers, run.plan.num_microbatches) == (2, 1)
+    counts = parameters(model)
+    weights = [2.0 * counts.of(kind) for kind in layer_kinds(model)]
+    assert moved_bytes(run, "load") == pytest.approx(3 * sum(weights[:6]) + 2 * weights[6])
+    assert moved_bytes(run, "reduce") == pytest.approx(sum(weights))
+
+
+def test_the_closed_form_of_layers_of_three_kinds_meets_their_simulation(run: ps.Evaluation) -> None:
+    estimated = estimate_s(run.plan, run.costs.duration_s)
+    assert estimated == pytest.approx(run.step_time_s, rel=0.05)
+
+
+def test_layers_keep_what_their_kinds_keep(toys: ModuleType) -> None:
+    from perfsim.strategies.streaming.device import WAFER
+    from perfsim.strategies.streaming.memory import activation_parts_bytes
+    from perfsim.workload import StreamingLayout
+
+    def kept(model: TransformerConfig) -> float:
+        job = Job(model, toys.job().recipe, 4)
+        return activation_parts_bytes(job, StreamingLayout(micro_batch_size=4), WAFER)["activations"]
+
+    dense, mixed = toys.model(num_layers=6), toys.model(num_layers=6, experts=EXPERTS)
+    whole = toys.model(num_layers=6, experts=EXPERTS | {"first_dense_layers": 0})
+    assert kept(mixed) == pytest.approx(kept(dense) / 3 + 2 * kept(whole) / 3)
+
+
+def test_the_batch_that_hides_weights_grows_by_all_over_active_weights() -> None:
+    dense = CATALOG.model("llama_13b")
+    experts = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": dense.ffn_hidden_size}
+    mixture = dense.with_(experts=experts)
+    plain, sparse = (
+        ps.predict(model=model, system="cs-3", devices=1, batch=16).why.streaming_roof
+        for model in (dense, mixture)
+    )
+    assert plain is not None
+    assert sparse is not None
+    counts, kind = parameters(mixture), LayerKind(experts=True)
+    expected = counts.matrices_of(kind) / counts.matrices_of(kind, active=True)
+    assert sparse.formula_tokens / plain.formula_tokens == pytest.approx(expected, rel=0.01)
+    assert sparse.hidden_from_tokens > plain.hidden_from_tokens
+
+
+def test_no_published_run_on_wafers_has_experts_and_the_band_says_so() -> None:
+    job = Job(CATALOG.model("mixtral_8x7b"), CATALOG.recipes["gpt3_pretraining"], 8)
+    (unknown,) = (unknown for unknown in of_job(job) if unknown.code == "experts-outside")
+    assert 0.4 < unknown.log_width < 0.7
+    assert "all 8 experts of a layer" in unknown.words
