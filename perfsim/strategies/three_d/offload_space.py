@@ -237,7 +237,7 @@ def shares_of(job: Job, columns: Columns, places: Places, topology: FatTree) -> 
 
 
 def _fullest(parts: Parts) -> Floats:
-    return np.max(np.asarray(sum(parts.values())), axis=1, keepdims=True)[:, 0]
+    return np.asarray(np.asarray(sum(parts.values())).max(axis=1))
 
 
 def offloaded_screening(
