@@ -209,6 +209,14 @@ class PowerSpec(Spec):
         return self
 
 
+class NounSpec(Spec):
+    """What people call a device of a system, and a node of several."""
+
+    device: str
+    node: str = ""
+    """Empty where nobody counts nodes."""
+
+
 class SystemSpec(CatalogSpec):
     """A machine of some kind; the question, not the system, gives the number of devices.
 
@@ -216,6 +224,8 @@ class SystemSpec(CatalogSpec):
     """
 
     kind: str
+    noun: NounSpec | None = None
+    """Not inherited, since a file that extends another may name another device."""
     device: DeviceSpec
     power: PowerSpec | None = None
     """Before cooling; None: not known, and an answer says so."""
@@ -231,6 +241,28 @@ class SystemSpec(CatalogSpec):
             raise ValueError(f"kind {kind!r} is not one of {', '.join(classes)}")
         return cast(Self, classes[kind].model_validate(value))
 
+    def with_(self, **changes: Any) -> Self:
+        """A copy with some values changed; under another name it has no noun, unless one is given."""
+        changed = super().with_(**changes)
+        keeps = changed.name == self.name or "noun" in changes
+        return changed if keeps else changed.model_copy(update={"noun": None})
+
+    @property
+    def devices_noun(self) -> str:
+        """Several of its devices: `A100-80GB`; without a noun `devices of NAME`."""
+        return self.noun.device if self.noun else f"devices of {self.name}"
+
+    @property
+    def short_name(self) -> str:
+        """What one of its devices is called; without a noun its own name."""
+        return self.noun.device if self.noun else self.name
+
+    def machine(self, devices: int) -> str:
+        """So many of its devices in words: `128 A100-80GB (16 DGX)`, `16 CS-2`."""
+        if self.noun is None:
+            return f"{devices:,} device{'' if devices == 1 else 's'} of {self.name}"
+        return f"{devices:,} {self.noun.device}"
+
 
 class GpuClusterSpec(SystemSpec):
     """Nodes of GPUs under a fat tree."""
@@ -238,6 +270,13 @@ class GpuClusterSpec(SystemSpec):
     kind: Literal["gpu-cluster"]
     node: NodeSpec
     fabric: FatTreeSpec
+
+    def machine(self, devices: int) -> str:
+        """The devices in words, with the nodes that they fill: `128 A100-80GB (16 DGX)`."""
+        words, nodes = super().machine(devices), devices // self.node.of_job(devices).devices
+        if self.noun is None or not self.noun.node or nodes == 0:
+            return words
+        return f"{words} ({nodes:,} {self.noun.node})"
 
 
 class TierSpec(Spec):

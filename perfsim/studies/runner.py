@@ -152,7 +152,7 @@ def _outcomes(
 
     def items() -> Iterator[tuple[int, tuple[str, StudySpec, CandidateSpec, int, Target]]]:
         for place, (candidate, devices) in enumerate(asked):
-            progress(f"{candidate.strategy} on {devices} x {candidate.system.name}")
+            progress(f"{candidate.strategy} on {candidate.system.machine(devices)}")
             reached = f"{place} of {len(asked)} candidates answered"
             yield place, (reached, spec, candidate, devices, target)
 

@@ -100,7 +100,9 @@ class TrainingRecipe(CatalogSpec):
     """Of matrix products; below 16 bits those of the layers, as Transformer Engine's recipes do."""
     kernels: KernelPrecisions | None = None
     """What runs in what, where it is not as `precision` says."""
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "adam8bit", "muon", "sgd"] = "adam"
+    """adam8bit: moments in 8 bits; muon: layers' matrices by their orthogonalised momentum, the rest by
+    Adam."""
     global_batch_size: Sequences | None = None
     """Sequences over all devices; None: chosen by the study."""
     batch_size_per_device: Sequences | None = None
@@ -141,6 +143,11 @@ class TrainingRecipe(CatalogSpec):
     """Precision of the optimizer's moments, and of its copies of narrower weights and gradients.
 
     bf16 with `reduce_precision: bf16` is pure bf16 training, which has no copies.
+    """
+    moment_precision: Literal["fp32", "bf16", "fp16"] | None = None
+    """Precision of the optimizer's moments where it is not `optimizer_precision`; adam8bit has 8 bits.
+
+    bf16 with copies in fp32 is what DeepSeek-V3 trains with [2412.19437 3.3.2].
     """
     dropout: bool = True
     """Attention and residual dropout, which take a pass over memory and store their masks."""
