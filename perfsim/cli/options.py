@@ -42,48 +42,60 @@ scheduler_option = click.option(
     default=None,
     help="Compute on the workers of this Dask scheduler, e.g. tcp://host:8786.",
 )
-_QUESTION = (
-    click.option(
-        "--model",
-        required=True,
-        help="Name of the catalogue, a YAML file, or a file that `perfsim import` reads (config.json, ...).",
-    ),
-    click.option("--system", required=True, help="Name of the catalogue, or a YAML file."),
-    click.option(
-        "--devices",
-        "--num-csx",
-        type=click.IntRange(1, MOST_DEVICES),
-        required=True,
-        help="Number of GPUs, or of CS-2 systems.",
-    ),
-    click.option("--strategy", default="", help="[default: the system's own]"),
-    click.option(
-        "--batch",
-        type=click.IntRange(1, MOST_SEQUENCES),
-        default=None,
-        help="Global batch in sequences. [default: the recipe's, else 8 per device]",
-    ),
-    click.option(
-        "--batch-per-device",
-        type=click.IntRange(1, MOST_SEQUENCES),
-        default=None,
-        help="Instead of --batch: sequences per GPU or CS-2.",
-    ),
-    click.option("--recipe", default="gpt3_pretraining", show_default=True),
-    click.option(
-        "--memory-limit",
-        type=click.FloatRange(0.0, 1.0, min_open=True),
-        default=0.94,
-        show_default=True,
-        help="Share of a GPU's memory above which a planned layout is no answer unless nothing else fits.",
-    ),
-    click.option("--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`."),
-)
+
+
+def _question(*, required: bool = True) -> tuple[Callable[[Verb], Verb], ...]:
+    return (
+        click.option(
+            "--model",
+            required=required,
+            help="Name of the catalogue, a YAML file, or a file that `perfsim import` reads (config.json).",
+        ),
+        click.option("--system", required=required, help="Name of the catalogue, or a YAML file."),
+        click.option(
+            "--devices",
+            "--num-csx",
+            type=click.IntRange(1, MOST_DEVICES),
+            required=required,
+            help="Number of GPUs, or of CS-2 systems.",
+        ),
+        click.option("--strategy", default="", help="[default: the system's own]"),
+        click.option(
+            "--batch",
+            type=click.IntRange(1, MOST_SEQUENCES),
+            default=None,
+            help="Global batch in sequences. [default: the recipe's, else 8 per device]",
+        ),
+        click.option(
+            "--batch-per-device",
+            type=click.IntRange(1, MOST_SEQUENCES),
+            default=None,
+            help="Instead of --batch: sequences per GPU or CS-2.",
+        ),
+        click.option("--recipe", default="gpt3_pretraining", show_default=True),
+        click.option(
+            "--memory-limit",
+            type=click.FloatRange(0.0, 1.0, min_open=True),
+            default=0.94,
+            show_default=True,
+            help="Share of a GPU's memory above which a planned layout is an answer only if none else fits.",
+        ),
+        click.option(
+            "--cluster", default="", metavar="FILE", help="Scale by this result of `calibrate steps`."
+        ),
+    )
 
 
 def question_options(verb: Verb) -> Verb:
     """The options that say what is asked: model, machine, strategy, batch, recipe, memory limit, cluster."""
-    for option in reversed(_QUESTION):
+    for option in reversed(_question()):
+        verb = option(verb)
+    return verb
+
+
+def question_options_if_asked(verb: Verb) -> Verb:
+    """The same for a verb that needs them with some of its other options only."""
+    for option in reversed(_question(required=False)):
         verb = option(verb)
     return verb
 
