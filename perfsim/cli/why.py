@@ -10,9 +10,18 @@ from perfsim.cli.options import batch_of, json_option, limits, question_options_
 from perfsim.cli.output import print_json, print_lines
 
 NEEDED = ("model", "system", "devices")
+EXAMPLES = """\b
+Examples:
+  perfsim why gpt3_20b
+  perfsim why reports/gpt3_20b/summary.json
+  perfsim why --measured 5.4s --model gpt3_xl --system dgx-a100-80gb --devices 16
+"""
 
 
-@click.command(short_help="What limits the candidates of a study, or what would explain a measured step.")
+@click.command(
+    short_help="What limits the candidates, and what would help; or explains a measured step.",
+    epilog=EXAMPLES,
+)
 @click.argument("study", required=False, default="")
 @click.option("--compare", default="", metavar="A,B", help="Only these strategies, e.g. 3d,weight-streaming.")
 @click.option(
