@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from perfsim.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from perfsim.api.comparisons import comparison as comparison
     from perfsim.api.importing import Model as Model
     from perfsim.api.importing import import_file as import_file
     from perfsim.api.planning import PlanAnswer as PlanAnswer
@@ -44,6 +45,7 @@ _HOMES = {
     "StudyAnswer": "perfsim.api.studies",
     "SweepAnswer": "perfsim.api.sweeps",
     "Validation": "perfsim.api.validating",
+    "comparison": "perfsim.api.comparisons",
     "import_file": "perfsim.api.importing",
     "plan": "perfsim.api.planning",
     "predict": "perfsim.api.predicting",
