@@ -130,6 +130,28 @@ class InNetworkSpec(Spec):
     """False: the switches can do it, and the library is told not to."""
 
 
+class TierSpec(Spec):
+    """A memory or storage of a server, by capacity and bandwidth."""
+
+    capacity: Bytes
+    bandwidth: BytesPerSecond
+    """Reads and writes together."""
+
+
+class HostSpec(Spec):
+    """A CPU with its memory, storage behind it, and the link of each of its devices to it."""
+
+    devices: Devices
+    """Devices that share it."""
+    link: BytesPerSecond
+    """Between a device and the host, in each direction."""
+    memory: TierSpec
+    nvme: TierSpec | None = None
+    """Local drives of these devices together; None: offload to drives is refused."""
+    optimizer_fraction: Annotated[float, *number(1e-3, 1)]
+    """Share of the memory's bandwidth that an optimizer on the CPU reaches."""
+
+
 class NodeSpec(Spec):
     """A server, or an NVLink domain of several: devices on one switch, and NICs that all share equally."""
 
@@ -150,6 +172,8 @@ class NodeSpec(Spec):
 
     in_network: InNetworkSpec | None = None
     """NVLink SHARP for all-reduces inside the node; None: only devices reduce."""
+    host: HostSpec | None = None
+    """Host memory of a server; None: offload to it is refused."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -209,6 +233,14 @@ class PowerSpec(Spec):
         return self
 
 
+class NounSpec(Spec):
+    """What people call a device of a system, and a node of several."""
+
+    device: str
+    node: str = ""
+    """Empty where nobody counts nodes."""
+
+
 class SystemSpec(CatalogSpec):
     """A machine of some kind; the question, not the system, gives the number of devices.
 
@@ -216,6 +248,8 @@ class SystemSpec(CatalogSpec):
     """
 
     kind: str
+    noun: NounSpec | None = None
+    """Not inherited, since a file that extends another may name another device."""
     device: DeviceSpec
     power: PowerSpec | None = None
     """Before cooling; None: not known, and an answer says so."""
@@ -231,6 +265,23 @@ class SystemSpec(CatalogSpec):
             raise ValueError(f"kind {kind!r} is not one of {', '.join(classes)}")
         return cast(Self, classes[kind].model_validate(value))
 
+    def with_(self, **changes: Any) -> Self:
+        """A copy with some values changed; under another name it has no noun, unless one is given."""
+        changed = super().with_(**changes)
+        keeps = changed.name == self.name or "noun" in changes
+        return changed if keeps else changed.model_copy(update={"noun": None})
+
+    @property
+    def devices_noun(self) -> str:
+        """Several of its devices: `A100-80GB`; without a noun `devices of NAME`."""
+        return self.noun.device if self.noun else f"devices of {self.name}"
+
+    def machine(self, devices: int) -> str:
+        """So many of its devices in words: `128 A100-80GB (16 DGX)`, `16 CS-2`."""
+        if self.noun is None:
+            return f"{devices:,} device{'' if devices == 1 else 's'} of {self.name}"
+        return f"{devices:,} {self.noun.device}"
+
 
 class GpuClusterSpec(SystemSpec):
     """Nodes of GPUs under a fat tree."""
@@ -239,13 +290,12 @@ class GpuClusterSpec(SystemSpec):
     node: NodeSpec
     fabric: FatTreeSpec
 
-
-class TierSpec(Spec):
-    """A storage medium of a weight server."""
-
-    capacity: Bytes
-    bandwidth: BytesPerSecond
-    """Reads and writes together."""
+    def machine(self, devices: int) -> str:
+        """The devices in words, with the nodes that they fill: `128 A100-80GB (16 DGX)`."""
+        words, nodes = super().machine(devices), devices // self.node.of_job(devices).devices
+        if self.noun is None or not self.noun.node or nodes == 0:
+            return words
+        return f"{words} ({nodes:,} {self.noun.node})"
 
 
 class FlashSpec(TierSpec):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -69,7 +70,12 @@ def study(
     executor = executor_for(
         jobs, scheduler, most=sum(len(candidate.devices) for candidate in asked.candidates)
     )
-    return StudyAnswer(run_study(asked, names_of(compare, "compare"), progress, executor))
+    names = names_of(compare, "compare")
+    run = run_study(asked, names, progress, executor)
+    if isinstance(study, (Study, Mapping)):
+        return StudyAnswer(run)
+    words = ["perfsim", "study", str(study), *(["--compare", ",".join(names)] if names else [])]
+    return StudyAnswer(replace(run, result=replace(run.result, command=shlex.join(words))))
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,8 +137,8 @@ class StudyAnswer:
     def ratio(self, candidate: str, over: str = "") -> RatioBand:
         """The time of one candidate over that of another (the best if absent), with its 90 % band.
 
-        Candidates are named as `16 CS-2`, `16 x cs-2` or by their whole label. Raises InputError with the
-        labels for a name that fits none or several of them.
+        Candidates are named as `16 CS-2`, `128 A100-80GB`, `16 x cs-2` or by their whole label. Raises
+        InputError with the labels for a name that fits none or several of them.
         """
         return ratio_of(self._answer(candidate), self._answer(over or self.best.label))
 
@@ -283,8 +289,13 @@ def _days(band_s: tuple[float, float]) -> str:
 def _fits(name: str, candidate: CandidateResult) -> bool:
     """Whether a person could mean this candidate by a name."""
     wanted = _plain(name)
-    machine = f"{candidate.num_devices} {candidate.system}"
-    return wanted in (_plain(candidate.label), _plain(machine), _plain(f"{machine} {candidate.strategy}"))
+    machines = (
+        f"{candidate.num_devices} {candidate.system}",
+        f"{candidate.num_devices} {candidate.devices_noun}",
+        candidate.machine,
+    )
+    names = [candidate.label, *machines, *(f"{machine} {candidate.strategy}" for machine in machines)]
+    return wanted in map(_plain, names)
 
 
 def _plain(name: str) -> str:

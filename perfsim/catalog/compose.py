@@ -13,7 +13,7 @@ from perfsim.catalog.nodes import Mark, Node
 from perfsim.catalog.scalars import Scalar
 
 PROVENANCE = ("sources", "assumed")
-NOT_INHERITED = ("name", "description")
+NOT_INHERITED = ("name", "description", "noun")
 META = ("extends", *NOT_INHERITED, *PROVENANCE)
 """Keys that describe a description; all others are values and need a source or an assumption."""
 

@@ -42,6 +42,7 @@ CODES = (
     "hidden-communication",
     "parameters-outside",
     "sequences-below-published",
+    "positions-outside",
     "sequence-outside",
     "shape-outside",
     "micro-batch-outside",
@@ -194,6 +195,10 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
 
 def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """Sizes and settings beyond those of the published runs."""
+    positions, tokens = plan.job.model.max_position_embeddings, plan.job.seq_length
+    if tokens > positions:
+        words = f"sequences of {tokens:,} tokens, while {plan.job.model.name} has {positions:,} positions"
+        yield Caveat("positions-outside", "warning", f"{words}: set the recipe's seq_length")
     for unknown in unknowns_of(plan):
         if unknown.code in _OF_THE_JOB:
             yield Caveat(unknown.code, _OF_THE_JOB[unknown.code], unknown.words)

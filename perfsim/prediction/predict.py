@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfsim.calibration import ClusterCalibration
+from perfsim.calibration import ClusterCalibration, GpuCalibration
 from perfsim.interop.models import gaps_of
 from perfsim.machines import machine_of
 from perfsim.prediction.caveats import caveats_of, default_batch, default_settings, worst_first
@@ -15,7 +15,7 @@ from perfsim.prediction.perturbation import perturbed
 from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.prediction import MemoryBar, Prediction, Scaling
 from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, MEMORY_LIMIT, Question, allowed_share
-from perfsim.prediction.result import Caveat
+from perfsim.prediction.result import Caveat, Training
 from perfsim.prediction.utilisation import link_use
 from perfsim.prediction.why import why
 from perfsim.strategies import Plan
@@ -94,14 +94,31 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
         ),
         caveats=caveats_of(evaluation, causes, allowed_share(plan.system, memory_limit)),
         notes=(*plan.notes, *gaps_of(plan.job.model)),
+        machine=_marked(plan, plan.system.machine(plan.topology.num_devices)),
+        devices_noun=_marked(plan, plan.system.devices_noun),
+        training=_training(plan),
         evaluation=evaluation,
+    )
+
+
+def _training(plan: Plan) -> Training:
+    recipe, constants = plan.job.recipe, plan.system.device.calibration
+    has_host = recipe.framework is not None and isinstance(constants, GpuCalibration)
+    framework = recipe.framework.name if recipe.framework and has_host else ""
+    return Training(
+        recipe.name, recipe.seq_length, recipe.precision, recipe.attention, recipe.dropout, framework
     )
 
 
 def system_label(plan: Plan) -> str:
     """The name of a plan's system; a system at peak is marked as an upper bound."""
-    name, peak = plan.system.name, machine_of(plan.system).at_peak(plan.system, plan.job.recipe)
-    return f"{name} at peak (upper bound, never observed)" if peak else name
+    return _marked(plan, plan.system.name)
+
+
+def _marked(plan: Plan, name: str) -> str:
+    """A name of a plan's system; a system at peak is marked as an upper bound."""
+    peak = machine_of(plan.system).at_peak(plan.system, plan.job.recipe)
+    return f"{name.removesuffix(' at peak')} at peak (upper bound, never observed)" if peak else name
 
 
 def _scaling(cluster: ClusterCalibration | None) -> Scaling | None:

@@ -11,7 +11,7 @@ from perfsim.errors import PerfsimError
 from perfsim.interop.chrome import StepTrace
 from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.evaluation import Evaluation
-from perfsim.prediction.result import Caveat, LinkUse, Perturbed, Why
+from perfsim.prediction.result import Caveat, LinkUse, Perturbed, Training, Why
 from perfsim.trace import Simulated
 
 
@@ -74,13 +74,19 @@ class Prediction:
     """Reasons to trust the answer less, worst first."""
     notes: tuple[str, ...] = ()
     """Remarks on the plan: where state is kept, safer choices."""
+    machine: str = ""
+    """Its devices in words: `128 A100-80GB (16 DGX)`."""
+    devices_noun: str = ""
+    """Several of its devices, such as `A100-80GB`."""
+    training: Training | None = None
+    """Recipe, sequence and framework; None for an answer stored before these were kept."""
     evaluation: Evaluation | None = field(default=None, repr=False, compare=False)
     """The run behind the values; None for a stored prediction."""
 
     @property
     def label(self) -> str:
-        """Machine and strategy, such as `128 x dgx-a100-80gb, 3d`."""
-        return f"{self.num_devices} x {self.system}, {self.strategy}"
+        """Machine and strategy, such as `128 A100-80GB (16 DGX), 3d`."""
+        return f"{self.machine}, {self.strategy}"
 
     @property
     def band_s(self) -> tuple[float, float] | None:

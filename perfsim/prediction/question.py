@@ -76,8 +76,8 @@ class Question:
 
     @property
     def label(self) -> str:
-        """`128 x dgx-a100-80gb`."""
-        return f"{self.devices} x {self.system.name}"
+        """`128 A100-80GB (16 DGX)`."""
+        return self.system.machine(self.devices)
 
     @cached_property
     def chosen(self) -> Strategy:

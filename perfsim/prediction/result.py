@@ -36,7 +36,32 @@ class SharedCaveat(Caveat):
 
     systems: tuple[str, ...]
     machines: tuple[str, ...]
-    """The answers by system: `1, 4 and 16 x cs-2`."""
+    """The answers by system: `1, 4 and 16 CS-2`."""
+    nouns: tuple[str, ...]
+    """Several devices of each system, such as `CS-2`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How a predicted step trains: what an answer holds for, besides model and machine."""
+
+    recipe: str
+    seq_length: int
+    """Tokens of a sequence."""
+    precision: str
+    attention: str
+    dropout: bool
+    framework: str = ""
+    """Name of the framework whose constants the step has; empty on a machine without any."""
+
+    @property
+    def words(self) -> str:
+        """`gpt3_pretraining: sequences of 2,048 tokens, bf16, standard attention, with dropout; ...`."""
+        settings = (
+            f"{self.recipe}: sequences of {self.seq_length:,} tokens, {self.precision}, {self.attention} "
+            f"attention, {'with' if self.dropout else 'no'} dropout"
+        )
+        return f"{settings}; framework {self.framework}" if self.framework else settings
 
 
 @dataclass(frozen=True, slots=True)

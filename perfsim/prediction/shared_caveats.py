@@ -31,11 +31,18 @@ def shared_caveats(predictions: Sequence[Prediction]) -> tuple[SharedCaveat, ...
         alike = {step.num_devices for step in as_worst}
         if lesser := [step for step in members if step.num_devices not in alike]:
             machine += f" (to a lesser degree {_counts(lesser)})"
-        shared = SharedCaveat(worst.code, worst.severity, worst.text, (system,), (machine,))
+        shared = SharedCaveat(
+            worst.code, worst.severity, worst.text, (system,), (machine,), (members[0].devices_noun,)
+        )
         known = merged.get((code, worst.text))
         if known is not None:
             least = min(known, shared, key=rank)
-            shared = replace(least, systems=(*known.systems, system), machines=(*known.machines, machine))
+            shared = replace(
+                least,
+                systems=(*known.systems, system),
+                machines=(*known.machines, machine),
+                nouns=(*known.nouns, members[0].devices_noun),
+            )
         merged[code, worst.text] = shared
     return tuple(sorted(merged.values(), key=rank))
 
@@ -46,20 +53,20 @@ def confidence(caveats: Sequence[SharedCaveat]) -> str:
     if worst is None or worst.severity == "info":
         return ""
     level = "low" if worst.severity == "serious" else "limited"
-    return f"{level} confidence in {' and '.join(worst.systems)}: {worst.headline}"
+    return f"{level} confidence in {' and '.join(worst.nouns)}: {worst.headline}"
 
 
 def _machine(system: str, members: Sequence[Prediction], predictions: Sequence[Prediction]) -> str:
-    """`1, 4 and 16 x cs-2`, with the strategies where others of this system are left out."""
+    """`1, 4 and 16 CS-2`, with the strategies where others of this system are left out."""
     own = {_name(step) for step in members}
     every = {_name(step) for step in predictions if step.system == system}
     names = f", {' and '.join(sorted(own))}" if own != every else ""
-    return f"{_counts(members)} x {system}{names}"
+    return f"{_counts(members)} {members[0].devices_noun}{names}"
 
 
 def _name(step: Prediction) -> str:
     """What tells a prediction from others on its machine: its strategy, and a layout that is named."""
-    return step.label.removeprefix(f"{step.num_devices} x {step.system}, ")
+    return step.label.removeprefix(f"{step.machine}, ")
 
 
 def _counts(members: Sequence[Prediction]) -> str:

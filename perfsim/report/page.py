@@ -6,6 +6,7 @@ bytes: ids are fixed and nothing carries the time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -13,12 +14,15 @@ from typing import Any
 
 import jinja2
 import plotly.graph_objects as go
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
 from perfsim.files import write_file
 from perfsim.report.sections import Head, Section
+from perfsim.version import __version__
 
+DIGITS = 12
+"""Of a digest; the whole one is in the JSON."""
 PLOT_CONFIG = {
     "responsive": True,
     "displaylogo": False,
@@ -47,6 +51,9 @@ def render_page(title: str, sections: Sequence[Section], *, head: Head | None = 
         cards=head.cards,
         cards_note=head.cards_note,
         footer=head.footer,
+        version=__version__,
+        command=head.command,
+        digest=head.digest[:DIGITS],
         sections=[_view(section) for section in sections],
         plotly_js=Markup(get_plotlyjs()) if has_plots else "",  # noqa: S704  # Plotly's own source
     )
@@ -60,12 +67,26 @@ def _template() -> jinja2.Template:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
+    environment.filters["linked"] = linked
     return environment.get_template("page.html.j2")
+
+
+_ADDRESS = re.compile(r"&lt;(https?://(?:&amp;|[^\s&])+)&gt;|(https?://(?:&amp;|[^\s&])*[^\s&.,;:)])")
+
+
+def linked(text: str) -> Markup:
+    """Escaped text whose addresses can be clicked; angle brackets around them are dropped."""
+
+    def link(match: re.Match[str]) -> str:
+        address = match[1] or match[2]
+        return f'<a href="{address}" rel="noreferrer">{address}</a>'
+
+    return Markup(_ADDRESS.sub(link, str(escape(text))))  # noqa: S704  # escaped, and an address has no quote
 
 
 def _view(section: Section) -> dict[str, Any]:
     """A section as the template reads it."""
-    names = ("heading", "lead", "table", "alt", "note", "level", "anchor")
+    names = ("heading", "lead", "table", "alt", "note", "level", "anchor", "links")
     view = {name: getattr(section, name) for name in names}
     view["plot"], view["height"] = "", 0
     if section.figure is not None:

@@ -6,11 +6,24 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from perfsim.report.table import Table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A file beside the page: its name, and what it is."""
+
+    file: str
+    words: str
+
+    @property
+    def href(self) -> str:
+        return f"./{quote(self.file)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +42,8 @@ class Section:
     slug: str = ""
     note: str = ""
     level: int = 2
+    links: Sequence[Link] = ()
+    """Files beside the page."""
 
     @property
     def anchor(self) -> str:
@@ -65,6 +80,10 @@ class Head:
     cards: Sequence[Card] = ()
     cards_note: str = ""
     footer: str = ""
+    command: str = ""
+    """The command line that makes the page."""
+    digest: str = ""
+    """A fingerprint of its inputs."""
 
 
 def slugify(heading: str) -> str:

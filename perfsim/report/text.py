@@ -39,7 +39,7 @@ _ASCII = str.maketrans(
     {
         "\u00d7": "x", "\u2013": "-", "\u2014": "-", "\u2212": "-", "\u00b5": "u", "\u03bc": "u",
         "\u2264": "<=", "\u2265": ">=", "\u2248": "~", "\u2026": "...", "\u2018": "'", "\u2019": "'",
-        "\u201c": '"', "\u201d": '"', "\u00a0": " ", "\u00b1": "+/-", "\u00b7": "*",
+        "\u201c": '"', "\u201d": '"', "\u00a0": " ", "\u00b1": "+/-", "\u00b7": "*", "\u2192": "->",
     }
 )  # fmt: skip
 
@@ -110,6 +110,14 @@ def counted(number: float, name: str) -> str:
     return f"{integer(number)} {name}{'' if number == 1 else 's'}"
 
 
+def in_one_unit(values_s: Iterable[float]) -> tuple[str, list[str]]:
+    """Durations of one column: the unit that suits the longest, and each as a number of it."""
+    values = list(values_s)
+    longest = max((value for value in values if math.isfinite(value)), default=1.0)
+    name, scale = time_unit([longest])
+    return name, [number(value / scale) for value in values]
+
+
 def duration(seconds: float, digits: int = 3) -> str:
     """A duration in the unit a person would choose."""
     if not math.isfinite(seconds):
@@ -126,17 +134,17 @@ def duration_band(band_s: tuple[float, float]) -> str:
     return f"{number(band_s[0] / scale)}{NONE}{number(band_s[1] / scale)} {name}"
 
 
-def memory_unit(capacity_bytes: float) -> tuple[str, float]:
-    """The unit (name, bytes) in which a capacity is stated: GiB where that is a round number, else GB."""
-    gib = capacity_bytes / 2**30
-    if math.isfinite(gib) and gib >= 1 and abs(gib - round(gib)) < 1e-6:
+def memory_unit(*capacities_bytes: float) -> tuple[str, float]:
+    """The unit (name, bytes) in which capacities are stated: GiB if one is a whole number of it, else GB."""
+    gib = [capacity / 2**30 for capacity in capacities_bytes]
+    if any(math.isfinite(size) and size >= 1 and abs(size - round(size)) < 1e-6 for size in gib):
         return "GiB", float(2**30)
     return "GB", 1e9
 
 
-def memory(size_bytes: float, capacity_bytes: float) -> str:
-    """A size in the unit of the memory that holds it."""
-    name, scale = memory_unit(capacity_bytes)
+def memory(size_bytes: float, *capacities_bytes: float) -> str:
+    """A size in the unit of the memories that are shown together."""
+    name, scale = memory_unit(*capacities_bytes)
     return f"{number(size_bytes / scale)} {name}"
 
 
@@ -202,11 +210,6 @@ def _plain_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "-".join(str(item) for item in value)
     return str(value)
-
-
-def arrows(changes: str) -> str:
-    """`4 -> 2` with an arrow."""
-    return changes.replace("->", "\u2192")
 
 
 def human(name: str) -> str:

@@ -58,10 +58,9 @@ def _gaps(outcomes: Sequence[Outcome]) -> str:
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """Days, or hours below two days, or minutes below two hours, with their seconds."""
-    if seconds >= 2 * DAY_S:
-        return "days", DAY_S
-    return ("hours", 3600.0) if seconds >= 7200.0 else ("minutes", 60.0)
+    """Days, hours, minutes or seconds, the largest of which there are two, with their seconds."""
+    units = (("days", DAY_S), ("hours", 3600.0), ("minutes", 60.0))
+    return next((unit for unit in units if seconds >= 2 * unit[1]), ("seconds", 1.0))
 
 
 def amount(spread: Spread | None, unit: str = "") -> str:

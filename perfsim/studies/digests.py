@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from perfsim.prediction.model_version import model_version
 from perfsim.studies.spec import StudySpec
 
-_PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit"})
+_PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit", "noun"})
 """Keys that explain a value and do not affect an answer."""
 _INPUTS = ("model", "recipe", "convergence", "batch_sizes", "memory_limit", "candidates", "perturbations")
 

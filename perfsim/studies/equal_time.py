@@ -74,6 +74,7 @@ class Matched:
     """The numbers of devices of a system that were tried against another machine, ascending."""
 
     system: str
+    devices_noun: str
     points: tuple[MatchPoint, ...]
 
     @property
@@ -110,7 +111,7 @@ def match_system(system: SystemSpec, question: Question, time: TimeToAccuracy, t
         devices = _next(devices, point.ratio.low if len(points) == 1 else 1.0)
     if not points:
         raise refused or PlanError(f"{system.name}: no number of devices to try")
-    return Matched(system.name, tuple(points))
+    return Matched(system.name, system.devices_noun, tuple(points))
 
 
 def _next(devices: int, ratio: float) -> int:

@@ -50,7 +50,7 @@ class CandidateResult(Prediction):
 
     @property
     def label(self) -> str:
-        """Machine and strategy, with what tells it from others: `128 x dgx-a100-80gb, 3d, tp=8,pp=4`."""
+        """Machine and strategy, with what tells it from others: `128 A100-80GB (16 DGX), 3d, tp=8,pp=4`."""
         return ", ".join(filter(None, [super().label, self.apart]))
 
     @property
@@ -137,5 +137,7 @@ class StudyResult:
     """The study's law of the critical batch first, then the others."""
     decision: Decision | None = None
     """When, how much and how sure."""
+    command: str = ""
+    """The command line that asks the same; empty where a study was not asked by name or path."""
     inputs_digest: str = ""
     """SHA-256 of the study's resolved descriptions without their prose, and of the version of the model."""

@@ -128,8 +128,8 @@ class CandidateSpec(Spec):
         return layout
 
     def label(self, devices: int) -> str:
-        """`128 x dgx-a100-80gb, 3d`, with a fixed layout behind it."""
-        machine = f"{devices} x {self.system.name}, {self.strategy}"
+        """`128 A100-80GB (16 DGX), 3d`, with a fixed layout behind it."""
+        machine = f"{self.system.machine(devices)}, {self.strategy}"
         return f"{machine}, {self.layout_words}" if self.layout else machine
 
     @property

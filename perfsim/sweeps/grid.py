@@ -55,12 +55,12 @@ class SweepPoint:
 
     @property
     def label(self) -> str:
-        """`128 x dgx-a100-80gb, 3d, recipe.global_batch_size 512`."""
+        """`128 A100-80GB (16 DGX), 3d, recipe.global_batch_size 512`."""
         return _label(self.candidate, self.num_devices, self.settings)
 
 
 def _label(candidate: CandidateSpec, devices: int, settings: Mapping[str, Any]) -> str:
-    machine = f"{devices} x {candidate.system.name}, {candidate.strategy}"
+    machine = f"{candidate.system.machine(devices)}, {candidate.strategy}"
     return ", ".join([machine, *(f"{path} {value}" for path, value in settings.items())])
 
 

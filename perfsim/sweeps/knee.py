@@ -78,7 +78,7 @@ def _sentence(scaling: Scaling) -> str:
     name = scaling.series.circumstance or scaling.series.label
     first, last, knee = scaling.first, scaling.last, scaling.knee
     head = (
-        f"{name}: from {first.num_devices:,} to {last.num_devices:,} x {scaling.series.system}, throughput "
+        f"{name}: from {first.num_devices:,} to {last.machine}, throughput "
         f"grows {scaling.speedup(last):,.3g} times (scaling efficiency {_percent(scaling.efficiency(last))}"
         f"{_in_time(scaling)})"
     )

@@ -96,6 +96,16 @@ class PointResult:
         return self.point.num_devices
 
     @property
+    def devices_noun(self) -> str:
+        """Several of its devices, such as `A100-80GB`."""
+        return self.point.candidate.system.devices_noun
+
+    @property
+    def machine(self) -> str:
+        """Its devices in words: `128 A100-80GB (16 DGX)`."""
+        return self.point.candidate.system.machine(self.num_devices)
+
+    @property
     def variant(self) -> str:
         """The name of its variant; empty if the sweep has none."""
         return str(self.settings.get(VARIANT, ""))

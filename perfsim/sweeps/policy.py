@@ -20,7 +20,7 @@ _DERIVED = ("num_microbatches", "recompute_layers", "stream_chunks", *_DEGREES)
 
 
 def policy_changes(before: PointResult, after: PointResult) -> str:
-    """`tp1 dp8 -> tp2 dp4, micro-batch 4 -> 2`: each field of the layout that differs; empty if none does.
+    """`tp1 dp8 → tp2 dp4, micro-batch 4 → 2`: each field of the layout that differs; empty if none does.
 
     The data-parallel degree is not compared if the numbers of devices differ.
     """
@@ -31,7 +31,7 @@ def policy_changes(before: PointResult, after: PointResult) -> str:
             continue
         old_text, new_text = _value(name, old), _value(name, new)
         if old_text != new_text:
-            changes.append(f"{_NAMES.get(name, name.replace('_', ' '))} {old_text} -> {new_text}")
+            changes.append(f"{_NAMES.get(name, name.replace('_', ' '))} {old_text} \u2192 {new_text}")
     return ", ".join(changes)
 
 
@@ -41,7 +41,7 @@ def _degrees(old: Mapping[str, Any], new: Mapping[str, Any], *, same_devices: bo
         return []
     worded = [name for name in _DEGREES if old.get(name, 1) != 1 or new.get(name, 1) != 1]
     ends = (" ".join(f"{_DEGREES[name]}{layout.get(name, 1)}" for name in worded) for layout in (old, new))
-    return [" -> ".join(ends)]
+    return [" \u2192 ".join(ends)]
 
 
 def _value(name: str, layout: Mapping[str, Any]) -> str:

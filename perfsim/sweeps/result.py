@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from perfsim.prediction.result import SharedCaveat
 from perfsim.prediction.shared_caveats import shared_caveats
+from perfsim.studies.digests import Digests
 from perfsim.studies.result import Assumption
 from perfsim.sweeps.analysis import Analysis
 from perfsim.sweeps.points import PointResult
@@ -35,6 +37,13 @@ class SweepResult:
         return Analysis(self.points)
 
     @cached_property
+    def inputs_digest(self) -> str:
+        """SHA-256 of the digests of all points."""
+        digests = Digests()
+        own = "".join(digests.of(point.point.study) for point in self.points)
+        return hashlib.sha256(own.encode()).hexdigest()
+
+    @cached_property
     def caveats(self) -> tuple[SharedCaveat, ...]:
         """The caveats of all points, each once, worst first."""
         return shared_caveats([point.prediction for point in self.feasible])
@@ -51,6 +60,8 @@ class SweepResult:
             "title": self.title,
             "question": self.question,
             "study": self.study,
+            "command": f"perfsim sweep {self.name}",
+            "inputs_digest": self.inputs_digest,
             "caveats": [asdict(caveat) for caveat in self.caveats],
         }
 

@@ -27,8 +27,19 @@ class Series:
 
     @property
     def label(self) -> str:
-        """`cs-2, weight-streaming, software_release r1.7`."""
-        return ", ".join(filter(None, [self.system, self.strategy, self.circumstance]))
+        """`CS-2, weight-streaming, software_release r1.7`."""
+        system = self.points[0].point.candidate.system
+        name = system.noun.device if system.noun else system.name
+        return ", ".join(filter(None, [name, self.strategy, self.circumstance]))
+
+    def at(self, point: PointResult) -> str:
+        """One of its points: `16 CS-2, weight-streaming, software_release r1.7`."""
+        return ", ".join(filter(None, [point.machine, self.strategy, self.circumstance]))
+
+    @property
+    def devices_noun(self) -> str:
+        """Several of its devices, such as `CS-2`."""
+        return self.points[0].point.candidate.system.devices_noun
 
     @property
     def circumstance(self) -> str:

@@ -27,7 +27,7 @@ def successions(points: Sequence[PointResult]) -> dict[str, list[Change]]:
     for members in machines.values():
         names = {point.variant for point in members}
         if len(names) == len(members) > 1:
-            machine = f"{members[0].num_devices:,} x {members[0].system}"
+            machine = members[0].machine
             steps_of.setdefault(machine, [Change(before, after) for before, after in pairwise(members)])
     return steps_of
 

@@ -90,7 +90,7 @@ def variant_sentences(feasible: Sequence[PointResult], changes: Mapping[str, Seq
         return [_changed(name, group) for name, group in changes.items()]
     machines: dict[str, list[PointResult]] = {}
     for point in feasible:
-        machines.setdefault(f"{point.num_devices:,} x {point.system}", []).append(point)
+        machines.setdefault(point.machine, []).append(point)
     return [_times(name, members) for name, members in machines.items()]
 
 

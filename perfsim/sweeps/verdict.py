@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.prediction.result import SharedCaveat
 from perfsim.prediction.shared_caveats import confidence
+from perfsim.studies.decision_words import time_unit
 from perfsim.sweeps.analysis import Analysis
 from perfsim.sweeps.points import Circumstances, PointResult, settings_text
 from perfsim.sweeps.scaling import Match, Series
 from perfsim.sweeps.succession import policy_sentence
 from perfsim.sweeps.variants import variant_sentences
-from perfsim.units import DAY_S
 
 MAX_SENTENCES = 3
 """Most sentences of one kind; the page shows the rest."""
@@ -34,7 +34,7 @@ def _compared(analysis: Analysis) -> str:
     if len(analysis.targets) > 1:
         return " ".join(_scales(member) for member in series[:MAX_SENTENCES])
     first = min(analysis.feasible, key=lambda point: point.target_time.time_s)
-    head = f"{_machine(first)} reaches the target first, in {_days(first)} ({_band(first)})."
+    head = f"{_machine(first)} reaches the target first, in {_time(first)} ({_band(first)})."
     return f"{head} {_matched(analysis.matches) if analysis.matches else _scales(series[0])}"
 
 
@@ -47,20 +47,22 @@ def _of_variants(analysis: Analysis) -> list[str]:
 
 
 def _machine(point: PointResult) -> str:
-    """`16 x cs-2`, with the settings of the grid."""
-    return _with_settings(f"{point.num_devices:,} x {point.system}", point.circumstances)
+    """`16 CS-2`, with the settings of the grid."""
+    return _with_settings(point.machine, point.circumstances)
 
 
 def _with_settings(machine: str, settings: Circumstances) -> str:
     return " with ".join(filter(None, [machine, settings_text(settings)]))
 
 
-def _days(point: PointResult) -> str:
-    return f"{_number(point.target_time.time_s / DAY_S)} days"
+def _time(point: PointResult) -> str:
+    unit, scale = time_unit(point.target_time.time_s)
+    return f"{_number(point.target_time.time_s / scale)} {unit}"
 
 
 def _band(point: PointResult) -> str:
-    low, high = (_number(end / DAY_S) for end in point.target_time.band_s)
+    _, scale = time_unit(point.target_time.time_s)
+    low, high = (_number(end / scale) for end in point.target_time.band_s)
     return f"{low} to {high}"
 
 
@@ -74,33 +76,33 @@ def _matched(matches: Sequence[Match]) -> str:
     matched = [match for match in same_rival if match.fewest is not None]
     if not matched:
         series, rival = same_rival[0].series, same_rival[0].rival
-        system = _with_settings(series.system, series.circumstances)
+        system = _with_settings(series.devices_noun, series.circumstances)
         most = f"{series.counts[-1]:,}"
-        return f"No number of {system} up to {most} matches {_machine(rival)} ({_days(rival)})."
+        return f"No number of {system} up to {most} matches {_machine(rival)} ({_time(rival)})."
     largest = matched[-1]
     quarter = [match for match in matched if 4 * match.rival.num_devices <= largest.rival.num_devices]
     return " ".join(_match_sentence(match) for match in [*quarter[-1:], largest])
 
 
 def _match_sentence(match: Match) -> str:
-    fewest, rival = match.fewest, f"{_machine(match.rival)} ({_days(match.rival)})"
+    fewest, rival = match.fewest, f"{_machine(match.rival)} ({_time(match.rival)})"
     if fewest is None:
         return f"Nothing matches {rival}."
     count = fewest.num_devices
     if match.between is not None:
         slower, about = match.between
-        system = _with_settings(match.series.system, match.series.circumstances)
+        system = _with_settings(match.series.devices_noun, match.series.circumstances)
         return (
-            f"About {_number(about)} x {system} match {rival}: {_takes(slower)}, {_takes(fewest)} "
+            f"About {_number(about)} {system} match {rival}: {_takes(slower)}, {_takes(fewest)} "
             f"({_certainty(match, count)})."
         )
     smallest = " or fewer" if 1 < count == match.series.counts[0] else ""
     verb = "matches" if count == 1 else "match"
-    return f"{_machine(fewest)}{smallest} {verb} {rival}: {_days(fewest)} ({_certainty(match, count)})."
+    return f"{_machine(fewest)}{smallest} {verb} {rival}: {_time(fewest)} ({_certainty(match, count)})."
 
 
 def _takes(point: PointResult) -> str:
-    return f"{point.num_devices:,} {'takes' if point.num_devices == 1 else 'take'} {_days(point)}"
+    return f"{point.num_devices:,} {'takes' if point.num_devices == 1 else 'take'} {_time(point)}"
 
 
 def _certainty(match: Match, count: int) -> str:
@@ -114,13 +116,13 @@ def _certainty(match: Match, count: int) -> str:
 def _scales(series: Series) -> str:
     first, last = series.points[0], series.points[-1]
     if first is last:
-        return f"{_machine(first)} takes {_days(first)} at its best batch."
+        return f"{_machine(first)} takes {_time(first)} at its best batch."
     small, large = first.target_time, last.target_time
     ratio = last.num_devices / first.num_devices
     split = split_speedup(small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens)
     return (
-        f"From {first.num_devices:,} to {_machine(last)} the time falls from {_days(first)} to "
-        f"{_days(last)}: a scaling efficiency of {_percent(series.efficiency(last))} relative to the "
+        f"From {first.num_devices:,} to {_machine(last)} the time falls from {_time(first)} to "
+        f"{_time(last)}: a scaling efficiency of {_percent(series.efficiency(last))} relative to the "
         f"smallest machine ({_percent(split.hardware)} in throughput, {_percent(split.statistical)} in "
         "tokens to the target)."
     )

@@ -29,7 +29,7 @@ OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElemen
 @pytest.fixture(scope="session")
 def report(factory: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_study_page(
-        factory.study_result(), tmp_path_factory.mktemp("study"), trace_name="trace.json.gz"
+        factory.study_result(), tmp_path_factory.mktemp("study"), trace_names=["trace.json.gz"]
     )
 
 
@@ -135,7 +135,7 @@ def test_a_phones_tall_legend_takes_no_room_from_the_bars(open_page: Callable, r
 
 
 def test_hostile_names_run_nothing(open_page: Callable, factory: ModuleType, tmp_path: Path) -> None:
-    opened = open_page(write_study_page(factory.hostile_result(), tmp_path, trace_name=None))
+    opened = open_page(write_study_page(factory.hostile_result(), tmp_path))
     assert opened.page.evaluate("() => window.stolen === undefined")
     assert opened.page.locator("img").count() == 0
     assert opened.errors == []

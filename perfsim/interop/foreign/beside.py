@@ -7,7 +7,7 @@ from pathlib import Path
 from perfsim.catalog import default_catalog
 from perfsim.errors import InputError
 from perfsim.interop.foreign import huggingface
-from perfsim.interop.foreign.shape import Shape
+from perfsim.interop.foreign.shape import Experts, Latent, Shape
 from perfsim.interop.foreign.source import Source
 from perfsim.workload import TransformerConfig
 
@@ -48,6 +48,7 @@ def _shape(path: Path) -> Shape | None:
 
 def shape_of(model: TransformerConfig) -> Shape:
     """The shape of a model of the catalogue."""
+    latent = model.latent_attention
     return Shape(
         layers=model.num_layers,
         hidden=model.hidden_size,
@@ -65,6 +66,36 @@ def shape_of(model: TransformerConfig) -> Shape:
         norms=model.norms_per_layer,
         bias_qkv=model.has_attention_bias,
         bias_out=model.has_attention_bias,
-        bias_mlp=model.bias,
+        bias_mlp=model.bias if model.experts is None else model.has_expert_bias,
         bias_head=model.head_bias,
+        qk_norm=2 * model.head_size if model.qk_layernorm else 0,
+        experts=_experts(model),
+        latent=None
+        if latent is None
+        else Latent(
+            query_rank=latent.q_lora_rank,
+            kv_rank=latent.kv_lora_rank,
+            nope=latent.qk_nope_head_dim,
+            rope=latent.qk_rope_head_dim,
+            value=latent.v_head_dim,
+        ),
+        window=model.sliding_window,
+        window_pattern=model.sliding_window_pattern,
+        mtp_layers=model.mtp_num_layers,
+    )
+
+
+def _experts(model: TransformerConfig) -> Experts | None:
+    experts = model.experts
+    if experts is None:
+        return None
+    return Experts(
+        count=experts.num_experts,
+        active=experts.top_k,
+        ffn=experts.ffn_hidden_size,
+        pattern=tuple(experts.in_layer(layer) for layer in range(model.num_layers)),
+        shared_ffn=experts.shared_ffn_hidden_size,
+        groups=experts.groups,
+        top_groups=experts.top_groups,
+        router_bias=model.has_expert_bias,
     )

@@ -111,6 +111,7 @@ def _fields(settings: Settings, family: str) -> Fields:
         REFINEMENTS[family](settings, fields)
     fields["latent"] = _latent(settings)
     fields["experts"] = _experts(settings, fields, family)
+    fields["mtp_layers"] = settings.integer("num_nextn_predict_layers", default=0, least=0, most=16) or 0
     return fields
 
 
@@ -149,19 +150,24 @@ def _experts(settings: Settings, fields: Fields, family: str) -> Experts | None:
     if family == "llama4_text":
         shared_ffn = width
         fields["ffn"] = settings.integer("intermediate_size_mlp", default=fields["ffn"], most=MOST_WIDTH)
+    pattern = _expert_layers(settings, fields["layers"], family)
+    if not any(pattern):
+        return None
     return Experts(
         count=count,
         active=settings.needed(*ACTIVE, most=count),
         ffn=width,
-        layers=_expert_layers(settings, fields["layers"], family),
+        pattern=pattern,
         shared_ffn=(shared or 0) * width if shared_ffn is None else shared_ffn,
         shared_gate=family == "qwen2_moe",
         router_bias=family == "gpt_oss" or settings.text("topk_method") == "noaux_tc",
+        groups=settings.integer("n_group", default=1, most=count) or 1,
+        top_groups=settings.integer("topk_group", default=1, most=count) or 1,
     )
 
 
-def _expert_layers(settings: Settings, layers: int, family: str) -> int:
-    """How many layers have experts."""
+def _expert_layers(settings: Settings, layers: int, family: str) -> tuple[bool, ...]:
+    """Which layers have experts."""
     first = settings.integer("first_k_dense_replace", default=0, least=0, most=layers) or 0
     every = settings.integer(
         "moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step", default=1, least=0
@@ -171,8 +177,8 @@ def _expert_layers(settings: Settings, layers: int, family: str) -> int:
     dense = {int(layer) for layer in only if isinstance(layer, int)} if isinstance(only, list) else set()
     step = max(1, every or 1)
     if family.startswith("deepseek"):
-        return sum(layer >= first and layer % step == 0 for layer in range(layers))
-    return sum(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+        return tuple(layer >= first and layer % step == 0 for layer in range(layers))
+    return tuple(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))
 
 
 def _remarks(settings: Settings, fields: Fields, family: str) -> Iterator[Gap]:
@@ -181,15 +187,39 @@ def _remarks(settings: Settings, fields: Fields, family: str) -> Iterator[Gap]:
         yield Gap(
             f"{known} is read with the names and defaults of Llama; check the count", changes_model=False
         )
-    window = settings.integer("sliding_window", "window_size", least=0) if _windowed(settings) else None
-    if window and window < fields["positions"]:
-        yield Gap(f"attention in a sliding window of {window}; taken as full attention", changes_model=False)
+    yield from _window(settings, fields, family)
     if family == "gpt_neo":
         yield Gap("local attention in every second layer; taken as full attention", changes_model=False)
-    if settings.integer("num_nextn_predict_layers", least=0):
-        yield Gap("layers that predict further tokens, which are not counted", changes_model=False)
+    if fields["mtp_layers"]:
+        yield Gap("layers that predict further tokens, which the count leaves out", changes_model=False)
     if family == "gpt_neox" and settings.flag("use_parallel_residual", default=True):
         yield Gap("attention and MLP that read the same input, each by its own norm", changes_model=False)
+
+
+ALTERNATING = ("gpt_oss", "gemma2")
+"""Families whose layers have a window and all positions in turn, beginning with a window."""
+
+
+def _window(settings: Settings, fields: Fields, family: str) -> Iterator[Gap]:
+    """Sets the window of `fields`; a gap where its layers follow no pattern."""
+    window = settings.integer("sliding_window", "window_size", least=0) if _windowed(settings) else None
+    if not window or window >= fields["positions"]:
+        return
+    every = settings.integer("sliding_window_pattern", most=MOST_LAYERS)
+    types = settings.raw("layer_types")
+    if isinstance(types, list):
+        windowed = [str(name).startswith("sliding") for name in types]
+        full = next((layer for layer, has in enumerate(windowed, 1) if not has), None)
+        if windowed != [full is None or layer % full != 0 for layer in range(1, len(windowed) + 1)]:
+            words = f"attention in a sliding window of {window} in some layers; taken as full attention"
+            yield Gap(words, changes_model=False)
+            return
+        every = full
+    elif every is None and family in ALTERNATING:
+        every = 2
+    if every == 1:
+        return
+    fields.update(window=window, window_pattern=every)
 
 
 def _windowed(settings: Settings) -> bool:

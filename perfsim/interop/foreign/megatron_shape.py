@@ -54,7 +54,7 @@ def read_shape(settings: Settings, gaps: list[Gap]) -> Shape:
     if settings.flag("untie_embeddings_and_output_weights"):
         tied = False
     norm = settings.text("normalization", default="LayerNorm").casefold()
-    latent = _latent(settings)
+    latent, window = _latent(settings), _window(settings)
     return Shape(
         layers=layers,
         hidden=hidden,
@@ -76,6 +76,9 @@ def read_shape(settings: Settings, gaps: list[Gap]) -> Shape:
         bias_mlp=bias,
         experts=_experts(settings, layers, ffn),
         latent=latent,
+        window=window[0] if window is not None else None,
+        window_pattern=window[1] if window is not None else None,
+        mtp_layers=settings.integer("mtp_num_layers", default=0, least=0, most=16) or 0,
         remarks=tuple(_remarks(settings)),
     )
 
@@ -127,24 +130,36 @@ def _experts(settings: Settings, layers: int, ffn: int) -> Experts | None:
         count=count,
         active=settings.integer("moe_router_topk", default=2, most=count) or 2,
         ffn=settings.integer("moe_ffn_hidden_size", default=ffn, most=MOST_WIDTH) or ffn,
-        layers=_expert_layers(settings, layers),
+        pattern=_expert_layers(settings, layers),
         shared_ffn=settings.integer("moe_shared_expert_intermediate_size", default=0, least=0) or 0,
         shared_gate=settings.flag("moe_shared_expert_gate"),
+        groups=settings.integer("moe_router_num_groups", default=1, most=count) or 1,
+        top_groups=settings.integer("moe_router_group_topk", default=1, most=count) or 1,
     )
 
 
-def _expert_layers(settings: Settings, layers: int) -> int:
-    """How many layers have experts: one in so many, or a pattern such as `([0]*3+[1]*58)`."""
+def _expert_layers(settings: Settings, layers: int) -> tuple[bool, ...]:
+    """Which layers have experts: one in so many, or a pattern such as `([0]*3+[1]*58)`."""
     given = settings.raw("moe_layer_freq")
     if isinstance(given, list):
-        return sum(1 for layer in given if layer in (1, True))
+        return _of_length(tuple(layer in (1, True) for layer in given), layers, settings)
     text = str(1 if given is None else given).replace(" ", "")
     if text.isdigit() and int(text) > 0:
-        return sum(layer % int(text) == 0 for layer in range(layers))
+        return tuple(layer % int(text) == 0 for layer in range(layers))
     blocks = re.findall(r"\[([01,]+)\](?:\*(\d{1,4}))?", text)
     if not blocks:
         raise settings.error("moe_layer_freq", f"{text[:60]!r} is neither a number nor a pattern of 0 and 1")
-    return sum(block.count("1") * int(times or 1) for block, times in blocks)
+    digits = "".join(block.replace(",", "") * int(times or 1) for block, times in blocks)
+    return _of_length(tuple(digit == "1" for digit in digits), layers, settings)
+
+
+def _of_length(pattern: tuple[bool, ...], layers: int, settings: Settings) -> tuple[bool, ...]:
+    if len(pattern) != layers or not any(pattern):
+        words = (
+            f"a pattern of {len(pattern)} layers, {sum(pattern)} of them with experts, for {layers} layers"
+        )
+        raise settings.error("moe_layer_freq", words)
+    return pattern
 
 
 def _latent(settings: Settings) -> Latent | None:
@@ -160,7 +175,20 @@ def _latent(settings: Settings) -> Latent | None:
 
 
 def _remarks(settings: Settings) -> Iterator[Gap]:
-    if str(settings.raw("window_size")) not in ("None", "(-1,-1)"):
+    if _has_window(settings) and _window(settings) is None:
         yield Gap("attention in a sliding window; taken as full attention", changes_model=False)
     if settings.integer("mtp_num_layers", least=0):
-        yield Gap("layers that predict further tokens, which are not counted", changes_model=False)
+        yield Gap("layers that predict further tokens, which the count leaves out", changes_model=False)
+
+
+def _has_window(settings: Settings) -> bool:
+    return str(settings.raw("window_size")) not in ("None", "(-1,-1)")
+
+
+def _window(settings: Settings) -> tuple[int, int | None] | None:
+    """The window and how often a layer attends to all positions; None where it is not said in numbers."""
+    size = re.match(r"[\[(]?(\d{1,8})", str(settings.raw("window_size")))
+    every = settings.raw("window_attn_skip_freq")
+    if not _has_window(settings) or size is None or isinstance(every, list) or int(size[1]) < 1:
+        return None
+    return int(size[1]), settings.integer("window_attn_skip_freq", most=MOST_LAYERS)

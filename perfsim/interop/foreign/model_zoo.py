@@ -155,7 +155,9 @@ def _experts(model: Settings, ffn: int) -> Experts | None:
     layers = model.needed("num_hidden_layers", most=MOST_LAYERS)
     shared = model.integer("moe_params.num_shared_experts", default=0, least=0) or 0
     active = model.integer("moe_params.top_k", "top_k", "moe.top_k", default=1, most=count)
-    return Experts(count=count, active=active or 1, ffn=ffn, layers=layers, shared_ffn=shared * ffn)
+    return Experts(
+        count=count, active=active or 1, ffn=ffn, pattern=(True,) * layers, shared_ffn=shared * ffn
+    )
 
 
 # ----------------------------------------------------------------------------------------- recipe

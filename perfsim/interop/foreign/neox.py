@@ -147,8 +147,14 @@ def _experts(settings: Settings, layers: int, ffn: int) -> Experts | None:
     if not count or count == 1:
         return None
     every = settings.integer("moe_expert_interval", "expert_interval", default=1) or 1
+    every = min(every, layers)
     active = settings.integer("moe_top_k", default=1, most=count) or 1
-    return Experts(count=count, active=active, ffn=ffn, layers=max(1, layers // every))
+    return Experts(
+        count=count,
+        active=active,
+        ffn=ffn,
+        pattern=tuple((layer + 1) % every == 0 for layer in range(layers)),
+    )
 
 
 def _layout(settings: Settings, tensor: int) -> tuple[ParallelLayout, int | None, int | None]:

@@ -1,7 +1,8 @@
 """The shape of any transformer that a foreign file may describe: its exact count, and the nearest model here.
 
-`TransformerConfig` holds dense models with equal layers. A file may hold experts, latent attention or heads
-of another width: these count their parameters here, and are named as gaps of the description.
+A file may hold what `TransformerConfig` does not: experts in irregular layers, sinks, gates of shared
+experts, norms with other vectors. They count their parameters here, and are named as gaps of the
+description.
 """
 
 from __future__ import annotations
@@ -25,19 +26,47 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """A mixture of experts in `layers` layers; the other layers have the dense MLP of the shape."""
+    """A mixture of experts in some layers; the other layers have the dense MLP of the shape."""
 
     count: int
     active: int
     """Experts that compute each token, shared ones apart."""
     ffn: int
     """Width of one expert."""
-    layers: int
+    pattern: tuple[bool, ...]
+    """Whether each layer has experts."""
     shared_ffn: int = 0
     """Width of all shared experts together."""
     shared_gate: bool = False
     """Whether a vector of hidden width weighs the shared expert."""
     router_bias: bool = False
+    groups: int = 1
+    top_groups: int = 1
+
+    @property
+    def layers(self) -> int:
+        """Layers with experts."""
+        return sum(self.pattern)
+
+    def fields(self, shape: Shape) -> dict[str, Any]:
+        """The fields of the nearest `workload.Experts`."""
+        first, interval = _regular(self.pattern)
+        reached = self.top_groups * self.count // self.groups
+        grouped = self.count % self.groups == 0 and self.top_groups <= self.groups and reached >= self.active
+        given = {
+            "shared_ffn_hidden_size": (self.shared_ffn, 0),
+            "first_dense_layers": (first, 0),
+            "interval": (interval, 1),
+            "groups": (self.groups if grouped else 1, 1),
+            "top_groups": (self.top_groups if grouped else 1, 1),
+        }
+        return {
+            "num_experts": self.count,
+            "top_k": self.active,
+            "ffn_hidden_size": self.ffn,
+            **{name: value for name, (value, usual) in given.items() if value != usual},
+            **({"bias": True} if shape.bias_mlp and not shape.has_shifts else {}),
+        }
 
     def parameters(self, shape: Shape) -> int:
         """Of one layer."""
@@ -62,6 +91,16 @@ class Latent:
     """Width of a head's part without positions."""
     rope: int
     value: int
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of `workload.LatentAttention`."""
+        return {
+            **({} if self.query_rank is None else {"q_lora_rank": self.query_rank}),
+            "kv_lora_rank": self.kv_rank,
+            "qk_nope_head_dim": self.nope,
+            "qk_rope_head_dim": self.rope,
+            "v_head_dim": self.value,
+        }
 
     def parameters(self, shape: Shape) -> int:
         """Matrices and latent norms of one layer."""
@@ -108,6 +147,12 @@ class Shape:
     """Further parts with their parameters: projections of the embedding, token types, sinks."""
     experts: Experts | None = None
     latent: Latent | None = None
+    window: int | None = None
+    """Positions that a position attends to in layers with a window."""
+    window_pattern: int | None = None
+    """Every n-th layer attends to all; None: every layer has the window."""
+    mtp_layers: int = 0
+    """Layers that predict further tokens, which the count leaves out."""
     remarks: tuple[Gap, ...] = ()
     """Gaps that do not follow from the fields above."""
 
@@ -129,7 +174,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All parameters, with embedding and untied head."""
+        """All parameters, with embedding and untied head, without layers that predict further tokens."""
         routed = self.experts.layers if self.experts is not None else 0
         norms = (self.norms * self.layers + self.final_norm) * self.norm_vectors * self.hidden
         total = self.layers * self.attention_parameters + norms
@@ -147,17 +192,29 @@ class Shape:
         )
 
     # ------------------------------------------------------------------------------ description
+    @property
+    def has_shifts(self) -> bool:
+        """Whether norms have a shift, as models with biases do."""
+        return self.norm_vectors == 2
+
     def fields(self) -> dict[str, Any]:
         """The fields of the nearest `TransformerConfig`, without its name."""
-        heads = self.heads if self.hidden % self.heads == 0 else _divisor(self.hidden, self.heads)
-        groups = self.kv_heads if heads % self.kv_heads == 0 else _divisor(heads, self.kv_heads)
-        bias = self.bias_mlp
+        groups = self.kv_heads if self.heads % self.kv_heads == 0 else _divisor(self.heads, self.kv_heads)
+        only_experts = self.experts is not None and all(self.experts.pattern)
+        bias = self.bias_mlp and (self.has_shifts or not only_experts)
+        own_width = self.latent is None and self.heads * self.head_dim != self.hidden
         return {
             "num_layers": self.layers,
             "hidden_size": self.hidden,
-            "num_attention_heads": heads,
-            **({"num_query_groups": groups} if groups != heads and self.latent is None else {}),
-            "ffn_hidden_size": self._active_ffn,
+            "num_attention_heads": self.heads,
+            **({"num_query_groups": groups} if groups != self.heads and self.latent is None else {}),
+            **({"head_dim": self.head_dim} if own_width else {}),
+            **({"latent_attention": self.latent.fields()} if self.latent is not None else {}),
+            **({"qk_layernorm": True} if self.qk_norm == 2 * self.head_dim else {}),
+            **(self._window_fields() if self.window is not None and self.causal else {}),
+            "ffn_hidden_size": self.ffn,
+            **({"experts": self.experts.fields(self)} if self.experts is not None else {}),
+            **({"mtp_num_layers": self.mtp_layers} if self.mtp_layers and self.causal else {}),
             "vocab_size": self.vocab,
             "max_position_embeddings": self.positions,
             "position_embedding": self.embedding,
@@ -166,22 +223,21 @@ class Shape:
             "bias": bias,
             **({"attention_bias": self.bias_qkv} if self.bias_qkv != bias else {}),
             **({"head_bias": True} if self.bias_head else {}),
-            **({"norms_per_layer": 1} if self.norms == 1 else {}),
+            **({"norms_per_layer": 1} if self.norms == 1 and self.experts is None else {}),
             **({"causal": False} if not self.causal else {}),
         }
 
-    @property
-    def _active_ffn(self) -> int:
-        """Width of the MLP that a token passes: dense, or the active and shared experts together."""
-        experts = self.experts
-        return self.ffn if experts is None else experts.active * experts.ffn + experts.shared_ffn
+    def _window_fields(self) -> dict[str, Any]:
+        every = {} if self.window_pattern is None else {"sliding_window_pattern": self.window_pattern}
+        return {"sliding_window": self.window, **every}
 
     def gaps(self) -> list[Gap]:
         """What `fields` cannot say, the large ones first."""
         gaps = sorted([*self._large_gaps(), *self.remarks], key=lambda gap: not gap.changes_model)
         if any(gap.changes_model for gap in gaps):
             return gaps
-        described = parameters(TransformerConfig(name="nearest", **self.fields())).total
+        counts = parameters(TransformerConfig.model_validate({"name": "nearest", **self.fields()}))
+        described = counts.total - counts.mtp
         if described != self.parameters:
             gaps.append(
                 Gap(
@@ -193,32 +249,23 @@ class Shape:
         return gaps
 
     def _large_gaps(self) -> Iterator[Gap]:
-        experts, latent = self.experts, self.latent
-        if experts is not None:
-            shared = f" and shared experts of width {experts.shared_ffn}" if experts.shared_ffn else ""
-            others = self.layers - experts.layers
-            dense = f", {others} dense layer{'s' * (others > 1)}" if others else ""
+        experts = self.experts
+        if experts is not None and _in_layers(self.layers, *_regular(experts.pattern)) != experts.pattern:
+            numbers = ", ".join(str(layer) for layer, has in enumerate(experts.pattern, 1) if has)
+            first, interval = _regular(experts.pattern)
             yield Gap(
-                f"a mixture of {experts.count} experts of width {experts.ffn}, {experts.active} for each "
-                f"token{shared} in {experts.layers} layers{dense}; described with a dense MLP of width "
-                f"{self._active_ffn}"
-            )
-        if latent is not None:
-            yield Gap(
-                f"latent attention (ranks {latent.query_rank or 'none'} and {latent.kv_rank}, heads of "
-                f"{latent.nope} + {latent.rope} and {latent.value}); described with "
-                f"{self.fields()['num_attention_heads']} heads of keys and values"
-            )
-        elif self.heads * self.head_dim != self.hidden:
-            heads = self.fields()["num_attention_heads"]
-            yield Gap(
-                f"{self.heads} heads of width {self.head_dim}, {self.heads * self.head_dim} in all beside "
-                f"hidden size {self.hidden}; described with {heads} heads of width {self.hidden // heads}"
+                f"experts in layers {numbers[:60]}{'...' * (len(numbers) > 60)}; described in every "
+                f"{interval}. layer after the first {first}",
+                changes_model=False,
             )
 
     def _small_parts(self) -> Iterator[str]:
         """Parts that are counted otherwise in a description."""
-        if self.qk_norm:
+        if self.experts is not None and self.experts.shared_gate:
+            yield "a gate of the shared experts"
+        if self.experts is not None and self.experts.router_bias and "bias" not in self.experts.fields(self):
+            yield "biases of the router"
+        if self.qk_norm and self.qk_norm != 2 * self.head_dim:
             yield "norms of queries and keys"
         if self.norms > 2:
             yield f"{self.norms} norms a layer"
@@ -240,3 +287,24 @@ SMALL = 0.005
 def _divisor(number: int, most: int) -> int:
     """The largest divisor that is not above `most`."""
     return next(count for count in range(min(number, most), 0, -1) if number % count == 0)
+
+
+_MOST_INTERVAL = 64
+"""Largest interval of layers with experts that is looked for."""
+
+
+def _in_layers(layers: int, first: int, interval: int) -> tuple[bool, ...]:
+    return tuple(layer >= first and (layer + 1) % interval == 0 for layer in range(layers))
+
+
+def _regular(pattern: tuple[bool, ...]) -> tuple[int, int]:
+    """Layers before the first with experts and their interval, that give this pattern or as many layers."""
+    first, layers = pattern.index(True), len(pattern)
+    intervals = range(1, min(layers, _MOST_INTERVAL) + 1)
+    candidates = [(start, interval) for start in (first, 0) for interval in intervals]
+    candidates.append((layers - sum(pattern), 1))
+    made = {candidate: _in_layers(layers, *candidate) for candidate in candidates}
+    exact = (candidate for candidate, own in made.items() if own == pattern)
+    as_many = (candidate for candidate, own in made.items() if sum(own) == sum(pattern))
+    first_dense, interval = next(exact, None) or next(as_many)
+    return (first_dense if first_dense >= interval or interval == 1 else 0), interval

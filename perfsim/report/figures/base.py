@@ -8,6 +8,7 @@ page's style sheet decides between light and dark.
 from __future__ import annotations
 
 import html
+import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, YELLOW, GREY, PALE = "#CC79A7", "#56B4E9", "#F0E442", "#8A8F98", "#C9CDD3"
 
 BREAK = "<br>"
+MOST_TICKS = 8
+"""Of an axis; more would overlap on a phone."""
 LABEL_CHARS = 24
 """Most characters in a line of a label that is wrapped, unless a word is longer."""
 LINE_PX = 15
@@ -39,6 +42,7 @@ _PART_COLOURS: tuple[tuple[str, str], ...] = (
     ("weight_stream", PURPLE),
     ("gradient", VERMILLION),
     ("spill", ORANGE),
+    ("offload", ORANGE),
     ("input", YELLOW),
     ("recompute", YELLOW),
     ("optimizer", GREEN),
@@ -153,6 +157,37 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
         "fixedrange": True,
     }
     return style | more
+
+
+def log_axis(title: str, values: Iterable[float], **more: Any) -> dict[str, Any]:
+    """A logarithmic axis over these values whose ticks are written out: 20, 50, 100 and not 2, 5, 100."""
+    ticks = log_ticks(values)
+    shown = {"tickmode": "array", "tickvals": ticks, "ticktext": [short(tick) for tick in ticks]}
+    return axis(title, type="log", **(shown | more))
+
+
+def log_ticks(values: Iterable[float]) -> list[float]:
+    """At most `MOST_TICKS` round numbers that span the values, the first and last not inside them."""
+    known = [value for value in values if value > 0 and math.isfinite(value)]
+    if not known:
+        return [1.0, 10.0]
+    first, last = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)) + 1e-9)
+    for leads in ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,)):
+        marks = sorted(lead * 10.0**power for power in range(first, last + 1) for lead in leads)
+        low = max((mark for mark in marks if mark <= min(known)), default=marks[0])
+        high = min((mark for mark in marks if mark >= max(known)), default=marks[-1])
+        ticks = [float(f"{mark:.3g}") for mark in marks if low <= mark <= high]
+        if len(ticks) <= MOST_TICKS:
+            return ticks
+    return ticks[:: math.ceil(len(ticks) / MOST_TICKS)]
+
+
+def short(value: float) -> str:
+    """`0.3 M`, `20`, `1.5 k`: a number of a tick."""
+    for least, scale, prefix in ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e5, 1e6, "M"), (1e4, 1e3, "k")):
+        if value >= least:
+            return f"{value / scale:.3g} {prefix}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def layout(title: str, *, height: int, **more: Any) -> dict[str, Any]:

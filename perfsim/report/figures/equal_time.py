@@ -17,7 +17,7 @@ def equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure
     `forward` matches the other machine's counts by the first, `backward` the first's by the other. The band
     is vertical for the former and horizontal for the latter.
     """
-    first, rival = forward[0].series.system, backward[0].series.system
+    first, rival = forward[0].series.devices_noun, backward[0].series.devices_noun
     up, across = _inside(forward), _inside(backward)
     points = sorted(
         [(match.rival.num_devices, match.equal.typical) for match in up]
@@ -36,8 +36,8 @@ def equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure
         hoverinfo="skip",
     )
     line = go.Scatter(
-        x=[x for x, _ in points],
-        y=[y for _, y in points],
+        x=[float(x) for x, _ in points if x],
+        y=[float(y) for _, y in points if y],
         mode="lines",
         line={"color": base.BLUE, "width": 2},
         name="on the same day",
@@ -46,8 +46,8 @@ def equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure
     style = base.layout(
         f"{base.esc(first)} and {base.esc(rival)} that finish on the same day",
         height=440,
-        xaxis=base.axis(f"{base.esc(rival)}", type="log", dtick="D2", exponentformat="none"),
-        yaxis=base.axis(f"{base.esc(first)}", type="log", dtick="D2", exponentformat="none"),
+        xaxis=base.log_axis(base.esc(rival), [float(x) for x, _ in points if x]),
+        yaxis=base.log_axis(base.esc(first), [float(y) for _, y in points if y]),
     )
     marks = [
         _marks(up, base.BLUE, "circle", across=False),
@@ -80,7 +80,7 @@ def _marks(matches: Sequence[Match], colour: str, symbol: str, *, across: bool) 
         y=counts if across else equal,
         mode="markers",
         marker={"color": colour, "symbol": symbol, "size": 8},
-        name=f"counts of {base.esc(matches[0].rival.system)}" if matches else "",
+        name=f"counts of {base.esc(matches[0].rival.devices_noun)}" if matches else "",
         customdata=[base.esc(_hover(match)) for match in matches],
         hovertemplate="%{customdata}<extra></extra>",
         showlegend=series is not None,
@@ -98,7 +98,7 @@ def _hover(match: Match) -> str:
         "?" if value is None else text.number(value) for value in (equal.low, equal.typical, equal.high)
     )
     time = text.duration(rival.target_time.time_s)
-    return f"{rival.num_devices:,} {rival.system} ({time}): {middle} {match.series.system} ({low} to {high})"
+    return f"{rival.machine} ({time}): {middle} {match.series.devices_noun} ({low} to {high})"
 
 
 def equal_time_alt(matches: Sequence[Match]) -> str:

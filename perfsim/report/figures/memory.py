@@ -32,18 +32,26 @@ class _Row:
 
 
 def memory(result: StudyResult) -> go.Figure:
-    """Stacked bars; one subplot for each capacity, in the unit in which that capacity is stated."""
+    """Stacked bars; one subplot for each capacity, all in one unit."""
     groups = _groups(result)
+    unit = _unit(groups)
     order = base.union(row.bar.parts_bytes for rows in groups for row in rows)
     styles = base.part_styles(order)
     traces: list[Any] = []
-    style = base.layout(_title(groups), height=0, barmode="stack", bargap=0.3, shapes=[], annotations=[])
+    style = base.layout(
+        f"Peak memory by what it holds ({unit[0]})",
+        height=0,
+        barmode="stack",
+        bargap=0.3,
+        shapes=[],
+        annotations=[],
+    )
     style["legend"]["traceorder"] = "normal"
     drawn: set[str] = set()
     for index, (rows, domain) in enumerate(zip(groups, _domains(groups), strict=True)):
         suffix = str(index + 1) if index else ""
-        traces += _bars(rows, order, styles, suffix, drawn)
-        _axes(style, rows, domain, suffix)
+        traces += _bars(rows, order, styles, unit, suffix, drawn)
+        _axes(style, rows, domain, unit, suffix)
     style["height"] = _height(groups)
     return base.figure(traces, style)
 
@@ -79,9 +87,9 @@ def _groups(result: StudyResult) -> list[list[_Row]]:
     return list(groups.values())
 
 
-def _title(groups: Sequence[Sequence[_Row]]) -> str:
-    units = dict.fromkeys(text.memory_unit(rows[0].bar.capacity_bytes)[0] for rows in groups)
-    return f"Peak memory by what it holds ({' and '.join(units)})"
+def _unit(groups: Sequence[Sequence[_Row]]) -> tuple[str, float]:
+    """The unit of all bars, with its bytes."""
+    return text.memory_unit(*(row.bar.capacity_bytes for rows in groups for row in rows))
 
 
 _ROW_PX, _GAP_PX, _FRAME_PX = 54, 92, 150
@@ -110,10 +118,11 @@ def _bars(
     rows: Sequence[_Row],
     order: Sequence[str],
     styles: dict[str, dict[str, Any]],
+    unit: tuple[str, float],
     suffix: str,
     drawn: set[str],
 ) -> list[Any]:
-    unit, scale = text.memory_unit(rows[0].bar.capacity_bytes)
+    name, scale = unit
     traces = []
     for part in order:
         values = [row.bar.parts_bytes.get(part, 0.0) / scale for row in rows]
@@ -130,19 +139,24 @@ def _bars(
                 marker=styles[part],
                 xaxis=f"x{suffix}",
                 yaxis=f"y{suffix}",
-                hovertemplate=f"<b>%{{fullData.name}}</b><br>%{{x:.3g}} {unit}<extra>%{{y}}</extra>",
+                hovertemplate=f"<b>%{{fullData.name}}</b><br>%{{x:.3g}} {name}<extra>%{{y}}</extra>",
             )
         )
         drawn.add(part)
     return traces
 
 
-def _axes(style: dict[str, Any], rows: Sequence[_Row], domain: tuple[float, float], suffix: str) -> None:
-    capacity = rows[0].bar.capacity_bytes
-    unit, scale = text.memory_unit(capacity)
+def _axes(
+    style: dict[str, Any],
+    rows: Sequence[_Row],
+    domain: tuple[float, float],
+    unit: tuple[str, float],
+    suffix: str,
+) -> None:
+    capacity, (name, scale) = rows[0].bar.capacity_bytes, unit
     limit = capacity / scale if math.isfinite(capacity) else 0.0
     end = 1.1 * max([limit, *(row.total / scale for row in rows)])
-    style[f"xaxis{suffix}"] = base.axis(f"{unit} per device", range=[0, end], anchor=f"y{suffix}")
+    style[f"xaxis{suffix}"] = base.axis(f"{name} per device", range=[0, end], anchor=f"y{suffix}")
     style[f"yaxis{suffix}"] = base.axis("", autorange="reversed", domain=domain, anchor=f"x{suffix}")
     if not limit:
         return
@@ -150,20 +164,21 @@ def _axes(style: dict[str, Any], rows: Sequence[_Row], domain: tuple[float, floa
     place: dict[str, Any] = {"xref": f"x{suffix}", "yref": f"y{suffix} domain"}
     style["shapes"].append(place | {"type": "line", "x0": limit, "x1": limit, "y0": 0, "y1": 1, "line": line})
     note = {"x": limit, "y": 1, "xanchor": "right", "yanchor": "bottom", "showarrow": False}
-    style["annotations"].append(place | note | {"text": f"capacity {text.trim(text.number(limit))} {unit}"})
+    style["annotations"].append(place | note | {"text": f"capacity {text.trim(text.number(limit))} {name}"})
 
 
 def memory_table(result: StudyResult) -> Table:
     """Every place with its parts, total and share of the capacity."""
     rows = _rows(result)
     order = base.union(row.bar.parts_bytes for row in rows)
+    all_capacities = [row.bar.capacity_bytes for row in rows]
     cells = []
     for row in rows:
         capacity = row.bar.capacity_bytes
         sizes = [row.bar.parts_bytes.get(part, 0.0) for part in order]
-        parts = [text.memory(size, capacity) if size else text.NONE for size in sizes]
+        parts = [text.memory(size, *all_capacities) if size else text.NONE for size in sizes]
         share = text.percent(row.total / capacity)
-        cells.append([row.candidate, row.place, *parts, text.memory(row.total, capacity), share])
+        cells.append([row.candidate, row.place, *parts, text.memory(row.total, *all_capacities), share])
     columns = ["candidate", "place", *(text.human(part) for part in order), "total", "of capacity"]
     return Table(columns, cells, "Peak memory of one device.", frozenset(range(2, len(columns))))
 
@@ -174,9 +189,10 @@ def memory_alt(result: StudyResult) -> str:
     for row in _rows(result):
         if row.candidate not in fullest or row.total > fullest[row.candidate].total:
             fullest[row.candidate] = row
+    capacities = [row.bar.capacity_bytes for row in fullest.values()]
     words = "; ".join(
-        f"{name}: {text.memory(row.total, row.bar.capacity_bytes)} of "
-        f"{text.memory(row.bar.capacity_bytes, row.bar.capacity_bytes)} in {row.place}"
+        f"{name}: {text.memory(row.total, *capacities)} of "
+        f"{text.memory(row.bar.capacity_bytes, *capacities)} in {row.place}"
         for name, row in fullest.items()
     )
     return f"Stacked bars of peak memory with the capacity as a line. {words}."

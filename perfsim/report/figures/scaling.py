@@ -45,15 +45,20 @@ def scaling_curve(
         if linear:  # a thin ideal would vanish behind lines that follow it
             dotted.line.update(width=6, dash="solid", color=base.translucent(dotted.line.color, 0.3))
         traces += [dotted, line] if linear else [line, dotted]
-    across: dict[str, Any] = {"type": "log", "exponentformat": "none", "dtick": "D2"}
-    up = {**across, "exponentformat": "SI"}
+    devices, values = [point.num_devices for point in points], [point.value for point in points]
     if linear:
-        across = up = {"type": "linear", "rangemode": "tozero"}
+        xaxis = base.axis("devices", rangemode="tozero")
+        yaxis = base.axis(f"{quantity} ({unit})", rangemode="tozero")
+    else:
+        counts = sorted({float(count) for count in devices})
+        shown = {"tickvals": counts, "ticktext": [base.short(count) for count in counts]}
+        xaxis = base.log_axis("devices", devices, **(shown if len(counts) <= base.MOST_TICKS else {}))
+        yaxis = base.log_axis(f"{quantity} ({unit})", values)
     style = base.layout(
         f"{quantity.capitalize()} ({unit}) by number of devices",
         height=460,
-        xaxis=base.axis("devices", **across),
-        yaxis=base.axis(f"{quantity} ({unit})", **up),
+        xaxis=xaxis,
+        yaxis=yaxis,
     )
     return base.figure(traces, style)
 

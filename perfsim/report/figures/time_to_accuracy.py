@@ -20,11 +20,14 @@ def time_to_accuracy(result: StudyResult) -> go.Figure:
     traces: list[Any] = []
     for index, (name, candidate) in enumerate(zip(names, result.candidates, strict=True)):
         traces += _curve(name, candidate, index, unit, scale)
+    points = [point for candidate in result.candidates for point in candidate.batch_curve]
     style = base.layout(
         f"Time to the target ({unit}) by global batch (tokens)",
         height=500,
-        xaxis=base.axis("global batch (tokens)", type="log", exponentformat="SI", dtick="D2"),
-        yaxis=base.axis(f"time to the target ({unit})", type="log", exponentformat="none", dtick="D2"),
+        xaxis=base.log_axis("global batch (tokens)", [point.batch_tokens for point in points]),
+        yaxis=base.log_axis(
+            f"time to the target ({unit})", [point.time_to_accuracy_s / scale for point in points]
+        ),
         shapes=_critical_shapes(result),
         annotations=_critical_note(result),
     )

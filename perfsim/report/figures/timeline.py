@@ -33,13 +33,12 @@ class CutTimeline:
     bars: tuple[TimelineBar, ...]
     left_out: int
 
-    def note(self, trace_name: str | None) -> str:
-        """How many bars are missing, and where they are; empty without any."""
+    def note(self) -> str:
+        """How many bars are missing; empty without any."""
         if not self.left_out:
             return ""
         until = text.duration(max((bar.start_s for bar in self.bars), default=0.0))
-        where = f"; {trace_name} has all of them" if trace_name else ""
-        return f"{text.integer(self.left_out)} bars after {until} are not drawn{where}."
+        return f"{text.integer(self.left_out)} bars after {until} are not drawn."
 
 
 def cut_timelines(candidates: Sequence[CandidateResult], budget: int = MAX_BARS) -> list[CutTimeline]:
@@ -79,7 +78,7 @@ def timeline(candidate: CandidateResult, bars: Sequence[TimelineBar]) -> go.Figu
     categories = list(dict.fromkeys(bar.category for bar in bars))
     styles = base.part_styles(categories)
     traces = [
-        _bars([bar for bar in bars if bar.category == category], category, styles[category], unit, scale)
+        _bars([bar for bar in bars if bar.category == category], category, styles[category], scale)
         for category in categories
     ]
     style = base.layout(
@@ -97,7 +96,7 @@ def timeline(candidate: CandidateResult, bars: Sequence[TimelineBar]) -> go.Figu
     return base.figure(traces, style)
 
 
-def _bars(bars: Sequence[TimelineBar], category: str, marker: dict[str, Any], unit: str, scale: float) -> Any:
+def _bars(bars: Sequence[TimelineBar], category: str, marker: dict[str, Any], scale: float) -> Any:
     edge = {"width": 0.5 if len(bars) <= _OUTLINED else 0, "color": "rgba(60,60,60,0.45)"}
     # Plotly widens an opaque bar without outline to a whole pixel, which would hide its neighbours.
     flat = {"color": base.translucent(marker["color"], _NOT_QUITE_OPAQUE), "line": edge}
@@ -110,8 +109,13 @@ def _bars(bars: Sequence[TimelineBar], category: str, marker: dict[str, Any], un
         base=[_round(bar.start_s / scale) for bar in bars],
         x=[_round((bar.end_s - bar.start_s) / scale) for bar in bars],
         marker=flat,
-        customdata=[base.esc(_name(bar)) for bar in bars],
-        hovertemplate=f"<b>%{{customdata}}</b><br>from %{{base}} {unit}, takes %{{x}} {unit}<extra></extra>",
+        # Plotly's x of a bar with a base is where it ends, so what it takes is written out.
+        customdata=[
+            [base.esc(_name(bar)), text.duration(bar.start_s), text.duration(bar.end_s - bar.start_s)]
+            for bar in bars
+        ],
+        hovertemplate="<b>%{customdata[0]}</b><br>from %{customdata[1]}, takes %{customdata[2]}"
+        "<extra></extra>",
     )
 
 

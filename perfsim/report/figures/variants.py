@@ -75,7 +75,9 @@ def time_dots(series: Sequence[Series]) -> go.Figure:
     style = base.layout(
         f"Time to the target ({unit})",
         height=150 + 38 * len(points),
-        xaxis=base.axis(f"time to the target ({unit})", type="log", exponentformat="none", dtick=1),
+        xaxis=base.log_axis(
+            f"time to the target ({unit})", [end / scale for _, time in points for end in time.band_s]
+        ),
         yaxis=base.axis("", autorange="reversed"),
     )
     return base.figure([dots], style)
@@ -129,10 +131,10 @@ def change_table(changes: Changes) -> Table:
         [
             group,
             change.point.variant,
-            f"{change.point.num_devices:,} {text.TIMES} {change.point.system}",
+            change.point.machine,
             text.duration(change.point.prediction.step_time_s),
             text.NONE if change.point is change.base else _percent(change),
-            text.arrows(change.policy) or text.NONE,
+            change.policy or text.NONE,
             change.point.prediction.why.cause,
             change.point.prediction.why.remedy,
         ]

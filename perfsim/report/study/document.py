@@ -10,6 +10,7 @@ from perfsim.prediction.documents import document_of
 from perfsim.report.document import plain
 from perfsim.studies.result import CandidateResult, StudyResult
 from perfsim.units import DAY_S
+from perfsim.version import __version__
 
 _OF_CANDIDATE = (
     "steps",
@@ -38,6 +39,7 @@ def study_document(result: StudyResult, *, report: str = "index.html") -> dict[s
     document["verdict"] += _whole_runs(result.candidates)
     document["candidates"] = [_candidate(candidate) for candidate in result.candidates]
     document["report"] = report
+    document["version"] = __version__
     return document
 
 

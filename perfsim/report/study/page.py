@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from perfsim.report import text
 from perfsim.report.caveats import caveats_section, head_remarks
@@ -12,7 +13,7 @@ from perfsim.report.figures import resilience as resilience_figure
 from perfsim.report.figures import step_time as step_figure
 from perfsim.report.figures import time_to_accuracy as batch_figure
 from perfsim.report.figures import timeline as timeline_figure
-from perfsim.report.sections import Card, Head, Section
+from perfsim.report.sections import Card, Head, Link, Section
 from perfsim.report.study.decision import decision_sections, wall_line
 from perfsim.report.study.evidence import accuracy_table, assumptions_table, sampling_table
 from perfsim.report.study.laws import laws_section
@@ -22,7 +23,7 @@ from perfsim.report.study.why import why_table
 from perfsim.studies.result import CandidateResult, StudyResult
 
 
-def study_page(result: StudyResult, *, trace_name: str | None = None) -> tuple[str, list[Section], Head]:
+def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> tuple[str, list[Section], Head]:
     """Title, sections and head of a study's report."""
     sections = [
         _verdict(result),
@@ -37,7 +38,7 @@ def study_page(result: StudyResult, *, trace_name: str | None = None) -> tuple[s
         *_network(result),
         _memory(result),
         *_resilience(result),
-        *_timelines(result, trace_name),
+        *_timelines(result, trace_names),
         *_evidence(result),
     ]
     return result.title, sections, _head(result)
@@ -65,10 +66,17 @@ def _head(result: StudyResult) -> Head:
     )
     wall = wall_sentence(result.candidates)
     note = f"{note} {wall[0].upper()}{wall[1:]}." if wall else note
-    footer = f"Inputs: {result.inputs_digest}." if result.inputs_digest else ""
     caveats = head_remarks(result.caveats, result.verdict)
     answer = " ".join(filter(None, [result.verdict, decision.sentence if decision else ""]))
-    return Head(result.question, answer, caveats, cards, note if cards else "", footer)
+    return Head(
+        result.question,
+        answer,
+        caveats,
+        cards,
+        note if cards else "",
+        command=result.command,
+        digest=result.inputs_digest,
+    )
 
 
 def _verdict(result: StudyResult) -> Section:
@@ -190,20 +198,22 @@ def _resilience(result: StudyResult) -> list[Section]:
     ]
 
 
-def _timelines(result: StudyResult, trace_name: str | None) -> list[Section]:
-    where = f" All tasks are in {trace_name}, for Perfetto or chrome://tracing." if trace_name else ""
+def _timelines(result: StudyResult, trace_names: Sequence[str]) -> list[Section]:
     lead = (
         "Shows why a step takes as long as it does: gaps in a compute stream are waits, and the streams "
-        f"above or below show what it waits for. Drag to zoom, double-click to return.{where}"
+        "above or below show what it waits for. Drag to zoom, double-click to return."
     )
     sections = [Section("Timeline of a step", lead, slug="timeline")]
+    files = [*trace_names, *[""] * (len(result.candidates) - len(trace_names))]
     drawn = [
-        (name, candidate)
-        for name, candidate in zip(text.labels(result.candidates), result.candidates, strict=True)
+        (name, candidate, file)
+        for name, candidate, file in zip(
+            text.labels(result.candidates), result.candidates, files, strict=True
+        )
         if candidate.timeline
     ]
-    cuts = timeline_figure.cut_timelines([candidate for _, candidate in drawn])
-    for index, ((name, candidate), cut) in enumerate(zip(drawn, cuts, strict=True)):
+    cuts = timeline_figure.cut_timelines([candidate for _, candidate, _ in drawn])
+    for index, ((name, candidate, file), cut) in enumerate(zip(drawn, cuts, strict=True)):
         sections.append(
             Section(
                 name,
@@ -211,7 +221,8 @@ def _timelines(result: StudyResult, trace_name: str | None) -> list[Section]:
                 table=timeline_figure.timeline_table(candidate),
                 alt=timeline_figure.timeline_alt(candidate, name),
                 slug=f"timeline-{index}",
-                note=" ".join(filter(None, [cut.note(trace_name), _simulated(candidate)])),
+                note=" ".join(filter(None, [cut.note(), _simulated(candidate)])),
+                links=[Link(file, "all tasks, for ui.perfetto.dev or chrome://tracing")] if file else [],
                 level=3,
             )
         )

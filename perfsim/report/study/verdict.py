@@ -62,6 +62,13 @@ def _metrics(candidates: Sequence[CandidateResult]) -> list[_Metric]:
         time_s = c.production_time_s
         return f"{text.number(time_s / scale)} {unit}" if time_s is not None else text.NONE
 
+    def peak(c: CandidateResult) -> str:
+        share = text.percent(c.peak_memory_bytes / c.memory_capacity_bytes, 0)
+        return f"{text.memory(c.peak_memory_bytes, *capacities)} ({share})"
+
+    capacities = [candidate.memory_capacity_bytes for candidate in candidates]
+    step_unit, steps = text.in_one_unit(candidate.step_time_s for candidate in candidates)
+    of_step = dict(zip(map(id, candidates), steps, strict=True))
     production = [
         _Metric("time in production", produced),
         _Metric("its 90 % band", lambda c: band(c.production_band_s)),
@@ -72,21 +79,16 @@ def _metrics(candidates: Sequence[CandidateResult]) -> list[_Metric]:
         *(production if any(candidate.production for candidate in candidates) else []),
         _Metric("steps", lambda c: text.integer(c.steps)),
         _Metric("global batch, sequences", lambda c: text.integer(c.global_batch_size)),
-        _Metric("step", lambda c: text.duration(c.step_time_s)),
+        _Metric("step", lambda c: f"{of_step[id(c)]} {step_unit}"),
         _Metric("tokens/s", lambda c: text.integer(c.tokens_per_s), lambda c: c.tokens_per_s),
         _Metric("tokens/s per device", lambda c: text.integer(c.tokens_per_s / max(c.num_devices, 1))),
         _Metric("MFU", lambda c: text.percent(c.mfu), lambda c: c.mfu),
         _Metric("HFU", lambda c: text.percent(c.hfu)),
         _Metric("bubble", lambda c: text.percent(c.bubble_fraction)),
         _Metric("exposed communication", lambda c: text.percent(c.exposed_communication_fraction)),
-        _Metric("peak memory", _memory),
+        _Metric("peak memory", peak),
         _Metric("layout", lambda c: text.layout_long(c.layout)),
     ]
-
-
-def _memory(candidate: CandidateResult) -> str:
-    share = candidate.peak_memory_bytes / candidate.memory_capacity_bytes
-    return f"{text.peak_memory(candidate)} ({text.percent(share, 0)})"
 
 
 def verdict_table(result: StudyResult) -> Table:

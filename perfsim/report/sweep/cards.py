@@ -35,7 +35,7 @@ def _time_s(series: Series) -> float:
 
 def _card(series: Series, *, marked: bool) -> Card:
     time = series.fastest.target_time
-    name = f"{series.fastest.num_devices:,} {text.TIMES} {series.label}"
+    name = series.at(series.fastest)
     return Card(text.duration(time.time_s), f"band {text.duration_band(time.band_s)}", name, marked)
 
 

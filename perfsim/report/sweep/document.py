@@ -7,6 +7,7 @@ from typing import Any
 
 from perfsim.report.document import plain, text_with_rows
 from perfsim.sweeps.result import SweepResult
+from perfsim.version import __version__
 
 
 def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[str, Any]:
@@ -48,4 +49,5 @@ def _head(result: SweepResult, report: str) -> dict[str, Any]:
         "equal_time": equal_time,
         "verdict": result.verdict,
         "report": report,
+        "version": __version__,
     }

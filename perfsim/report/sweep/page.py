@@ -86,7 +86,15 @@ def _head(result: SweepResult) -> Head:
     cards, note = ([], "") if result.analysis.changes else cards_of(result.analysis)
     note = " ".join(filter(None, [note, *production_notes(result.feasible)]))
     caveats = head_remarks(result.caveats, result.verdict)
-    return Head(result.question, result.verdict, caveats, cards, note)
+    return Head(
+        result.question,
+        result.verdict,
+        caveats,
+        cards,
+        note,
+        command=f"perfsim sweep {result.name}",
+        digest=result.inputs_digest,
+    )
 
 
 def _scaling(series: Sequence[Series]) -> Section:
@@ -132,11 +140,15 @@ def _matches(analysis: Analysis) -> list[Section]:
     for number, (forward, backward) in enumerate(analysis.equal_times):
         first, rival = forward[0].series, backward[0].series
         lead = (
-            f"How many {first.system} and how many {rival.system} finish on the same day. Its band is that "
-            "of the ratio of the two times (90 %), which share one critical batch."
+            f"How many {first.devices_noun} and how many {rival.devices_noun} finish on the same day. "
+            "Its band is that of the ratio of the two times (90 %), which share one critical batch."
         )
         slug = f"equals-{number}" if number else "equals"
-        heading = "Equally fast machines" if not number else f"Equally fast: {first.system}, {rival.system}"
+        heading = (
+            "Equally fast machines"
+            if not number
+            else f"Equally fast: {first.devices_noun}, {rival.devices_noun}"
+        )
         sections.append(
             Section(
                 heading,
@@ -147,7 +159,7 @@ def _matches(analysis: Analysis) -> list[Section]:
                 slug=slug,
             )
         )
-        words = f"The other way: how many {rival.system} replace {first.system}."
+        words = f"The other way: how many {rival.devices_noun} replace {first.devices_noun}."
         sections.append(
             Section(
                 f"{heading}, the other way",

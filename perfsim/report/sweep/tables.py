@@ -18,7 +18,7 @@ def matches_table(matches: Sequence[Match]) -> Table:
     """For each machine, how many devices of another one are as fast."""
     rows = [
         [
-            _machine(match.rival),
+            match.rival.machine,
             text.duration(match.rival.target_time.time_s),
             _equal(match.equal.typical, match),
             f"{_equal(match.equal.low, match)} to {_equal(match.equal.high, match)}",
@@ -29,7 +29,7 @@ def matches_table(matches: Sequence[Match]) -> Table:
         ]
         for match in text.thinned(matches, MOST_ROWS)
     ]
-    system = matches[0].series.system
+    system = matches[0].series.devices_noun
     columns = (
         "machine", "its time", f"as many {system}", "90 % band", "fewest of the grid", "their time",
         "at least", "at most",
@@ -46,10 +46,6 @@ def _equal(count: float | None, match: Match) -> str:
         return f"> {text.integer(match.series.counts[-1])}"
     least = match.series.counts[0]
     return f"\u2264 {text.integer(least)}" if count <= least else text.number(count)
-
-
-def _machine(point: PointResult) -> str:
-    return f"{text.integer(point.num_devices)} {text.TIMES} {point.system}"
 
 
 def _count(count: int | None, match: Match) -> str:

@@ -103,7 +103,7 @@ def policies(analysis: Analysis) -> list[Section]:
     rows = [
         [
             f"{machine}, {step.base.variant} \u2192 {step.point.variant}",
-            text.arrows(step.policy) or "nothing",
+            step.policy or "nothing",
             text.layout_long(step.point.prediction.layout),
         ]
         for machine, steps in analysis.successions.items()
@@ -191,8 +191,4 @@ def named_points(analysis: Analysis) -> list[tuple[str, PointResult]]:
             for group, own in analysis.changes.items()
             for change in own
         ]
-    return [
-        (f"{text.integer(point.num_devices)} {text.TIMES} {series.label}", point)
-        for series in analysis.series
-        for point in series.points
-    ]
+    return [(series.at(point), point) for series in analysis.series for point in series.points]

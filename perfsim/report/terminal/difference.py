@@ -37,7 +37,7 @@ def difference_lines(difference: Difference) -> list[str]:
 
 
 def _row(own: Moved) -> list[str]:
-    name = own.before if own.before == own.after else f"{own.before} -> {own.after}"
+    name = own.before if own.before == own.after else f"{own.before} \u2192 {own.after}"
     times = (text.duration(own.time_before_s), text.duration(own.time_after_s))
     together = text.NONE if own.remainder is None else f"{own.remainder:.3f}"
     return [name, *times, f"{own.ratio:.3f}", together]

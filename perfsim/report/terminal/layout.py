@@ -1,7 +1,7 @@
 """How text is laid out on a terminal: the one function that draws tables, and paragraphs.
 
-Plain text without colours or box characters, so that NO_COLOR, pipes and terminals without UTF-8 all
-show it alike.
+Plain text without box characters, so that pipes and terminals without UTF-8 show it alike; colours are put on
+where it is printed.
 """
 
 from __future__ import annotations
@@ -20,61 +20,87 @@ from perfsim.report.table import Table
 if TYPE_CHECKING:
     from perfsim.prediction.result import SharedCaveat
 
-MIN_WIDTH, PIPE_WIDTH = 80, 100
+LEAST_WIDTH, PIPE_WIDTH = 40, 100
 MAX_PROSE = 100
 """Longer lines of prose are hard to read."""
 MAX_WORD = 30
 """Longer words may be broken where a column is narrow."""
 _BREAK = re.compile(r"\s|(?<=[^\W\d]-)(?=[^\W\d])")
 """Where `textwrap` breaks lines: at spaces, and after a hyphen between letters."""
+UNITS = ("years", "days", "h", "min", "s", "ms", "\u00b5s", "%", "GB", "GiB")
 MARK = "*"
 """Before the best cell of a column."""
 
 
 def terminal_width() -> int:
-    """Columns of the terminal, at least 80; 100 where the output is no terminal."""
-    return max(MIN_WIDTH, shutil.get_terminal_size((PIPE_WIDTH, 24)).columns)
+    """Columns of the terminal, at least 40; 100 where the output is no terminal."""
+    return max(LEAST_WIDTH, shutil.get_terminal_size((PIPE_WIDTH, 24)).columns)
 
 
-def paragraph(prose: str, width: int, max_lines: int | None = None) -> list[str]:
-    """The text in lines no wider than `width`; of more than `max_lines` the last ends in dots."""
-    return textwrap.wrap(prose, min(width, MAX_PROSE), max_lines=max_lines, placeholder=" ...")
+def paragraph(prose: str, width: int, indent: str = "") -> list[str]:
+    """The text in lines no wider than `width`; all have the indent."""
+    return textwrap.wrap(prose, min(width, MAX_PROSE), initial_indent=indent, subsequent_indent=indent)
 
 
 def caveat_lines(
     caveats: Sequence[SharedCaveat], verdict: str, width: int, most: int = MOST_AT_HEAD
 ) -> list[str]:
-    """The worst caveats below a verdict, serious ones in full, and how many the report has besides."""
+    """The worst caveats, serious ones in full, and how many the report has besides."""
     shown, rest = split(caveats, verdict, most)
     lines = []
     for caveat in shown:
-        said, limit = (caveat.text, None) if caveat.severity == "serious" else (caveat.headline, 2)
-        lines += paragraph(f"{caveat.severity}: {about(caveat)}: {said}", width, limit)
+        said = caveat.text if caveat.severity == "serious" else caveat.headline
+        lines += paragraph(f"{caveat.severity}: {about(caveat)}: {said}", width)
     if rest:
         lines.append(f"... {len(rest)} more caveat{'s' if len(rest) > 1 else ''} in the report")
     return lines
-
-
-def cut(line: str, width: int) -> str:
-    """The line, its end replaced by dots where it is too long."""
-    return line if len(line) <= width else line[: width - 4].rstrip() + " ..."
 
 
 def table_lines(table: Table, width: int) -> list[str]:
     """A table: heading (names may have line feeds), rule, rows, caption; no heading without any name.
 
     Where it is wider than `width`, the gaps close to one space and columns of names wrap; figures do not.
+    Where that is not enough either, each row becomes a few lines of names and values. A row with nothing but
+    its first cell is a heading of those below it.
     """
     head, rows = _head(table), [_marked(table, index) for index in range(len(table.rows))]
-    widths = [max(map(len, column)) for column in zip(*head, *rows, strict=True)]
+    ruled = [row for row in rows if not _is_heading(row)] or rows
+    widths = [max(map(len, column)) for column in zip(*head, *ruled, strict=True)]
     gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
-    _squeeze(widths, [*head, *rows], table.numeric, width - gap * (len(widths) - 1))
+    _squeeze(widths, [*head, *ruled], table.numeric | table.whole, width - gap * (len(widths) - 1))
+    if head and sum(widths) + gap * (len(widths) - 1) > width:
+        return [*_records(table, rows, width), *paragraph(table.caption, width)]
     lines = [_line(row, widths, table.numeric, gap) for row in head]
     if lines:
         lines.append("-" * min(sum(widths) + gap * (len(widths) - 1), width))
     for row in rows:
+        if _is_heading(row):
+            lines += paragraph(row[0], width)
+            continue
         lines += [_line(part, widths, table.numeric, gap) for part in _wrapped(row, widths)]
     return lines + paragraph(table.caption, width)
+
+
+def _is_heading(row: Sequence[str]) -> bool:
+    """Whether a row has nothing but its first cell."""
+    return len(row) > 2 and not any(cell.strip() for cell in row[1:])
+
+
+def _records(table: Table, rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Each row as its name, and below it every other cell behind the name of its column."""
+    lines: list[str] = []
+    for name, *cells in rows:
+        values = [
+            _said(of, cell.strip()) for of, cell in zip(table.columns[1:], cells, strict=True) if cell.strip()
+        ]
+        lines += [*paragraph(name.strip(), width), *paragraph("; ".join(values), width, "  ")]
+    return lines
+
+
+def _said(column: str, cell: str) -> str:
+    """`step 4.59 s` for a cell below `step` and `s`, else the cell behind the words of its column."""
+    name, _, unit = column.partition("\n")
+    return f"{name} {cell} {unit}" if unit in UNITS else " ".join([*column.split(), cell])
 
 
 def _head(table: Table) -> list[list[str]]:

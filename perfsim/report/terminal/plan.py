@@ -47,8 +47,8 @@ def match_lines(planned: Planned, matched: Matched | None) -> list[str]:
         for point in matched.points
     )
     words = (
-        f"{planned.best.prediction.label} takes {text.duration(planned.best.time.time_s)}, as {middle} x "
-        f"{matched.system} do ({low} to {high}, 90 %), each at its own best batch. Tried: {tried}."
+        f"{planned.best.prediction.label} takes {text.duration(planned.best.time.time_s)}, as {middle} "
+        f"{matched.devices_noun} do ({low} to {high}, 90 %), each at its own best batch. Tried: {tried}."
     )
     return ["", *paragraph(words, terminal_width())]
 

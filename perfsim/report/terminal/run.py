@@ -6,7 +6,16 @@ from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.result import Perturbed, SamplingSummary
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import MAX_PROSE, table_lines, terminal_width
-from perfsim.report.text import duration, human, integer, layout_long, peak_memory, percent, simulated
+from perfsim.report.text import (
+    duration,
+    human,
+    in_one_unit,
+    integer,
+    layout_long,
+    peak_memory,
+    percent,
+    simulated,
+)
 
 _STREAMED = "Waits count as what they end with; 'why' counts the wait between two steps as the update."
 
@@ -18,7 +27,7 @@ def run_lines(prediction: Prediction, sampled: SamplingSummary | None = None) ->
     conditions = [*caveats, *_conditions(prediction, sampled)]
     rows = [*_metrics(prediction), *conditions, ("why", prediction.why.sentence)]
     return [
-        f"{prediction.model} on {prediction.num_devices} x {prediction.system}, {prediction.strategy}",
+        f"{prediction.model} on {prediction.label}",
         *table_lines(Table(("", ""), rows), width),
         "",
         *table_lines(_breakdown(prediction), width),
@@ -30,6 +39,7 @@ def _metrics(prediction: Prediction) -> list[tuple[str, str]]:
     return [
         ("batch", f"{integer(prediction.global_batch_size)} sequences"),
         ("layout", layout_long(prediction.layout)),
+        *([("recipe", prediction.training.words)] if prediction.training else []),
         ("step", _step(prediction)),
         ("tokens/s", integer(prediction.tokens_per_s)),
         ("MFU / HFU", f"{percent(prediction.mfu)} / {percent(prediction.hfu)} of peak"),
@@ -87,8 +97,11 @@ def _breakdown(prediction: Prediction) -> Table:
     """The parts of the step, the longest first."""
     step_s = prediction.step_time_s
     parts = sorted(prediction.breakdown_s.items(), key=lambda item: -item[1])
+    parts = [(name, seconds) for name, seconds in parts if seconds > 0]
+    unit, times = in_one_unit(seconds for _, seconds in parts)
     rows = [
-        (human(name), duration(seconds), percent(seconds / step_s)) for name, seconds in parts if seconds > 0
+        (human(name), time, percent(seconds / step_s))
+        for (name, seconds), time in zip(parts, times, strict=True)
     ]
     caption = "" if prediction.why.streaming_roof is None else _STREAMED
-    return Table(("where the step goes", "time", "share"), rows, caption, frozenset({1, 2}))
+    return Table(("where the step goes", unit, "share"), rows, caption, frozenset({1, 2}))

@@ -110,15 +110,10 @@ def _worst(cases: Sequence[Mapping[str, Any]], worst: int, width: int) -> list[s
     shown = sorted(known, key=lambda case: -abs(case["error"]))[:worst]
     if not shown:
         return []
+    unit, times = text.in_one_unit([case[key] for case in shown for key in ("measured_s", "predicted_s")])
     rows = [
-        [
-            case["id"],
-            text.duration(case["measured_s"], 4),
-            text.duration(case["predicted_s"], 4),
-            _percent(case["error"], signed=True),
-            text.evidence(case),
-        ]
-        for case in shown
+        [case["id"], measured, predicted, _percent(case["error"], signed=True), text.evidence(case)]
+        for case, measured, predicted in zip(shown, times[::2], times[1::2], strict=True)
     ]
-    columns = (f"worst {len(rows)}", "measured", "predicted", "error", "evidence")
+    columns = (f"worst {len(rows)}", f"measured\n{unit}", f"predicted\n{unit}", "error", "evidence")
     return ["", *table_lines(Table(columns, rows, "Evidence C is not scored.", frozenset({1, 2, 3})), width)]

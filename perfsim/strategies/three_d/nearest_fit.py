@@ -44,7 +44,7 @@ def _difference(layout: ParallelLayout, changed: ParallelLayout) -> str:
     pairs = [
         (field.name, getattr(layout, field.name), getattr(changed, field.name)) for field in fields(layout)
     ]
-    changes = [f"{name} {was} -> {now}" for name, was, now in pairs if was != now]
+    changes = [f"{name} {was} \u2192 {now}" for name, was, now in pairs if was != now]
     where = f" on {changed.num_devices} devices" if changed.num_devices != layout.num_devices else ""
     return " and ".join(changes) + where
 

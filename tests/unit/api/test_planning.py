@@ -36,7 +36,7 @@ def test_rows_are_the_shortlist_with_bands_and_memory(answer: ps.PlanAnswer) -> 
     pytest.importorskip("pandas")
     assert list(answer.to_pandas()["step_time_s"]) == [row["step_time_s"] for row in rows]
     assert "<table>" in answer._repr_html_()
-    assert repr(answer).startswith("<plan 16 x dgx-a100-80gb: ")
+    assert repr(answer).startswith("<plan 16 A100-80GB (2 DGX): ")
 
 
 def test_the_document_has_what_the_json_interface_promises(answer: ps.PlanAnswer) -> None:

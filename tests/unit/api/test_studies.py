@@ -115,7 +115,7 @@ def test_a_notebook_shows_verdict_and_candidates_with_hostile_text_escaped(answe
 def test_caveats_name_their_machines(answer: ps.StudyAnswer) -> None:
     assert {caveat.code for caveat in answer.caveats} >= {"few-runs", "batch-at-edge"}
     runs = next(caveat for caveat in answer.caveats if caveat.code == "few-runs")
-    assert (runs.systems, runs.machines) == (("cs-2",), ("1 and 2 x cs-2",))
+    assert (runs.systems, runs.machines) == (("cs-2",), ("1 and 2 CS-2",))
 
 
 def test_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,8 +223,8 @@ def test_a_study_leaves_page_summary_and_traces(answered: tuple[Result, Path]) -
     assert {path.name for path in out.iterdir()} == {
         "index.html",
         "summary.json",
-        "trace_3d_4.json.gz",
-        "trace_weight-streaming_1.json.gz",
+        "trace_dgx-a100-80gb_4_3d.json.gz",
+        "trace_cs-2_1_weight-streaming.json.gz",
     }
     for path in out.glob("trace_*.json.gz"):
         assert json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
@@ -288,7 +288,7 @@ def test_an_unknown_study_or_strategy_is_bad_input(perfsim: Run) -> None:
 def test_a_study_in_which_nothing_fits_has_no_plan(perfsim: Run, elsewhere: Path) -> None:
     (elsewhere / "big.yaml").write_text(STUDY.replace("gpt3_xl", "gpt3_175b"), encoding="utf-8")
     result = perfsim("study", "big.yaml", "--compare", "3d", "--json")
-    refused(result, 3, "no plan fits: strategy 3d, 4 x dgx-a100-80gb", "over memory", "closest: ")
+    refused(result, 3, "no plan fits: strategy 3d, 4 A100-80GB", "over memory", "closest: ")
 
 
 def test_an_unwritable_place_is_a_failed_run(perfsim: Run, elsewhere: Path) -> None:
@@ -314,6 +314,9 @@ def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run, point_keys:
         "utilisation",
         "simulated",
         "band_s",
+        "machine",
+        "devices_noun",
+        "training",
     }
     assert answer["band_s"][0] < answer["step_time_s"] < answer["band_s"][1]
     layout = answer["layout"]
@@ -326,7 +329,7 @@ def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run, point_keys:
 def test_a_point_without_json_is_told_in_words(perfsim: Run) -> None:
     result = perfsim(*WAFERS, "--devices", "1", "--batch", "8")
     assert result.exit_code == 0
-    assert result.stdout.startswith("gpt3_xl on 1 x cs-2, weight-streaming\n")
+    assert result.stdout.startswith("gpt3_xl on 1 CS-2, weight-streaming\n")
     assert "where the step goes" in result.stdout
 
 
@@ -438,11 +441,11 @@ def test_a_layout_written_wrongly_is_bad_input(perfsim: Run, layout: str, parts:
                 "does not fit: stage 0 needs",
                 "of 80 GiB",
                 "optimizer",
-                "try pipeline 1 -> 8 and ",
+                "try pipeline 1 → 8 and ",
                 "on 64 devices, which fits",
             ],
         ),
-        ([], ["no plan fits: strategy 3d, 8 x dgx-a100-80gb", "closest: ", "stage 0 needs", "try "]),
+        ([], ["no plan fits: strategy 3d, 8 A100-80GB (1 DGX)", "closest: ", "stage 0 needs", "try "]),
     ],
 )
 def test_a_plan_that_does_not_fit_says_which_part_and_what_to_change(

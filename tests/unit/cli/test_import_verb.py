@@ -56,7 +56,7 @@ def test_what_is_printed_or_written_is_a_model(config: Path, tmp_path: Path) -> 
 
 def test_every_verb_with_a_model_takes_the_file(config: Path) -> None:
     asked = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
-    assert "small on 1 x dgx-a100-80gb" in perfsim("run", *asked).stdout
+    assert "small on 1 A100-80GB" in perfsim("run", *asked).stdout
     assert perfsim("plan", *asked).exit_code == 0
     assert perfsim("prove", config, "--layout", "pp=2", "--orders", "0").exit_code == 0
 

@@ -116,6 +116,7 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "hidden-communication": lambda: gpus("tp=2,dp=4,zero=3,mbs=1"),
     "parameters-outside": lambda: wafers(model="gpt3_13b"),
     "sequences-below-published": lambda: wafers(batch=4),
+    "positions-outside": lambda: gpus(recipe=recipe(seq_length=4096)),
     "sequence-outside": lambda: wafers(model="gpt3_xl", recipe=recipe(seq_length=2049), batch=8),
     "shape-outside": lambda: wafers(model="llama_7b", batch=8),
     "micro-batch-outside": lambda: gpus("dp=8,mbs=32,recompute=full", model=SMALL, batch=256),
@@ -179,7 +180,7 @@ def test_a_caveat_reaches_run_and_study_in_terminal_json_page_and_python(
     result = replace(result, candidates=(known, *result.candidates[1:]), caveats=shared)
     assert study_document(result)["candidates"][0]["caveats"] == [written]
     (top,) = study_document(result)["caveats"]
-    assert top.items() >= {**written, "systems": [known.system], "machines": ["128 x dgx-a100-80gb"]}.items()
+    assert top.items() >= {**written, "systems": [known.system], "machines": ["128 A100-80GB"]}.items()
     said = flat(study_lines(result))
     assert (caveat.headline in said) == (caveat.severity != "info" or code in ALWAYS)
     assert caveat.headline in said or "1 more caveat in the report" in said
@@ -320,13 +321,13 @@ def test_a_study_quotes_its_worst_caveat_in_the_verdict_and_lists_the_others(tmp
             "sampling": {"tasks": 1},
         }
     )
-    quoted = "; low confidence in cs-2: 5 published runs, at most 2 systems."
+    quoted = "; low confidence in CS-2: 5 published runs, at most 2 systems."
     assert quoted in answer.verdict
     assert [caveat.code for caveat in answer.caveats[:2]] == ["few-runs", "devices-outside"]
     lines = study_lines(answer.result)
     assert flat(lines).count("5 published runs") == 1
-    assert "serious: 16 x cs-2: 8 times as many systems" in flat(lines)
-    page = write_study_page(answer.result, tmp_path, trace_name=None).read_text("utf-8")
+    assert "serious: 16 CS-2: 8 times as many systems" in flat(lines)
+    page = write_study_page(answer.result, tmp_path).read_text("utf-8")
     head = page[page.index("<header>") : page.index("</header>")]
     assert "8 times as many systems" in head
     for caveat in answer.caveats:

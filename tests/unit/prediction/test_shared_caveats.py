@@ -26,9 +26,9 @@ def wafers(devices: int) -> ps.Prediction:
 def test_a_caveat_of_several_answers_is_said_once_in_the_words_of_the_worst() -> None:
     shared = {caveat.code: caveat for caveat in shared_caveats([wafers(n) for n in (1, 4, 16)])}
     assert shared["few-runs"].severity == "serious"
-    assert shared["few-runs"].machines == ("1, 4 and 16 x cs-2",)
+    assert shared["few-runs"].machines == ("1, 4 and 16 CS-2",)
     outside = shared["devices-outside"]
-    assert outside.machines == ("16 x cs-2 (to a lesser degree 4)",)
+    assert outside.machines == ("16 CS-2 (to a lesser degree 4)",)
     assert outside.text.startswith("8 times as many systems")
     assert list(shared.values()) == sorted(shared.values(), key=rank)
 
@@ -36,19 +36,19 @@ def test_a_caveat_of_several_answers_is_said_once_in_the_words_of_the_worst() ->
 def test_many_numbers_of_devices_are_a_range(gpus: ps.Prediction) -> None:
     answers = [replace(gpus, num_devices=8 * n, caveats=(EDGE,)) for n in range(1, 7)]
     (shared,) = shared_caveats(answers)
-    assert shared.machines == ("8 to 48 x dgx-a100-80gb",)
+    assert shared.machines == ("8 to 48 A100-80GB",)
 
 
 def test_the_same_words_about_two_systems_are_one_caveat(gpus: ps.Prediction) -> None:
     (shared,) = shared_caveats([replace(answer, caveats=(EDGE,)) for answer in (gpus, wafers(1))])
     assert shared.systems == ("dgx-a100-80gb", "cs-2")
-    assert shared.machines == ("8 x dgx-a100-80gb", "1 x cs-2")
+    assert shared.machines == ("8 A100-80GB", "1 CS-2")
 
 
 def test_a_strategy_is_named_where_another_of_the_same_machine_has_no_caveat(gpus: ps.Prediction) -> None:
     answers = [replace(gpus, caveats=(EDGE,)), replace(gpus, strategy="data", caveats=())]
     (shared,) = shared_caveats(answers)
-    assert shared.machines == ("8 x dgx-a100-80gb, 3d",)
+    assert shared.machines == ("8 A100-80GB, 3d",)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,12 @@ def test_a_strategy_is_named_where_another_of_the_same_machine_has_no_caveat(gpu
     ],
 )
 def test_a_verdict_quotes_the_worst_caveat_up_to_its_first_semicolon(severity: str, clause: str) -> None:
-    worst = SharedCaveat("few-runs", severity, "all before; and after", ("a", "b"), ("1 x a", "1 x b"))
-    assert confidence([SharedCaveat("memory-tight", "info", "mild", ("c",), ("1 x c",)), worst]) == clause
+    worst = SharedCaveat(
+        "few-runs", severity, "all before; and after", ("a", "b"), ("1 a", "1 b"), ("a", "b")
+    )
+    assert (
+        confidence([SharedCaveat("memory-tight", "info", "mild", ("c",), ("1 c",), ("c",)), worst]) == clause
+    )
 
 
 def test_without_caveats_nothing_is_quoted() -> None:

@@ -122,6 +122,8 @@ def _candidate(
     }
     shares = figures.pop("shares")
     fields["breakdown_s"] = {name: share * best.step_time_s for name, share in shares.items()}
+    noun = {"dgx-a100-80gb": "A100-80GB", "cs-2": "CS-2"}[system]
+    fields |= {"devices_noun": noun, "machine": f"{devices} {noun}{' (16 DGX)' if devices == 128 else ''}"}
     return CandidateResult(strategy=strategy, system=system, num_devices=devices, **(fields | figures))
 
 
@@ -214,7 +216,7 @@ def study_result() -> StudyResult:
     times = [candidate.time_to_accuracy_s / 86400 for candidate in candidates]
     return StudyResult(
         study="gpt3_20b",
-        ratio_bands={"16 x cs-2, weight-streaming": (2.6, 3.8)},
+        ratio_bands={"16 CS-2, weight-streaming": (2.6, 3.8)},
         title="GPT-3 20B: GPUs or wafers",
         question="Which reaches the target first: 128 A100-80GB with 3D parallelism, "
         "or 1, 4 or 16 CS-2 with weight streaming?",
@@ -226,8 +228,8 @@ def study_result() -> StudyResult:
         critical_batch_tokens=CRITICAL,
         critical_batch_band_tokens=CRITICAL_BAND,
         candidates=candidates,
-        verdict=f"128 x dgx-a100-80gb with 3d reaches the target in {times[0]:.1f} days, "
-        f"{times[3] / times[0]:.1f} times (3.0 to 3.3) sooner than 16 x cs-2 with weight-streaming.",
+        verdict=f"128 A100-80GB (16 DGX) with 3d reaches the target in {times[0]:.1f} days, "
+        f"{times[3] / times[0]:.1f} times (3.0 to 3.3) sooner than 16 CS-2 with weight-streaming.",
         assumptions=(
             Assumption(
                 "hardware", "A100 peak, bf16", "312 TFLOP/s", "nvidia_a100_datasheet, page 1", "datasheet"

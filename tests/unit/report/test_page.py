@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
-from perfsim.report.page import render_page, write_page
+from perfsim.report.page import linked, render_page, write_page
 from perfsim.report.sections import Head, Section
+from perfsim.report.study.document import study_document
 from perfsim.report.study.verdict import ratios_to_first, verdict_table
 from perfsim.report.study.write import write_study_page
 from perfsim.report.table import Table
 from perfsim.studies.result import StudyResult
+from perfsim.version import __version__
 
 FIGURE_IDS = [
     "figure-time-to-accuracy",
@@ -44,7 +46,7 @@ class _Tags(HTMLParser):
 @pytest.fixture(scope="module")
 def page(result: StudyResult, tmp_path_factory: pytest.TempPathFactory) -> str:
     out = tmp_path_factory.mktemp("report")
-    return write_study_page(result, out / "new", trace_name="trace.json.gz").read_text("utf-8")
+    return write_study_page(result, out / "new", trace_names=["trace.json.gz"]).read_text("utf-8")
 
 
 def _without_plotly(page: str) -> str:
@@ -52,7 +54,7 @@ def _without_plotly(page: str) -> str:
 
 
 def test_the_same_result_gives_the_same_bytes(page: str, result: StudyResult, tmp_path: Path) -> None:
-    path = write_study_page(result, tmp_path, trace_name="trace.json.gz")
+    path = write_study_page(result, tmp_path, trace_names=["trace.json.gz"])
     assert path == tmp_path / "index.html"
     assert path.read_text("utf-8") == page
 
@@ -64,6 +66,28 @@ def test_every_figure_has_its_fixed_id_a_description_and_a_table(page: str) -> N
     described = [attributes for _, attributes in tags if attributes.get("class") == "plot"]
     assert all(len(attributes["aria-label"] or "") > 40 for attributes in described)
     assert sum(tag == "details" for tag, _ in tags) == len(FIGURE_IDS)
+
+
+def test_a_page_ends_in_the_version_the_digest_and_the_command(result: StudyResult, tmp_path: Path) -> None:
+    asked = dataclasses.replace(
+        result, command="perfsim study gpt3_20b --compare '3d,<b>'", inputs_digest="3f9c00aa11bb"
+    )
+    footer = write_study_page(asked, tmp_path).read_text("utf-8").partition("<footer>")[2]
+    assert f"perfsim {__version__} \u00b7 inputs 3f9c00aa11bb" in footer
+    assert "<code>perfsim study gpt3_20b --compare &#39;3d,&lt;b&gt;&#39;</code>" in footer
+    document = study_document(asked)
+    assert document["version"] == __version__
+    assert (document["command"], document["inputs_digest"]) == (asked.command, asked.inputs_digest)
+
+
+def test_sources_and_traces_are_links_and_text_is_not(page: str) -> None:
+    assert '<a href="./trace.json.gz" download>trace.json.gz</a>' in page
+    text = "A <b> of <https://example.org/a?b=1&c=2>, and https://example.org/d. Not javascript:alert(1)"
+    assert str(linked(text)) == (
+        'A &lt;b&gt; of <a href="https://example.org/a?b=1&amp;c=2" rel="noreferrer">'
+        'https://example.org/a?b=1&amp;c=2</a>, and <a href="https://example.org/d" rel="noreferrer">'
+        "https://example.org/d</a>. Not javascript:alert(1)"
+    )
 
 
 def test_plotly_is_there_once_and_nothing_is_loaded_from_elsewhere(page: str) -> None:
@@ -88,7 +112,7 @@ def test_a_ratio_carries_the_band_of_the_result_and_is_its_own_band_without_one(
     first, second, *_ = ratios_to_first(result)
     assert first.is_first
     assert first.ratio == 1
-    assert second.name == "16 x cs-2, weight-streaming"
+    assert second.name == "16 CS-2, weight-streaming"
     assert second.band == result.ratio_bands[second.name]
     bare = dataclasses.replace(result, ratio_bands={})
     assert all(ratio.band == (ratio.ratio, ratio.ratio) for ratio in ratios_to_first(bare))
@@ -97,12 +121,12 @@ def test_a_ratio_carries_the_band_of_the_result_and_is_its_own_band_without_one(
 def test_the_verdict_table_marks_the_best_time_rate_and_mfu(result: StudyResult) -> None:
     table = verdict_table(result)
     marked = {(table.rows[row][0], table.columns[column]) for row, column in table.best}
-    best = "128 x dgx-a100-80gb, 3d"
+    best = "128 A100-80GB (16 DGX), 3d"
     assert marked == {("time to the target", best), ("tokens/s", best), ("MFU", best)}
 
 
 def test_hostile_text_stays_text(hostile: StudyResult, tmp_path: Path) -> None:
-    page = write_study_page(hostile, tmp_path, trace_name="<b>.gz").read_text("utf-8")
+    page = write_study_page(hostile, tmp_path, trace_names=["<b>.gz"]).read_text("utf-8")
     tags = _Tags(_without_plotly(page)).tags
     assert not [tag for tag, _ in tags if tag in {"img", "b"}]
     assert not [attributes for _, attributes in tags if "onerror" in attributes]
@@ -110,7 +134,7 @@ def test_hostile_text_stays_text(hostile: StudyResult, tmp_path: Path) -> None:
 
 
 def test_a_sparse_result_still_makes_a_page(sparse: StudyResult, tmp_path: Path) -> None:
-    page = write_study_page(sparse, tmp_path, trace_name=None).read_text("utf-8")
+    page = write_study_page(sparse, tmp_path).read_text("utf-8")
     assert "figure-timeline-0" in page
     assert "figure-timeline-1" not in page
     assert "trace.json" not in page

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from perfsim.report import text
+from perfsim.report.figures.base import MOST_TICKS, log_ticks, short
 from perfsim.studies.result import StudyResult
 from perfsim.trace import Simulated
 
@@ -82,7 +83,7 @@ def test_the_long_form_of_a_layout_names_only_what_is_switched_on() -> None:
 
 def test_candidates_of_one_name_are_numbered(result: StudyResult) -> None:
     twins = [result.candidates[0], result.candidates[0]]
-    assert text.labels(twins) == ["128 x dgx-a100-80gb, 3d", "128 x dgx-a100-80gb, 3d (2)"]
+    assert text.labels(twins) == ["128 A100-80GB (16 DGX), 3d", "128 A100-80GB (16 DGX), 3d (2)"]
 
 
 def test_text_for_a_terminal_without_utf8_keeps_its_meaning() -> None:
@@ -97,3 +98,30 @@ def test_text_for_a_terminal_without_utf8_keeps_its_meaning() -> None:
 def test_one_of_anything_is_singular() -> None:
     counts = Simulated(events=1200, flows=784, links=1, contended_s=0.012)
     assert text.simulated(counts) == "1,200 events; 784 flows on 1 link, contended for 12.0 ms"
+
+
+def test_a_column_of_durations_has_the_unit_of_its_longest() -> None:
+    assert text.in_one_unit([6.94, 0.796, 0.0198]) == ("s", ["6.94", "0.796", "0.0198"])
+    assert text.in_one_unit([60.0, 864000.0]) == ("days", ["0.000694", "10.0"])
+    assert text.in_one_unit([]) == ("s", [])
+
+
+@pytest.mark.parametrize(
+    ("values", "written"),
+    [
+        ((21, 328), ["20", "50", "100", "200", "500"]),
+        ((8, 1024), ["3", "10", "30", "100", "300", "1,000", "3,000"]),
+        ((98304, 3.1e7), ["30 k", "0.1 M", "0.3 M", "1 M", "3 M", "10 M", "30 M", "100 M"]),
+        ((10.2, 14.9), ["10", "15"]),
+        ((1e-3, 1e6), None),
+    ],
+)
+def test_ticks_of_a_logarithmic_axis_are_written_out(
+    values: tuple[float, float], written: list[str] | None
+) -> None:
+    ticks = log_ticks(values)
+    assert len(ticks) <= MOST_TICKS
+    assert ticks == sorted(set(ticks))
+    assert ticks[0] <= values[0] * 1.0001
+    if written is not None:
+        assert [short(tick) for tick in ticks] == written

@@ -15,6 +15,7 @@ from perfsim.report.figures.step_time import step_breakdown, step_breakdown_tabl
 from perfsim.report.figures.time_to_accuracy import time_to_accuracy, time_to_accuracy_table
 from perfsim.report.figures.timeline import CutTimeline, cut_timelines, timeline, timeline_table
 from perfsim.report.study.page import study_page
+from perfsim.report.text import duration
 from perfsim.studies.result import StudyResult
 
 
@@ -55,12 +56,12 @@ def test_parts_of_one_colour_differ_by_their_hatch(result: StudyResult) -> None:
     assert len(set(looks)) == len(looks)
 
 
-def test_each_capacity_has_its_own_axis_in_its_own_unit(result: StudyResult) -> None:
+def test_each_capacity_has_its_own_axis_in_the_unit_of_the_figure(result: StudyResult) -> None:
     figure = memory(result)
     assert figure.layout.xaxis.title.text == "GiB per device"
-    assert figure.layout.xaxis2.title.text == "GB per device"
-    assert [shape.x0 for shape in figure.layout.shapes] == [80, 40]
-    assert [note.text for note in figure.layout.annotations] == ["capacity 80 GiB", "capacity 40 GB"]
+    assert figure.layout.xaxis2.title.text == "GiB per device"
+    assert [shape.x0 for shape in figure.layout.shapes] == pytest.approx([80, 40e9 / 2**30])
+    assert [note.text for note in figure.layout.annotations] == ["capacity 80 GiB", "capacity 37.3 GiB"]
     assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
 
 
@@ -74,7 +75,7 @@ def test_memory_stacks_to_the_sum_of_its_parts(result: StudyResult) -> None:
 def test_wafers_that_hold_the_same_are_drawn_once(result: StudyResult) -> None:
     places = [row[1] for row in memory_table(result).rows]
     assert places == ["stage 0", "stage 1", "stage 2", "stage 3", "wafer 0", "wafer 0 to 3", "wafer 0 to 15"]
-    assert "16 x cs-2, weight-streaming: 31.7 GB of 40.0 GB in wafer 0 to 15" in memory_alt(result)
+    assert "16 CS-2, weight-streaming: 29.5 GiB of 37.3 GiB in wafer 0 to 15" in memory_alt(result)
 
 
 def test_a_timeline_has_a_lane_for_each_stream_and_a_trace_for_each_category(result: StudyResult) -> None:
@@ -120,13 +121,21 @@ def test_a_timeline_shows_two_steps_at_most(result: StudyResult) -> None:
     assert cut.left_out == len(later)
 
 
-def test_the_note_counts_what_is_missing_and_names_the_trace(result: StudyResult) -> None:
+def test_the_note_counts_the_bars_that_are_missing(result: StudyResult) -> None:
     bars = result.candidates[1].timeline[:2]
-    assert CutTimeline(bars, 0).note("trace.json.gz") == ""
-    note = CutTimeline(bars, 1234).note("trace.json.gz")
-    assert "1,234 bars" in note
-    assert "trace.json.gz" in note
-    assert "trace" not in CutTimeline(bars, 1).note(None)
+    assert CutTimeline(bars, 0).note() == ""
+    assert CutTimeline(bars, 1234).note().startswith("1,234 bars")
+
+
+def test_a_tooltip_says_how_long_a_bar_takes_and_not_when_it_ends(result: StudyResult) -> None:
+    candidate = result.candidates[0]
+    traces = timeline(candidate, candidate.timeline).data
+    drawn = {tuple(cells) for trace in traces for cells in trace.customdata}
+    for bar in candidate.timeline:
+        takes, starts = duration(bar.end_s - bar.start_s), duration(bar.start_s)
+        assert any(cells[1:] == (starts, takes) and bar.name in cells[0] for cells in drawn)
+    for trace in traces:
+        assert "%{x}" not in trace.hovertemplate, "of a bar with a base x is its end"
 
 
 def test_the_timelines_table_sums_all_bars_also_those_not_drawn(result: StudyResult) -> None:
@@ -148,7 +157,7 @@ def test_every_figure_has_a_title_with_a_unit(result: StudyResult) -> None:
     assert titles == [
         "Time to the target (days) by global batch (tokens)",
         "Step time by what it is spent on (% of the step)",
-        "Peak memory by what it holds (GiB and GB)",
+        "Peak memory by what it holds (GiB)",
         "Tasks of each stream over time (s)",
     ]
 

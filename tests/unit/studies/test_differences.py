@@ -65,7 +65,7 @@ def test_two_answers_are_compared_as_they_stand(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.json"
         document = {
             "study": name,
-            "candidates": [{"label": "1 x cs-2", "time_to_accuracy_s": time_s}],
+            "candidates": [{"label": "1 CS-2", "time_to_accuracy_s": time_s}],
             "assumptions": [{"topic": "device", "name": "peak", "value": value}],
         }
         path.write_text(json.dumps(document))

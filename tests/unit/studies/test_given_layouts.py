@@ -61,7 +61,7 @@ def test_a_fixed_layout_of_a_wafer_cluster_runs_too(tmp_path: Path) -> None:
     wafer = 'strategy: weight-streaming, system: cs-2, devices: [2], layout: "mbs=4"'
     (candidate,) = run_study(loaded(tmp_path, wafer)).result.candidates
     assert candidate.layout["micro_batch_size"] == 4
-    assert candidate.label == "2 x cs-2, weight-streaming, mbs=4"
+    assert candidate.label == "2 CS-2, weight-streaming, mbs=4"
 
 
 def test_several_layouts_of_one_machine_are_told_apart_everywhere(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_several_layouts_of_one_machine_are_told_apart_everywhere(tmp_path: Path
     )
     answer = study(spec)
     labels = [each.label for each in answer.candidates]
-    assert labels[:2] == ["8 x dgx-a100-80gb, 3d, tp=8 mbs=1", "8 x dgx-a100-80gb, 3d, tp=2 pp=4 mbs=1"]
+    assert labels[:2] == ["8 A100-80GB (1 DGX), 3d, tp=8 mbs=1", "8 A100-80GB (1 DGX), 3d, tp=2 pp=4 mbs=1"]
     assert labels[2] == f"{labels[1]}, candidate 2 of this name"
     document = answer.document()
     assert set(document["ratio_bands"]) == set(document["sampling"]) == set(labels)
@@ -146,7 +146,7 @@ def test_a_strategy_that_borrows_a_machine_does_not_take_its_layout(tmp_path: Pa
     spec = loaded(tmp_path, f'{GPUS}, layout: "tp=8,mbs=1"')
     (candidate,) = run_study(spec, ["data"]).result.candidates
     assert candidate.layout["data"] == 8
-    assert candidate.label == "8 x dgx-a100-80gb, data"
+    assert candidate.label == "8 A100-80GB (1 DGX), data"
 
 
 def test_several_strategies_cannot_share_a_layout(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_an_illegal_layout_is_listed_and_the_others_are_answered(tmp_path: Path)
     assert out.exit_code == 0
     document = json.loads(out.stdout)
     (unfit,) = document["infeasible"]
-    assert unfit["label"] == "8 x dgx-a100-80gb, 3d, tp=16"
+    assert unfit["label"] == "8 A100-80GB (1 DGX), 3d, tp=16"
     assert "16 devices, the question has 8" in unfit["reason"]
     assert [each["layout"]["tensor"] for each in document["candidates"]] == [8]
 
@@ -192,7 +192,7 @@ def test_whatever_fails_in_one_candidate_loses_no_other(
     result = run_study(spec).result
     assert [each.strategy for each in result.candidates] == ["weight-streaming"]
     assert [(each.label, each.reason) for each in result.infeasible] == [
-        ("8 x dgx-a100-80gb, 3d", "is at fault")
+        ("8 A100-80GB (1 DGX), 3d", "is at fault")
     ]
     gpus = spec.model_copy(update={"candidates": spec.candidates[:1]})
     with pytest.raises(PerfsimError, match="is at fault") as caught:

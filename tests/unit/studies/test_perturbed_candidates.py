@@ -92,4 +92,4 @@ def test_a_candidate_without_a_route_is_named_and_the_other_is_answered(tmp_path
     result = run_study(load_study(str(path))).result
     assert [each.system for each in result.candidates] == ["dgx-a100-80gb"]
     (cut,) = result.infeasible
-    assert cut.reason.startswith("perturbations of 1 x cs-2, weight-streaming: ")
+    assert cut.reason.startswith("perturbations of 1 CS-2, weight-streaming: ")

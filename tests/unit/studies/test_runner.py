@@ -163,7 +163,7 @@ def test_time_is_looked_at_before_layouts_are_screened(
     monkeypatch.setattr("perfsim.engine.limits.time.monotonic", lambda: next(clock))
     several = quick.model_copy(update={"batch_sizes": (48, 96)})
     limits = Limits(max_seconds=1.5, started_s=0.0)
-    with limited(limits), pytest.raises(LimitError, match="no layout screened yet on 8 x dgx"):
+    with limited(limits), pytest.raises(LimitError, match="no layout screened yet on 8 A100"):
         run_study(several)
 
 
@@ -224,7 +224,10 @@ def test_bad_input_is_refused_before_any_candidate_is_answered(quick: StudySpec)
 def test_progress_tells_of_each_machine(quick: StudySpec) -> None:
     told: list[str] = []
     run_study(quick, progress=told.append)
-    assert told == ["3d on 8 x dgx-a100-80gb", "weight-streaming on 1 x cs-2"]
+    assert told == [
+        "0 of 2 candidates: 3d on 8 A100-80GB (1 DGX)",
+        "1 of 2 candidates: weight-streaming on 1 CS-2",
+    ]
 
 
 # -------------------------------------------------------------------------------- what cannot run
@@ -235,7 +238,7 @@ def starved(quick: StudySpec) -> StudySpec:
     device = gpus.system.device
     memory = device.memory.model_copy(update={"capacity": 2.5e9})
     system = gpus.system.model_copy(
-        update={"device": device.model_copy(update={"memory": memory}), "name": "starved"}
+        update={"device": device.model_copy(update={"memory": memory}), "name": "starved", "noun": None}
     )
     return with_candidates(quick, gpus.model_copy(update={"system": system}), wafer)
 
@@ -243,11 +246,11 @@ def starved(quick: StudySpec) -> StudySpec:
 def test_a_candidate_that_cannot_run_is_reported_and_the_others_answered(starved: StudySpec) -> None:
     result = run_study(starved).result
     assert named(result.candidates) == [("weight-streaming", "cs-2", 1)]
-    assert "cs-2, weight-streaming reaches the target in" in result.verdict
-    assert result.verdict.endswith("Not possible: 8 x starved, 3d.")
+    assert "CS-2, weight-streaming reaches the target in" in result.verdict
+    assert result.verdict.endswith("Not possible: 8 devices of starved, 3d.")
     (unfit,) = result.infeasible
-    assert unfit.label == "8 x starved, 3d"
-    assert unfit.reason.startswith("no plan fits: strategy 3d, 8 x starved, 48 sequences a step:")
+    assert unfit.label == "8 devices of starved, 3d"
+    assert unfit.reason.startswith("no plan fits: strategy 3d, 8 devices of starved, 48 sequences a step:")
     assert "closest: " in unfit.reason
 
 
@@ -256,8 +259,8 @@ def test_where_nothing_can_run_every_reason_is_given(starved: StudySpec) -> None
     with pytest.raises(PlanError) as caught:
         run_study(with_candidates(starved, starved.candidates[0], data))
     text = str(caught.value)
-    assert "strategy 3d, 8 x starved" in text
-    assert "strategy data, 8 x starved" in text
+    assert "strategy 3d, 8 devices of starved" in text
+    assert "strategy data, 8 devices of starved" in text
     assert caught.value.exit_code == 3
 
 

@@ -47,6 +47,6 @@ def test_minicpm_speaks_only_where_the_loss_is_one_of_c4(spec: StudySpec) -> Non
 def test_summary_and_report_name_them(result: StudyResult, tmp_path: Path) -> None:
     (law,) = result.suggested_batch_tokens
     assert study_document(result)["suggested_batch_tokens"][law] == pytest.approx(7.66e6, rel=0.01)
-    page = write_study_page(result, tmp_path, trace_name=None).read_text("utf-8")
+    page = write_study_page(result, tmp_path).read_text("utf-8")
     tokens = text.large(result.suggested_batch_tokens[law])
     assert f"Starting points from published laws: {tokens} tokens by DeepSeek LLM (arXiv 2401.02954)" in page

@@ -37,6 +37,8 @@ def answer(
         "strategy": strategy,
         "system": system,
         "num_devices": devices,
+        "machine": f"{devices} {system}",
+        "devices_noun": system,
         "layout": {},
         "global_batch_size": 1,
         "step_time_s": step_s,
@@ -64,14 +66,14 @@ def wafers(days: float, devices: int = 1, **changes: Any) -> Answer:
 def test_one_candidate_is_told_with_its_band() -> None:
     alone = answer(10.0)
     low, high = (bound / DAY_S for bound in alone.time.band_s)
-    assert verdict([alone]) == f"8 x gpus, 3d reaches the target in 10.0 days ({low:.1f} to {high:.1f})."
+    assert verdict([alone]) == f"8 gpus, 3d reaches the target in 10.0 days ({low:.1f} to {high:.1f})."
 
 
 def test_of_two_the_sooner_leads_with_ratio_range_and_reason() -> None:
     said = verdict([answer(30.0), wafers(10.0)])
     assert said.startswith(
-        "1 x wafers, weight-streaming reaches the target first, in 10.0 days: 3.00 times (2.80 to 3.21) "
-        "faster than 8 x gpus, 3d with 30.0 days. Why: 3.00 times its tokens a second"
+        "1 wafers, weight-streaming reaches the target first, in 10.0 days: 3.00 times (2.80 to 3.21) "
+        "faster than 8 gpus, 3d with 30.0 days. Why: 3.00 times its tokens a second"
     )
     assert OPEN not in said
 
@@ -103,34 +105,33 @@ def test_one_layout_that_answers_several_strategies_is_no_race() -> None:
     said = verdict([answer(10.0), zero3])
     assert OPEN not in said
     assert "faster" not in said
-    assert said.endswith("; the same layout answers 8 x gpus, zero3.")
-    assert ratio_bands([answer(10.0), zero3])["8 x gpus, zero3"] == (1.0, 1.0)
+    assert said.endswith("; the same layout answers 8 gpus, zero3.")
+    assert ratio_bands([answer(10.0), zero3])["8 gpus, zero3"] == (1.0, 1.0)
     said = verdict([answer(10.0), zero3, wafers(20.0)])
     assert (
-        "faster than 1 x wafers, weight-streaming with 20.0 days; the same layout answers 8 x gpus, zero3"
-        in said
+        "faster than 1 wafers, weight-streaming with 20.0 days; the same layout answers 8 gpus, zero3" in said
     )
 
 
 def test_the_rival_is_another_machine_where_there_is_one() -> None:
     said = verdict([answer(40.0), wafers(10.0, 16), wafers(12.0, 8)])
-    assert said.startswith("16 x wafers")
-    assert "faster than 8 x gpus, 3d with 40.0 days" in said
+    assert said.startswith("16 wafers")
+    assert "faster than 8 gpus, 3d with 40.0 days" in said
 
 
 def test_sizes_of_one_machine_are_compared_where_there_is_no_other() -> None:
     said = verdict([wafers(20.0, 8), wafers(10.0, 16), wafers(12.0, 12)])
-    assert "faster than 12 x wafers, weight-streaming with 12.0 days" in said
+    assert "faster than 12 wafers, weight-streaming with 12.0 days" in said
 
 
 def test_two_sizes_of_one_machine_share_a_part_of_the_error_of_their_step_time() -> None:
     answers = [wafers(12.0, 8, error=0.3), wafers(10.0, 16, error=0.3), answer(13.0, error=0.3)]
     bands = ratio_bands(answers)
-    assert bands["16 x wafers, weight-streaming"] == (1.0, 1.0), "the fastest beside itself"
-    low, high = bands["8 x wafers, weight-streaming"]
+    assert bands["16 wafers, weight-streaming"] == (1.0, 1.0), "the fastest beside itself"
+    low, high = bands["8 wafers, weight-streaming"]
     unshared = math.exp(math.sqrt(2) * math.log1p(0.15))
     assert (low, high) == pytest.approx((1.2 / unshared, 1.2 * unshared))
-    other_low, other_high = bands["8 x gpus, 3d"]
+    other_low, other_high = bands["8 gpus, 3d"]
     assert 1 < high / low < other_high / other_low
 
 

@@ -176,8 +176,8 @@ def test_points_of_one_machine_with_different_layouts_are_different_series(
     result = run_sweep(load_sweep(str(write_sweep(grid))), store, jobs=1)
     assert [point.prediction.layout["tensor"] for point in result.points] == [4, 4, 8, 8]
     assert [each.label for each in result.analysis.series] == [
-        "dgx-a100-80gb, 3d, given layout tp=4 mbs=1",
-        "dgx-a100-80gb, 3d, given layout tp=8 mbs=1",
+        "A100-80GB, 3d, given layout tp=4 mbs=1",
+        "A100-80GB, 3d, given layout tp=8 mbs=1",
     ]
     assert "given layout tp=4 mbs=1" in result.points[0].point.label
 

@@ -123,7 +123,7 @@ def test_all_that_is_wrong_is_said_at_once(write_sweep: Write) -> None:
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        ("  devices: [1, 193]", "193 x cs-2.*at most 192 systems"),
+        ("  devices: [1, 193]", "193 CS-2.*at most 192 systems"),
         ("  model.num_attention_heads: [7]", "num_attention_heads 7.*not a multiple"),
         ("  strategy: [3d]", "no strategy of the grid runs on any of its systems"),
         ("  convergence.law: [kaplan_law_of_nobody]", "unknown critical-batch law"),

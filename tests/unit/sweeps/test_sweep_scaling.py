@@ -64,8 +64,8 @@ def test_circumstances_make_series_and_batches_do_not(write_sweep: Write, tmp_pa
     grid = "  system.memoryx.server.bandwidth: [5 GB/s, 1 TB/s]\n  recipe.global_batch_size: [2, 8]"
     result = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "points.sqlite", jobs=1)
     assert [series.label for series in result.analysis.series] == [
-        "cs-2, weight-streaming, bandwidth 5 GB/s",
-        "cs-2, weight-streaming, bandwidth 1 TB/s",
+        "CS-2, weight-streaming, bandwidth 5 GB/s",
+        "CS-2, weight-streaming, bandwidth 1 TB/s",
     ]
 
 
@@ -88,14 +88,14 @@ def test_what_is_faster_than_the_largest_machine_is_matched_by_none(result: Swee
 def test_one_machine_alone_is_matched_with_nobody_and_its_scaling_is_told(result: SweepResult) -> None:
     assert result.analysis.matches == []
     verdict = result.verdict
-    assert verdict.startswith("4 x cs-2 reaches the target first, in ")
-    assert "From 1 to 4 x cs-2 the time falls" in verdict
+    assert verdict.startswith("4 CS-2 reaches the target first, in ")
+    assert "From 1 to 4 CS-2 the time falls" in verdict
 
 
 def renamed(point: PointResult, name: str, factor: float) -> PointResult:
     """The point on a system of another name, with steps so many times as long."""
     candidate = point.point.candidate
-    system = candidate.system.model_copy(update={"name": name})
+    system = candidate.system.model_copy(update={"name": name, "noun": None})
     other = candidate.model_copy(update={"system": system})
     study = point.point.study.model_copy(update={"candidates": (other,)})
     return replace(at_speed(point, factor), point=replace(point.point, study=study))
@@ -111,17 +111,18 @@ def test_the_verdict_says_how_many_match_and_how_surely(result: SweepResult) -> 
     own = [in_days(point, days) for point, days in zip(series.points, (100, 50, 25), strict=True)]
     rival = in_days(renamed(series.points[-1], "rival", 1.0), 50.5)
     verdict = replace(result, points=(*own, rival)).verdict
-    assert verdict.startswith("4 x cs-2 reaches the target first, in 25 days (")
+    assert verdict.startswith("4 CS-2 reaches the target first, in 25 days (")
     matched = (
-        "About 1.98 x cs-2 match 4 x rival (50.5 days): 1 takes 100 days, 2 take 50 days (90 % band 2 to 4)."
+        "About 1.98 CS-2 match 4 devices of rival (50.5 days): 1 takes 100 days, 2 take 50 days "
+        "(90 % band 2 to 4)."
     )
-    assert verdict.endswith(f"{matched} Low confidence in cs-2: 5 published runs, at most 2 systems.")
+    assert verdict.endswith(f"{matched} Low confidence in CS-2: 5 published runs, at most 2 systems.")
 
 
 def test_the_verdict_says_where_nothing_matches(result: SweepResult) -> None:
     rival = [renamed(point, "rival", 0.001) for point in result.feasible]
     verdict = replace(result, points=(*result.feasible, *rival)).verdict
-    assert "No number of cs-2 up to 4 matches 1 x rival" in verdict
+    assert "No number of CS-2 up to 4 matches 1 device of rival" in verdict
 
 
 def test_a_machine_of_the_verdict_is_named_with_its_setting(write_sweep: Write, tmp_path: Path) -> None:
@@ -132,15 +133,15 @@ def test_a_machine_of_the_verdict_is_named_with_its_setting(write_sweep: Write, 
     result = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "points.sqlite", jobs=1)
     slow, fast = result.analysis.series
     verdict = result.verdict
-    assert verdict.startswith("2 x cs-2 with bandwidth ")
-    assert "From 1 to 2 x cs-2 with bandwidth 5 GB/s the time falls" in verdict
+    assert verdict.startswith("2 CS-2 with bandwidth ")
+    assert "From 1 to 2 CS-2 with bandwidth 5 GB/s the time falls" in verdict
     own = [in_days(point, days) for point, days in zip(slow.points, (100, 50), strict=True)]
     other = [in_days(point, days) for point, days in zip(fast.points, (90, 40), strict=True)]
     rivals = [in_days(renamed(point, "rival", 1.0), days) for point, days in zip(own, (60, 30), strict=True)]
     verdict = replace(result, points=(*own, *other, *rivals)).verdict
-    assert "2 x rival with bandwidth 5 GB/s reaches the target first" in verdict
-    assert "match 1 x rival with bandwidth 5 GB/s (60 days): 1 takes 100 days" in verdict
-    assert "x cs-2 with bandwidth 5 GB/s match" in verdict
+    assert "2 devices of rival with bandwidth 5 GB/s reaches the target first" in verdict
+    assert "match 1 device of rival with bandwidth 5 GB/s (60 days): 1 takes 100 days" in verdict
+    assert "CS-2 with bandwidth 5 GB/s match" in verdict
 
 
 def test_what_a_larger_machine_loses_is_split_into_throughput_and_tokens(result: SweepResult) -> None:
@@ -157,7 +158,7 @@ def test_what_a_larger_machine_loses_is_split_into_throughput_and_tokens(result:
 def test_a_machine_at_peak_is_called_a_bound_in_the_verdict(write_sweep: Write, tmp_path: Path) -> None:
     grid = "  recipe.global_batch_size: [8]\n  system: [cs-2, cs-2-peak]"
     verdict = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "p.sqlite", jobs=1).verdict
-    assert " Low confidence in cs-2-peak at peak (upper bound, never observed): peak efficiency" in verdict
+    assert " Low confidence in CS-2 at peak (upper bound, never observed): peak efficiency" in verdict
 
 
 def test_equal_time_is_asked_both_ways_and_drawn_with_its_band(result: SweepResult) -> None:
@@ -181,11 +182,11 @@ def test_equal_time_is_asked_both_ways_and_drawn_with_its_band(result: SweepResu
     assert [trace.name for trace in drawn] == [
         "90 % band",
         "on the same day",
-        "counts of rival",
-        "counts of cs-2",
+        "counts of devices of rival",
+        "counts of CS-2",
     ]
     assert min(drawn[1].x) > 1.0, "what was faster than the smallest machine tried is left out"
     assert drawn[3].error_x.array is not None
-    assert "4 rival" in equal_time_alt(forward)
+    assert "4 devices of rival" in equal_time_alt(forward)
     slugs = [section.slug for section in sweep_sections(replace(result, points=(*own, *rivals)))]
     assert {"equals", "equals-back"} <= set(slugs)

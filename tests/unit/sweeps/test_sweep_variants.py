@@ -111,7 +111,7 @@ variants:
     assert list(losses.values()) == sorted(losses.values(), reverse=True)
     assert "efficiency falls below 90 % at 32" in strong.sentence
     assert weak.sentence.endswith("efficiency stays at 90 % or more.")
-    assert result.verdict.startswith(f"{weak.sentence} {strong.sentence} Low confidence in cs-2: ")
+    assert result.verdict.startswith(f"{weak.sentence} {strong.sentence} Low confidence in CS-2: ")
 
 
 def test_the_cost_of_a_token_is_the_device_seconds_of_a_step_over_its_tokens(steps: SweepResult) -> None:
@@ -198,12 +198,12 @@ def test_a_policy_that_changed_beside_the_mechanism_is_named_with_it(tmp_path: P
 
 def test_what_the_planner_changed_from_model_to_model_is_told_machine_by_machine(models: SweepResult) -> None:
     steps_of = models.analysis.successions
-    assert set(steps_of) == {"1 x cs-2", "32 x cs-2"}
-    (step,) = steps_of["1 x cs-2"]
+    assert set(steps_of) == {"1 CS-2", "32 CS-2"}
+    (step,) = steps_of["1 CS-2"]
     assert (step.base.variant, step.point.variant) == ("small", "large")
     assert step.policy == policy_changes(step.base, step.point)
     assert policy_sentence(models.analysis.successions).startswith(
-        "What the planner changed from small to large: 1 x cs-2: "
+        "What the planner changed from small to large: 1 CS-2: "
     )
     assert policy_sentence(models.analysis.successions) in models.verdict
 
@@ -225,12 +225,12 @@ def layout_of(result: SweepResult, devices: int = 8, **layout: object) -> PointR
 def test_degrees_of_a_layout_are_told_together_and_other_fields_by_name(steps: SweepResult) -> None:
     before = layout_of(steps, tensor=1, pipeline=1, data=8, micro_batch_size=4, num_microbatches=4)
     after = layout_of(steps, tensor=8, pipeline=1, data=1, micro_batch_size=2, num_microbatches=64)
-    assert policy_changes(before, after) == "tp1 dp8 -> tp8 dp1, micro-batch 4 -> 2"
+    assert policy_changes(before, after) == "tp1 dp8 → tp8 dp1, micro-batch 4 → 2"
     many = layout_of(steps, 16, tensor=1, pipeline=1, data=16, micro_batch_size=4, num_microbatches=2)
     assert policy_changes(before, many) == ""
     full = layout_of(steps, recompute="full", recompute_layers=2, spill=True)
     none = layout_of(steps, recompute="none", recompute_layers=0, spill=False)
-    assert policy_changes(none, full) == "recompute none -> full every 2 layers, spill no -> yes"
+    assert policy_changes(none, full) == "recompute none → full every 2 layers, spill no → yes"
 
 
 OWN_MACHINES = """\

@@ -86,21 +86,56 @@ def test_the_yaml_of_an_import_is_a_model_of_the_catalogue(write: Write, tmp_pat
     assert ours.model_dump() == read_model(path).model_dump()
 
 
-def test_experts_are_counted_named_and_no_model_of_their_own(write: Write) -> None:
-    path = write(MIXTRAL)
-    result = import_file(path)
-    assert result.parameters == 46_702_792_704
-    assert "8 experts of width 14336, 2 for each token" in result.unsupported[0]
-    assert result.document["ffn_hidden_size"] == 2 * 14336
-    with pytest.raises(InputError, match="cannot be expressed: a mixture of 8 experts"):
-        model_named(str(path), default_catalog())
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("mixtral", "mixtral_8x7b"),
+        ("dsv3", "deepseek_v3"),
+        ("qwen3_30a3", "qwen3_30b_a3b"),
+        ("gptoss120", "gpt_oss_120b"),
+    ],
+)
+def test_a_model_with_experts_becomes_that_of_the_catalogue(write: Write, name: str, ours: str) -> None:
+    gptoss = PUBLISHED["gptoss20"][1] | {"num_hidden_layers": 36, "num_local_experts": 128}
+    keys = {"mixtral": MIXTRAL, "gptoss120": gptoss}.get(name) or PUBLISHED[name][1]
+    groups = {"n_group": 8, "topk_group": 4} if name == "dsv3" else {}
+    model, known = model_named(str(write(keys | groups)), default_catalog()), default_catalog().model(ours)
+    described = {"name", "description", "sources", "assumed", "max_position_embeddings"}
+    assert model.model_dump(exclude=described) == known.model_dump(exclude=described)
 
 
-def test_a_sliding_window_is_named_and_taken_as_full_attention(write: Write) -> None:
-    result = import_file(write(LLAMA | {"model_type": "mistral", "sliding_window": 4096}))
-    assert result.unsupported == ("attention in a sliding window of 4096; taken as full attention",)
-    assert not result.changes_model
-    assert not import_file(write(LLAMA | {"sliding_window": 131072})).unsupported
+def test_experts_in_irregular_layers_are_described_in_as_many(write: Write) -> None:
+    keys = PUBLISHED["qwen3_30a3"][1]
+    dense_last = import_file(write(keys | {"mlp_only_layers": [47]}))
+    assert dense_last.document["experts"]["first_dense_layers"] == 1
+    assert "experts in layers 1, 2, 3" in dense_last.unsupported[0]
+    assert not dense_last.changes_model
+
+
+@pytest.mark.parametrize(
+    ("keys", "window", "every"),
+    [
+        ({"model_type": "mistral", "sliding_window": 4096}, 4096, None),
+        ({"sliding_window": 131072}, None, None),
+        ({"sliding_window": 1024, "sliding_window_pattern": 6}, 1024, 6),
+        ({"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 16}, 512, 2),
+        ({"sliding_window": 512, "layer_types": ["full_attention"] * 32}, None, None),
+    ],
+)
+def test_sliding_windows_are_read_with_the_layers_that_have_them(
+    write: Write, keys: dict[str, Any], window: int | None, every: int | None
+) -> None:
+    result = import_file(write(LLAMA | keys))
+    assert result.unsupported == ()
+    assert result.document.get("sliding_window") == window
+    assert result.document.get("sliding_window_pattern") == every
+
+
+def test_windows_in_irregular_layers_are_named_and_taken_as_full_attention(write: Write) -> None:
+    types = ["full_attention"] * 3 + ["sliding_attention"] * 29
+    result = import_file(write(LLAMA | {"sliding_window": 512, "layer_types": types}))
+    assert "window of 512 in some layers" in result.unsupported[0]
+    assert "sliding_window" not in result.document
 
 
 def test_the_text_model_of_a_model_for_images_is_read(write: Write) -> None:

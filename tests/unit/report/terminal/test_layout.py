@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsim.report.table import Table
-from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
+from perfsim.report.terminal.layout import table_lines, terminal_width
 from perfsim.report.terminal.rows import row_lines
 
 
@@ -49,14 +49,18 @@ def test_an_empty_cell_leaves_no_blanks_at_the_end_of_a_line() -> None:
     assert table_lines(Table(("name", "source"), [["a", ""]]), 80)[2] == "a"
 
 
-def test_a_paragraph_that_is_too_long_ends_in_dots() -> None:
-    lines = paragraph("word " * 100, 80, 2)
-    assert len(lines) == 2
-    assert lines[-1].endswith(" ...")
+def test_where_figures_have_no_room_each_row_becomes_lines_of_names_and_values() -> None:
+    table = Table(("name", "step\ns", "share"), [["a", "1" * 30, "x" * 30]], numeric=frozenset({1, 2}))
+    assert table_lines(table, 50) == ["a", f"  step {'1' * 30} s; share", f"  {'x' * 30}"]
 
 
-@pytest.mark.parametrize(("columns", "width"), [("40", 80), ("80", 80), ("132", 132), ("", 100)])
-def test_tables_are_as_wide_as_the_terminal_and_at_least_80(
+def test_a_row_with_nothing_but_a_name_is_a_heading_and_may_be_wider_than_the_column() -> None:
+    table = Table(("name", "x", "y"), [["one group of rows", "", ""], ["  a", "1", "2"]])
+    assert table_lines(table, 40)[2:] == ["one group of rows", "  a   1  2"]
+
+
+@pytest.mark.parametrize(("columns", "width"), [("20", 40), ("60", 60), ("80", 80), ("132", 132), ("", 100)])
+def test_tables_are_as_wide_as_the_terminal_and_at_least_40(
     monkeypatch: pytest.MonkeyPatch, columns: str, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)

@@ -34,7 +34,7 @@ def test_lines_fit_and_no_name_is_cut(
 
 def test_the_answer_says_error_experiment_headroom_and_reasons(answer: ps.PlanAnswer) -> None:
     words = " ".join(" ".join(plan_lines(answer.result)).split())
-    assert re.search(r"gpt3_20b on 64 x dgx-a100-80gb, 3d: batch 64 sequences; [\d,]+ layouts in", words)
+    assert re.search(r"gpt3_20b on 64 A100-80GB \(8 DGX\), 3d: batch 64 sequences; [\d,]+ layouts in", words)
     assert "between two layouts" in words
     assert "94.0 % of memory" in words or "above 94" in words
     assert "more memory than a device has" in words
