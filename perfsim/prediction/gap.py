@@ -151,9 +151,9 @@ def _within(inverse: float) -> float:
 def _rates(asked: Question, trial: _Trial) -> Iterator[Suspect]:
     for words, template, deviation in RATES:
         path = template.format(precision=asked.recipe.precision)
-        value = asked.system
+        value: Any = asked.system
         for name in path.split("."):
-            value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)  # type: ignore[assignment]
+            value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
         if not value:
             continue
 
@@ -200,10 +200,10 @@ def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
         return
     for mode in ("none", "selective", "full"):
         if mode != layout.recompute and hasattr(layout, "recompute_every"):
-            changed = replace(layout, recompute=mode, recompute_every=1)  # type: ignore[type-var, call-arg]
+            changed = replace(layout, recompute=mode, recompute_every=1)  # type: ignore[type-var]
             yield f"recompute {mode}", replace(asked, layout=changed)
     size = layout.micro_batch_size
     for new in (2 * size, size // 2):
         if new:
-            changed = replace(layout, micro_batch_size=new)  # type: ignore[type-var, call-arg]
+            changed = replace(layout, micro_batch_size=new)  # type: ignore[type-var]
             yield f"micro-batches of {new}", replace(asked, layout=changed)
