@@ -92,7 +92,7 @@ def outcome_table(decision: Decision, labels: Sequence[str]) -> Table:
 
 
 def break_even_table(decision: Decision, labels: Sequence[str]) -> Table:
-    """Equal-cost prices of the first machine against others, and of the others against it, in narrow columns."""
+    """Equal-cost prices of the first machine against others and back, narrow enough for a phone."""
     short = dict(zip((own.label for own in decision.outcomes), labels, strict=True))
     columns = ("a device-hour of", "may cost as much as", decision.currency)
     rows = [
