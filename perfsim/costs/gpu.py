@@ -147,7 +147,7 @@ class GpuKernels:
     def _gemm_s(self, kernel: Kernel, seconds: float) -> float:
         """Seconds of a matrix product from those of its shape."""
         seconds *= self.gpu.wgrad_factor if kernel.weight_gradient else 1.0
-        if kernel.grouped and kernel.batch > 1 and kernel.precision is None:
+        if kernel.grouped and kernel.batch > 1 and kernel.precision is None and self.recipe.grouped_products:
             seconds /= self.framework.grouped_rate
         return max(seconds, self._vector_s(kernel))
 
