@@ -10,11 +10,14 @@ Nothing heavy is imported until it is asked for. Errors are `PerfsimError`; noth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from perfsim.version import __version__ as __version__
 
+TYPE_CHECKING = False
+"""As in `typing`, which would be read before the command line can answer an interrupt."""
 if TYPE_CHECKING:
+    from typing import Any
+
+    from perfsim.api.comparisons import comparison as comparison
     from perfsim.api.importing import Model as Model
     from perfsim.api.importing import import_file as import_file
     from perfsim.api.planning import PlanAnswer as PlanAnswer
@@ -44,6 +47,7 @@ _HOMES = {
     "StudyAnswer": "perfsim.api.studies",
     "SweepAnswer": "perfsim.api.sweeps",
     "Validation": "perfsim.api.validating",
+    "comparison": "perfsim.api.comparisons",
     "import_file": "perfsim.api.importing",
     "plan": "perfsim.api.planning",
     "predict": "perfsim.api.predicting",

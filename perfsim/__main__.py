@@ -1,22 +1,27 @@
 """The command line's way in: `perfsim` and `python -m perfsim`.
 
 An interrupt while modules are read, or while the interpreter ends, finds no verb that could answer
-it: until a verb runs, and after it, a handler of our own ends the process with one message.
+it: until a verb runs, and after it, a handler of our own ends the process with one message. What is read
+before that handler is there is kept to a minimum; an interrupt before it is answered by Python itself.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import signal
-from types import FrameType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+else:  # `signal` reads `enum` and more, which takes milliseconds
+    import _signal as signal
 
 INTERRUPTED = 130
 COLLECTED_EVERY = 200_000
 """Objects between two searches for cycles; modules and graphs make many that stay, and few cycles."""
 
 
-def _end(_signal: int, _frame: FrameType | None) -> None:
+def _end(_signal: int, _frame: object) -> None:
     """Say it once and go; no exception that an import could swallow or print."""
     os.write(2, b"error: interrupted before the end\n")
     os._exit(INTERRUPTED)

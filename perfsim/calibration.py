@@ -305,6 +305,9 @@ class CollectiveCalibration(Calibration):
     kind: Literal["collective"] = "collective"
     collectives: dict[CollectiveOp, tuple[ProtocolSegment, ...]] = Field(default_factory=dict)
     """Protocols by operation; the fastest at each size is used."""
+    measured_on_bytes_per_s: BytesPerSecond | None = None
+    """Rated bandwidth of the measured link; a link rated higher carries more in the ratio, one rated lower at
+    most its rate. None: no link carries more than was measured."""
     network: NetworkConstants | None = None
 
 

@@ -6,7 +6,7 @@ error names the line and appears before any long computation.
 
 from __future__ import annotations
 
-MOST_DEVICES = 2**17
+MOST_DEVICES = 2**20
 MOST_MESH = 256
 """Devices of a node in which each has a link to every other one."""
 MOST_SEQUENCES = 2**17

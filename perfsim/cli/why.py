@@ -7,8 +7,14 @@ import click
 from perfsim.cli.options import json_option, limits
 from perfsim.cli.output import print_json, print_lines
 
+EXAMPLES = """\b
+Examples:
+  perfsim why gpt3_20b
+  perfsim why reports/gpt3_20b/summary.json
+"""
 
-@click.command(short_help="What limits the candidates of a study, with every change that may help tried.")
+
+@click.command(short_help="What limits the candidates, and what would help.", epilog=EXAMPLES)
 @click.argument("study")
 @click.option("--compare", default="", metavar="A,B", help="Only these strategies, e.g. 3d,weight-streaming.")
 @json_option

@@ -153,9 +153,12 @@ class CollectiveModel:
         link, port_bytes_per_s = self.scale_up, self._port_bytes_per_s(op, size)
         if link.calibration is not None and op in link.calibration.collectives:
             segments = link.calibration.collectives[op]
-            if all(segment.bandwidth_bytes_per_s <= port_bytes_per_s for segment in segments):
+            measured = link.calibration.measured_on_bytes_per_s
+            faster = 1.0 if measured is None else max(1.0, port_bytes_per_s / measured)
+            fits = all(segment.bandwidth_bytes_per_s <= port_bytes_per_s for segment in segments)
+            if fits and faster == 1.0:
                 return segments
-            return tuple(_at_most(segment, port_bytes_per_s) for segment in segments)
+            return tuple(_on_link(segment, faster, port_bytes_per_s) for segment in segments)
         return (
             ProtocolSegment(
                 name="datasheet",
@@ -204,10 +207,10 @@ class CollectiveModel:
             intra_steps = ring.num_steps(op, group.size) - inter_steps
         latency_s = protocol.latency_base_s
         latency_s += intra_steps * protocol.intra_step_s + inter_steps * protocol.inter_step_s
-        network_bytes_per_s = protocol.bandwidth_fraction * self._bus_bytes_per_s(group)
-        # A ring is a pipeline: its slowest link, between or inside nodes, sets the bandwidth.
-        s_per_byte = max(wire_factor / network_bytes_per_s, self._inside_s_per_byte(op, group))
-        return latency_s + n_bytes * s_per_byte
+        # A ring is a pipeline: its slowest link, between or inside nodes, sets the bandwidth, of which a
+        # protocol with flags among its data carries a fraction on every link.
+        s_per_byte = max(wire_factor / self._bus_bytes_per_s(group), self._inside_s_per_byte(op, group))
+        return latency_s + n_bytes * s_per_byte / protocol.bandwidth_fraction
 
     def _bus_bytes_per_s(self, group: Group) -> float:
         """Bus bandwidth between nodes: that of the emptiest, less if data crosses the host bridge."""
@@ -236,9 +239,9 @@ class CollectiveModel:
         return np.maximum(inside, self._network.all_to_all_slowdown * across)
 
 
-def _at_most(segment: ProtocolSegment, bytes_per_s: float) -> ProtocolSegment:
-    """A protocol on a link that may carry less than the link on which it was measured."""
-    rate = min(segment.bandwidth_bytes_per_s, bytes_per_s)
+def _on_link(segment: ProtocolSegment, faster: float, most_bytes_per_s: float) -> ProtocolSegment:
+    """A protocol on a link so many times faster than the measured one, or on one that carries less."""
+    rate = min(faster * segment.bandwidth_bytes_per_s, most_bytes_per_s)
     return segment.model_copy(update={"bandwidth_bytes_per_s": rate})
 
 

@@ -195,7 +195,7 @@ def _mean_of_repeats(size: float, values: FloatArray) -> float:
         ratio = max(value / middle, middle / value)
         if ratio > OUTLIER_FACTOR:
             raise OutlierError(
-                f"batch {size:g}: {value:g} is {ratio:.1f} times off the median of its repeats ({middle:g}); "
+                f"batch {size:g}: {value:g} is {ratio:.4g} times off the median of its repeats ({middle:g}); "
                 "a digit too many or too few?"
             )
     return float(values.mean())
@@ -261,7 +261,7 @@ def _check_outlier(batch: FloatArray, log_e: FloatArray, fit: _Profile) -> None:
     ratio = math.exp(abs(log_e[worst] - math.log(expected)))
     if ratio > OUTLIER_FACTOR:
         raise OutlierError(
-            f"batch {batch[worst]:g}: {math.exp(log_e[worst]):g} is {ratio:.1f} times off what the other "
+            f"batch {batch[worst]:g}: {math.exp(log_e[worst]):g} is {ratio:.4g} times off what the other "
             f"batches say ({expected:g}); a digit too many or too few?"
         )
 

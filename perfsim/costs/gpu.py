@@ -29,6 +29,7 @@ from perfsim.calibration import (
 )
 from perfsim.collectives import CollectiveModel, ring
 from perfsim.costs.gemm import GemmModel
+from perfsim.costs.host import HOST_OPERATIONS, HostCosts
 from perfsim.costs.price import NONE, Costs, Shares
 from perfsim.errors import CatalogError, GraphError
 from perfsim.graph import WAIT_OF_EXPERTS, WAIT_OF_HOST, RankGroup, Work
@@ -194,6 +195,7 @@ class GpuCosts(GpuKernels, Costs):
         super().__init__(topology.system, recipe, topology.num_devices)
         self.topology = topology
         self.collectives = CollectiveModel.of_tree(topology)
+        self.host = HostCosts(topology.system, topology.num_devices)
         self._works: dict[Work, float] = {}
         self._bounds: dict[Work, Shares] = {}
         self._groups: dict[RankGroup, Group] = {}
@@ -207,6 +209,8 @@ class GpuCosts(GpuKernels, Costs):
                 seconds = self.wait_s(work.comm_bytes)
             elif work.name == WAIT_OF_EXPERTS:
                 seconds = self.framework.expert_pass_s
+            elif work.op in HOST_OPERATIONS:
+                seconds = self.host.duration_s(work)
             self._works[work] = seconds
         return seconds
 
@@ -279,7 +283,8 @@ class GpuCosts(GpuKernels, Costs):
         """Shares of the time of a compute task that units and memory limit."""
         shares = self._bounds.get(work)
         if shares is None:
-            shares = self._bounds[work] = NONE if work.kind.is_communication else self.bound_of(work)
+            moves = work.kind.is_communication or work.op in HOST_OPERATIONS
+            shares = self._bounds[work] = NONE if moves else self.bound_of(work)
         return shares
 
     def _collective(self, work: Work) -> tuple[CollectiveOp, Group]:

@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.costs.optimizer import moment_bytes
 from perfsim.transformer import (
     FULL,
     LayerSlice,
     padded_vocab_size,
     parameters,
 )
-from perfsim.workload import PRECISION_BYTES, TrainingRecipe
+from perfsim.workload import PRECISION_BYTES, TrainingRecipe, TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,17 @@ class StateBytes:
     optimizer: float
 
 
-def state_bytes(recipe: TrainingRecipe) -> StateBytes:
-    """Bytes per parameter of the model states under a recipe's precisions."""
+def state_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = None) -> StateBytes:
+    """Bytes per parameter of the model states under a recipe's precisions; `model` as in `moment_bytes`."""
     gradients, states = main_grad_bytes(recipe), PRECISION_BYTES[recipe.optimizer_precision]
     copied = states if gradients < states else 0.0
-    return StateBytes(recipe.element_bytes, gradients, updated_state_bytes(recipe) + copied)
+    return StateBytes(recipe.element_bytes, gradients, updated_state_bytes(recipe, model) + copied)
 
 
-def updated_state_bytes(recipe: TrainingRecipe) -> float:
+def updated_state_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = None) -> float:
     """Bytes per parameter that the optimizer updates: moments, and the copy of narrower weights."""
-    moments = {"adam": 2, "adamw": 2, "sgd": 1}[recipe.optimizer]
     states = PRECISION_BYTES[recipe.optimizer_precision]
-    return states * (moments + (1 if recipe.element_bytes < states else 0))
+    return moment_bytes(recipe, model) + (states if recipe.element_bytes < states else 0.0)
 
 
 def main_grad_bytes(recipe: TrainingRecipe) -> float:

@@ -80,15 +80,16 @@ def fit_logs(paths: Sequence[Path], system: str, catalog: Catalog | None = None)
     for number, case in enumerate(cases, 1):
         case["id"] = f"{documents[0]['cluster']}-{number}"
     data = {"schema": 1, "cluster": documents[0]["cluster"], "cases": cases}
+    source = readings[0].settings.source
+
+    def problem(_place: Loc, message: str, help_text: str = "") -> Problem:
+        return source.problem(message, help_text, source.line_of("elapsed time per iteration"))
+
     try:
         file = MeasuredFile.model_validate(data, context=YAML_CONTEXT)
     except ValidationError as error:
-        raise InputError(
-            [Problem(f"{'.'.join(map(str, d['loc']))}: {d['msg']}", str(paths[0])) for d in error.errors()]
-        ) from None
-
-    def problem(_place: Loc, message: str, help_text: str = "") -> Problem:
-        return Problem(message, str(paths[0]), help=help_text)
+        wrong = [(".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()]
+        raise InputError([problem((), f"{place}: {text}") for place, text in wrong]) from None
 
     calibration = _fitted(file, " ".join(path.name for path in paths), problem, catalog)
     record = calibration.fit["scale"]
@@ -155,7 +156,7 @@ def _fit(
     steps = tuple(
         MeasuredStep(
             id=case.id,
-            measured_s=real_s,
+            measured_s=rounded(real_s, 6),
             predicted_s=rounded(predicted_s, 6),
             residual=round(real_s / predicted_s / scale - 1, 4),
         )

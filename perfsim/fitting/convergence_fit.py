@@ -14,7 +14,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -63,9 +63,13 @@ def fit_convergence(
     if rows is not None and set(rows) >= NOISE:
         return _of_noise(name, rows, paths[0])
     runs = _of_points(rows, paths[0]) if rows is not None else _of_file(paths)
-    # Whether the runs alone determine it; the expectation of B_crit then steadies the numbers.
-    fit_hyperbola(runs.batches, runs.examples, run_kind)
-    fit = fit_hyperbola(runs.batches, runs.examples, run_kind, prior=True)
+    try:  # whether the runs alone determine it; the expectation of B_crit then steadies the numbers
+        fit_hyperbola(runs.batches, runs.examples, run_kind)
+        fit = fit_hyperbola(runs.batches, runs.examples, run_kind, prior=True)
+    except InputError as error:
+        line = Source.read(paths[0]).line_of("points") or 1
+        problems = [replace(problem, file=str(paths[0]), line=line) for problem in error.problems]
+        raise type(error)(problems) from None
     return _calibration(name, fit, tokens_per_example, runs.unit)
 
 
@@ -104,7 +108,7 @@ def _of_noise(name: str, rows: Mapping[str, Sequence[float]], path: Path) -> Con
     tokens, noise = np.asarray(rows["tokens"]), np.asarray(rows["b_simple"])
     if tokens.size < 2 or np.any(np.diff(tokens) <= 0) or np.any(noise <= 0):
         raise InputError(
-            [Problem("tokens must increase over two rows or more, b_simple be positive", str(path))]
+            [Problem("tokens must increase over two rows or more, b_simple be positive", str(path), 1)]
         )
     middles = 0.5 * (1.0 / noise[1:] + 1.0 / noise[:-1])
     b_crit = float((tokens[-1] - tokens[0]) / (middles * np.diff(tokens)).sum())
@@ -145,7 +149,7 @@ def _of_file(paths: Sequence[Path]) -> Runs:
     cases = parse_file(paths[0], ConvergenceFile).cases
     if len(cases) != 1:
         raise InputError(
-            [Problem(f"{len(cases)} cases; one benchmark with one recipe is expected", str(paths[0]))]
+            [Problem(f"{len(cases)} cases; one benchmark with one recipe is expected", str(paths[0]), 1)]
         )
     points = [(point[0], point[1]) for point in cases[0].points]
     return Runs(tuple(p[0] for p in points), tuple(p[1] for p in points), cases[0].unit or "examples")
@@ -165,5 +169,5 @@ def _csv_rows(source: Source) -> dict[str, list[float]]:
                 raise InputError([Problem(message, str(source.path), line=line, help=HELP)])
             columns.setdefault(str(name).strip(), []).append(number)
     if not columns:
-        raise InputError([Problem("no rows", str(source.path), help=HELP)])
+        raise InputError([source.problem("no rows", HELP)])
     return columns

@@ -18,6 +18,7 @@ from perfsim.interop.tool import (
     Values,
     bucket_elements,
     nested,
+    only_optimizers,
     reduced_otherwise,
     tf32_products,
 )
@@ -145,7 +146,7 @@ DEEPSPEED = Tool(
     layout_type=ParallelLayout,
     runs_on="GPUs",
     settings=SETTINGS,
-    refusals=(_schedule, _sharded_pipeline, _groups, _ring, _precision),
+    refusals=(only_optimizers(OPTIMIZERS), _schedule, _sharded_pipeline, _groups, _ring, _precision),
     gaps=GAPS,
     render=_text,
     how_to_start=lambda c: f"start on {c.layout.num_devices} ranks with --deepspeed_config and this file",

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from perfsim.interop.megatron_model import SETTINGS as LAYER_SETTINGS
 from perfsim.interop.tool import (
     Chosen,
     Limit,
@@ -19,6 +20,7 @@ from perfsim.interop.tool import (
     Values,
     bucket_elements,
     commented,
+    only_optimizers,
     reduced_otherwise,
     tf32_products,
 )
@@ -31,7 +33,7 @@ SCHEDULES = ("1f1b", "interleaved")
 CONTEXT: Mapping[ContextExchange, str] = {"ring": "p2p", "all_to_all": "a2a"}
 RANKS_IN_ALL = re.compile(r"torchrun with (\d{1,6}) ranks in all")
 """The comment of the emitted flags that says how many ranks they are for."""
-OPTIMIZERS = {"adam": "adam", "adamw": "adam", "sgd": "sgd"}
+OPTIMIZERS = {"adam": "adam", "adamw": "adam", "muon": "muon", "sgd": "sgd"}
 """Megatron's adam decouples weight decay, as AdamW does."""
 
 
@@ -97,6 +99,7 @@ SETTINGS: tuple[Setting, ...] = (
     ("--num-attention-heads", lambda c: c.job.model.num_attention_heads),
     ("--group-query-attention", lambda c: _flag(c.job.model.num_query_groups is not None)),
     ("--num-query-groups", lambda c: c.job.model.num_query_groups),
+    *LAYER_SETTINGS,
     ("--vocab-size", lambda c: c.job.model.vocab_size),
     ("--max-position-embeddings", lambda c: c.job.model.max_position_embeddings),
     ("--position-embedding-type", lambda c: POSITIONS.get(c.job.model.position_embedding)),
@@ -224,7 +227,7 @@ MEGATRON = Tool(
     layout_type=ParallelLayout,
     runs_on="GPUs",
     settings=SETTINGS,
-    refusals=(_schedule,),
+    refusals=(_schedule, only_optimizers(OPTIMIZERS)),
     gaps=GAPS,
     render=_text,
     how_to_start=_start,

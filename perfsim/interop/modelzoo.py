@@ -9,7 +9,17 @@ from collections.abc import Sequence
 
 import yaml
 
-from perfsim.interop.tool import Chosen, Limit, Setting, Tool, Values, commented, nested
+from perfsim.interop.tool import (
+    Chosen,
+    Limit,
+    Setting,
+    Tool,
+    Values,
+    commented,
+    equal_dense_layers,
+    nested,
+    only_optimizers,
+)
 from perfsim.workload import StreamingLayout
 
 POSITIONS = {"learned": "learned", "rotary": "rotary", "alibi": "alibi"}
@@ -127,7 +137,7 @@ MODELZOO = Tool(
     layout_type=StreamingLayout,
     runs_on="wafers",
     settings=SETTINGS,
-    refusals=(_device, _precision),
+    refusals=(only_optimizers(OPTIMIZERS), equal_dense_layers, _device, _precision),
     gaps=GAPS,
     render=_text,
     how_to_start=_start,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -105,6 +105,32 @@ def bucket_elements(chosen: Chosen) -> int | None:
     if recipe.grad_bucket is None:
         return None
     return int(recipe.grad_bucket / (2 if recipe.reduce_precision in ("bf16", "fp16") else 4))
+
+
+def only_optimizers(known: Container[str]) -> Limit:
+    """The refusal of a tool that has only some of the optimizers."""
+
+    def refusal(chosen: Chosen) -> str:
+        optimizer = chosen.job.recipe.optimizer
+        return "" if optimizer in known else f"it has no optimizer {optimizer}"
+
+    return refusal
+
+
+def equal_dense_layers(chosen: Chosen) -> str:
+    """The refusal of a tool whose settings describe dense layers with heads that fill the hidden size."""
+    model = chosen.job.model
+    parts = {
+        "experts": model.experts is not None,
+        "latent attention": model.latent_attention is not None,
+        "heads of a width of their own": model.head_dim
+        not in (None, model.hidden_size // model.num_attention_heads),
+        "attention in a window": model.sliding_window is not None,
+        "multi-token prediction": bool(model.mtp_num_layers),
+        "norms of queries and keys": model.qk_layernorm,
+    }
+    named = [name for name, has in parts.items() if has]
+    return f"its settings here describe no {' or '.join(named)}" if named else ""
 
 
 def tf32_products(chosen: Chosen) -> str:

@@ -18,7 +18,9 @@ from perfsim.interop.tool import (
     Tool,
     Values,
     commented,
+    equal_dense_layers,
     nested,
+    only_optimizers,
     reduced_otherwise,
     tf32_products,
 )
@@ -203,7 +205,14 @@ TORCHTITAN = Tool(
     layout_type=ParallelLayout,
     runs_on="GPUs",
     settings=SETTINGS,
-    refusals=(_schedule, _precision, _heads_exchanged, _shards_of_context),
+    refusals=(
+        only_optimizers(("adam", "adamw")),
+        equal_dense_layers,
+        _schedule,
+        _precision,
+        _heads_exchanged,
+        _shards_of_context,
+    ),
     gaps=GAPS,
     render=_text,
     how_to_start=lambda c: (

@@ -38,6 +38,7 @@ from perfsim.transformer.counts import (
     model_flop_per_step,
     parameters,
     recompute_flop_per_step,
+    weight_matrices,
 )
 from perfsim.transformer.ends import (
     CROSS_ENTROPY_BACKWARD_BYTES,
@@ -113,4 +114,5 @@ __all__ = [
     "shared_backward",
     "shared_dgrad",
     "shared_forward",
+    "weight_matrices",
 ]

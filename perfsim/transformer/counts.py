@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from perfsim.transformer import experts
-from perfsim.transformer.attention import inner_norm_bytes
+from perfsim.transformer.attention import inner_norm_bytes, output_projection, projections
 from perfsim.transformer.ends import padded_vocab_size
 from perfsim.transformer.kernels import LayerSlice
+from perfsim.transformer.mlp import mlp_linears
 from perfsim.workload import PLAIN, Experts, Job, LayerKind, TransformerConfig, layer_kinds
 
 
@@ -160,6 +162,14 @@ class Parameters:
     def active_body_matrices(self) -> int:
         """The same of those that compute a token."""
         return sum(count * self.matrices_of(kind, active=True) for kind, count in self._kinds.items())
+
+
+def weight_matrices(part: LayerSlice) -> Iterator[tuple[int, int, int]]:
+    """Rows, columns and number of the weight matrices of a layer on one rank."""
+    dense = (*projections(part), output_projection(part))
+    mlp = experts.products(part) if part.kind.experts else mlp_linears(part)
+    for product in (*dense, *mlp):
+        yield product.k, product.n, product.batch
 
 
 @lru_cache(maxsize=256)

@@ -248,6 +248,11 @@ def kept_bytes(part: LayerSlice) -> float:
 
 def weight_input_bytes(part: LayerSlice) -> float:
     """Bytes that weight gradients of experts and router read: inputs and output gradients of products."""
-    products: tuple[Kernel, ...] = (*expert_linears(part), *(_shared(part) or ()), router(part))
-    weights = sum(float(product.batch) * product.n * product.k for product in products)
-    return sum(product.bytes_accessed for product in products) - part.element_bytes * weights
+    own = products(part)
+    weights = sum(float(product.batch) * product.n * product.k for product in own)
+    return sum(product.bytes_accessed for product in own) - part.element_bytes * weights
+
+
+def products(part: LayerSlice) -> tuple[Kernel, ...]:
+    """The products with weights of the block: routed experts, shared ones, router."""
+    return (*expert_linears(part), *(_shared(part) or ()), router(part))

@@ -60,6 +60,8 @@ Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["standard", "flash"]
 ContextExchange = Literal["ring", "all_to_all"]
+Place = Literal["none", "cpu", "nvme"]
+"""Where offloaded states are: nowhere but on the device, in the memory of its host, or on its drives."""
 PRECISION_BYTES: Mapping[Precision, float] = {
     "fp32": 4.0,
     "tf32": 4.0,
@@ -100,7 +102,9 @@ class TrainingRecipe(CatalogSpec):
     """Of matrix products; below 16 bits those of the layers, as Transformer Engine's recipes do."""
     kernels: KernelPrecisions | None = None
     """What runs in what, where it is not as `precision` says."""
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "adam8bit", "muon", "sgd"] = "adam"
+    """adam8bit: moments in 8 bits; muon: layers' matrices by their orthogonalised momentum, the rest by
+    Adam."""
     global_batch_size: Sequences | None = None
     """Sequences over all devices; None: chosen by the study."""
     batch_size_per_device: Sequences | None = None
@@ -143,6 +147,11 @@ class TrainingRecipe(CatalogSpec):
     """Precision of the optimizer's moments, and of its copies of narrower weights and gradients.
 
     bf16 with `reduce_precision: bf16` is pure bf16 training, which has no copies.
+    """
+    moment_precision: Literal["fp32", "bf16", "fp16"] | None = None
+    """Precision of the optimizer's moments where it is not `optimizer_precision`; adam8bit has 8 bits.
+
+    bf16 with copies in fp32 is what DeepSeek-V3 trains with [2412.19437 3.3.2].
     """
     dropout: bool = True
     """Attention and residual dropout, which take a pass over memory and store their masks."""
@@ -313,6 +322,10 @@ class ParallelLayout:
     """What context ranks exchange: keys and values around a ring, or heads against positions."""
     shard_group: int | None = None
     """Ranks over which ZeRO shards, of which there are several groups; None: all with the same parameters."""
+    offload_optimizer: Place = "none"
+    """Where the optimizer's states are, which the CPU updates; gradients of ZeRO 2 and 3 go there too."""
+    offload_param: Place = "none"
+    """Where the parameters are that ZeRO 3 gathers."""
     expert: int = 1
     """Ranks of a stage (tensor, context and data alike) over which the experts of a layer are divided."""
     expert_tensor: int = 1
@@ -347,6 +360,12 @@ class ParallelLayout:
         return self.pipeline * self.virtual_pipeline
 
     @property
+    def offloads(self) -> dict[str, Place]:
+        """The settings of offload that are in use."""
+        given = {"offload_optimizer": self.offload_optimizer, "offload_param": self.offload_param}
+        return {name: place for name, place in given.items() if place != "none"}
+
+    @property
     def short(self) -> str:
         """`tp8 pp4 dp4 mbs1`, with the schedule if it is not 1F1B."""
         exchange = "" if self.context_exchange == "ring" else " all-to-all"
@@ -361,7 +380,8 @@ class ParallelLayout:
         groups = "" if self.shard_group is None else f" in groups of {self.shard_group}"
         sharded = f" zero{self.zero_stage}{groups}" if self.zero_stage > 1 or groups else ""
         every = f" every {self.recompute_every} layers" if self.recompute_every > 1 else ""
-        return f"{degrees}{schedule}{chunks}{sharded} recompute {self.recompute}{every}"
+        moved = "".join(f" {name} {place}" for name, place in self.offloads.items())
+        return f"{degrees}{schedule}{chunks}{sharded} recompute {self.recompute}{every}{moved}"
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         """Its fields under the names of the JSON interface."""
@@ -383,6 +403,7 @@ class ParallelLayout:
             **(context if self.context > 1 else {}),
             **(experts if self.expert * self.expert_tensor > 1 else {}),
             **({} if self.shard_group is None else {"shard_group": self.shard_group}),
+            **self.offloads,
         }
 
 

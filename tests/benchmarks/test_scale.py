@@ -81,7 +81,7 @@ from perfsim.api.sweeps import SweepAnswer
 SweepAnswer(run_sweep(sweep, folder / "points.sqlite")).save(folder / "page")
 """
 QUESTIONS = {
-    "one layout of 175B, devices": (RUN, DEVICES[:3], "tasks"),
+    "one layout of 175B, devices": (RUN, DEVICES, "tasks"),
     "screening all layouts of 175B, devices": (PLAN, DEVICES, "layouts"),
     "screening, layouts": (LAYOUTS, (100_000, 1_000_000), "layouts"),
     "planning a sweep (`--dry-run`), points": (GRID, POINTS, "points"),

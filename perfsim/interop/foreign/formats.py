@@ -170,7 +170,7 @@ def read_model(path: Path, format_name: str = "") -> TransformerConfig:
     if result.changes_model:
         lacking = [f"cannot be expressed: {gap.text}" for gap in result.gaps if gap.changes_model]
         help_text = f"perfsim import {path} --out FILE.yaml writes the nearest model, to be used knowingly"
-        raise InputError([Problem(text, str(path), help=help_text) for text in lacking])
+        raise InputError([Problem(text, str(path), 1, help=help_text) for text in lacking])
     gaps = {f"{GAP} {number}": text for number, text in enumerate(result.unsupported, 1)}
     return TransformerConfig.model_validate(result.document | {"assumed": gaps})
 

@@ -38,7 +38,10 @@ class Spread(NamedTuple):
         return cls(moved, meeting.stride, meeting.size)
 
     def entries_of_peers(self, tree: FatTree, width: int, *, shares_links: bool) -> Ints:
-        """One row a peer: where its group enters nodes, or its nodes and their most and fewest ranks."""
+        """One row a peer: a number for where its group enters nodes, or how ranks lie on nodes (`_shapes`).
+
+        Groups are compared, of which there are fewer than peers; memory grows with ranks only.
+        """
         offset = np.arange(width)
         first, of_peer = np.unique(
             offset - offset // self.stride % self.size * self.stride, return_inverse=True
@@ -48,10 +51,10 @@ class Spread(NamedTuple):
         enters = np.diff(nodes, axis=1) != 0
         if not shares_links:
             return _shapes(enters)[of_peer]
-        if not tree.has_thin_uplinks(rated=True):  # uplinks carry all that the NICs below can send
-            return np.asarray(enters[of_peer], dtype=np.int64)
-        leaves = np.diff(tree.leaf_of[ranks], axis=1) != 0
-        return np.concatenate([enters, leaves], axis=1, dtype=np.int64)[of_peer]
+        if tree.has_thin_uplinks(rated=True):  # else uplinks carry all that the NICs below can send
+            enters = np.concatenate([enters, np.diff(tree.leaf_of[ranks], axis=1) != 0], axis=1)
+        number = np.unique(np.packbits(enters, axis=1), axis=0, return_inverse=True)[1]
+        return np.asarray(number.reshape(-1, 1)[of_peer], dtype=np.int64)
 
 
 def _shapes(enters: NDArray[np.bool_]) -> Ints:

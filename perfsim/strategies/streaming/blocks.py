@@ -252,7 +252,7 @@ class _Maker:
         return Work(f"{self.block.name}.{which}", kind, op, category, (), n_bytes, group, writes)
 
     def _update(self, updated: float) -> Work:
-        kernel = update_kernel(self.plan.job.recipe.optimizer, updated)
+        kernel = update_kernel(self.plan.job, updated)
         weights = TensorClass("weights", kernel.bytes_accessed)
         return Work(
             f"{self.block.name}.update",

@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfsim.costs.memory import MemoryUse
+from perfsim.costs.optimizer import moment_bytes, newton_schulz_flop
 from perfsim.hardware import WaferClusterSpec
 from perfsim.transformer import Kernel, parameters
 from perfsim.workload import Job
 
 MASTER_BYTES = 4.0
 GRADIENT_SUM_BYTES = 4.0
-MOMENT_BYTES = {"adam": 8.0, "adamw": 8.0, "sgd": 0.0}
-UPDATE_FLOP = {"adam": 15.0, "adamw": 17.0, "sgd": 2.0}
-"""Multiplications, additions, roots and divisions in the update formula of one parameter."""
+UPDATE_FLOP = {"adam": 15.0, "adamw": 17.0, "adam8bit": 23.0, "muon": 15.0, "sgd": 2.0}
+"""Multiplications, additions, roots and divisions in the update formula of one parameter.
+
+assumed: scaling, rounding and looking up an 8-bit moment take two each way; Muon's momentum and step take no
+more than Adam's, beside its matrix products.
+"""
 
 
 def kept_parameters(job: Job, num_parameters: float, matrices: float = 0.0) -> float:
@@ -35,13 +39,19 @@ def streamed_bytes(job: Job, system: WaferClusterSpec, num_parameters: float, ma
     return (kept + system.streaming.sparse_index_overhead * indexed) * system.weight_bytes
 
 
-def update_kernel(optimizer: str, num_parameters: float) -> Kernel:
-    """The optimizer on some parameters: state read and written, gradient read, in fp32."""
-    state_bytes = MASTER_BYTES + MOMENT_BYTES[optimizer]
+def kept_moments(job: Job) -> float:
+    """Bytes of the moments of a parameter; none of SGD, which has no momentum here."""
+    return 0.0 if job.recipe.optimizer == "sgd" else moment_bytes(job.recipe, job.model)
+
+
+def update_kernel(job: Job, num_parameters: float) -> Kernel:
+    """The optimizer on some parameters: state read and written, gradient read."""
+    optimizer, state_bytes = job.recipe.optimizer, MASTER_BYTES + kept_moments(job)
+    flop = UPDATE_FLOP[optimizer] + (newton_schulz_flop(job.model) if optimizer == "muon" else 0.0)
     return Kernel(
         name=optimizer,
         op="elementwise",
-        flop=UPDATE_FLOP[optimizer] * num_parameters,
+        flop=flop * num_parameters,
         bytes_accessed=(2.0 * state_bytes + GRADIENT_SUM_BYTES) * num_parameters,
     )
 
@@ -57,7 +67,7 @@ class Store:
         self.kept = count - sparse
         overhead = system.streaming.sparse_index_overhead if sparse else 0.0
         indexed = matrices - sparse
-        self.moment_bytes = MOMENT_BYTES[job.recipe.optimizer]
+        self.moment_bytes = kept_moments(job)
         self.weights = {"streamed weights": (self.kept + overhead * indexed) * system.weight_bytes}
         self.state = {
             "parameters": MASTER_BYTES * self.kept,

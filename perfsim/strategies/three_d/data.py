@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.costs.memory import main_grad_bytes, reduced_grad_bytes, updated_state_bytes
+from perfsim.costs.optimizer import update_products
 from perfsim.graph import Kind, RankGroup, TensorClass, Work
 from perfsim.transformer import Kernel, cast_bytes, elementwise
-from perfsim.workload import PRECISION_BYTES, TrainingRecipe
+from perfsim.workload import PRECISION_BYTES, TrainingRecipe, TransformerConfig
 
 DATA_STREAM = "nccl-data"
 GRADIENTS_SHARDED = 2
@@ -57,6 +58,8 @@ class Replicas:
     zero_stage: int
     shard_group: int | None = None
     """Ranks over which ZeRO shards; None: all."""
+    model: TransformerConfig | None = None
+    """Whose matrices an optimizer may treat otherwise than the rest; None: all parameters alike."""
     apart: Replicas | None = None
     """The ranks with the same experts as this rank; None: it has no experts."""
 
@@ -165,14 +168,17 @@ class Replicas:
         whole, shard = self.num_parameters, self.updated
         if self.apart is not None:
             whole, shard = whole + self.apart.num_parameters, shard + self.apart.updated
-        kernel = elementwise("optimizer", shard * optimizer_bytes(self.recipe), launches=OPTIMIZER_LAUNCHES)
+        kernel = elementwise(
+            "optimizer", shard * optimizer_bytes(self.recipe, self.model), launches=OPTIMIZER_LAUNCHES
+        )
+        products = update_products(self.recipe, self.model, shard)
         casts = weight_casts(self.recipe, whole)
         return Work(
             name="optimizer",
             kind=Kind.COMP,
             op="optimizer",
             category="optimizer",
-            kernels=(kernel, *casts),
+            kernels=(kernel, *products, *casts),
             writes=(TensorClass("parameters", shard * self.recipe.element_bytes),),
         )
 
@@ -205,7 +211,7 @@ def layers_per_bucket(
     return np.where(zero_stage == GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
 
 
-def optimizer_bytes(recipe: TrainingRecipe) -> float:
+def optimizer_bytes(recipe: TrainingRecipe, model: TransformerConfig | None = None) -> float:
     """Bytes per parameter that an optimizer step reads and writes.
 
     The update reads gradient and states, and writes states and the weights that kernels read. The gradient is
@@ -215,5 +221,5 @@ def optimizer_bytes(recipe: TrainingRecipe) -> float:
     summed = main_grad_bytes(recipe)
     used = max(summed, PRECISION_BYTES[recipe.optimizer_precision])
     copied = summed + used if used > summed else 0.0
-    update = used + 2 * updated_state_bytes(recipe) + recipe.element_bytes
+    update = used + 2 * updated_state_bytes(recipe, model) + recipe.element_bytes
     return copied + update + 5 * used + summed

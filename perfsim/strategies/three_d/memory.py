@@ -152,7 +152,7 @@ def _state_bytes(
     job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """The model states of every rank, and the buffers of those that are sharded."""
-    states, zero, data = state_bytes(job.recipe), columns.zero[:, None], columns.shards[:, None]
+    states, zero, data = state_bytes(job.recipe, job.model), columns.zero[:, None], columns.shards[:, None]
     parameters = rank_parameters(sizes, ranks)
     largest = (sizes.layer + sizes.experts).max(axis=1, keepdims=True)
     whole = IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer)

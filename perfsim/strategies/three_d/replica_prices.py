@@ -187,10 +187,10 @@ def _data_terms(job: Job, shapes: Shapes, key: ReplicaKey) -> Terms:
     whole = layer * key.layers + Held(ends)
     first_rank = key.stage * key.tensor * data
     ranks = RankGroup(first_rank, key.tensor, data)
-    replicas = Replicas(job.recipe, ranks, "", whole.rest, zero, key.shards)
+    replicas = Replicas(job.recipe, ranks, "", whole.rest, zero, key.shards, model=job.model)
     if whole.apart:
         same_experts = RankGroup(first_rank, key.holds, key.tensor * data // key.holds)
-        apart = Replicas(job.recipe, same_experts, "", whole.apart, zero)
+        apart = Replicas(job.recipe, same_experts, "", whole.apart, zero, model=job.model)
         replicas = replace(replicas, apart=apart)
 
     def reduce(held: Held, wanted: bool = True) -> list[Work]:

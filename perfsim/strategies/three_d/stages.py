@@ -131,6 +131,7 @@ def _replicas(job: Job, layout: ParallelLayout, rank: int, held: Held) -> Replic
         num_parameters=held.rest,
         zero_stage=layout.zero_stage,
         shard_group=layout.shard_group,
+        model=job.model,
     )
     if not held.apart:
         return replicas

@@ -112,3 +112,10 @@ def test_a_table_of_something_else_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         fit_convergence([written(tmp_path, "bad.csv", header, rows)], 1.0)
+
+
+def test_a_batch_that_is_off_is_refused_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("batch,examples\n32,1e6\n64,1.1e6\n128,1.3e6\n256,1e-300\n512,2.6e6\n")
+    with pytest.raises(InputError, match=r"runs\.csv:1: batch 256: 1e-300 is \d\.\d+e\+\d+ times off"):
+        fit_convergence([path], 1.0)

@@ -11,11 +11,15 @@ from collections.abc import Callable
 import pytest
 import yaml
 
+from perfsim.catalog import default_catalog
 from perfsim.errors import InputError, LayoutError
 from perfsim.interop.emit import TOOLS, emit
+from perfsim.prediction.planner import plan_of
+from perfsim.prediction.question import Question
 from perfsim.strategies import Plan
 from perfsim.workload import ParallelLayout
 
+CATALOG = default_catalog()
 GAP = "not expressible: "
 LAYOUTS = {
     "1f1b": "tp=4,pp=4,dp=4,mbs=2,zero=1,sp=true,recompute=selective",
@@ -233,3 +237,23 @@ def test_an_unknown_tool_is_refused_with_the_known_ones(planned: Callable[..., P
     with pytest.raises(InputError, match="megatron, deepspeed, torchtitan, modelzoo"):
         emit("nemo", planned("dp=64,mbs=3"))
     assert list(TOOLS) == ["megatron", "deepspeed", "torchtitan", "modelzoo"]
+
+
+def test_megatron_is_told_of_experts_and_tools_for_dense_models_refuse_them() -> None:
+    chosen = plan_of(
+        Question(
+            model=CATALOG.model("mixtral_8x7b"),
+            recipe=CATALOG.recipe("gpt3_pretraining"),
+            system=CATALOG.system("dgx-h100"),
+            devices=16,
+            batch=32,
+            layout=ParallelLayout(tensor=2, data=8, expert=8, sequence_parallel=True, zero_stage=1),
+            must_fit=False,
+        )
+    )
+    text = emit("megatron", chosen)
+    for words in ("--num-experts 8", "--moe-router-topk 2", "--moe-ffn-hidden-size 14336"):
+        assert words in text
+    assert "--expert-model-parallel-size 8" in text
+    with pytest.raises(LayoutError, match="describe no experts"):
+        emit("torchtitan", chosen)

@@ -22,8 +22,11 @@ def system(toys: ModuleType, **changes: Any) -> WaferClusterSpec:
 
 
 @pytest.mark.parametrize(("optimizer", "n_bytes"), [("adam", 28), ("adamw", 28), ("sgd", 12)])
-def test_an_update_reads_and_writes_the_state_and_reads_the_gradient(optimizer: str, n_bytes: int) -> None:
-    assert update_kernel(optimizer, 1e9).bytes_accessed == n_bytes * 1e9
+def test_an_update_reads_and_writes_the_state_and_reads_the_gradient(
+    toys: ModuleType, optimizer: str, n_bytes: int
+) -> None:
+    job = toys.job(8, {"optimizer": optimizer})
+    assert update_kernel(job, 1e9).bytes_accessed == n_bytes * 1e9
 
 
 def test_dense_weights_travel_without_an_index(toys: ModuleType) -> None:

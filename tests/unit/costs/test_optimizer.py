@@ -1,0 +1,87 @@
+"""What optimizers keep and compute, against counting by hand."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from perfsim.costs.memory import state_bytes, updated_state_bytes
+from perfsim.costs.optimizer import (
+    NEWTON_SCHULZ_ITERATIONS,
+    moment_bytes,
+    newton_schulz_flop,
+    share_of_matrices,
+    update_products,
+)
+from perfsim.transformer import parameters
+
+H, F, LAYERS = 2048, 8192, 8
+
+
+@pytest.mark.parametrize(
+    ("recipe", "n_bytes"),
+    [
+        ({"optimizer": "adamw"}, 8.0),
+        ({"optimizer": "adamw", "moment_precision": "bf16"}, 4.0),
+        ({"optimizer": "adam8bit"}, 2 * (1 + 4 / 2048)),
+        ({"optimizer": "muon"}, 4.0),
+        ({"optimizer": "sgd"}, 4.0),
+    ],
+)
+def test_moments_of_a_matrix_take_what_the_recipe_says(
+    toys: ModuleType, recipe: dict[str, Any], n_bytes: float
+) -> None:
+    assert moment_bytes(toys.recipe(**recipe)) == n_bytes
+
+
+def test_bf16_moments_keep_copies_in_fp32(toys: ModuleType) -> None:
+    recipe = toys.recipe(moment_precision="bf16")
+    assert updated_state_bytes(recipe) == 4.0 + 4.0
+    assert state_bytes(recipe).gradients == 4.0
+
+
+def test_muon_keeps_a_second_moment_of_what_adam_updates(toys: ModuleType) -> None:
+    model, recipe = toys.model(), toys.recipe(optimizer="muon")
+    counts = parameters(model)
+    whole = moment_bytes(recipe, model) * counts.total
+    assert whole == pytest.approx(4.0 * (counts.body_matrices + 2 * (counts.total - counts.body_matrices)))
+    assert share_of_matrices(model) == LAYERS * 12 * H**2 / counts.total
+
+
+def test_newton_schulz_takes_4_a_squared_b_plus_2_a_cubed_for_every_matrix_and_iteration(
+    toys: ModuleType,
+) -> None:
+    """QKV h x 3h, projection h x h, and two of h x 4h."""
+    matrices = [(H, 3 * H), (H, H), (H, F), (H, F)]
+    layer = sum(4.0 * a * a * b + 2.0 * a**3 for a, b in matrices)
+    model = toys.model()
+    total = newton_schulz_flop(model) * parameters(model).total
+    assert total == pytest.approx(NEWTON_SCHULZ_ITERATIONS * LAYERS * layer)
+
+
+def test_only_muon_multiplies_matrices_and_shards_share_them(toys: ModuleType) -> None:
+    model = toys.model()
+    assert not update_products(toys.recipe(), model, 1e9)
+    count = parameters(model).total
+    (alone,), (shared,) = (
+        update_products(toys.recipe(optimizer="muon"), model, count / ranks) for ranks in (1, 8)
+    )
+    assert alone.flop == pytest.approx(newton_schulz_flop(model) * count, rel=0.02)
+    assert shared.flop / alone.flop == pytest.approx(1 / 8, rel=0.1)
+
+
+def test_a_leaner_optimizer_frees_memory_and_moves_fewer_bytes(toys: ModuleType) -> None:
+    from perfsim.workload import ParallelLayout
+
+    def plan(**recipe: Any) -> Any:
+        job = toys.job(32, recipe)
+        return toys.plan("data", job, ParallelLayout(data=2, micro_batch_size=1))
+
+    held = {
+        name: plan(optimizer=name).memory[0].parts_bytes["optimizer"] for name in ("adam", "adam8bit", "muon")
+    }
+    count = parameters(toys.model()).total
+    assert held["adam"] - held["adam8bit"] == pytest.approx((8 - 2 * (1 + 4 / 2048)) * count, rel=0.02)
+    assert held["adam8bit"] < held["muon"] < held["adam"]
