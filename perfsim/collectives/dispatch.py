@@ -1,8 +1,8 @@
 """An all-to-all in which every item goes to several members chosen at random, one copy to a rank and node.
 
 That is how DeepEP and HybridEP send tokens to experts: between nodes a token travels once for every node that
-holds some of its experts, and inside it is forwarded to the ranks that do. Of k members chosen at random among
-n equal places, n (1 - (1 - 1/n)^k) places are reached.
+holds some of its experts, and inside it is forwarded to the ranks that do. Of k members chosen at random
+among n equal places, n (1 - (1 - 1/n)^k) are reached.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ backward [2006.16668, 2101.03961]. Experts are divided over the ranks of tensor,
 - all_gather: every rank gets the tokens of all ranks, and results are reduce-scattered.
 
 Ranks that share an expert (expert tensor parallelism) gather one another's rows before it, and reduce-scatter
-what it makes of them. Shared experts compute while rows travel.
+what it makes of them. Compute waits while rows travel, but for shared experts, which need none of them.
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ class ExpertGroup:
         block: int,
         after: Sequence[int] = (),
     ) -> tuple[int, int]:
-        compute, stream = f"{self.device}/{COMPUTE}", f"{self.device}/{EXPERT_STREAM}"
+        compute = f"{self.device}/{COMPUTE}"
+        stream = compute if works.shared is None else f"{self.device}/{EXPERT_STREAM}"
         first = rows = template.task(works.begin, compute, reads, after, block=block).tensor
         host = f"{self.device}/{HOST_STREAM}"
         waits = [
