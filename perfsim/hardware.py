@@ -130,6 +130,28 @@ class InNetworkSpec(Spec):
     """False: the switches can do it, and the library is told not to."""
 
 
+class TierSpec(Spec):
+    """A memory or storage of a server, by capacity and bandwidth."""
+
+    capacity: Bytes
+    bandwidth: BytesPerSecond
+    """Reads and writes together."""
+
+
+class HostSpec(Spec):
+    """A CPU with its memory, storage behind it, and the link of each of its devices to it."""
+
+    devices: Devices
+    """Devices that share it."""
+    link: BytesPerSecond
+    """Between a device and the host, in each direction."""
+    memory: TierSpec
+    nvme: TierSpec | None = None
+    """Local drives of these devices together; None: offload to drives is refused."""
+    optimizer_fraction: Annotated[float, *number(1e-3, 1)]
+    """Share of the memory's bandwidth that an optimizer on the CPU reaches."""
+
+
 class NodeSpec(Spec):
     """A server, or an NVLink domain of several: devices on one switch, and NICs that all share equally."""
 
@@ -150,6 +172,8 @@ class NodeSpec(Spec):
 
     in_network: InNetworkSpec | None = None
     """NVLink SHARP for all-reduces inside the node; None: only devices reduce."""
+    host: HostSpec | None = None
+    """Host memory of a server; None: offload to it is refused."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -252,11 +276,6 @@ class SystemSpec(CatalogSpec):
         """Several of its devices: `A100-80GB`; without a noun `devices of NAME`."""
         return self.noun.device if self.noun else f"devices of {self.name}"
 
-    @property
-    def short_name(self) -> str:
-        """What one of its devices is called; without a noun its own name."""
-        return self.noun.device if self.noun else self.name
-
     def machine(self, devices: int) -> str:
         """So many of its devices in words: `128 A100-80GB (16 DGX)`, `16 CS-2`."""
         if self.noun is None:
@@ -277,14 +296,6 @@ class GpuClusterSpec(SystemSpec):
         if self.noun is None or not self.noun.node or nodes == 0:
             return words
         return f"{words} ({nodes:,} {self.noun.node})"
-
-
-class TierSpec(Spec):
-    """A storage medium of a weight server."""
-
-    capacity: Bytes
-    bandwidth: BytesPerSecond
-    """Reads and writes together."""
 
 
 class FlashSpec(TierSpec):

@@ -253,6 +253,7 @@ EXPOSED = (
     "tensor_communication",
     "context_communication",
     "data_communication",
+    "offload",
     "pipeline_communication",
     "weight_stream",
     "update",

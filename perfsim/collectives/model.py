@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfsim.calibration import CollectiveOp, NetworkConstants, NetworkProtocol, ProtocolSegment
-from perfsim.collectives import in_network, ring, tree
+from perfsim.collectives import dispatch, in_network, ring, tree
 from perfsim.hardware import FatTreeSpec, InNetworkSpec, LinkSpec, NodeSpec
 from perfsim.topology import FatTree, Group
 
@@ -111,6 +111,22 @@ class CollectiveModel:
             seconds = np.where(size > 0, busy, 0.0)
         return float(seconds) if size.ndim == 0 else seconds
 
+    def dispatch_s(self, n_bytes: ArrayLike, group: Group, fan_out: int) -> Array:
+        """Seconds of an all-to-all in which every item goes to `fan_out` members, one copy a rank and node.
+
+        `n_bytes` counts an item once for each of these members. Inside and between nodes overlap.
+        """
+        size = np.asarray(n_bytes, dtype=float)
+        if group.size == 1:
+            return np.zeros(size.shape)
+        share = dispatch.copies(group, fan_out)
+        inside = self._inside("all_to_all", size * share.inside, max(2, group.most_per_node))
+        if group.nodes == 1:
+            return np.where(size > 0, inside, 0.0)
+        inside = inside if group.most_per_node > 1 else np.zeros(size.shape)
+        across = self._network.send_recv_latency_s + size * share.across / self._nic_bytes_per_s
+        return np.where(size > 0, np.maximum(inside, across), 0.0)
+
     def port_bytes_per_s(self, op: CollectiveOp, n_bytes: float, size: int) -> float:
         """What a rank sends and receives a second in an operation inside one node: its bus bandwidth."""
         seconds = self.time_s(op, n_bytes, Group.inside_node(size))
@@ -137,9 +153,12 @@ class CollectiveModel:
         link, port_bytes_per_s = self.scale_up, self._port_bytes_per_s(op, size)
         if link.calibration is not None and op in link.calibration.collectives:
             segments = link.calibration.collectives[op]
-            if all(segment.bandwidth_bytes_per_s <= port_bytes_per_s for segment in segments):
+            measured = link.calibration.measured_on_bytes_per_s
+            faster = 1.0 if measured is None else max(1.0, port_bytes_per_s / measured)
+            fits = all(segment.bandwidth_bytes_per_s <= port_bytes_per_s for segment in segments)
+            if fits and faster == 1.0:
                 return segments
-            return tuple(_at_most(segment, port_bytes_per_s) for segment in segments)
+            return tuple(_on_link(segment, faster, port_bytes_per_s) for segment in segments)
         return (
             ProtocolSegment(
                 name="datasheet",
@@ -188,10 +207,10 @@ class CollectiveModel:
             intra_steps = ring.num_steps(op, group.size) - inter_steps
         latency_s = protocol.latency_base_s
         latency_s += intra_steps * protocol.intra_step_s + inter_steps * protocol.inter_step_s
-        network_bytes_per_s = protocol.bandwidth_fraction * self._bus_bytes_per_s(group)
-        # A ring is a pipeline: its slowest link, between or inside nodes, sets the bandwidth.
-        s_per_byte = max(wire_factor / network_bytes_per_s, self._inside_s_per_byte(op, group))
-        return latency_s + n_bytes * s_per_byte
+        # A ring is a pipeline: its slowest link, between or inside nodes, sets the bandwidth, of which a
+        # protocol with flags among its data carries a fraction on every link.
+        s_per_byte = max(wire_factor / self._bus_bytes_per_s(group), self._inside_s_per_byte(op, group))
+        return latency_s + n_bytes * s_per_byte / protocol.bandwidth_fraction
 
     def _bus_bytes_per_s(self, group: Group) -> float:
         """Bus bandwidth between nodes: that of the emptiest, less if data crosses the host bridge."""
@@ -217,12 +236,12 @@ class CollectiveModel:
             inside = self._inside("all_to_all", kept, group.most_per_node)
         sent = n_bytes * (1 - group.fewest_per_node / group.size)
         across = self._network.send_recv_latency_s + sent / self._nic_bytes_per_s
-        return np.maximum(inside, across)
+        return np.maximum(inside, self._network.all_to_all_slowdown * across)
 
 
-def _at_most(segment: ProtocolSegment, bytes_per_s: float) -> ProtocolSegment:
-    """A protocol on a link that may carry less than the link on which it was measured."""
-    rate = min(segment.bandwidth_bytes_per_s, bytes_per_s)
+def _on_link(segment: ProtocolSegment, faster: float, most_bytes_per_s: float) -> ProtocolSegment:
+    """A protocol on a link so many times faster than the measured one, or on one that carries less."""
+    rate = min(faster * segment.bandwidth_bytes_per_s, most_bytes_per_s)
     return segment.model_copy(update={"bandwidth_bytes_per_s": rate})
 
 

@@ -231,6 +231,8 @@ def collective_calibration(
     return present.model_copy(
         update={
             "collectives": {**present.collectives, **collectives},
+            "measured_on_bytes_per_s": link.bandwidth,
+            "sources": {**present.sources, "measured_on_bytes_per_s": "as on the link's data sheet"},
             "fit": {**present.fit, **records},
             "assumed": kept | assumed,
         }

@@ -44,16 +44,21 @@ OF_FRAMEWORK = (
     "tensor_exposed",
     "pass_s",
     "ceiling_share",
+    "expert_pass_s",
+    "grouped_rate",
 )
-OF_NETWORK = ("partial_node_rank_bytes_per_s",)
+OF_NETWORK = ("partial_node_rank_bytes_per_s", "all_to_all_slowdown")
 OF_KERNEL = ("attention_half_length", "attention_fraction")
 """Constants of the synchronous fused attention's code, the same on every device."""
 OF_DEVICE = ("sustained_fraction", "narrow_sustained_fraction")
 """Constants of one calibration of a GPU."""
 FIELDS = (*OF_FRAMEWORK, *OF_NETWORK, *OF_KERNEL, *OF_DEVICE)
 """Fields of owners that may be fitted."""
-FRACTIONS = ("tensor_exposed", "ceiling_share", *OF_DEVICE)
+FRACTIONS = ("tensor_exposed", "ceiling_share", "grouped_rate", *OF_DEVICE)
 """Those that are at most 1."""
+_STEP = 0.02
+"""Step of the log of a constant for a slope."""
+_ENDS = (float(np.exp(_STEP)), float(np.exp(-_STEP)))
 OUTLIER = 0.1
 """Log errors above this have decreasing influence (soft L1)."""
 
@@ -157,13 +162,27 @@ class Problem:
         return dict(zip(self.start, np.exp(logs).tolist(), strict=True))
 
     def residuals(self, logs: Floats) -> Floats:
-        """Weighted log errors with these values."""
+        """Weighted log errors with these values, of shape (runs,)."""
         constants = self.constants(logs)
         errors = [
             np.log(predict_with(placed, constants) / placed.case.measured.step_time_s)
             for placed in self.cases
         ]
         return np.asarray(self.weight * np.array(errors))
+
+    def jacobian(self, logs: Floats) -> Floats:
+        """Slopes of the weighted log errors, of shape (runs, constants), by central differences.
+
+        A run is priced again only for the constants of its own owners.
+        """
+        constants, names = self.constants(logs), list(self.start)
+        slopes = np.zeros((len(self.cases), len(names)))
+        for row, placed in enumerate(self.cases):
+            for name in recorded_constants(placed):
+                if name in self.start:
+                    ends = [predict_with(placed, constants | {name: constants[name] * up}) for up in _ENDS]
+                    slopes[row, names.index(name)] = np.log(ends[0] / ends[1]) / (2 * _STEP)
+        return np.asarray(self.weight[:, None] * slopes)
 
 
 def fit_steps(
@@ -186,9 +205,9 @@ def fit_steps(
     result = optimize.least_squares(
         problem.residuals,
         np.log(list(problem.start.values())),
+        jac=problem.jacobian,
         loss="soft_l1",
         f_scale=OUTLIER * float(problem.weight.mean()),
-        diff_step=0.02,
         max_nfev=8,
     )
     options = f" --device {device}" * (device is not None) + " --device-only" * device_only

@@ -22,7 +22,7 @@ from perfsim.transformer import hardware_flop_per_step, model_flop_per_step
 from perfsim.workload import Job
 
 COMMUNICATION = "_communication"
-EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update", "input", "spill")
+EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update", "input", "spill", "offload")
 
 
 @dataclass(frozen=True)

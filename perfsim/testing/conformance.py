@@ -80,8 +80,15 @@ JOBS: Mapping[str, dict[str, Any]] = {
         "tied_embeddings": False,
         "position_embedding": "rotary",
     },
+    "two devices with too little memory, and a host": {
+        "devices": 2,
+        "batch": 16,
+        "recipe_changes": {"overlap_grad_reduce": True},
+        "capacity": 5.5e9,
+        "hosted": True,
+    },
 }
-"""By name: number of devices, batch, memory capacity if it is special, and changes to the toy job."""
+"""By name: devices, batch, changes to the toy job; memory capacity if special, whether GPUs have a host."""
 
 
 class BrokenPromise(AssertionError):
@@ -143,7 +150,9 @@ def cases_for(strategy: Strategy) -> list[Case]:
 
 def _case(strategy: Strategy, name: str, fields: dict[str, Any]) -> Case:
     devices = fields.pop("devices")
-    memory = {"capacity": fields.pop("capacity")} if "capacity" in fields else {}
+    memory: dict[str, Any] = {"capacity": fields.pop("capacity")} if "capacity" in fields else {}
+    if fields.pop("hosted", False):
+        memory = {**memory, "host": toys.host(drives=1e13)} if strategy.system_kind == "gpu-cluster" else {}
     job = toys.job(**fields)
     if strategy.system_kind not in _TOYS:
         raise InputError(f"no toy machine of the kind {strategy.system_kind!r}: pass your own `cases`")
@@ -152,7 +161,7 @@ def _case(strategy: Strategy, name: str, fields: dict[str, Any]) -> Case:
 
 def _on_gpus(name: str, strategy: Strategy, job: Job, devices: int, memory: dict[str, Any]) -> Case:
     cluster = toys.gpu_cluster(**memory)
-    return Case(name, strategy, job, toys.topology(devices, cluster), toys.ToyCosts(cluster))
+    return Case(name, strategy, job, toys.topology(devices, cluster), toys.ToyCosts(cluster, devices=devices))
 
 
 def _on_wafers(name: str, strategy: Strategy, job: Job, devices: int, memory: dict[str, Any]) -> Case:

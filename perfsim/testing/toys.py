@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfsim.calibration import WaferCalibration
+from perfsim.costs.host import HOST_OPERATIONS, HostCosts
 from perfsim.costs.price import Costs
 from perfsim.errors import GraphError
 from perfsim.graph import GraphBuilder, Kind, RankGroup, TaskGraph, TensorClass, Work
@@ -16,6 +17,7 @@ from perfsim.hardware import (
     FatTreeSpec,
     FlashSpec,
     GpuClusterSpec,
+    HostSpec,
     LinkSpec,
     MemorySpec,
     MemoryXSpec,
@@ -40,8 +42,20 @@ def link(bytes_per_s: float, latency_s: float) -> LinkSpec:
     return LinkSpec(name="link", bandwidth=bytes_per_s, latency=latency_s)
 
 
+def host(*, link_bytes_per_s: float = 30e9, capacity: float = 1e12, drives: float = 0.0) -> HostSpec:
+    """The host of eight GPUs, with drives of so many bytes if there are any."""
+    nvme = TierSpec(capacity=drives, bandwidth=40e9) if drives else None
+    memory = TierSpec(capacity=capacity, bandwidth=400e9)
+    return HostSpec(devices=8, link=link_bytes_per_s, memory=memory, nvme=nvme, optimizer_fraction=0.5)
+
+
 def gpu_cluster(
-    *, capacity: float = 80 * GIB, gpus: int = 8, nics: int = 8, nic_bytes_per_s: float = 25e9
+    *,
+    capacity: float = 80 * GIB,
+    gpus: int = 8,
+    nics: int = 8,
+    nic_bytes_per_s: float = 25e9,
+    host: HostSpec | None = None,
 ) -> GpuClusterSpec:
     """Nodes like a DGX A100 without any calibration."""
     return GpuClusterSpec(
@@ -54,7 +68,13 @@ def gpu_cluster(
             memory=MemorySpec(capacity=capacity, bandwidth=2e12, reserved=2 * GIB),
             compute_units=108,
         ),
-        node=NodeSpec(devices=gpus, scale_up=link(300e9, 1e-6), nics=nics, nic=link(nic_bytes_per_s, 2e-6)),
+        node=NodeSpec(
+            devices=gpus,
+            scale_up=link(300e9, 1e-6),
+            nics=nics,
+            nic=link(nic_bytes_per_s, 2e-6),
+            host=host,
+        ),
         fabric=FatTreeSpec(nodes_per_leaf=20, switch_latency=1e-7),
     )
 
@@ -188,12 +208,16 @@ class ToyCosts(Costs):
     system: GpuClusterSpec
     flop_per_s: float = 150e12
     launch_s: float = 5e-6
+    devices: int = 8
+    """Of the job, which share a host."""
     topology: Topology = field(init=False)
 
     def duration_s(self, work: Work) -> float:
         """Seconds of a task."""
         if work.kind.is_communication:
             return self._communication_s(work)
+        if work.op in HOST_OPERATIONS:
+            return HostCosts(self.system, self.devices).duration_s(work)
         seconds = 0.0
         for kernel in work.kernels:
             moving_s = kernel.bytes_accessed / self.system.device.memory.bandwidth

@@ -75,6 +75,32 @@ class FatTree(Topology):
             yield f"leaf{leaf}", "leaf"
         for spine in range(self.spines):
             yield f"spine{spine}", "spine"
+        for node in range(self.nodes):
+            yield from self._host_vertices(node)
+
+    def _host_vertices(self, node: int) -> Iterator[tuple[str, str]]:
+        """The hosts of a node with their memory and drives, where offload may use them."""
+        spec = self.system.node.host
+        for host in range(self.hosts_per_node):
+            yield f"node{node}/cpu{host}", "cpu"
+            yield f"node{node}/dram{host}", "dram"
+            if spec is not None and spec.nvme is not None:
+                yield f"node{node}/nvme{host}", "nvme"
+
+    def _host_cables(self, node: int) -> Iterator[Cable]:
+        """PCIe or chip-to-chip links of devices, and the media that the devices of a host share."""
+        spec = self.system.node.host
+        if spec is None:
+            return
+        for gpu in range(self._gpus):
+            host = f"node{node}/cpu{gpu // spec.devices}"
+            yield Cable(f"node{node}/gpu{gpu}", host, "pcie", spec.link, (0.0, 0.0))
+        for number in range(self.hosts_per_node):
+            host, media = f"node{node}/cpu{number}", {"dram": spec.memory, "nvme": spec.nvme}
+            for kind, tier in media.items():
+                if tier is not None:
+                    medium = f"node{node}/{kind}{number}"
+                    yield Cable(host, medium, kind, tier.bandwidth, (0.0, 0.0), duplex=False)
 
     def _cables(self) -> Iterator[Cable]:
         for node in range(self.nodes):
@@ -98,6 +124,7 @@ class FatTree(Topology):
         to_leaf = (nic.latency / 2 + switch_s, nic.latency / 2)
         for index in range(self.nics_per_node):
             yield Cable(f"{here}/nic{index}", leaf, "nic", nic_bytes_per_s, to_leaf)
+        yield from self._host_cables(node)
 
     def _leaf_cables(self, leaf: int) -> Iterator[Cable]:
         fabric = self.system.fabric
@@ -110,6 +137,12 @@ class FatTree(Topology):
     def switches(self) -> int:
         """Switches inside nodes: one in each, none in a full mesh."""
         return 0 if self.full_mesh else self.nodes
+
+    @property
+    def hosts_per_node(self) -> int:
+        """Hosts of a node whose memory is described."""
+        host = self.system.node.host
+        return 0 if host is None else -(-self._gpus // host.devices)
 
     @property
     def _switch_s(self) -> float:
@@ -132,10 +165,12 @@ class FatTree(Topology):
             first_leaf + node // self.system.fabric.nodes_per_leaf,
         ]
         first_spine = first_leaf + self.leaves + np.zeros_like(leaf)
+        hosts = list(self._host_vertices(0))
+        in_node.append(first_leaf + self.leaves + self.spines + node * len(hosts) + np.arange(len(hosts)))
         on_leaf = [first_leaf + leaf, first_spine + np.arange(self.spines)]
         names = [(self.device(gpu), "device") for gpu in range(gpus)]
         names += [("node0/nvswitch", "nvswitch")] * bool(self.switches)
-        names += [*((f"node0/nic{nic}", "nic") for nic in range(nics)), ("leaf0", "leaf")]
+        names += [*((f"node0/nic{nic}", "nic") for nic in range(nics)), ("leaf0", "leaf"), *hosts]
         spines = [("leaf0", "leaf"), *((f"spine{spine}", "spine") for spine in range(self.spines))]
         return [
             Part(network_graph(names, self._node_cables(0)), np.concatenate(in_node, axis=1)),

@@ -60,6 +60,8 @@ Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["standard", "flash"]
 ContextExchange = Literal["ring", "all_to_all"]
+Place = Literal["none", "cpu", "nvme"]
+"""Where offloaded states are: nowhere but on the device, in the memory of its host, or on its drives."""
 PRECISION_BYTES: Mapping[Precision, float] = {
     "fp32": 4.0,
     "tf32": 4.0,
@@ -121,11 +123,13 @@ class TrainingRecipe(CatalogSpec):
     """How rows travel to experts; None: as the framework usually does."""
     routing: Literal["balanced", "drawn"] = "drawn"
     """balanced: the run forces every expert to have equally many tokens; drawn: they differ, as usual."""
-    routing_spread: Annotated[float, *number(0, 10)] = 0.05
+    routing_spread: Annotated[float, *number(0, 10)] = 0.03
     """Standard deviation of the logarithm of an expert's tokens over their mean.
 
     assumed: two published runs of Mixtral 8x22B, of which one forces balance, are 4.5 % apart with it.
     """
+    grouped_products: bool = True
+    """Whether the products of a rank's experts are one call; false: one call each."""
     expert_capacity: Annotated[float, *number(0.1, 1000)] | None = None
     """Most tokens of an expert over their mean, beyond which tokens are dropped; None: none is."""
     overlap_tensor: bool = False
@@ -318,6 +322,10 @@ class ParallelLayout:
     """What context ranks exchange: keys and values around a ring, or heads against positions."""
     shard_group: int | None = None
     """Ranks over which ZeRO shards, of which there are several groups; None: all with the same parameters."""
+    offload_optimizer: Place = "none"
+    """Where the optimizer's states are, which the CPU updates; gradients of ZeRO 2 and 3 go there too."""
+    offload_param: Place = "none"
+    """Where the parameters are that ZeRO 3 gathers."""
     expert: int = 1
     """Ranks of a stage (tensor, context and data alike) over which the experts of a layer are divided."""
     expert_tensor: int = 1
@@ -352,6 +360,12 @@ class ParallelLayout:
         return self.pipeline * self.virtual_pipeline
 
     @property
+    def offloads(self) -> dict[str, Place]:
+        """The settings of offload that are in use."""
+        given = {"offload_optimizer": self.offload_optimizer, "offload_param": self.offload_param}
+        return {name: place for name, place in given.items() if place != "none"}
+
+    @property
     def short(self) -> str:
         """`tp8 pp4 dp4 mbs1`, with the schedule if it is not 1F1B."""
         exchange = "" if self.context_exchange == "ring" else " all-to-all"
@@ -366,7 +380,8 @@ class ParallelLayout:
         groups = "" if self.shard_group is None else f" in groups of {self.shard_group}"
         sharded = f" zero{self.zero_stage}{groups}" if self.zero_stage > 1 or groups else ""
         every = f" every {self.recompute_every} layers" if self.recompute_every > 1 else ""
-        return f"{degrees}{schedule}{chunks}{sharded} recompute {self.recompute}{every}"
+        moved = "".join(f" {name} {place}" for name, place in self.offloads.items())
+        return f"{degrees}{schedule}{chunks}{sharded} recompute {self.recompute}{every}{moved}"
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         """Its fields under the names of the JSON interface."""
@@ -388,6 +403,7 @@ class ParallelLayout:
             **(context if self.context > 1 else {}),
             **(experts if self.expert * self.expert_tensor > 1 else {}),
             **({} if self.shard_group is None else {"shard_group": self.shard_group}),
+            **self.offloads,
         }
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from perfsim.calibration import CollectiveOp
 from perfsim.collectives import CollectiveModel, ring, tree
+from perfsim.costs.host import LOADS, STORE, HostCosts
 from perfsim.graph import Kind, RankGroup, TaskGraph, Work
 from perfsim.graph.symmetry import meeting_of
 from perfsim.machines.gpu_cluster.spread import Spread
@@ -16,6 +17,8 @@ from perfsim.machines.network import Floats, Ints, Network, PeerClasses, Traffic
 from perfsim.strategies.schedules import schedule_called
 from perfsim.topology import FatTree, route_around
 from perfsim.workload import ParallelLayout
+
+COPIES = (*LOADS, STORE)
 
 
 class FatTreeNetwork(Network):
@@ -27,6 +30,7 @@ class FatTreeNetwork(Network):
         self.may_bind = tree.may_bind.copy()
         if ports:
             self.may_bind[tree.ports] = True
+        self.host = HostCosts(tree.system, tree.num_devices)
         self.counts_ports = bool(self.may_bind[tree.ports].any())
 
     @property
@@ -43,6 +47,8 @@ class FatTreeNetwork(Network):
 
     def traffic(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
         """The load of a class of work on the links that may slow it; None where there are none."""
+        if work.op in COPIES:
+            return self._copies(work, peers)
         if work.group is None or work.group.size < 2:
             return None
         groups = peers.groups_like(work.group)
@@ -56,9 +62,25 @@ class FatTreeNetwork(Network):
 
     def load(self, work: Work, peers: PeerClasses, /) -> Traffic | None:
         """Traffic of a class of work on all links."""
+        if work.op in COPIES:
+            return self._copies(work, peers, links=True)
         if work.group is None or work.group.size < 2:
             return None
         return self._load(work, peers.groups_like(work.group))
+
+    def _copies(self, work: Work, peers: PeerClasses, *, links: bool = False) -> Traffic:
+        """Copies of the peers on a host: on its memory or drives, with `links` also on their own links.
+
+        Ranks of other stages are on the same host where a stage has fewer.
+        """
+        edges, count = self.tree.edges, min(self.host.sharing, peers.width)
+        media = ("dram", "nvme") if work.op.startswith("nvme") else ("dram",)
+        shared = [int(edges.of_kind(kind)[0]) for kind in media]
+        away = edges.of_kind("pcie")
+        away = away[edges.source[away] < self.tree.num_devices][: count if links else 0]
+        crossed = np.concatenate([away if work.op == STORE else away ^ 1, shared])
+        times = np.repeat([1, count], [len(away), len(shared)])
+        return Traffic(crossed, times, self.host.rate_bytes_per_s(work.op))
 
     def _is_inside(self, groups: Ints) -> bool:
         """Whether all groups are inside nodes."""

@@ -42,6 +42,7 @@ _PART_COLOURS: tuple[tuple[str, str], ...] = (
     ("weight_stream", PURPLE),
     ("gradient", VERMILLION),
     ("spill", ORANGE),
+    ("offload", ORANGE),
     ("input", YELLOW),
     ("recompute", YELLOW),
     ("optimizer", GREEN),

@@ -23,6 +23,15 @@ from perfsim.strategies.three_d.columns import Columns, columns_of
 from perfsim.strategies.three_d.estimate import estimate_steps_s
 from perfsim.strategies.three_d.memory import peak_bytes, recomputed_share, stage_memory
 from perfsim.strategies.three_d.nearest_fit import nearest_fit
+from perfsim.strategies.three_d.offload import emit_offloaded, offload_problems
+from perfsim.strategies.three_d.offload_space import (
+    Places,
+    estimate_offloaded_s,
+    offloaded_layouts,
+    offloaded_memory,
+    offloaded_screening,
+    tried_places,
+)
 from perfsim.strategies.three_d.rules import layout_problems
 from perfsim.strategies.three_d.space import indivisible_degrees, layout_space
 from perfsim.strategies.three_d.stages import ThreeDPlan
@@ -49,9 +58,11 @@ class ThreeD:
         return layout_space(job, topology, self.free_degrees, self.zero_stage)
 
     def layouts(self, job: Job, topology: FatTree) -> Iterator[ParallelLayout]:
-        """All legal layouts of this strategy on all devices of the topology."""
+        """All legal layouts of this strategy on all devices of the topology; offloaded if none fits else."""
         space = self.space(job, topology)
-        return (space.layout(row) for row in range(len(space)))
+        yield from (space.layout(row) for row in range(len(space)))
+        if not (_memory_share(job, space, topology) <= 1.0).any():
+            yield from offloaded_layouts(job, topology, space)
 
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
         """Memory and closed-form step time of all layouts, as arrays."""
@@ -69,7 +80,10 @@ class ThreeD:
         refused = {MEMORY: too_large} if too_large else {}
         closest = space.layout(int(np.argmin(np.where(fits, np.inf, share)))) if too_large else None
         indivisible = indivisible_degrees(space, topology, self.free_degrees)
-        return Screening(estimates, share[fits], kept.layout, len(space), refused, closest, indivisible)
+        found = Screening(estimates, share[fits], kept.layout, len(space), refused, closest, indivisible)
+        if len(kept) or not tried_places(job, topology):
+            return found
+        return offloaded_screening(job, topology, costs, space, found)
 
     def _may_share_sequences(self, job: Job) -> bool:
         """Whether it has context degrees that the recipe's attention allows."""
@@ -86,9 +100,10 @@ class ThreeD:
                 raise LayoutError([Problem(text, help="strategy 3d takes any stage")])
             layout = replace(layout, zero_stage=self.zero_stage)
         problems = layout_problems(job, topology, layout, self.name, self.free_degrees)
+        problems += offload_problems(job, topology, layout)
         if problems:
             raise LayoutError([Problem(text) for text in problems])
-        memory = stage_memory(job, layout, topology.system)
+        memory = offloaded_memory(job, layout, topology, stage_memory(job, layout, topology.system))
         if check_memory:
             self._refuse_overflow(job, topology, layout, memory)
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
@@ -98,7 +113,7 @@ class ThreeD:
     def _refuse_overflow(
         self, job: Job, topology: FatTree, layout: ParallelLayout, memory: tuple[MemoryUse, ...]
     ) -> None:
-        worst = max(memory, key=lambda use: use.total_bytes)
+        worst = max(memory, key=lambda use: use.total_bytes / use.capacity_bytes)
         if worst.fits:
             return
         part = worst.largest_part
@@ -111,11 +126,17 @@ class ThreeD:
 
     def emit(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
         """Write one optimizer step, or two under a skewed schedule."""
-        StepWriter(plan, builder).write()
+        if plan.layout.offloads:
+            emit_offloaded(plan, builder, lambda inner: StepWriter(plan, inner).write())
+        else:
+            StepWriter(plan, builder).write()
 
     def estimate_s(self, plan: ThreeDPlan, costs: Costs) -> float:
         """Closed form of the step time, for screening."""
         columns = columns_of(plan.job, plan.layout)
+        if plan.layout.offloads:
+            places = Places.of(plan.layout)
+            return float(estimate_offloaded_s(plan.job, columns, places, plan.topology, costs)[0])
         return float(estimate_steps_s(plan.job, columns, plan.topology, costs)[0])
 
 

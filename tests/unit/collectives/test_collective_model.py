@@ -103,6 +103,27 @@ def test_bus_bandwidth_across_nodes_is_the_nics_of_the_ranks_of_a_node() -> None
     assert wire * n_bytes / seconds == pytest.approx(0.8 * 4 * 25e9, rel=1e-3)
 
 
+def test_a_protocol_with_flags_carries_its_fraction_of_the_slowest_link_inside_nodes_too() -> None:
+    """Where NICs outrun the links of a node, as in racks of 72, a ring of low latency stays slow."""
+    fast = node().nic.model_copy(update={"bandwidth": 1e12})
+    line = NETWORK.network.protocols[0].model_copy(update={"name": "LL", "bandwidth_fraction": 0.25})
+    network = NETWORK.network.model_copy(update={"protocols": (line,)})
+    nic = fast.model_copy(update={"calibration": NETWORK.model_copy(update={"network": network})})
+    group, n_bytes = Group.even(8, 2), 1e12
+    seconds = collective_time_s("all_gather", n_bytes, group, node().model_copy(update={"nic": nic}))
+    assert 15 / 16 * n_bytes / seconds == pytest.approx(0.25 * 300e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(("rated", "times"), [(300e9, 1.0), (600e9, 2.0), (100e9, 0.5)])
+def test_a_link_rated_higher_than_the_measured_one_carries_more(rated: float, times: float) -> None:
+    lines = NVLINK.model_copy(update={"measured_on_bytes_per_s": 300e9})
+    link = LinkSpec(name="x", bandwidth=rated, latency=0.0, calibration=lines)
+    model = CollectiveModel(link, link, 25e9, 8)
+    wire = 2 * 7 / 8
+    seconds = model.time_s("all_reduce", 1e15, Group.inside_node(8))
+    assert wire * 1e15 / seconds == pytest.approx(times * 200e9, rel=1e-3)
+
+
 def bridged(nics: int = 4) -> NodeSpec:
     """A node whose bridge carries 4.5 GB/s for each rank, less than the 10 GB/s of its share of 4 NICs."""
     assert NETWORK.network is not None

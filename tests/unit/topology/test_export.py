@@ -30,7 +30,8 @@ def test_dot_holds_every_vertex_and_edge_of_two_nodes(tmp_path: Path) -> None:
     assert text.startswith("digraph {\n")
     assert len(re.findall(r'^  "node\d/gpu\d" \[kind="device"\];$', text, re.MULTILINE)) == 16
     assert '"node0/gpu0" -> "node0/nvswitch" [link="0", kind="scale_up", bytes_per_s="300000000000.0"' in text
-    assert text.count(" -> ") == 2 * 3 * 16
+    of_hosts = 2 * (8 + 1 + 1)  # a link of each GPU, memory and drives of the node
+    assert text.count(" -> ") == 2 * (3 * 16 + of_hosts)
 
 
 def test_another_ending_is_refused_with_those_that_are_known(tmp_path: Path) -> None:

@@ -1,0 +1,286 @@
+"""Offload of optimizer and parameters to the host (ZeRO-Offload [2101.06840], ZeRO-Infinity [2104.07857]).
+
+It rewrites the graph of a plan without offload:
+
+- The optimizer's states are in the host's memory or on drives, and the CPU updates them. Where ZeRO shards
+  gradients (2, 3), each leaves the device as soon as it is reduced, and two more may be on the device. Else
+  all leave after the last micro-batch. The update is in as many equal pieces as the rank has blocks; copies
+  of gradients, updates and copies of parameters follow one another piece by piece.
+- Parameters of ZeRO 3 are copied to the device before they are gathered (or used, by a single rank), with two
+  copies ahead. Updated parameters then stay where they are.
+
+Copies have a stream for each direction, and the CPU has one for the rank's updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from perfsim.costs.host import STORE
+from perfsim.costs.memory import reduced_grad_bytes, stage_parameters, updated_state_bytes
+from perfsim.graph import (
+    EMBEDDING,
+    EMBEDDING_AND_HEAD,
+    HEAD,
+    WHOLE_DEVICE,
+    GraphBuilder,
+    Kind,
+    Task,
+    TaskGraph,
+    TensorClass,
+    Work,
+)
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.strategies.three_d.slices import slice_of
+from perfsim.strategies.three_d.stages import ThreeDPlan
+from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
+from perfsim.topology import FatTree
+from perfsim.transformer import elementwise
+from perfsim.workload import Job, ParallelLayout, Place, TrainingRecipe
+
+COMPLETES = ("attention.backward", "attention.wgrad", "embedding.backward", "head.backward", "head.wgrad")
+"""The last operation that adds to the gradients of a block."""
+
+
+def offload_problems(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[str]:
+    """Problems of a layout's offload, in words; none without offload."""
+    if layout.offloads and job.model.experts is not None:
+        yield f"offload of models with experts is not modelled; {job.model.name} has some"
+    if layout.offload_param != "none" and layout.zero_stage != SHARDED:
+        yield (
+            "offload_param is for parameters that ZeRO 3 gathers layer by layer; "
+            f"zero_stage is {layout.zero_stage}"
+        )
+    host, name = topology.system.node.host, topology.system.name
+    if host is None and layout.offloads:
+        yield (
+            f"{' and '.join(layout.offloads)}: {name} has no `node.host`; describe the devices of a host, "
+            "`link`, `memory` (capacity, bandwidth) and `optimizer_fraction` there"
+        )
+    elif host is not None and host.nvme is None and "nvme" in layout.offloads.values():
+        yield f"offload to nvme: {name} has no `node.host.nvme` (capacity, bandwidth)"
+
+
+@dataclass(frozen=True)
+class HostWorks:
+    """The work that offload adds, for a number of parameters of one rank's shard."""
+
+    recipe: TrainingRecipe
+    optimizer: Place
+    param: Place
+
+    @classmethod
+    def of(cls, recipe: TrainingRecipe, layout: ParallelLayout) -> HostWorks:
+        """The works of a layout."""
+        return cls(recipe, layout.offload_optimizer, layout.offload_param)
+
+    def store(self, num_parameters: float) -> Work:
+        """Copies gradients to the host."""
+        n_bytes = num_parameters * reduced_grad_bytes(self.recipe)
+        return _copy("offload.gradients", Kind.MEM_STORE, STORE, n_bytes)
+
+    def load(self, num_parameters: float) -> Work:
+        """Copies parameters to the device, from memory after an update of states that are on drives."""
+        n_bytes = num_parameters * self.recipe.element_bytes
+        place = "nvme" if self.param == "nvme" else "host"
+        return _copy("offload.parameters", Kind.MEM_LOAD, f"{place}.load", n_bytes)
+
+    def update(self, num_parameters: float) -> Work:
+        """The optimizer on the CPU: reads gradients and states, writes states and parameters."""
+        states = updated_state_bytes(self.recipe)
+        per_parameter = reduced_grad_bytes(self.recipe) + 2 * states + self.recipe.element_bytes
+        drives = 2 * states if self.optimizer == "nvme" else 0.0
+        drives += self.recipe.element_bytes if self.param == "nvme" else 0.0
+        return Work(
+            "offload.optimizer",
+            Kind.COMP,
+            "nvme.update" if drives else "host.update",
+            "optimizer",
+            kernels=(elementwise("optimizer.cpu", num_parameters * per_parameter, launches=0),),
+            comm_bytes=num_parameters * drives,
+            writes=(TensorClass("parameters", 0.0),),
+        )
+
+
+def _copy(name: str, kind: Kind, op: str, n_bytes: float) -> Work:
+    return Work(name, kind, op, "offload", comm_bytes=n_bytes, writes=(TensorClass("copied", 0.0),))
+
+
+def emit_offloaded(plan: ThreeDPlan, builder: GraphBuilder, write: Callable[[GraphBuilder], None]) -> None:
+    """Write a plan with offload from the graph that `write` makes of it without."""
+    inner = GraphBuilder()
+    write(inner)
+    _Rewriter(plan, inner.build(), builder).rewrite()
+
+
+@dataclass
+class _Device:
+    """What was written for a device so far."""
+
+    blocks: dict[int, None] = field(default_factory=dict)
+    """Blocks that it computed, in order."""
+    stores: list[tuple[int, int]] = field(default_factory=list)
+    """Task and tensor of each copy of gradients."""
+    freed: list[int] = field(default_factory=list)
+    """For each copy of parameters the task that frees a buffer for a later one; -1: none."""
+    computed: int = -1
+    """The latest task that computed."""
+    loaded: tuple[int, bool, int] = (0, False, -1)
+    """Block, direction and micro-batch of the latest copy of parameters that a single rank made."""
+
+
+class _Rewriter:
+    """Copies a graph task by task, with the tasks of offload added."""
+
+    def __init__(self, plan: ThreeDPlan, graph: TaskGraph, builder: GraphBuilder) -> None:
+        self.plan, self.graph, self.builder = plan, graph, builder
+        self.layout = plan.layout
+        self.works = HostWorks.of(plan.job.recipe, plan.layout)
+        self.alone = plan.layout.replicas == 1
+        self.leaves = plan.layout.offload_optimizer != "none" and plan.layout.zero_stage >= GRADIENTS_SHARDED
+        """Whether gradients leave the device as they are made."""
+        self.devices: dict[str, _Device] = {}
+        self.tasks: list[int] = []
+        self.tensors: list[int] = []
+        self.step = 0
+        part = slice_of(plan.job, plan.layout)
+        self.layer = stage_parameters(part, 1, first=False, last=False)
+        self.ends = {
+            (first, last): stage_parameters(part, 0, first=first, last=last)
+            for first in (False, True)
+            for last in (False, True)
+        }
+
+    def rewrite(self) -> None:
+        """Write all steps."""
+        self.builder.fold(self.graph.width)
+        ends = set(self.graph.step_ends)
+        for task in self.graph.tasks():
+            self._write(task)
+            if task.id + 1 in ends:
+                self.builder.end_step()
+                self.step += 1
+
+    def _write(self, task: Task) -> None:
+        device = self.devices.setdefault(task.stream.partition("/")[0], _Device())
+        reads, after = (
+            [self.tensors[read] for read in task.reads],
+            [self.tasks[before] for before in task.after],
+        )
+        computes = task.stream.endswith("/compute")
+        if task.work.op == "optimizer" and self.works.optimizer != "none":
+            self._update(task, device, reads, after)
+            return
+        if self.works.param != "none":
+            reads += self._loads(task, device, after)
+        made = self.leaves and self._completes(task)
+        if made and self.alone and len(device.stores) >= IN_FLIGHT:
+            after.append(device.stores[-IN_FLIGHT][0])
+        handles = self._task(task.work, task.stream, reads, after, task)
+        self.tasks.append(handles[0])
+        self.tensors += range(handles[1], handles[1] + len(task.writes))
+        if computes:
+            device.computed = handles[0]
+            if task.work.op.endswith(".forward"):
+                device.blocks[task.block] = None
+        if made:
+            self._store(task, device, handles[1])
+
+    def _task(
+        self, work: Work, stream: str, reads: list[int], after: list[int], like: Task
+    ) -> tuple[int, int]:
+        return self.builder.task(work, stream, reads, after, tag=like.tag, block=like.block)
+
+    def _stream(self, task: Task, name: str) -> str:
+        return f"{task.stream.partition('/')[0]}/{name}"
+
+    # ---------------------------------------------------------------------------------- gradients
+    def _completes(self, task: Task) -> bool:
+        """Whether a task makes gradients that leave: a reduction, or a lone rank's last pass over a block."""
+        if not self.alone:
+            sums = task.work.category == "data_communication" and task.work.op != "all_gather"
+            return sums and not self._summed_on(task)
+        return task.work.op in COMPLETES and not (task.block == HEAD and self._has(task, EMBEDDING))
+
+    def _summed_on(self, task: Task) -> bool:
+        """Whether shards of a group of replicas are still to be summed over groups."""
+        return task.work.op == "reduce_scatter" and self.layout.shards < self.layout.replicas
+
+    def _has(self, task: Task, block: int) -> bool:
+        return block in self.devices[task.stream.partition("/")[0]].blocks
+
+    def _store(self, task: Task, device: _Device, tensor: int) -> None:
+        """Copy the gradients that a task made to the host; who reads them then reads the copy."""
+        work = self.works.store(self._made(task))
+        handles = self._task(work, self._stream(task, "d2h"), [tensor], [], task)
+        device.stores.append(handles)
+        if not self.alone:
+            self.tasks[-1] = handles[0]
+            self.tensors[-1] = handles[1]
+
+    def _made(self, task: Task) -> float:
+        """Parameters of a rank's shard whose gradients a task makes."""
+        if not self.alone:
+            shards = self.layout.shards if task.work.op == "reduce_scatter" else 1
+            return task.work.comm_bytes / reduced_grad_bytes(self.plan.job.recipe) / shards
+        return self._parameters(task.block, last=self._has(task, HEAD))
+
+    def _parameters(self, block: int, *, last: bool) -> float:
+        return self.layer if block >= 0 else self.ends[block != HEAD, last or block == HEAD]
+
+    # --------------------------------------------------------------------------------- parameters
+    def _loads(self, task: Task, device: _Device, after: list[int]) -> list[int]:
+        """The copy of parameters that a task needs, if it is the first to need them."""
+        if not self.alone:
+            if task.work.op != "all_gather" or task.work.category != "data_communication":
+                return []
+            parameters = task.work.comm_bytes / self.plan.job.recipe.element_bytes / self.layout.shards
+            freed = device.freed[-IN_FLIGHT] if len(device.freed) >= IN_FLIGHT else -1
+            loaded = self._load(task, parameters, [*after, freed])
+            device.freed.append(loaded[0] + 1)  # the gather that is written next
+            return [loaded[1]]
+        forward = task.work.op.endswith(".forward")
+        needs = (forward or task.work.category in ("backward", "recompute")) and task.block != WHOLE_DEVICE
+        key = (task.block, forward, task.tag)
+        if not needs or key == device.loaded or (task.block == EMBEDDING and not forward):
+            return []
+        freed = device.freed[-1] if device.freed else -1
+        loaded = self._load(task, self._parameters(task.block, last=False), [freed])
+        device.loaded = key
+        device.freed.append(device.computed)  # the end of the block before
+        return [loaded[1]]
+
+    def _load(self, task: Task, parameters: float, after: list[int]) -> tuple[int, int]:
+        known = [before for before in after if before >= 0]
+        return self._task(self.works.load(parameters), self._stream(task, "h2d"), [], known, task)
+
+    # ------------------------------------------------------------------------------------- update
+    def _update(self, task: Task, device: _Device, reads: list[int], after: list[int]) -> None:
+        """Copies of gradients, updates and copies of parameters, piece by piece, in place of an update."""
+        layers = [block for block in device.blocks if block >= 0]
+        pieces = [*([EMBEDDING_AND_HEAD] if len(layers) < len(device.blocks) else []), *layers]
+        recipe = self.plan.job.recipe
+        share = task.work.writes[0].n_bytes / recipe.element_bytes / len(pieces)
+        if self.leaves and device.stores:
+            reads = [*reads, device.stores[-1][1]]
+        handles = (-1, -1)
+        for block in pieces:
+            piece = task._replace(block=block)
+            inputs = reads
+            if not self.leaves:
+                copied = self._task(self.works.store(share), self._stream(task, "d2h"), reads, after, piece)
+                inputs = [copied[1]]
+            updated = self._task(self.works.update(share), self._stream(task, "cpu"), inputs, after, piece)
+            handles = updated
+            if self.works.param == "none":
+                load = self.works.load(share)
+                handles = self._task(load, self._stream(task, "h2d"), [updated[1]], [], piece)
+        self.tasks.append(handles[0])
+        self.tensors += [handles[1]] * len(task.writes)
+        if self.step < len(self.graph.step_ends) - 1:  # the next step waits for its parameters
+            for stream in (task.stream, self._stream(task, "h2d")):
+                self._task(_WAIT, stream, [handles[1]], [], task)
+
+
+_WAIT = Work("parameters.wait", Kind.COMP, "wait", "optimizer", writes=(TensorClass("parameters", 0.0),))

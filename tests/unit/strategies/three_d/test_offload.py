@@ -1,0 +1,151 @@
+"""Offload of optimizer and parameters to the host: refusals, memory, time and its limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsim.costs.host import HostCosts
+from perfsim.costs.price import price
+from perfsim.engine import simulate
+from perfsim.errors import LayoutError, MemoryCapacityError
+from perfsim.hardware import GpuClusterSpec
+from perfsim.machines import machine, network_of
+from perfsim.placement.shared_links import shared_links
+from perfsim.prediction.planner import search
+from perfsim.strategies import strategy
+from perfsim.testing import toys as plain_toys
+from perfsim.trace import Trace
+from perfsim.transformer import parameters
+from perfsim.workload import Job, ParallelLayout
+
+CPU = ParallelLayout(offload_optimizer="cpu")
+INFINITY = ParallelLayout(zero_stage=3, offload_optimizer="cpu", offload_param="cpu")
+
+
+def system(toys: ModuleType, **changes: Any) -> GpuClusterSpec:
+    return toys.gpu_cluster(host=toys.host(**changes))
+
+
+def run(toys: ModuleType, job: Job, layout: ParallelLayout, on: GpuClusterSpec) -> tuple[Trace, float]:
+    """The simulated step, with shared links, and its closed form."""
+    plan = toys.plan("3d", job, layout, on)
+    costs = toys.ToyCosts(on, devices=layout.num_devices)
+    graph = toys.graph_of(plan)
+    links = shared_links(graph, network_of(plan.topology))
+    trace = simulate(graph, price(graph, costs), links.flows, links.capacities)
+    return trace, strategy("3d").estimate_s(plan, costs)
+
+
+# ----------------------------------------------------------------------------------- refusals
+def test_a_system_without_a_host_refuses_offload_and_names_the_field(toys: ModuleType) -> None:
+    with pytest.raises(LayoutError, match=r"offload_optimizer: toy-gpus has no `node.host`"):
+        toys.plan("3d", toys.job(), CPU)
+    drives = replace(CPU, offload_optimizer="nvme")
+    with pytest.raises(LayoutError, match=r"toy-gpus has no `node.host.nvme`"):
+        toys.plan("3d", toys.job(), drives, system(toys))
+    parameters_of_zero_1 = replace(INFINITY, zero_stage=1)
+    with pytest.raises(LayoutError, match="parameters that ZeRO 3 gathers"):
+        toys.plan("3d", toys.job(), parameters_of_zero_1, system(toys))
+
+
+def test_offload_is_a_setting_of_a_layout_by_the_names_of_deepspeed() -> None:
+    layout = machine("gpu-cluster").parse_layout("zero=3,offload_optimizer=nvme,offload_param=cpu", 4)
+    assert layout == replace(INFINITY, data=4, offload_optimizer="nvme")
+    assert layout.short.endswith("offload_optimizer nvme offload_param cpu")
+    assert layout.as_dict(1)["offload_param"] == "cpu"
+    assert "offload_param" not in ParallelLayout().as_dict(1)
+
+
+# ------------------------------------------------------------------------------------- memory
+@given(
+    st.sampled_from([0, 1, 2, 3]),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from(["cpu", "nvme"]),
+    st.sampled_from(["none", "cpu", "nvme"]),
+)
+def test_states_are_on_the_device_or_off_it_and_never_on_both(
+    zero_stage: int, data: int, optimizer: Any, param: Any
+) -> None:
+    layout = ParallelLayout(data=data, zero_stage=zero_stage, offload_optimizer=optimizer)
+    layout = replace(layout, offload_param=param if zero_stage == 3 else "none")
+    job, on = plain_toys.job(data), plain_toys.gpu_cluster(host=plain_toys.host(drives=1e13))
+    without = replace(layout, offload_optimizer="none", offload_param="none")
+    before = plain_toys.plan("3d", job, without, on).memory[0].parts_bytes
+    device, *others = plain_toys.plan("3d", job, layout, on).memory
+    for state in ("parameters", "gradients", "optimizer"):
+        moved = sum(use.parts_bytes.get(state, 0.0) for use in others) / data
+        assert moved + device.parts_bytes[state] == pytest.approx(before[state])
+        assert moved == 0.0 or device.parts_bytes[state] == 0.0
+    assert device.parts_bytes["optimizer"] == 0.0
+    assert not any(use.on_device for use in others)
+
+
+def test_what_a_host_cannot_hold_is_refused_with_its_name(toys: ModuleType) -> None:
+    small = system(toys, capacity=1e9)
+    with pytest.raises(MemoryCapacityError, match="host memory of 1 devices needs"):
+        strategy("3d").plan(toys.job(), toys.topology(1, small), CPU)
+
+
+# --------------------------------------------------------------------------------------- time
+@pytest.mark.parametrize("layout", [CPU, replace(CPU, pipeline=4), replace(CPU, data=4, zero_stage=1)])
+def test_where_copies_meet_no_others_the_closed_form_is_the_simulated_step(
+    toys: ModuleType, layout: ParallelLayout
+) -> None:
+    """A rank's copies of gradients, updates and copies of parameters are a flow shop of equal pieces."""
+    on = system(toys, link_bytes_per_s=10e9)
+    trace, estimate = run(toys, toys.job(8 * layout.data), layout, on)
+    assert estimate == pytest.approx(trace.step_time_s, rel=0.02)
+
+
+def test_a_step_bound_by_the_link_takes_the_bytes_of_its_copies(toys: ModuleType) -> None:
+    """Every micro-batch: parameters twice, gradients once, beside each other; at the end the update."""
+    rate, microbatches = 1e8, 4
+    job, on = toys.job(microbatches), system(toys, link_bytes_per_s=rate)
+    trace, estimate = run(toys, job, INFINITY, on)
+    states = toys.plan("3d", job, INFINITY, on).memory[1].parts_bytes
+    loaded_s, stored_s = states["parameters"] / rate, states["gradients"] / rate
+    forward_s, backward_s = loaded_s, max(loaded_s, stored_s)
+    copies_s = microbatches * (forward_s + backward_s)
+    assert trace.step_time_s == pytest.approx(copies_s, rel=0.1)
+    assert estimate == pytest.approx(trace.step_time_s, rel=0.1)
+    assert trace.mean_breakdown()["offload"] > 0.9 * trace.step_time_s
+    twice, _ = run(toys, job, INFINITY, system(toys, link_bytes_per_s=2 * rate))
+    assert trace.step_time_s / twice.step_time_s == pytest.approx(2.0, rel=0.05)
+
+
+def test_with_a_fast_host_the_step_is_that_without_offload(toys: ModuleType) -> None:
+    on = toys.gpu_cluster(
+        host=toys.host(link_bytes_per_s=1e15).model_copy(update={"optimizer_fraction": 1.0})
+    )
+    on.node.host.memory.__dict__["bandwidth"] = 1e18
+    without = replace(INFINITY, offload_optimizer="none", offload_param="none")
+    trace, _ = run(toys, toys.job(8), INFINITY, on)
+    usual, _ = run(toys, toys.job(8), without, on)
+    assert trace.step_time_s <= usual.step_time_s
+    assert trace.step_time_s == pytest.approx(usual.step_time_s, rel=0.05)
+
+
+def test_devices_of_a_host_share_its_memory_and_drives(toys: ModuleType) -> None:
+    on = system(toys, link_bytes_per_s=1e12, drives=1e13)
+    alone, eight = (HostCosts(on, devices) for devices in (1, 8))
+    assert alone.rate_bytes_per_s("host.load") == 8 * eight.rate_bytes_per_s("host.load") == 400e9
+    assert alone.rate_bytes_per_s("nvme.load") == 8 * eight.rate_bytes_per_s("nvme.load") == 40e9
+
+
+# ------------------------------------------------------------------------------------ planner
+def test_the_planner_offloads_only_where_nothing_fits_without(toys: ModuleType) -> None:
+    """A model of 20 bytes a parameter on a device with half of that."""
+    job = toys.job(8)
+    states = 20 * parameters(job.model).total
+    for capacity, offloads in ((3 * states, False), (0.75 * states, True)):
+        on = toys.gpu_cluster(capacity=capacity, host=toys.host())
+        topology = toys.topology(1, on)
+        asked = toys.question("3d", job, topology, toys.ToyCosts(on, devices=1))
+        best = search(asked).best(1)[0].plan.layout
+        assert bool(best.offloads) == offloads
