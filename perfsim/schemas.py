@@ -16,12 +16,14 @@ from perfsim.errors import UnknownNameError
 from perfsim.files import write_file
 from perfsim.fitting.cluster_fit import MeasuredFile
 from perfsim.published.cases import CaseFile, ConvergenceFile
+from perfsim.studies.comparisons.spec import ComparisonSpec
 from perfsim.studies.spec import StudySpec
 from perfsim.sweeps.spec import SweepSpec
 
 OWN: dict[str, type[BaseModel]] = {
     "study": StudySpec,
     "sweep": SweepSpec,
+    "comparison": ComparisonSpec,
     "cases": CaseFile,
     "convergence": ConvergenceFile,
     "measured": MeasuredFile,

@@ -60,13 +60,18 @@ def study(
 ) -> None:
     """Answer a STUDY: a name of the catalogue, or a YAML file.
 
-    A study with a grid or variants is answered as a sweep, as `perfsim sweep` does.
+    A study with a grid or variants is answered as a sweep, as `perfsim sweep` does. A comparison of published
+    figures with a law or with equations is answered as a table.
     """
+    from perfsim.studies.comparisons.spec import is_comparison
     from perfsim.sweeps.runner import is_sweep
 
     if out is None:
         check_folder(Path("reports"), "the default of --out,")
     names = [name.strip() for name in compare.split(",") if name.strip()]
+    if is_comparison(study):
+        _answer_comparison(study, out, Shown(as_json=as_json, opens=opens, quiet=quiet), dry_run=dry_run)
+        return
     if is_sweep(study):
         if verify is not None:
             raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
@@ -92,6 +97,26 @@ def study(
     if opens:
         open_page(page)
     answer.check()
+
+
+def _answer_comparison(name: str, out: Path | None, shown: Shown, *, dry_run: bool) -> None:
+    """Print a comparison and write its page; it plans no machine, so there is nothing to choose."""
+    from perfsim.api.comparisons import comparison, save_comparison
+    from perfsim.report.document import plain
+    from perfsim.report.terminal.comparison import comparison_lines
+
+    if dry_run:
+        print_lines([f"{name}: a comparison of published figures; nothing was computed"])
+        return
+    result = comparison(name)
+    page = save_comparison(result, out or Path("reports") / result.name)
+    if shown.as_json:
+        print_json({**plain(result), "report": str(page)})
+    else:
+        lines = [result.verdict] if shown.quiet else comparison_lines(result)
+        print_lines([*lines, f"Report: {page}"])
+    if shown.opens:
+        open_page(page)
 
 
 def _planned(study: str, names: list[str]) -> list[str]:
