@@ -109,9 +109,9 @@ def _extra(outcome: Outcome, currency: str) -> str:
 def differences(result: StudyResult) -> Sequence[Card]:
     """What explains the ratio of the first two: speed, tokens, and the largest wait of the slower one."""
     pair = first_and_rival(result)
-    if pair is None or pair[1] is None:
+    first, rival = pair or (None, None)
+    if first is None or rival is None:
         return []
-    first, rival = pair
     names = dict(zip(map(id, result.candidates), text.names(result.candidates), strict=True))
     speed = first.tokens_per_s / rival.tokens_per_s
     shares = f"at {text.percent(first.mfu, 0)} and {text.percent(rival.mfu, 0)} of peak"

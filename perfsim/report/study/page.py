@@ -56,10 +56,9 @@ def _apart(sections: Sequence[Section]) -> tuple[list[Section], list[Section]]:
 
 def _bridge(result: StudyResult) -> list[Section]:
     """From the step of the second machine to that of the first; nothing for a single one."""
-    pair = first_and_rival(result)
-    if pair is None or pair[1] is None:
+    first, rival = first_and_rival(result) or (None, None)
+    if first is None or rival is None:
         return []
-    first, rival = pair
     named = dict(zip(map(id, result.candidates), text.names(result.candidates), strict=True))
     own = bridge_figure.bridge((named[id(rival)], named[id(first)]), rival, first)
     return [
