@@ -11,6 +11,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 DATA_FOLDERS = ("hardware", "workloads", "studies")
+DATA_FILES = ("docs/glossary.md",)
 
 
 class CatalogueHook(BuildHookInterface[Any]):
@@ -25,3 +26,5 @@ class CatalogueHook(BuildHookInterface[Any]):
             return
         for folder in DATA_FOLDERS:
             build_data["force_include"][str(Path(self.root, folder))] = f"perfsim/_data/{folder}"
+        for file in DATA_FILES:
+            build_data["force_include"][str(Path(self.root, file))] = f"perfsim/_data/{file}"

@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from perfsim.api.comparisons import comparison as comparison
     from perfsim.api.importing import Model as Model
     from perfsim.api.importing import import_file as import_file
     from perfsim.api.planning import PlanAnswer as PlanAnswer
@@ -46,6 +47,7 @@ _HOMES = {
     "StudyAnswer": "perfsim.api.studies",
     "SweepAnswer": "perfsim.api.sweeps",
     "Validation": "perfsim.api.validating",
+    "comparison": "perfsim.api.comparisons",
     "import_file": "perfsim.api.importing",
     "plan": "perfsim.api.planning",
     "predict": "perfsim.api.predicting",

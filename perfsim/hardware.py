@@ -276,11 +276,6 @@ class SystemSpec(CatalogSpec):
         """Several of its devices: `A100-80GB`; without a noun `devices of NAME`."""
         return self.noun.device if self.noun else f"devices of {self.name}"
 
-    @property
-    def short_name(self) -> str:
-        """What one of its devices is called; without a noun its own name."""
-        return self.noun.device if self.noun else self.name
-
     def machine(self, devices: int) -> str:
         """So many of its devices in words: `128 A100-80GB (16 DGX)`, `16 CS-2`."""
         if self.noun is None:

@@ -16,25 +16,27 @@ from perfsim.errors import UnknownNameError
 from perfsim.files import write_file
 from perfsim.fitting.cluster_fit import MeasuredFile
 from perfsim.published.cases import CaseFile, ConvergenceFile
+from perfsim.studies.comparisons.spec import ComparisonSpec
 from perfsim.studies.spec import StudySpec
 from perfsim.sweeps.spec import SweepSpec
 
-_OWN: dict[str, type[BaseModel]] = {
+OWN: dict[str, type[BaseModel]] = {
     "study": StudySpec,
     "sweep": SweepSpec,
+    "comparison": ComparisonSpec,
     "cases": CaseFile,
     "convergence": ConvergenceFile,
     "measured": MeasuredFile,
 }
 """Kinds outside the catalogue; `validate` reads cases, `calibrate steps` reads measured steps."""
-KINDS = tuple(dict.fromkeys([*FOLDERS, *_OWN]))
+KINDS = tuple(dict.fromkeys([*FOLDERS, *OWN]))
 
 
 def schema_of(kind: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of files of a kind; InputError suggests the nearest kind."""
     if kind not in KINDS:
         raise UnknownNameError("kind", kind, KINDS)
-    classes: Sequence[type[BaseModel]] = (_OWN[kind],) if kind in _OWN else classes_of(kind)
+    classes: Sequence[type[BaseModel]] = (OWN[kind],) if kind in OWN else classes_of(kind)
     schema = yaml_schema(kind, classes)
     if kind == "sweep":
         # Any dotted path of the study may be an axis, so its name is not checked here.

@@ -14,8 +14,12 @@ import click
 
 from perfsim import __version__
 from perfsim.cli.calibrate import calibrate
+from perfsim.cli.check import check
+from perfsim.cli.completion import completion
 from perfsim.cli.diff import diff
+from perfsim.cli.explain import explain
 from perfsim.cli.importing import import_
+from perfsim.cli.init import init
 from perfsim.cli.output import refuse, write_error
 from perfsim.cli.plan import plan
 from perfsim.cli.prove import prove
@@ -36,6 +40,7 @@ for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 EXAMPLE = """\b
 Start here:
   perfsim study gpt3_20b --compare 3d,weight-streaming
+  perfsim init my_study.yaml
 """
 
 
@@ -73,5 +78,9 @@ def main() -> None:
     """Predict how to train a model, on what, and how long until it is good."""
 
 
-for _verb in (calibrate, diff, import_, plan, prove, run, schema, show, study, sweep, validate, why):
+VERBS = (
+    calibrate, check, completion, diff, explain, import_, init, plan, prove, run, schema, show, study, sweep,
+    validate, why,
+)  # fmt: skip
+for _verb in VERBS:
     main.add_command(_verb)

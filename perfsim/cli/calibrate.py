@@ -39,12 +39,19 @@ def fitted(verb: Callable[Given, None]) -> Callable[Given, None]:
     return checked
 
 
-@click.group(short_help="Fit constants to your own measurements.")
+EXAMPLES = """\b
+Examples:
+  perfsim calibrate gemm gemms.csv --device h100-sxm5-80gb --out mine.yaml
+  perfsim calibrate steps measured.yaml --out cluster.yaml
+"""
+
+
+@click.group(short_help="Fit constants to your own measurements.", epilog=EXAMPLES)
 def calibrate() -> None:
     """Fit constants of a device, a link, a cluster or a training run to your own measurements."""
 
 
-@calibrate.command()
+@calibrate.command(short_help="Fit the GEMM model to a table of products.")
 @click.argument("table", type=click.Path(path_type=Path))
 @click.option("--device", required=True, help="Catalogue name of the measured device.")
 @click.option("--like", default="", help="Calibration whose tiles are scaled, for a table with `precision`.")

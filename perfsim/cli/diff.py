@@ -7,8 +7,14 @@ import click
 from perfsim.cli.options import json_option, limits
 from perfsim.cli.output import print_json, print_lines
 
+EXAMPLES = """\b
+Examples:
+  perfsim diff gpt3_20b my_study.yaml
+  perfsim diff before/summary.json after/summary.json
+"""
 
-@click.command(short_help="What differs between two studies, and what each change does alone.")
+
+@click.command(short_help="What differs between two studies, and its effect.", epilog=EXAMPLES)
 @click.argument("first")
 @click.argument("second")
 @json_option

@@ -27,7 +27,14 @@ FORMATS = (
 PARTS = ("model", "recipe", "measured", "convergence")
 
 
-@click.command(name="import", short_help="Read a model or a run from a file of another tool.")
+EXAMPLES = """\b
+Examples:
+  perfsim import config.json --out my_model.yaml
+  perfsim import pretrain.sh --part recipe
+"""
+
+
+@click.command(name="import", short_help="Read a model or a run of another tool.", epilog=EXAMPLES)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--format",

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import functools
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from perfsim.cli.completion import complete, studies
+from perfsim.cli.progress import metered
 from perfsim.errors import InputError, Problem
 from perfsim.files import check_file
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
-SECONDS_ON_A_TERMINAL = 1.0
-"""Between two lines of progress; a shorter run prints none."""
-SECONDS_IN_A_LOG = 30.0
 VERIFY = ("off", "sample", "full")
 
 TOOLS = ("megatron", "deepspeed", "torchtitan", "modelzoo")
@@ -46,9 +43,15 @@ _QUESTION = (
     click.option(
         "--model",
         required=True,
+        shell_complete=complete("model"),
         help="Name of the catalogue, a YAML file, or a file that `perfsim import` reads (config.json, ...).",
     ),
-    click.option("--system", required=True, help="Name of the catalogue, or a YAML file."),
+    click.option(
+        "--system",
+        required=True,
+        shell_complete=complete("system"),
+        help="Name of the catalogue, or a YAML file.",
+    ),
     click.option(
         "--devices",
         "--num-csx",
@@ -69,7 +72,9 @@ _QUESTION = (
         default=None,
         help="Instead of --batch: sequences per GPU or CS-2.",
     ),
-    click.option("--recipe", default="gpt3_pretraining", show_default=True),
+    click.option(
+        "--recipe", default="gpt3_pretraining", show_default=True, shell_complete=complete("recipe")
+    ),
     click.option(
         "--memory-limit",
         type=click.FloatRange(0.0, 1.0, min_open=True),
@@ -85,6 +90,14 @@ def question_options(verb: Verb) -> Verb:
     """The options that say what is asked: model, machine, strategy, batch, recipe, memory limit, cluster."""
     for option in reversed(_QUESTION):
         verb = option(verb)
+    return verb
+
+
+def question_options_if_asked(verb: Verb) -> Verb:
+    """The same for a verb that needs them with some of its other options only."""
+    verb = question_options(verb)
+    for option in getattr(verb, "__click_params__", ()):
+        option.required = False
     return verb
 
 
@@ -147,27 +160,16 @@ def limits(verb: Verb) -> Verb:
     def limited_verb(*args: Any, max_events: int | None, max_seconds: float | None, **kwargs: Any) -> Any:
         from perfsim.engine.limits import Limits, limited
 
-        with limited(Limits(max_events, max_seconds, Progress())) as limits:
+        with (
+            metered() as meter,
+            limited(Limits(max_events, max_seconds, meter.tasks, meter.items)) as limits,
+        ):
             answer = verb(*args, **kwargs)
             if limits.reached is not None:  # an answer that lacks what a limit has stopped
                 raise limits.reached
             return answer
 
     return limited_verb  # type: ignore[return-value]  # the same verb with two more options
-
-
-class Progress:
-    """Prints on standard error how far a long simulation is, at most once in a while."""
-
-    def __init__(self) -> None:
-        self.every_s = SECONDS_ON_A_TERMINAL if sys.stderr.isatty() else SECONDS_IN_A_LOG
-        self.last_s = time.monotonic()
-
-    def __call__(self, ended: int, total: int) -> None:
-        now_s = time.monotonic()
-        if now_s - self.last_s >= self.every_s:
-            self.last_s = now_s
-            click.echo(f"{ended:,} of {total:,} tasks simulated", err=True)
 
 
 def workers_options(processes: str) -> Callable[[Verb], Verb]:
@@ -188,3 +190,15 @@ def must_exist(path: Path) -> None:
         raise InputError([Problem("is a directory; a file is expected", file=str(path))])
     if not path.is_file():
         raise InputError([Problem("there is no such file", file=str(path))])
+
+
+def study_argument(verb: Verb) -> Verb:
+    """`STUDY`, with names of the catalogue at the tabulator key."""
+    return click.argument("study", shell_complete=studies)(verb)
+
+
+def shown_options(verb: Verb) -> Verb:
+    """`--open` and `--quiet`: what becomes of the answer on the screen."""
+    opened = click.option("--open", "opens", is_flag=True, help="Open the report in the browser.")
+    quiet = click.option("--quiet", is_flag=True, help="Print the comparison and the report's place only.")
+    return opened(quiet(verb))

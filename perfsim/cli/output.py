@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
+from perfsim.cli.progress import present_meter
 from perfsim.errors import PerfsimError
 
 
@@ -43,11 +47,50 @@ def print_parts(parts: Iterable[str]) -> None:
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """Lines for a person, in characters that the terminal can show."""
+    """Lines for a person, in characters that the terminal can show, and in colour on one that has it."""
     from perfsim.report.text import encodable
 
     _needs_output()
-    click.echo(encodable("\n".join(lines), sys.stdout.encoding or "ascii"))
+    text = encodable("\n".join(lines), sys.stdout.encoding or "ascii")
+    if _has_colour():
+        _print_coloured(text)
+    else:
+        click.echo(text)
+
+
+def _has_colour() -> bool:
+    """Whether standard output is a terminal with colours that nobody switched off (https://no-color.org)."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
+
+
+_STYLES = (
+    (re.compile(r"^.*\n(?=-{4,}$)", re.MULTILINE), "bold"),
+    (re.compile(r"^-{4,}$", re.MULTILINE), "dim"),
+    (re.compile(r"^\*\S.*$", re.MULTILINE), "bold green"),
+    (re.compile(r"^serious(?=:? )", re.MULTILINE), "bold red"),
+    (re.compile(r"^warning(?=:? )", re.MULTILINE), "bold yellow"),
+    (re.compile(r"(?<=^Report: ).*$|(?<=^Trace: ).*$", re.MULTILINE), "underline"),
+)
+"""Heading and rule of a table, its best row, caveats, files."""
+
+
+def _print_coloured(text: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    styled = Text(text)
+    for pattern, style in _STYLES:
+        for match in pattern.finditer(text):
+            styled.stylize(style, *match.span())
+    Console(force_terminal=True, soft_wrap=True).print(styled)
+
+
+def open_page(page: Path) -> None:
+    """Open a page in the browser; where there is none, say where the page is."""
+    if click.launch(str(page)) != 0:
+        write_error(f"no browser was found: open {page} in one\n")
 
 
 def _needs_output() -> None:
@@ -58,9 +101,6 @@ def _needs_output() -> None:
 
 def progress(*, quiet: bool) -> Callable[[str], None]:
     """A function that tells what is being computed, on a terminal only."""
-
-    def tell(message: str) -> None:
-        if not quiet and sys.stderr.isatty():
-            write_error(f"... {message}\n")
-
-    return tell
+    meter = present_meter()
+    meter.quiet = quiet
+    return meter.tell

@@ -13,7 +13,15 @@ OBJECTIVES = ("step-time", "time-to-accuracy", "cost")
 """The values of `perfsim.studies.shortlist.Objective`, which is not loaded for a help text."""
 
 
-@click.command(short_help="List the layouts that may be fastest; emit what runs one.")
+EXAMPLES = """\b
+Examples:
+  perfsim plan --model gpt3_175b --system dgx-a100-80gb --devices 512 --batch 192
+  perfsim plan --model gpt3_20b --system dgx-h100 --devices 64 --emit megatron
+  perfsim plan --model gpt3_20b --system dgx-a100-80gb --devices 128 --match cs-2
+"""
+
+
+@click.command(short_help="List the layouts that may be fastest; emit what runs one.", epilog=EXAMPLES)
 @question_options
 @click.option(
     "--objective",

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 MOST_ORDERS = 10_000
 
 
-@click.command(short_help="Execute schedules in NumPy and compare with serial training.")
+EXAMPLES = """\b
+Examples:
+  perfsim prove gpt3_xl --strategy 3d --layout tp=2,pp=4,schedule=zb1p
+"""
+
+
+@click.command(short_help="Compare schedules with serial training, in NumPy.", epilog=EXAMPLES)
 @click.argument("target", metavar="MODEL|STUDY")
 @click.option("--strategy", default="", help="Only this strategy. [default: all; 3d for a --layout]")
 @click.option(

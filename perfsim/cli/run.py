@@ -18,8 +18,15 @@ from perfsim.cli.options import (
 )
 from perfsim.cli.output import print_json, print_lines
 
+EXAMPLES = """\b
+Examples:
+  perfsim run --model gpt3_20b --system cs-2 --devices 4 --batch 512
+  perfsim run --model llama2_70b --system dgx-h100 --devices 64 --layout tp=8,pp=4,dp=2,mbs=1
+  perfsim run --model config.json --system dgx-h100 --devices 8 --trace step.json
+"""
 
-@click.command()
+
+@click.command(epilog=EXAMPLES)
 @question_options
 @click.option("--layout", default="", metavar="tp=8,pp=4,dp=4,mbs=1", help="[default: chosen by the planner]")
 @click.option(

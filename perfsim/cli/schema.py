@@ -10,8 +10,14 @@ from perfsim.cli.options import out_option
 from perfsim.cli.output import print_lines
 from perfsim.files import check_folder
 
+EXAMPLES = """\b
+Examples:
+  perfsim schema study
+  perfsim schema --out .schemas
+"""
 
-@click.command(short_help="Print or write JSON Schemas of the YAML files.")
+
+@click.command(short_help="Print or write JSON Schemas of the YAML files.", epilog=EXAMPLES)
 @click.argument("kind", required=False)
 @out_option("Folder for <kind>.schema.json files. [default: standard output]", check_folder)
 def schema(kind: str | None, out: Path | None) -> None:

@@ -15,7 +15,14 @@ KINDS = ("systems", "devices", "models", "recipes", "wall_clocks", "studies", "s
 COUNTED = {"num_devices": "devices", "vertices": "vertices", "edges": "edges"}
 
 
-@click.command(short_help="List what the catalogue holds, with sources.")
+EXAMPLES = """\b
+Examples:
+  perfsim show models
+  perfsim show systems dgx-h100
+"""
+
+
+@click.command(short_help="List what the catalogue holds, with sources.", epilog=EXAMPLES)
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("name", required=False)
 @click.option(

@@ -10,8 +10,14 @@ from perfsim.cli.options import json_option, limits, must_exist, path_option
 from perfsim.cli.output import print_json, print_lines, write_error
 from perfsim.files import check_folder
 
+EXAMPLES = """\b
+Examples:
+  perfsim validate
+  perfsim validate my_runs.yaml --worst 20
+"""
 
-@click.command(short_help="Compare predictions with published runs.")
+
+@click.command(short_help="Compare predictions with published runs.", epilog=EXAMPLES)
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @json_option
 @click.option(

@@ -179,22 +179,28 @@ CEREBRAS_GPT = (
 """Parameters, tokens and loss on the Pile's test set [model cards of Cerebras-GPT, arXiv 2304.03208]."""
 
 
+def power_law(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Constants c and gamma of L = (c / C)^gamma by least squares in the logarithms of (C, L)."""
+    logs = [(math.log(flop), math.log(loss)) for flop, loss in points]
+    middle_x, middle_y = (sum(values) / len(logs) for values in zip(*logs, strict=True))
+    rise = sum((x - middle_x) * (y - middle_y) for x, y in logs)
+    gamma = -rise / sum((x - middle_x) ** 2 for x, _ in logs)
+    return math.exp(middle_x + middle_y / gamma), gamma
+
+
 def compute_law(runs: Sequence[tuple[float, float, float]] = CEREBRAS_GPT) -> ComputeLaw:
     """The least-squares line of log loss over log compute through runs of (parameters, tokens, loss).
 
     Its error is the larger of the seed's and 1.645 times the runs' root mean square residual in nats.
     """
-    points = [(math.log(6.0 * params * tokens), math.log(loss)) for params, tokens, loss in runs]
-    middle_x, middle_y = (sum(values) / len(points) for values in zip(*points, strict=True))
-    rise = sum((x - middle_x) * (y - middle_y) for x, y in points)
-    gamma = -rise / sum((x - middle_x) ** 2 for x, _ in points)
+    c_flop, gamma = power_law([(6.0 * params * tokens, loss) for params, tokens, loss in runs])
     law = ComputeLaw(
         name="cerebras_gpt",
         source="fitted to the losses of Cerebras-GPT's model cards, arXiv 2304.03208",
         corpus="the Pile",
         params=(min(run[0] for run in runs), max(run[0] for run in runs)),
         tokens=(min(run[1] for run in runs), max(run[1] for run in runs)),
-        c_flop=math.exp(middle_x + middle_y / gamma),
+        c_flop=c_flop,
         gamma=gamma,
     )
     squares = [(law.loss(params, tokens) - loss) ** 2 for params, tokens, loss in runs]

@@ -26,6 +26,8 @@ class Limits:
     max_events: int | None = None
     max_seconds: float | None = None
     tell: Tell | None = None
+    tell_items: Tell | None = None
+    """The same for the items of a question about many, such as published runs."""
     events: int = 0
     started_s: float = field(default_factory=time.monotonic)
     reached: LimitError | None = None

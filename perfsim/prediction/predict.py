@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfsim.calibration import ClusterCalibration
+from perfsim.calibration import ClusterCalibration, GpuCalibration
 from perfsim.interop.models import gaps_of
 from perfsim.machines import machine_of
 from perfsim.prediction.caveats import caveats_of, default_batch, default_settings, worst_first
@@ -19,7 +19,6 @@ from perfsim.prediction.result import Caveat, Training
 from perfsim.prediction.utilisation import link_use
 from perfsim.prediction.why import why
 from perfsim.strategies import Plan
-from perfsim.workload import TrainingRecipe
 
 
 def predict(question: Question) -> Prediction:
@@ -97,13 +96,15 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
         notes=(*plan.notes, *gaps_of(plan.job.model)),
         machine=_marked(plan, plan.system.machine(plan.topology.num_devices)),
         devices_noun=_marked(plan, plan.system.devices_noun),
-        training=_training(plan.job.recipe),
+        training=_training(plan),
         evaluation=evaluation,
     )
 
 
-def _training(recipe: TrainingRecipe) -> Training:
-    framework = recipe.framework.name if recipe.framework else ""
+def _training(plan: Plan) -> Training:
+    recipe, constants = plan.job.recipe, plan.system.device.calibration
+    has_host = recipe.framework is not None and isinstance(constants, GpuCalibration)
+    framework = recipe.framework.name if recipe.framework and has_host else ""
     return Training(
         recipe.name, recipe.seq_length, recipe.precision, recipe.attention, recipe.dropout, framework
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
+
+from perfsim.engine.limits import present_limits
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -18,9 +20,18 @@ FEWEST = 20
 def mapped(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`function` of each item, in order; function, items and results must be picklable."""
     if len(items) < FEWEST or (os.cpu_count() or 1) == 1:
-        return [function(item) for item in items]
+        return list(_counted(map(function, items), len(items)))
     with ProcessPoolExecutor(initializer=_ignore_interrupts) as pool:
-        return list(pool.map(function, items))
+        return list(_counted(pool.map(function, items), len(items)))
+
+
+def _counted(results: Iterator[Result], total: int) -> Iterator[Result]:
+    """The results, each reported as it comes."""
+    tell = present_limits().tell_items
+    for done, result in enumerate(results, start=1):
+        if tell is not None:
+            tell(done, total)
+        yield result
 
 
 def _ignore_interrupts() -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 class Table:
     """Rows of finished text under named columns.
 
-    `numeric` lists the columns set flush right; `best` the (row, column) cells to be marked.
+    `numeric` lists the columns set flush right, `whole` those whose names never wrap; `best` the (row,
+    column) cells to be marked.
     """
 
     columns: Sequence[str]
@@ -18,3 +19,4 @@ class Table:
     caption: str = ""
     numeric: frozenset[int] = field(default_factory=frozenset)
     best: frozenset[tuple[int, int]] = field(default_factory=frozenset)
+    whole: frozenset[int] = field(default_factory=frozenset)

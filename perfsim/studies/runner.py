@@ -152,7 +152,8 @@ def _outcomes(
 
     def items() -> Iterator[tuple[int, tuple[str, StudySpec, CandidateSpec, int, Target]]]:
         for place, (candidate, devices) in enumerate(asked):
-            progress(f"{candidate.strategy} on {candidate.system.machine(devices)}")
+            words = f"{candidate.strategy} on {candidate.system.machine(devices)}"
+            progress(f"{place} of {len(asked)} candidates: {words}")
             reached = f"{place} of {len(asked)} candidates answered"
             yield place, (reached, spec, candidate, devices, target)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsim.studies.spec import StudySpec
-from perfsim.sweeps.axes import VARIANT
+from perfsim.sweeps.axes import LAYOUT, VARIANT
 from perfsim.sweeps.points import PointResult, setting_text
 from perfsim.sweeps.policy import policy_changes
 from perfsim.units import DAY_S
@@ -126,11 +126,17 @@ def _percent(ratio: float) -> str:
 
 def _times(name: str, points: Sequence[PointResult]) -> str:
     times = [point.target_time for point in points]
-    takes = (f"{point.variant} {_time(time.time_s)}" for point, time in zip(points, times, strict=True))
+    takes = (f"{_named(point)} {_time(time.time_s)}" for point, time in zip(points, times, strict=True))
     words = ", ".join(takes)
-    if all(time.critical.given_length for time in times):
+    variants = {point.variant for point in points}
+    if all(time.critical.given_length for time in times) and len(variants) == len(points) > 1:
         words += f"; all together {_time(sum(time.time_s for time in times))}"
     return f"{name}: {words}."
+
+
+def _named(point: PointResult) -> str:
+    """The variant, with a fixed layout that tells it from others."""
+    return f"{point.variant} with {point.settings[LAYOUT]}" if LAYOUT in point.settings else point.variant
 
 
 def _time(seconds: float) -> str:

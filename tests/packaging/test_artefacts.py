@@ -35,6 +35,7 @@ def test_the_wheel_holds_the_package_and_the_whole_catalogue_and_no_more(
     expected = {f"perfsim/{name}" for name in below(repository / "perfsim")}
     for folder in DATA_FOLDERS:
         expected |= {f"perfsim/_data/{folder}/{name}" for name in below(repository / folder)}
+    expected.add("perfsim/_data/docs/glossary.md")
     held = {name for name in contents(wheel) if ".dist-info/" not in name}
     assert held == expected
     assert "perfsim/_data/studies/gpt3_20b.yaml" in held

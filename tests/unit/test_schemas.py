@@ -20,6 +20,7 @@ from perfsim.errors import InputError
 from perfsim.hardware import LinkSpec
 from perfsim.published.cases import ConvergenceFile
 from perfsim.schemas import KINDS, schema_of, write_schemas
+from perfsim.studies.comparisons.spec import SUBJECTS
 
 
 @cache
@@ -35,6 +36,8 @@ def written(path: Path) -> Any:
 def kind_of_file(folder: str, data: Any) -> str:
     if folder == "studies" and "study" in data:
         return "sweep"
+    if folder == "studies" and set(SUBJECTS) & set(data):
+        return "comparison"
     if folder == "studies/validation":
         return "convergence" if "points" in data["cases"][0] else "cases"
     return next(kind for kind, each in FOLDERS.items() if each == folder)

@@ -85,6 +85,8 @@ def test_every_registered_source_is_cited() -> None:
     calibrations = [CATALOG.load(kind, name) for kind, name in CALIBRATIONS]
     cited = {row.source_id for row in rows}
     cited |= {source_id for each in calibrations for source_id in each.sources.values()}
+    studies = [load_mapping(CATALOG.find("study", name), CATALOG).data for name in CATALOG.names("study")]
+    cited |= {str(source_id) for study in studies for source_id in study.get("sources", {}).values()}
     cited |= {fit.table for each in calibrations for fit in each.fit.values()}
     reasons = " ".join(row.source_or_assumption for row in rows if row.assumed)
     sections = [path for path in data_root().glob("*/sources.yaml") if path.parent.name != "studies"]

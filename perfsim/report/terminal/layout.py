@@ -67,7 +67,7 @@ def table_lines(table: Table, width: int) -> list[str]:
     ruled = [row for row in rows if not _is_heading(row)] or rows
     widths = [max(map(len, column)) for column in zip(*head, *ruled, strict=True)]
     gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
-    _squeeze(widths, [*head, *ruled], table.numeric, width - gap * (len(widths) - 1))
+    _squeeze(widths, [*head, *ruled], table.numeric | table.whole, width - gap * (len(widths) - 1))
     if head and sum(widths) + gap * (len(widths) - 1) > width:
         return [*_records(table, rows, width), *paragraph(table.caption, width)]
     lines = [_line(row, widths, table.numeric, gap) for row in head]

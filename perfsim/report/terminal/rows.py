@@ -13,5 +13,5 @@ def row_lines(rows: Sequence[Mapping[str, str]], title: str) -> list[str]:
     if not rows:
         return [f"{title}: nothing"]
     columns = list(rows[0])
-    table = Table(columns, [[row[name] for name in columns] for row in rows])
+    table = Table(columns, [[row[name] for name in columns] for row in rows], whole=frozenset({0}))
     return table_lines(table, terminal_width())

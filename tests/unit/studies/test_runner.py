@@ -224,7 +224,10 @@ def test_bad_input_is_refused_before_any_candidate_is_answered(quick: StudySpec)
 def test_progress_tells_of_each_machine(quick: StudySpec) -> None:
     told: list[str] = []
     run_study(quick, progress=told.append)
-    assert told == ["3d on 8 A100-80GB (1 DGX)", "weight-streaming on 1 CS-2"]
+    assert told == [
+        "0 of 2 candidates: 3d on 8 A100-80GB (1 DGX)",
+        "1 of 2 candidates: weight-streaming on 1 CS-2",
+    ]
 
 
 # -------------------------------------------------------------------------------- what cannot run

@@ -1,0 +1,140 @@
+"""One bar on a terminal for whatever takes longer than two seconds; lines now and then in a log."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+SECONDS_BEFORE_A_BAR = 2.0
+SECONDS_BETWEEN_DRAWINGS = 0.1
+SECONDS_IN_A_LOG = 30.0
+_COUNTED = re.compile(r"([\d,]+) of ([\d,]+) ([^:,]*)")
+"""`12 of 26 points, about 10 s left`; `0 of 4 candidates: 3d on 8 A100-80GB`."""
+
+
+class Meter:
+    """Shows how far a verb is, with rate and remaining time.
+
+    It draws only when it is told something, so that no thread runs beside processes that are forked; a
+    process that inherits it shows nothing.
+    """
+
+    def __init__(self) -> None:
+        self.quiet = False
+        self.started_s = self.shown_s = time.monotonic()
+        self.owner = os.getpid()
+        self.counts_items = False
+        self.bar: Progress | None = None
+        self.row: TaskID | None = None
+
+    def tell(self, message: str) -> None:
+        """Say what is being computed; a message that begins with `3 of 26 points` moves the bar."""
+        counted = _COUNTED.match(message)
+        if counted is None:
+            self._draw(message, None, None)
+            return
+        done, total = (int(number.replace(",", "")) for number in counted.groups()[:2])
+        self.counts_items = True
+        self._draw(message.partition(": ")[2] or counted[3], done, total)
+
+    def items(self, done: int, total: int) -> None:
+        """So many of the items of a verb, such as published runs, are computed."""
+        self.counts_items = True
+        self._draw("published runs", done, total)
+
+    def tasks(self, ended: int, total: int) -> None:
+        """So many tasks of the present simulation have ended; a verb of many items shows those instead."""
+        if not sys.stderr.isatty():
+            self._log(f"{ended:,} of {total:,} tasks simulated")
+        elif not self.counts_items:
+            self._draw("tasks simulated", ended, total)
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self.bar is not None and os.getpid() == self.owner:
+            self.bar.stop()
+            self.bar = self.row = None
+
+    def _log(self, line: str) -> None:
+        now_s = time.monotonic()
+        if not self.quiet and now_s - self.shown_s >= SECONDS_IN_A_LOG and os.getpid() == self.owner:
+            self.shown_s = now_s
+            click.echo(line, err=True)
+
+    def _draw(self, words: str, done: int | None, total: int | None) -> None:
+        now_s = time.monotonic()
+        early = now_s - self.started_s < SECONDS_BEFORE_A_BAR
+        if self.quiet or early or not sys.stderr.isatty() or os.getpid() != self.owner:
+            return
+        if self.bar is not None and now_s - self.shown_s < SECONDS_BETWEEN_DRAWINGS and done != total:
+            return
+        self.shown_s = now_s
+        bar, row = self.bar or _new_bar(), self.row
+        if self.bar is None or row is None:
+            self.bar, row = bar, bar.add_task(words, total=total)
+            self.row = row
+            bar.start()
+        bar.update(row, description=words, completed=done, total=total)
+        bar.refresh()
+
+
+def _new_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        """Items a second, once it is known."""
+
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text(f"{speed:.3g}/s" if speed else "")
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        Rate(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        auto_refresh=False,
+        transient=True,
+    )
+
+
+_RUNNING: list[Meter] = []
+
+
+@contextmanager
+def metered() -> Iterator[Meter]:
+    """The meter of a verb, while it runs."""
+    meter = Meter()
+    _RUNNING.append(meter)
+    try:
+        yield meter
+    finally:
+        _RUNNING.pop()
+        meter.stop()
+
+
+def present_meter() -> Meter:
+    """The meter of the verb that runs."""
+    return _RUNNING[-1] if _RUNNING else Meter()

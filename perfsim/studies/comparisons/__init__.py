@@ -1,0 +1,1 @@
+"""Comparisons of published figures with laws and equations, which plan no machine."""

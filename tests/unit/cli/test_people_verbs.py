@@ -1,0 +1,173 @@
+"""What people use at a terminal besides answers: checks, first files, terms, completion, colour, progress."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from perfsim.cli import VERBS, main, progress
+from perfsim.cli.output import print_lines
+from perfsim.cli.progress import Meter
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def perfsim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_a_first_study_has_no_mistake_and_says_what_to_do_next(perfsim: Run) -> None:
+    written = perfsim("init", "mine.yaml", "--model", "gpt3_xl", "--system", "cs-2", "--devices", "2")
+    assert written.exit_code == 0, written.stderr
+    assert "perfsim check mine.yaml" in written.stdout
+    checked = perfsim("check", "mine.yaml")
+    assert checked.stdout.startswith("mine.yaml: study, no mistakes (gpt3_xl by "), checked.stderr
+    assert "2 CS-2, weight-streaming" in checked.stdout
+    assert perfsim("init", "mine.yaml").exit_code == 2, "nothing is overwritten"
+
+
+def test_the_machine_that_a_first_study_has_in_comments_can_be_used(perfsim: Run) -> None:
+    perfsim("init", "mine.yaml")
+    text = Path("mine.yaml").read_text("utf-8")
+    own = "\n".join(re.sub(r"^  # ", "  ", line) for line in text.splitlines())
+    Path("own.yaml").write_text(own.replace("  My own machine", "  # My own machine"), "utf-8")
+    checked = perfsim("check", "own.yaml")
+    assert "64 My GPU, 3d" in checked.stdout, checked.stderr
+
+
+def test_all_mistakes_of_all_files_are_listed_at_once(perfsim: Run) -> None:
+    Path("a.yaml").write_text("num_layers: two\nhidden_size: 8\nvocab: 3\n", "utf-8")
+    Path("b.yaml").write_text("kind: gpu-cluster\ndevice: nothing\nnode: {devices: 0}\n", "utf-8")
+    result = perfsim("check", "a.yaml", "b.yaml")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    for part in ("a.yaml:1", "a.yaml:3", "b.yaml:2", "b.yaml:3"):
+        assert part in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("hardware/systems/dgx-h100.yaml", "system"),
+        ("hardware/devices/wse-2.yaml", "device"),
+        ("hardware/links/ndr-400.yaml", "link"),
+        ("workloads/models/gpt3_xl.yaml", "model"),
+        ("workloads/recipes/chinchilla.yaml", "recipe"),
+        ("studies/csx_scaling.yaml", "sweep"),
+        ("studies/gpt3_20b.yaml", "study"),
+        ("studies/validation/weight_streaming.yaml", "cases"),
+        ("studies/validation/convergence.yaml", "convergence"),
+    ],
+)
+def test_the_kind_of_a_file_is_told_by_its_keys(perfsim: Run, repository: Path, name: str, kind: str) -> None:
+    result = perfsim("check", repository / name)
+    assert f": {kind}, no mistakes" in result.stdout, result.stderr
+
+
+def test_a_term_is_explained_in_the_words_of_the_glossary(perfsim: Run) -> None:
+    assert "model FLOPs of a step" in perfsim("explain", "mfu").stdout
+    assert "twice the minimum" in " ".join(perfsim("explain", "critical", "batch").stdout.split())
+    assert "time to accuracy" in " ".join(perfsim("explain").stdout.split())
+    assert perfsim("explain", "frobnication").exit_code == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_a_script_that_completes(perfsim: Run, shell: str) -> None:
+    assert "_PERFSIM_COMPLETE" in perfsim("completion", shell).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("perfsim run --model gpt3_", "gpt3_20b"),
+        ("perfsim run --system dgx", "dgx-h100"),
+        ("perfsim study cerebras", "cerebras_gpt"),
+        ("perfsim exp", "explain"),
+    ],
+)
+def test_names_of_the_catalogue_complete(words: str, completed: str) -> None:
+    variables = {
+        "_PERFSIM_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    result = CliRunner().invoke(main, [], env=variables, prog_name="perfsim")
+    assert completed in {line.partition(",")[2] for line in result.stdout.splitlines()}
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_every_verb_has_a_help_that_is_not_cut_and_an_example(perfsim: Run, verb: object) -> None:
+    name = getattr(verb, "name", "")
+    assert f"perfsim {name}" in perfsim(name, "--help").stdout.partition("Options")[2]
+    listed = next(line for line in perfsim("--help").stdout.splitlines() if line.startswith(f"  {name} "))
+    assert listed.endswith(".")
+    assert not listed.endswith("...")
+
+
+def test_a_dry_run_of_a_study_says_what_would_be_computed(perfsim: Run) -> None:
+    result = perfsim("study", "gpt3_20b", "--dry-run", "--compare", "3d")
+    assert "on 1 candidates" in result.stdout
+    assert "128 A100-80GB (16 DGX), 3d" in result.stdout
+    assert not Path("reports").exists()
+
+
+LINES = ["name  value", "-----------", " a        1", "*b        2", "serious: it is far", "Report: a.html"]
+
+
+def test_colour_changes_no_character(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_lines(LINES)
+    plain = capsys.readouterr().out
+    assert plain == "\n".join(LINES) + "\n"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    print_lines(LINES)
+    coloured = capsys.readouterr().out
+    assert coloured != plain
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_lines(LINES)
+    assert capsys.readouterr().out == plain
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_one_bar_shows_what_takes_long_and_goes_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr(progress, "SECONDS_BEFORE_A_BAR", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_DRAWINGS", 0.0)
+    meter = Meter()
+    meter.tasks(10, 100)
+    meter.tell("3 of 26 points, about 10 s left")
+    meter.tell("4 of 26 candidates: 3d on 8 A100-80GB")
+    drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    assert "10/100" in drawn
+    assert "3/26" in drawn
+    assert "3d on 8 A100-80GB" in drawn
+    meter.stop()
+    assert meter.bar is None
+
+
+def test_nothing_is_drawn_early_in_a_pipe_or_when_asked_to_be_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    Meter().tell("1 of 2 points")
+    monkeypatch.setattr(progress, "SECONDS_BEFORE_A_BAR", 0.0)
+    quiet = Meter()
+    quiet.quiet = True
+    quiet.tell("1 of 2 points")
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    Meter().tell("1 of 2 points")
+    assert screen.getvalue() == ""

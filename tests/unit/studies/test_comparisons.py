@@ -1,0 +1,131 @@
+"""Comparisons of published figures with laws and equations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perfsim.api.comparisons import comparison
+from perfsim.catalog import default_catalog
+from perfsim.cli import main
+from perfsim.convergence.loss_laws import BESIROGLU
+from perfsim.errors import CatalogError, InputError
+from perfsim.report.comparison import comparison_table
+from perfsim.studies.comparisons.losses import least_flop
+from perfsim.studies.comparisons.result import Comparison
+from perfsim.studies.comparisons.spec import is_comparison
+
+LOSSES = """\
+name: losses
+title: T
+losses:
+  fitted_to: [a, b]
+  runs:
+    - {name: a, params: 1.0e+9, tokens: 1.0e+9, loss: 4.0}
+    - {name: b, params: 1.0e+10, tokens: 1.0e+10, loss: 2.0}
+    - {name: c, params: 1.0e+11, tokens: 1.0e+11}
+    - {name: d, family: other, params: 1.0e+9, tokens: 1.0e+9, flop: 1.2e+19, loss: 4.0}
+"""
+SPEEDS = """\
+name: speeds
+title: T
+speeds:
+  device: chips
+  runs:
+    - {name: one, devices: 1, batch: 100, examples: 110, time: 10 h}
+    - {name: eight, devices: 8, batch: 1000, examples: 200, time: 5 h}
+"""
+
+
+def answered(folder: Path, text: str) -> Comparison:
+    path = folder / "comparison.yaml"
+    path.write_text(text)
+    return comparison(path)
+
+
+def refusal(folder: Path, text: str) -> InputError:
+    with pytest.raises(InputError) as raised:
+        answered(folder, text)
+    return raised.value
+
+
+def test_a_line_through_runs_predicts_the_others_and_prices_them(tmp_path: Path) -> None:
+    rows = {row["name"]: row for row in answered(tmp_path, LOSSES).rows}
+    assert rows["a"]["law_loss"] == pytest.approx(4.0)
+    assert rows["c"]["law_loss"] == pytest.approx(1.0)  # a hundred times the FLOP halve the loss
+    assert rows["c"]["error"] is None
+    assert rows["d"]["times_flop"] == pytest.approx(2.0)  # the loss of a, with twice its FLOP
+
+
+def test_the_least_compute_of_a_law_is_where_neither_size_does_better() -> None:
+    loss = BESIROGLU.loss(1e10, 2e11)
+    flop, size = least_flop(BESIROGLU, loss)
+    for other in (size / 1.1, size * 1.1):
+        assert 6 * other * BESIROGLU.tokens_to_loss(loss, other) > flop
+    assert flop <= 6 * 1e10 * 2e11
+
+
+def test_a_speedup_is_devices_times_statistics_times_hardware(tmp_path: Path) -> None:
+    result = answered(tmp_path, SPEEDS)
+    first, last = result.rows
+    assert (first["statistical"], first["hardware"]) == (1.0, 1.0)
+    assert last["statistical"] == pytest.approx(110 / 200)
+    assert last["hardware"] == pytest.approx(2 / (8 * 110 / 200))
+    assert "E_min 100, B_crit 1e+03" in result.verdict  # 100 (1 + B / 1000)
+
+
+def test_runs_that_tell_nothing_of_statistics_are_refused(tmp_path: Path) -> None:
+    assert "one batch" in str(refusal(tmp_path, SPEEDS.replace("batch: 1000", "batch: 100")))
+    assert "grow with the batch" in str(refusal(tmp_path, SPEEDS.replace("examples: 200", "examples: 90")))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("fitted_to: [a, e]", "'e' is no run with a loss"),
+        ("fitted_to: [a, c]", "'c' is no run with a loss"),
+        ("fitted_to: []", "one of them"),
+    ],
+)
+def test_what_a_line_cannot_be_fitted_to_is_refused(tmp_path: Path, wrong: str, message: str) -> None:
+    assert message in str(refusal(tmp_path, LOSSES.replace("fitted_to: [a, b]", wrong)))
+
+
+def test_a_comparison_has_one_subject(tmp_path: Path) -> None:
+    both = LOSSES + SPEEDS[SPEEDS.index("speeds:\n  device") :]
+    assert "one of losses, speeds and equations" in str(refusal(tmp_path, both))
+
+
+def test_equations_and_simulated_bytes_agree_within_five_per_cent() -> None:
+    result = comparison("scaling_equations")
+    assert len(result.rows) == 13
+    assert max(abs(float(row["relative_error"] or 0)) for row in result.rows) < 0.05
+    grown = {row["devices"]: float(row["simulated_bytes"] or 0) for row in result.rows if "grown" in str(row)}
+    assert grown[8] / grown[4] == pytest.approx(8 * 9 / (4 * 5), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["chinchilla_against_gpt3", "pile_law", "transformer_scaling"])
+def test_the_study_verb_answers_a_comparison_and_writes_its_page(name: str, tmp_path: Path) -> None:
+    assert is_comparison(name)
+    shown = CliRunner().invoke(main, ["study", name, "--out", str(tmp_path / "a")])
+    assert shown.exit_code == 0, shown.output
+    result = comparison(name)
+    assert result.title in shown.output.replace("\n", " ")
+    document = json.loads(
+        CliRunner().invoke(main, ["study", name, "--out", str(tmp_path / "b"), "--json"]).stdout
+    )
+    assert document["verdict"] == result.verdict
+    assert len(document["rows"]) == len(comparison_table(result).rows) == len(result.rows)
+    page = (tmp_path / "a" / "index.html").read_text()
+    assert result.question.split(".")[0] in page
+    assert (tmp_path / "a" / "summary.json").exists()
+
+
+def test_studies_and_sweeps_are_no_comparisons() -> None:
+    assert not is_comparison("gpt3_20b")
+    assert not is_comparison("capacity_20b")
+    with pytest.raises(CatalogError):
+        comparison("gpt3_20b", catalog=default_catalog())
