@@ -66,7 +66,7 @@ def offloaded_layouts(job: Job, topology: FatTree, space: Columns) -> Iterator[P
 def _may_move(space: Columns, places: Places) -> NDArray[np.bool_]:
     """Layouts whose states may be at these places: `offload_problems` has the rules."""
     stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
-    return stays & ((places.param == "none") | (space.zero == SHARDED))
+    return np.asarray(stays & ((space.zero == SHARDED) | (places.param == "none")))
 
 
 # -------------------------------------------------------------------------------------- memory
