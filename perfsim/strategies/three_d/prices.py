@@ -162,7 +162,7 @@ def _prices_of_kind(
         forward=part.forward + sums + ring + late,
         backward=np.where(split, part.inputs, part.backward) + sums + ring_backward + late_backward,
         weights=np.where(split, part.weights, 0.0),
-        recompute=redone + np.where(mode == MODES.index("full"), sums + ring, 0.0),
+        recompute=redone + np.where(mode == MODES.index("full"), sums + ring + late, 0.0),
         embedding_forward=part.embedding_forward + part.summed,
         embedding_backward=np.where(split, 0.0, part.embedding_backward),
         embedding_weights=np.where(split, part.embedding_backward, 0.0),
