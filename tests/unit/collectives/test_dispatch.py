@@ -1,4 +1,4 @@
-"""Dispatch of items to several members: how many copies travel, against counting at random; how long it takes."""
+"""Dispatch of items to several members: the copies that travel, against random choices; how long it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run with experts says of its stack: graphs by container, attention by a printed setting, dispatcher."""
+"""What a run with experts says of its stack: graphs by container, attention by a setting, dispatcher."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ CASE: dict[str, Any] = {
     "evidence": "A",
     "system": {"device": "h100-sxm5-80gb", "num_devices": 8, "devices_per_node": 8},
     "model": {
-        **{"num_layers": 4, "hidden_size": 1024, "ffn_hidden_size": 4096, "num_attention_heads": 8},
-        **{"vocab_size": 32000, "seq_length": 1024, "experts": 8, "top_k": 2, "moe_ffn_hidden_size": 512},
+        "num_layers": 4,
+        "hidden_size": 1024,
+        "ffn_hidden_size": 4096,
+        "num_attention_heads": 8,
+        "vocab_size": 32000,
+        "seq_length": 1024,
+        "experts": 8,
+        "top_k": 2,
+        "moe_ffn_hidden_size": 512,
     },
     "strategy": "3d",
     "framework": "megatron-core-te",
