@@ -110,7 +110,14 @@ def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple
         context=context,
         shard_group=_shard_group(settings, 0 if world is None else world // (tensor * pipeline)),
         context_exchange=exchanges.get(kind[0], "ring") if kind else "ring",
+        offload_optimizer="cpu" if settings.flag("optimizer_cpu_offload") else "none",
     )
+    settings.ignore("overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer")
+    share = settings.number("optimizer_offload_fraction", default=1.0)
+    if layout.offload_optimizer != "none" and share != 1.0:
+        gaps.append(
+            Gap(f"the optimizer of a share of {share:g} on the CPU; all is described", changes_model=False)
+        )
     return layout, world
 
 

@@ -117,6 +117,7 @@ def test_what_perfsim_emits_is_read_back_whole(planned: Callable[..., Plan], lay
         "tp=2,cp=4,dp=8,zero=1,sp=true",
         "cp=2,dp=32,context_exchange=all_to_all,zero=1",
         "tp=2,dp=32,zero=1,shard_group=8",
+        "tp=2,pp=2,dp=16,zero=1,offload_optimizer=cpu",
         "pp=2,dp=32,pipeline_layout=Et*24|t*20L",
         "pp=2,dp=32,pipeline_layout=Et*12|t*12|t*12|t*8L",
     ],
