@@ -203,6 +203,15 @@ class TrainingRecipe(CatalogSpec):
         return max(PRECISION_BYTES["bf16"], PRECISION_BYTES[self.precision])
 
     @property
+    def expert_dispatcher(self) -> Dispatcher:
+        """How rows travel to experts: as the recipe says, or as its framework usually does."""
+        framework = self.framework
+        if self.dispatcher is not None or framework is None:
+            return self.dispatcher or "all_to_all"
+        narrow = None if self.narrow_kernels is None else framework.narrow_dispatcher
+        return narrow or framework.dispatcher
+
+    @property
     def narrow_kernels(self) -> KernelPrecisions | None:
         """What runs in fewer than 16 bits; None where nothing does."""
         if self.kernels is not None or PRECISION_BYTES[self.precision] >= PRECISION_BYTES["bf16"]:
