@@ -49,9 +49,9 @@ _REMEDIES: Mapping[str, Callable[[Plan], str]] = {
     "exposed tensor communication": lambda plan: (
         f"a tensor degree below {plan.layout.tensor}, or faster links inside the node"
     ),
-    "exposed expert communication": lambda plan: (
-        f"an expert degree below {plan.layout.expert} or inside a node, one copy of a token to a node "
-        "(dispatcher: deepep), or faster links"
+    "exposed expert communication": lambda _: (
+        "a smaller expert degree or one inside a node, one copy of a token to a node (dispatcher: deepep), or "
+        "faster links"
     ),
     "exposed data communication": lambda _: (
         "a larger batch, so that gradients are reduced less often, or faster links between nodes"
