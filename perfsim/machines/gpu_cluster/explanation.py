@@ -50,7 +50,7 @@ _REMEDIES: Mapping[str, Callable[[Plan], str]] = {
         f"a tensor degree below {plan.layout.tensor}, or faster links inside the node"
     ),
     "exposed expert communication": lambda _: (
-        "a smaller expert degree or one inside a node, one copy of a token to a node (dispatcher: deepep), or "
+        "a smaller expert degree or one inside a node, one copy of a token a node (dispatcher: deepep), or "
         "faster links"
     ),
     "exposed data communication": lambda _: (
