@@ -30,6 +30,7 @@ CODES = (
     "calibration-borrowed",
     "device-outside",
     "experts-outside",
+    "offload-outside",
     "few-runs",
     "release-peak",
     "release-borrowed",
@@ -229,6 +230,12 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     if sharded and tensor and not any(row.sharded and row.tensor > 1 for row in runs):
         words = "ZeRO 3 together with tensor parallelism: no published run has both"
         yield Caveat("zero3-with-tensor", "warning", words)
+    if getattr(layout, "offloads", None):
+        words = (
+            "states are offloaded, which no published run on record does; measured updates on CPUs of A100s "
+            "differ by more than twice"
+        )
+        yield Caveat("offload-outside", "serious", words)
     like = [row for row in runs if (row.sharded, row.tensor > 1) == (sharded, tensor)]
     yield from _above(
         "micro-batch-outside",

@@ -50,6 +50,7 @@ def catalogue_cases(*, experts: bool = False) -> list[Case]:
         *_groups(),
         *_gathered_ahead(),
         *_context(),
+        *_offload(),
         *_weight_streaming(),
     ]
     return built_in + [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
@@ -159,6 +160,21 @@ def _experts() -> Iterator[Case]:
         if not schedule.splits_backward:
             layout = replace(base, pipeline=2, schedule=name, virtual_pipeline=_chunks(name), zero_stage=1)
             yield Case("3d", layout, 4)
+
+
+def _offload() -> Iterator[Case]:
+    """Optimizer and parameters on the host, with every ZeRO stage, pipelines, tensor peers and recompute."""
+    off = ParallelLayout(offload_optimizer="cpu")
+    yield Case("3d", off, 2)
+    yield Case("3d", replace(off, tensor=2, pipeline=2, recompute="full"), 3)
+    for stage in (0, 1, 2, 3):
+        for overlap in (False, True):
+            yield Case("3d", replace(off, data=2, zero_stage=stage), 3, overlap=overlap)
+    yield Case("3d", replace(off, tensor=2, pipeline=2, data=2, zero_stage=1), 3, overlap=True)
+    yield Case("3d", replace(off, tensor=2, data=2, zero_stage=2), 3, overlap=True)
+    for mode in MODES:
+        layout = replace(off, data=2, zero_stage=3, offload_param="cpu", recompute=mode)
+        yield Case("zero3", layout, 2)
 
 
 def _chunks(schedule: str) -> int:

@@ -35,6 +35,9 @@ class ReplicaCompute(ExpertCompute):
         """(device, block) with reduce-scattered gradients, of which each replica updates a shard."""
         self.scatters: dict[int, list[int]] = {}
         """The blocks of every reduction, by the tensor that it writes."""
+        self.copied: dict[tuple[int, int], Cell] = {}
+        """Where the latest copy of a block's shard from the host is, if it came from there."""
+        self.copies: dict[int, int] = {}
 
     def homes_of(self, _: int) -> list[int]:
         """The blocks of the present device."""
@@ -133,6 +136,7 @@ class ReplicaCompute(ExpertCompute):
         """Sum the shards of gradients over the groups that shard."""
         self.needs(1)
         blocks, operands = self.scatters[task.reads[0]], self.operands()
+        self.scatters[task.writes[0]] = blocks
         parts = [self.cell(f"gradient part[{self.graph_tag(task.reads[0])}]", block) for block in blocks]
         shards = [self.cell("gradient shard", block) for block in blocks]
         kept, first = shards if self.scattered else [], len(operands)
@@ -203,7 +207,7 @@ class ReplicaCompute(ExpertCompute):
                 self.place, "slot of gathered weights", number % GATHER_SLOTS
             )
         operands = self.operands()
-        masters = [self.cell("weight shard", block) for block in blocks]
+        masters = [self.copied.get((self.place, block), self.cell("weight shard", block)) for block in blocks]
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             whole = [

@@ -26,12 +26,14 @@ from perfsim.graph import (
     WHOLE_DEVICE,
     GraphBuilder,
     Kind,
+    RankGroup,
     Task,
     TaskGraph,
     TensorClass,
     Work,
 )
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.graph.task_graph import rank_of
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, norm_work
 from perfsim.strategies.three_d.slices import slice_of
 from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
@@ -51,6 +53,11 @@ def offload_problems(job: Job, topology: FatTree, layout: ParallelLayout) -> Ite
         yield (
             "offload_param is for parameters that ZeRO 3 gathers layer by layer; "
             f"zero_stage is {layout.zero_stage}"
+        )
+    if layout.offload_optimizer != "none" and layout.pipeline > 1 and layout.zero_stage >= GRADIENTS_SHARDED:
+        yield (
+            "offload_optimizer in a pipeline needs gradients that stay until the last micro-batch: "
+            f"zero_stage 0 or 1, not {layout.zero_stage}"
         )
     host, name = topology.system.node.host, topology.system.name
     if host is None and layout.offloads:
@@ -140,6 +147,9 @@ class _Rewriter:
         self.alone = plan.layout.replicas == 1
         self.leaves = plan.layout.offload_optimizer != "none" and plan.layout.zero_stage >= GRADIENTS_SHARDED
         """Whether gradients leave the device as they are made."""
+        peers = plan.layout.tensor * (plan.layout.shards if plan.layout.zero_stage else 1)
+        self.lone_norm = peers * plan.layout.pipeline == 1
+        """Whether the update of a device has the norm of its gradients, which pieces need first."""
         self.devices: dict[str, _Device] = {}
         self.tasks: list[int] = []
         self.tensors: list[int] = []
@@ -175,7 +185,7 @@ class _Rewriter:
         if self.works.param != "none":
             reads += self._loads(task, device, after)
         made = self.leaves and self._completes(task)
-        if made and self.alone and len(device.stores) >= IN_FLIGHT:
+        if made and len(device.stores) >= IN_FLIGHT:
             after.append(device.stores[-IN_FLIGHT][0])
         handles = self._task(task.work, task.stream, reads, after, task)
         self.tasks.append(handles[0])
@@ -264,13 +274,18 @@ class _Rewriter:
         share = task.work.writes[0].n_bytes / recipe.element_bytes / len(pieces)
         if self.leaves and device.stores:
             reads = [*reads, device.stores[-1][1]]
+        if self.lone_norm:
+            norm = self._task(
+                norm_work(RankGroup(rank_of(task.stream) or 0, 1, 1)), task.stream, reads, after, task
+            )
+            reads = [*reads, norm[1]]
         handles = (-1, -1)
         for block in pieces:
             piece = task._replace(block=block)
             inputs = reads
             if not self.leaves:
                 copied = self._task(self.works.store(share), self._stream(task, "d2h"), reads, after, piece)
-                inputs = [copied[1]]
+                inputs = [*reads, copied[1]]
             updated = self._task(self.works.update(share), self._stream(task, "cpu"), inputs, after, piece)
             handles = updated
             if self.works.param == "none":

@@ -59,8 +59,14 @@ def tried_places(job: Job, topology: FatTree) -> list[Places]:
 def offloaded_layouts(job: Job, topology: FatTree, space: Columns) -> Iterator[ParallelLayout]:
     """Every layout of a space with each kind of offload that is tried."""
     for places in tried_places(job, topology):
-        rows = space.rows(space.zero == SHARDED) if places.param != "none" else space
+        rows = space.rows(_may_move(space, places))
         yield from (places.on(rows.layout(row)) for row in range(len(rows)))
+
+
+def _may_move(space: Columns, places: Places) -> NDArray[np.bool_]:
+    """Layouts whose states may be at these places: `offload_problems` has the rules."""
+    stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
+    return np.asarray(stays & ((space.zero == SHARDED) | (places.param == "none")))
 
 
 # -------------------------------------------------------------------------------------- memory
@@ -248,7 +254,7 @@ def offloaded_screening(
     estimates, shares = [without.estimate_s], [without.memory_share]
     screened, closest = without.screened, (np.inf, without.closest)
     for places in tried_places(job, topology):
-        rows = space.rows(space.zero == SHARDED) if places.param != "none" else space
+        rows = space.rows(_may_move(space, places))
         if not len(rows):
             continue
         on_device, off_device = shares_of(job, rows, places, topology)

@@ -13,7 +13,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from perfsim.calibration import Dispatcher
 from perfsim.workload import Job, TrainingRecipe
 
 SEED = 2026
@@ -38,15 +37,6 @@ def fullest_rank(experts: int, ranks: int, spread: float) -> float:
     drawn = np.exp(spread * np.random.default_rng(SEED).standard_normal((DRAWS, experts)))
     by_rank = drawn.reshape(DRAWS, ranks, -1).mean(axis=2)
     return float((by_rank.max(axis=1) / by_rank.mean(axis=1)).mean())
-
-
-def dispatcher_of(recipe: TrainingRecipe) -> Dispatcher:
-    """How rows travel: as the recipe says, or as its framework usually does."""
-    framework = recipe.framework
-    if recipe.dispatcher is not None or framework is None:
-        return recipe.dispatcher or "all_to_all"
-    narrow = framework.narrow_dispatcher if recipe.narrow_kernels is not None else None
-    return narrow or framework.dispatcher
 
 
 def waits_for_rows(recipe: TrainingRecipe) -> bool:
