@@ -49,6 +49,10 @@ SETTINGS: tuple[Setting, ...] = (
     ("zero_optimization.mics_shard_size", lambda c: c.layout.shard_group),
     ("zero_optimization.offload_optimizer.device", lambda c: _place(c.layout.offload_optimizer)),
     ("zero_optimization.offload_param.device", lambda c: _place(c.layout.offload_param)),
+    (
+        "activation_checkpointing.cpu_checkpointing",
+        lambda c: True if c.layout.offload_activations == "cpu" else None,
+    ),
     ("zero_optimization.overlap_comm", lambda c: c.job.recipe.overlap_grad_reduce),
     ("zero_optimization.reduce_bucket_size", bucket_elements),
     ("tensor_parallel.autotp_size", _tensor),
@@ -72,6 +76,8 @@ def _offload(chosen: Chosen) -> str:
     layout = chosen.layout
     if layout.offload_optimizer == "nvme" and layout.zero_stage < PARAMETERS_SHARDED:
         return f"it offloads to nvme with ZeRO {PARAMETERS_SHARDED}, not {layout.zero_stage}"
+    if layout.offload_activations != "none" and layout.recompute != "full":
+        return "activations that it offloads are the checkpoints of full recompute"
     unsharded = layout.offload_optimizer != "none" and not layout.zero_stage
     return "it offloads the optimizer with ZeRO 1 to 3, not without" if unsharded else ""
 

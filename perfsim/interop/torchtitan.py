@@ -73,7 +73,7 @@ def _selective(chosen: Chosen) -> str | None:
 
 def _all_on_cpu(chosen: Chosen) -> bool:
     layout = chosen.layout
-    return bool(layout.offload_optimizer == layout.offload_param == "cpu")
+    return bool(layout.offloads == {"offload_optimizer": "cpu", "offload_param": "cpu"})
 
 
 SETTINGS: tuple[Setting, ...] = (

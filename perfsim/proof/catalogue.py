@@ -173,6 +173,7 @@ def _offload() -> Iterator[Case]:
     yield Case("3d", replace(off, tensor=2, pipeline=2, data=2, zero_stage=1), 3, overlap=True)
     yield Case("3d", replace(off, tensor=2, data=2, zero_stage=2), 3, overlap=True)
     for mode in MODES:
+        yield Case("3d", ParallelLayout(tensor=2, recompute=mode, offload_activations="cpu"), 2)
         layout = replace(off, data=2, zero_stage=3, offload_param="cpu", recompute=mode)
         yield Case("zero3", layout, 2)
 

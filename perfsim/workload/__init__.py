@@ -336,6 +336,8 @@ class ParallelLayout:
     """Where the optimizer's states are, which the CPU updates; gradients of ZeRO 2 and 3 go there too."""
     offload_param: Place = "none"
     """Where the parameters are that ZeRO 3 gathers."""
+    offload_activations: Literal["none", "cpu"] = "none"
+    """Where the activations are that a layer keeps for its backward."""
     expert: int = 1
     """Ranks of a stage (tensor, context and data alike) over which the experts of a layer are divided."""
     expert_tensor: int = 1
@@ -372,7 +374,11 @@ class ParallelLayout:
     @property
     def offloads(self) -> dict[str, Place]:
         """The settings of offload that are in use."""
-        given = {"offload_optimizer": self.offload_optimizer, "offload_param": self.offload_param}
+        given: dict[str, Place] = {
+            "offload_optimizer": self.offload_optimizer,
+            "offload_param": self.offload_param,
+            "offload_activations": self.offload_activations,
+        }
         return {name: place for name, place in given.items() if place != "none"}
 
     @property

@@ -60,12 +60,15 @@ def read(source: Source, document: Mapping[str, Any], shape: Shape | None) -> Re
     batch = settings.integer("train_batch_size")
     tensor = settings.integer("tensor_parallel.autotp_size", default=1, least=0, most=MOST_DEVICES) or 1
     data = _replicas(settings, batch, micro, accumulation)
+    on_cpu = settings.flag("activation_checkpointing.cpu_checkpointing")
     stage = settings.integer("zero_optimization.stage", default=0, least=0, most=3) or 0
     layout = ParallelLayout(
         tensor=tensor,
         data=data or 1,
         zero_stage=stage,
         micro_batch_size=micro or 1,
+        recompute="full" if on_cpu else "none",
+        offload_activations="cpu" if on_cpu else "none",
         offload_optimizer=_place(settings, "optimizer", "cpu_offload") if stage else "none",
         offload_param=_place(settings, "param", "cpu_offload_params")
         if stage == PARAMETERS_SHARDED

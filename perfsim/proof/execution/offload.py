@@ -13,6 +13,7 @@ import numpy as np
 
 from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, Task
 from perfsim.proof.execution.program import Cell, per_rank
+from perfsim.strategies.three_d.offload import ACTIVATIONS
 
 if TYPE_CHECKING:
     from perfsim.proof.execution.gpu import GpuCompiler
@@ -28,7 +29,10 @@ def blocks_of(task: Task) -> tuple[int, ...]:
 
 
 def store(compiler: GpuCompiler, task: Task) -> None:
-    """Add gradients to those on the host, and clear them on the device."""
+    """Add gradients to those on the host, and clear them on the device; or copy activations."""
+    if task.work.name == ACTIVATIONS:
+        _copied(compiler, task)
+        return
     place, home = compiler.place, compiler.homes[compiler.place]
     reduced = compiler.scatters[task.reads[0]] if compiler.scattered else blocks_of(task)
     blocks = [block for block in reduced if block in home]
@@ -58,7 +62,10 @@ def store(compiler: GpuCompiler, task: Task) -> None:
 
 
 def load(compiler: GpuCompiler, task: Task) -> None:
-    """Copy the host's weights to the device: a rank's shard, or all."""
+    """Copy the host's weights to the device, a rank's shard or all; or activations."""
+    if task.work.name == ACTIVATIONS:
+        _copied(compiler, task)
+        return
     home = compiler.homes.get(compiler.place, [])
     gathers = compiler.layout.offload_param != "none"
     blocks = [block for block in blocks_of(task) if block in home or gathers]
@@ -70,6 +77,11 @@ def load(compiler: GpuCompiler, task: Task) -> None:
         return (None, *(weights.copy() for weights in values[len(operands) :]))
 
     compiler.add([*operands, *sources], [*compiler.handle(), *targets], per_rank(kernel))
+
+
+def _copied(compiler: GpuCompiler, task: Task) -> None:
+    """A copy of a tensor."""
+    compiler.add([compiler.operand(task.reads[0])], compiler.handle(), per_rank(lambda _, value: (value,)))
 
 
 def _own(compiler: GpuCompiler, blocks: list[int]) -> list[Cell]:
