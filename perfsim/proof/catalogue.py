@@ -153,7 +153,7 @@ def _experts() -> Iterator[Case]:
             yield Case("3d", layout, 2, overlap=stage == 0)
     base = ParallelLayout(data=2, expert=2)
     for mode in ("full", "selective"):
-        yield Case("3d", replace(base, recompute=mode))  # type: ignore[arg-type]
+        yield Case("3d", replace(base, recompute=mode))
     yield Case("3d", replace(base, data=4, zero_stage=1, recompute="full"), 2, capacity=0.5)
     yield Case("3d", replace(base, context=2, expert=4, recompute="full"))
     for name, schedule in SCHEDULES.items():

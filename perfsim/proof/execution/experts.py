@@ -142,8 +142,8 @@ def shared_forward(w: Weights, z: Array, share: Share) -> tuple[Array, SharedKep
 def combine_forward(outputs: Array, kept: RouterKept, total: Array, shared: Array | None) -> Array:
     """Rows weighted and summed to tokens, with the residual and shared experts."""
     weighted = outputs.reshape(*kept.weights.shape, -1) * kept.weights[..., None]
-    y = total + weighted.sum(axis=-2)
-    return y if shared is None else y + shared
+    y = total + np.asarray(weighted.sum(axis=-2))
+    return y if shared is None else np.asarray(y + shared)
 
 
 # ----------------------------------------------------------------------------------------- backward

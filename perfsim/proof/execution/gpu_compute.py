@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfsim.graph import EMBEDDING, HEAD, Task, TaskGraph
+from perfsim.proof.execution.experts import BlockKept
 from perfsim.proof.execution.layers import (
     AttentionKept,
     Linears,
@@ -68,7 +69,7 @@ class Kept(NamedTuple):
     """Activations that a layer keeps: all, all but the attention core, or only its input."""
 
     attention: AttentionKept | None
-    mlp: MlpKept | None
+    mlp: MlpKept | BlockKept | None
     x: Array
 
 

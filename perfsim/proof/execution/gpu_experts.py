@@ -55,7 +55,7 @@ class ExpertCompute(ContextCompute):
     def routing(self, rank: int, step: int, block: int, microbatch: int) -> Routing:
         """The experts of the tokens of a rank."""
         whole = self.training.routing(step, block)
-        return whole.of(self.rows(rank, microbatch), self.places(rank))  # type: ignore[arg-type]
+        return whole.of(self.rows(rank, microbatch), self.places(rank))
 
     def _experts(self, block: int) -> Cell:
         return self.cell("weights", EXPERTS + block)
@@ -195,12 +195,12 @@ class ExpertCompute(ContextCompute):
         self.needs(1)
         returns, route = task.work.name.endswith("combine"), self._route("experts")
 
-        def there(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def there(members: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
             sent = [_rows_of(inputs[0]) for inputs in values]
             arrived = [_gathered(sent, self.share(rank).own_experts) for rank in members]
             return [(own.rows, own) for own in arrived]
 
-        def back(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def back(members: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
             routes, made = [inputs[1] for inputs in values], [inputs[0] for inputs in values]
             return [(_returned(routes, made, number),) for number in range(len(members))]
 
@@ -216,7 +216,7 @@ class ExpertCompute(ContextCompute):
         """Peers that share experts gather one another's rows."""
         self.needs(1)
 
-        def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def kernel(members: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
             sent = [_rows_of(inputs[0]) for inputs in values]
             bounds = np.cumsum([0, *(len(rows.expert) for rows in sent)])
             whole = Rows(
@@ -233,7 +233,7 @@ class ExpertCompute(ContextCompute):
         """The sum of what peers made of the rows, for each its own."""
         self.needs(1)
 
-        def kernel(_: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
+        def kernel(_: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
             total = summed([inputs[0].values for inputs in values])
             return [(Rows(total[inputs[1]], inputs[0].expert[inputs[1]]),) for inputs in values]
 

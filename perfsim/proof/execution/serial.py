@@ -209,7 +209,8 @@ def _experts_backward(
     """Gradients of the input, of the layer's own weights and of its experts."""
     made = combine_backward(dy, kept.router)
     rows, of_experts = experts_backward(w_experts, kept.experts, made.values, share)
-    d_shared, grads = None, {}
+    d_shared: Array | None = None
+    grads: Weights = {}
     if kept.shared is not None:
         d_shared, grads = shared_backward(w, kept.shared, kept.router.z, dy, share)
     dx, of_router = router_backward(w, kept.router, kept.outputs, rows, dy, d_shared)
