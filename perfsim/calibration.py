@@ -292,6 +292,8 @@ class NetworkConstants(Constants):
     protocols: Annotated[tuple[NetworkProtocol, ...], Field(min_length=1)]
     send_recv_latency_s: Latency
     """Latency of a point-to-point message between nodes."""
+    all_to_all_slowdown: Annotated[float, *number(1, 100)] = 1.0
+    """Time of an all-to-all across nodes over that of its bytes at the bus bandwidth of the NICs."""
     partial_node_rank_bytes_per_s: BytesPerSecond | None = None
     """Where devices share NICs: bound on the bus bandwidth, for each of its ranks on a node, of a group with
     several ranks of each node, but not all."""
@@ -345,6 +347,15 @@ class FrameworkCalibration(Calibration):
     """Whether kernels are replayed from a recorded graph, so that the host launches none of them."""
     dispatcher: Dispatcher = "all_to_all"
     """How rows travel to experts unless a run says otherwise."""
+    narrow_dispatcher: Dispatcher | None = None
+    """The same of runs in fewer than 16 bits; None: as `dispatcher`."""
+    expert_pass_s: Latency = 0.0
+    """Time of the host in a pass of a layer whose experts take as many rows as are routed to them.
+
+    It begins when the counts of rows have come back from the device. A CUDA graph needs neither.
+    """
+    grouped_rate: Fraction = 1.0
+    """Speed of 16-bit products of several experts in one call, over that of a batch of equal products."""
     fused: tuple[Fusion, ...] = ()
     grad_precision: Literal["bf16", "fp16"] | None = None
     """Precision in which it sums and reduces gradients unless a run says otherwise; None: fp32."""

@@ -8,6 +8,18 @@ from collections.abc import Iterable
 
 _MOST_DIFFERENT = 20
 """Names whose lengths differ by more are not compared."""
+OTHER_NAMES = {
+    "ddp": "data",
+    "fsdp": "zero3",
+    "fsdp1": "zero3",
+    "fsdp2": "zero3",
+    "megatron": "3d",
+    "rope": "rotary",
+    "zb-h1": "zb1p",
+    "zb-h2": "zb2p",
+    "zb-v": "zbv",
+}
+"""What others call what perfsim has under another name; folded."""
 _LEAST_PART = 3
 """Letters of a word from which on a name that has it as a part is suggested."""
 
@@ -35,6 +47,8 @@ def _folded(name: str) -> str:
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """A line of help: the nearest name if there is one, and all names."""
     choices = list(names)
-    near = nearest(word, choices)
-    guess = f"did you mean `{near}`? " if near else ""
+    near = OTHER_NAMES.get(_folded(word), "")
+    guess = f"{word} is called `{near}` here; " if near in choices else ""
+    if not guess and (near := nearest(word, choices)):
+        guess = f"did you mean `{near}`? "
     return f"{guess}known: {', '.join(choices)}" if choices else guess.strip()

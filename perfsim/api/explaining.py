@@ -1,19 +1,23 @@
-"""`why` a study has its answer, and the `diff` of two studies."""
+"""`why` a study has its answer or a step takes its time, and the `diff` of two studies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from perfsim.api.naming import Named, names_of
+from perfsim.api.predicting import question_of
 from perfsim.errors import InputError, Problem, within_floats
+from perfsim.prediction.gap import GapExplained, explain_gap
 from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
 from perfsim.studies.loading import load_study
 from perfsim.studies.spec import StudySpec, with_verify
 from perfsim.studies.trials import Explained, explain
 from perfsim.sweeps.runner import is_sweep
+from perfsim.units import parse_quantity
 
 
 @within_floats
@@ -24,6 +28,21 @@ def why(study: Named, compare: Iterable[str] = ()) -> tuple[Explained, ...]:
     kind, and what answering the study raises.
     """
     return explain(with_verify(study_named(study), "off"), names_of(compare, "compare"))[1]
+
+
+@within_floats
+def why_measured(measured: str | float, **asked: Any) -> GapExplained:
+    """The inputs that would explain a measured step, the likeliest first.
+
+    `measured` is text with a unit (`5.4 s`) or seconds; the rest are arguments of `predict`. Raises what it
+    raises.
+    """
+    if isinstance(measured, str):
+        try:
+            measured = parse_quantity(measured, "seconds")
+        except ValueError as error:
+            raise InputError(f"measured: {error}") from None
+    return explain_gap(question_of(**asked), measured)
 
 
 def study_named(study: Named) -> StudySpec:

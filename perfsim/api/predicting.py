@@ -44,6 +44,41 @@ def predict(
 
     Raises InputError for what cannot be asked and PlanError where no plan fits, both with all reasons.
     """
+    question = question_of(
+        model=model,
+        system=system,
+        devices=devices,
+        strategy=strategy,
+        layout=layout,
+        batch=batch,
+        recipe=recipe,
+        memory_limit=memory_limit,
+        cluster=cluster,
+        perturb=perturb,
+        detail=detail,
+        expand=expand,
+        catalog=catalog,
+    )
+    return predict_question(question)
+
+
+def question_of(
+    *,
+    model: Named | TransformerConfig,
+    system: Named | SystemSpec,
+    devices: int,
+    strategy: str | Strategy | None = None,
+    layout: str | Layout | None = None,
+    batch: int | None = None,
+    recipe: Named | TrainingRecipe = DEFAULT_RECIPE,
+    memory_limit: float = MEMORY_LIMIT,
+    cluster: Named | ClusterCalibration | None = None,
+    perturb: str | PerturbationSpec | None = None,
+    detail: Detail = "layer",
+    expand: str = "",
+    catalog: Catalog | None = None,
+) -> Question:
+    """The question that `predict` answers, checked. Raises InputError for what cannot be asked."""
     catalog, perturb = catalog or default_catalog(), perturb or None
     trained = described(model, "model", catalog)
     question = Question(
@@ -62,4 +97,4 @@ def predict(
     )
     with about(system):
         question.check()
-    return predict_question(question)
+    return question

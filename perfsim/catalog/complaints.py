@@ -19,6 +19,8 @@ _MISSING = {"missing", "missing_argument", "missing_keyword_only_argument"}
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 _NOT_A_MAPPING = {"model_type", "dataclass_type", "dict_type", "model_attributes_type", "mapping_type"}
 
+_NOT_A_LIST = {"list_type", "tuple_type"}
+
 
 def complaints(
     error: ValidationError, model: type[BaseModel], node: Node, reported: Sequence[Loc] = ()
@@ -28,9 +30,12 @@ def complaints(
     known = set(reported)
     all_details = [(details, _path(details, node)) for details in error.errors(include_url=False)]
     otherwise = {path for details, path in all_details if details["type"] not in _NOT_A_MAPPING}
+    inner = {path[:length] for _, path in all_details for length in range(len(path))}
     for details, path in all_details:
         if details["type"] in _NOT_A_MAPPING and path in otherwise:
             continue  # a number or a mapping is accepted, and the number has a complaint of its own
+        if details["type"] == "literal_error" and path in inner:
+            continue  # a word or a list is accepted, and entries of the list have complaints of their own
         if any(path[:length] in known for length in range(len(path) + 1)):
             continue
         if node.broken and details["type"] in _MISSING:
@@ -105,6 +110,8 @@ def _explain(details: ErrorDetails) -> tuple[str, str]:
         return f"{_shown(value)} is not one of {', '.join(allowed)}", did_you_mean(str(value), allowed)
     if kind in _NOT_A_MAPPING:
         return f"{_shown(value)} stands where a mapping (key: value) is expected", ""
+    if kind in _NOT_A_LIST:
+        return f"{_shown(value)} stands where a list is expected", "write it in brackets: [...]"
     if kind == "string_type" and isinstance(value, int | float):
         return f"{_shown(value)} is a number, a text is expected", f'put it in quotes: "{value}"'
     message = details["msg"][:1].lower() + details["msg"][1:]

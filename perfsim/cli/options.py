@@ -96,6 +96,14 @@ def question_options(verb: Verb) -> Verb:
     return verb
 
 
+def question_options_if_asked(verb: Verb) -> Verb:
+    """The same for a verb that needs them with some of its other options only."""
+    verb = question_options(verb)
+    for option in getattr(verb, "__click_params__", ()):
+        option.required = False
+    return verb
+
+
 def batch_of(batch: int | None, per_device: int | None, devices: int) -> int | None:
     """The global batch of the options; None where none is given."""
     if per_device is None:

@@ -70,7 +70,7 @@ def study(
         check_folder(Path("reports"), "the default of --out,")
     names = [name.strip() for name in compare.split(",") if name.strip()]
     if is_comparison(study):
-        _answer_comparison(study, out, as_json=as_json)
+        _answer_comparison(study, out, Shown(as_json=as_json, opens=opens, quiet=quiet), dry_run=dry_run)
         return
     if is_sweep(study):
         if verify is not None:
@@ -99,17 +99,24 @@ def study(
     answer.check()
 
 
-def _answer_comparison(name: str, out: Path | None, *, as_json: bool) -> None:
+def _answer_comparison(name: str, out: Path | None, shown: Shown, *, dry_run: bool) -> None:
+    """Print a comparison and write its page; it plans no machine, so there is nothing to choose."""
     from perfsim.api.comparisons import comparison, save_comparison
     from perfsim.report.document import plain
     from perfsim.report.terminal.comparison import comparison_lines
 
+    if dry_run:
+        print_lines([f"{name}: a comparison of published figures; nothing was computed"])
+        return
     result = comparison(name)
     page = save_comparison(result, out or Path("reports") / result.name)
-    if as_json:
+    if shown.as_json:
         print_json({**plain(result), "report": str(page)})
     else:
-        print_lines([*comparison_lines(result), f"Report: {page}"])
+        lines = [result.verdict] if shown.quiet else comparison_lines(result)
+        print_lines([*lines, f"Report: {page}"])
+    if shown.opens:
+        open_page(page)
 
 
 def _planned(study: str, names: list[str]) -> list[str]:

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfsim.calibration import CollectiveOp, NetworkConstants, NetworkProtocol, ProtocolSegment
-from perfsim.collectives import in_network, ring, tree
+from perfsim.collectives import dispatch, in_network, ring, tree
 from perfsim.hardware import FatTreeSpec, InNetworkSpec, LinkSpec, NodeSpec
 from perfsim.topology import FatTree, Group
 
@@ -110,6 +110,22 @@ class CollectiveModel:
                 busy = np.minimum(busy, self._in_network(size, group))
             seconds = np.where(size > 0, busy, 0.0)
         return float(seconds) if size.ndim == 0 else seconds
+
+    def dispatch_s(self, n_bytes: ArrayLike, group: Group, fan_out: int) -> Array:
+        """Seconds of an all-to-all in which every item goes to `fan_out` members, one copy a rank and node.
+
+        `n_bytes` counts an item once for each of these members. Inside and between nodes overlap.
+        """
+        size = np.asarray(n_bytes, dtype=float)
+        if group.size == 1:
+            return np.zeros(size.shape)
+        share = dispatch.copies(group, fan_out)
+        inside = self._inside("all_to_all", size * share.inside, max(2, group.most_per_node))
+        if group.nodes == 1:
+            return np.where(size > 0, inside, 0.0)
+        inside = inside if group.most_per_node > 1 else np.zeros(size.shape)
+        across = self._network.send_recv_latency_s + size * share.across / self._nic_bytes_per_s
+        return np.where(size > 0, np.maximum(inside, across), 0.0)
 
     def port_bytes_per_s(self, op: CollectiveOp, n_bytes: float, size: int) -> float:
         """What a rank sends and receives a second in an operation inside one node: its bus bandwidth."""
@@ -220,7 +236,7 @@ class CollectiveModel:
             inside = self._inside("all_to_all", kept, group.most_per_node)
         sent = n_bytes * (1 - group.fewest_per_node / group.size)
         across = self._network.send_recv_latency_s + sent / self._nic_bytes_per_s
-        return np.maximum(inside, across)
+        return np.maximum(inside, self._network.all_to_all_slowdown * across)
 
 
 def _on_link(segment: ProtocolSegment, faster: float, most_bytes_per_s: float) -> ProtocolSegment:

@@ -32,7 +32,7 @@ from perfsim.costs.gemm import GemmModel
 from perfsim.costs.host import HOST_OPERATIONS, HostCosts
 from perfsim.costs.price import NONE, Costs, Shares
 from perfsim.errors import CatalogError, GraphError
-from perfsim.graph import WAIT_OF_HOST, RankGroup, Work
+from perfsim.graph import WAIT_OF_EXPERTS, WAIT_OF_HOST, RankGroup, Work
 from perfsim.hardware import DeviceSpec, Precision, SystemSpec
 from perfsim.topology import FatTree, Group
 from perfsim.transformer import Kernel
@@ -148,6 +148,8 @@ class GpuKernels:
     def _gemm_s(self, kernel: Kernel, seconds: float) -> float:
         """Seconds of a matrix product from those of its shape."""
         seconds *= self.gpu.wgrad_factor if kernel.weight_gradient else 1.0
+        if kernel.grouped and kernel.batch > 1 and kernel.precision is None and self.recipe.grouped_products:
+            seconds /= self.framework.grouped_rate
         return max(seconds, self._vector_s(kernel))
 
     def _vector_s(self, kernel: Kernel) -> float:
@@ -205,6 +207,8 @@ class GpuCosts(GpuKernels, Costs):
             seconds = self._communication_s(work) if work.kind.is_communication else self.compute_s(work)
             if work.name == WAIT_OF_HOST:
                 seconds = self.wait_s(work.comm_bytes)
+            elif work.name == WAIT_OF_EXPERTS:
+                seconds = self.framework.expert_pass_s
             elif work.op in HOST_OPERATIONS:
                 seconds = self.host.duration_s(work)
             self._works[work] = seconds
@@ -214,20 +218,22 @@ class GpuCosts(GpuKernels, Costs):
         """Seconds of several classes of work; new shapes and sizes are priced as arrays."""
         new = [work for work in dict.fromkeys(works) if work not in self._works]
         self.price_gemms(new)
-        alike: dict[tuple[CollectiveOp, Group], list[Work]] = {}
+        alike: dict[tuple[CollectiveOp, Group, int], list[Work]] = {}
         for work in new:
             if work.kind.is_communication:
-                alike.setdefault(self._collective(work), []).append(work)
-        for (op, group), members in alike.items():
-            seconds = self.collectives.time_s(op, [work.comm_bytes for work in members], group)
+                alike.setdefault((*self._collective(work), work.fan_out), []).append(work)
+        for (op, group, fan_out), members in alike.items():
+            sizes = [work.comm_bytes for work in members]
+            if fan_out > 1:
+                seconds = self.collectives.dispatch_s(sizes, group, fan_out)
+            else:
+                seconds = self.collectives.time_s(op, sizes, group)
             for work, device_s in zip(members, seconds.tolist(), strict=True):
                 self._works[work] = self._with_host(self._exposed(work) * device_s, COLLECTIVE_LAUNCHES)
         return np.array([self.duration_s(work) for work in works], dtype=np.float64)
 
     def _communication_s(self, work: Work) -> float:
-        op, group = self._collective(work)
-        device_s = self._exposed(work) * self.collectives.time_s(op, work.comm_bytes, group)
-        return self._with_host(device_s, COLLECTIVE_LAUNCHES)
+        return float(self.durations_s([work])[0])
 
     def _exposed(self, work: Work) -> float:
         """Share of a communication's time that the products of its own tensors do not hide."""

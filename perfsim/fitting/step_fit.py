@@ -44,15 +44,17 @@ OF_FRAMEWORK = (
     "tensor_exposed",
     "pass_s",
     "ceiling_share",
+    "expert_pass_s",
+    "grouped_rate",
 )
-OF_NETWORK = ("partial_node_rank_bytes_per_s",)
+OF_NETWORK = ("partial_node_rank_bytes_per_s", "all_to_all_slowdown")
 OF_KERNEL = ("attention_half_length", "attention_fraction")
 """Constants of the synchronous fused attention's code, the same on every device."""
 OF_DEVICE = ("sustained_fraction", "narrow_sustained_fraction")
 """Constants of one calibration of a GPU."""
 FIELDS = (*OF_FRAMEWORK, *OF_NETWORK, *OF_KERNEL, *OF_DEVICE)
 """Fields of owners that may be fitted."""
-FRACTIONS = ("tensor_exposed", "ceiling_share", *OF_DEVICE)
+FRACTIONS = ("tensor_exposed", "ceiling_share", "grouped_rate", *OF_DEVICE)
 """Those that are at most 1."""
 STEP = 0.02
 """Step of the log of a constant for a slope."""

@@ -71,6 +71,8 @@ class TensorClass(NamedTuple):
 
 WAIT_OF_HOST = "pipeline.pass"
 """Name of the work that begins a pass of a pipeline rank, which only a framework's host prices."""
+WAIT_OF_EXPERTS = "experts.host"
+"""Name of the work of the host in a layer with experts, which only a framework prices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,6 +300,7 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
         dispatcher=_DISPATCHERS.get(training.moe_dispatcher or ""),
         routing="balanced" if training.moe_force_balance else "drawn",
         expert_capacity=training.moe_capacity_factor,
+        grouped_products=training.moe_grouped_gemm is not False,
         reduce_precision=training.reduce_precision
         or (None if overlap is False else framework.grad_precision),
         optimizer_precision=_optimizer_precision(case),

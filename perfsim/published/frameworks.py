@@ -6,6 +6,7 @@ settings that only some stacks have.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from perfsim.calibration import FrameworkCalibration
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 _ERA_OF_2021 = ("v100", "a100")
 """Devices whose public runs were made before fused attention and Transformer Engine."""
 _AMD = "mi"
+UNFUSED_ATTENTION = "NVTE_FUSED_ATTN=0"
+"""The setting of Transformer Engine with which attention is FlashAttention 2 instead of cuDNN's."""
+_CONTAINER = re.compile(r"container (\d\d\.\d\d)")
+_GRAPHED = "26.06"
+"""The container from which on the recipes of Megatron-Bridge in mxfp8 replay whole steps from a CUDA graph
+(`cuda_graph_impl="full_iteration"` in its scripts/performance/configs)."""
 
 
 def framework_of(case: StepCase, catalog: Catalog) -> FrameworkCalibration:
@@ -30,6 +37,10 @@ def framework_of(case: StepCase, catalog: Catalog) -> FrameworkCalibration:
     changes: dict[str, object] = {}
     if training.cuda_graph is not None:
         changes["cuda_graph"] = training.cuda_graph
+    elif training.precision == "mxfp8" and (container := _CONTAINER.search(case.notes)):
+        changes["cuda_graph"] = container[1] >= _GRAPHED
+    if UNFUSED_ATTENTION in case.notes:
+        changes["attention"] = "synchronous"
     if training.compiled is False:
         changes["fused"] = ()
     return chosen.model_copy(update=changes) if changes else chosen

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ from pydantic import ValidationError
 
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
 from perfsim.catalog.override import complaints_of
-from perfsim.errors import CatalogError, InputError, PlanError
+from perfsim.catalog.resolve import Loc
+from perfsim.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
+from perfsim.prediction.planner import plan_of
+from perfsim.prediction.question import Question
 from perfsim.studies.batches import target_for
 from perfsim.studies.perturbed_candidates import check_links
-from perfsim.studies.spec import StudySpec
+from perfsim.studies.runner import check_question, question_of
+from perfsim.studies.spec import CandidateSpec, StudySpec
 
 DEFAULTS = {"name": "study", "title": "A study", "question": ""}
 """Values of fields that a mapping may leave out."""
@@ -28,9 +33,61 @@ def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
     path = Path(catalog.study_path(name_or_path))
     study = parse_file(path, StudySpec, catalog)
     mapping = load_mapping(path, catalog)
+    _check_machines(study, mapping)
     check_links(study, mapping)
     _check_loss(study, mapping)
     return study
+
+
+def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
+    """Refuse numbers of devices that a system cannot have, and fixed layouts where none can be run.
+
+    Raises CatalogError with all of them at their places. Where a candidate can be run, the layouts of the
+    others are reasons in the answer.
+    """
+    devices: list[Problem] = []
+    layouts: list[list[Problem]] = []
+    for where, candidate in _located(study, mapping):
+        for number, count in enumerate(candidate.devices):
+            question = question_of(study, candidate, count)
+            try:
+                check_question(question)
+            except InputError as error:
+                place = (*where, "devices", number)
+                devices += [mapping.problem(place, own.message, own.help) for own in error.problems]
+                continue
+            wrong = _layout_problems(question, study)
+            layouts.append([mapping.problem((*where, "layout"), own.message, own.help) for own in wrong])
+    illegal = [problem for problems in layouts for problem in problems] if all(layouts) else []
+    if devices or illegal:
+        raise CatalogError(list(dict.fromkeys([*devices, *illegal])))
+
+
+def _located(study: StudySpec, mapping: LocatedMapping) -> Iterator[tuple[Loc, CandidateSpec]]:
+    """Every candidate with its place; a list of strategies in the file is several of them."""
+    candidates = iter(study.candidates)
+    for number, written in enumerate(mapping.data["candidates"]):
+        names = written.get("strategy")
+        for candidate in islice(candidates, len(names) if isinstance(names, list) else 1):
+            yield ("candidates", number), candidate
+
+
+def _layout_problems(question: Question, study: StudySpec) -> Sequence[Problem]:
+    """Why a fixed layout is illegal at every batch of a study; empty where there is a legal one."""
+    layout = question.given_layout
+    if layout is None or study.batch_sizes == "auto":
+        return ()
+    problems: list[Sequence[Problem]] = []
+    for batch in study.batch_sizes:
+        try:
+            plan_of(question.at(batch))
+        except LayoutError as error:
+            problems.append(error.problems)
+        except PerfsimError:  # too little memory, no constants: said when the candidate is answered
+            return ()
+        else:
+            return ()
+    return problems[0]
 
 
 def _check_loss(study: StudySpec, mapping: LocatedMapping) -> None:

@@ -56,6 +56,13 @@ def _setting(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+DeviceCounts = Annotated[tuple[Devices, ...], Field(min_length=1, max_length=MOST_CHOICES)]
+
+
+def _in_a_list(value: Any) -> Any:
+    return (value,) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 ProductionChoice = Literal["recorded", "none"] | Ratio | ProductionRange
 """Median and range of the recorded production runs, none, a ratio, or a ratio with its range."""
 
@@ -75,7 +82,10 @@ class CandidateSpec(Spec):
     strategy: StrategyName
     """Several strategies in a list are as many candidates, each with its own best layout."""
     system: SerializeAsAny[SystemSpec]
-    devices: Annotated[tuple[Devices, ...], Field(min_length=1, max_length=MOST_CHOICES)]
+    devices: Annotated[
+        DeviceCounts, BeforeValidator(_in_a_list, json_schema_input_type=Devices | DeviceCounts)
+    ]
+    """One count or several."""
     layout: Annotated[LayoutText, BeforeValidator(_layout_text)] | None = None
     """A fixed layout: `tp=8,pp=4,dp=4,mbs=1`, or its fields as a mapping; None: the fastest that fits."""
     cluster_calibration: ClusterCalibration | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
-from perfsim.errors import InputError, LimitError, PerfsimError, within_floats
+from perfsim.errors import CatalogError, InputError, LimitError, PerfsimError, within_floats
 from perfsim.executors import Executor, Failed, available_processes, executor_for
 from perfsim.executors.executor import ExecutorLost
 from perfsim.prediction.documents import Document
@@ -100,8 +100,13 @@ def load_sweep(name_or_path: str, catalog: Catalog | None = None) -> Sweep:
     """
     catalog = StudyCatalog((catalog or default_catalog()).roots)
     path = catalog.study_path(name_or_path)
+    mapping = load_mapping(path, catalog)
+    if "study" not in mapping.data and "candidates" in mapping.data:
+        raise CatalogError(
+            [mapping.problem((), "this is a study without a grid", f"perfsim study {name_or_path}")]
+        )
     spec = parse_file(path, SweepSpec, catalog)
-    return Sweep(spec, expand(spec, load_mapping(path, catalog), catalog))
+    return Sweep(spec, expand(spec, mapping, catalog))
 
 
 def is_sweep(name_or_path: str, catalog: Catalog | None = None) -> bool:

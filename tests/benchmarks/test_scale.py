@@ -123,5 +123,5 @@ def test_cost_of_large_questions() -> None:
     target = os.environ.get("PERFSIM_SCALE")
     if target:
         page = Path(target)
-        head, foot = re.split(r"(?:^\| [a-z].*\n)+", page.read_text("utf-8"), count=1, flags=re.MULTILINE)
+        head, foot = re.split(r"(?:^\| [a-z].*\n)+", page.read_text("utf-8"), maxsplit=1, flags=re.MULTILINE)
         page.write_text(head + "".join(rows) + foot, encoding="utf-8")

@@ -45,9 +45,11 @@ output, or the refusal of a file without a line.
 |---|---|---|---|---|---|---|---|---|
 {rows}
 
+{whole} refusals are of a file, or of a question, as a whole and name no line:{kinds}.
+
 {defects}
 """
-_UNPLACED = re.compile(
+_WHOLE = re.compile(
     r"is not UTF-8 text|is not a CSV table|is empty|cannot be read|is no answer of|answers another study"
     r"|no hardware has the constants|strategies on GPUs price models"
 )
@@ -70,6 +72,8 @@ class Outcome:
     seconds: float
     wrong: str = ""
     """What it must not do; empty where all is well."""
+    whole: str = ""
+    """The refusal of a file as a whole, which has no line."""
 
 
 Command = Callable[[Path], Sequence[str]]
@@ -180,7 +184,7 @@ def _plan(_name: str, _text: str) -> Command:
 
 
 def _prove(_name: str, _text: str) -> Command:
-    layout = ("--layout", "tp=2", "--devices", "2", "--batch", "2", "--orders", "0", "--json")
+    layout = ("--layout", "tp=2,sp=true", "--devices", "2", "--batch", "2", "--orders", "0", "--json")
     return lambda path: ("prove", str(path), *layout, "--max-seconds", "15")
 
 
@@ -257,11 +261,19 @@ def judged(job: tuple[Target, str, bytes]) -> Outcome:
     elif seconds > MOST_SECONDS:
         wrong = f"took {seconds:.0f} s"
     else:
-        wrong = _wrong_words(result.exit_code, result.stdout, result.stderr, target)
-    return Outcome(target.name, result.exit_code, seconds, wrong)
+        wrong = _wrong_words(result.exit_code, result.stdout, result.stderr)
+    whole = ""
+    if not wrong and result.exit_code == 2 and not _placed(result.stderr, target):
+        words = _WHOLE.search(result.stderr)
+        whole, wrong = (words[0], "") if words else ("", f"no place: {result.stderr[:300]}")
+    return Outcome(target.name, result.exit_code, seconds, wrong, whole)
 
 
-def _wrong_words(code: int, stdout: str, stderr: str, target: Target) -> str:
+def _placed(stderr: str, target: Target) -> bool:
+    return bool(re.search(rf"\w+\{target.suffix}:\d+|\w+\.(yaml|csv|json):\d+", stderr))
+
+
+def _wrong_words(code: int, stdout: str, stderr: str) -> str:
     if "Traceback" in stderr or {"\x1b", "\x00"} & {*stdout, *stderr}:
         return "a traceback or control characters are printed"
     if code == 0 and stdout.startswith("{"):
@@ -269,9 +281,6 @@ def _wrong_words(code: int, stdout: str, stderr: str, target: Target) -> str:
             json.loads(stdout, parse_constant=_refuse_constant)
         except ValueError as error:
             return f"no strict JSON: {error}"
-    placed = re.search(rf"\w+\{target.suffix}:\d+|\w+\.(yaml|csv|json):\d+", stderr)
-    if code == 2 and not placed and not _UNPLACED.search(stderr):
-        return f"no place: {stderr[:300]}"
     return ""
 
 
@@ -295,7 +304,14 @@ def table(outcomes: Sequence[Outcome], numbers: Sequence[Outcome]) -> str:
         counts = " | ".join(f"{codes[code]:,}" for code in CODES)
         rows.append(f"| {name} | {len(group):,} | {counts} | {slowest:.1f} s | {wrong} |")
     found = sorted({f"- `{each.target}`: {each.wrong}" for each in (*outcomes, *numbers) if each.wrong})
-    text = PAGE.format(numbers=", ".join(WRONG_NUMBERS), rows="\n".join(rows), defects="\n".join(found))
+    kinds = Counter(each.whole for each in (*outcomes, *numbers) if each.whole)
+    text = PAGE.format(
+        numbers=", ".join(WRONG_NUMBERS),
+        rows="\n".join(rows),
+        whole=f"{kinds.total():,}",
+        kinds=",".join(f' "{words}" {count:,}' for words, count in kinds.most_common()),
+        defects="\n".join(found),
+    )
     return text.rstrip() + "\n"
 
 

@@ -21,3 +21,11 @@ def test_a_name_that_begins_with_the_word_or_holds_it_comes_before_one_that_is_s
     assert nearest("dgx_a100", systems) == "dgx-a100-40gb"
     assert nearest("b200", systems) == "b200-sxm-180gb"
     assert nearest("h100", systems) == "dgx-h100"
+
+
+def test_what_others_call_it_is_known() -> None:
+    assert (
+        did_you_mean("RoPE", ["learned", "rotary"]) == "RoPE is called `rotary` here; known: learned, rotary"
+    )
+    assert did_you_mean("rope", ["rope", "none"]) == "did you mean `rope`? known: rope, none"
+    assert did_you_mean("fsdp", ["tp"]) == "known: tp"

@@ -56,7 +56,13 @@ def decision_sections(result: StudyResult) -> list[Section]:
             "not given: a device-hour of the first may cost so many of the second."
         )
         sections.append(
-            Section("Break-even prices", lead, table=break_even_table(decision), slug="break-even", level=3)
+            Section(
+                "Break-even prices",
+                lead,
+                table=break_even_table(decision, labels),
+                slug="break-even",
+                level=3,
+            )
         )
     return sections
 
@@ -85,13 +91,15 @@ def outcome_table(decision: Decision, labels: Sequence[str]) -> Table:
     return Table(columns, cells, caption, frozenset(range(1, len(columns))), frozenset(best))
 
 
-def break_even_table(decision: Decision) -> Table:
-    """Equal-cost prices of the first machine against others, and of the others against it."""
-    columns = ("a device-hour of", "costs as much as device-hours of", "which is so many", decision.currency)
+def break_even_table(decision: Decision, labels: Sequence[str]) -> Table:
+    """Equal-cost prices of the first machine against others and back, narrow enough for a phone."""
+    short = dict(zip((own.label for own in decision.outcomes), labels, strict=True))
+    columns = ("a device-hour of", "may cost as much as", decision.currency)
     rows = [
-        [row.label, row.rival, _spread(row.device_hours_ratio), _price(row)] for row in decision.break_even
+        [short[row.label], f"{_spread(row.device_hours_ratio)} of {short[row.rival]}", _price(row)]
+        for row in decision.break_even
     ]
-    return Table(columns, rows, "", frozenset({2, 3}))
+    return Table(columns, rows, "", frozenset({2}))
 
 
 def _price(row: BreakEven) -> str:

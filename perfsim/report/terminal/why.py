@@ -1,9 +1,10 @@
-"""Why each candidate takes its time, and what changes would do, on a terminal."""
+"""Why candidates take their time or a step takes longer than predicted, on a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfsim.prediction.gap import GapExplained, Suspect
 from perfsim.report import text
 from perfsim.report.table import Table
 from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
@@ -42,3 +43,43 @@ def _cells(tried: Tried) -> list[str]:
     gain = 1.0 - tried.ratio
     effect = f"{abs(gain):.1%} {'sooner' if gain > 0 else 'later'}".replace("%", " %")
     return [text.duration(tried.step_time_s), text.duration(tried.time_s), effect]
+
+
+LEAST_SHOWN = 0.05
+"""Share of a gap below which a suspect is only named."""
+
+
+def gap_lines(gap: GapExplained) -> list[str]:
+    """The gap in words, and a table of what would explain it, the likeliest first."""
+    width = terminal_width()
+    ratio = gap.measured_s / gap.predicted_s
+    where = "inside" if gap.inside else "outside"
+    words = (
+        f"measured {text.duration(gap.measured_s)}, predicted {text.duration(gap.predicted_s)} "
+        f"({gap.layout}): {ratio:.3g} times as long, {where} the 90 % band "
+        f"{text.duration_band(gap.band_s)} and {gap.deviations:.1f} standard deviations of the errors on "
+        "published runs."
+    )
+    shown = [suspect for suspect in gap.suspects if suspect.explains >= LEAST_SHOWN]
+    rest = [suspect.change for suspect in gap.suspects if suspect not in shown]
+    rows = [_suspect_cells(suspect) for suspect in shown]
+    header = ("would explain it", "if its rate is\nmultiplied by", "step", "share of\nthe gap", "deviations")
+    table = Table(header, rows, "", frozenset({1, 2, 3, 4}))
+    note = [f"Without effect, or the other way: {', '.join(rest)}."] if rest else []
+    return [
+        *paragraph(words, width),
+        "",
+        *table_lines(table, width),
+        *[line for words in note for line in paragraph(words, width)],
+    ]
+
+
+def _suspect_cells(suspect: Suspect) -> list[str]:
+    factor = text.NONE if suspect.factor is None else f"{suspect.factor:.2f}"
+    return [
+        suspect.change,
+        factor,
+        text.duration(suspect.step_time_s),
+        text.percent(suspect.explains, 0),
+        f"{suspect.deviations:.1f}",
+    ]

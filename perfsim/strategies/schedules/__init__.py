@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfsim.errors import LayoutError
+from perfsim.errors import LayoutError, Problem
 from perfsim.strategies.schedules import (
     controlled_memory,
     gpipe,
@@ -24,6 +24,7 @@ from perfsim.strategies.schedules import (
 from perfsim.strategies.schedules.merge import merged_order
 from perfsim.strategies.schedules.placement import Placement
 from perfsim.strategies.schedules.slot import Held, Numbers, PacedRanks, Pass, PassTimes, Slot, StageOrder
+from perfsim.suggest import did_you_mean
 
 __all__ = [
     "SCHEDULES",
@@ -129,7 +130,8 @@ SCHEDULES: dict[str, Schedule] = {
 def schedule_called(name: str) -> Schedule:
     """The schedule of that name; LayoutError lists the known schedules."""
     if name not in SCHEDULES:
-        raise LayoutError(f"unknown schedule {name!r}; known: {', '.join(sorted(SCHEDULES))}")
+        problem = Problem(f"unknown schedule {name!r}", help=did_you_mean(name, sorted(SCHEDULES)))
+        raise LayoutError([problem])
     return SCHEDULES[name]
 
 

@@ -10,23 +10,24 @@ backward [2006.16668, 2101.03961]. Experts are divided over the ranks of tensor,
 - all_gather: every rank gets the tokens of all ranks, and results are reduce-scattered.
 
 Ranks that share an expert (expert tensor parallelism) gather one another's rows before it, and reduce-scatter
-what it makes of them. Shared experts compute while rows travel.
+what it makes of them. Compute waits while rows travel, but for shared experts, which need none of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from perfsim import transformer
 from perfsim.calibration import Dispatcher
-from perfsim.graph import Kind, RankGroup, Template, TensorClass, Work
+from perfsim.graph import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.strategies.three_d.works import COMPUTE, compute_work
 from perfsim.transformer import LayerSlice
 
 EXPERT_STREAM = "nccl-experts"
+HOST_STREAM = "host"
 Forward = Literal["forward", "recompute"]
 Backward = Literal["backward", "dgrad"]
 
@@ -111,6 +112,8 @@ class ExpertGroup:
     """Ranks that share every expert."""
     device: str
     dispatcher: Dispatcher = "all_to_all"
+    waits: bool = False
+    """Whether the host has work in every pass, once it knows how many rows go where."""
 
     @property
     def replicas(self) -> int:
@@ -167,6 +170,11 @@ class ExpertGroup:
         yield from self.from_experts()
         yield works.end
 
+    def host_works(self, begin: Work) -> list[Work]:
+        """What the host does beside the device, from the counts of rows to the end of the block."""
+        done = TensorClass("launched", 0.0)
+        return [replace(begin, name=WAIT_OF_EXPERTS, kernels=(), writes=(done,))] if self.waits else []
+
     def _emit(
         self,
         template: Template,
@@ -175,8 +183,13 @@ class ExpertGroup:
         block: int,
         after: Sequence[int] = (),
     ) -> tuple[int, int]:
-        compute, stream = f"{self.device}/{COMPUTE}", f"{self.device}/{EXPERT_STREAM}"
+        compute = f"{self.device}/{COMPUTE}"
+        stream = compute if works.shared is None else f"{self.device}/{EXPERT_STREAM}"
         first = rows = template.task(works.begin, compute, reads, after, block=block).tensor
+        host = f"{self.device}/{HOST_STREAM}"
+        waits = [
+            template.task(work, host, [first], block=block).tensor for work in self.host_works(works.begin)
+        ]
         for work in self.to_experts():
             rows = template.task(work, stream, [rows], block=block).tensor
         beside = []
@@ -185,7 +198,8 @@ class ExpertGroup:
         made = rows = template.task(works.experts, compute, [rows, *reads], block=block).tensor
         for work in self.from_experts():
             rows = template.task(work, stream, [rows], block=block).tensor
-        return template.task(works.end, compute, [rows, *reads, *beside], block=block).tensor, made
+        reads = [rows, *reads, *beside, *waits]
+        return template.task(works.end, compute, reads, block=block).tensor, made
 
     def _exchange(self, name: str, op: str) -> Work:
         part = self.part

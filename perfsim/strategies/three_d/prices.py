@@ -118,6 +118,11 @@ class SlicePrices(NamedTuple):
     exchange_both: Floats
     begin: Floats
     """The wait with which a pass of a pipeline begins."""
+    host: Floats
+    """What the host does in a pass of a layer with experts, beside all after the router."""
+    hosted: Floats
+    """The device's part of that, forward."""
+    hosted_backward: Floats
 
 
 def pass_prices(job: Job, columns: Columns, topology: FatTree, durations: Durations) -> PassPrices:
@@ -143,14 +148,17 @@ def _prices_of_kind(
     part = SlicePrices(*priced(SlicePrices._fields, columns.slice_keys, terms, durations))
     sums = (1 if kind.experts else 2) * part.summed
     ring, ring_backward = _rings_s(columns.context[:, None], part)
+    late, late_backward = (
+        np.maximum(0.0, part.host - hosted) for hosted in (part.hosted, part.hosted_backward)
+    )
     pipelined = columns.pipeline[:, None] > 1
     far = _share_across(columns, topology)[:, None]
     full = np.where(columns.zero[:, None] == SHARDED, part.layer_early, part.layer)
     mode = columns.recompute[:, None]
     redone = np.select([mode == MODES.index("selective"), mode == MODES.index("full")], [part.core, full])
     return PassPrices(
-        forward=part.forward + sums + ring,
-        backward=np.where(split, part.inputs, part.backward) + sums + ring_backward,
+        forward=part.forward + sums + ring + late,
+        backward=np.where(split, part.inputs, part.backward) + sums + ring_backward + late_backward,
         weights=np.where(split, part.weights, 0.0),
         recompute=redone + np.where(mode == MODES.index("full"), sums + ring, 0.0),
         embedding_forward=part.embedding_forward + part.summed,
@@ -280,6 +288,9 @@ def _slice_terms(
         group.all_gather_works(),
         *ring_terms(shared),
         (pass_work(stage),) if wanted.sends and waits else none,
+        experts.host_works(mlp_forward[0]) if experts is not None else none,
+        mlp_forward[1:-1] if experts is not None else none,
+        mlp_backward[1:-1] if experts is not None else none,
     )
 
 

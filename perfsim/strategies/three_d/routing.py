@@ -42,6 +42,16 @@ def fullest_rank(experts: int, ranks: int, spread: float) -> float:
 
 def dispatcher_of(recipe: TrainingRecipe) -> Dispatcher:
     """How rows travel: as the recipe says, or as its framework usually does."""
-    if recipe.dispatcher is not None or recipe.framework is None:
+    framework = recipe.framework
+    if recipe.dispatcher is not None or framework is None:
         return recipe.dispatcher or "all_to_all"
-    return recipe.framework.dispatcher
+    narrow = framework.narrow_dispatcher if recipe.narrow_kernels is not None else None
+    return narrow or framework.dispatcher
+
+
+def waits_for_rows(recipe: TrainingRecipe) -> bool:
+    """Whether the host must learn how many rows go where: not with a fixed capacity or in a CUDA graph."""
+    framework = recipe.framework
+    if framework is None or framework.cuda_graph or recipe.expert_capacity is not None:
+        return False
+    return framework.expert_pass_s > 0

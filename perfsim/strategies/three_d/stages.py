@@ -12,7 +12,7 @@ from perfsim.strategies.three_d.columns import division_of
 from perfsim.strategies.three_d.context import ContextGroup
 from perfsim.strategies.three_d.data import Held, Replicas
 from perfsim.strategies.three_d.expert import ExpertGroup
-from perfsim.strategies.three_d.routing import dispatcher_of
+from perfsim.strategies.three_d.routing import dispatcher_of, waits_for_rows
 from perfsim.strategies.three_d.slices import head_positions, slice_of
 from perfsim.strategies.three_d.tensor import TensorGroup
 from perfsim.strategies.three_d.virtual_stage import VirtualStage
@@ -114,7 +114,9 @@ def group_of(
     if kind.experts:
         ranks = RankGroup(first, layout.expert_tensor, layout.expert)
         shares = RankGroup(first, 1, layout.expert_tensor)
-        experts = ExpertGroup(part, ranks, shares, device, dispatcher_of(job.recipe))
+        experts = ExpertGroup(
+            part, ranks, shares, device, dispatcher_of(job.recipe), waits_for_rows(job.recipe)
+        )
     tensor = RankGroup(first, 1, layout.tensor)
     return TensorGroup(part, tensor, device, context, experts, split_below and kind.experts)
 

@@ -11,15 +11,11 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from perfsim.catalog import default_catalog
 from perfsim.errors import InputError, LayoutError
 from perfsim.interop.emit import TOOLS, emit
-from perfsim.prediction.planner import plan_of
-from perfsim.prediction.question import Question
 from perfsim.strategies import Plan
 from perfsim.workload import ParallelLayout
 
-CATALOG = default_catalog()
 GAP = "not expressible: "
 LAYOUTS = {
     "1f1b": "tp=4,pp=4,dp=4,mbs=2,zero=1,sp=true,recompute=selective",
@@ -239,18 +235,11 @@ def test_an_unknown_tool_is_refused_with_the_known_ones(planned: Callable[..., P
     assert list(TOOLS) == ["megatron", "deepspeed", "torchtitan", "modelzoo"]
 
 
-def test_megatron_is_told_of_experts_and_tools_for_dense_models_refuse_them() -> None:
-    chosen = plan_of(
-        Question(
-            model=CATALOG.model("mixtral_8x7b"),
-            recipe=CATALOG.recipe("gpt3_pretraining"),
-            system=CATALOG.system("dgx-h100"),
-            devices=16,
-            batch=32,
-            layout=ParallelLayout(tensor=2, data=8, expert=8, sequence_parallel=True, zero_stage=1),
-            must_fit=False,
-        )
-    )
+def test_megatron_is_told_of_experts_and_tools_for_dense_models_refuse_them(
+    planned: Callable[..., Plan],
+) -> None:
+    layout = "tp=2,dp=8,ep=8,sp=true,zero=1,mbs=1"
+    chosen = planned(layout, model="mixtral_8x7b", system="dgx-h100", devices=16)
     text = emit("megatron", chosen)
     for words in ("--num-experts 8", "--moe-router-topk 2", "--moe-ffn-hidden-size 14336"):
         assert words in text

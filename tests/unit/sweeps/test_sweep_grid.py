@@ -153,3 +153,10 @@ def test_the_capacity_sweep_covers_the_machines_that_its_title_promises() -> Non
         "dgx-a100-80gb": [2**power for power in range(3, 11)],
         "cs-2": [2**power for power in range(7)],
     }
+
+
+def test_a_study_is_no_sweep_and_is_called_what_it_is() -> None:
+    with pytest.raises(CatalogError) as refused:
+        load_sweep("gpt3_20b")
+    (problem,) = refused.value.problems
+    assert (problem.message, problem.help) == ("this is a study without a grid", "perfsim study gpt3_20b")

@@ -1,0 +1,209 @@
+"""Which inputs would explain the gap between a predicted step and a measured one, the likeliest first.
+
+Rates of the machine are varied until the predicted step is the measured one: with x the factor on a rate,
+T(x) is close to a + b / x, which two predictions give and a third confirms. Settings that a description may
+have wrong (recompute, overlap, attention, micro-batch) are changed one at a time. Each suspect has a distance
+in standard deviations: of how far its rate would be from what is described, and of what is left of the gap
+over the errors of predictions. All steps are predicted again with the layout of the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from perfsim.engine.limits import present_limits
+from perfsim.errors import InputError, LimitError, PerfsimError
+from perfsim.prediction.accuracy import accuracy_of
+from perfsim.prediction.planner import best_plan
+from perfsim.prediction.question import Question
+
+BAND_DEVIATIONS = 1.645
+"""Standard deviations of a 90 % band."""
+LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
+"""Range of factors on a rate."""
+CLOSE = 0.01
+"""Share of the measured step below which a suspect explains the gap."""
+SETTING_DEVIATIONS = 1.0
+"""assumed: a setting that was not as described is as likely as a standard deviation of a rate."""
+RATES: tuple[tuple[str, str, float], ...] = (
+    ("arithmetic of the devices", "device.peak.{precision}", 0.1),
+    ("device memory", "device.memory.bandwidth", 0.1),
+    ("links inside a node", "node.scale_up.bandwidth", 0.2),
+    ("the network between nodes", "node.nic.bandwidth", 0.3),
+    ("links of MemoryX", "memoryx.server.bandwidth", 0.2),
+    ("links of SwarmX", "swarmx.bandwidth", 0.2),
+    ("flash of MemoryX", "memoryx.server.flash.bandwidth", 0.4),
+)
+"""A rate in words, its dotted path in the system, and its standard deviation in log.
+
+assumed: clocks under a power limit and memory differ by a tenth between devices of one kind, a shared network
+by more than links of one machine; figures of flash are the least certain.
+"""
+HOST_DEVIATION = 0.4
+"""assumed: the time of the host to launch a kernel differs by half between processors and releases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """An input that may not be as described, and the step with it changed."""
+
+    change: str
+    factor: float | None
+    """The factor on a rate at which the step is nearest to the measured one; None for a setting."""
+    step_time_s: float
+    explains: float
+    """Share of the gap that it closes, in log time; negative where it widens it."""
+    deviations: float
+    """How unlikely it is as the only cause, in standard deviations."""
+
+
+@dataclass(frozen=True, slots=True)
+class GapExplained:
+    """A measured step beside the predicted one, and what would explain the difference."""
+
+    predicted_s: float
+    measured_s: float
+    band_s: tuple[float, float]
+    """The 90 % band of the prediction."""
+    deviations: float
+    """The gap over the errors of predictions on published runs."""
+    layout: str
+    suspects: tuple[Suspect, ...]
+    """The likeliest first."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured step is inside the band."""
+        return self.band_s[0] <= self.measured_s <= self.band_s[1]
+
+
+def explain_gap(question: Question, measured_s: float) -> GapExplained:
+    """Explain a measured step. Raises InputError for one that is no time, and what planning raises."""
+    if not 0.0 < measured_s < math.inf:
+        raise InputError(f"a measured step takes more than 0 s, not {measured_s}")
+    run = best_plan(question)
+    asked = replace(question, layout=run.plan.layout, must_fit=False)
+    predicted_s = run.step_time_s
+    error = 1.0 + accuracy_of(run.plan, run.hidden_communication_fraction).step_time_error
+    spread, gap = math.log(error) / BAND_DEVIATIONS, math.log(measured_s / predicted_s)
+    trial = _Trial(predicted_s, measured_s, gap, spread)
+    suspects = [*_rates(asked, trial), *_settings(asked, trial)]
+    return GapExplained(
+        predicted_s,
+        measured_s,
+        (predicted_s / error, predicted_s * error),
+        abs(gap) / spread,
+        run.plan.layout.short,
+        tuple(sorted(suspects, key=lambda suspect: suspect.deviations)),
+    )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Predictions of changed questions beside the measured step."""
+
+    predicted_s: float
+    measured_s: float
+    gap: float
+    """Log of measured over predicted."""
+    spread: float
+    """Standard deviation of the log error of predictions."""
+
+    def step_s(self, question: Question) -> float | None:
+        """The step of a question; None where it has no plan."""
+        present_limits().in_time(lambda: "inputs tried that may explain a measured step")
+        try:
+            return best_plan(question).step_time_s
+        except LimitError:
+            raise
+        except PerfsimError:
+            return None
+
+    def suspect(self, change: str, factor: float | None, step_s: float, prior: float) -> Suspect:
+        left = math.log(self.measured_s / step_s)
+        explains = 1.0 - left / self.gap if self.gap else 0.0
+        return Suspect(change, factor, step_s, explains, math.hypot(prior, left / self.spread))
+
+    def rate(self, words: str, changed: Callable[[float], Question], deviation: float) -> Suspect | None:
+        """A rate at the factor that comes nearest to the measured step; None where it does nothing."""
+        toward = 0.5 if self.gap > 0 else 2.0
+        moved = self.step_s(changed(toward))
+        if moved is None or abs(moved / self.predicted_s - 1.0) < CLOSE / 10:
+            return None
+        slope = (moved - self.predicted_s) / (1.0 / toward - 1.0)
+        factor = _within((self.measured_s - self.predicted_s) / slope + 1.0)
+        step = self.step_s(changed(factor)) or moved
+        if abs(step / self.measured_s - 1.0) > CLOSE and LEAST_FACTOR < factor < MOST_FACTOR:
+            slope = (step - self.predicted_s) / (1.0 / factor - 1.0)
+            factor = _within((self.measured_s - self.predicted_s) / slope + 1.0)
+            step = self.step_s(changed(factor)) or step
+        return self.suspect(words, factor, step, abs(math.log(factor)) / deviation)
+
+
+def _within(inverse: float) -> float:
+    """The factor of which this is the inverse, within the range of factors."""
+    return min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 / inverse if inverse > 0 else MOST_FACTOR))
+
+
+def _rates(asked: Question, trial: _Trial) -> Iterator[Suspect]:
+    for words, template, deviation in RATES:
+        path = template.format(precision=asked.recipe.precision)
+        value: Any = asked.system
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+        if not value:
+            continue
+
+        def changed(factor: float, path: str = path, value: Any = value) -> Question:
+            system = asked.system.with_(name=asked.system.name, **{path: factor * value})
+            return replace(asked, system=system)
+
+        suspect = trial.rate(words, changed, deviation)
+        if suspect is not None:
+            yield suspect
+    framework = asked.recipe.framework
+    if framework is not None and not framework.cuda_graph:
+
+        def slower_host(factor: float) -> Question:
+            update = {"host_s_per_kernel": framework.host_s_per_kernel / factor}
+            recipe = asked.recipe.model_copy(update={"framework": framework.model_copy(update=update)})
+            return replace(asked, recipe=recipe)
+
+        suspect = trial.rate("launches of the host", slower_host, HOST_DEVIATION)
+        if suspect is not None:
+            yield suspect
+
+
+def _settings(asked: Question, trial: _Trial) -> Iterator[Suspect]:
+    """Settings of recipe and layout, each as it may have been instead."""
+    for words, question in _changes(asked):
+        step = trial.step_s(question)
+        if step is not None and abs(step / trial.predicted_s - 1.0) >= CLOSE / 10:
+            yield trial.suspect(words, None, step, SETTING_DEVIATIONS)
+
+
+def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
+    recipe, layout = asked.recipe, asked.layout
+
+    def with_recipe(**update: Any) -> Question:
+        return replace(asked, recipe=recipe.model_copy(update=update))
+
+    other = "flash" if recipe.attention == "standard" else "standard"
+    yield f"attention {other}", with_recipe(attention=other)
+    for field in ("overlap_grad_reduce", "overlap_param_gather", "fused_cross_entropy", "dropout"):
+        value = not getattr(recipe, field)
+        yield f"{field} {str(value).lower()}", with_recipe(**{field: value})
+    if layout is None or isinstance(layout, str):
+        return
+    for mode in ("none", "selective", "full"):
+        if mode != layout.recompute and hasattr(layout, "recompute_every"):
+            changed = replace(layout, recompute=mode, recompute_every=1)  # type: ignore[type-var]
+            yield f"recompute {mode}", replace(asked, layout=changed)
+    size = layout.micro_batch_size
+    for new in (2 * size, size // 2):
+        if new:
+            changed = replace(layout, micro_batch_size=new)  # type: ignore[type-var]
+            yield f"micro-batches of {new}", replace(asked, layout=changed)

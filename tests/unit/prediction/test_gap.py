@@ -1,0 +1,86 @@
+"""A measured step that differs from the predicted one, and the inputs that would explain it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from perfsim.api.predicting import question_of
+from perfsim.cli import main
+from perfsim.errors import InputError
+from perfsim.prediction.gap import GapExplained, explain_gap
+from perfsim.prediction.planner import best_plan
+from perfsim.prediction.question import Question
+
+LAYOUT = "tp=2,dp=8,mbs=2,zero=1"
+
+
+@pytest.fixture(scope="module")
+def asked() -> Question:
+    return question_of(model="gpt3_xl", system="dgx-a100-80gb", devices=16, batch=64, layout=LAYOUT)
+
+
+def explained(asked: Question, truth: Question) -> GapExplained:
+    return explain_gap(asked, best_plan(truth).step_time_s)
+
+
+def test_a_setting_that_was_not_as_described_is_found_first(asked: Question) -> None:
+    truth = replace(asked, layout=f"{LAYOUT},recompute=full")
+    gap = explained(asked, truth)
+    assert gap.suspects[0].change == "recompute full"
+    assert gap.suspects[0].explains == pytest.approx(1.0)
+    assert not gap.inside
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("node.nic.bandwidth", "the network between nodes"),
+        ("device.peak.bf16", "arithmetic of the devices"),
+        ("device.memory.bandwidth", "device memory"),
+    ],
+)
+def test_the_factor_on_a_rate_is_the_one_that_it_was_changed_by(
+    asked: Question, path: str, change: str
+) -> None:
+    value = asked.system
+    for name in path.split("."):
+        value = value[name] if isinstance(value, dict) else getattr(value, name)
+    truth = replace(asked, system=asked.system.with_(name=asked.system.name, **{path: 0.7 * float(value)}))  # type: ignore[arg-type]
+    suspect = next(own for own in explained(asked, truth).suspects if own.change == change)
+    assert suspect.factor == pytest.approx(0.7, rel=0.03)
+    assert suspect.explains == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_step_as_predicted_has_no_gap(asked: Question) -> None:
+    gap = explain_gap(asked, best_plan(asked).step_time_s)
+    assert gap.inside
+    assert gap.deviations == 0
+
+
+def test_what_is_no_time_is_refused(asked: Question) -> None:
+    with pytest.raises(InputError, match="more than 0 s"):
+        explain_gap(asked, -1.0)
+
+
+def test_the_verb_explains_a_measured_step_and_says_what_it_needs() -> None:
+    options = ["--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--batch", "32"]
+    run = CliRunner()
+    shown = run.invoke(main, ["why", "--measured", "5.4s", *options])
+    assert shown.exit_code == 0, shown.output
+    assert "outside the 90 % band" in shown.output
+    document = json.loads(run.invoke(main, ["why", "--measured", "5.4s", *options, "--json"]).output)
+    assert document["measured_s"] == 5.4
+    assert document["inside_band"] is False
+    assert document["suspects"]
+    for wrong, said in (
+        (["why"], "name a STUDY"),
+        (["why", "--measured", "5.4s"], "it needs --model, --system, --devices"),
+        (["why", "gpt3_20b", "--devices", "8"], "--devices belongs to --measured"),
+    ):
+        refused = run.invoke(main, wrong)
+        assert refused.exit_code != 0
+        assert said in " ".join(str(refused.output).split()) + str(refused.exception)
