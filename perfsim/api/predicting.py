@@ -70,7 +70,7 @@ def question_of(
     strategy: str | Strategy | None = None,
     layout: str | Layout | None = None,
     batch: int | None = None,
-    recipe: Named | TrainingRecipe = DEFAULT_RECIPE,
+    recipe: Named | TrainingRecipe | None = None,
     memory_limit: float = MEMORY_LIMIT,
     cluster: Named | ClusterCalibration | None = None,
     perturb: str | PerturbationSpec | None = None,
