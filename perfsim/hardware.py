@@ -225,11 +225,15 @@ class PowerSpec(Spec):
     low: Watts
     typical: Watts
     high: Watts
+    idle: Watts | None = None
+    """While its devices wait; None: not known, and waiting counts as computing."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if not self.low <= self.typical <= self.high:
             raise ValueError("low, typical and high must be in this order")
+        if self.idle is not None and self.idle > self.low:
+            raise ValueError("idle must not be above low, the least power in training")
         return self
 
 

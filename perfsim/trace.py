@@ -252,6 +252,7 @@ class Trace:
 EXPOSED = (
     "tensor_communication",
     "context_communication",
+    "expert_communication",
     "data_communication",
     "offload",
     "pipeline_communication",

@@ -1,7 +1,7 @@
 """What a run takes besides time: device-hours, energy, carbon and money.
 
     device-hours = devices x wall
-    energy       = units x power x wall x PUE            (units: nodes, or wafer-scale systems)
+    energy       = units x (idle + (power - idle) x busy) x wall x PUE    (units: nodes, or systems)
     carbon       = energy x intensity
     money        = device-hours x price                  (rented: the price includes electricity)
                  = units x purchase x wall / (life x utilisation) + energy x tariff         (bought)
@@ -12,6 +12,8 @@ What is not given stays away from the sums and is listed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
 
 from perfsim.convergence.uncertain import FloatArray, Place, Uncertain
 from perfsim.units import DAY_S
@@ -39,7 +41,11 @@ class Rates:
     devices: int
     units: int
     power_w: Uncertain | None = None
-    """Of one unit, before cooling."""
+    """Of one unit that computes, before cooling."""
+    idle_w: float | None = None
+    """Of one unit whose devices wait; None: as one that computes."""
+    busy: float = 1.0
+    """Share of a step in which devices compute, neither in a bubble nor in exposed communication."""
     pue: Uncertain | None = None
     """Energy of the building over that of its machines."""
     kg_a_kwh: Uncertain | None = None
@@ -89,7 +95,10 @@ def bill(wall_s: FloatArray, rates: Rates, place: Place) -> Bill:
     hours = wall_s / HOUR_S
     energy_kwh = carbon_kg = money = None
     if rates.power_w is not None:
-        energy_kwh = rates.units * at(rates.power_w) * wall_s / JOULES_A_KWH
+        computing_w = at(rates.power_w)
+        idle_w = computing_w if rates.idle_w is None else np.minimum(rates.idle_w, computing_w)
+        power_w = idle_w + (computing_w - idle_w) * rates.busy
+        energy_kwh = rates.units * power_w * wall_s / JOULES_A_KWH
         energy_kwh = energy_kwh if rates.pue is None else energy_kwh * at(rates.pue)
     if energy_kwh is not None and rates.kg_a_kwh is not None:
         carbon_kg = energy_kwh * at(rates.kg_a_kwh)

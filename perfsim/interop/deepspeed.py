@@ -22,11 +22,11 @@ from perfsim.interop.tool import (
     reduced_otherwise,
     tf32_products,
 )
-from perfsim.workload import ParallelLayout
+from perfsim.workload import ParallelLayout, Place
 
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 WIRE = ("fp32", "fp16", "bf16")
-MICS_STAGE = 3
+PARAMETERS_SHARDED = MICS_STAGE = 3
 """The ZeRO stage of MiCS, which shards in groups."""
 MOST_STAGE_OF_AUTOTP = 2
 """AutoTP trains with ZeRO stages up to this one."""
@@ -37,12 +37,22 @@ def _tensor(chosen: Chosen) -> int | None:
     return layout.tensor if layout.tensor > 1 and layout.zero_stage <= MOST_STAGE_OF_AUTOTP else None
 
 
+def _place(place: Place) -> Place | None:
+    return None if place == "none" else place
+
+
 SETTINGS: tuple[Setting, ...] = (
     ("train_batch_size", lambda c: c.job.global_batch_size),
     ("train_micro_batch_size_per_gpu", lambda c: c.layout.micro_batch_size),
     ("gradient_accumulation_steps", lambda c: c.num_microbatches),
     ("zero_optimization.stage", lambda c: c.layout.zero_stage),
     ("zero_optimization.mics_shard_size", lambda c: c.layout.shard_group),
+    ("zero_optimization.offload_optimizer.device", lambda c: _place(c.layout.offload_optimizer)),
+    ("zero_optimization.offload_param.device", lambda c: _place(c.layout.offload_param)),
+    (
+        "activation_checkpointing.cpu_checkpointing",
+        lambda c: True if c.layout.offload_activations == "cpu" else None,
+    ),
     ("zero_optimization.overlap_comm", lambda c: c.job.recipe.overlap_grad_reduce),
     ("zero_optimization.reduce_bucket_size", bucket_elements),
     ("tensor_parallel.autotp_size", _tensor),
@@ -60,6 +70,16 @@ def _schedule(chosen: Chosen) -> str:
     layout = chosen.layout
     other = layout.pipeline > 1 and layout.schedule != "1f1b"
     return f"its pipelines run 1f1b, not {layout.schedule}" if other else ""
+
+
+def _offload(chosen: Chosen) -> str:
+    layout = chosen.layout
+    if layout.offload_optimizer == "nvme" and layout.zero_stage < PARAMETERS_SHARDED:
+        return f"it offloads to nvme with ZeRO {PARAMETERS_SHARDED}, not {layout.zero_stage}"
+    if layout.offload_activations != "none" and layout.recompute != "full":
+        return "activations that it offloads are the checkpoints of full recompute"
+    unsharded = layout.offload_optimizer != "none" and not layout.zero_stage
+    return "it offloads the optimizer with ZeRO 1 to 3, not without" if unsharded else ""
 
 
 def _sharded_pipeline(chosen: Chosen) -> str:
@@ -129,6 +149,7 @@ GAPS: tuple[Limit, ...] = (
             else ""
         )
     ),
+    (lambda c: "nvme_path, the folder of the drives" if "nvme" in c.layout.offloads.values() else ""),
     (lambda c: "sequence parallelism of the norms" if c.layout.sequence_parallel else ""),
     (lambda c: f"{c.job.recipe.attention} attention, which the model's code chooses"),
     tf32_products,
@@ -146,7 +167,15 @@ DEEPSPEED = Tool(
     layout_type=ParallelLayout,
     runs_on="GPUs",
     settings=SETTINGS,
-    refusals=(only_optimizers(OPTIMIZERS), _schedule, _sharded_pipeline, _groups, _ring, _precision),
+    refusals=(
+        only_optimizers(OPTIMIZERS),
+        _schedule,
+        _sharded_pipeline,
+        _offload,
+        _groups,
+        _ring,
+        _precision,
+    ),
     gaps=GAPS,
     render=_text,
     how_to_start=lambda c: f"start on {c.layout.num_devices} ranks with --deepspeed_config and this file",

@@ -120,6 +120,9 @@ SETTINGS: tuple[Setting, ...] = (
     ("--sequence-parallel", lambda c: _flag(c.layout.sequence_parallel)),
     ("--use-distributed-optimizer", lambda c: _flag(c.layout.zero_stage >= 1)),
     ("--num-distributed-optimizer-instances", _groups),
+    ("--optimizer-cpu-offload", lambda c: _flag(c.layout.offload_optimizer == "cpu")),
+    ("--overlap-cpu-optimizer-d2h-h2d", lambda c: _flag(c.layout.offload_optimizer == "cpu")),
+    ("--use-precision-aware-optimizer", lambda c: _flag(c.layout.offload_optimizer == "cpu")),
     ("--use-megatron-fsdp", lambda c: _flag(_fsdp(c))),
     ("--data-parallel-sharding-strategy", lambda c: SHARDING.get(c.layout.zero_stage)),
     ("--no-gradient-accumulation-fusion", lambda c: _flag(_fsdp(c))),
@@ -161,6 +164,15 @@ def _schedule(chosen: Chosen) -> str:
     layout = chosen.layout
     unknown = layout.pipeline > 1 and layout.schedule not in SCHEDULES
     return f"its schedules are {' and '.join(SCHEDULES)}, not {layout.schedule}" if unknown else ""
+
+
+def _offload(chosen: Chosen) -> str:
+    layout = chosen.layout
+    if set(layout.offloads.items()) <= {("offload_optimizer", "cpu")}:
+        return (
+            "its optimizer on the CPU goes with ZeRO 1 at most" if layout.offloads and _fsdp(chosen) else ""
+        )
+    return "it offloads the optimizer to the CPU, nothing else and nowhere else"
 
 
 def _biases(chosen: Chosen) -> str:
@@ -227,7 +239,7 @@ MEGATRON = Tool(
     layout_type=ParallelLayout,
     runs_on="GPUs",
     settings=SETTINGS,
-    refusals=(_schedule, only_optimizers(OPTIMIZERS)),
+    refusals=(_schedule, _offload, only_optimizers(OPTIMIZERS)),
     gaps=GAPS,
     render=_text,
     how_to_start=_start,

@@ -5,11 +5,12 @@ Names: NVIDIA/Megatron-LM, `core/transformer/transformer_config.py` and `megatro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from perfsim.calibration import Dispatcher
 from perfsim.interop.tool import Chosen, Setting
-from perfsim.workload import Experts, LatentAttention, layer_kinds
+from perfsim.workload import Experts, LatentAttention, TrainingRecipe, layer_kinds
 
 
 def _model(field: Callable[[Any], Any]) -> Callable[[Chosen], Any]:
@@ -47,6 +48,16 @@ def _degree(name: str) -> Callable[[Chosen], Any]:
     return lambda chosen: None if chosen.job.model.experts is None else getattr(chosen.layout, name, None)
 
 
+def _routing(field: Callable[[TrainingRecipe], Any]) -> Callable[[Chosen], Any]:
+    """What a recipe says of experts; None for a model without experts."""
+    return lambda chosen: None if chosen.job.model.experts is None else field(chosen.job.recipe)
+
+
+DISPATCHERS: Mapping[Dispatcher, str] = {
+    "all_to_all": "alltoall",
+    "deepep": "flex",
+    "all_gather": "allgather",
+}
 SETTINGS: tuple[Setting, ...] = (
     ("--kv-channels", _model(lambda model: model.head_dim)),
     ("--qk-layernorm", _model(lambda model: True if model.qk_layernorm else None)),
@@ -74,4 +85,11 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     ("--expert-model-parallel-size", _degree("expert")),
     ("--expert-tensor-parallel-size", _degree("expert_tensor")),
+    ("--moe-token-dispatcher-type", _routing(lambda recipe: DISPATCHERS[recipe.expert_dispatcher])),
+    ("--moe-expert-capacity-factor", _routing(lambda recipe: recipe.expert_capacity)),
+    (
+        "--moe-router-force-load-balancing",
+        _routing(lambda recipe: True if recipe.routing == "balanced" else None),
+    ),
+    ("--moe-grouped-gemm", _routing(lambda recipe: True if recipe.grouped_products else None)),
 )

@@ -71,6 +71,11 @@ def _selective(chosen: Chosen) -> str | None:
     return "op" if chosen.layout.recompute == "selective" else None
 
 
+def _all_on_cpu(chosen: Chosen) -> bool:
+    layout = chosen.layout
+    return bool(layout.offloads == {"offload_optimizer": "cpu", "offload_param": "cpu"})
+
+
 SETTINGS: tuple[Setting, ...] = (
     ("training.local_batch_size", _local_batch),
     ("training.global_batch_size", lambda c: c.job.global_batch_size),
@@ -122,7 +127,13 @@ SETTINGS: tuple[Setting, ...] = (
         lambda c: "selective" if c.layout.recompute_every > 1 else c.layout.recompute,
     ),
     ("activation_checkpoint.selective_ac_option", _selective),
+    ("training.enable_cpu_offload", lambda c: True if _all_on_cpu(c) else None),
 )
+
+
+def _offload(chosen: Chosen) -> str:
+    other = chosen.layout.offloads and not _all_on_cpu(chosen)
+    return "it offloads parameters and optimizer together, to the CPU" if other else ""
 
 
 def _schedule(chosen: Chosen) -> str:
@@ -209,6 +220,7 @@ TORCHTITAN = Tool(
         only_optimizers(("adam", "adamw")),
         equal_dense_layers,
         _schedule,
+        _offload,
         _precision,
         _heads_exchanged,
         _shards_of_context,

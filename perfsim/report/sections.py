@@ -44,6 +44,12 @@ class Section:
     level: int = 2
     links: Sequence[Link] = ()
     """Files beside the page."""
+    cards: Sequence[Card] = ()
+    """Figures that are told before the table."""
+    topics: Sequence[tuple[str, Table]] = ()
+    """Tables that are folded, each under its name."""
+    tab: str = ""
+    """Sections with the same word here, one after the other, are shown one at a time."""
 
     @property
     def anchor(self) -> str:
@@ -59,6 +65,36 @@ class Card:
     name: str
     marked: bool = False
     """Whether it is highlighted, as the best of its neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Badge:
+    """How much to trust an answer: serious or warning, and the reason."""
+
+    severity: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A candidate on a scale: its places in per cent of the scale's width, and what is written beside."""
+
+    name: str
+    value: str
+    extra: str
+    low: float
+    middle: float
+    high: float
+    marked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Intervals on one scale, with its ticks in per cent of the width."""
+
+    unit: str
+    ticks: Sequence[tuple[float, str]]
+    rows: Sequence[Interval]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +120,10 @@ class Head:
     """The command line that makes the page."""
     digest: str = ""
     """A fingerprint of its inputs."""
+    headline: str = ""
+    """One short sentence, larger than the verdict."""
+    badge: Badge | None = None
+    scale: Scale | None = None
 
 
 def slugify(heading: str) -> str:

@@ -240,6 +240,15 @@ def labels(candidates: Iterable[CandidateResult]) -> list[str]:
     return out
 
 
+def names(candidates: Sequence[CandidateResult]) -> list[str]:
+    """The machine of each candidate where no other has the same, else its label."""
+    machines = [candidate.machine for candidate in candidates]
+    return [
+        machine if machines.count(machine) == 1 else label
+        for machine, label in zip(machines, labels(candidates), strict=True)
+    ]
+
+
 def perturbed_line(result: StudyResult) -> str:
     """What perturbs the steps and how much longer they are; empty where nothing does."""
     ratios = sorted(

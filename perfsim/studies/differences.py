@@ -7,19 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, FiniteFloat, PositiveFloat, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LimitError, PerfsimError
+from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.studies.result import CandidateResult
 from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec
+from perfsim.units import number
 
 LEFT_OUT = frozenset(
     {"name", "title", "question", "description", "sources", "assumed", "sampling", "resilience"}
 )
 """Fields that move no time."""
 MOST_CHANGES = 24
+_MOST_S = 1e18
 Path = tuple[str | int, ...]
 
 
@@ -29,9 +32,9 @@ class AnsweredRow(BaseModel):
     label: str = ""
     strategy: str = ""
     system: str = ""
-    num_devices: int = 0
-    time_to_accuracy_s: Annotated[PositiveFloat, FiniteFloat] | None = None
-    global_batch_size: int | None = None
+    num_devices: Annotated[int, *number(0, MOST_DEVICES)] = 0
+    time_to_accuracy_s: Annotated[float, *number(0.0, _MOST_S)] | None = None
+    global_batch_size: Annotated[int, *number(1, MOST_SEQUENCES)] | None = None
     layout: dict[str, Any] = {}
 
 
@@ -40,7 +43,7 @@ class AnsweredInput(BaseModel):
 
     topic: str
     name: str
-    value: str | float | bool | None
+    value: object
 
 
 class AnswerDocument(BaseModel):

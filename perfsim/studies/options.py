@@ -12,6 +12,7 @@ from perfsim.convergence.bill import Rates
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy, examples_shift
 from perfsim.convergence.uncertain import FloatArray, Place, Uncertain
 from perfsim.convergence.wall_clock import Training, inputs_of, wall_s
+from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
 from perfsim.studies.batches import BatchChoice
 from perfsim.studies.price_spec import rates_of
@@ -99,17 +100,30 @@ class Option:
 
 
 def option_of(
-    spec: StudySpec, candidate: CandidateSpec, question: Question, choice: BatchChoice, label: str, plan: str
+    spec: StudySpec,
+    candidate: CandidateSpec,
+    question: Question,
+    choice: BatchChoice,
+    step: Prediction,
+    plan: str,
 ) -> Option:
     """A candidate of a study at its best batch; `plan` is the label of the first that has the same plan."""
+    waiting = step.bubble_fraction + step.exposed_communication_fraction
     training = training_of(question, choice)
     return Option(
-        label=label,
+        label=step.label,
         system=question.system.name,
         plan=plan,
         time=choice.answer,
         training=training,
-        rates=rates_of(question.system, question.devices, training.num_nodes, candidate.price, spec.energy),
+        rates=rates_of(
+            question.system,
+            question.devices,
+            training.num_nodes,
+            candidate.price,
+            spec.energy,
+            busy=max(0.0, 1.0 - waiting),
+        ),
         wall_clock=candidate.wall_clock,
         production=production_of(spec, candidate),
     )

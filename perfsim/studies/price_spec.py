@@ -88,9 +88,17 @@ Currency = Annotated[str, Field(min_length=1, max_length=12)]
 
 
 def rates_of(
-    system: SystemSpec, devices: int, units: int, price: PriceSpec | None, energy: EnergySpec
+    system: SystemSpec,
+    devices: int,
+    units: int,
+    price: PriceSpec | None,
+    energy: EnergySpec,
+    busy: float = 1.0,
 ) -> Rates:
-    """What a machine takes for each hour; equal inputs of several machines have equal names."""
+    """What a machine takes for each hour; equal inputs of several machines have equal names.
+
+    `busy` is the share of a step in which devices compute.
+    """
     bought = device_hour = None
     about = system.name
     if price is not None and price.purchase is not None:
@@ -109,6 +117,8 @@ def rates_of(
         devices=devices,
         units=units,
         power_w=power_w,
+        idle_w=None if power is None else power.idle,
+        busy=busy,
         pue=None if energy.pue is None else _range("PUE", energy.pue),
         kg_a_kwh=None if energy.carbon is None else _range("carbon intensity", energy.carbon, "kg a kWh"),
         tariff=None if energy.tariff is None else _range("tariff of electricity", energy.tariff, "a kWh"),

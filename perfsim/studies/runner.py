@@ -137,7 +137,7 @@ def _decision(spec: StudySpec, pairs: Sequence[tuple[CandidateResult, Answered]]
         key = str([getattr(result, name) for name in fields])
         plan = plans.setdefault(key, result.label)
         asked = (answer.candidate, answer.question, answer.choice)
-        options.append(option_of(spec, *asked, result.label, plan))
+        options.append(option_of(spec, *asked, result, plan))
     return decide(options, spec.currency, spec.uncertainty.seed, spec.uncertainty.draws)
 
 

@@ -22,12 +22,14 @@ from perfsim.workload.model import (
     LayerKind,
     Layers,
     Positions,
+    Recompute,
     TransformerConfig,
     Vocabulary,
     Width,
     kind_runs,
     layer_kinds,
 )
+from perfsim.workload.streaming import StreamingLayout
 
 __all__ = [
     "PLAIN",
@@ -57,7 +59,6 @@ __all__ = [
 ]
 
 Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
-Recompute = Literal["none", "selective", "full"]
 Attention = Literal["standard", "flash"]
 ContextExchange = Literal["ring", "all_to_all"]
 Place = Literal["none", "cpu", "nvme"]
@@ -203,6 +204,15 @@ class TrainingRecipe(CatalogSpec):
         return max(PRECISION_BYTES["bf16"], PRECISION_BYTES[self.precision])
 
     @property
+    def expert_dispatcher(self) -> Dispatcher:
+        """How rows travel to experts: as the recipe says, or as its framework usually does."""
+        framework = self.framework
+        if self.dispatcher is not None or framework is None:
+            return self.dispatcher or "all_to_all"
+        narrow = None if self.narrow_kernels is None else framework.narrow_dispatcher
+        return narrow or framework.dispatcher
+
+    @property
     def narrow_kernels(self) -> KernelPrecisions | None:
         """What runs in fewer than 16 bits; None where nothing does."""
         if self.kernels is not None or PRECISION_BYTES[self.precision] >= PRECISION_BYTES["bf16"]:
@@ -326,6 +336,8 @@ class ParallelLayout:
     """Where the optimizer's states are, which the CPU updates; gradients of ZeRO 2 and 3 go there too."""
     offload_param: Place = "none"
     """Where the parameters are that ZeRO 3 gathers."""
+    offload_activations: Literal["none", "cpu"] = "none"
+    """Where the activations are that a layer keeps for its backward."""
     expert: int = 1
     """Ranks of a stage (tensor, context and data alike) over which the experts of a layer are divided."""
     expert_tensor: int = 1
@@ -362,7 +374,11 @@ class ParallelLayout:
     @property
     def offloads(self) -> dict[str, Place]:
         """The settings of offload that are in use."""
-        given = {"offload_optimizer": self.offload_optimizer, "offload_param": self.offload_param}
+        given: dict[str, Place] = {
+            "offload_optimizer": self.offload_optimizer,
+            "offload_param": self.offload_param,
+            "offload_activations": self.offload_activations,
+        }
         return {name: place for name, place in given.items() if place != "none"}
 
     @property
@@ -404,56 +420,4 @@ class ParallelLayout:
             **(experts if self.expert * self.expert_tensor > 1 else {}),
             **({} if self.shard_group is None else {"shard_group": self.shard_group}),
             **self.offloads,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class StreamingLayout:
-    """A layout of weight streaming: every system computes whole layers on its share of the batch.
-
-    `data` counts systems. `recompute_layers` is the recompute interval in layers (0: all activations are
-    kept), `spill` stores activations on activation servers instead of the device, and `stream_chunks` is the
-    number of pieces in which a layer is streamed (1: as a whole).
-    """
-
-    data: int = 1
-    micro_batch_size: int = 1
-    recompute: Recompute = "none"
-    recompute_layers: int = 0
-    spill: bool = False
-    stream_chunks: int = 1
-
-    @property
-    def tensor(self) -> int:
-        return 1
-
-    @property
-    def pipeline(self) -> int:
-        return 1
-
-    @property
-    def zero_stage(self) -> int:
-        """0, because the systems hold no state to shard."""
-        return 0
-
-    @property
-    def num_devices(self) -> int:
-        return self.data
-
-    @property
-    def short(self) -> str:
-        """`dp4 mbs90 recompute full`."""
-        return f"dp{self.data} mbs{self.micro_batch_size} recompute {self.recompute}"
-
-    def as_dict(self, num_microbatches: int) -> dict[str, Any]:
-        """Its fields under the names of the JSON interface."""
-        chunks = {"stream_chunks": self.stream_chunks} if self.stream_chunks > 1 else {}
-        return {
-            "data": self.data,
-            "micro_batch_size": self.micro_batch_size,
-            "num_microbatches": num_microbatches,
-            "recompute": self.recompute,
-            "recompute_layers": self.recompute_layers,
-            "spill": self.spill,
-            **chunks,
         }

@@ -19,6 +19,7 @@ from perfsim.sizes import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_VOCABULA
 from perfsim.spec import CatalogSpec, Spec
 from perfsim.units import number
 
+Recompute = Literal["none", "selective", "full"]
 Layers = Annotated[int, *number(1, MOST_LAYERS)]
 Width = Annotated[int, *number(1, MOST_WIDTH)]
 Heads = Annotated[int, *number(1, MOST_HEADS)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -10,10 +11,11 @@ import pytest
 
 from perfsim.report.figures.heat_map import heat_map
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
-from perfsim.report.figures.validation import ValidationPoint, predicted_against_measured
+from perfsim.report.figures.validation import ValidationPoint, residuals
 from perfsim.report.page import write_page
 from perfsim.report.sections import Section
 from perfsim.report.study.write import write_study_page
+from perfsim.report.text import duration
 
 pytestmark = pytest.mark.browser
 
@@ -42,7 +44,7 @@ def sweep_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sections = [
         Section("Scaling", figure=scaling_curve(points)),
         Section("Heat map", figure=heat_map([96, 192, 384], ["gpu", "wafer"], cells, **names)),
-        Section("Validation", figure=predicted_against_measured(cases)),
+        Section("Validation", figure=residuals(cases)),
     ]
     return write_page("A sweep", sections, tmp_path_factory.mktemp("sweep") / "index.html")
 
@@ -65,7 +67,7 @@ def test_every_trace_is_drawn_as_the_type_it_was_written_as(
 ) -> None:
     opened = open_page(request.getfixturevalue(which))
     plots = opened.page.evaluate(TYPES)
-    assert len(plots) == (8 if which == "report" else 3)
+    assert len(plots) == (9 if which == "report" else 3)
     for plot in plots:
         assert plot["asked"] == plot["drawn"], plot["id"]
     assert opened.errors == []
@@ -74,8 +76,12 @@ def test_every_trace_is_drawn_as_the_type_it_was_written_as(
 
 def test_every_plot_shows_marks_inside_its_frame(open_page: Callable, report: Path) -> None:
     opened = open_page(report)
+    for tab in opened.page.locator("[role=tab]").all():
+        tab.click()
+        assert opened.page.locator("section[data-tab]:visible").count() == 1
+        assert opened.page.locator("section[data-tab]:visible .points path").count() > 0
     empty = opened.page.evaluate(
-        """() => [...document.querySelectorAll('.plotly-graph-div')].filter((plot) => {
+        """() => [...document.querySelectorAll('section:not([hidden]) .plotly-graph-div')].filter((plot) => {
           const marks = [...plot.querySelectorAll('.point path, .points path, .lines path')];
           const box = plot.getBoundingClientRect();
           return box.height < 200 || !marks.some((mark) => mark.getBoundingClientRect().width > 1);
@@ -140,3 +146,45 @@ def test_hostile_names_run_nothing(open_page: Callable, factory: ModuleType, tmp
     assert opened.page.locator("img").count() == 0
     assert opened.errors == []
     assert opened.asked_elsewhere() == []
+
+
+def test_the_tooltip_of_a_task_says_how_long_it_takes(
+    open_page: Callable, report: Path, factory: ModuleType
+) -> None:
+    page = open_page(report).page
+    plot = page.locator("#figure-timeline-0")
+    plot.scroll_into_view_if_needed()
+    bar = plot.locator(".barlayer .trace .point").nth(5)
+    box = bar.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2 - 1, box["y"] + box["height"] / 2)
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=3)
+    label = plot.locator(".hoverlayer .hovertext")
+    label.first.wait_for()
+    said = label.first.text_content()
+    takes = {duration(bar.end_s - bar.start_s) for bar in factory.study_result().candidates[0].timeline}
+    assert said.partition("takes ")[2] in takes
+
+
+def test_a_table_is_saved_as_csv(open_page: Callable, report: Path, tmp_path: Path) -> None:
+    page = open_page(report).page
+    with page.expect_download() as waiting:
+        page.locator("#verdict .csv").click()
+    waiting.value.save_as(tmp_path / "saved.csv")
+    rows = list(csv.reader((tmp_path / "saved.csv").read_text("utf-8").splitlines()))
+    assert waiting.value.suggested_filename == "verdict.csv"
+    assert rows[0][1] == "128 A100-80GB (16 DGX), 3d"
+    assert rows[1][:2] == ["time to the target", "32.0 days"]
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_answer_is_not_clipped_and_the_contents_stay_in_sight(
+    open_page: Callable, report: Path, width: int
+) -> None:
+    page = open_page(report, width=width).page
+    box = page.locator(".answer").bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+    page.evaluate("() => document.querySelector('#memory').scrollIntoView()")
+    assert page.locator("nav").bounding_box()["y"] <= 1

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perfsim.interop.deepspeed import OPTIMIZERS
+from perfsim.interop.deepspeed import OPTIMIZERS, PARAMETERS_SHARDED
 from perfsim.interop.foreign.imported import Reading
 from perfsim.interop.foreign.settings import Settings
 from perfsim.interop.foreign.shape import Gap, Shape
 from perfsim.interop.foreign.source import Source
 from perfsim.sizes import MOST_DEVICES
-from perfsim.workload import ParallelLayout
+from perfsim.workload import ParallelLayout, Place
 
 SIGNS = (
     "zero_optimization",
@@ -27,6 +27,17 @@ KNOWN = {
     **dict.fromkeys(("onebitadam", "zerooneadam", "fusedadam", "cpuadam", "torchadam"), "adam"),
     **dict.fromkeys(("lamb", "onebitlamb", "adagrad", "lion", "muon"), "adam"),
 }
+PLACES: dict[str, Place] = {"none": "none", "cpu": "cpu", "nvme": "nvme"}
+BUFFERS = (
+    "pin_memory",
+    "nvme_path",
+    "buffer_count",
+    "buffer_size",
+    "max_in_cpu",
+    "fast_init",
+    "pipeline_read",
+)
+"""Settings of offload that do not change what moves."""
 WIRE = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bfp16": "bf16"}
 
 
@@ -49,11 +60,19 @@ def read(source: Source, document: Mapping[str, Any], shape: Shape | None) -> Re
     batch = settings.integer("train_batch_size")
     tensor = settings.integer("tensor_parallel.autotp_size", default=1, least=0, most=MOST_DEVICES) or 1
     data = _replicas(settings, batch, micro, accumulation)
+    on_cpu = settings.flag("activation_checkpointing.cpu_checkpointing")
+    stage = settings.integer("zero_optimization.stage", default=0, least=0, most=3) or 0
     layout = ParallelLayout(
         tensor=tensor,
         data=data or 1,
-        zero_stage=settings.integer("zero_optimization.stage", default=0, least=0, most=3) or 0,
+        zero_stage=stage,
         micro_batch_size=micro or 1,
+        recompute="full" if on_cpu else "none",
+        offload_activations="cpu" if on_cpu else "none",
+        offload_optimizer=_place(settings, "optimizer", "cpu_offload") if stage else "none",
+        offload_param=_place(settings, "param", "cpu_offload_params")
+        if stage == PARAMETERS_SHARDED
+        else "none",
     )
     return Reading(
         settings,
@@ -63,6 +82,14 @@ def read(source: Source, document: Mapping[str, Any], shape: Shape | None) -> Re
         devices=None if data is None else data * tensor,
         gaps=tuple(_gaps(settings, micro, accumulation, batch)),
     )
+
+
+def _place(settings: Settings, states: str, earlier: str) -> Place:
+    """Where states are offloaded to; `earlier` is the flag of older releases."""
+    part = f"zero_optimization.offload_{states}"
+    settings.ignore(*(f"{part}.{name}" for name in BUFFERS))
+    usual: Place = "cpu" if settings.flag(f"zero_optimization.{earlier}") else "none"
+    return settings.choice((f"{part}.device",), PLACES, usual)
 
 
 def _replicas(
@@ -103,10 +130,9 @@ LONGEST = 4096
 
 
 def _gaps(settings: Settings, micro: int | None, accumulation: int | None, batch: int | None) -> Any:
-    for part in ("offload_optimizer", "offload_param"):
-        device = settings.text(f"zero_optimization.{part}.device")
-        if device and device != "none":
-            yield Gap(f"{part.removeprefix('offload_')} states on {device}", changes_model=False)
+    ratio = settings.number("zero_optimization.offload_optimizer.ratio")
+    if ratio not in (None, 1.0):
+        yield Gap(f"the optimizer of a share of {ratio:g} on the CPU; all is described", changes_model=False)
     if batch is None and micro is not None:
         product = f"{micro} x {accumulation or 1} x the number of replicas"
         yield Gap(f"a global batch of {product}, which the file does not tell", changes_model=False)

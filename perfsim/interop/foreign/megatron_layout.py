@@ -80,8 +80,8 @@ def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple
     if context > 1 and kind and kind[0] not in exchanges:
         gaps.append(Gap(f"context ranks that exchange by {kind[0]}; a ring is taken", changes_model=False))
     experts = settings.integer("expert_model_parallel_size", default=1, most=MOST_DEVICES) or 1
-    if experts > 1:
-        gaps.append(Gap(f"expert parallelism over {experts} ranks", changes_model=False))
+    sharing = settings.integer("expert_tensor_parallel_size", most=MOST_DEVICES) or tensor
+    has_experts = settings.raw("num_experts") is not None or settings.raw("num_moe_experts") is not None
     if settings.raw("rampup_batch_size") is not None:
         gaps.append(Gap("a batch that grows at the start of the run", changes_model=False))
     ways = tensor * pipeline * context
@@ -108,9 +108,18 @@ def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple
         micro_batch_size=settings.integer("micro_batch_size", "batch_size", default=1) or 1,
         recompute=_recompute(settings),
         context=context,
+        expert=experts,
+        expert_tensor=sharing if has_experts else 1,
         shard_group=_shard_group(settings, 0 if world is None else world // (tensor * pipeline)),
         context_exchange=exchanges.get(kind[0], "ring") if kind else "ring",
+        offload_optimizer="cpu" if settings.flag("optimizer_cpu_offload") else "none",
     )
+    settings.ignore("overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer")
+    share = settings.number("optimizer_offload_fraction", default=1.0)
+    if layout.offload_optimizer != "none" and share != 1.0:
+        gaps.append(
+            Gap(f"the optimizer of a share of {share:g} on the CPU; all is described", changes_model=False)
+        )
     return layout, world
 
 

@@ -170,6 +170,8 @@ def _layout(
         context=context,
         shard_group=shards * context if stage and replicas > 1 else None,
     )
+    if settings.flag("training.enable_cpu_offload") and stage == 3:
+        layout = replace(layout, offload_optimizer="cpu", offload_param="cpu")
     layout = _staged(settings, layout, shape)
     return layout, None if data is None else layout.num_devices
 

@@ -12,6 +12,7 @@ _BETWEEN_NODES = ("node.nic", "node.nics", "fabric.oversubscription")
 INPUTS: Mapping[str, tuple[str, ...]] = {
     "exposed tensor communication": ("node.scale_up",),
     "exposed context communication": ("node.scale_up", *_BETWEEN_NODES),
+    "exposed expert communication": ("node.scale_up", *_BETWEEN_NODES),
     "exposed data communication": _BETWEEN_NODES,
     "exposed pipeline communication": _BETWEEN_NODES,
 }
@@ -47,6 +48,10 @@ _REMEDIES: Mapping[str, Callable[[Plan], str]] = {
     "bubble": _bubble,
     "exposed tensor communication": lambda plan: (
         f"a tensor degree below {plan.layout.tensor}, or faster links inside the node"
+    ),
+    "exposed expert communication": lambda _: (
+        "a smaller expert degree or one inside a node, one copy of a token a node (dispatcher: deepep), or "
+        "faster links"
     ),
     "exposed data communication": lambda _: (
         "a larger batch, so that gradients are reduced less often, or faster links between nodes"

@@ -11,13 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfsim.costs.host import UPDATES
 from perfsim.graph import EMBEDDING, HEAD, WHOLE_DEVICE, Kind, Task
 from perfsim.proof.execution.adam import Moments, adam, clipping
 from perfsim.proof.execution.context import CONTEXT_OPERATIONS
 from perfsim.proof.execution.gpu_compute import Partial
+from perfsim.proof.execution.gpu_experts import EXPERT_OPERATIONS
 from perfsim.proof.execution.gpu_replicas import ReplicaCompute
 from perfsim.proof.execution.layout import Array, cut
 from perfsim.proof.execution.movement import combined, pieces, summed
+from perfsim.proof.execution.offload import HOST_GRADIENT, HOST_WEIGHTS, OFFLOAD_OPERATIONS, blocks_of
 from perfsim.proof.execution.oracle import CLIPPED, NORM
 from perfsim.proof.execution.program import (
     Cell,
@@ -48,11 +51,18 @@ class GpuCompiler(ReplicaCompute):
 
     norms: set[int]
     """Tensors with the norm of gradients."""
+    on_host: set[tuple[int, int]]
+    """(device, block) with gradients that left the device."""
 
     def compile(self) -> Program:
         """Compile every task."""
-        self.norms = set()
+        self.norms, self.on_host = set(), set()
         return super().compile()
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether a rank updates a shard of its parameters."""
+        return self.layout.zero_stage > 0 and self.layout.replicas > 1
 
     def translate(self, task: Task) -> None:
         """Add the action of one task; an unknown operation is refused by name."""
@@ -198,12 +208,16 @@ class GpuCompiler(ReplicaCompute):
     # ---------------------------------------------------------------------------------- update
     def _own_gradients(self) -> list[Gradients]:
         """The gradients of this device's blocks, in the order in which they were made."""
-        return [
-            Gradients(block, True, [self.cell("gradient shard", block)])
-            if (self.place, block) in self.sharded
-            else Gradients(block, False, self.gradient_cells(block))
-            for block in sorted(self.homes.get(self.place, []), reverse=True)
-        ]
+        return [self._gradients(block) for block in sorted(self.homes.get(self.place, []), reverse=True)]
+
+    def _gradients(self, block: int) -> Gradients:
+        """The gradients of a block: on the host, or on the device."""
+        shard = (self.place, block) in self.sharded
+        if (self.place, block) in self.on_host:
+            return Gradients(block, shard, [self.cell(HOST_GRADIENT, block)])
+        return Gradients(
+            block, shard, [self.cell("gradient shard", block)] if shard else self.gradient_cells(block)
+        )
 
     def _summed(self, rank: int, own: Sequence[Gradients], values: Values) -> dict[int, Array]:
         """The gradient of each block, from the values of its cells; words on one rank are summed."""
@@ -218,12 +232,12 @@ class GpuCompiler(ReplicaCompute):
 
     def _squared(self, rank: int, own: Sequence[Gradients], total: dict[int, Array]) -> float:
         """The sum of squares of a rank's gradients; each parameter counts on one rank."""
-        share, data, replica = self.share(rank), self.layout.shards, self.shard_of(rank)
+        share = self.share(rank)
         norm = 0.0
         for block, shard, _ in own:
             once = share.layouts[block].counted
             if shard:
-                once = share.layouts[block].shard(once, data, replica)
+                once = share.layouts[block].shard(once, *self.sharding(rank, block))
             norm += float(np.sum(once * total[block] ** 2))
         return norm
 
@@ -244,7 +258,9 @@ class GpuCompiler(ReplicaCompute):
             return [(sum(totals),) for _ in members]
 
         self.norms.add(task.writes[0])
-        whole = bool(parts) or self.layout.pipeline == 1
+        # The graph's norm does not reach the ranks with other experts, and nothing is clipped there.
+        apart = self.layout.expert * self.layout.expert_tensor > 1
+        whole = (bool(parts) or self.layout.pipeline == 1) and not apart
         claims = [(0, Claim(NORM, WHOLE_DEVICE, self.step, -1))] if whole else []
         if parts:
             self.add(parts, self.handle(), per_rank(across), claims=claims)
@@ -253,27 +269,37 @@ class GpuCompiler(ReplicaCompute):
         self.add(reads, self.handle(), over_peers, joined=True, claims=claims)
 
     def optimizer(self, task: Task) -> None:
-        """Adam on the parameters of this rank with clipped gradients; clears their gradients."""
+        """Adam on the parameters of this rank with clipped gradients; clears their gradients.
+
+        On a host it updates the blocks of one piece.
+        """
+        hosted = task.work.op in UPDATES
         operands = self.operands(anywhere=True)
         norm = next((place for place, handle in enumerate(task.reads) if handle in self.norms), None)
         own, reads, writes, claims = self._own_gradients(), list(operands), self.handle(), []
+        own = [of for of in own if not hosted or of.block in blocks_of(task)]
         reads += [cell for of in own for cell in of.cells]
         for block, shard, cells in own:
             kind = " shard" if shard else ""
-            states = [self.cell("weight shard" if shard else "weights", block), self.cell("moments", block)]
+            master = HOST_WEIGHTS if hosted else "weight shard" if shard else "weights"
+            states = [self.cell(master, block), self.cell("moments", block)]
             reads += states
             claims.append((len(writes), Claim(f"weight gradient {CLIPPED}{kind}", block, self.step, -1)))
             claims.append((len(writes) + 1, Claim(f"weights{kind}", block, self.step, -1)))
-            cleared = [*cells, *(self.gradient_cells(block) if shard and not self.scattered else [])]
+            apart = shard and not (self.scattered or hosted)
+            cleared = [*cells, *(self.gradient_cells(block) if apart else [])]
+            self.on_host.discard((self.place, block))
             record = Cell(self.place, f"gradient used in step {self.step + 1}", block)
             writes += [record, *states, *cleared]
-        self.add(reads, writes, self._update(own, len(operands), norm), claims=claims)
+        self.add(reads, writes, self._update(own, len(operands), norm, hosted=hosted), claims=claims)
 
-    def _update(self, own: Sequence[Gradients], first: int, norm: int | None) -> Kernel:
+    def _update(self, own: Sequence[Gradients], first: int, norm: int | None, *, hosted: bool) -> Kernel:
         """The update of a rank; without a norm among its operands it clips by that of its own gradients."""
         states = first + sum(len(of.cells) for of in own)
         clears = [
-            len(of.cells) if not of.shard or self.scattered else 1 + len(self.gradient_cells(of.block))
+            len(of.cells)
+            if hosted or not of.shard or self.scattered
+            else 1 + len(self.gradient_cells(of.block))
             for of in own
         ]
 
@@ -294,13 +320,17 @@ class GpuCompiler(ReplicaCompute):
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""
-        share, data = self.share(rank), self.layout.shards
-        layout, replica = share.layouts[cell.number], self.shard_of(rank)
+        share = self.share(rank)
+        layout, (data, replica) = share.layouts[cell.number], self.sharding(rank, cell.number)
         shard = (cell.place, cell.number) in self.sharded
         if cell.name in ("weights", "weight shard"):
             flat = layout.flat(cut(self.training.initial[cell.number], share))
             return flat if cell.name == "weights" else layout.shard(flat, data, replica)
         zero = np.zeros(layout.size)
+        if cell.name in (HOST_WEIGHTS, HOST_GRADIENT):
+            flat = layout.flat(cut(self.training.initial[cell.number], share))
+            held = flat if cell.name == HOST_WEIGHTS else zero
+            return layout.shard(held, data, replica) if self.has_shards else held
         if cell.name == "moments":
             return Moments.zero(layout.shard(zero, data, replica).size if shard else layout.size)
         if cell.name == "gradient shard":
@@ -331,6 +361,7 @@ OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
     "wait": GpuCompiler.wait,
     "norm": GpuCompiler.norm,
     "optimizer": GpuCompiler.optimizer,
+    **dict.fromkeys(UPDATES, GpuCompiler.optimizer),
     "tensor_communication: all_reduce": GpuCompiler.tensor_reduce,
     "tensor_communication: reduce_scatter": GpuCompiler.tensor_reduce,
     "tensor_communication: all_gather": GpuCompiler.tensor_gather,
@@ -340,5 +371,7 @@ OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
     "data_communication: reduce_scatter": GpuCompiler.data_reduce,
     "data_communication: all_gather": GpuCompiler.data_gather,
     **CONTEXT_OPERATIONS,
+    **EXPERT_OPERATIONS,
+    **OFFLOAD_OPERATIONS,
 }
 """Method for each operation (`Work.op`, for communication with its category); add new ones here."""

@@ -218,6 +218,7 @@ def layout(title: str, *, height: int, **more: Any) -> dict[str, Any]:
             "xref": "container",
         },
         "hoverlabel": {"align": "left", "namelength": -1},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": GREY, "activecolor": BLUE},
     }
     return style | more
 

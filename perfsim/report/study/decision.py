@@ -106,11 +106,6 @@ def _price(row: BreakEven) -> str:
     return NOT_GIVEN if row.price is None else amount(row.price)
 
 
-def wall_line(outcome: Outcome) -> str:
-    """`39.7 days on the wall`."""
-    return f"{text.duration(outcome.wall_s.typical)} on the wall"
-
-
 def _scaled(spread: Spread | None, scale: float, unit: str) -> str:
     return NOT_GIVEN if spread is None else f"{_spread(spread, 1 / scale)} {unit}"
 

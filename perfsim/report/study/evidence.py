@@ -8,20 +8,25 @@ from perfsim.report.table import Table
 from perfsim.studies.result import StudyResult
 
 
-def assumptions_table(result: StudyResult) -> Table:
-    """Inputs by topic, each with its source and whether it was read, fitted or assumed.
+def assumptions_tables(result: StudyResult) -> list[tuple[str, Table]]:
+    """For each topic its inputs, with their sources and whether they were read, fitted or assumed.
 
     Inputs of one topic from one source share a row.
     """
-    rows: dict[tuple[str, str, str], list[str]] = {}
+    topics: dict[str, dict[tuple[str, str], list[str]]] = {}
     for item in result.assumptions:
-        rows.setdefault((item.topic, item.source, item.kind), []).append(f"{item.name}: {item.value}")
-    topics = dict.fromkeys(item.topic for item in result.assumptions)
-    ordered = sorted(rows.items(), key=lambda row: list(topics).index(row[0][0]))
-    return Table(
-        ("topic", "input", "kind", "source"),
-        [[topic, "; ".join(inputs), kind, source] for (topic, source, kind), inputs in ordered],
-    )
+        rows = topics.setdefault(item.topic, {})
+        rows.setdefault((item.source, item.kind), []).append(f"{item.name}: {item.value}")
+    return [
+        (
+            f"{topic} ({sum(map(len, rows.values()))})",
+            Table(
+                ("input", "kind", "source"),
+                [["; ".join(inputs), kind, source] for (source, kind), inputs in rows.items()],
+            ),
+        )
+        for topic, rows in topics.items()
+    ]
 
 
 def sampling_table(result: StudyResult) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from perfsim.report import text
@@ -13,11 +12,13 @@ from perfsim.report.figures import resilience as resilience_figure
 from perfsim.report.figures import step_time as step_figure
 from perfsim.report.figures import time_to_accuracy as batch_figure
 from perfsim.report.figures import timeline as timeline_figure
-from perfsim.report.sections import Card, Head, Link, Section
-from perfsim.report.study.decision import decision_sections, wall_line
-from perfsim.report.study.evidence import accuracy_table, assumptions_table, sampling_table
+from perfsim.report.figures import waterfall as bridge_figure
+from perfsim.report.sections import Head, Link, Section
+from perfsim.report.study.answer import badge, differences, first_and_rival, headline, intervals
+from perfsim.report.study.decision import decision_sections
+from perfsim.report.study.evidence import accuracy_table, assumptions_tables, sampling_table
 from perfsim.report.study.laws import laws_section
-from perfsim.report.study.verdict import ratios_to_first, remarks_table, verdict_table
+from perfsim.report.study.verdict import remarks_table, verdict_table
 from perfsim.report.study.whole_run import wall_sentence, whole_run_section
 from perfsim.report.study.why import why_table
 from perfsim.studies.result import CandidateResult, StudyResult
@@ -25,57 +26,68 @@ from perfsim.studies.result import CandidateResult, StudyResult
 
 def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> tuple[str, list[Section], Head]:
     """Title, sections and head of a study's report."""
+    tornado, decided = _apart(decision_sections(result))
     sections = [
+        *_why(result),
         _verdict(result),
-        *decision_sections(result),
-        *caveats_section(result.caveats, result.verdict),
-        *_remarks(result),
+        *decided,
         _batch(result),
         *laws_section(result),
+        *_bridge(result),
         _step(result),
-        *_why(result),
         *whole_run_section(result),
-        *_network(result),
         _memory(result),
-        *_resilience(result),
+        *_network(result),
         *_timelines(result, trace_names),
+        *tornado,
+        *_resilience(result),
+        *caveats_section(result.caveats, result.verdict),
+        *_remarks(result),
         *_evidence(result),
     ]
     return result.title, sections, _head(result)
 
 
+def _apart(sections: Sequence[Section]) -> tuple[list[Section], list[Section]]:
+    """What would change the answer, and the rest."""
+    levers = [section for section in sections if section.slug.startswith("tornado")]
+    return levers, [section for section in sections if section not in levers]
+
+
+def _bridge(result: StudyResult) -> list[Section]:
+    """From the step of the second machine to that of the first; nothing for a single one."""
+    first, rival = first_and_rival(result) or (None, None)
+    if first is None or rival is None:
+        return []
+    named = dict(zip(map(id, result.candidates), text.names(result.candidates), strict=True))
+    own = bridge_figure.bridge((named[id(rival)], named[id(first)]), rival, first)
+    return [
+        Section(
+            "From one step to the other",
+            "Shows in seconds what makes one machine faster than the other for the same tokens: a bar to the "
+            "left saves time, a bar to the right costs it.",
+            figure=bridge_figure.waterfall(own),
+            table=bridge_figure.waterfall_table(own),
+            alt=bridge_figure.waterfall_alt(own),
+            slug="bridge",
+        )
+    ]
+
+
 def _head(result: StudyResult) -> Head:
-    cards = []
-    decision = result.decision
-    walls = dict(zip(text.labels(result.candidates), decision.outcomes if decision else (), strict=False))
-    for ratio in ratios_to_first(result):
-        if ratio.is_first:
-            figure, spread = text.duration(ratio.time_s), f"band {text.duration_band(ratio.band_s)}"
-        else:
-            low, high = (text.number(end) for end in ratio.band)
-            figure = (
-                f"{text.number(ratio.ratio)} {text.TIMES}" if math.isfinite(ratio.ratio) else text.MISSING
-            )
-            spread = f"as long ({low}{text.NONE}{high} {text.TIMES})"
-        if ratio.name in walls:
-            spread += f"; {wall_line(walls[ratio.name])}"
-        cards.append(Card(figure, spread, ratio.name, marked=ratio.is_first))
-    note = (
-        "Time to the target: of the fastest in full, of the others as a multiple. The 90 % range of a ratio "
-        "is narrower than the two bands suggest, because both depend on the same critical batch."
-    )
     wall = wall_sentence(result.candidates)
-    note = f"{note} {wall[0].upper()}{wall[1:]}." if wall else note
-    caveats = head_remarks(result.caveats, result.verdict)
-    answer = " ".join(filter(None, [result.verdict, decision.sentence if decision else ""]))
+    note = "Point: estimate at each machine's best batch and layout. Bar: 90 % range."
+    decision = result.decision.sentence if result.decision else ""
     return Head(
         result.question,
-        answer,
-        caveats,
-        cards,
-        note if cards else "",
+        " ".join(filter(None, [result.verdict, decision])),
+        head_remarks(result.caveats, result.verdict),
+        cards_note=f"{note} {wall[0].upper()}{wall[1:]}." if wall else note,
         command=result.command,
         digest=result.inputs_digest,
+        headline=headline(result),
+        badge=badge(result),
+        scale=intervals(result),
     )
 
 
@@ -88,7 +100,12 @@ def _verdict(result: StudyResult) -> Section:
     unfit = [f"Not possible: {item.label}: {item.reason}." for item in result.infeasible]
     perturbed = text.perturbed_line(result)
     notes = [f"{perturbed[0].upper()}{perturbed[1:]}."] if perturbed else []
-    return Section("Verdict", " ".join([lead, *notes, *unfit]), table=verdict_table(result), slug="verdict")
+    return Section(
+        "The candidates in figures",
+        " ".join([lead, *notes, *unfit]),
+        table=verdict_table(result),
+        slug="verdict",
+    )
 
 
 def _remarks(result: StudyResult) -> list[Section]:
@@ -140,11 +157,12 @@ def _step(result: StudyResult) -> Section:
 
 def _why(result: StudyResult) -> list[Section]:
     lead = (
-        "Helps to choose what to change: the largest wait, or computing where no wait takes a tenth of the "
-        "step. Streamed weights arrive late if a system's micro-batch has too few tokens to hide them."
+        "What explains the ratio of the first two, and what limits each candidate: the largest wait, or "
+        "computing where no wait takes a tenth of the step."
     )
     table = why_table(list(zip(text.labels(result.candidates), result.candidates, strict=True)))
-    return [Section("Why is it slow?", lead, table=table, slug="why")] if table.rows else []
+    cards = differences(result)
+    return [Section("Why", lead, table=table, slug="why", cards=cards)] if table.rows else []
 
 
 def _network(result: StudyResult) -> list[Section]:
@@ -221,6 +239,7 @@ def _timelines(result: StudyResult, trace_names: Sequence[str]) -> list[Section]
                 table=timeline_figure.timeline_table(candidate),
                 alt=timeline_figure.timeline_alt(candidate, name),
                 slug=f"timeline-{index}",
+                tab="timelines",
                 note=" ".join(filter(None, [cut.note(), _simulated(candidate)])),
                 links=[Link(file, "all tasks, for ui.perfetto.dev or chrome://tracing")] if file else [],
                 level=3,
@@ -240,7 +259,7 @@ def _evidence(result: StudyResult) -> list[Section]:
             "Assumptions and sources",
             "The inputs of the answer. Change a value that does not fit your machine and run the study "
             "again.",
-            table=assumptions_table(result),
+            topics=assumptions_tables(result),
             slug="assumptions",
         )
     ]

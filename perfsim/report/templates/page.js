@@ -1,3 +1,68 @@
+// Tabs: sections that share a word are shown one at a time, under a row of buttons.
+(() => {
+  const groups = {};
+  for (const section of document.querySelectorAll("section[data-tab]")) {
+    (groups[section.dataset.tab] ||= []).push(section);
+  }
+  for (const sections of Object.values(groups).filter((own) => own.length > 1)) {
+    const list = document.createElement("div");
+    list.className = "tabs";
+    list.setAttribute("role", "tablist");
+    const buttons = sections.map((section, index) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = section.dataset.name;
+      button.setAttribute("role", "tab");
+      button.setAttribute("aria-controls", section.id);
+      section.setAttribute("role", "tabpanel");
+      section.querySelector("h3")?.classList.add("hidden");
+      button.addEventListener("click", () => show(index));
+      list.append(button);
+      return button;
+    });
+    const show = (chosen) => {
+      sections.forEach((section, index) => {
+        section.hidden = index !== chosen;
+        buttons[index].setAttribute("aria-selected", index === chosen);
+      });
+      const plot = sections[chosen].querySelector(".js-plotly-plot");
+      if (plot && window.Plotly) Plotly.Plots.resize(plot);
+    };
+    list.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      const at = (buttons.indexOf(document.activeElement) + step + buttons.length) % buttons.length;
+      buttons[at].focus();
+      show(at);
+    });
+    sections[0].before(list);
+    show(0);
+  }
+})();
+// A table as CSV: a text that begins like a formula gets an apostrophe, as in the files of --table.
+(() => {
+  const cell = (text) => `"${(/^[=+\-@]/.test(text) && isNaN(parseFloat(text)) ? "'" : "") + text.replaceAll('"', '""')}"`;
+  for (const table of document.querySelectorAll("main table")) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "csv";
+    button.textContent = "CSV";
+    button.title = "Save this table as CSV";
+    button.addEventListener("click", () => {
+      const rows = [...table.rows].map((row) => [...row.cells].map((own) => {
+        const copy = own.cloneNode(true);
+        copy.querySelectorAll(".hidden").forEach((part) => part.remove());
+        return cell(copy.textContent.trim());
+      }).join(","));
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([rows.join("\n") + "\n"], { type: "text/csv" }));
+      link.download = `${table.closest("section").id}.csv`;
+      link.click();
+      URL.revokeObjectURL(link.href);
+    });
+    table.closest(".scroll").after(button);
+  }
+})();
 // A legend needs as many lines as the window makes it: give each plot that height on top of its own.
 // On a phone letters are smaller, and a finger scrolls the page instead of dragging a zoom.
 (() => {

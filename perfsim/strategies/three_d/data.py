@@ -207,7 +207,8 @@ def layers_per_bucket(
     """Number of layers whose gradients fill a bucket; 1 under ZeRO 2 and where the recipe has no buckets."""
     if recipe.grad_bucket is None:
         return np.ones_like(zero_stage)
-    layers = np.ceil(recipe.grad_bucket / (layer_parameters * main_grad_bytes(recipe)))
+    of_a_layer = np.maximum(layer_parameters, 1.0)  # an empty virtual stage has none
+    layers = np.ceil(recipe.grad_bucket / (of_a_layer * main_grad_bytes(recipe)))
     return np.where(zero_stage == GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
 
 

@@ -9,6 +9,9 @@ It rewrites the graph of a plan without offload:
 - Parameters of ZeRO 3 are copied to the device before they are gathered (or used, by a single rank), with two
   copies ahead. Updated parameters then stay where they are.
 
+- What a layer keeps for its backward leaves after its forward, and comes back beside the backward of the
+  layer after the next. No layer begins before the second before it has left.
+
 Copies have a stream for each direction, and the CPU has one for the rank's updates.
 """
 
@@ -17,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from perfsim.costs.host import STORE
+from perfsim.costs.host import LOADS, STORE
 from perfsim.costs.memory import reduced_grad_bytes, stage_parameters, updated_state_bytes
 from perfsim.graph import (
     EMBEDDING,
@@ -26,12 +29,14 @@ from perfsim.graph import (
     WHOLE_DEVICE,
     GraphBuilder,
     Kind,
+    RankGroup,
     Task,
     TaskGraph,
     TensorClass,
     Work,
 )
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
+from perfsim.graph.task_graph import rank_of
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, norm_work
 from perfsim.strategies.three_d.slices import slice_of
 from perfsim.strategies.three_d.stages import ThreeDPlan
 from perfsim.strategies.three_d.zero import IN_FLIGHT, SHARDED
@@ -39,6 +44,8 @@ from perfsim.topology import FatTree
 from perfsim.transformer import elementwise
 from perfsim.workload import Job, ParallelLayout, Place, TrainingRecipe
 
+ACTIVATIONS, SAVED = "offload.activations", "saved"
+"""The copies of activations, and the class of tensors that a layer keeps."""
 COMPLETES = ("attention.backward", "attention.wgrad", "embedding.backward", "head.backward", "head.wgrad")
 """The last operation that adds to the gradients of a block."""
 
@@ -52,6 +59,13 @@ def offload_problems(job: Job, topology: FatTree, layout: ParallelLayout) -> Ite
             "offload_param is for parameters that ZeRO 3 gathers layer by layer; "
             f"zero_stage is {layout.zero_stage}"
         )
+    if layout.offload_optimizer != "none" and layout.pipeline > 1 and layout.zero_stage >= GRADIENTS_SHARDED:
+        yield (
+            "offload_optimizer in a pipeline needs gradients that stay until the last micro-batch: "
+            f"zero_stage 0 or 1, not {layout.zero_stage}"
+        )
+    if layout.offload_activations != "none" and layout.pipeline > 1:
+        yield f"offload_activations has one micro-batch in flight: pipeline must be 1, not {layout.pipeline}"
     host, name = topology.system.node.host, topology.system.name
     if host is None and layout.offloads:
         yield (
@@ -103,8 +117,15 @@ class HostWorks:
         )
 
 
-def _copy(name: str, kind: Kind, op: str, n_bytes: float) -> Work:
-    return Work(name, kind, op, "offload", comm_bytes=n_bytes, writes=(TensorClass("copied", 0.0),))
+def _copy(name: str, kind: Kind, op: str, n_bytes: float, made: str = "copied") -> Work:
+    writes = (TensorClass(made, n_bytes if made == SAVED else 0.0),)
+    return Work(name, kind, op, "offload", comm_bytes=n_bytes, writes=writes)
+
+
+def saves(task: Task) -> list[int]:
+    """The tensors with activations that a task writes for a backward."""
+    classes = zip(task.writes, task.work.writes, strict=True)
+    return [tensor for tensor, written in classes if written.name == SAVED and written.n_bytes > 0.0]
 
 
 def emit_offloaded(plan: ThreeDPlan, builder: GraphBuilder, write: Callable[[GraphBuilder], None]) -> None:
@@ -126,6 +147,10 @@ class _Device:
     """For each copy of parameters the task that frees a buffer for a later one; -1: none."""
     computed: int = -1
     """The latest task that computed."""
+    left: list[int] = field(default_factory=list)
+    """Tasks that copied activations to the host."""
+    returned: int = -1
+    """The latest task that computed before the latest copy of activations was written."""
     loaded: tuple[int, bool, int] = (0, False, -1)
     """Block, direction and micro-batch of the latest copy of parameters that a single rank made."""
 
@@ -140,7 +165,12 @@ class _Rewriter:
         self.alone = plan.layout.replicas == 1
         self.leaves = plan.layout.offload_optimizer != "none" and plan.layout.zero_stage >= GRADIENTS_SHARDED
         """Whether gradients leave the device as they are made."""
+        peers = plan.layout.tensor * (plan.layout.shards if plan.layout.zero_stage else 1)
+        self.lone_norm = peers * plan.layout.pipeline == 1
+        """Whether the update of a device has the norm of its gradients, which pieces need first."""
         self.devices: dict[str, _Device] = {}
+        self.kept: dict[int, tuple[int, float]] = {}
+        """Activations on the host, by their tensor in the graph without offload: the copy, and its bytes."""
         self.tasks: list[int] = []
         self.tensors: list[int] = []
         self.step = 0
@@ -172,10 +202,15 @@ class _Rewriter:
         if task.work.op == "optimizer" and self.works.optimizer != "none":
             self._update(task, device, reads, after)
             return
+        if self.layout.offload_activations != "none":
+            self._return(task, device)
+            reads = [self.tensors[read] for read in task.reads]
+            if saves(task) and len(device.left) >= IN_FLIGHT:
+                after.append(device.left[-IN_FLIGHT])
         if self.works.param != "none":
             reads += self._loads(task, device, after)
         made = self.leaves and self._completes(task)
-        if made and self.alone and len(device.stores) >= IN_FLIGHT:
+        if made and len(device.stores) >= IN_FLIGHT:
             after.append(device.stores[-IN_FLIGHT][0])
         handles = self._task(task.work, task.stream, reads, after, task)
         self.tasks.append(handles[0])
@@ -184,6 +219,8 @@ class _Rewriter:
             device.computed = handles[0]
             if task.work.op.endswith(".forward"):
                 device.blocks[task.block] = None
+        if self.layout.offload_activations != "none":
+            self._leave(task, device)
         if made:
             self._store(task, device, handles[1])
 
@@ -194,6 +231,28 @@ class _Rewriter:
 
     def _stream(self, task: Task, name: str) -> str:
         return f"{task.stream.partition('/')[0]}/{name}"
+
+    # -------------------------------------------------------------------------------- activations
+    def _leave(self, task: Task, device: _Device) -> None:
+        """Copy to the host what a layer keeps."""
+        for old in saves(task):
+            n_bytes = task.work.writes[old - task.writes[0]].n_bytes
+            work = _copy(ACTIVATIONS, Kind.MEM_STORE, STORE, n_bytes)
+            copied = self._task(work, self._stream(task, "d2h"), [self.tensors[old]], [], task)
+            device.left.append(copied[0])
+            self.kept[old] = copied[1], n_bytes
+
+    def _return(self, task: Task, device: _Device) -> None:
+        """Copy back what a task is the first to read."""
+        for old in task.reads:
+            if old not in self.kept or task.work.category == "offload":
+                continue
+            copied, n_bytes = self.kept.pop(old)
+            work = _copy(ACTIVATIONS, Kind.MEM_LOAD, LOADS[0], n_bytes, SAVED)
+            freed = [device.returned] if device.returned >= 0 else []
+            back = self._task(work, self._stream(task, "h2d"), [copied], freed, task)
+            self.tensors[old] = back[1]
+            device.returned = device.computed
 
     # ---------------------------------------------------------------------------------- gradients
     def _completes(self, task: Task) -> bool:
@@ -264,13 +323,18 @@ class _Rewriter:
         share = task.work.writes[0].n_bytes / recipe.element_bytes / len(pieces)
         if self.leaves and device.stores:
             reads = [*reads, device.stores[-1][1]]
+        if self.lone_norm:
+            norm = self._task(
+                norm_work(RankGroup(rank_of(task.stream) or 0, 1, 1)), task.stream, reads, after, task
+            )
+            reads = [*reads, norm[1]]
         handles = (-1, -1)
         for block in pieces:
             piece = task._replace(block=block)
             inputs = reads
             if not self.leaves:
                 copied = self._task(self.works.store(share), self._stream(task, "d2h"), reads, after, piece)
-                inputs = [copied[1]]
+                inputs = [*reads, copied[1]]
             updated = self._task(self.works.update(share), self._stream(task, "cpu"), inputs, after, piece)
             handles = updated
             if self.works.param == "none":

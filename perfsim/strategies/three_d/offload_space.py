@@ -36,11 +36,12 @@ class Places(NamedTuple):
 
     optimizer: Place = "none"
     param: Place = "none"
+    activations: Place = "none"
 
     @classmethod
     def of(cls, layout: ParallelLayout) -> Places:
         """The places of a layout."""
-        return cls(layout.offload_optimizer, layout.offload_param)
+        return cls(layout.offload_optimizer, layout.offload_param, layout.offload_activations)
 
     def on(self, layout: ParallelLayout) -> ParallelLayout:
         """The layout with its states there."""
@@ -59,8 +60,14 @@ def tried_places(job: Job, topology: FatTree) -> list[Places]:
 def offloaded_layouts(job: Job, topology: FatTree, space: Columns) -> Iterator[ParallelLayout]:
     """Every layout of a space with each kind of offload that is tried."""
     for places in tried_places(job, topology):
-        rows = space.rows(space.zero == SHARDED) if places.param != "none" else space
+        rows = space.rows(_may_move(space, places))
         yield from (places.on(rows.layout(row)) for row in range(len(rows)))
+
+
+def _may_move(space: Columns, places: Places) -> NDArray[np.bool_]:
+    """Layouts whose states may be at these places: `offload_problems` has the rules."""
+    stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
+    return np.asarray(stays & ((space.zero == SHARDED) | (places.param == "none")))
 
 
 # -------------------------------------------------------------------------------------- memory
@@ -76,7 +83,8 @@ def moved(parts: Mapping[str, Floats], layers: Any, zero: Any, replicas: Any, pl
     """The memory of ranks after offload, from their memory without; arrays of one shape, or numbers.
 
     Gradients of ZeRO 2 and 3 are in the memory of the host, wherever the optimizer is. Of a single rank two
-    layers, and embedding and LM head as one more, may still be on the device.
+    layers, and embedding and LM head as one more, may still be on the device. So may the activations of two
+    layers: of one that computes, and of one that leaves or comes back.
     """
     device, off = dict(parts), {"cpu": Parts(), "nvme": Parts()}
     if places.optimizer != "none":
@@ -93,6 +101,9 @@ def moved(parts: Mapping[str, Floats], layers: Any, zero: Any, replicas: Any, pl
         sharded = np.broadcast_to(zero == SHARDED, parts["parameters"].shape)
         off[places.param]["parameters"] = np.where(sharded, parts["parameters"], 0.0)
         device["parameters"] = np.where(sharded, 0.0, parts["parameters"])
+    if places.activations != "none":
+        off["cpu"]["activations"] = parts["activations"]
+        device["activations"] = np.minimum(1.0, IN_FLIGHT / layers) * parts["activations"]
     return Moved(device, off["cpu"], off["nvme"])
 
 
@@ -187,8 +198,9 @@ def estimate_offloaded_s(
     priced: Costs = _UpdatedOnHost(costs) if places.optimizer != "none" else costs
     base = estimate_steps_s(job, columns, topology, priced)
     ranks = columns.ranks()
-    shard = _Shard.of(job, ranks, rank_bytes(job, columns, ranks, topology.system)["optimizer"])
-    works = HostWorks(job.recipe, *places)
+    parts = rank_bytes(job, columns, ranks, topology.system)
+    shard = _Shard.of(job, ranks, parts["optimizer"])
+    works = HostWorks(job.recipe, places.optimizer, places.param)
     many = [works.store(MANY), works.update(MANY), works.load(MANY)]
     store, update, load = (float(seconds) / MANY for seconds in costs.durations_s(many))
     leaves = (columns.zero >= GRADIENTS_SHARDED) & (places.optimizer != "none")
@@ -202,14 +214,19 @@ def estimate_offloaded_s(
     updated = sum(stages) + (shard.pieces - 1) * np.maximum.reduce(stages)
     updated = updated if places.optimizer != "none" else np.zeros(len(columns))
     stored, loaded = leaves * store * shard.parameters, loads * load * shard.parameters
+    kept = np.zeros(len(columns))
+    if places.activations != "none":
+        per_byte = float(costs.durations_s([works.load(MANY)])[0]) / works.load(MANY).comm_bytes
+        kept = parts["activations"].max(axis=1) * per_byte
     microbatches = columns.microbatches(job)
     pass_s = base / (microbatches + columns.pipeline - 1)
     forward = np.where(columns.recompute > 0, 1 / 4, 1 / 3) * pass_s
-    backward, longer = pass_s - forward, np.maximum(forward, loaded)
+    backward, longer = pass_s - forward, np.maximum.reduce([forward, loaded, kept])
     last = stored / shard.pieces
     beside = np.minimum(IN_FLIGHT * last, longer)  # copies of gradients that end beside the next forward
     bound = stored - beside > backward
-    waits = longer + np.maximum.reduce([backward, loaded, stored - beside]) - pass_s
+    waits = longer + np.maximum.reduce([backward, loaded + kept, stored - beside]) - pass_s
+    waits = waits + kept / job.model.num_layers  # the last layer's return
     tail = np.where(bound, IN_FLIGHT * last, last)
     return np.asarray(base + microbatches * (waits + loaded / shard.pieces) + tail + updated)
 
@@ -248,7 +265,7 @@ def offloaded_screening(
     estimates, shares = [without.estimate_s], [without.memory_share]
     screened, closest = without.screened, (np.inf, without.closest)
     for places in tried_places(job, topology):
-        rows = space.rows(space.zero == SHARDED) if places.param != "none" else space
+        rows = space.rows(_may_move(space, places))
         if not len(rows):
             continue
         on_device, off_device = shares_of(job, rows, places, topology)

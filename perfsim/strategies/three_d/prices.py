@@ -20,6 +20,7 @@ from perfsim.strategies.plan import Durations
 from perfsim.strategies.three_d.columns import MODES, Columns, distinct_rows
 from perfsim.strategies.three_d.context import attention_terms, ring_terms
 from perfsim.strategies.three_d.division import kinds_of
+from perfsim.strategies.three_d.expert import expert_weights_work
 from perfsim.strategies.three_d.slices import Degrees, head_positions
 from perfsim.strategies.three_d.stages import group_of
 from perfsim.strategies.three_d.tensor import TensorGroup
@@ -145,7 +146,8 @@ def _prices_of_kind(
 ) -> PassPrices:
     """The prices of passes whose layers are of one kind."""
     split, terms = columns.of_schedules("splits_backward")[:, None], slice_terms(job, columns, topology, kind)
-    part = SlicePrices(*priced(SlicePrices._fields, columns.slice_keys, terms, durations))
+    keys = columns.slice_keys if kind.experts else columns.slice_keys[: Degrees._fields.index("expert")]
+    part = SlicePrices(*priced(SlicePrices._fields, keys, terms, durations))
     sums = (1 if kind.experts else 2) * part.summed
     ring, ring_backward = _rings_s(columns.context[:, None], part)
     late, late_backward = (
@@ -160,7 +162,7 @@ def _prices_of_kind(
         forward=part.forward + sums + ring + late,
         backward=np.where(split, part.inputs, part.backward) + sums + ring_backward + late_backward,
         weights=np.where(split, part.weights, 0.0),
-        recompute=redone + np.where(mode == MODES.index("full"), sums + ring, 0.0),
+        recompute=redone + np.where(mode == MODES.index("full"), sums + ring + late, 0.0),
         embedding_forward=part.embedding_forward + part.summed,
         embedding_backward=np.where(split, 0.0, part.embedding_backward),
         embedding_weights=np.where(split, part.embedding_backward, 0.0),
@@ -200,7 +202,16 @@ def slice_terms(
     )
     node = topology.devices_per_node if topology.num_devices > topology.devices_per_node else 0
     base = Job(job.model, job.recipe, 1)
-    return lambda key: _slice_terms(base, node, wanted, kind, Degrees(*key))
+
+    def terms(key: Sequence[int]) -> Terms:
+        whole = Degrees(*key)
+        rest = _slice_terms(base, node, wanted, kind, whole._replace(expert=1, expert_tensor=1))
+        if not kind.experts:
+            return rest
+        added = _expert_terms(base, wanted, kind, whole)
+        return [(*own, *added.get(name, ())) for name, own in zip(SlicePrices._fields, rest, strict=True)]
+
+    return terms
 
 
 def _share_across(columns: Columns, topology: FatTree) -> Floats:
@@ -246,23 +257,25 @@ def _slice_terms(
     kind: LayerKind,
     degrees: Degrees,
 ) -> Terms:
-    """The works of `SlicePrices` for one share of a layer; `node` is 0 where all devices are in one."""
+    """The works of `SlicePrices` for one share of a layer, without those of experts.
+
+    `node` is 0 where all devices are in one.
+    """
     layout = degrees.layout
     group = group_of(job, layout, 0, kind)
-    part, shared, experts = group.part, group.context, group.experts
+    part, shared = group.part, group.context
     stage = VirtualStage(0, 1, 0, 0, 0, group, (), None, None, "none", head_positions(job, layout.context))
     works = layer_works(part, "none")
     none: tuple[Work, ...] = ()
-    if experts is None:
-        mlp_forward, mlp_backward = [works.mlp_forward], [works.mlp_backward]
-    else:
-        mlp_forward, mlp_backward = list(experts.terms("forward")), list(experts.terms("backward"))
+    mlp_forward, mlp_backward = (
+        none if kind.experts else (work,) for work in (works.mlp_forward, works.mlp_backward)
+    )
     inputs, weights, head_inputs, head_weights = none, none, none, none
     if wanted.split_backward:
         parts = split_works(part)
-        mlp_inputs = (parts.mlp_dgrad,) if experts is None else tuple(experts.terms("dgrad"))
+        mlp_inputs = none if kind.experts else (parts.mlp_dgrad,)
         inputs = (*mlp_inputs, *attention_terms(shared, "dgrad", parts.attention_dgrad))
-        weights = (parts.mlp_wgrad, parts.attention_wgrad)
+        weights = (parts.attention_wgrad,) if kind.experts else (parts.mlp_wgrad, parts.attention_wgrad)
         head_inputs, head_weights = (head_dgrad_work(stage),), (head_wgrad_work(stage),)
     core, layer, early_layer = _recompute_terms(wanted, group)
     framework = job.recipe.framework
@@ -288,10 +301,32 @@ def _slice_terms(
         group.all_gather_works(),
         *ring_terms(shared),
         (pass_work(stage),) if wanted.sends and waits else none,
-        experts.host_works(mlp_forward[0]) if experts is not None else none,
-        mlp_forward[1:-1] if experts is not None else none,
-        mlp_backward[1:-1] if experts is not None else none,
+        none,
+        none,
+        none,
     )
+
+
+@lru_cache(maxsize=4096)
+def _expert_terms(job: Job, wanted: Wanted, kind: LayerKind, degrees: Degrees) -> dict[str, Sequence[Work]]:
+    """The works of `SlicePrices` that experts add to those of a layer, by the names of its fields."""
+    group = group_of(job, degrees.layout, 0, kind)
+    experts = group.experts
+    if experts is None:
+        return {}
+    forward, backward = tuple(experts.terms("forward")), tuple(experts.terms("backward"))
+    added: dict[str, Sequence[Work]] = {
+        "forward": forward,
+        "backward": backward,
+        "host": experts.host_works(forward[0]),
+        "hosted": forward[1:-1],
+        "hosted_backward": backward[1:-1],
+    }
+    if wanted.split_backward:
+        added |= {"inputs": tuple(experts.terms("dgrad")), "weights": (expert_weights_work(group.part),)}
+    if "full" in wanted.modes:
+        added |= dict.fromkeys(("layer", "layer_early"), tuple(experts.terms("recompute")))
+    return added
 
 
 def _recompute_terms(wanted: Wanted, group: TensorGroup) -> tuple[tuple[Work, ...], ...]:
@@ -305,10 +340,9 @@ def _recompute_terms(wanted: Wanted, group: TensorGroup) -> tuple[tuple[Work, ..
         early = replace(part, recompute_stops_early=True)
         attention = _recompute_work("attention.recompute", attention_forward(part), part)
         attention = attention_terms(group.context, "recompute", *attention)
-        mlp = _recompute_work("mlp.recompute", mlp_recompute(part), part)
-        early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early), part)
-        if group.experts is not None:
-            mlp = early_mlp = tuple(group.experts.terms("recompute"))
+        if group.experts is None:
+            mlp = _recompute_work("mlp.recompute", mlp_recompute(part), part)
+            early_mlp = _recompute_work("mlp.recompute", mlp_recompute(early), part)
     return core, (*attention, *mlp), (*attention, *early_mlp)
 
 

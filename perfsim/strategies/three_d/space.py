@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.costs.memory import state_bytes
 from perfsim.sizes import MOST_LAYER_PASSES
 from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.columns import FIELDS, MODES, Columns, distinct_rows, from_table
@@ -175,12 +176,26 @@ def _expert_degrees(
         yield 1, 1
         return
     node, width = topology.devices_per_node, topology.num_devices // pipeline
+    split = tensor > 1
+    layout = ParallelLayout(tensor=tensor, data=width // tensor, sequence_parallel=split)
     for shared in dict.fromkeys((1, tensor)):
-        for ranks in _divisors(math.gcd(job.model.experts.num_experts, width // shared)):
-            placed = node % (ranks * shared) == 0 or ranks * shared % node == 0
-            layout = ParallelLayout(tensor=tensor, data=width // tensor, expert=ranks, expert_tensor=shared)
-            if placed and not any(expert_problems(job, replace(layout, sequence_parallel=tensor > 1))):
+        most = math.gcd(job.model.experts.num_experts, width // shared)
+        for ranks in _divisors(most):
+            together = ranks * shared
+            placed = node % together == 0 or (together % node == 0 and (shared == 1 or ranks == most))
+            legal = replace(layout, expert=ranks, expert_tensor=shared)
+            held = _experts_on_rank(job, pipeline * together)
+            if not placed or (ranks < most and held > topology.system.device.memory.capacity):
+                continue
+            if not any(expert_problems(job, legal)):
                 yield ranks, shared
+
+
+def _experts_on_rank(job: Job, ranks: int) -> float:
+    """Bytes of weights and gradients of all experts divided over so many ranks."""
+    counts, states = parameters(job.model), state_bytes(job.recipe)
+    routed = sum(counts.routed_of(kind) for kind in layer_kinds(job.model))
+    return routed * (states.parameters + states.gradients) / ranks
 
 
 @lru_cache(maxsize=1024)

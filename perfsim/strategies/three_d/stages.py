@@ -12,7 +12,7 @@ from perfsim.strategies.three_d.columns import division_of
 from perfsim.strategies.three_d.context import ContextGroup
 from perfsim.strategies.three_d.data import Held, Replicas
 from perfsim.strategies.three_d.expert import ExpertGroup
-from perfsim.strategies.three_d.routing import dispatcher_of, waits_for_rows
+from perfsim.strategies.three_d.routing import waits_for_rows
 from perfsim.strategies.three_d.slices import head_positions, slice_of
 from perfsim.strategies.three_d.tensor import TensorGroup
 from perfsim.strategies.three_d.virtual_stage import VirtualStage
@@ -115,7 +115,7 @@ def group_of(
         ranks = RankGroup(first, layout.expert_tensor, layout.expert)
         shares = RankGroup(first, 1, layout.expert_tensor)
         experts = ExpertGroup(
-            part, ranks, shares, device, dispatcher_of(job.recipe), waits_for_rows(job.recipe)
+            part, ranks, shares, device, job.recipe.expert_dispatcher, waits_for_rows(job.recipe)
         )
     tensor = RankGroup(first, 1, layout.tensor)
     return TensorGroup(part, tensor, device, context, experts, split_below and kind.experts)

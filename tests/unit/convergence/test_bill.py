@@ -62,3 +62,15 @@ def test_a_range_of_the_price_is_the_range_of_the_money() -> None:
     own = bill(DAY, rates, Draws(seed=0, count=5000))
     assert own.money is not None
     assert interval(own.money) == pytest.approx((384 * 4.0, 384 * 8.0), rel=0.01)
+
+
+def test_a_step_that_waits_takes_idle_power_for_that_share() -> None:
+    waiting = bill(DAY, replace(RATES, idle_w=2000.0, busy=0.75), typical)
+    assert waiting.energy_kwh == pytest.approx(2 * (0.25 * 2.0 + 0.75 * 6.5) * 24 * 1.2)
+    unknown = bill(DAY, replace(RATES, busy=0.75), typical)
+    assert unknown.energy_kwh == pytest.approx(2 * 6.5 * 24 * 1.2), "without idle power waiting is computing"
+
+
+def test_idle_power_is_never_above_that_of_computing() -> None:
+    low = replace(RATES, idle_w=9000.0, busy=0.5)
+    assert bill(DAY, low, typical).energy_kwh == pytest.approx(2 * 6.5 * 24 * 1.2)

@@ -45,7 +45,7 @@ class Cluster:
         file = folder / "scheduler.json"
         options = ("--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file), "--no-dashboard")
         self.scheduler = self.start(*DASK[0], *options)
-        wait_until(file.exists)
+        wait_until(lambda: file.exists() and "tcp://" in file.read_text())
         self.address = next(part for part in file.read_text().split('"') if part.startswith("tcp://"))
 
     def start(self, *command: str, **environment: str) -> subprocess.Popen[bytes]:

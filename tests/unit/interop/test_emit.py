@@ -7,12 +7,14 @@ import json
 import shlex
 import tomllib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import yaml
 
 from perfsim.errors import InputError, LayoutError
 from perfsim.interop.emit import TOOLS, emit
+from perfsim.interop.foreign.formats import import_file
 from perfsim.strategies import Plan
 from perfsim.workload import ParallelLayout
 
@@ -198,6 +200,33 @@ def test_a_model_zoo_file_is_read_back_as_the_layout(planned: Callable[..., Plan
     assert (shape["num_heads"], shape["vocab_size"], shape["share_embedding_weights"]) == (64, 50257, True)
     assert "micro-batches" not in text
     assert "micro-batches of 20" in emit("modelzoo", planned("mbs=20", system="cs-2", devices=4))
+
+
+INFINITY = "dp=64,mbs=1,zero=3,offload_optimizer={},offload_param={}"
+
+
+@pytest.mark.parametrize("tool", ["deepspeed", "torchtitan"])
+def test_offload_is_read_back(planned: Callable[..., Plan], tool: str, tmp_path: Path) -> None:
+    chosen = INFINITY.format("cpu", "cpu")
+    path = tmp_path / ("zero.json" if tool == "deepspeed" else "train.toml")
+    path.write_text(emit(tool, planned(chosen)))
+    assert import_file(path).layout == "dp=64,zero=3,mbs=1,offload_optimizer=cpu,offload_param=cpu"
+
+
+@pytest.mark.parametrize(
+    ("tool", "layout", "reason"),
+    [
+        ("megatron", INFINITY.format("cpu", "cpu"), "it offloads the optimizer to the CPU, nothing else"),
+        ("torchtitan", INFINITY.format("nvme", "cpu"), "parameters and optimizer together, to the CPU"),
+        ("deepspeed", "tp=2,dp=32,zero=2,offload_optimizer=nvme", "to nvme with ZeRO 3, not 2"),
+        ("deepspeed", "tp=2,dp=32,offload_optimizer=cpu", "with ZeRO 1 to 3, not without"),
+    ],
+)
+def test_offload_that_a_tool_has_not_is_refused(
+    planned: Callable[..., Plan], tool: str, layout: str, reason: str
+) -> None:
+    with pytest.raises(LayoutError, match=reason):
+        emit(tool, planned(layout))
 
 
 @pytest.mark.parametrize("tool", ["megatron", "deepspeed", "torchtitan"])

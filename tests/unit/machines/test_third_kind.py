@@ -245,8 +245,8 @@ def test_a_study_compares_it_with_the_others(folder: Path) -> None:
     (folder / "rings.yaml").write_text(STUDY, encoding="utf-8")
     result = run_study(load_study(str(folder / "rings.yaml"))).result
     assert [candidate.label for candidate in result.candidates if candidate.strategy == "ring-data"] == [
-        "4 x ring, ring-data",
-        "8 x ring, ring-data",
+        "4 devices of ring, ring-data",
+        "8 devices of ring, ring-data",
     ]
     (unknown,) = (each for each in result.accuracy if each.strategy == "ring-data")
     assert (unknown.n, unknown.p90_ape) == (0, 1.0)

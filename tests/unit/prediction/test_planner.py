@@ -223,7 +223,7 @@ def test_without_any_legal_layout_the_reason_is_the_division(toys: ModuleType, t
         PlanError, match=r"no layout is legal \(batch 7, 8 layers, .* no degrees divide"
     ) as caught:
         screened(toys, "data", toys.job(7), topology)
-    assert "16 x toy-gpus" in str(caught.value)
+    assert "16 devices of toy-gpus" in str(caught.value)
     assert caught.value.exit_code == 3
 
 

@@ -91,7 +91,8 @@ def test_days_on_the_wall_stand_beside_days_of_steps_everywhere(result: StudyRes
     assert "It is 32 days." in lines
     _, _, head = study_page(shown)
     assert head.verdict.endswith("It is 32 days.")
-    assert f"{wall} days on the wall" in head.cards[0].range
+    assert head.scale is not None
+    assert head.scale.rows[0].extra.startswith(f"{wall} days on the wall")
     document = study_document(shown)
     assert document["decision"]["outcomes"][0]["wall_s"]["typical"] > 0
     assert document["decision"]["levers"][1]["flips_at"] is None

@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from plotly.offline import get_plotlyjs_version
 
+import perfsim.report
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
-from perfsim.report.page import linked, render_page, write_page
+from perfsim.report.figures.waterfall import bridge, waterfall
+from perfsim.report.page import linked, plotly_source, render_page, write_page
 from perfsim.report.sections import Head, Section
+from perfsim.report.study.answer import differences, headline
 from perfsim.report.study.document import study_document
 from perfsim.report.study.verdict import ratios_to_first, verdict_table
 from perfsim.report.study.write import write_study_page
@@ -21,9 +26,10 @@ from perfsim.version import __version__
 
 FIGURE_IDS = [
     "figure-time-to-accuracy",
+    "figure-bridge",
     "figure-step-time",
-    "figure-network",
     "figure-memory",
+    "figure-network",
     "figure-timeline-0",
     "figure-timeline-1",
     "figure-timeline-2",
@@ -65,7 +71,8 @@ def test_every_figure_has_its_fixed_id_a_description_and_a_table(page: str) -> N
     assert plots == FIGURE_IDS
     described = [attributes for _, attributes in tags if attributes.get("class") == "plot"]
     assert all(len(attributes["aria-label"] or "") > 40 for attributes in described)
-    assert sum(tag == "details" for tag, _ in tags) == len(FIGURE_IDS)
+    folded = [attributes for tag, attributes in tags if tag == "details" and not attributes.get("class")]
+    assert len(folded) == len(FIGURE_IDS)
 
 
 def test_a_page_ends_in_the_version_the_digest_and_the_command(result: StudyResult, tmp_path: Path) -> None:
@@ -92,7 +99,7 @@ def test_sources_and_traces_are_links_and_text_is_not(page: str) -> None:
 
 def test_plotly_is_there_once_and_nothing_is_loaded_from_elsewhere(page: str) -> None:
     tags = _Tags(page).tags
-    assert page.count("plotly.js v") == 1
+    assert page.count("plotly.js (cartesian - minified) v") == 1
     loaded = [attributes for tag, attributes in tags if "src" in attributes or tag in {"iframe", "object"}]
     assert not loaded
     assert [attributes["href"] for tag, attributes in tags if tag == "link"] == ["data:,"]
@@ -102,10 +109,51 @@ def test_plotly_is_there_once_and_nothing_is_loaded_from_elsewhere(page: str) ->
     assert "http" not in policy
 
 
-def test_the_verdict_and_the_ratios_stand_before_all_else(page: str, result: StudyResult) -> None:
+def test_the_answer_stands_first_then_all_candidates_then_the_reasons(page: str) -> None:
     body = page[page.index("<body>") :]
-    assert body.index(result.verdict) < body.index('class="cards"') < body.index("<main>")
-    assert "as long (2.60\N{EN DASH}3.80 \N{MULTIPLICATION SIGN})" in body
+    said = "128 A100-80GB (16 DGX) finish first, in 32.0 days (31.2 to 37.1). 16 CS-2 take 3."
+    places = [body.index(mark) for mark in (said, 'class="scale"', "<main>", 'class="cards"')]
+    assert places == sorted(places)
+    assert page.index("99.0 days (96.0 to 119)") < page.index("<main>")
+
+
+def test_three_differences_explain_the_ratio(result: StudyResult) -> None:
+    speed, tokens, part = differences(result)
+    assert speed.name == "more tokens a second"
+    assert float(speed.figure.split()[0]) == pytest.approx(
+        result.candidates[0].tokens_per_s / result.candidates[3].tokens_per_s, abs=5e-3
+    )
+    assert "tokens to the target" in tokens.name
+    assert part.name.startswith("of the step of ")
+    alone = dataclasses.replace(result, candidates=result.candidates[:1])
+    assert list(differences(alone)) == []
+    assert headline(alone) == "128 A100-80GB (16 DGX) reach the target in 32.0 days (31.2 to 37.1)."
+
+
+def test_a_waterfall_leads_from_one_step_to_the_other(result: StudyResult) -> None:
+    first, *_, last = result.candidates
+    own = bridge(("a", "b"), last, first)
+    assert own.ends_s[0] + sum(own.changes_s.values()) == pytest.approx(own.ends_s[1])
+    assert own.ends_s[1] == first.step_time_s
+    assert own.ends_s[0] / own.ends_s[1] == pytest.approx(first.tokens_per_s / last.tokens_per_s)
+    (bars,) = waterfall(own).data
+    steps = list(zip(bars.base, bars.x, strict=True))
+    for (start, size), (following, length) in pairwise(steps):
+        ends = {round(start, 4), round(start + size, 4)}
+        assert ends & {round(following, 4), round(following + length, 4)}, (
+            "each bar begins where the one before ends"
+        )
+
+
+def test_a_page_is_at_most_two_megabytes(page: str) -> None:
+    assert len(page.encode()) < 2_000_000
+
+
+def test_the_part_of_plotly_is_that_of_the_installed_release_and_has_its_licence() -> None:
+    folder = Path(perfsim.report.__file__).parent / "vendor"
+    assert (folder / f"plotly-cartesian-{get_plotlyjs_version()}.min.js.gz").is_file()
+    assert "MIT License" in (folder / "LICENSE.plotly").read_text("utf-8")
+    assert f"v{get_plotlyjs_version()}" in plotly_source()[:200]
 
 
 def test_a_ratio_carries_the_band_of_the_result_and_is_its_own_band_without_one(result: StudyResult) -> None:
@@ -152,7 +200,7 @@ def test_any_sections_make_a_page(tmp_path: Path) -> None:
     page = path.read_text("utf-8")
     assert 'id="figure-scaling-more"' in page
     assert "<title>A &lt;sweep&gt;</title>" in page
-    assert '<td class="num">&lt;2&gt;</td>' in page
+    assert 'class="num">&lt;2&gt;</td>' in page
 
 
 def test_a_page_without_figures_does_not_carry_plotly() -> None:

@@ -134,7 +134,7 @@ def test_candidates_are_paired_though_one_has_no_plan(tmp_path: Path) -> None:
         paths[-1].write_text(text)
     difference = diff(*paths)
     assert [(own.before, own.after) for own in difference.candidates] == [
-        ("1 x cs-2, weight-streaming", "1 x cs-2, weight-streaming")
+        ("1 CS-2, weight-streaming", "1 CS-2, weight-streaming")
     ]
     (model,) = difference.changes
     assert model.ratios == (pytest.approx(difference.candidates[0].ratio),)

@@ -345,10 +345,10 @@ def test_the_band_of_a_time_to_a_loss_holds_that_of_its_tokens(spec: StudySpec, 
 @pytest.mark.parametrize("tokens", ["tokens: 1e11", "tokens_per_parameter: 20"])
 def test_tokens_beside_a_loss_are_refused_even_where_they_are_inherited(tokens: str, tmp_path: Path) -> None:
     path = tmp_path / "both.yaml"
-    inherited = "recipe: {extends: gpt3_20b_chinchilla, target_loss: 2.1}"
+    inherited = "recipe: {extends: gpt3_20b_chinchilla, target_loss: 2.3}"
     for recipe, words in (
         (
-            f"recipe: {{extends: gpt3_pretraining, {tokens}, target_loss: 2.1}}",
+            f"recipe: {{extends: gpt3_pretraining, {tokens}, target_loss: 2.3}}",
             tokens.split(":", maxsplit=1)[0],
         ),
         (inherited, "tokens"),
@@ -357,7 +357,7 @@ def test_tokens_beside_a_loss_are_refused_even_where_they_are_inherited(tokens: 
         with pytest.raises(CatalogError, match=f"{words} and target_loss exclude each other"):
             load_study(str(path))
     path.write_text(re.sub(r"recipe: .*", inherited.replace("}", ", tokens: null}"), STUDY), encoding="utf-8")
-    assert load_study(str(path)).recipe.target_loss == 2.1
+    assert load_study(str(path)).recipe.target_loss == 2.3
 
 
 def test_a_recipe_without_an_end_is_refused(spec: StudySpec) -> None:

@@ -35,7 +35,7 @@ def test_a_named_wall_clock_stands_beside_the_time_to_the_target_and_not_in_it()
     assert "the whole run" not in plain.decision.sentence
     said = study_document(result)["verdict"]
     assert said.startswith(result.verdict)
-    assert " The whole run, with waiting times besides its steps: 128 x dgx-a100-80gb, 3d " in said
+    assert " The whole run, with waiting times besides its steps: 128 A100-80GB (16 DGX), 3d " in said
     assert study_document(plain)["verdict"] == plain.verdict
     for outcome, candidate in zip(result.decision.outcomes, result.candidates, strict=True):
         assert outcome.wall_s.typical == pytest.approx(candidate.whole_run[-1].typical_s)

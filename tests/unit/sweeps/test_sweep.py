@@ -16,13 +16,14 @@ from perfsim.engine.limits import Limits, limited
 from perfsim.errors import CatalogError, LayoutError, LimitError, PerfsimError, Problem
 from perfsim.prediction.price_tables import PriceTables
 from perfsim.studies.batches import Target
+from perfsim.studies.digests import Digests
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import Answered, run_study
 from perfsim.studies.spec import CandidateSpec, StudySpec
 from perfsim.sweeps import runner as sweep_module
 from perfsim.sweeps import store as store_module
 from perfsim.sweeps.runner import SweepInterrupted, answer_text, load_sweep, plan_sweep, run_sweep
-from perfsim.sweeps.store import Digests, Store, Stored
+from perfsim.sweeps.store import Store, Stored
 
 Write = Callable[[str], Path]
 

@@ -117,6 +117,7 @@ def test_what_perfsim_emits_is_read_back_whole(planned: Callable[..., Plan], lay
         "tp=2,cp=4,dp=8,zero=1,sp=true",
         "cp=2,dp=32,context_exchange=all_to_all,zero=1",
         "tp=2,dp=32,zero=1,shard_group=8",
+        "tp=2,pp=2,dp=16,zero=1,offload_optimizer=cpu",
         "pp=2,dp=32,pipeline_layout=Et*24|t*20L",
         "pp=2,dp=32,pipeline_layout=Et*12|t*12|t*12|t*8L",
     ],
@@ -203,7 +204,9 @@ def test_experts_and_latent_attention_of_megatron_are_counted(tmp_path: Path) ->
     ).replace("([0]*3+[1]*58)", "'([0]*3+[1]*58)'")
     result = imported(tmp_path, text)
     assert result.parameters == 671_026_419_200 - 58 * 256
-    assert "expert parallelism over 64 ranks" in result.unsupported
+    assert not result.unsupported
+    assert result.layout is not None
+    assert "expert=64" in result.layout
     experts, latent = result.document["experts"], result.document["latent_attention"]
     assert (experts["num_experts"], experts["top_k"], experts["first_dense_layers"]) == (256, 8, 3)
     assert (latent["q_lora_rank"], latent["kv_lora_rank"]) == (1536, 512)

@@ -20,6 +20,7 @@ from perfsim.placement.shared_links import shared_links
 from perfsim.prediction.planner import search
 from perfsim.strategies import strategy
 from perfsim.testing import toys as plain_toys
+from perfsim.testing.liveness import peak_live_bytes
 from perfsim.trace import Trace
 from perfsim.transformer import parameters
 from perfsim.workload import Job, ParallelLayout
@@ -136,6 +137,26 @@ def test_devices_of_a_host_share_its_memory_and_drives(toys: ModuleType) -> None
     alone, eight = (HostCosts(on, devices) for devices in (1, 8))
     assert alone.rate_bytes_per_s("host.load") == 8 * eight.rate_bytes_per_s("host.load") == 400e9
     assert alone.rate_bytes_per_s("nvme.load") == 8 * eight.rate_bytes_per_s("nvme.load") == 40e9
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("link_bytes_per_s", [1e8, 1e11])
+def test_activations_of_two_layers_are_on_the_device_and_copies_cost_their_bytes(
+    toys: ModuleType, recompute: Any, link_bytes_per_s: float
+) -> None:
+    layout = ParallelLayout(recompute=recompute, offload_activations="cpu")
+    on, job = system(toys, link_bytes_per_s=link_bytes_per_s), toys.job(4, num_layers=8)
+    memory = toys.plan("3d", job, layout, on).memory
+    trace, estimate = run(toys, job, layout, on)
+    live = peak_live_bytes(trace, {"saved"})["gpu0"]
+    assert live == pytest.approx(memory[0].parts_bytes["activations"])
+    assert live == pytest.approx(memory[1].parts_bytes["activations"] / 4)
+    copies_s = 2 * 4 * memory[1].parts_bytes["activations"] / min(link_bytes_per_s, 400e9)
+    usual, _ = run(toys, job, replace(layout, offload_activations="none"), on)
+    assert max(copies_s, usual.step_time_s) <= trace.step_time_s <= 1.1 * (copies_s + usual.step_time_s)
+    assert estimate == pytest.approx(trace.step_time_s, rel=0.1)
+    with pytest.raises(LayoutError, match="pipeline must be 1, not 2"):
+        toys.plan("3d", job, replace(layout, pipeline=2), on)
 
 
 # ------------------------------------------------------------------------------------ planner

@@ -248,15 +248,15 @@ def test_memory_is_itemised_by_stage_and_the_first_holds_most_micro_batches(toys
 @pytest.mark.parametrize(
     ("layout", "capacity_gib", "part", "change"),
     [
-        (ParallelLayout(micro_batch_size=16), 16, "activations", "recompute none -> full, which fits"),
+        (ParallelLayout(micro_batch_size=16), 16, "activations", "recompute none → full, which fits"),
         (
             ParallelLayout(micro_batch_size=16, recompute="selective"),
             13,
             "activations",
-            "micro_batch_size 16 -> 2, which fits",
+            "micro_batch_size 16 → 2, which fits",
         ),
-        (ParallelLayout(data=8), 10, "optimizer", "zero_stage 0 -> 1"),
-        (ParallelLayout(), 10, "optimizer", "tensor 1 -> 2 on 2 devices, which fits"),
+        (ParallelLayout(data=8), 10, "optimizer", "zero_stage 0 → 1"),
+        (ParallelLayout(), 10, "optimizer", "tensor 1 → 2 on 2 devices, which fits"),
     ],
     ids=["recompute", "micro-batch", "shard", "cut"],
 )
@@ -289,7 +289,7 @@ def test_the_change_that_is_advised_fits_when_it_is_made(
     if said.endswith("no change of one setting and one degree makes it fit, not even on more devices"):
         return
     assert said.endswith(", which fits")
-    for name, value in re.findall(r"(\w+) \w+ -> (\w+)", said):
+    for name, value in re.findall(r"(\w+) \w+ → (\w+)", said):
         layout = replace(layout, **{name: int(value) if value.isdecimal() else value})
     strategy("3d").plan(toys.job(128), toys.topology(layout.num_devices, system), layout)
 

@@ -271,7 +271,7 @@ def test_full_recompute_saves_little_where_weight_gradients_are_put_off(toys: Mo
 def test_a_plan_too_large_for_its_weight_gradients_is_sent_back_to_1f1b(toys: ModuleType) -> None:
     chosen = layout("zb2p", recompute="full", micro_batch_size=8)
     topology = toys.topology(4, toys.gpu_cluster(capacity=16 * toys.GIB))
-    with pytest.raises(MemoryCapacityError, match=r"weight gradient inputs .* try schedule zb2p -> 1f1b"):
+    with pytest.raises(MemoryCapacityError, match=r"weight gradient inputs .* try schedule zb2p → 1f1b"):
         strategy("3d").plan(toys.job(128), topology, chosen)
 
 

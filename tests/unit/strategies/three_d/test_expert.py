@@ -1,0 +1,220 @@
+"""Expert parallelism: which ranks hold and exchange what, what moves, and how long that takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from perfsim.catalog import default_catalog
+from perfsim.costs.price import price
+from perfsim.engine import critical_path
+from perfsim.errors import LayoutError
+from perfsim.graph import RankGroup, TaskGraph
+from perfsim.machines import machine_of
+from perfsim.machines.layout_text import parsed_settings, text_of
+from perfsim.prediction.evaluation import graph_of
+from perfsim.strategies import Plan, strategy
+from perfsim.strategies.three_d.routing import expert_load, fullest_rank
+from perfsim.topology import FatTree
+from perfsim.transformer import parameters
+from perfsim.workload import Job, ParallelLayout, layer_kinds
+
+EXPERTS = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 512}
+FUSED = {"attention": "flash", "dropout": False, "routing": "balanced"}
+ON_EIGHT = ParallelLayout(data=8, expert=8)
+
+
+def job_of(toys: ModuleType, batch: int = 8, recipe: dict[str, Any] | None = None, **experts: Any) -> Job:
+    job: Job = toys.job(batch, FUSED | (recipe or {}), experts=EXPERTS | experts)
+    return job
+
+
+def planned(toys: ModuleType, job: Job, layout: ParallelLayout, nodes_of: int = 8) -> Plan:
+    topology = toys.topology(layout.num_devices, toys.gpu_cluster(gpus=nodes_of, nics=nodes_of))
+    plan: Plan = strategy("3d").plan(job, topology, layout, check_memory=False)
+    return plan
+
+
+def moved(graph: TaskGraph, name: str) -> float:
+    """Bytes of one kind of communication of the first rank in a step."""
+    works = [graph.works[number] for number in graph.work.tolist()]
+    return sum(work.comm_bytes for work in works if work.name == name)
+
+
+def groups(graph: TaskGraph, name: str) -> set[RankGroup | None]:
+    return {work.group for work in graph.works if work.name == name}
+
+
+def test_every_row_travels_there_and_back_in_each_direction(toys: ModuleType) -> None:
+    job = job_of(toys)
+    graph = graph_of(planned(toys, job, ON_EIGHT))
+    rows = job.seq_length * EXPERTS["top_k"] * job.model.hidden_size * 2.0  # one sequence a rank, in 16 bits
+    each_way = 2 * job.model.num_layers * rows
+    assert moved(graph, "experts.dispatch") == moved(graph, "experts.combine") == pytest.approx(each_way)
+
+
+def test_experts_stand_on_neighbours_and_their_copies_in_steps_of_both_degrees(toys: ModuleType) -> None:
+    layout = ParallelLayout(tensor=2, sequence_parallel=True, data=8, expert=4, expert_tensor=2)
+    graph = graph_of(planned(toys, job_of(toys, 16), layout))
+    assert groups(graph, "experts.dispatch") == {RankGroup(0, 2, 4)}
+    assert groups(graph, "experts.all_gather") == {RankGroup(0, 1, 2)}
+    assert {RankGroup(0, 8, 2), RankGroup(0, 2, 8)} == groups(graph, "data.all_reduce")
+
+
+def test_gradients_of_experts_are_summed_over_their_copies_alone(toys: ModuleType) -> None:
+    job = job_of(toys, 16)
+    counts = parameters(job.model)
+    kind = layer_kinds(job.model)[0]
+    routed, rest = counts.routed_of(kind), counts.of(kind) - counts.routed_of(kind)
+    graph = graph_of(planned(toys, job, ParallelLayout(data=16, expert=8)))
+    sums = [graph.works[number] for number in graph.work.tolist()]
+    apart = sum(w.comm_bytes for w in sums if w.name == "data.all_reduce" and w.group == RankGroup(0, 8, 2))
+    assert apart == pytest.approx(4.0 * job.model.num_layers * routed / 8)
+    every = sum(w.comm_bytes for w in sums if w.name == "data.all_reduce" and w.group == RankGroup(0, 1, 16))
+    assert every >= 4.0 * job.model.num_layers * rest
+
+
+def test_memory_of_experts_falls_with_their_degree_and_zero_shards_it_over_copies(toys: ModuleType) -> None:
+    job = job_of(toys, 16)
+
+    def held(**layout: Any) -> dict[str, float]:
+        plan = planned(toys, job, ParallelLayout(data=16, **layout))
+        return dict(plan.memory[0].parts_bytes)
+
+    counts, layers = parameters(job.model), job.model.num_layers
+    routed = counts.routed_of(layer_kinds(job.model)[0]) * layers
+    whole, divided = held(expert=1), held(expert=8)
+    assert whole["parameters"] - divided["parameters"] == pytest.approx(2.0 * routed * 7 / 8)
+    sharded = held(expert=8, zero_stage=1)
+    saved = divided["optimizer"] - sharded["optimizer"]
+    rest = counts.total - routed
+    assert saved == pytest.approx(12.0 * (rest * 15 / 16 + routed / 8 / 2), rel=1e-3)
+
+
+def test_one_copy_of_a_token_goes_to_a_rank_with_several_of_its_experts(toys: ModuleType) -> None:
+    layout = ParallelLayout(data=16, expert=8)
+    every, once = (
+        on_h100(job_of(toys, 16, {"dispatcher": name}, top_k=8), layout) for name in ("all_to_all", "deepep")
+    )
+    assert step_s(once) < step_s(every)
+
+
+def on_h100(job: Job, layout: ParallelLayout, *, graph: bool = True) -> Plan:
+    """The plan on H100s with the constants of Megatron-Core, in a CUDA graph or without."""
+    catalog = default_catalog()
+    framework = catalog.framework("megatron-core-te").model_copy(update={"cuda_graph": graph})
+    recipe = job.recipe.model_copy(update={"framework": framework})
+    topology = FatTree(catalog.system("dgx-h100"), layout.num_devices)
+    plan: Plan = strategy("3d").plan(replace(job, recipe=recipe), topology, layout, check_memory=False)
+    return plan
+
+
+def step_s(plan: Plan) -> float:
+    graph = graph_of(plan)
+    costs = machine_of(plan.system).costs(plan.topology, plan.job.recipe)
+    return critical_path(graph, price(graph, costs)).step_time_s / len(graph.step_ends)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ON_EIGHT,
+        ParallelLayout(data=16, expert=2, zero_stage=1),
+        ParallelLayout(tensor=2, sequence_parallel=True, data=4, expert=8),
+        ParallelLayout(tensor=2, sequence_parallel=True, data=4, expert=4, expert_tensor=2, recompute="full"),
+        ParallelLayout(pipeline=2, data=4, expert=4, micro_batch_size=1),
+        ParallelLayout(pipeline=2, data=4, expert=4, schedule="zb1p"),
+    ],
+)
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_closed_form_is_close_to_the_simulation(
+    toys: ModuleType, layout: ParallelLayout, graph: bool
+) -> None:
+    plan = on_h100(job_of(toys, 32), layout, graph=graph)
+    costs = machine_of(plan.system).costs(plan.topology, plan.job.recipe)
+    assert strategy("3d").estimate_s(plan, costs) == pytest.approx(step_s(plan), rel=0.1)
+
+
+def test_layers_of_several_kinds_add_up_in_memory_and_in_the_closed_form(toys: ModuleType) -> None:
+    plain, mixed = job_of(toys, 32), job_of(toys, 32, first_dense_layers=3)
+    layout = ParallelLayout(pipeline=2, data=4, expert=4)
+    counts, (dense, *_, kind) = parameters(mixed.model), layer_kinds(mixed.model)
+    first, last = (use.parts_bytes["parameters"] for use in planned(toys, mixed, layout).memory)
+    alike = [use.parts_bytes["parameters"] for use in planned(toys, plain, layout).memory]
+    on_rank = counts.of(kind) - counts.routed_of(kind) * 3 / 4
+    assert first - alike[0] == pytest.approx(3 * 2.0 * (counts.of(dense) - on_rank))
+    assert last == alike[1]
+    plan = on_h100(mixed, layout)
+    costs = machine_of(plan.system).costs(plan.topology, plan.job.recipe)
+    assert strategy("3d").estimate_s(plan, costs) == pytest.approx(step_s(plan), rel=0.1)
+
+
+def test_the_host_takes_its_time_in_every_pass_of_a_layer_unless_a_graph_replays_it(toys: ModuleType) -> None:
+    job, catalog = job_of(toys), default_catalog()
+    eager, replayed = (step_s(on_h100(job, ON_EIGHT, graph=graph)) for graph in (False, True))
+    least = 2 * job.model.num_layers * catalog.framework("megatron-core-te").expert_pass_s
+    assert replayed < least < eager
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (ParallelLayout(data=8, expert=3), "do not divide over expert 3"),
+        (ParallelLayout(data=4, expert=8), "must divide the 4 ranks"),
+        (ParallelLayout(tensor=2, data=4, expert=2), "needs sequence_parallel"),
+    ],
+)
+def test_degrees_that_do_not_divide_are_refused(toys: ModuleType, layout: ParallelLayout, words: str) -> None:
+    with pytest.raises(LayoutError, match=words):
+        planned(toys, job_of(toys), layout)
+
+
+def test_a_model_without_experts_has_no_expert_degree(toys: ModuleType) -> None:
+    with pytest.raises(LayoutError, match="has none"):
+        planned(toys, toys.job(8, FUSED), ON_EIGHT)
+
+
+def test_the_planner_tries_degrees_that_divide_the_experts(toys: ModuleType) -> None:
+    job = job_of(toys, 16)
+    topology = toys.topology(16, toys.gpu_cluster(gpus=8, nics=8))
+    degrees = {layout.expert for layout in strategy("3d").layouts(job, topology)}
+    assert degrees == {1, 2, 4, 8}
+
+
+def test_a_layout_is_written_and_read_with_its_expert_degrees() -> None:
+    layout = ParallelLayout(tensor=4, sequence_parallel=True, data=4, expert=8, expert_tensor=2)
+    assert "ep=8" in text_of(layout)
+    assert ParallelLayout(**parsed_settings(text_of(layout), ParallelLayout)) == layout
+    assert "ep8 etp2" in layout.short
+    assert layout.as_dict(1)["expert"] == 8
+
+
+# --------------------------------------------------------------------------------------- imbalance
+def test_the_fullest_rank_has_more_rows_the_fewer_experts_it_averages() -> None:
+    loads = [fullest_rank(64, ranks, 0.1) for ranks in (1, 8, 64)]
+    assert loads[0] == 1.0
+    assert 1.0 < loads[1] < loads[2] < 1.4
+
+
+def test_forced_balance_and_a_capacity_limit_the_load(toys: ModuleType) -> None:
+    drawn = job_of(toys, recipe={"routing": "drawn", "routing_spread": 0.3})
+    capped = job_of(toys, recipe={"routing": "drawn", "routing_spread": 0.3, "expert_capacity": 1.0})
+    assert expert_load(drawn, 8) > 1.2
+    assert expert_load(capped, 8) == 1.0
+    assert expert_load(job_of(toys), 8) == 1.0
+
+
+def test_a_note_says_what_balance_would_save(toys: ModuleType) -> None:
+    drawn = job_of(toys, recipe={"routing": "drawn", "routing_spread": 0.3})
+    (note,) = planned(toys, drawn, ON_EIGHT).notes
+    assert "the fullest of 8 ranks" in note
+    assert "balanced routing would save" in note
+    assert not planned(toys, job_of(toys), ON_EIGHT).notes
+
+
+def test_the_slowest_rank_decides_how_long_a_step_takes(toys: ModuleType) -> None:
+    drawn = job_of(toys, recipe={"routing": "drawn", "routing_spread": 0.3})
+    assert step_s(on_h100(drawn, ON_EIGHT)) > step_s(on_h100(job_of(toys), ON_EIGHT))
