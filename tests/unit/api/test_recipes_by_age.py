@@ -48,5 +48,6 @@ def test_every_model_of_the_catalogue_says_when_it_was_published() -> None:
 
 def test_a_run_says_what_it_trains() -> None:
     asked = ["run", "--model", "llama2_70b", "--system", "dgx-h100", "--devices", "64", "--batch", "64"]
-    said = " ".join(CliRunner().invoke(main, [*asked, "--layout", "tp=8,pp=4,dp=2,mbs=1,sp=true,recompute=full"]).output.split())
+    layout = "tp=8,pp=4,dp=2,mbs=1,sp=true,recompute=full"
+    said = " ".join(CliRunner().invoke(main, [*asked, "--layout", layout]).output.split())
     assert "llm_2024: sequences of 4,096 tokens, bf16, flash attention, no dropout" in said
