@@ -41,7 +41,7 @@ def described(given: Named | Spec, kind: str, catalog: Catalog) -> Any:
 def recipe_for(
     given: Named | TrainingRecipe | None, model: TransformerConfig, catalog: Catalog
 ) -> TrainingRecipe:
-    """The recipe that is given, else that of the model's age; a recipe of an age has the model's positions."""
+    """The recipe that is given, else that of the model's age, which has the model's positions."""
     if given is None:
         released = getattr(model, "released", None) or ""  # what is no model is refused with the question
         given = next(name for since, name in ERAS if released >= since)
