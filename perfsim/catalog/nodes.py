@@ -99,7 +99,9 @@ def read_yaml(path: Path) -> tuple[Node, list[Problem]]:
         reason = (error.strerror or str(error)).lower()
         raise CatalogError([Problem(f"cannot be read: {reason}", file)]) from None
     except UnicodeDecodeError as error:
-        raise CatalogError([Problem(f"is not UTF-8 text (byte {error.start})", file)]) from None
+        line = error.object[: error.start].count(b"\n") + 1
+        message = f"the byte 0x{error.object[error.start]:02x} is not UTF-8 text"
+        raise CatalogError([Problem(message, file, line)]) from None
     return parse_yaml(text, file)
 
 

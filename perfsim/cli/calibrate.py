@@ -41,6 +41,7 @@ def fitted(verb: Callable[Given, None]) -> Callable[Given, None]:
 
 EXAMPLES = """\b
 Examples:
+  perfsim calibrate script > measure_gemms.py && python measure_gemms.py > gemms.csv
   perfsim calibrate gemm gemms.csv --device h100-sxm5-80gb --out mine.yaml
   perfsim calibrate steps measured.yaml --out cluster.yaml
 """
@@ -49,6 +50,14 @@ Examples:
 @click.group(short_help="Fit constants to your own measurements.", epilog=EXAMPLES)
 def calibrate() -> None:
     """Fit constants of a device, a link, a cluster or a training run to your own measurements."""
+
+
+@calibrate.command(short_help="Print a PyTorch script that writes a table for gemm.")
+def script() -> None:
+    """Print a script that times matrix products on your GPU with PyTorch, as a table for `calibrate gemm`."""
+    from perfsim.catalog import data_root
+
+    click.echo((data_root() / "hardware" / "measure_gemms.py").read_text("utf-8"), nl=False)
 
 
 @calibrate.command(short_help="Fit the GEMM model to a table of products.")

@@ -103,6 +103,7 @@ def caveats_of(evaluation: Evaluation, why: Why, memory_limit: float) -> tuple[C
             *_measured(plan),
             *_evidence(plan, runs),
             *_outside(plan, runs),
+            *_positions(plan),
             *_hidden(hidden_of(plan, evaluation.hidden_communication_fraction)),
             *_utilisation(plan, evaluation.mfu),
             *_few_sequences(plan, runs, why.fixed_s),
@@ -196,10 +197,6 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
 
 def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """Sizes and settings beyond those of the published runs."""
-    positions, tokens = plan.job.model.max_position_embeddings, plan.job.seq_length
-    if tokens > positions:
-        words = f"sequences of {tokens:,} tokens, while {plan.job.model.name} has {positions:,} positions"
-        yield Caveat("positions-outside", "warning", f"{words}: set the recipe's seq_length")
     for unknown in unknowns_of(plan):
         if unknown.code in _OF_THE_JOB:
             yield Caveat(unknown.code, _OF_THE_JOB[unknown.code], unknown.words)
@@ -246,6 +243,14 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
             f"({most:,.0f})"
         ),
     )
+
+
+def _positions(plan: Plan) -> Iterator[Caveat]:
+    """Longer sequences than the model has positions for."""
+    positions, tokens = plan.job.model.max_position_embeddings, plan.job.seq_length
+    if tokens > positions:
+        words = f"sequences of {tokens:,} tokens, while {plan.job.model.name} has {positions:,} positions"
+        yield Caveat("positions-outside", "warning", f"{words}: set the recipe's seq_length")
 
 
 def _allowed(plan: Plan, code: str) -> str:

@@ -25,6 +25,8 @@ class Case(NamedTuple):
     overlap: bool = False
     ahead: bool = False
     """Whether parameters are gathered beside the first forward of a step."""
+    capacity: float | None = None
+    """Most tokens of an expert over their mean; None: none is dropped."""
 
     @property
     def devices(self) -> int:
@@ -32,8 +34,13 @@ class Case(NamedTuple):
         return self.layout.num_devices if self.layout else 2
 
 
-def catalogue_cases() -> list[Case]:
-    """Every case; strategies of other packages take the first layout that they list."""
+def catalogue_cases(*, experts: bool = False) -> list[Case]:
+    """Every case; strategies of other packages take the first layout that they list.
+
+    A model with experts has cases of its own, for what the executor knows of them.
+    """
+    if experts:
+        return list(_experts())
     built_in = [
         *_data(),
         *_zero3(),
@@ -136,6 +143,23 @@ def _context() -> Iterator[Case]:
         )
         yield Case("3d", replace(base, pipeline=2, schedule="zb1p", zero_stage=1), 3)
         yield Case("zero3", replace(base, data=2, zero_stage=3, recompute="full"))
+
+
+def _experts() -> Iterator[Case]:
+    """Expert degrees, schedules with whole backwards, recompute, context ranks, ZeRO 1, dropped tokens."""
+    for ranks, peers in ((1, 1), (2, 1), (4, 1), (2, 2)):
+        for stage in (0, 1):
+            layout = ParallelLayout(data=4, expert=ranks, expert_tensor=peers, zero_stage=stage)
+            yield Case("3d", layout, 2, overlap=stage == 0)
+    base = ParallelLayout(data=2, expert=2)
+    for mode in ("full", "selective"):
+        yield Case("3d", replace(base, recompute=mode))
+    yield Case("3d", replace(base, data=4, zero_stage=1, recompute="full"), 2, capacity=0.5)
+    yield Case("3d", replace(base, context=2, expert=4, recompute="full"))
+    for name, schedule in SCHEDULES.items():
+        if not schedule.splits_backward:
+            layout = replace(base, pipeline=2, schedule=name, virtual_pipeline=_chunks(name), zero_stage=1)
+            yield Case("3d", layout, 4)
 
 
 def _offload() -> Iterator[Case]:

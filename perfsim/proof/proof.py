@@ -18,6 +18,7 @@ from perfsim.graph.unfold import Unfolded, unfold
 from perfsim.machines import costs_for
 from perfsim.prediction.evaluation import Evaluation, evaluate
 from perfsim.proof.execution.faults import BROKEN, Fault, FaultError, failure, origin
+from perfsim.proof.execution.gpu import GpuCompiler
 from perfsim.proof.execution.hazards import hazards
 from perfsim.proof.execution.oracle import Oracle
 from perfsim.proof.execution.order import Edge, Precedence, dependencies, order_in_time, random_order
@@ -133,6 +134,8 @@ class Subject:
         program, compiler = self.compiled
         layout = self.plan.layout
         oracle = Oracle(self.training, layout.tensor, _shards(layout), compiler.rows, compiler.places)
+        if isinstance(compiler, GpuCompiler):
+            oracle.share_of, oracle.sharding = compiler.share, compiler.sharding
         return Executor(program, self.unfolded, compiler.initial, oracle)
 
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:

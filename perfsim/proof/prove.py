@@ -118,7 +118,7 @@ def plans_of(request: Request) -> Iterator[Plan]:
     if request.layout:
         yield _of_layout(request, model, catalog)
         return
-    for case in catalogue_cases():
+    for case in catalogue_cases(experts=model.experts is not None):
         if request.strategy in ("", case.strategy):
             yield plan_of_case(case, model, catalog)
 
@@ -187,7 +187,11 @@ def plan_of_case(case: Case, model: TransformerConfig, catalog: Catalog) -> Plan
     """The small plan of a case of the catalogue."""
     system: SystemSpec = catalog.system(prover(strategy(case.strategy).system_kind).system)
     recipe = catalog.recipe(RECIPE).model_copy(
-        update={"overlap_grad_reduce": case.overlap, "overlap_param_gather": case.ahead}
+        update={
+            "overlap_grad_reduce": case.overlap,
+            "overlap_param_gather": case.ahead,
+            "expert_capacity": case.capacity,
+        }
     )
     chosen, topology = strategy(case.strategy), build_topology(system, case.devices)
     job = Job(model, recipe, 8 * case.devices)

@@ -35,6 +35,10 @@ class Parts(NamedTuple):
     positions: int
     fused: bool = False
     """Whether attention has to be fused."""
+    experts: int = 1
+    """Ranks with different experts."""
+    expert_peers: int = 1
+    """Ranks that share every expert."""
 
 
 class Prover(Protocol):
@@ -53,6 +57,9 @@ class Prover(Protocol):
 
     def small_layers(self, layout: Any) -> int:
         """Layers of the small model."""
+
+    def without_experts(self, layout: Any) -> str:
+        """Why a layout is not executed with experts, in words; empty where it is."""
 
     def parts(self, layout: Any) -> Parts:
         """What the small model has to divide into."""
@@ -91,12 +98,22 @@ class GpuProver:
             return FEW_LAYERS
         return layout.num_stages * (2 if layout.num_stages <= FEW_STAGES else 1)
 
+    def without_experts(self, layout: ParallelLayout) -> str:
+        """Tensor peers route parts of a sequence, and sharded gradients and split backwards are not known."""
+        if layout.tensor > 1:
+            return f"tensor {layout.tensor}"
+        if layout.zero_stage > 1:
+            return f"zero_stage {layout.zero_stage}"
+        splits = schedule_called(layout.schedule).splits_backward
+        return f"schedule {layout.schedule}, which splits backwards" if splits else ""
+
     def parts(self, layout: ParallelLayout) -> Parts:
         """Heads of each tensor peer, with an all-to-all also of each context rank; positions of each rank."""
         exchanges = layout.context_exchange == "all_to_all"
         heads = layout.tensor * (layout.context if exchanges else 1)
         halves = 2 if layout.context > 1 else 1
-        return Parts(heads, layout.tensor * layout.context * halves, fused=layout.context > 1)
+        positions = layout.tensor * layout.context * halves
+        return Parts(heads, positions, layout.context > 1, layout.expert, layout.expert_tensor)
 
     def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> Compiler:
         """The executor of GPU graphs."""
@@ -107,13 +124,19 @@ class GpuProver:
         return GpuPrices(plan)
 
     def max_norm(self, plan: ThreeDPlan) -> float:
-        """Infinite under a skewed schedule: it checks the norm after the update [2401.10241 section 4]."""
-        return math.inf if schedule_called(plan.layout.schedule).skewed else MAX_NORM
+        """Infinite under a skewed schedule: it checks the norm after the update [2401.10241 section 4].
+
+        And where ranks hold different experts: no task of the graph sums the norm over these.
+        """
+        apart = plan.layout.expert * plan.layout.expert_tensor > 1
+        return math.inf if apart or schedule_called(plan.layout.schedule).skewed else MAX_NORM
 
     def features(self, plan: ThreeDPlan) -> list[str]:
         """Sequence parallelism, ZeRO, overlap."""
         layout, words = plan.layout, []
         words += ["sequence parallel"] if layout.sequence_parallel else []
+        words += [] if plan.job.model.experts is None else ["experts"]
+        words += [] if plan.job.recipe.expert_capacity is None else ["tokens dropped"]
         words += [f"zero {layout.zero_stage}"] if layout.zero_stage else []
         overlaps = plan.job.recipe.overlap_grad_reduce and layout.replicas > 1
         words += ["reduction overlapped"] if overlaps else []
@@ -134,6 +157,10 @@ class StreamingProver:
     def small_layers(self, layout: StreamingLayout) -> int:
         """More than one group of recomputed layers."""
         return max(FEW_LAYERS, layout.recompute_layers + 1)
+
+    def without_experts(self, _: StreamingLayout) -> str:
+        """Streamed blocks of a layer have no experts."""
+        return "weight streaming"
 
     def parts(self, layout: StreamingLayout) -> Parts:
         """No parts."""

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+from perfsim.errors import InputError, Problem
 from perfsim.proof.execution.serial import STEPS, SmallTraining
 from perfsim.proof.provers import Parts, prover
 from perfsim.strategies import Plan, Strategy
 from perfsim.topology import Topology
-from perfsim.workload import Job, Layout, TrainingRecipe, TransformerConfig
+from perfsim.workload import Experts, Job, Layout, TrainingRecipe, TransformerConfig
 
 HEAD_SIZE = 4
 LEAST_SEQUENCE, VOCABULARY = 4, 13
+EXPERTS_OF_RANK = 2
 
 
 def small_model(model: TransformerConfig, parts: Parts, num_layers: int) -> TransformerConfig:
-    """A model with the same features and few layers, heads and words, divisible into the parts."""
+    """A model with the same features and few layers, heads and words, divisible into the parts.
+
+    It has plain attention and no layers for further tokens: the executor does not know latent attention,
+    windows, norms of queries and keys, and multi-token prediction.
+    """
     shared = min(2, model.num_attention_heads // model.query_groups)
     groups = parts.heads if shared > 1 else max(parts.heads, 2)
     hidden = groups * shared * HEAD_SIZE
+    experts = None if model.experts is None else small_experts(model.experts, parts)
     return model.model_copy(
         update={
             "name": f"{model.name} made small",
@@ -28,14 +36,36 @@ def small_model(model: TransformerConfig, parts: Parts, num_layers: int) -> Tran
             "hidden_size": hidden,
             "ffn_hidden_size": 2 * hidden,
             "vocab_size": VOCABULARY,
+            "experts": experts,
+            **dict.fromkeys(("head_dim", "latent_attention", "sliding_window", "sliding_window_pattern")),
+            "qk_layernorm": False,
+            "mtp_num_layers": 0,
             "max_position_embeddings": small_sequence(parts),
         }
     )
 
 
+def small_experts(experts: Experts, parts: Parts) -> Experts:
+    """Two experts a rank, at most two for a token, behind a dense layer if some layers are dense."""
+    dense = 1 if experts.first_dense_layers else 0
+    return experts.model_copy(
+        update={
+            "num_experts": EXPERTS_OF_RANK * parts.experts,
+            "top_k": min(2, experts.top_k),
+            "ffn_hidden_size": 2 * parts.expert_peers,
+            "shared_ffn_hidden_size": 3 if experts.shared_ffn_hidden_size else 0,
+            "first_dense_layers": dense,
+            "interval": 1 if dense else min(2, experts.interval),
+            "groups": 1,
+            "top_groups": 1,
+        }
+    )
+
+
 def small_sequence(parts: Parts) -> int:
-    """A few tokens, equally many in each part."""
-    return -(-LEAST_SEQUENCE // parts.positions) * parts.positions
+    """A few tokens, equally many in each part, and as many for every expert."""
+    period = math.lcm(parts.positions, EXPERTS_OF_RANK * parts.experts if parts.experts > 1 else 1)
+    return -(-LEAST_SEQUENCE // period) * period
 
 
 def small_recipe(recipe: TrainingRecipe, parts: Parts) -> TrainingRecipe:
@@ -43,6 +73,7 @@ def small_recipe(recipe: TrainingRecipe, parts: Parts) -> TrainingRecipe:
     length = small_sequence(parts)
     positions = length // 2 if recipe.lm_head_positions else None
     update = {"seq_length": length, "lm_head_positions": positions, "recompute": "auto"}
+    update |= {"routing": "balanced", "dispatcher": "all_to_all"}
     return recipe.model_copy(update={**update, **({"attention": "flash"} if parts.fused else {})})
 
 
@@ -50,6 +81,15 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
     """A plan of the small model with the same number of micro-batches, for two steps."""
     of_kind = prover(topology.system.kind)
     layout = of_kind.small_layout(layout)
+    if job.model.experts is not None and (beside := of_kind.without_experts(layout)):
+        raise InputError(
+            [
+                Problem(
+                    f"experts are not executed with {beside}",
+                    help="prove data, context, pipeline and expert degrees with zero 0 or 1",
+                )
+            ]
+        )
     batch = layout.data * layout.micro_batch_size * microbatches
     parts = of_kind.parts(layout)
     model = small_model(job.model, parts, of_kind.small_layers(layout))
@@ -63,4 +103,12 @@ def training_of(plan: Plan, seed: int) -> SmallTraining:
     job = plan.job
     positions = job.recipe.lm_head_positions or job.seq_length
     max_norm = prover(plan.system.kind).max_norm(plan)
-    return SmallTraining(job.model, job.seq_length, positions, job.global_batch_size, seed, max_norm)
+    return SmallTraining(
+        job.model,
+        job.seq_length,
+        positions,
+        job.global_batch_size,
+        seed,
+        max_norm,
+        job.recipe.expert_capacity,
+    )

@@ -80,6 +80,24 @@ JOBS: Mapping[str, dict[str, Any]] = {
         "tied_embeddings": False,
         "position_embedding": "rotary",
     },
+    "two nodes, experts in balance": {
+        "devices": 16,
+        "batch": 32,
+        "recipe_changes": {
+            "attention": "flash",
+            "dropout": False,
+            "overlap_grad_reduce": True,
+            "routing": "balanced",
+        },
+        "hidden_size": 1024,
+        "num_query_groups": 4,
+        "experts": {
+            "num_experts": 8,
+            "top_k": 2,
+            "ffn_hidden_size": 2048,
+            "shared_ffn_hidden_size": 512,
+        },
+    },
     "two devices with too little memory, and a host": {
         "devices": 2,
         "batch": 16,

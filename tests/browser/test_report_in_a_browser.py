@@ -11,7 +11,7 @@ import pytest
 
 from perfsim.report.figures.heat_map import heat_map
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve
-from perfsim.report.figures.validation import ValidationPoint, predicted_against_measured
+from perfsim.report.figures.validation import ValidationPoint, residuals
 from perfsim.report.page import write_page
 from perfsim.report.sections import Section
 from perfsim.report.study.write import write_study_page
@@ -44,7 +44,7 @@ def sweep_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sections = [
         Section("Scaling", figure=scaling_curve(points)),
         Section("Heat map", figure=heat_map([96, 192, 384], ["gpu", "wafer"], cells, **names)),
-        Section("Validation", figure=predicted_against_measured(cases)),
+        Section("Validation", figure=residuals(cases)),
     ]
     return write_page("A sweep", sections, tmp_path_factory.mktemp("sweep") / "index.html")
 

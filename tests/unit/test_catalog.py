@@ -228,7 +228,7 @@ def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "binary.yaml"
     path.write_bytes(b"a: \xff\xfe")
     (problem,) = problems(lambda: load_mapping(path, Catalog([tmp_path])))
-    assert "not UTF-8" in problem.message
+    assert (problem.line, problem.message) == (1, "the byte 0xff is not UTF-8 text")
 
 
 def test_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:

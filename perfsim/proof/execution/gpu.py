@@ -16,6 +16,7 @@ from perfsim.graph import EMBEDDING, HEAD, WHOLE_DEVICE, Kind, Task
 from perfsim.proof.execution.adam import Moments, adam, clipping
 from perfsim.proof.execution.context import CONTEXT_OPERATIONS
 from perfsim.proof.execution.gpu_compute import Partial
+from perfsim.proof.execution.gpu_experts import EXPERT_OPERATIONS
 from perfsim.proof.execution.gpu_replicas import ReplicaCompute
 from perfsim.proof.execution.layout import Array, cut
 from perfsim.proof.execution.movement import combined, pieces, summed
@@ -231,12 +232,12 @@ class GpuCompiler(ReplicaCompute):
 
     def _squared(self, rank: int, own: Sequence[Gradients], total: dict[int, Array]) -> float:
         """The sum of squares of a rank's gradients; each parameter counts on one rank."""
-        share, data, replica = self.share(rank), self.layout.shards, self.shard_of(rank)
+        share = self.share(rank)
         norm = 0.0
         for block, shard, _ in own:
             once = share.layouts[block].counted
             if shard:
-                once = share.layouts[block].shard(once, data, replica)
+                once = share.layouts[block].shard(once, *self.sharding(rank, block))
             norm += float(np.sum(once * total[block] ** 2))
         return norm
 
@@ -257,7 +258,9 @@ class GpuCompiler(ReplicaCompute):
             return [(sum(totals),) for _ in members]
 
         self.norms.add(task.writes[0])
-        whole = bool(parts) or self.layout.pipeline == 1
+        # The graph's norm does not reach the ranks with other experts, and nothing is clipped there.
+        apart = self.layout.expert * self.layout.expert_tensor > 1
+        whole = (bool(parts) or self.layout.pipeline == 1) and not apart
         claims = [(0, Claim(NORM, WHOLE_DEVICE, self.step, -1))] if whole else []
         if parts:
             self.add(parts, self.handle(), per_rank(across), claims=claims)
@@ -317,8 +320,8 @@ class GpuCompiler(ReplicaCompute):
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""
-        share, data = self.share(rank), self.layout.shards
-        layout, replica = share.layouts[cell.number], self.shard_of(rank)
+        share = self.share(rank)
+        layout, (data, replica) = share.layouts[cell.number], self.sharding(rank, cell.number)
         shard = (cell.place, cell.number) in self.sharded
         if cell.name in ("weights", "weight shard"):
             flat = layout.flat(cut(self.training.initial[cell.number], share))
@@ -368,6 +371,7 @@ OPERATIONS: dict[str, Callable[[GpuCompiler, Task], None]] = {
     "data_communication: reduce_scatter": GpuCompiler.data_reduce,
     "data_communication: all_gather": GpuCompiler.data_gather,
     **CONTEXT_OPERATIONS,
+    **EXPERT_OPERATIONS,
     **OFFLOAD_OPERATIONS,
 }
 """Method for each operation (`Work.op`, for communication with its category); add new ones here."""

@@ -7,12 +7,14 @@ needs if attention and MLP are parallel (`output gradient`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfsim.graph import EMBEDDING, HEAD, Task, TaskGraph
+from perfsim.proof.execution.experts import BlockKept
 from perfsim.proof.execution.layers import (
     AttentionKept,
     Linears,
@@ -67,7 +69,7 @@ class Kept(NamedTuple):
     """Activations that a layer keeps: all, all but the attention core, or only its input."""
 
     attention: AttentionKept | None
-    mlp: MlpKept | None
+    mlp: MlpKept | BlockKept | None
     x: Array
 
 
@@ -90,7 +92,8 @@ class GpuCompute(Compiler):
         self.layout = layout
         self.recomputed = {task.block for task in graph.tasks() if task.work.category == "recompute"}
         """Layers whose activations are computed again."""
-        self.shares = [self._share(rank) for rank in range(layout.tensor * layout.context)]
+        period = math.lcm(layout.tensor * layout.context, layout.expert * layout.expert_tensor)
+        self.shares = [self._share(rank) for rank in range(period)]
         self.partial: dict[int, Partial] = {}
         self.slot_of: dict[tuple[int, int], Cell] = {}
         """Slot of the gathered weights of a block."""
@@ -118,8 +121,20 @@ class GpuCompute(Compiler):
         layout, model, length = self.layout, self.training.model, self.training.seq_length
         places = None
         if layout.context > 1:
-            places = places_of(length, layout.context, rank // layout.tensor, layout.context_exchange)
-        return Share(model, length, layout.tensor, rank % layout.tensor, places)
+            places = places_of(
+                length, layout.context, rank // layout.tensor % layout.context, layout.context_exchange
+            )
+        return Share(
+            model,
+            length,
+            layout.tensor,
+            rank % layout.tensor,
+            places,
+            layout.expert,
+            rank // layout.expert_tensor % layout.expert,
+            layout.expert_tensor,
+            rank % layout.expert_tensor,
+        )
 
     def places(self, rank: int) -> Tokens | slice:
         """The positions of each sample that a rank has."""
@@ -128,7 +143,7 @@ class GpuCompute(Compiler):
     def rows(self, rank: int, microbatch: int) -> Tokens:
         """The samples of the batch that a rank has in a micro-batch."""
         size = self.layout.micro_batch_size
-        replica = rank // len(self.shares) % self.layout.data
+        replica = rank // (self.layout.tensor * self.layout.context) % self.layout.data
         first = (microbatch * self.layout.data + replica) * size
         return np.arange(first, first + size)
 

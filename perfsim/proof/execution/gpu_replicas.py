@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from perfsim.graph import EMBEDDING, EMBEDDING_AND_HEAD, HEAD, WHOLE_DEVICE, Task, TaskGraph
-from perfsim.proof.execution.context import ContextCompute
 from perfsim.proof.execution.gpu_compute import SHARDED_PARAMETERS
-from perfsim.proof.execution.layout import Array
+from perfsim.proof.execution.gpu_experts import ExpertCompute
+from perfsim.proof.execution.layout import EXPERTS, Array
 from perfsim.proof.execution.movement import summed
 from perfsim.proof.execution.program import Cell, Claim, Message, Values
 from perfsim.proof.execution.serial import SmallTraining
@@ -21,12 +21,14 @@ GATHER_SLOTS = 2
 NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
 
 
-class ReplicaCompute(ContextCompute):
+class ReplicaCompute(ExpertCompute):
     """Compiles collectives over replicas."""
 
     def __init__(self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout) -> None:
         super().__init__(graph, training, layout)
         self.gathers: dict[int, int] = {}
+        self.rest_gathered: set[tuple[int, int]] = set()
+        """Devices and steps of which all but experts are gathered."""
         self.homes: dict[int, list[int]] = {}
         """Blocks of each device."""
         self.sharded: set[tuple[int, int]] = set()
@@ -37,18 +39,40 @@ class ReplicaCompute(ContextCompute):
         """Where the latest copy of a block's shard from the host is, if it came from there."""
         self.copies: dict[int, int] = {}
 
+    def homes_of(self, _: int) -> list[int]:
+        """The blocks of the present device."""
+        return self.homes.setdefault(self.place, [])
+
+    def _of_experts(self, rest: list[int]) -> bool:
+        """Whether the present reduction is that of experts, which may have replicas of their own.
+
+        Where all ranks hold all experts it is the second of two over the same ranks, and `rest` are the
+        blocks that the first one sums.
+        """
+        layout, group = self.layout, self.task.work.group
+        if self.training.model.experts is None or group is None:
+            return False
+        apart = (layout.expert * layout.expert_tensor, layout.expert_replicas)
+        if apart != (layout.tensor, layout.replicas):
+            return (group.stride, group.size) == apart
+        waiting = self.pending.setdefault(self.place, {})
+        return not any(number in waiting for number in rest)
+
     def _targets(self, block: int, buckets: int = 1) -> list[int]:
         """The blocks whose gradients a reduction sums, among those that wait for one.
 
-        A reduction that reads the gradients of several layers sums that many, from `block` on.
+        A reduction that reads the gradients of several layers sums that many, from `block` on; that of their
+        experts sums those that wait from there on.
         """
         waiting = self.pending.setdefault(self.place, {})
         if block == WHOLE_DEVICE:
-            targets = list(waiting)
+            targets = [number for number in waiting if number < EXPERTS]
         elif block == EMBEDDING_AND_HEAD:
             targets = [number for number in waiting if number in (EMBEDDING, HEAD)]
         else:
             targets = list(range(block, block + buckets))
+        if self._of_experts(targets):
+            targets = [number for number in waiting if number >= EXPERTS + max(0, block)]
         for number in targets:
             waiting.pop(number, None)
         return targets
@@ -65,7 +89,8 @@ class ReplicaCompute(ContextCompute):
 
         Where several groups shard, the sum over a group is a part of what `sum_over_groups` completes.
         """
-        if task.work.group is not None and task.work.group.stride > self.layout.tensor:
+        grouped = self.layout.shards < self.layout.replicas
+        if grouped and task.work.group is not None and task.work.group.stride > self.layout.tensor:
             self.sum_over_groups(task)
             return
         blocks = self._targets(task.block, len(task.reads))
@@ -139,9 +164,13 @@ class ReplicaCompute(ContextCompute):
         """The micro-batch of the task that writes a tensor."""
         return int(self.graph.tag[self.graph.writer[handle]])
 
-    def shard_of(self, rank: int) -> int:
-        """Which shard of the states a rank has."""
-        return rank // self.layout.tensor % self.layout.shards
+    def sharding(self, rank: int, block: int) -> tuple[int, int]:
+        """The number of shards of a block's states, and which of them a rank has."""
+        layout = self.layout
+        if block >= EXPERTS:
+            holds, shards = layout.expert * layout.expert_tensor, layout.expert_replicas
+            return shards, rank // holds % shards
+        return layout.shards, rank // layout.tensor % layout.shards
 
     def _reduced_claims(self, blocks: list[int], made: list[list[Cell]]) -> list[tuple[int, Claim]]:
         """Claims for layers only: the gradient of a tied embedding may still lack the other stage's part."""
@@ -152,11 +181,22 @@ class ReplicaCompute(ContextCompute):
             position += len(cells)
         return claims
 
+    def _gathered(self, home: list[int]) -> list[int]:
+        """The blocks of a gather after the update: those of experts have one of their own, the second."""
+        rest = [block for block in home if block < EXPERTS]
+        first = (self.place, self.step) not in self.rest_gathered
+        layout, group = self.layout, self.task.work.group
+        apart = (layout.expert * layout.expert_tensor, layout.expert_replicas)
+        if apart != (layout.tensor, layout.replicas) and group is not None:
+            first = (group.stride, group.size) != apart
+        self.rest_gathered.add((self.place, self.step))
+        return rest if first else [block for block in home if block >= EXPERTS]
+
     def data_gather(self, task: Task) -> None:
         """Gather the parameter shards of the other replicas."""
         home = self.homes[self.place]
         if task.block == WHOLE_DEVICE:
-            blocks = list(home)
+            blocks = self._gathered(home)
         else:
             layers = list(range(task.block, task.block + len(task.writes)))
             blocks = [EMBEDDING, HEAD] if task.block == EMBEDDING_AND_HEAD else layers

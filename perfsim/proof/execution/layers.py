@@ -122,7 +122,7 @@ def attention_output(w: Weights, kept: AttentionKept, share: Share) -> Array:
 
 def with_core(kept: AttentionKept, share: Share) -> AttentionKept:
     """The activations with scores, softmax and context computed from queries, keys and values."""
-    probabilities = _softmax(masked_scores(kept.q, kept.k, (share.places, share.places), share))
+    probabilities = softmax(masked_scores(kept.q, kept.k, (share.places, share.places), share))
     return kept._replace(probabilities=probabilities, context=probabilities @ repeated(kept.v, share))
 
 
@@ -172,7 +172,7 @@ def mlp_forward(w: Weights, x: Array, attention: Array, share: Share) -> tuple[A
     u = z @ w["fc1"]
     if "fc1_bias" in w:
         u = u + w["fc1_bias"]
-    activated = _activation(u, share)
+    activated = activation_forward(u, share)
     y = activated @ w["fc2"]
     if share.leads:
         y = y + total
@@ -183,7 +183,7 @@ def mlp_forward(w: Weights, x: Array, attention: Array, share: Share) -> tuple[A
 
 def mlp_dgrad(w: Weights, kept: MlpKept, dy: Array, share: Share) -> tuple[Array, Linears]:
     """The peer's part of the input gradient with the residual, and the inputs of the wgrad."""
-    du = _activation_backward(kept.u, dy @ w["fc2"].T, share)
+    du = activation_backward(kept.u, dy @ w["fc2"].T, share)
     name = "norm1" if share.model.norms_per_layer == 1 else "norm2"
     dx, norm = norm_backward(du @ w["fc1"].T, w, name, kept.norm)
     if share.leads:
@@ -199,8 +199,8 @@ def mlp_wgrad(inputs: Linears, share: Share) -> Weights:
 # --------------------------------------------------------------------------------------- helpers
 def _linear_grads(inputs: Linears, first: str, second: str, *, bias: bool) -> Weights:
     grads = {
-        first: _outer(inputs.first_in, inputs.first_out),
-        second: _outer(inputs.second_in, inputs.second_out),
+        first: outer(inputs.first_in, inputs.first_out),
+        second: outer(inputs.second_in, inputs.second_out),
     }
     if bias:
         grads[f"{first}_bias"] = inputs.first_out.sum(axis=(0, 1))
@@ -208,7 +208,7 @@ def _linear_grads(inputs: Linears, first: str, second: str, *, bias: bool) -> We
     return grads
 
 
-def _outer(x: Array, dy: Array) -> Array:
+def outer(x: Array, dy: Array) -> Array:
     """Sum over tokens of x (k) times dy (n)."""
     return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
 
@@ -254,7 +254,8 @@ def folded(dx: Array, share: Share) -> Array:
     return np.asarray(dx.reshape(n, -1, share.heads // share.groups, s, d).sum(axis=2))
 
 
-def _softmax(x: Array) -> Array:
+def softmax(x: Array) -> Array:
+    """Softmax over the last axis."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
@@ -303,7 +304,7 @@ GELU_SCALE, GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
 """GELU by its tanh approximation [1606.08415]."""
 
 
-def _activation(u: Array, share: Share) -> Array:
+def activation_forward(u: Array, share: Share) -> Array:
     """GELU; in a gated MLP SiLU of the first half times the second [2002.05202]."""
     if share.model.gated_mlp:
         gate, up = np.split(u, 2, axis=-1)
@@ -311,7 +312,8 @@ def _activation(u: Array, share: Share) -> Array:
     return 0.5 * u * (1.0 + np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u)))
 
 
-def _activation_backward(u: Array, d: Array, share: Share) -> Array:
+def activation_backward(u: Array, d: Array, share: Share) -> Array:
+    """Gradient of the activation's input."""
     if share.model.gated_mlp:
         gate, up = np.split(u, 2, axis=-1)
         sigmoid = 1.0 / (1.0 + np.exp(-gate))

@@ -16,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.graph import EMBEDDING, HEAD
-from perfsim.workload import TransformerConfig
+from perfsim.workload import Experts, LayerKind, TransformerConfig, layer_kinds
 
 Array = NDArray[np.float64]
 Weights = dict[str, Array]
 Wide = NDArray[np.int64]
+EXPERTS = 1_000_000
+"""Added to the number of a layer for the block of its routed experts, held by other ranks than the rest."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,19 @@ class Share:
     peer: int = 0
     some_places: tuple[int, ...] | None = None
     """The positions of a sequence that it computes; None: all."""
+    expert_ranks: int = 1
+    """Ranks with different experts, of which it is the `expert_rank`-th."""
+    expert_rank: int = 0
+    expert_peers: int = 1
+    """Ranks that share every expert, of which it is the `expert_peer`-th."""
+    expert_peer: int = 0
+
+    @cached_property
+    def own_experts(self) -> range:
+        """The experts of this rank."""
+        experts = self.model.experts
+        count = 0 if experts is None else experts.num_experts // self.expert_ranks
+        return range(self.expert_rank * count, (self.expert_rank + 1) * count)
 
     @cached_property
     def places(self) -> tuple[int, ...]:
@@ -144,9 +159,8 @@ class Layouts:
     def __init__(self, share: Share) -> None:
         self.share = share
 
-    @cached_property
-    def layer(self) -> BlockLayout:
-        """Layout of every layer."""
+    def layer(self, kind: LayerKind) -> BlockLayout:
+        """Layout of a layer, without routed experts."""
         share, model = self.share, self.share.model
         hidden, size = model.hidden_size, model.head_size
         qkv, ffn = (share.heads + 2 * share.groups) * size, model.ffn_hidden_size // share.peers
@@ -157,10 +171,47 @@ class Layouts:
             shapes |= {"qkv_bias": (qkv,), "projection_bias": (hidden,)}
         if model.norms_per_layer > 1:
             shapes |= self._norm("norm2")
+        if kind.experts and model.experts is not None:
+            return self._layout(shapes | self._router(model.experts))
         shapes |= {"fc1": (hidden, width), "fc2": (ffn, hidden)}
         if model.bias:
             shapes |= {"fc1_bias": (width,), "fc2_bias": (hidden,)}
         return self._layout(shapes)
+
+    def _router(self, experts: Experts) -> dict[str, tuple[int, ...]]:
+        """Router and shared experts."""
+        model, ffn = self.share.model, experts.shared_ffn_hidden_size
+        shapes: dict[str, tuple[int, ...]] = {"router": (model.hidden_size, experts.num_experts)}
+        if model.has_expert_bias:
+            shapes["router_bias"] = (experts.num_experts,)
+        if not ffn:
+            return shapes
+        width = (2 if model.gated_mlp else 1) * ffn
+        shapes |= {"shared_fc1": (model.hidden_size, width), "shared_fc2": (ffn, model.hidden_size)}
+        if model.has_expert_bias:
+            shapes |= {"shared_fc1_bias": (width,), "shared_fc2_bias": (model.hidden_size,)}
+        return shapes
+
+    @cached_property
+    def experts(self) -> BlockLayout:
+        """Layout of the routed experts of every layer with some."""
+        share, model, experts = self.share, self.share.model, self.share.model.experts
+        if experts is None:
+            raise KeyError("the model has no experts")
+        count, ffn = len(share.own_experts), experts.ffn_hidden_size // share.expert_peers
+        width = (2 if model.gated_mlp else 1) * ffn
+        hidden = model.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "expert_fc1": (count, hidden, width),
+            "expert_fc2": (count, ffn, hidden),
+        }
+        if model.has_expert_bias:
+            shapes |= {"expert_fc1_bias": (count, width), "expert_fc2_bias": (count, hidden)}
+        return BlockLayout(shapes)
+
+    @cached_property
+    def _layers(self) -> dict[LayerKind, BlockLayout]:
+        return {kind: self.layer(kind) for kind in dict.fromkeys(layer_kinds(self.share.model))}
 
     @cached_property
     def embedding(self) -> BlockLayout:
@@ -181,8 +232,10 @@ class Layouts:
         return self._layout(shapes, *(["words"] if model.tied_embeddings else []))
 
     def __getitem__(self, block: int) -> BlockLayout:
+        if block >= EXPERTS:
+            return self.experts
         if block >= 0:
-            return self.layer
+            return self._layers[layer_kinds(self.share.model)[block]]
         return self.head if block == HEAD else self.embedding
 
     def _layout(self, shapes: dict[str, tuple[int, ...]], *uncounted: str) -> BlockLayout:
@@ -196,7 +249,9 @@ class Layouts:
 
 def blocks(model: TransformerConfig) -> list[int]:
     """All blocks of a model in the order of the forward."""
-    return [EMBEDDING, *range(model.num_layers), HEAD]
+    layers = range(model.num_layers)
+    experts = [EXPERTS + layer for layer in layers if layer_kinds(model)[layer].experts]
+    return [EMBEDDING, *layers, *experts, HEAD]
 
 
 def cut(whole: Weights, share: Share) -> Weights:
@@ -205,6 +260,8 @@ def cut(whole: Weights, share: Share) -> Weights:
 
 
 def _cut(name: str, value: Array, share: Share) -> Array:
+    if name.startswith("expert_"):
+        return _cut_experts(name, value, share)
     if share.peers == 1:
         return value
     if name in ("qkv", "qkv_bias"):
@@ -221,3 +278,16 @@ def _cut(name: str, value: Array, share: Share) -> Array:
         padding = [(0, share.rows * share.peers - len(value))] + [(0, 0)] * (value.ndim - 1)
         return np.split(np.pad(value, padding), share.peers, axis=0)[share.peer]
     return value
+
+
+def _cut_experts(name: str, value: Array, share: Share) -> Array:
+    """A rank's experts, and its part of their width."""
+    own, peers, peer = (
+        value[share.own_experts.start : share.own_experts.stop],
+        share.expert_peers,
+        share.expert_peer,
+    )
+    if name in ("expert_fc1", "expert_fc1_bias"):
+        halves = np.split(own, 2 if share.model.gated_mlp else 1, axis=-1)
+        return np.concatenate([np.split(half, peers, axis=-1)[peer] for half in halves], axis=-1)
+    return np.split(own, peers, axis=-2)[peer] if name == "expert_fc2" else own

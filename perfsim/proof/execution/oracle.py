@@ -35,6 +35,10 @@ class Oracle:
     shards: int
     rows: Callable[[int, int], Tokens]
     places: Callable[[int], Tokens | slice]
+    share_of: Callable[[int], Share] | None = None
+    """The share of a rank where it depends on more than its tensor peer."""
+    sharding: Callable[[int, int], tuple[int, int]] | None = None
+    """The number of shards of a block's states and that of a rank, where these differ by block."""
     _cache: dict[tuple[Claim, int], Array] = field(default_factory=dict)
 
     @cached_property
@@ -44,6 +48,8 @@ class Oracle:
 
     def share(self, rank: int) -> Share:
         """The share of the model of a rank, by its offset among its peers."""
+        if self.share_of is not None:
+            return self.share_of(rank)
         return Share(self.training.model, self.training.seq_length, self.peers, rank % self.peers)
 
     def expected(self, claim: Claim, rank: int) -> Array:
@@ -79,11 +85,12 @@ class Oracle:
     def _flat(self, whole: Weights, block: int, rank: int, quantity: str) -> Array:
         layout = self.share(rank).layouts[block]
         flat = layout.flat(cut(whole, self.share(rank)))
-        return (
-            layout.shard(flat, self.shards, rank // self.peers % self.shards)
-            if quantity.endswith("shard")
-            else flat
-        )
+        return layout.shard(flat, *self._sharding(rank, block)) if quantity.endswith("shard") else flat
+
+    def _sharding(self, rank: int, block: int) -> tuple[int, int]:
+        if self.sharding is not None:
+            return self.sharding(rank, block)
+        return self.shards, rank // self.peers % self.shards
 
     def error(self, claim: Claim, rank: int, value: Array) -> float:
         """Largest difference over the largest expected entry; infinite for another shape."""

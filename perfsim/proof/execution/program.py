@@ -31,7 +31,7 @@ class Message(NamedTuple):
     """The message of a communication, with its elements as nccl-tests count them."""
 
     content: Literal[
-        "activations", "statistics", "gradients", "parameters", "table", "kept", "exchanged", "shards"
+        "activations", "statistics", "gradients", "parameters", "table", "kept", "exchanged", "shards", "rows"
     ]
     elements: Callable[[Values, tuple[Any, ...]], int]
     """From the values that a rank reads and those that it writes."""

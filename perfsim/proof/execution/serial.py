@@ -10,6 +10,19 @@ import numpy as np
 
 from perfsim.graph import EMBEDDING, HEAD
 from perfsim.proof.execution.adam import Moments, adam, clipping
+from perfsim.proof.execution.experts import (
+    BlockKept,
+    Routing,
+    combine_backward,
+    combine_forward,
+    drawn_routing,
+    experts_backward,
+    experts_forward,
+    router_backward,
+    router_forward,
+    shared_backward,
+    shared_forward,
+)
 from perfsim.proof.execution.layers import (
     AttentionKept,
     MlpKept,
@@ -20,7 +33,7 @@ from perfsim.proof.execution.layers import (
     mlp_forward,
     mlp_wgrad,
 )
-from perfsim.proof.execution.layout import Array, Share, Weights, blocks
+from perfsim.proof.execution.layout import EXPERTS, Array, Share, Weights, blocks
 from perfsim.proof.execution.vocabulary import (
     Tokens,
     embedding_backward,
@@ -47,6 +60,15 @@ class SmallTraining:
     seed: int = 0
     max_norm: float = math.inf
     """The limit to which gradients are clipped by their global norm; infinite where nothing waits for it."""
+    capacity: float | None = None
+    """Most tokens of an expert in a sequence over their mean; None: none is dropped."""
+
+    def routing(self, step: int, layer: int) -> Routing:
+        """The experts of every token of a batch in a layer."""
+        if self.model.experts is None:
+            raise ValueError(f"{self.model.name} has no experts")
+        seed = [self.seed, 2, step, layer]
+        return drawn_routing(self.model.experts, self.batch, self.seq_length, self.capacity, seed)
 
     @cached_property
     def share(self) -> Share:
@@ -83,7 +105,8 @@ class SmallTraining:
 
 def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
     around = 1.0 if name.endswith(".scale") else 0.0
-    deviation = 0.1 if len(shape) == 1 else 0.5 / np.sqrt(shape[-1] if name == "words" else shape[0])
+    wide = len(shape) > 1 and not name.endswith("_bias")
+    deviation = 0.5 / np.sqrt(shape[-1] if name == "words" else shape[-2]) if wide else 0.1
     return around + deviation * rng.standard_normal(shape)
 
 
@@ -141,10 +164,15 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     tokens, targets = training.words(step)
     x = embedding_forward(weights[EMBEDDING], tokens, share)
     record.hidden.append(x)
-    kept: list[tuple[AttentionKept, MlpKept]] = []
+    kept: list[tuple[AttentionKept, MlpKept | BlockKept]] = []
     for layer in range(training.model.num_layers):
         attention, of_attention = attention_forward(weights[layer], x, share)
-        x, of_mlp = mlp_forward(weights[layer], x, attention, share)
+        of_mlp: MlpKept | BlockKept
+        if EXPERTS + layer in weights:
+            own = weights[layer], weights[EXPERTS + layer]
+            x, of_mlp = _experts_forward(*own, x + attention, training.routing(step, layer), share)
+        else:
+            x, of_mlp = mlp_forward(weights[layer], x, attention, share)
         kept.append((of_attention, of_mlp))
         record.attention.append(attention)
         record.hidden.append(x)
@@ -156,7 +184,7 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     record.weight_gradients[HEAD] = head_wgrad(inputs, share) | inputs.norm
     for layer in reversed(range(training.model.num_layers)):
         record.gradient[layer + 1] = d
-        d = _layer_backward(weights[layer], *kept[layer], d, share, record, layer)
+        d = _layer_backward(weights, *kept[layer], d, share, record, layer)
     record.gradient[0] = d
     record.weight_gradients[EMBEDDING] = embedding_backward(d, tokens, share)
     if training.model.tied_embeddings:
@@ -165,20 +193,52 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     return record
 
 
+def _experts_forward(
+    w: Weights, w_experts: Weights, total: Array, routing: Routing, share: Share
+) -> tuple[Array, BlockKept]:
+    rows, router = router_forward(w, total, routing)
+    outputs, of_experts = experts_forward(w_experts, rows, share)
+    shared, of_shared = shared_forward(w, router.z, share) if "shared_fc1" in w else (None, None)
+    y = combine_forward(outputs, router, total, shared)
+    return y, BlockKept(router, of_experts, of_shared, outputs)
+
+
+def _experts_backward(
+    w: Weights, w_experts: Weights, kept: BlockKept, dy: Array, share: Share
+) -> tuple[Array, Weights, Weights]:
+    """Gradients of the input, of the layer's own weights and of its experts."""
+    made = combine_backward(dy, kept.router)
+    rows, of_experts = experts_backward(w_experts, kept.experts, made.values, share)
+    d_shared: Array | None = None
+    grads: Weights = {}
+    if kept.shared is not None:
+        d_shared, grads = shared_backward(w, kept.shared, kept.router.z, dy, share)
+    dx, of_router = router_backward(w, kept.router, kept.outputs, rows, dy, d_shared)
+    return dx, grads | of_router, of_experts
+
+
 def _layer_backward(
-    w: Weights,
+    weights: dict[int, Weights],
     of_attention: AttentionKept,
-    of_mlp: MlpKept,
+    of_mlp: MlpKept | BlockKept,
     dy: Array,
     share: Share,
     record: Record,
     layer: int,
 ) -> Array:
-    middle, mlp = mlp_dgrad(w, of_mlp, dy, share)
+    w = weights[layer]
+    if isinstance(of_mlp, BlockKept):
+        experts = EXPERTS + layer
+        middle, of_block, record.weight_gradients[experts] = _experts_backward(
+            w, weights[experts], of_mlp, dy, share
+        )
+    else:
+        middle, mlp = mlp_dgrad(w, of_mlp, dy, share)
+        of_block = mlp_wgrad(mlp, share) | mlp.norm
     record.middle[layer] = middle
     d_attention = dy if share.model.norms_per_layer == 1 else middle
     dx, attention = attention_dgrad(w, of_attention, d_attention, share)
-    grads = mlp_wgrad(mlp, share) | attention_wgrad(attention, share) | mlp.norm
+    grads = of_block | attention_wgrad(attention, share)
     for name, value in attention.norm.items():
         grads[name] = grads[name] + value if name in grads else value
     record.weight_gradients[layer] = grads

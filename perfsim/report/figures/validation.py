@@ -1,11 +1,11 @@
-"""Predicted against measured: how far predictions of published runs are off."""
+"""Errors of predictions of published runs, family by family."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import median
 
 import plotly.graph_objects as go
 
@@ -27,55 +27,64 @@ class ValidationPoint:
     evidence: str = ""
 
 
-def predicted_against_measured(
-    points: Sequence[ValidationPoint], *, unit: str = "s", band: float = 0.10
-) -> go.Figure:
-    """Log-log scatter with the identity line and a band of relative error, one look per family."""
-    traces: list[Any] = [*_band(points, band), _identity(points)]
-    families = list(dict.fromkeys(point.family for point in points))
-    for index, family in enumerate(families):
-        traces.append(_family([point for point in points if point.family == family], index, unit))
-    style = base.layout(
-        f"Predicted against measured time ({unit})",
-        height=560,
-        xaxis=base.axis(f"measured ({unit})", type="log", exponentformat="none"),
-        yaxis=base.axis(f"predicted ({unit})", type="log", exponentformat="none"),
-    )
-    return base.figure(traces, style)
+SYMBOLS = {"C": "circle-open"}
+"""Marks by evidence; a full circle for all others."""
 
 
-def _ends(points: Sequence[ValidationPoint]) -> list[float]:
-    values = [value for point in points for value in (point.measured_s, point.predicted_s) if value > 0]
-    return [min(values, default=1.0) / 1.5, max(values, default=1.0) * 1.5]
+def residuals(points: Sequence[ValidationPoint], *, band: float = 0.10) -> go.Figure:
+    """The signed error of every run, a row for each family, the closest family first; a bar at its median.
 
-
-def _band(points: Sequence[ValidationPoint], band: float) -> list[Any]:
-    ends = _ends(points)
-    hidden: dict[str, Any] = {"x": ends, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
-    low = [end * (1 - band) for end in ends]
-    high = [end * (1 + band) for end in ends]
-    fill = {"fill": "tonexty", "fillcolor": "rgba(128,128,128,0.22)", "name": f"within {100 * band:.0f} %"}
-    return [go.Scatter(y=low, showlegend=False, **hidden), go.Scatter(y=high, **hidden, **fill)]
-
-
-def _identity(points: Sequence[ValidationPoint]) -> Any:
-    ends = _ends(points)
-    line = {"color": base.GREY, "width": 1.5, "dash": "dash"}
-    return go.Scatter(x=ends, y=ends, mode="lines", line=line, name="equal", hoverinfo="skip")
-
-
-def _family(own: Sequence[ValidationPoint], index: int, unit: str) -> Any:
-    look = base.series_style(index)
-    return go.Scatter(
-        x=[point.measured_s for point in own],
-        y=[point.predicted_s for point in own],
+    Runs that are not scored (evidence C) have open marks. The shade holds errors up to `band`.
+    """
+    families = _by_family(points)
+    rows = {name: f"{base.esc(name)} ({len(own)})" for name, own in families.items()}
+    runs = go.Scatter(
+        x=[round(100.0 * point.error, 3) for own in families.values() for point in own],
+        y=[rows[name] for name, own in families.items() for _ in own],
         mode="markers",
-        name=f"{base.esc(own[0].family)} ({len(own)})",
-        marker={"symbol": look["symbol"], "color": look["color"], "size": 9, "opacity": 0.85},
-        customdata=[f"{base.esc(point.id)}<br>error {100 * point.error:+.1f} %" for point in own],
-        hovertemplate=f"<b>%{{customdata}}</b><br>measured %{{x:.4g}} {unit}, predicted %{{y:.4g}} {unit}"
-        "<extra>%{fullData.name}</extra>",
+        marker={
+            "symbol": [
+                "circle-open" if p.evidence == "C" else "circle" for own in families.values() for p in own
+            ],
+            "color": base.BLUE,
+            "size": 9,
+            "opacity": 0.8,
+        },
+        customdata=[_hover(point) for own in families.values() for point in own],
+        hovertemplate="%{customdata}<extra></extra>",
+        name="a run",
     )
+    middles = go.Scatter(
+        x=[round(100.0 * median(point.error for point in own), 3) for own in families.values()],
+        y=list(rows.values()),
+        mode="markers",
+        marker={"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": base.VERMILLION}},
+        hovertemplate="median %{x:+.1f} %<extra>%{y}</extra>",
+        name="median of the family",
+    )
+    shade = {"type": "rect", "x0": -100 * band, "x1": 100 * band, "yref": "paper", "y0": 0, "y1": 1}
+    style = base.layout(
+        "Error of the step time by family (%)",
+        height=150 + 30 * len(families),
+        xaxis=base.axis("predicted over measured, minus 1 (%)", zeroline=True, zerolinecolor=base.INK),
+        yaxis=base.axis("", autorange="reversed"),
+        shapes=[shade | {"fillcolor": "rgba(128,128,128,0.18)", "line": {"width": 0}, "layer": "below"}],
+    )
+    return base.figure([runs, middles], style)
+
+
+def _by_family(points: Sequence[ValidationPoint]) -> dict[str, list[ValidationPoint]]:
+    """Families by the median of their absolute errors, the smallest first."""
+    families: dict[str, list[ValidationPoint]] = {}
+    for point in points:
+        families.setdefault(point.family, []).append(point)
+    ranked = sorted(families, key=lambda name: median(abs(point.error) for point in families[name]))
+    return {name: families[name] for name in ranked}
+
+
+def _hover(point: ValidationPoint) -> str:
+    times = f"measured {text.duration(point.measured_s)}, predicted {text.duration(point.predicted_s)}"
+    return f"<b>{base.esc(point.id)}</b><br>{times}<br>error {100 * point.error:+.1f} %"
 
 
 def validation_table(points: Sequence[ValidationPoint]) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfsim.files import write_file
 from perfsim.report import text
-from perfsim.report.figures.validation import ValidationPoint, predicted_against_measured, validation_table
+from perfsim.report.figures.validation import ValidationPoint, residuals, validation_table
 from perfsim.report.markdown import markdown
 from perfsim.report.page import write_page
 from perfsim.report.sections import Card, Head, Section, slugify
@@ -109,15 +109,15 @@ def _scatter(accuracy: StepAccuracy, slug: str) -> Section:
     within = sum(abs(point.error) <= 0.1 for point in points)
     lead = (
         f"{len(points)} of {result['count']} runs are predicted, {within} of them within 10 %. Evidence A: "
-        "exact configuration, direct measurement. B: one field is inferred. C: weak evidence, not scored."
+        "exact configuration, direct measurement. B: one field is inferred. C: weak evidence, not scored, an "
+        "open mark."
     )
     return Section(
-        f"{_name(result)}: predicted against measured",
+        f"{_name(result)}: errors by family",
         lead,
-        figure=predicted_against_measured(points) if points else None,
+        figure=residuals(points) if points else None,
         table=validation_table(points),
-        alt=f"Predicted over measured step time of {len(points)} runs on logarithmic axes; {within} lie "
-        "within 10 % of the diagonal.",
+        alt=f"Errors of the step time of {len(points)} runs by family; {within} are within 10 %.",
         slug=f"{slug}-scatter",
     )
 

@@ -29,6 +29,18 @@ def expert_load(job: Job, ranks: int) -> float:
     return load if recipe.expert_capacity is None else min(load, recipe.expert_capacity)
 
 
+def routing_notes(job: Job, ranks: int) -> tuple[str, ...]:
+    """What uneven routing costs, in words; nothing where it is balanced."""
+    load = expert_load(job, ranks)
+    if load == 1.0:
+        return ()
+    more, saved = f"{load - 1:.1%}", f"{1 - 1 / load:.1%}"
+    text = (
+        f"the fullest of {ranks} ranks has {more} more rows of experts than the mean, and all wait for it; "
+    )
+    return (text + f"balanced routing would save {saved} of the time of experts and of their rows",)
+
+
 @lru_cache(maxsize=1024)
 def fullest_rank(experts: int, ranks: int, spread: float) -> float:
     """Mean over draws of the load of the fullest rank, whose experts' popularity has this deviation."""

@@ -32,6 +32,7 @@ from perfsim.strategies.three_d.offload_space import (
     offloaded_screening,
     tried_places,
 )
+from perfsim.strategies.three_d.routing import routing_notes
 from perfsim.strategies.three_d.rules import layout_problems
 from perfsim.strategies.three_d.space import indivisible_degrees, layout_space
 from perfsim.strategies.three_d.stages import ThreeDPlan
@@ -108,7 +109,8 @@ class ThreeD:
             self._refuse_overflow(job, topology, layout, memory)
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
         share = recomputed_share(columns_of(job, layout))
-        return ThreeDPlan(self.name, job, topology, layout, microbatches, memory, (), share)
+        notes = routing_notes(job, layout.expert)
+        return ThreeDPlan(self.name, job, topology, layout, microbatches, memory, notes, share)
 
     def _refuse_overflow(
         self, job: Job, topology: FatTree, layout: ParallelLayout, memory: tuple[MemoryUse, ...]

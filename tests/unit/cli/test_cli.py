@@ -469,7 +469,7 @@ def test_control_characters_of_names_are_written_out(perfsim: Run, elsewhere: Pa
 
 def test_a_file_that_is_not_utf_8_is_no_study_to_prove(perfsim: Run, elsewhere: Path) -> None:
     (elsewhere / "latin.yaml").write_bytes(STUDY.encode("latin-1"))
-    refused(perfsim("prove", "latin.yaml"), 2, "latin.yaml", "is not UTF-8 text")
+    refused(perfsim("prove", "latin.yaml"), 2, "latin.yaml:2: ", "is not UTF-8 text")
 
 
 def test_measurements_that_no_hardware_makes_are_refused(perfsim: Run, elsewhere: Path) -> None:

@@ -62,9 +62,10 @@ def test_every_verb_with_a_model_takes_the_file(config: Path) -> None:
 
 
 def test_what_a_file_says_and_cannot_be_expressed_is_a_note_of_the_answer(config: Path) -> None:
-    config.write_text(json.dumps(CONFIG | {"model_type": "mistral", "sliding_window": 512}), encoding="utf-8")
+    irregular = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512}
+    config.write_text(json.dumps(CONFIG | {"model_type": "mistral", **irregular}), encoding="utf-8")
     asked = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
-    note = "not expressible: attention in a sliding window of 512; taken as full attention"
+    note = "not expressible: attention in a sliding window of 512 in some layers; taken as full attention"
     assert json.loads(perfsim("run", *asked, "--json").stdout)["notes"][-1] == note
     assert "sliding window of 512" in perfsim("run", *asked).stdout
 

@@ -107,12 +107,11 @@ def test_what_is_no_address_of_a_scheduler_is_refused_at_once(address: str) -> N
         executor_for(None, address)
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://no-such-host.invalid:8786"])
-def test_an_address_at_which_nobody_listens_is_refused_within_seconds(address: str) -> None:
+def test_an_address_at_which_nobody_listens_is_refused_within_seconds() -> None:
     pytest.importorskip("distributed")
     began_s = time.monotonic()
-    with pytest.raises(PerfsimError, match=rf"no Dask scheduler answers at {address}: \w+"):
-        executor_for(None, address)
+    with pytest.raises(PerfsimError, match=r"no Dask scheduler answers at tcp://127.0.0.1:1: \w+"):
+        executor_for(None, "tcp://127.0.0.1:1")
     assert time.monotonic() - began_s < CONNECT_S / 2
 
 

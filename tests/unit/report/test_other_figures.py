@@ -10,7 +10,7 @@ from perfsim.report.figures.heat_map import heat_map, heat_map_table
 from perfsim.report.figures.scaling import ScalingPoint, scaling_curve, scaling_table
 from perfsim.report.figures.validation import (
     ValidationPoint,
-    predicted_against_measured,
+    residuals,
     validation_table,
 )
 
@@ -72,12 +72,13 @@ def test_an_empty_heat_map_can_be_drawn() -> None:
     assert figure.data[0].z[0][0] is None
 
 
-def test_cases_are_drawn_by_family_over_a_band_and_the_identity() -> None:
-    low, high, identity, *families = predicted_against_measured(CASES, band=0.1).data
-    assert [family.name for family in families] == ["megatron (2)", "mlperf (1)"]
-    assert list(identity.x) == list(identity.y)
-    assert high.y[0] / low.y[0] == pytest.approx(1.1 / 0.9)
-    assert families[0].customdata[0] == "a<br>error +10.0 %"
+def test_every_run_is_in_the_row_of_its_family_and_the_closest_family_comes_first() -> None:
+    runs, middles = residuals(CASES, band=0.1).data
+    assert list(middles.y) == ["megatron (2)", "mlperf (1)"]
+    assert dict(zip(runs.customdata, runs.x, strict=True)).keys() >= set(runs.customdata)
+    assert sorted(runs.x) == pytest.approx([-30.0, 1.0, 10.0])
+    assert list(middles.x) == pytest.approx([5.5, -30.0])
+    assert "a</b><br>measured 10.0 s, predicted 11.0 s<br>error +10.0 %" in runs.customdata[0]
 
 
 def test_the_validation_table_begins_with_the_worst_case() -> None:

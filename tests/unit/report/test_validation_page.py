@@ -72,7 +72,7 @@ def gpu_page() -> AccuracyPage:
 def test_both_files_have_every_table(gpu_page: AccuracyPage, tmp_path: Path) -> None:
     html, text = (path.read_text(encoding="utf-8") for path in write_validation(gpu_page, tmp_path))
     for heading in (
-        "predicted against measured",
+        "errors by family",
         "families beside a baseline",
         "the worst 10",
         "shown, not scored",

@@ -243,12 +243,14 @@ def test_a_limit_of_events_counts_over_all_processes_and_exactly_the_limit_is_en
 
 
 def test_a_scheduler_that_does_not_answer_leaves_no_store(path: Path, store: Path) -> None:
+    pytest.importorskip("distributed")
     with pytest.raises(PerfsimError, match="no Dask scheduler answers at"):
         run_sweep(load_sweep(str(path)), store, scheduler="tcp://127.0.0.1:1")
     assert not store.exists()
 
 
 def test_a_scheduler_that_does_not_answer_leaves_a_store_of_before_as_it_was(path: Path, store: Path) -> None:
+    pytest.importorskip("distributed")
     sweep = load_sweep(str(path))
     study = sweep.points[0].study
     with Store(store) as before:

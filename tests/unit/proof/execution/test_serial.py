@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,18 @@ MAKES: dict[str, dict[str, Any]] = {
         "position_embedding": "rotary",
     },
     "encoder": {"causal": False},
+    "experts": {"experts": {"num_experts": 5, "top_k": 2, "ffn_hidden_size": 6}},
+    "experts behind a dense layer, with shared ones, gated": {
+        "experts": {
+            "num_experts": 5,
+            "top_k": 3,
+            "ffn_hidden_size": 6,
+            "shared_ffn_hidden_size": 4,
+            "first_dense_layers": 1,
+        },
+        "gated_mlp": True,
+        "bias": False,
+    },
     "alibi": {"position_embedding": "alibi"},
 }
 
@@ -52,7 +65,7 @@ def training(**changes: Any) -> SmallTraining:
 
 @pytest.mark.parametrize("make", MAKES)
 def test_every_gradient_is_the_difference_quotient_of_the_loss(make: str) -> None:
-    asked = training(**MAKES[make])
+    asked = replace(training(**MAKES[make]), capacity=0.5 if "shared" in make else None)
     weights = {block: {k: v.copy() for k, v in parts.items()} for block, parts in asked.initial.items()}
     if asked.model.tied_embeddings:
         weights[-3]["words"] = weights[-2]["words"]

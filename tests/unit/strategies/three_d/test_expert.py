@@ -207,6 +207,14 @@ def test_forced_balance_and_a_capacity_limit_the_load(toys: ModuleType) -> None:
     assert expert_load(job_of(toys), 8) == 1.0
 
 
+def test_a_note_says_what_balance_would_save(toys: ModuleType) -> None:
+    drawn = job_of(toys, recipe={"routing": "drawn", "routing_spread": 0.3})
+    (note,) = planned(toys, drawn, ON_EIGHT).notes
+    assert "the fullest of 8 ranks" in note
+    assert "balanced routing would save" in note
+    assert not planned(toys, job_of(toys), ON_EIGHT).notes
+
+
 def test_the_slowest_rank_decides_how_long_a_step_takes(toys: ModuleType) -> None:
     drawn = job_of(toys, recipe={"routing": "drawn", "routing_spread": 0.3})
     assert step_s(on_h100(drawn, ON_EIGHT)) > step_s(on_h100(job_of(toys), ON_EIGHT))

@@ -1,0 +1,300 @@
+"""Blocks with experts on GPUs: rows travel to the ranks of their experts and back.
+
+A device of the graph stands for all ranks of a stage. The ranks of a group trade rows in one action; where
+rows went is kept in a buffer, so that they come back to their places. Peers that share an expert gather one
+another's rows, and each keeps its own from the sum of what all made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfsim.graph import Task
+from perfsim.proof.execution.context import ContextCompute
+from perfsim.proof.execution.experts import (
+    BlockKept,
+    Routing,
+    Rows,
+    combine_backward,
+    combine_forward,
+    experts_backward,
+    experts_forward,
+    router_backward,
+    router_forward,
+    shared_backward,
+    shared_forward,
+)
+from perfsim.proof.execution.gpu_compute import Kept, Values
+from perfsim.proof.execution.layers import AttentionKept, without_core
+from perfsim.proof.execution.layout import EXPERTS, Array
+from perfsim.proof.execution.movement import summed
+from perfsim.proof.execution.program import Cell, Message
+
+RECOMPUTED = "recomputed MLP"
+
+
+class Travelled(NamedTuple):
+    """Rows on a rank, and how they came: from which place of the group each, and from which of its rows."""
+
+    rows: Rows
+    source: Array
+    place: Array
+
+    @property
+    def size(self) -> int:
+        """Numbers that it holds."""
+        return int(self.rows.values.size)
+
+
+class ExpertCompute(ContextCompute):
+    """Compiles blocks with experts."""
+
+    def routing(self, rank: int, step: int, block: int, microbatch: int) -> Routing:
+        """The experts of the tokens of a rank."""
+        whole = self.training.routing(step, block)
+        return whole.of(self.rows(rank, microbatch), self.places(rank))
+
+    def _experts(self, block: int) -> Cell:
+        return self.cell("weights", EXPERTS + block)
+
+    def _route(self, name: str) -> Cell:
+        return self.cell(f"route of {name}")
+
+    # --------------------------------------------------------------------------------- forward
+    def router_forward(self, task: Task) -> None:
+        """Norm, router, and a row for every slot of a token."""
+        self.needs(1)
+        block, step, tag = task.block, self.step, task.tag
+        recomputes = task.work.op.endswith("recompute")
+        beside = [self.cell("recomputed attention")] if recomputes else []
+
+        def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            attention, x = operands[0], buffers[1].x if recomputes else operands[1]
+            total, routing = x + attention, self.routing(rank, step, block, tag)
+            rows, kept = router_forward(self.views(rank, block, buffers[0]), total, routing)
+            return rows, (kept, total)
+
+        self.compute(run, [self.weights(block), *beside], [self.cell("router kept")])
+
+    def shared_forward(self, task: Task) -> None:
+        """Shared experts, while rows travel."""
+        block = task.block
+
+        def run(rank: int, _: Values, buffers: Values) -> tuple[Any, ...]:
+            w, (kept, _) = self.views(rank, block, buffers[0]), buffers[1]
+            return shared_forward(w, kept.z, self.share(rank))
+
+        self.compute(run, [self.weights(block), self.cell("router kept")], [self.cell("shared kept")])
+
+    def experts_forward(self, task: Task) -> None:
+        """The rank's experts on the rows that arrived."""
+        self.needs(1)
+        block = task.block
+        home = self.homes_of(EXPERTS + block)
+        if EXPERTS + block not in home:
+            home.append(EXPERTS + block)
+
+        def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            w = self.views(rank, EXPERTS + block, buffers[0])
+            y, kept = experts_forward(w, _rows_of(operands[0]), self.share(rank))
+            return Rows(y, kept.rows.expert), kept
+
+        self.compute(run, [self._experts(block)], [self.cell("experts kept")])
+
+    def combine_forward(self, task: Task) -> None:
+        """Rows summed to tokens; what the block keeps goes to the backward, or to that of its recompute."""
+        self.needs(1)
+        block, recomputes = task.block, task.work.op.endswith("recompute")
+        mode, shared = self.mode_of(block), self._has_shared
+        beside = [self.cell("shared kept")] if shared else []
+        before = [] if recomputes else [self.cell("attention kept")]
+
+        def run(_: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            (router, total), experts, *rest = buffers
+            of_shared = rest[0] if shared else None
+            y = combine_forward(operands[0].values, router, total, operands[-1] if shared else None)
+            kept = BlockKept(router, experts, of_shared, operands[0].values)
+            if recomputes:
+                return y, kept
+            attention = rest[-1]
+            return y, Kept(None, None, attention.x) if mode == "full" else Kept(
+                _kept_attention(attention, mode), kept, attention.x
+            )
+
+        reads = [self.cell("router kept"), self.cell("experts kept"), *beside, *before]
+        writes = [self.cell(RECOMPUTED)] if recomputes else []
+        self.compute(run, reads, writes, self.completes("hidden", block + 1))
+
+    @property
+    def _has_shared(self) -> bool:
+        experts = self.training.model.experts
+        return experts is not None and experts.shared_ffn_hidden_size > 0
+
+    # -------------------------------------------------------------------------------- backward
+    def _kept_block(self, block: int) -> list[Cell]:
+        return [self.cell(RECOMPUTED)] if self.mode_of(block) == "full" else []
+
+    def combine_backward(self, task: Task) -> None:
+        """Gradients of rows from those of tokens."""
+        self.needs(2)
+        again = self._kept_block(task.block)
+
+        def run(_: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            kept = buffers[0] if again else operands[1].mlp
+            return combine_backward(operands[0], kept.router), (operands[0], kept)
+
+        self.compute(run, again, [self.cell("block backward")])
+
+    def shared_backward(self, task: Task) -> None:
+        """Backward of shared experts, while gradients of rows travel."""
+        block = task.block
+        buffer = self.making(block, begins=True)
+
+        def run(rank: int, _: Values, buffers: Values) -> tuple[Any, ...]:
+            w, (dy, kept), made = self.views(rank, block, buffers[0]), buffers[1], buffers[2]
+            dz, grads = shared_backward(w, kept.shared, kept.router.z, dy, self.share(rank))
+            return dz, made + self.flat(rank, block, grads)
+
+        self.compute(run, [self.weights(block), self.cell("block backward"), buffer], [buffer])
+
+    def experts_backward(self, task: Task) -> None:
+        """Backward of the rank's experts, and the gradients of their weights."""
+        self.needs(1)
+        block = task.block
+        buffer = self.making(EXPERTS + block, begins=True)
+
+        def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            flat, (_, kept), made = buffers
+            w = self.views(rank, EXPERTS + block, flat)
+            dx, grads = experts_backward(w, kept.experts, _rows_of(operands[0]).values, self.share(rank))
+            return Rows(dx, kept.experts.rows.expert), made + self.flat(rank, EXPERTS + block, grads)
+
+        self.compute(run, [self._experts(block), self.cell("block backward"), buffer], [buffer])
+
+    def router_backward(self, task: Task) -> None:
+        """Gradient of the block's input, and those of router and norm."""
+        self.needs(1)
+        block, shared = task.block, self._has_shared
+        buffer = self.making(block, begins=True)
+
+        def run(rank: int, operands: Values, buffers: Values) -> tuple[Any, ...]:
+            w, (dy, kept), made = self.views(rank, block, buffers[0]), buffers[1], buffers[2]
+            d_shared = operands[-1] if shared else None
+            dx, grads = router_backward(w, kept.router, kept.outputs, operands[0].values, dy, d_shared)
+            return dx, made + self.flat(rank, block, grads)
+
+        reads = [self.weights(block), self.cell("block backward"), buffer]
+        self.compute(run, reads, [buffer], self.completes("middle", block))
+
+    # -------------------------------------------------------------------------------- movement
+    def rows_trade(self, task: Task) -> None:
+        """An all-to-all: rows to the ranks of their experts, or back to where they came from."""
+        self.needs(1)
+        returns, route = task.work.name.endswith("combine"), self._route("experts")
+
+        def there(members: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
+            sent = [_rows_of(inputs[0]) for inputs in values]
+            arrived = [_gathered(sent, self.share(rank).own_experts) for rank in members]
+            return [(own.rows, own) for own in arrived]
+
+        def back(members: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
+            routes, made = [inputs[1] for inputs in values], [inputs[0] for inputs in values]
+            return [(_returned(routes, made, number),) for number in range(len(members))]
+
+        message = Message("rows", lambda inputs, _: int(inputs[0].values.size))
+        operand = self.operand(task.reads[0])
+        if returns:
+            slots = Message("rows", lambda _, made: int(made[0].values.size))
+            self.add([operand, route], self.handle(), back, joined=True, message=slots)
+        else:
+            self.add([operand], [*self.handle(), route], there, joined=True, message=message)
+
+    def rows_gather(self, task: Task) -> None:
+        """Peers that share experts gather one another's rows."""
+        self.needs(1)
+
+        def kernel(members: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
+            sent = [_rows_of(inputs[0]) for inputs in values]
+            bounds = np.cumsum([0, *(len(rows.expert) for rows in sent)])
+            whole = Rows(
+                np.concatenate([rows.values for rows in sent]),
+                np.concatenate([rows.expert for rows in sent]),
+            )
+            return [(whole, slice(bounds[n], bounds[n + 1])) for n in range(len(members))]
+
+        message = Message("rows", lambda _, made: int(made[0].values.size))
+        writes = [*self.handle(), self._route("peers")]
+        self.add([self.operand(task.reads[0])], writes, kernel, joined=True, message=message)
+
+    def rows_scatter(self, task: Task) -> None:
+        """The sum of what peers made of the rows, for each its own."""
+        self.needs(1)
+
+        def kernel(_: Sequence[int], values: list[list[Any]]) -> list[tuple[Any, ...]]:
+            total = summed([inputs[0].values for inputs in values])
+            return [(Rows(total[inputs[1]], inputs[0].expert[inputs[1]]),) for inputs in values]
+
+        message = Message("rows", lambda inputs, _: int(inputs[0].values.size))
+        reads = [self.operand(task.reads[0]), self._route("peers")]
+        self.add(reads, self.handle(), kernel, joined=True, message=message)
+
+    # ---------------------------------------------------------------------------------- groups
+    def homes_of(self, block: int) -> list[int]:
+        """The blocks of the device that holds a block."""
+        raise NotImplementedError
+
+
+def _kept_attention(attention: AttentionKept, mode: str) -> AttentionKept:
+    return without_core(attention) if mode == "selective" else attention
+
+
+def _rows_of(value: Any) -> Rows:
+    return value.rows if isinstance(value, Travelled) else value
+
+
+def _gathered(sent: list[Rows], experts: range) -> Travelled:
+    """The rows of all members that these experts compute, in the order of the members."""
+    chosen = [np.flatnonzero((rows.expert >= experts.start) & (rows.expert < experts.stop)) for rows in sent]
+    return Travelled(
+        Rows(
+            np.concatenate([rows.values[own] for rows, own in zip(sent, chosen, strict=True)]),
+            np.concatenate([rows.expert[own] for rows, own in zip(sent, chosen, strict=True)]),
+        ),
+        np.concatenate([np.full(len(own), number) for number, own in enumerate(chosen)]),
+        np.concatenate(chosen),
+    )
+
+
+def _returned(routes: list[Travelled], made: list[Rows], number: int) -> Rows:
+    """What a member's rows became, in the order in which it sent them."""
+    parts = [(route.source == number, route, rows) for route, rows in zip(routes, made, strict=True)]
+    count = sum(int(own.sum()) for own, _, _ in parts)
+    values = np.empty((count, made[0].values.shape[-1]))
+    expert = np.empty(count, dtype=np.int64)
+    for own, route, rows in parts:
+        place = route.place[own].astype(np.int64)
+        values[place], expert[place] = rows.values[own], rows.expert[own]
+    return Rows(values, expert)
+
+
+EXPERT_OPERATIONS = {
+    "router.forward": ExpertCompute.router_forward,
+    "router.recompute": ExpertCompute.router_forward,
+    "shared_experts.forward": ExpertCompute.shared_forward,
+    "shared_experts.recompute": ExpertCompute.shared_forward,
+    "experts.forward": ExpertCompute.experts_forward,
+    "experts.recompute": ExpertCompute.experts_forward,
+    "combine.forward": ExpertCompute.combine_forward,
+    "combine.recompute": ExpertCompute.combine_forward,
+    "combine.backward": ExpertCompute.combine_backward,
+    "shared_experts.backward": ExpertCompute.shared_backward,
+    "experts.backward": ExpertCompute.experts_backward,
+    "router.backward": ExpertCompute.router_backward,
+    "expert_communication: all_to_all": ExpertCompute.rows_trade,
+    "expert_communication: all_gather": ExpertCompute.rows_gather,
+    "expert_communication: reduce_scatter": ExpertCompute.rows_scatter,
+}
+"""Operations of blocks with experts; split backwards are not among them."""

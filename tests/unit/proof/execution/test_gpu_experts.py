@@ -1,0 +1,77 @@
+"""Executed expert layouts against serial training, and the routing that both share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfsim.catalog import default_catalog
+from perfsim.errors import InputError
+from perfsim.proof.catalogue import catalogue_cases
+from perfsim.proof.execution import gpu_experts
+from perfsim.proof.execution.experts import Rows, drawn_routing
+from perfsim.proof.proof import prove_plan
+from perfsim.proof.prove import Request, plan_of_case, prove_all
+from perfsim.workload import Experts
+
+CASES = catalogue_cases(experts=True)
+EXPERTS = Experts(num_experts=4, top_k=2, ffn_hidden_size=8)
+
+
+@pytest.mark.parametrize("number", range(0, len(CASES), 4))
+@pytest.mark.parametrize("model", ["mixtral_8x7b", "deepseek_v3"])
+def test_expert_layouts_compute_what_serial_training_does(model: str, number: int) -> None:
+    """DeepSeek-V3 has shared experts and a dense layer before them."""
+    plan = plan_of_case(CASES[number], default_catalog().model(model), default_catalog())
+    proof = prove_plan(plan, orders=1, seed=number)
+    assert proof.faults == ()
+    assert proof.max_relative_error <= 1e-10
+
+
+def test_tokens_beyond_the_capacity_are_dropped_in_every_layout_alike() -> None:
+    (case,) = (case for case in CASES if case.capacity)
+    plan = plan_of_case(case, default_catalog().model("qwen3_30b_a3b"), default_catalog())
+    assert plan.job.recipe.expert_capacity == 0.5
+    assert prove_plan(plan, orders=1, seed=0).faults == ()
+
+
+def test_rows_that_come_back_to_the_wrong_token_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = gpu_experts._returned
+
+    def wrong(*given: Any) -> Rows:
+        rows = right(*given)
+        return Rows(np.roll(rows.values, 1, axis=0), rows.expert)
+
+    monkeypatch.setattr(gpu_experts, "_returned", wrong)
+    result = prove_all(Request("mixtral_8x7b", layout="dp=2,ep=2", orders=1))
+    assert not result.passed
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ("tp=2,sp=true", "experts are not executed with tensor 2"),
+        ("dp=2,ep=2,zero=3", "experts are not executed with zero_stage 3"),
+        ("pp=2,schedule=zb1p", "which splits backwards"),
+    ],
+)
+def test_what_is_not_executed_with_experts_is_refused(layout: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        prove_all(Request("mixtral_8x7b", layout=layout, orders=1))
+
+
+def test_every_expert_has_equally_many_tokens_of_a_sequence_in_an_order_of_its_own() -> None:
+    routing = drawn_routing(EXPERTS, 3, 4, None, [0])
+    assert [np.bincount(own.ravel()).tolist() for own in routing.expert] == [[2] * 4] * 3
+    assert all(len(set(slots)) == 2 for token in routing.expert for slots in token.tolist())
+    assert routing.keeps.all()
+    assert not np.array_equal(routing.expert[0], routing.expert[1])
+
+
+def test_half_the_capacity_keeps_the_first_token_of_every_expert() -> None:
+    routing = drawn_routing(EXPERTS, 2, 4, 0.5, [0])
+    assert routing.keeps.sum() == 2 * 4
+    assert routing.keeps[:, :2].all()
+    assert not routing.keeps[:, 2:].any()
