@@ -24,7 +24,7 @@ from perfsim.calibration import CollectiveCalibration, GpuCalibration, Latency, 
 from perfsim.errors import CatalogError
 from perfsim.plug_ins import PlugInError, made_by
 from perfsim.sizes import MOST_DEVICES, MOST_LAYERS, MOST_MESH, MOST_PARTS
-from perfsim.spec import CatalogSpec, Spec
+from perfsim.spec import CatalogSpec, CountedSpec, Spec
 from perfsim.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity
 
 if TYPE_CHECKING:
@@ -237,23 +237,13 @@ class PowerSpec(Spec):
         return self
 
 
-class NounSpec(Spec):
-    """What people call a device of a system, and a node of several."""
-
-    device: str
-    node: str = ""
-    """Empty where nobody counts nodes."""
-
-
-class SystemSpec(CatalogSpec):
+class SystemSpec(CountedSpec):
     """A machine of some kind; the question, not the system, gives the number of devices.
 
     A field of this type accepts a system of any kind in `system_classes`, chosen by its key `kind`.
     """
 
     kind: str
-    noun: NounSpec | None = None
-    """Not inherited, since a file that extends another may name another device."""
     device: DeviceSpec
     power: PowerSpec | None = None
     """Before cooling; None: not known, and an answer says so."""
@@ -268,23 +258,6 @@ class SystemSpec(CatalogSpec):
         if kind not in classes:
             raise ValueError(f"kind {kind!r} is not one of {', '.join(classes)}")
         return cast(Self, classes[kind].model_validate(value))
-
-    def with_(self, **changes: Any) -> Self:
-        """A copy with some values changed; under another name it has no noun, unless one is given."""
-        changed = super().with_(**changes)
-        keeps = changed.name == self.name or "noun" in changes
-        return changed if keeps else changed.model_copy(update={"noun": None})
-
-    @property
-    def devices_noun(self) -> str:
-        """Several of its devices: `A100-80GB`; without a noun `devices of NAME`."""
-        return self.noun.device if self.noun else f"devices of {self.name}"
-
-    def machine(self, devices: int) -> str:
-        """So many of its devices in words: `128 A100-80GB (16 DGX)`, `16 CS-2`."""
-        if self.noun is None:
-            return f"{devices:,} device{'' if devices == 1 else 's'} of {self.name}"
-        return f"{devices:,} {self.noun.device}"
 
 
 class GpuClusterSpec(SystemSpec):
