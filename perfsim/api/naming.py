@@ -14,9 +14,15 @@ from perfsim.errors import CatalogError, InputError, PerfsimError, Problem
 from perfsim.hardware import SystemSpec
 from perfsim.prediction.cluster import cluster_named
 from perfsim.spec import Spec
+from perfsim.workload import TrainingRecipe, TransformerConfig
 
 Named = str | Path
 """A name of the catalogue, or the path of a YAML file."""
+ERAS = (("2023-07", "llm_2024"), ("", "llm_2021"))
+"""Recipes by the first month in which the models that they train were published.
+
+FlashAttention-2 (2307.08691, July 2023) parts the two; a model that does not say when counts as earlier.
+"""
 
 
 def described(given: Named | Spec, kind: str, catalog: Catalog) -> Any:
@@ -30,6 +36,20 @@ def described(given: Named | Spec, kind: str, catalog: Catalog) -> Any:
             return model_named(str(given), catalog)
         return catalog.load(kind, str(given))
     raise InputError([_neither(given, kind)])
+
+
+def recipe_for(
+    given: Named | TrainingRecipe | None, model: TransformerConfig, catalog: Catalog
+) -> TrainingRecipe:
+    """The recipe that is given, else that of the model's age, which has the model's positions."""
+    if given is None:
+        released = getattr(model, "released", None) or ""  # what is no model is refused with the question
+        given = next(name for since, name in ERAS if released >= since)
+    recipe: TrainingRecipe = described(given, "recipe", catalog)
+    if recipe.name not in {name for _, name in ERAS} or not isinstance(model, TransformerConfig):
+        return recipe
+    length = min(recipe.seq_length, model.max_position_embeddings)
+    return recipe.model_copy(update={"seq_length": length})
 
 
 def system_of(given: Named | SystemSpec, catalog: Catalog) -> SystemSpec:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from perfsim.api.frames import Row, frame, html_table
-from perfsim.api.naming import Named, cluster_of, described, system_of
+from perfsim.api.naming import Named, cluster_of, described, recipe_for, system_of
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import InputError, within_floats
 from perfsim.executors import executor_for
 from perfsim.hardware import SystemSpec
-from perfsim.prediction.question import DEFAULT_RECIPE, MEMORY_LIMIT, Question
+from perfsim.prediction.question import MEMORY_LIMIT, Question
 from perfsim.report.text import layout_short
 from perfsim.strategies import Strategy
 from perfsim.studies.batches import target_for
@@ -35,7 +35,7 @@ def plan(
     devices: int,
     strategy: str | Strategy | None = None,
     batch: int | None = None,
-    recipe: Named | TrainingRecipe = DEFAULT_RECIPE,
+    recipe: Named | TrainingRecipe | None = None,
     objective: Objective = "step-time",
     memory_limit: float = MEMORY_LIMIT,
     shown: int = SHOWN,
@@ -59,9 +59,10 @@ def plan(
     if not (isinstance(count, int) and count >= 1):
         raise InputError(f"shown: {shown!r} is not a whole number of layouts, 1 or more")
     catalog = catalog or default_catalog()
+    trained = described(model, "model", catalog)
     question = Question(
-        model=described(model, "model", catalog),
-        recipe=described(recipe, "recipe", catalog),
+        model=trained,
+        recipe=recipe_for(recipe, trained, catalog),
         system=system_of(system, catalog),
         devices=devices,
         strategy="" if strategy is None else strategy,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfsim.api.naming import Named, about, cluster_of, described, system_of
+from perfsim.api.naming import Named, about, cluster_of, described, recipe_for, system_of
 from perfsim.calibration import ClusterCalibration
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.errors import within_floats
@@ -10,7 +10,7 @@ from perfsim.hardware import SystemSpec
 from perfsim.prediction.perturbation_spec import PerturbationSpec, parse_perturbations
 from perfsim.prediction.predict import predict as predict_question
 from perfsim.prediction.prediction import Prediction
-from perfsim.prediction.question import DEFAULT_RECIPE, MEMORY_LIMIT, Detail, Question
+from perfsim.prediction.question import MEMORY_LIMIT, Detail, Question
 from perfsim.strategies import Strategy
 from perfsim.workload import Layout, TrainingRecipe, TransformerConfig
 
@@ -24,7 +24,7 @@ def predict(
     strategy: str | Strategy | None = None,
     layout: str | Layout | None = None,
     batch: int | None = None,
-    recipe: Named | TrainingRecipe = DEFAULT_RECIPE,
+    recipe: Named | TrainingRecipe | None = None,
     memory_limit: float = MEMORY_LIMIT,
     cluster: Named | ClusterCalibration | None = None,
     perturb: str | PerturbationSpec | None = None,
@@ -36,7 +36,8 @@ def predict(
 
     Model, system and recipe are names of the catalogue, paths of YAML files or objects. Without `strategy`
     the system's own is taken, without `layout` (`tp=8,pp=4,dp=8,mbs=1`) the planner chooses, without
-    `batch` (sequences over all devices) the recipe's or 8 a device. The planner leaves out layouts above
+    `batch` (sequences over all devices) the recipe's or 8 a device, without `recipe` that of the model's age
+    (`llm_2021`, or `llm_2024` for models published since July 2023). The planner leaves out layouts above
     `memory_limit`, a share of a GPU's memory, unless nothing else fits. `cluster` scales step times by the
     user's own measurements, `perturb` disturbs the step (`straggler=1.3@rank5`), `detail` is how finely
     weights stream, `expand` writes collectives as steps (`data.all_reduce=tree`).
@@ -69,7 +70,7 @@ def question_of(
     strategy: str | Strategy | None = None,
     layout: str | Layout | None = None,
     batch: int | None = None,
-    recipe: Named | TrainingRecipe = DEFAULT_RECIPE,
+    recipe: Named | TrainingRecipe | None = None,
     memory_limit: float = MEMORY_LIMIT,
     cluster: Named | ClusterCalibration | None = None,
     perturb: str | PerturbationSpec | None = None,
@@ -79,9 +80,10 @@ def question_of(
 ) -> Question:
     """The question that `predict` answers, checked. Raises InputError for what cannot be asked."""
     catalog, perturb = catalog or default_catalog(), perturb or None
+    trained = described(model, "model", catalog)
     question = Question(
-        model=described(model, "model", catalog),
-        recipe=described(recipe, "recipe", catalog),
+        model=trained,
+        recipe=recipe_for(recipe, trained, catalog),
         system=system_of(system, catalog),
         devices=devices,
         strategy="" if strategy is None else strategy,

@@ -73,7 +73,10 @@ _QUESTION = (
         help="Instead of --batch: sequences per GPU or CS-2.",
     ),
     click.option(
-        "--recipe", default="gpt3_pretraining", show_default=True, shell_complete=complete("recipe")
+        "--recipe",
+        default=None,
+        shell_complete=complete("recipe"),
+        help="[default: llm_2021 or llm_2024, by the month in which the model was published]",
     ),
     click.option(
         "--memory-limit",

@@ -70,7 +70,7 @@ def run(
     layout: str,
     batch: int | None,
     batch_per_device: int | None,
-    recipe: str,
+    recipe: str | None,
     memory_limit: float,
     cluster: str,
     detail: Any,

@@ -56,9 +56,8 @@ FIELDS = (*OF_FRAMEWORK, *OF_NETWORK, *OF_KERNEL, *OF_DEVICE)
 """Fields of owners that may be fitted."""
 FRACTIONS = ("tensor_exposed", "ceiling_share", "grouped_rate", *OF_DEVICE)
 """Those that are at most 1."""
-_STEP = 0.02
+STEP = 0.02
 """Step of the log of a constant for a slope."""
-_ENDS = (float(np.exp(_STEP)), float(np.exp(-_STEP)))
 OUTLIER = 0.1
 """Log errors above this have decreasing influence (soft L1)."""
 
@@ -171,17 +170,18 @@ class Problem:
         return np.asarray(self.weight * np.array(errors))
 
     def jacobian(self, logs: Floats) -> Floats:
-        """Slopes of the weighted log errors, of shape (runs, constants), by central differences.
+        """Slopes of the weighted log errors, of shape (runs, constants), by forward differences.
 
         A run is priced again only for the constants of its own owners.
         """
         constants, names = self.constants(logs), list(self.start)
         slopes = np.zeros((len(self.cases), len(names)))
         for row, placed in enumerate(self.cases):
+            here_s = predict_with(placed, constants)
             for name in recorded_constants(placed):
                 if name in self.start:
-                    ends = [predict_with(placed, constants | {name: constants[name] * up}) for up in _ENDS]
-                    slopes[row, names.index(name)] = np.log(ends[0] / ends[1]) / (2 * _STEP)
+                    moved_s = predict_with(placed, constants | {name: constants[name] * float(np.exp(STEP))})
+                    slopes[row, names.index(name)] = np.log(moved_s / here_s) / STEP
         return np.asarray(self.weight[:, None] * slopes)
 
 
@@ -209,6 +209,7 @@ def fit_steps(
         loss="soft_l1",
         f_scale=OUTLIER * float(problem.weight.mean()),
         max_nfev=8,
+        ftol=1e-5,
     )
     options = f" --device {device}" * (device is not None) + " --device-only" * device_only
     record = _record(result, problem.weight, list(problem.start), paths, options)

@@ -50,7 +50,11 @@ def unknowns_of(plan: Plan) -> list[Unknown]:
 
 
 def hidden_of(plan: Plan, share: float, *, without: str = "") -> Hidden:
-    """A share of a step that hides communication, beside the largest of runs on its kind of system."""
+    """A share of a step that hides communication, beside the largest of runs on devices like its own.
+
+    How a device computes beside communication is its own: runs count that have its constants; where none
+    has, all on its kind of system.
+    """
     families = [
         family
         for entry in recorded()
@@ -58,7 +62,8 @@ def hidden_of(plan: Plan, share: float, *, without: str = "") -> Hidden:
         for family in entry["families"]
         if family["family"] != without
     ]
-    published = max((family["hidden_communication"] for family in families), default=0.0)
+    alike = [family for family in families if plan.system.device.constants in family["constants"]]
+    published = max((family["hidden_communication"] for family in alike or families), default=0.0)
     return Hidden(share, published, machine_of(plan.system).overlap_slowdown(plan.system))
 
 

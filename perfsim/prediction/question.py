@@ -28,7 +28,6 @@ DEFAULT_BATCH_PER_DEVICE = 8
 """Sequences per device and step where neither question nor recipe gives a batch."""
 MEMORY_LIMIT = 0.94
 """assumed: fragmentation of the allocator takes about 6 % of a device's memory."""
-DEFAULT_RECIPE = "gpt3_pretraining"
 
 
 def allowed_share(system: SystemSpec, memory_limit: float) -> float:

@@ -96,12 +96,12 @@ def scale_and_growth(errors: Floats, points: Floats, weights: Floats, freedom: i
 
 
 def _points(runs: Sequence[LeftOutRun]) -> list[float]:
-    """Unlikeness of each run to the most similar family of the others."""
-    families = families_of(runs)
-    return [
-        min(unlikeness(run.traits, family)[0] for name, family in families.items() if name != run.family)
-        for run in runs
-    ]
+    """Unlikeness of each run to the most similar family of the runs that were not left out with it."""
+    families = {
+        group: families_of([run for run in runs if run.group != group])
+        for group in {run.group for run in runs}
+    }
+    return [min(unlikeness(run.traits, family)[0] for family in families[run.group].values()) for run in runs]
 
 
 def families_of(runs: Sequence[LeftOutRun]) -> dict[str, Mapping[str, Any]]:

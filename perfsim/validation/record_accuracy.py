@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from perfsim.validation.leave_out import ALL
 
 KINDS = {
     "gpu.yaml": ("gpu-cluster", "3d"),
+    "modern.yaml": ("gpu-cluster", "3d"),
     "weight_streaming.yaml": ("wafer-cluster", "weight-streaming"),
 }
 """Files of public cases, with the kind of system and the strategy to which their errors apply."""
@@ -36,11 +37,13 @@ def record_of(
     file of too few families takes the growth of its bands from a file before it, or from the record.
     """
     entries: list[dict[str, Any]] = []
+    results = list(results)
     widths = _widths_of_many(recorded())
     for result in results:
         if result["file"] not in KINDS:
             continue
         kind, strategy = KINDS[result["file"]]
+        traits = _traits_of_kind(kind, results)
         entries.append(
             {
                 "system_kind": kind,
@@ -59,7 +62,7 @@ def record_of(
                         ),
                         **result["families_traits"][family],
                         "hidden_communication": round(figures["hidden_communication"], 4),
-                        "alone": alone(family, result["families_traits"]),
+                        "alone": alone(family, traits),
                     }
                     for family, figures in result["families"].items()
                     if figures["n"] and family in result["families_traits"]
@@ -69,6 +72,20 @@ def record_of(
         )
         widths = _widths_of_many(entries) or widths
     return entries
+
+
+def _traits_of_kind(kind: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The traits of all families on a kind of system: those on record, and in their place the new ones."""
+    traits = {
+        family["family"]: family
+        for entry in recorded()
+        if entry["system_kind"] == kind
+        for family in entry["families"]
+    }
+    for result in results:
+        if KINDS.get(result["file"], ("", ""))[0] == kind:
+            traits |= result["families_traits"]
+    return traits
 
 
 def _widths_of_many(entries: Iterable[Mapping[str, Any]]) -> BandWidths | None:

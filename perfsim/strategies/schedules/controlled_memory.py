@@ -53,8 +53,8 @@ class VSchedule:
     def in_flight(
         self, stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbers
     ) -> tuple[Held, ...]:
-        """What ranks hold; micro-batches beyond those that fill the pipeline do not change the peak."""
-        rank, width, count = np.broadcast_arrays(stage, pipeline, np.minimum(microbatches, 2 * pipeline))
+        """What ranks hold; more than p + 1 micro-batches do not change the peak (tried for 1 to 20 ranks)."""
+        rank, width, count = np.broadcast_arrays(stage, pipeline, np.minimum(microbatches, pipeline + 1))
         most = int(max(width.max(initial=0), count.max(initial=0))) + 1
         keys, of_key = np.unique((rank * most + width) * most + count, return_inverse=True)
         peaks = [_peaks(self, key // most % most, key % most)[key // most**2] for key in keys.tolist()]
@@ -114,7 +114,8 @@ def _long_paths(share: int, p: Numbers) -> tuple[tuple[Counts, Counts], ...]:
 def _order(schedule: VSchedule, pipeline: int, microbatches: int) -> list[StageOrder]:
     """Runs all ranks unit by unit: the next pass of its block if that can begin, else a weight gradient."""
     waiting = [deque(slots) for slots in _blocks(schedule, pipeline, microbatches)]
-    place = Placement(pipeline, CHUNKS, v_shaped=True).virtual_stage
+    placed = Placement(pipeline, CHUNKS, v_shaped=True)
+    places = [placed.of_rank(rank) for rank in range(pipeline)]
     last, most = CHUNKS * pipeline - 1, CHUNKS * schedule.limit(pipeline)
     orders: list[StageOrder] = [[] for _ in range(pipeline)]
     owed: list[deque[Slot]] = [deque() for _ in range(pipeline)]
@@ -124,7 +125,7 @@ def _order(schedule: VSchedule, pipeline: int, microbatches: int) -> list[StageO
         for rank, (order, ahead, weights) in enumerate(zip(orders, waiting, owed, strict=True)):
             if ahead and not (ahead[0].which == "F" and held[rank] == most):
                 which, _, chunk, microbatch = ahead[0]
-                before = place(rank, chunk) + (-1 if which == "F" else 1)
+                before = places[rank][chunk] + (-1 if which == "F" else 1)
                 read: Pass = "F" if which == "F" or before > last else "B"
                 if before < 0 or (read, min(before, last), microbatch) in done:
                     now.append(ahead.popleft())
@@ -135,7 +136,7 @@ def _order(schedule: VSchedule, pipeline: int, microbatches: int) -> list[StageO
                 order.append(weights.popleft())
                 held[rank] -= 1
         for slot in now:
-            done.add((slot.which, place(slot.stage, slot.chunk), slot.microbatch))
+            done.add((slot.which, places[slot.stage][slot.chunk], slot.microbatch))
             if slot.which == "B":
                 owed[slot.stage].append(slot._replace(which="W"))
     return orders

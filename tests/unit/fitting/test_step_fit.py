@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from perfsim.catalog import Catalog
-from perfsim.fitting.step_fit import Problem, recorded_constants
+from perfsim.fitting.step_fit import STEP, Problem, recorded_constants
 from perfsim.published.cases import StepCase
 from perfsim.published.placed_cases import PlacedCase, place_case
 
@@ -49,8 +49,8 @@ def test_slopes_are_those_of_the_errors_and_zero_for_constants_of_others() -> No
     slopes = problem.jacobian(logs)
     for column, name in enumerate(names):
         step = np.zeros(len(names))
-        step[column] = 0.02
-        expected = (problem.residuals(logs + step) - problem.residuals(logs - step)) / 0.04
+        step[column] = STEP
+        expected = (problem.residuals(logs + step) - problem.residuals(logs)) / STEP
         assert slopes[:, column] == pytest.approx(expected, abs=1e-9), name
     others = [
         [column for column, name in enumerate(names) if name not in recorded_constants(placed)]

@@ -107,7 +107,7 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "few-runs": wafers,
     "release-peak": lambda: wafers(system="cs-2-peak"),
     "release-borrowed": lambda: wafers(recipe=recipe(software_release="r1.9")),
-    "precision-outside": lambda: gpus(system="dgx-h100", recipe=recipe(precision="fp8")),
+    "precision-outside": lambda: gpus(recipe=recipe(precision="tf32")),
     "memory-above-limit": lambda: filled(0.96),
     "zero3-ranks-outside": lambda: gpus("dp=256,mbs=1,zero=3", 256),
     "devices-outside": lambda: wafers(8, 960),

@@ -9,7 +9,7 @@ import pytest
 
 from perfsim.prediction.bands import BandWidths
 from perfsim.prediction.likeness import Traits
-from perfsim.validation.band_fit import LeftOutRun, fitted_widths, student_quantile
+from perfsim.validation.band_fit import LeftOutRun, _points, fitted_widths, student_quantile
 
 HERE = Traits(
     "chip",
@@ -61,6 +61,17 @@ def test_the_growth_of_errors_with_unlikeness_is_seen() -> None:
     widths = fitted_widths(growing)
     assert 0.08 < widths.slope < 0.5
     assert widths.log_width(0.0) < widths.log_width(1.0) < widths.log_width(3.0)
+
+
+def test_a_part_of_a_family_is_as_unlike_as_what_remains_of_the_family_and_a_whole_one_as_others() -> None:
+    far = replace(HERE, parameters=1e12)
+    runs = [
+        LeftOutRun("a, small", "a", 0.0, HERE),
+        LeftOutRun("a, large", "a", 0.0, far),
+        LeftOutRun("b", "b", 0.0, replace(far, num_devices=640)),
+    ]
+    assert _points(runs) == pytest.approx([2.0, 1.0, 1.0])
+    assert _points([replace(run, group=run.family) for run in runs]) == pytest.approx([3.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize("families", [1, 8])
