@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from perfsim.errors import InputError
-from perfsim.interop.foreign.imported import Reading, all_gaps, name_of
+from perfsim.interop.foreign.imported import Reading, all_gaps, model_document, name_of
 from perfsim.interop.foreign.megatron_log import iteration_steps
 from perfsim.workload import ParallelLayout
 
@@ -35,6 +35,7 @@ def measured_document(reading: Reading, device: str, *, alone: bool = True) -> d
         source.refuse(
             "the number of ranks is unknown", "the dump of arguments has world_size; or --set world_size=N"
         )
+    model_document(reading, name_of(reading), "")  # refuses a shape that no model can have
     if lacking := [gap.text for gap in all_gaps(reading) if gap.changes_model]:
         raise InputError([source.problem(f"cannot be expressed: {text}") for text in lacking])
     steps = iteration_steps(source.text, PARTS) if alone and len(reading.steps) == 1 else reading.steps

@@ -113,6 +113,11 @@ def test_the_same_steps_as_yaml_have_the_same_scale(run: Path, tmp_path: Path) -
         (log(line(1, 100)), "", "a log does not say on what it ran\n.*--system NAME"),
         (log(), "dgx-a100-80gb", "no measured step"),
         (line(1, 100), "dgx-a100-80gb", "without the arguments of the run"),
+        (
+            log(" > padded vocab (size: 0) with 0 dummy tokens\n", line(1, 100), vocab_size=None),
+            "dgx-a100-80gb",
+            "run.log:1: vocab_size: .*greater than or equal to 1",
+        ),
         (log(line(1, 100), world_size=None), "dgx-a100-80gb", "the number of ranks is unknown"),
         (
             log(line(1, 100), group_query_attention=True, num_query_groups=5),
