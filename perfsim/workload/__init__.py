@@ -26,7 +26,6 @@ from perfsim.workload.model import (
     TransformerConfig,
     Vocabulary,
     Width,
-    kind_runs,
     layer_kinds,
 )
 from perfsim.workload.streaming import StreamingLayout
@@ -53,7 +52,6 @@ __all__ = [
     "TransformerConfig",
     "Vocabulary",
     "Width",
-    "kind_runs",
     "layer_kinds",
     "layers_of_stages",
 ]

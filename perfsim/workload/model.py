@@ -3,14 +3,13 @@
 The layers of a model need not be equal. `layer_kinds` gives a `LayerKind` for every layer in the order of
 the forward pass, with the layers of multi-token prediction at the end. Layers of one kind have the same
 kernels (`LayerSlice.kind`), parameters (`Parameters.of`) and activations; what folds, stamps or prices
-layers works on kinds and on `kind_runs`, and never asks why two layers differ.
+layers works on kinds, and never asks why two layers differ.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -260,8 +259,3 @@ def layer_kinds(model: TransformerConfig) -> tuple[LayerKind, ...]:
         for layer in range(model.num_layers)
     ]
     return (*kinds, *[replace(kinds[-1], mtp=True)] * model.mtp_num_layers)
-
-
-def kind_runs(kinds: tuple[LayerKind, ...]) -> tuple[tuple[LayerKind, int], ...]:
-    """Runs of equal kinds with their lengths, in order."""
-    return tuple((kind, len(list(run))) for kind, run in groupby(kinds))

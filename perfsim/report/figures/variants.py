@@ -17,8 +17,12 @@ Changes = Mapping[str, Sequence[Change]]
 
 
 def change_bars(changes: Changes) -> go.Figure:
-    """Horizontal bars of the change in per cent, one colour a group; seconds on hover."""
-    names = list(dict.fromkeys(change.point.variant for own in changes.values() for change in own[1:]))
+    """Horizontal bars of the change in per cent, the largest first, one colour a group; seconds on hover."""
+    effects: dict[str, float] = {}
+    for change in (change for own in changes.values() for change in own[1:]):
+        effect = max(change.ratio, 1.0 / change.ratio)
+        effects[change.point.variant] = max(effect, effects.get(change.point.variant, 0.0))
+    names = sorted(effects, key=lambda name: -effects[name])
     traces = []
     for index, (group, own) in enumerate(changes.items()):
         by_name = {change.point.variant: change for change in own[1:]}

@@ -59,9 +59,20 @@ def tried_places(job: Job, topology: FatTree) -> list[Places]:
 
 def offloaded_layouts(job: Job, topology: FatTree, space: Columns) -> Iterator[ParallelLayout]:
     """Every layout of a space with each kind of offload that is tried."""
-    for places in tried_places(job, topology):
-        rows = space.rows(_may_move(space, places))
+    for places, rows in _moved_rows(job, topology, space):
         yield from (places.on(rows.layout(row)) for row in range(len(rows)))
+
+
+def _moved_rows(job: Job, topology: FatTree, space: Columns) -> Iterator[tuple[Places, Columns]]:
+    """The layouts that may have each kind of offload.
+
+    A device without replicas, which has nothing to shard, also has the stages at which states may leave it.
+    """
+    alone = space.rows((space.replicas == 1) & (space.pipeline == 1) & (space.zero == 0))
+    for places in tried_places(job, topology):
+        yield places, space.rows(_may_move(space, places))
+        stage = GRADIENTS_SHARDED if places.param == "none" else SHARDED
+        yield places, replace(alone, zero=np.full_like(alone.zero, stage))
 
 
 def _may_move(space: Columns, places: Places) -> NDArray[np.bool_]:
@@ -264,8 +275,7 @@ def offloaded_screening(
     kept: list[tuple[Places, Columns]] = []
     estimates, shares = [without.estimate_s], [without.memory_share]
     screened, closest = without.screened, (np.inf, without.closest)
-    for places in tried_places(job, topology):
-        rows = space.rows(_may_move(space, places))
+    for places, rows in _moved_rows(job, topology, space):
         if not len(rows):
             continue
         on_device, off_device = shares_of(job, rows, places, topology)

@@ -107,7 +107,7 @@ def test_every_verb_has_a_help_that_is_not_cut_and_an_example(perfsim: Run, verb
     name = getattr(verb, "name", "")
     assert f"perfsim {name}" in perfsim(name, "--help").stdout.partition("Options")[2]
     assert name in perfsim("--help").stdout.split()
-    assert "..." not in perfsim("--help").stdout
+    assert "..." not in perfsim("--help").stdout.partition("Commands:")[2]
 
 
 def test_a_dry_run_of_a_study_says_what_would_be_computed(perfsim: Run) -> None:

@@ -170,3 +170,12 @@ def test_the_planner_offloads_only_where_nothing_fits_without(toys: ModuleType) 
         asked = toys.question("3d", job, topology, toys.ToyCosts(on, devices=1))
         best = search(asked).best(1)[0].plan.layout
         assert bool(best.offloads) == offloads
+
+
+def test_a_single_device_may_have_neither_gradients_nor_parameters(toys: ModuleType) -> None:
+    """Of 18 bytes a parameter the device has room for two, with what layers need."""
+    job = toys.job(2, num_layers=64)
+    on = toys.gpu_cluster(capacity=2.0 * parameters(job.model).total, host=toys.host(capacity=1e14))
+    asked = toys.question("3d", job, toys.topology(1, on), toys.ToyCosts(on, devices=1))
+    best = search(asked).best(1)[0].plan.layout
+    assert (best.zero_stage, best.offload_param) == (3, "cpu")
