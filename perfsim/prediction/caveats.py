@@ -19,7 +19,7 @@ from perfsim.prediction.accuracy import hidden_of, unknowns_of
 from perfsim.prediction.cluster import cluster_note, wide
 from perfsim.prediction.evaluation import Evaluation
 from perfsim.prediction.hidden import Hidden
-from perfsim.prediction.likeness import SHARDED
+from perfsim.prediction.likeness import SHARDED, class_of
 from perfsim.prediction.reached import MARGIN, Reached, best_below, recorded, runs_like
 from perfsim.prediction.result import SEVERITIES, Caveat, Severity, Why
 from perfsim.spec import CHANGED
@@ -90,8 +90,6 @@ _OF_THE_JOB: Mapping[str, Severity] = {
 }
 """Codes of what a machine says of a job."""
 _DEVICE_FIGURES = ("peak", "memory.bandwidth")
-HALF = ("fp16", "bf16")
-"""Precisions with one peak on every device, which count as the same."""
 
 
 def caveats_of(evaluation: Evaluation, why: Why, memory_limit: float) -> tuple[Caveat, ...]:
@@ -189,9 +187,10 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
         severity: Severity = "serious" if plan.topology.num_devices > most else "warning"
         where = "" if device.name in {row.device for row in runs} else f" with the constants of {constants}"
         yield Caveat("few-runs", severity, f"{len(runs)} published runs{where}, at most {most:,} {unit}")
-    precision = plan.job.recipe.precision
-    if precision not in HALF and precision not in {row.precision for row in runs}:
-        words = f"no published run in {precision}; the constants were measured with 16-bit operands"
+    precision = class_of(plan.job.recipe.precision)
+    if precision not in {class_of(row.precision) for row in runs}:
+        others = ", ".join(sorted({class_of(row.precision) for row in runs}))
+        words = f"no published run in {precision}; the constants were fitted to runs in {others}"
         yield Caveat("precision-outside", "serious", words)
 
 

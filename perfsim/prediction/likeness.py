@@ -66,7 +66,7 @@ def traits_of_plan(plan: Plan) -> Traits:
         constants=device.constants,
         peak_flop_per_s=max(peaks),
         memory_bytes_per_s=device.memory.bandwidth,
-        precision="16-bit" if precision in SIXTEEN_BIT else precision,
+        precision=class_of(precision),
         sharded=sharded,
         tensor=layout.tensor > 1,
         pipeline=layout.pipeline > 1,
@@ -75,6 +75,11 @@ def traits_of_plan(plan: Plan) -> Traits:
         shards=layout.data if sharded else 1,
         micro_batch_size=layout.micro_batch_size,
     )
+
+
+def class_of(precision: str) -> str:
+    """The class of a precision: fp16 and bf16 have one peak on every device."""
+    return "16-bit" if precision in SIXTEEN_BIT else precision
 
 
 def traits_together(runs: Sequence[Traits]) -> dict[str, Any]:

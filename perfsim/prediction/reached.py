@@ -10,6 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
+from perfsim.prediction.likeness import class_of
 from perfsim.strategies import Plan
 
 RECORD = "reached.json"
@@ -60,11 +61,13 @@ def runs_like(plan: Plan) -> list[Reached]:
 def best_below(plan: Plan, mfu: float) -> tuple[Reached, str] | None:
     """The best comparable run where a plan's MFU is above all of them, and how the runs are alike.
 
-    Comparable runs use the same device and the same attention on at least a quarter of the devices; if there
-    are none, on any number of devices; if there are still none, with any attention.
+    Comparable runs use the same device in the same class of precision, whose peak counts, and the same
+    attention on at least a quarter of the devices; if there are none, on any number of devices; if there are
+    still none, with any attention.
     """
     device, attention = plan.system.device.name, plan.job.recipe.attention
-    own = [row for row in recorded() if row.device == device]
+    alike = class_of(plan.job.recipe.precision)
+    own = [row for row in recorded() if (row.device, class_of(row.precision)) == (device, alike)]
     like = [row for row in own if row.attention == attention]
     large = [row for row in like if row.num_devices * LIKE_SCALE >= plan.topology.num_devices]
     kinds = (

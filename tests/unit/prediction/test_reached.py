@@ -59,10 +59,14 @@ def test_a_plan_is_compared_with_the_runs_that_are_most_like_it(
 ) -> None:
     device = plan.system.device.name
     runs = tuple(
-        Reached(f"run{i}", device, attention, devices, value)
+        Reached(f"run{i}", device, attention, devices, value, precision="fp16")
         for i, (attention, devices, value) in enumerate(rows)
     )
-    monkeypatch.setattr(reached, "recorded", lambda: (*runs, Reached("other", "x", "standard", 99, 0.99)))
+    others = (
+        Reached("elsewhere", "x", "standard", 99, 0.99, precision="fp16"),
+        Reached("narrow", device, "standard", 99, 0.99, precision="fp8"),
+    )
+    monkeypatch.setattr(reached, "recorded", lambda: (*runs, *others))
     above = best_below(plan, mfu)
     if not words:
         assert above is None
