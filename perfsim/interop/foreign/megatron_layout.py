@@ -90,21 +90,12 @@ def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple
             f"{world} ranks are not a multiple of tensor {tensor} x pipeline {pipeline} x context {context}",
             "check the number of nodes and of ranks of a node",
         )
-    sharding = settings.text("data_parallel_sharding_strategy")
-    stages = {name: stage for stage, name in SHARDING.items()}
-    fsdp = settings.flag("use_megatron_fsdp") or settings.flag("use_custom_fsdp")
-    if fsdp:
-        settings.ignore("no_gradient_accumulation_fusion", "ckpt_format")  # it demands both
-    distributed = settings.text("optim.name").startswith("distributed")
-    stage = int(settings.flag("use_distributed_optimizer") or distributed)
-    if settings.flag("use_torch_fsdp2"):
-        stage = 3
     layout = ParallelLayout(
         tensor=tensor,
         pipeline=pipeline,
         data=1 if world is None else world // ways,
         sequence_parallel=settings.flag("sequence_parallel") and tensor > 1,
-        zero_stage=stages.get(sharding, stage) if fsdp else stage,
+        zero_stage=_zero_stage(settings),
         micro_batch_size=settings.integer("micro_batch_size", "batch_size", default=1) or 1,
         recompute=_recompute(settings),
         context=context,
@@ -121,6 +112,19 @@ def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple
             Gap(f"the optimizer of a share of {share:g} on the CPU; all is described", changes_model=False)
         )
     return layout, world
+
+
+def _zero_stage(settings: Settings) -> int:
+    """What data-parallel ranks shard."""
+    if settings.flag("use_torch_fsdp2"):
+        return 3
+    distributed = settings.text("optim.name").startswith("distributed")
+    stage = int(settings.flag("use_distributed_optimizer") or distributed)
+    if not (settings.flag("use_megatron_fsdp") or settings.flag("use_custom_fsdp")):
+        return stage
+    settings.ignore("no_gradient_accumulation_fusion", "ckpt_format")  # it demands both
+    stages = {name: stage for stage, name in SHARDING.items()}
+    return stages.get(settings.text("data_parallel_sharding_strategy"), stage)
 
 
 def _shard_group(settings: Settings, replicas: int) -> int | None:

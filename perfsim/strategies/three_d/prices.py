@@ -301,9 +301,7 @@ def _slice_terms(
         group.all_gather_works(),
         *ring_terms(shared),
         (pass_work(stage),) if wanted.sends and waits else none,
-        none,
-        none,
-        none,
+        *(none,) * 3,
     )
 
 

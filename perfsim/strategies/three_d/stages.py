@@ -89,17 +89,24 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
         )
         for number, (first, count) in enumerate(spans)
     ]
-    part, last = slice_of(job, layout), places.last_rank
-    replicas = []
+    replicas = _replicas_of_ranks(job, layout, virtual, places.last_rank)
+    if layout.zero_stage == SHARDED:
+        virtual = [replace(stage, shards=_shards(stage, replicas[0])) for stage in virtual]
+    return Stages(tuple(virtual), tuple(replicas))
+
+
+def _replicas_of_ranks(
+    job: Job, layout: ParallelLayout, virtual: list[VirtualStage], last: int
+) -> list[Replicas]:
+    """The data-parallel replicas of every pipeline rank; `last` has the LM head."""
+    part, replicas = slice_of(job, layout), []
     for rank in range(layout.pipeline):
         # On a rank with both, embedding and LM head may be one tensor.
         held = Held(stage_parameters(part, 0, first=rank == 0, last=rank == last))
         for stage in virtual:
             held += stage.held_by(range(stage.num_layers)) if stage.rank == rank else Held()
         replicas.append(_replicas(job, layout, rank, held))
-    if layout.zero_stage == SHARDED:
-        virtual = [replace(stage, shards=_shards(stage, replicas[0])) for stage in virtual]
-    return Stages(tuple(virtual), tuple(replicas))
+    return replicas
 
 
 def group_of(
