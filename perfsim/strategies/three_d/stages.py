@@ -47,7 +47,6 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
     layers = division_of(job, layout).layers
     framework = job.recipe.framework
     waits = framework is not None and framework.pass_s > 0
-    width, positions = layout.width, head_positions(job, layout.context)
     spans = [(sum(layers[:number]), count) for number, count in enumerate(layers)]
     # Layers of multi-token prediction are with the LM head.
     spans[-1] = spans[-1][0], len(kinds) - spans[-1][0]
@@ -62,7 +61,7 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
         if not 0 <= next_number < len(layers) or places.rank(number) == places.rank(next_number):
             return None
         rank, neighbour = places.rank(number), places.rank(next_number)
-        return RankGroup(rank * width, (neighbour - rank) * width, 2)
+        return RankGroup(rank * layout.width, (neighbour - rank) * layout.width, 2)
 
     def earlier_on_rank(number: int) -> int:
         own = places.of_rank(places.rank(number))
@@ -84,7 +83,7 @@ def stages_of(job: Job, layout: ParallelLayout) -> Stages:
             earlier_on_rank=sum(layers[number - layout.pipeline :: -layout.pipeline])
             if number >= layout.pipeline
             else 0,
-            head_positions=positions,
+            head_positions=head_positions(job, layout.context),
             waits=layout.virtual_pipeline > 1 and waits,
         )
         for number, (first, count) in enumerate(spans)

@@ -31,7 +31,7 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
 
     def layouts(self, job: Job, topology: FatTree) -> Iterator[ParallelLayout]:
         own, rest = divmod(job.global_batch_size, topology.num_devices)
-        if not rest:
+        if not rest and job.model.experts is None:
             for size in (1, 2, 4, 8):
                 if own % size == 0:
                     yield ParallelLayout(data=topology.num_devices, micro_batch_size=size, recompute="none")

@@ -20,7 +20,7 @@ EXPERTS: dict[str, Any] = {"num_experts": 16, "top_k": 2, "ffn_hidden_size": 409
 @pytest.fixture(scope="module")
 def run(toys: ModuleType) -> ps.Evaluation:
     model = toys.model(experts=EXPERTS, num_layers=6, mtp_num_layers=1)
-    return ps.predict(model=model, system="cs-3", devices=1, batch=64).run
+    return ps.predict(model=model, recipe="gpt3_pretraining", system="cs-3", devices=1, batch=64).run
 
 
 def moved_bytes(run: ps.Evaluation, which: str) -> float:
