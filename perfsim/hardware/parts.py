@@ -1,34 +1,23 @@
-"""Hardware descriptions: devices, links, nodes and systems, frozen, in SI units.
-
-`perfsim.catalog` reads them from `hardware/**/*.yaml`, where quantities are strings with a unit. They
-hold datasheet values; fitted constants are in `perfsim.calibration`, and a description names its calibration.
-"""
+"""What systems are made of: devices, links, nodes, networks, power and nouns, frozen, in SI units."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
     Field,
-    create_model,
     model_validator,
 )
-from pydantic.functional_validators import ModelWrapValidatorHandler  # later releases have it at their top
 from pydantic_core import PydanticCustomError
 
 from perfsim.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
 from perfsim.errors import CatalogError
-from perfsim.plug_ins import PlugInError, made_by
-from perfsim.sizes import MOST_DEVICES, MOST_LAYERS, MOST_MESH, MOST_PARTS
-from perfsim.spec import CatalogSpec, CountedSpec, Spec
+from perfsim.sizes import MOST_DEVICES, MOST_MESH, MOST_PARTS
+from perfsim.spec import CatalogSpec, Spec
 from perfsim.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 Devices = Annotated[int, *number(1, MOST_DEVICES)]
 
@@ -235,206 +224,3 @@ class PowerSpec(Spec):
         if self.idle is not None and self.idle > self.low:
             raise ValueError("idle must not be above low, the least power in training")
         return self
-
-
-class SystemSpec(CountedSpec):
-    """A machine of some kind; the question, not the system, gives the number of devices.
-
-    A field of this type accepts a system of any kind in `system_classes`, chosen by its key `kind`.
-    """
-
-    kind: str
-    device: DeviceSpec
-    power: PowerSpec | None = None
-    """Before cooling; None: not known, and an answer says so."""
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _of_its_kind(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if cls is not SystemSpec or not isinstance(value, Mapping):
-            return handler(value)
-        classes = system_classes()
-        kind = value.get("kind")
-        if kind not in classes:
-            raise ValueError(f"kind {kind!r} is not one of {', '.join(classes)}")
-        return cast(Self, classes[kind].model_validate(value))
-
-
-class GpuClusterSpec(SystemSpec):
-    """Nodes of GPUs under a fat tree."""
-
-    kind: Literal["gpu-cluster"]
-    node: NodeSpec
-    fabric: FatTreeSpec
-
-    def machine(self, devices: int) -> str:
-        """The devices in words, with the nodes that they fill: `128 A100-80GB (16 DGX)`."""
-        words, nodes = super().machine(devices), devices // self.node.of_job(devices).devices
-        if self.noun is None or not self.noun.node or nodes == 0:
-            return words
-        return f"{words} ({nodes:,} {self.noun.node})"
-
-
-class FlashSpec(TierSpec):
-    """The flash of a weight server."""
-
-    duplex: bool = False
-    """Whether reads and writes have the bandwidth each; else they share it."""
-
-
-class WeightServerSpec(Spec):
-    """One MemoryX server, which stores and updates a part of the parameters."""
-
-    bandwidth: BytesPerSecond
-    """In each direction, towards SwarmX."""
-    dram: TierSpec
-    flash: FlashSpec | None = None
-    arithmetic: FlopPerSecond
-    """Rate of the optimizer's arithmetic."""
-
-
-class MemoryXSpec(Spec):
-    """MemoryX: weight servers that store weights and optimizer state and run the optimizer."""
-
-    servers: Parts
-    server: WeightServerSpec
-    placement: Literal["sharded", "by_layer"]
-    """sharded: every server stores a part of each layer, so all servers send a layer together;
-    by_layer: a layer is on one server, the next layer on the next server."""
-    weights_in: StoreTier
-    """Location of the streamed copy of the weights; auto: DRAM if it fits."""
-    optimizer_state_in: StoreTier
-    """Location of master weights, moments and summed gradients; auto: DRAM if they fit."""
-
-    @property
-    def bandwidth(self) -> float:
-        """Bandwidth of all servers in each direction."""
-        return self.servers * self.server.bandwidth
-
-    @property
-    def dram_bytes(self) -> float:
-        """DRAM of all servers."""
-        return self.servers * self.server.dram.capacity
-
-    @property
-    def flash_bytes(self) -> float:
-        """Flash of all servers."""
-        return self.servers * self.server.flash.capacity if self.server.flash else 0.0
-
-
-class ActivationServersSpec(Spec):
-    """Servers of each system that provide samples and may store its activations."""
-
-    per_system: Parts
-    bandwidth: BytesPerSecond
-    """One server, in each direction."""
-    capacity: Bytes
-    """One server."""
-    bytes_per_token: Annotated[float, *number(0, 1e9)]
-    """Bytes of a sample on the wire, per token."""
-    prefetch: Parts
-    """Micro-batches of samples that may be buffered ahead of use."""
-
-
-class StreamingSpec(Spec):
-    """How weights and gradients are streamed: choices of the software, which studies may vary."""
-
-    prefetch_depth: Annotated[int, *number(0, MOST_LAYERS)]
-    """Layers whose weights may be sent ahead of the computing layer."""
-    weights_held: Literal["chunk", "layer"]
-    """How much of an arriving layer a wafer holds: a chunk, used on arrival, or the whole layer."""
-    accumulate_at: Literal["memoryx", "swarmx", "wafer"]
-    """Where the gradients of a step's micro-batches are summed."""
-    staged_layers: Annotated[int, *number(1, MOST_LAYERS)]
-    """Layers read from flash into DRAM ahead of the layer that is sent."""
-    sparse_index_overhead: Annotated[float, *number(0, 100)]
-    """Index bytes per byte of a kept weight of a sparse matrix."""
-    sparse_harvest: Annotated[float, *number(0, 1)]
-    """Share h of multiplications by zero that are skipped; a matrix takes 1 - h s of its dense time."""
-
-
-class SwarmXSpec(Spec):
-    """The tree that broadcasts weights down and sums gradients up, at line rate."""
-
-    fan_out: Annotated[int, *number(2, MOST_DEVICES)]
-    bandwidth: BytesPerSecond
-    """In each direction, towards one system."""
-    hop_latency: Latency
-    chunk: Annotated[float, *quantity("bytes", least=1.0)]
-    """Unit in which a tree node forwards data, and thus of pipelining."""
-    duplex: bool = True
-    """Whether weights down and gradients up have the bandwidth of a link each; else they share it."""
-
-
-class WaferClusterSpec(SystemSpec):
-    """Wafer-scale systems under a SwarmX tree, with one MemoryX and activation servers per system."""
-
-    kind: Literal["wafer-cluster"]
-    io_ports: Devices
-    io_link: LinkSpec
-    memoryx: MemoryXSpec
-    swarmx: SwarmXSpec
-    activation_servers: ActivationServersSpec
-    streaming: StreamingSpec
-    max_systems: Devices
-    software_release: Release
-    """The software release whose efficiency is used unless the recipe names another."""
-    weight_bytes: BytesPerNumber
-    """Bytes of a weight on the wire."""
-    gradient_bytes: BytesPerNumber
-    """Bytes of a gradient on the wire."""
-
-    @property
-    def io_bytes_per_s(self) -> float:
-        """I/O bandwidth of one system, one direction."""
-        return self.io_ports * self.io_link.bandwidth
-
-
-SYSTEM_CLASSES: dict[str, type[SystemSpec]] = {
-    "gpu-cluster": GpuClusterSpec,
-    "wafer-cluster": WaferClusterSpec,
-}
-"""System classes by kind; `perfsim.machines.register` adds to them."""
-MACHINE_PLUGINS = "perfsim.machines"
-"""Entry-point group of kinds of machine in other packages."""
-
-
-def system_classes() -> dict[str, type[SystemSpec]]:
-    """System classes by kind, including those of installed plug-ins."""
-    return _plugin_classes() | SYSTEM_CLASSES
-
-
-@cache
-def _plugin_classes() -> dict[str, type[SystemSpec]]:
-    from importlib.metadata import entry_points  # only where a file of a system is read
-
-    return {point.name: _plugin_class(point) for point in entry_points(group=MACHINE_PLUGINS)}
-
-
-def _plugin_class(point: EntryPoint) -> type[SystemSpec]:
-    """The system class of a plug-in; for one that cannot be used, a class that refuses its systems."""
-    try:
-        return made_by(point, _system_type)
-    except PlugInError as error:
-        kind: Any = (Literal[point.name], ...)
-        unusable = create_model(f"Unusable {point.name}", __base__=_Unusable, kind=kind)
-        unusable.reason = str(error)
-        return unusable
-
-
-class _Unusable(SystemSpec):
-    """A system of a plug-in that cannot be used; every description of one is refused."""
-
-    reason: ClassVar[str] = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, _data: Any) -> Any:
-        raise PydanticCustomError("plug_in", "{message}", {"message": cls.reason, "help": ""})
-
-
-def _system_type(machine: Any) -> type[SystemSpec]:
-    system_type = machine.system_type
-    if not (isinstance(system_type, type) and issubclass(system_type, SystemSpec)):
-        raise TypeError(f"its system_type is {system_type!r}, which is no SystemSpec")
-    return system_type
