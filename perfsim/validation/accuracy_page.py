@@ -90,7 +90,7 @@ class FittedConstant:
 
 
 def fitted_constants(catalog: Catalog) -> list[FittedConstant]:
-    """The constants of frameworks, networks and devices that `perfsim calibrate framework` found, each once."""
+    """Constants of frameworks, networks and devices that `perfsim calibrate framework` found, each once."""
     frameworks = [catalog.framework(name) for name in catalog.names("framework")]
     found: dict[str, FittedConstant] = {}
     for owner in [*frameworks, *(catalog.calibration(name) for name in catalog.names("calibration"))]:
