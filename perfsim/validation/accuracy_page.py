@@ -98,7 +98,7 @@ def fitted_constants(catalog: Catalog) -> list[FittedConstant]:
         for path, record in owner.fit.items():
             value, field = values.get(path), path.rpartition(".")[2]
             name = field if field in OF_KERNEL else f"{field} of {owner.name}"
-            launched = field in OF_HOST and getattr(owner, "launcher", "")
+            launched = field in OF_HOST and bool(getattr(owner, "launcher", ""))
             if launched or path in owner.assumed or not isinstance(value, float):
                 continue
             if record.command.startswith(FIT_OF_STEPS):
