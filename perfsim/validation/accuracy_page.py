@@ -13,6 +13,7 @@ import numpy as np
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import WaferCosts
 from perfsim.errors import PerfsimError
+from perfsim.fitting.step_fit import OF_HOST, OF_KERNEL
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.machines.wafer_cluster import wafer_plan
 from perfsim.published.cases import StepCase
@@ -76,6 +77,40 @@ class StepAccuracy:
 
 
 @dataclass(frozen=True)
+class FittedConstant:
+    """A constant that whole steps decide."""
+
+    name: str
+    """Field and owner, as in `pass_s of megatron-core-te`."""
+    value: float
+    standard_error: float
+    """Relative to the value."""
+    runs: int
+    """Runs of the fit."""
+
+
+def fitted_constants(catalog: Catalog) -> list[FittedConstant]:
+    """Constants of frameworks, networks and devices that `perfsim calibrate framework` found, each once."""
+    frameworks = [catalog.framework(name) for name in catalog.names("framework")]
+    found: dict[str, FittedConstant] = {}
+    for owner in [*frameworks, *(catalog.calibration(name) for name in catalog.names("calibration"))]:
+        values = owner.constants()
+        for path, record in owner.fit.items():
+            value, field = values.get(path), path.rpartition(".")[2]
+            name = field if field in OF_KERNEL else f"{field} of {owner.name}"
+            launched = field in OF_HOST and bool(getattr(owner, "launcher", ""))
+            if launched or path in owner.assumed or not isinstance(value, float):
+                continue
+            if record.command.startswith(FIT_OF_STEPS):
+                found[name] = FittedConstant(name, value, record.standard_errors[field], record.points)
+    return list(found.values())
+
+
+FIT_OF_STEPS = "perfsim calibrate framework"
+"""How the command of a fit to whole steps begins."""
+
+
+@dataclass(frozen=True)
 class AccuracyPage:
     """The scores of all files, in their order."""
 
@@ -83,6 +118,7 @@ class AccuracyPage:
     convergence: Sequence[Mapping[str, Any]]
     leaves_out: bool
     """Whether each family was left out of a fit."""
+    constants: Sequence[FittedConstant] = ()
 
 
 def accuracy_page(
@@ -106,7 +142,7 @@ def accuracy_page(
         if result["kind"] == "step_time"
     ]
     convergence = [result for result in results if result["kind"] == "convergence"]
-    return AccuracyPage(steps, convergence, leaves_out)
+    return AccuracyPage(steps, convergence, leaves_out, fitted_constants(catalog))
 
 
 def step_accuracy(

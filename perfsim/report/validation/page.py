@@ -35,6 +35,13 @@ def validation_sections(page: AccuracyPage) -> Iterator[Section]:
     """Sections for each file of step times, then for each file of convergence."""
     for accuracy in page.steps:
         yield from _step_sections(accuracy, page.leaves_out)
+    if page.constants:
+        yield Section(
+            "Constants that whole steps decide",
+            "No micro-benchmark shows them, so they are fitted to all published runs on GPUs at once.",
+            table=tables.constants_table(page.constants),
+            slug="constants",
+        )
     for result in page.convergence:
         yield from _convergence(result)
 

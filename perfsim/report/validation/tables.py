@@ -9,7 +9,7 @@ from perfsim.fitting.step_fit import OF_DEVICE
 from perfsim.report import text
 from perfsim.report.table import Table
 from perfsim.units import format_quantity
-from perfsim.validation.accuracy_page import Removed, StepAccuracy
+from perfsim.validation.accuracy_page import FittedConstant, Removed, StepAccuracy
 from perfsim.validation.leave_out import LeftOut
 
 WORST = 10
@@ -167,6 +167,22 @@ def left_out_table(left_out: Sequence[LeftOut]) -> Table:
         "other run used the family's own device."
     )
     return Table(columns, rows, caption, frozenset(range(1, 6 + len(names))))
+
+
+def constants_table(constants: Sequence[FittedConstant]) -> Table:
+    """The constants that whole steps decide, each with its standard error."""
+    rows = [
+        [
+            _heading(constant.name),
+            _quantity(constant.name, constant.value),
+            _percent(constant.standard_error),
+            text.integer(constant.runs),
+        ]
+        for constant in constants
+    ]
+    columns = ("constant", "value", "standard error", "runs of the fit")
+    caption = "Standard errors are relative, by the sandwich, which allows for runs of unequal spread."
+    return Table(columns, rows, caption, frozenset({1, 2, 3}))
 
 
 def _constant(family: LeftOut, name: str) -> str:
