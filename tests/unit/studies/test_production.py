@@ -80,7 +80,8 @@ def test_it_stands_beside_the_healthy_days_at_every_outlet(tmp_path: Path) -> No
     text = recorded().text
     said = " ".join(study_lines(answer.result))
     assert f"on the wall: at {text} of the rate of healthy steps, as in published production runs" in said
-    _, (verdict, *_), head = study_page(answer.result)
+    _, sections, head = study_page(answer.result)
+    verdict = next(section for section in sections if section.slug == "verdict")
     assert text in head.cards_note
     assert verdict.table is not None
     assert [row[0] for row in verdict.table.rows[2:4]] == ["time in production", "its 90 % band"]

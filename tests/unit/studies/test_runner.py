@@ -233,12 +233,17 @@ def test_progress_tells_of_each_machine(quick: StudySpec) -> None:
 # -------------------------------------------------------------------------------- what cannot run
 @pytest.fixture(scope="module")
 def starved(quick: StudySpec) -> StudySpec:
-    """GPUs with too little memory for the model beside a wafer that runs it."""
+    """GPUs with too little memory for the model, without hosts to offload to, beside a wafer that runs it."""
     gpus, wafer = quick.candidates
     device = gpus.system.device
     memory = device.memory.model_copy(update={"capacity": 2.5e9})
     system = gpus.system.model_copy(
-        update={"device": device.model_copy(update={"memory": memory}), "name": "starved", "noun": None}
+        update={
+            "device": device.model_copy(update={"memory": memory}),
+            "node": gpus.system.node.model_copy(update={"host": None}),
+            "name": "starved",
+            "noun": None,
+        }
     )
     return with_candidates(quick, gpus.model_copy(update={"system": system}), wafer)
 

@@ -119,7 +119,8 @@ def test_a_perturbed_study_says_so_with_what_perturbs_it(result: StudyResult) ->
     assert sentence in study_lines(perturbed)
     assert "perturbed" not in "\n".join(study_lines(result))
     _, sections, _ = study_page(perturbed)
-    assert f"P{sentence[1:]}." in sections[0].lead
+    verdict = next(section for section in sections if section.slug == "verdict")
+    assert f"P{sentence[1:]}." in verdict.lead
 
 
 def test_a_narrow_terminal_gets_every_word_too(result: StudyResult, monkeypatch: pytest.MonkeyPatch) -> None:
