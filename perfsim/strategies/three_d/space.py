@@ -9,7 +9,7 @@
   is on one rank, or shared by the tensor ranks.
 - Every micro-batch size that divides a replica's share of the batch, every schedule and number of chunks,
   ZeRO stages 0 to 3 (the last also in groups of a node's ranks), sequence parallelism on and off, and every
-  recompute mode.
+  recompute mode. `v-half` and `v-min` have a closed form for as many micro-batches as ranks, or more.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from perfsim.workload import Job, ParallelLayout, layer_kinds
 Ints = NDArray[np.int64]
 UNEVEN = ("1f1b", "interleaved")
 """Schedules whose stages are also divided with the LM head counted, as Megatron-Core can."""
+FILLED = ("v-half", "v-min")
+"""Schedules whose closed form is of pipelines that micro-batches fill; elsewhere they are not listed."""
 LONG_SEQUENCE = 16_384
 """Positions of a sequence from which on context degrees are tried."""
 LEAST_POSITIONS = 2_048
@@ -259,7 +261,9 @@ def _block(
     for field, axis, values in along:
         table[field] = np.reshape(values, [-1 if other == axis else 1 for other in range(5)])
     in_groups = np.array([division.schedule == "interleaved" for division in divisions])[:, None]
-    legal = ~in_groups | (share // np.array(sizes) % pipeline == 0)
+    fills = np.array([division.schedule in FILLED for division in divisions])[:, None]
+    microbatches = share // np.array(sizes)
+    legal = (~in_groups | (microbatches % pipeline == 0)) & (~fills | (microbatches >= pipeline))
     return np.asarray(table[:, legal].reshape(len(table), -1))
 
 
