@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from pydantic import ValidationError
 
 from perfsim.api.naming import Named, names_of
 from perfsim.api.predicting import question_of
-from perfsim.errors import InputError, Problem, within_floats
+from perfsim.catalog.complaints import place as place_in
+from perfsim.catalog.nodes import read_yaml
+from perfsim.errors import CatalogError, InputError, Problem, within_floats
 from perfsim.prediction.gap import GapExplained, explain_gap
 from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
 from perfsim.studies.loading import load_study
@@ -64,7 +67,7 @@ def study_named(study: Named) -> StudySpec:
     answered = {(row.strategy, row.system, row.num_devices) for row in document.candidates}
     if document.title not in (None, spec.title) or not answered <= asked:
         text = f"answers another study than the catalogue's {spec.name}"
-        raise InputError([Problem(text, str(study), help="give the study's file")])
+        raise InputError([Problem(text, str(study), 1, help="give the study's file")])
     return spec.model_copy(update={"resilience": None})
 
 
@@ -75,10 +78,23 @@ def _document(path: Path) -> AnswerDocument:
     except OSError as error:
         text = error.strerror or str(error)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        text = f"is no answer of `perfsim study --json`: {place}{': ' if place else ''}{first['msg']}"
+        raise InputError([_no_answer(error, path)]) from None
     raise InputError([Problem(text, str(path), help="give the study's file")])
+
+
+def _no_answer(error: ValidationError, path: Path) -> Problem:
+    """The first reason why a document is no answer of a study, with its line."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    text = f"is no answer of `perfsim study --json`: {place}{': ' if place else ''}{first['msg']}"
+    said = re.search(r"at line (\d+) column (\d+)", first["msg"])
+    if said:
+        return Problem(text, str(path), int(said[1]), int(said[2]), help="give the study's file")
+    try:
+        mark = place_in(read_yaml(path)[0], first["loc"])
+    except CatalogError:
+        return Problem(text, str(path), 1, help="give the study's file")
+    return mark.problem(text, "give the study's file")
 
 
 @within_floats

@@ -170,7 +170,7 @@ class _Builder:
                     raise CatalogError([self.mark(event.start_mark).problem("a second document begins here")])
                 root = self.build(next(self.events), 0)
         if root is None:
-            raise CatalogError([Problem("is empty: a mapping (key: value) is expected", self.file)])
+            raise CatalogError([Problem("is empty: a mapping (key: value) is expected", self.file, 1)])
         return root
 
     def build(self, event: yaml.Event, depth: int) -> Node:

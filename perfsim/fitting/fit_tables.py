@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from importlib import import_module
@@ -26,12 +27,17 @@ def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) ->
     a positive number.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            return _read_rows(path, csv.DictReader(stream), columns, texts)
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise InputError([Problem(f"cannot be read: {error.strerror}", file=str(path))]) from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError([Problem(f"is not a CSV table: {error}", file=str(path))]) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InputError([Problem(f"is not a CSV table: {error}", str(path), line)]) from None
+    table = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        return _read_rows(path, table, columns, texts)
+    except csv.Error as error:
+        raise InputError([Problem(f"is not a CSV table: {error}", str(path), table.line_num)]) from None
 
 
 def scipy_optimize() -> ModuleType:

@@ -49,10 +49,7 @@ output, or the refusal of a file without a line.
 
 {defects}
 """
-_WHOLE = re.compile(
-    r"is not UTF-8 text|is not a CSV table|is empty|cannot be read|is no answer of|answers another study"
-    r"|no hardware has the constants|strategies on GPUs price models"
-)
+_WHOLE = re.compile(r"cannot be read|no hardware has the constants|strategies on GPUs price models")
 
 
 @dataclass(frozen=True)

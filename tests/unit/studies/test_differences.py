@@ -87,7 +87,9 @@ def test_two_answers_are_compared_as_they_stand(tmp_path: Path) -> None:
 def test_a_document_of_another_form_is_refused(tmp_path: Path, candidates: object) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"study": "a", "candidates": candidates, "assumptions": []}))
-    with pytest.raises(InputError, match=r"the answer of 'a' lacks|a.json: is no answer of .*: candidates"):
+    with pytest.raises(
+        InputError, match=r"the answer of 'a' lacks|a.json:1:[0-9]+: is no answer of .*: candidates"
+    ):
         diff(path, path)
 
 

@@ -87,3 +87,21 @@ def test_an_answer_of_another_study_of_the_same_name_is_refused(path: Path, tmp_
     summary.write_text(json.dumps({"study": str(path), "candidates": [row], "assumptions": []}))
     with pytest.raises(InputError, match="answers another study than"):
         why(summary)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('{"study": "a",\n "candidates": [}', 2),
+        ('{"study": "a",\n "candidates":\n  3, "assumptions": []}', 3),
+        ('{"candidates": []}', 1),
+        ("[]", 1),
+        ('{"study":\n "\xff"}', 2),
+    ],
+)
+def test_a_damaged_answer_is_refused_at_its_line(tmp_path: Path, text: str, line: int) -> None:
+    path = tmp_path / "summary.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError, match="is no answer of") as caught:
+        why(path)
+    assert [problem.line for problem in caught.value.problems] == [line]
