@@ -98,11 +98,3 @@ def test_hostile_text_is_text_in_tables(tmp_path: Path, monkeypatch: pytest.Monk
     columns = parquet.read_table("rows.parquet").to_pydict()
     assert columns["variant"] == ["<i>alert</i>", "=alert()"]
     assert columns["step_time_s"] == [float(row["step_time_s"]) for row in rows]
-
-
-def test_a_table_that_is_not_utf_8_is_refused_at_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    path.write_bytes(b"m,time\n1,\xff\n")
-    with pytest.raises(InputError, match="is not a CSV table") as caught:
-        read_table(path, ["m", "time"])
-    assert caught.value.problems[0].line == 2
