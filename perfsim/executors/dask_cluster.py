@@ -113,7 +113,7 @@ class Answers:
     """
 
     def __init__(self, client: Client) -> None:
-        self._client = client
+        self._client, self._lost = client, (CancelledError, asyncio.CancelledError, *_closed())
 
     def submit(self, function: Callable[[Any], Any], item: Any, /) -> Future[Any]:
         """As `Pool.submit`."""
@@ -127,7 +127,7 @@ class Answers:
         def take(done: Asked[Any]) -> None:
             try:
                 answer.set_result(done.result())
-            except (CancelledError, asyncio.CancelledError):
+            except self._lost:
                 if times > 1 and self._client.status == "running":
                     self._ask(answer, function, item, times - 1)
                 else:
@@ -137,6 +137,12 @@ class Answers:
                 answer.set_exception(error)
 
         asked.add_done_callback(take)
+
+
+def _closed() -> tuple[type[BaseException], ...]:
+    from distributed.comm import CommClosedError
+
+    return (CommClosedError,)
 
 
 def _died() -> tuple[type[BaseException], ...]:

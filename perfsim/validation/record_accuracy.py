@@ -152,5 +152,5 @@ def write_record(results: Iterable[Mapping[str, Any]], held_out: HeldOutOfFiles 
     """
     path = Path(accuracy.__file__).with_name(accuracy.RECORD)
     entries = {entry["family"]: entry for entry in (*recorded(), *record_of(results, held_out))}
-    write_file(path, json.dumps(list(entries.values()), indent=2) + "\n")
+    write_file(path, json.dumps([entries[family] for family in sorted(entries)], indent=2) + "\n")
     return path

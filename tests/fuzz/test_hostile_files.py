@@ -49,7 +49,9 @@ output, or the refusal of a file without a line.
 
 {defects}
 """
-_WHOLE = re.compile(r"cannot be read|no hardware has the constants|strategies on GPUs price models")
+_WHOLE = re.compile(
+    r"cannot be read|no hardware has the constants|strategies on GPUs price models|experts are not executed with"
+)
 
 
 @dataclass(frozen=True)
