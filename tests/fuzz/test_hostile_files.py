@@ -50,7 +50,8 @@ output, or the refusal of a file without a line.
 {defects}
 """
 _WHOLE = re.compile(
-    r"cannot be read|no hardware has the constants|strategies on GPUs price models|experts are not executed with"
+    r"cannot be read|no hardware has the constants|strategies on GPUs price models"
+    r"|experts are not executed with"
 )
 
 
