@@ -113,7 +113,8 @@ class Answers:
     """
 
     def __init__(self, client: Client) -> None:
-        self._client, self._lost = client, (CancelledError, asyncio.CancelledError, *_closed())
+        self._client = client
+        self._lost: tuple[type[BaseException], ...] = (CancelledError, asyncio.CancelledError, *_closed())
 
     def submit(self, function: Callable[[Any], Any], item: Any, /) -> Future[Any]:
         """As `Pool.submit`."""
@@ -140,7 +141,7 @@ class Answers:
 
 
 def _closed() -> tuple[type[BaseException], ...]:
-    from distributed.comm import CommClosedError
+    from distributed.comm.core import CommClosedError
 
     return (CommClosedError,)
 

@@ -104,7 +104,7 @@ def test_every_end_has_its_exit_code_and_no_traceback(
 def test_a_machine_that_is_too_small_is_no_feasible_plan(
     installed: Path, run: Callable[..., CompletedProcess[str]]
 ) -> None:
-    one_gpu = ("--system", "dgx-a100-80gb", "--devices", "1", "--strategy", "3d")
+    one_gpu = ("--system", "mi300x-192gb", "--devices", "1", "--strategy", "3d")
     done = run(installed / "perfsim", "run", "--model", "gpt3_175b", *one_gpu)
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
