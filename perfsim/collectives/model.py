@@ -82,7 +82,9 @@ class CollectiveModel:
         """The model of a fat tree, with the rated capacities and the latencies of its links."""
         node, rated, edges = tree.system.node, tree.edges.rated, tree.edges
         hops = 1.0 if tree.full_mesh else 2.0
-        scale_up = {"bandwidth": rated["scale_up"], "latency": hops * edges.latency_s("scale_up", 0)}
+        scale_up = {}  # a single device of a mesh has no links
+        if "scale_up" in rated:
+            scale_up = {"bandwidth": rated["scale_up"], "latency": hops * edges.latency_s("scale_up", 0)}
         nic = {"latency": 2.0 * edges.latency_s("nic", 1)}
         return replace(
             cls.of_node(node, tree.system.fabric),

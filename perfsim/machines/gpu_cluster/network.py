@@ -42,7 +42,9 @@ class FatTreeNetwork(Network):
         """The network with its NVLink ports where communications that may overlap can fill one."""
         tree = self.tree
         asked = port_demand(graph, tree, self.collectives)
-        port_bytes_per_s = tree.system.node.lanes(tree.devices_per_node) * tree.edges.rated["scale_up"]
+        port_bytes_per_s = tree.system.node.lanes(tree.devices_per_node) * tree.edges.rated.get(
+            "scale_up", 0.0
+        )
         return FatTreeNetwork(tree, ports=asked > port_bytes_per_s)
 
     def traffic(self, work: Work, peers: PeerClasses, /) -> Traffic | None:

@@ -797,3 +797,9 @@ def test_a_machine_without_constants_has_those_of_the_nearest(
     result = perfsim("run", "--model", "cerebras_gpt_111m", "--devices", "8", "--system", described)
     assert result.exit_code == 0
     assert f"no measurement of bare: the constants of {constants}" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("system", [NO_HOST, "mi355x-288gb"])
+def test_one_device_of_a_mesh_without_links_is_answered(perfsim: Run, system: str) -> None:
+    result = perfsim("run", "--model", "gpt3_xl", "--system", system, "--devices", "1", "--json")
+    assert document(result)["step_time_s"] > 0
