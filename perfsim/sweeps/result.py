@@ -26,6 +26,8 @@ class SweepResult:
     study: str
     points: tuple[PointResult, ...]
     assumptions: tuple[Assumption, ...] = ()
+    command: str = ""
+    """The command line that gives this result."""
 
     @property
     def feasible(self) -> tuple[PointResult, ...]:
@@ -60,7 +62,7 @@ class SweepResult:
             "title": self.title,
             "question": self.question,
             "study": self.study,
-            "command": f"perfsim sweep {self.name}",
+            "command": self.command,
             "inputs_digest": self.inputs_digest,
             "caveats": [asdict(caveat) for caveat in self.caveats],
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -56,6 +57,8 @@ class Sweep:
 
     spec: SweepSpec
     points: tuple[SweepPoint, ...]
+    command: str = ""
+    """The command line that answers it."""
 
     @property
     def name(self) -> str:
@@ -106,7 +109,7 @@ def load_sweep(name_or_path: str, catalog: Catalog | None = None) -> Sweep:
             [mapping.problem((), "this is a study without a grid", f"perfsim study {name_or_path}")]
         )
     spec = parse_file(path, SweepSpec, catalog)
-    return Sweep(spec, expand(spec, mapping, catalog))
+    return Sweep(spec, expand(spec, mapping, catalog), shlex.join(["perfsim", "sweep", name_or_path]))
 
 
 def is_sweep(name_or_path: str, catalog: Catalog | None = None) -> bool:
@@ -121,8 +124,11 @@ def only_strategies(sweep: Sweep, names: Sequence[str]) -> Sweep:
     for name in names:
         if name not in known:
             raise InputError(f"{sweep.name} has no point of strategy {name}; it has {', '.join(known)}")
-    kept = tuple(point for point in sweep.points if not names or point.candidate.strategy in names)
-    return Sweep(sweep.spec, kept)
+    kept = tuple(point for point in sweep.points if point.candidate.strategy in names)
+    if not names:
+        return sweep
+    asked = sweep.command.removeprefix("perfsim sweep")
+    return Sweep(sweep.spec, kept, f"perfsim study{asked} --compare {shlex.quote(','.join(names))}")
 
 
 def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> SweepPlan:
@@ -201,7 +207,8 @@ def run_sweep(
     points = tuple(replace(results[digest], point=point) for digest, point in pairs)
     spec = sweep.spec
     assumptions = _assumptions(sweep.points)
-    return SweepResult(spec.name, spec.title, spec.question, spec.study.name, points, assumptions)
+    command = sweep.command or f"perfsim sweep {spec.name}"
+    return SweepResult(spec.name, spec.title, spec.question, spec.study.name, points, assumptions, command)
 
 
 def _read(
