@@ -121,7 +121,7 @@ class TensorGroup:
             comm_bytes=n_bytes,
             group=self.ranks,
             writes=(TensorClass("hidden", self.part.activation_bytes),),
-            beside=_products(self.part)[product] if product and self.overlaps else None,
+            beside=_products(self.part).get(product) if self.overlaps else None,
         )
 
 
