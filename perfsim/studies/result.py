@@ -36,6 +36,8 @@ class CandidateResult(Prediction):
     time_to_accuracy_band_s: tuple[float, float]
     batch_curve: tuple[BatchPoint, ...] = field(repr=False)
     timeline: tuple[TimelineBar, ...] = field(repr=False)
+    timeline_devices: int = 0
+    """Devices that were simulated on their own; the timeline has the lanes of some of them."""
     whole_run: tuple[RunPart, ...] = ()
     """The parts of the wall clock, the sum last; empty if the candidate names no wall clock."""
     production: Production | None = None

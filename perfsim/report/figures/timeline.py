@@ -1,25 +1,27 @@
 """The tasks of a step as a Gantt chart: one lane per stream, coloured by category.
 
-A browser draws some 10,000 bars in two seconds and takes seven for 50,000, so a page has a budget
-of bars. Bars beyond it are cut off at one time for all lanes: bars missing here and there would look
-like idle time.
+A page has a budget of bars, so that it stays below two megabytes and is drawn in two seconds. Short bars
+are joined by kind until they fit (`studies.timeline`). Those of a step that is too long even so are cut off at
+one time for all lanes: bars missing here and there would look like idle time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import plotly.graph_objects as go
 
+from perfsim.graph.task_graph import computes
 from perfsim.prediction.result import TimelineBar
 from perfsim.report import text
 from perfsim.report.figures import base
 from perfsim.report.table import Table
 from perfsim.studies.result import CandidateResult
+from perfsim.studies.timeline import grouped
 
-MAX_BARS = 8000
+MAX_BARS = 3600
 MAX_STEPS = 2
 _NOT_QUITE_OPAQUE = 0.99
 _OUTLINED = 150
@@ -34,11 +36,23 @@ class CutTimeline:
     left_out: int
 
     def note(self) -> str:
-        """How many bars are missing; empty without any."""
+        """How many bars are missing, or of how many tasks bars are; empty where every task has its own."""
+        tasks = sum(bar.tasks for bar in self.bars)
         if not self.left_out:
-            return ""
+            drawn = f"{text.integer(tasks)} tasks are drawn as {text.integer(len(self.bars))} bars"
+            joined = "neighbours of one kind are one bar, and a tooltip says how many tasks it stands for"
+            return f"{drawn}: {joined}." if tasks > len(self.bars) else ""
         until = text.duration(max((bar.start_s for bar in self.bars), default=0.0))
         return f"{text.integer(self.left_out)} bars after {until} are not drawn."
+
+
+def shared(candidates: Sequence[CandidateResult], budget: int = MAX_BARS) -> list[CandidateResult]:
+    """The candidates with their short bars joined by kind, so that all together fit a budget of bars."""
+    shares = _fair_shares([len(candidate.timeline) for candidate in candidates], budget)
+    return [
+        replace(candidate, timeline=grouped(candidate.timeline, share))
+        for candidate, share in zip(candidates, shares, strict=True)
+    ]
 
 
 def cut_timelines(candidates: Sequence[CandidateResult], budget: int = MAX_BARS) -> list[CutTimeline]:
@@ -72,9 +86,7 @@ def _fair_shares(counts: Sequence[int], budget: int) -> list[int]:
 def timeline(candidate: CandidateResult, bars: Sequence[TimelineBar]) -> go.Figure:
     """One lane per stream in the order given by the candidate, time from left to right."""
     unit, scale = text.time_unit([max((bar.end_s for bar in bars), default=1.0)])
-    lanes = list(dict.fromkeys(bar.lane for bar in candidate.timeline))
-    kept = {bar.lane for bar in bars}
-    lanes = [lane for lane in lanes if lane in kept]
+    lanes = _lanes(bars)
     categories = list(dict.fromkeys(bar.category for bar in bars))
     styles = base.part_styles(categories)
     traces = [
@@ -96,6 +108,18 @@ def timeline(candidate: CandidateResult, bars: Sequence[TimelineBar]) -> go.Figu
     return base.figure(traces, style)
 
 
+def _lanes(bars: Sequence[TimelineBar]) -> list[str]:
+    """The lanes in the order of their first bars, those of a device that computes below its computation."""
+    lanes = list(dict.fromkeys(bar.lane for bar in bars))
+
+    def home(lane: str) -> str:
+        owner = lane.split("/", 1)[0]
+        return owner if f"{owner}/compute" in lanes else lane
+
+    homes = list(dict.fromkeys(map(home, lanes)))
+    return sorted(lanes, key=lambda lane: (homes.index(home(lane)), not computes(lane)))
+
+
 def _bars(bars: Sequence[TimelineBar], category: str, marker: dict[str, Any], scale: float) -> Any:
     edge = {"width": 0.5 if len(bars) <= _OUTLINED else 0, "color": "rgba(60,60,60,0.45)"}
     # Plotly widens an opaque bar without outline to a whole pixel, which would hide its neighbours.
@@ -111,33 +135,57 @@ def _bars(bars: Sequence[TimelineBar], category: str, marker: dict[str, Any], sc
         marker=flat,
         # Plotly's x of a bar with a base is where it ends, so what it takes is written out.
         customdata=[
-            [base.esc(_name(bar)), text.duration(bar.start_s), text.duration(bar.end_s - bar.start_s)]
-            for bar in bars
+            [_words(bar), text.duration(bar.start_s), text.duration(bar.end_s - bar.start_s)] for bar in bars
         ],
-        hovertemplate="<b>%{customdata[0]}</b><br>from %{customdata[1]}, takes %{customdata[2]}"
-        "<extra></extra>",
+        hovertemplate="<b>%{customdata[0]}<br>from %{customdata[1]}, takes %{customdata[2]}<extra></extra>",
     )
 
 
-def _name(bar: TimelineBar) -> str:
-    return bar.name if bar.microbatch < 0 else f"{bar.name}, micro-batch {bar.microbatch}"
+def _words(bar: TimelineBar) -> str:
+    """The bar's name and micro-batch, closing a tag `<b>`, then its layers, tasks, FLOPs and bytes."""
+    name = bar.name if bar.microbatch < 0 else f"{bar.name}, micro-batch {bar.microbatch}"
+    details = [
+        _layers(bar.layers) if bar.layers else "",
+        f"{text.integer(bar.tasks)} tasks" if bar.tasks > 1 else "",
+        base.si(bar.flop, "FLOP") if bar.flop else "",
+        base.si(bar.n_bytes, "B") if bar.n_bytes else "",
+    ]
+    known = ", ".join(filter(None, details))
+    return f"{base.esc(name)}</b>{f'<br>{known}' if known else ''}"
+
+
+def _layers(layers: tuple[int, int]) -> str:
+    low, high = layers
+    return f"layer {low}" if low == high else f"layers {low} to {high}"
 
 
 def _round(value: float) -> float:
-    return round(value, 5)
+    """Six digits, so that no bar gets a length of zero."""
+    return float(f"{value:.6g}")
 
 
 def timeline_table(candidate: CandidateResult) -> Table:
     """Busy seconds by lane and category, of all bars and not only of those drawn."""
-    busy: dict[tuple[str, str], list[float]] = {}
+    busy: dict[tuple[str, str], list[TimelineBar]] = {}
     for bar in candidate.timeline:
-        busy.setdefault((bar.lane, bar.category), []).append(bar.end_s - bar.start_s)
+        busy.setdefault((bar.lane, bar.category), []).append(bar)
     rows = [
-        [lane, text.human(category), text.integer(len(spans)), text.duration(sum(spans))]
-        for (lane, category), spans in busy.items()
+        [
+            lane,
+            text.human(category),
+            text.integer(sum(bar.tasks for bar in bars)),
+            text.duration(sum(bar.end_s - bar.start_s for bar in bars)),
+            base.si(sum(bar.flop for bar in bars), "FLOP"),
+            base.si(sum(bar.n_bytes for bar in bars), "B"),
+        ]
+        for (lane, category), bars in busy.items()
     ]
-    caption = "Bars and busy time by stream; a bar may stand for a run of similar tasks."
-    return Table(("stream", "category", "bars", "busy"), rows, caption, frozenset({2, 3}))
+    caption = (
+        "Tasks and busy time by stream. Bytes are those that communication sends, and those that computation "
+        "moves in the device's memory."
+    )
+    columns = ("stream", "category", "tasks", "busy", "FLOPs", "bytes")
+    return Table(columns, rows, caption, frozenset({2, 3, 4, 5}))
 
 
 def timeline_alt(candidate: CandidateResult, label: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfsim.graph.task_graph import computes
 from perfsim.report import text
 from perfsim.report.caveats import caveats_section, head_remarks
 from perfsim.report.figures import memory as memory_figure
@@ -230,7 +231,8 @@ def _timelines(result: StudyResult, trace_names: Sequence[str]) -> list[Section]
         )
         if candidate.timeline
     ]
-    cuts = timeline_figure.cut_timelines([candidate for _, candidate, _ in drawn])
+    own = timeline_figure.shared([candidate for _, candidate, _ in drawn])
+    cuts = timeline_figure.cut_timelines(own)
     for index, ((name, candidate, file), cut) in enumerate(zip(drawn, cuts, strict=True)):
         sections.append(
             Section(
@@ -240,12 +242,19 @@ def _timelines(result: StudyResult, trace_names: Sequence[str]) -> list[Section]
                 alt=timeline_figure.timeline_alt(candidate, name),
                 slug=f"timeline-{index}",
                 tab="timelines",
-                note=" ".join(filter(None, [cut.note(), _simulated(candidate)])),
+                note=" ".join(filter(None, [_devices(candidate), cut.note(), _simulated(candidate)])),
                 links=[Link(file, "all tasks, for ui.perfetto.dev or chrome://tracing")] if file else [],
                 level=3,
             )
         )
     return sections if drawn else []
+
+
+def _devices(candidate: CandidateResult) -> str:
+    """How many devices the lanes are of, where not all that were simulated are shown."""
+    shown = len({bar.lane for bar in candidate.timeline if computes(bar.lane)})
+    of_all = f"Lanes of {shown} of the {candidate.timeline_devices} devices that were simulated on their own."
+    return of_all if shown < candidate.timeline_devices else ""
 
 
 def _simulated(candidate: CandidateResult) -> str:
