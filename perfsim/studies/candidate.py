@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 from perfsim.prediction.caveats import edge_batch, extrapolated_law, sensitive_target, worst_first
 from perfsim.prediction.evaluation import Evaluation
+from perfsim.prediction.network_map import network_map
 from perfsim.prediction.predict import prediction_of
 from perfsim.prediction.question import MEMORY_LIMIT
 from perfsim.prediction.result import TimelineBar
+from perfsim.prediction.roofline import roofline
 from perfsim.studies.batches import BatchChoice
 from perfsim.studies.result import BatchPoint, CandidateResult
 from perfsim.studies.timeline import bars_of, devices_of, grouped
@@ -43,9 +46,18 @@ def candidate_result(
         time_to_accuracy_s=choice.answer.time_s,
         time_to_accuracy_band_s=choice.answer.band_s,
         batch_curve=tuple(_point(point) for point in batch_curve),
-        timeline=timeline(evaluation),
-        timeline_devices=len(devices_of(evaluation.trace.graph)),
+        **drawn(evaluation),
     )
+
+
+def drawn(evaluation: Evaluation) -> dict[str, Any]:
+    """What only figures show: timeline, roofline and network."""
+    return {
+        "timeline": timeline(evaluation),
+        "timeline_devices": len(devices_of(evaluation.trace.graph)),
+        "roofline": roofline(evaluation),
+        "network": network_map(evaluation.placed.topology),
+    }
 
 
 def _point(choice: BatchChoice) -> BatchPoint:

@@ -18,7 +18,7 @@ from perfsim.graph.task_graph import computes, owners_of
 from perfsim.prediction.result import TimelineBar
 from perfsim.trace import Trace
 
-MOST_DEVICES = 8
+MOST_DEVICES = 4
 """Computing devices whose lanes are drawn, the first and the last among them."""
 COARSEST = 1 / 40
 """Longest interval in which bars are joined, as a share of the step."""
@@ -94,7 +94,7 @@ def _bars(
 
 
 def grouped(bars: Sequence[TimelineBar], most: int) -> tuple[TimelineBar, ...]:
-    """At most so many bars: short ones are joined where there are more, and the last ones left out if need be.
+    """At most so many bars: short ones are joined where there are more, and the last left out if need be.
 
     The interval in which they are joined is the shortest, of a share of the step between `FINEST` and
     `COARSEST`, that is enough.

@@ -1,12 +1,13 @@
 """The tasks of a step as a Gantt chart: one lane per stream, coloured by category.
 
 A page has a budget of bars, so that it stays below two megabytes and is drawn in two seconds. Short bars
-are joined by kind until they fit (`studies.timeline`). Those of a step that is too long even so are cut off at
-one time for all lanes: bars missing here and there would look like idle time.
+are joined by kind until they fit (`studies.timeline`). Those of a step that is too long even so are cut off
+at one time for all lanes: bars missing here and there would look like idle time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,9 +22,11 @@ from perfsim.report.table import Table
 from perfsim.studies.result import CandidateResult
 from perfsim.studies.timeline import grouped
 
-MAX_BARS = 3600
+MAX_BARS = 9000
 MAX_STEPS = 2
 _NOT_QUITE_OPAQUE = 0.99
+PIXELS = 1000
+"""Of a timeline's width."""
 _OUTLINED = 150
 """Up to so many bars of a category have an outline; of thinner ones it would hide the colour."""
 
@@ -40,7 +43,7 @@ class CutTimeline:
         tasks = sum(bar.tasks for bar in self.bars)
         if not self.left_out:
             drawn = f"{text.integer(tasks)} tasks are drawn as {text.integer(len(self.bars))} bars"
-            joined = "neighbours of one kind are one bar, and a tooltip says how many tasks it stands for"
+            joined = "short ones are gathered by kind, idle time after them; a tooltip has their number"
             return f"{drawn}: {joined}." if tasks > len(self.bars) else ""
         until = text.duration(max((bar.start_s for bar in self.bars), default=0.0))
         return f"{text.integer(self.left_out)} bars after {until} are not drawn."
@@ -86,11 +89,13 @@ def _fair_shares(counts: Sequence[int], budget: int) -> list[int]:
 def timeline(candidate: CandidateResult, bars: Sequence[TimelineBar]) -> go.Figure:
     """One lane per stream in the order given by the candidate, time from left to right."""
     unit, scale = text.time_unit([max((bar.end_s for bar in bars), default=1.0)])
-    lanes = _lanes(bars)
+    kept = {bar.lane for bar in bars}
+    lanes = [lane for lane in _lanes(candidate.timeline) if lane in kept]
     categories = list(dict.fromkeys(bar.category for bar in bars))
     styles = base.part_styles(categories)
+    alone = _alone(bars)
     traces = [
-        _bars([bar for bar in bars if bar.category == category], category, styles[category], scale)
+        _bars([bar for bar in bars if bar.category == category], category, styles[category], scale, alone)
         for category in categories
     ]
     style = base.layout(
@@ -120,8 +125,37 @@ def _lanes(bars: Sequence[TimelineBar]) -> list[str]:
     return sorted(lanes, key=lambda lane: (homes.index(home(lane)), not computes(lane)))
 
 
-def _bars(bars: Sequence[TimelineBar], category: str, marker: dict[str, Any], scale: float) -> Any:
-    edge = {"width": 0.5 if len(bars) <= _OUTLINED else 0, "color": "rgba(60,60,60,0.45)"}
+def _alone(bars: Sequence[TimelineBar]) -> set[TimelineBar]:
+    """The bars that are narrower than a pixel and have no neighbour within two."""
+    pixel_s = max((bar.end_s for bar in bars), default=0.0) / PIXELS
+    lanes: dict[str, list[TimelineBar]] = {}
+    for bar in sorted(bars, key=lambda bar: bar.start_s):
+        lanes.setdefault(bar.lane, []).append(bar)
+    thin = set()
+    for lane in lanes.values():
+        before_s = [-math.inf, *(bar.end_s for bar in lane)]
+        after_s = [*(bar.start_s for bar in lane[1:]), math.inf]
+        for bar, before, after in zip(lane, before_s, after_s, strict=False):
+            if (
+                bar.end_s - bar.start_s < pixel_s
+                and min(bar.start_s - before, after - bar.end_s) > 2 * pixel_s
+            ):
+                thin.add(bar)
+    return thin
+
+
+def _bars(
+    bars: Sequence[TimelineBar],
+    category: str,
+    marker: dict[str, Any],
+    scale: float,
+    alone: set[TimelineBar],
+) -> Any:
+    """The bars of a category. Those in `alone` have an outline, without which nobody would see them."""
+    width = 0.5 if len(bars) <= _OUTLINED else 0.0
+    edge: dict[str, Any] = {"width": width, "color": "rgba(60,60,60,0.45)"}
+    if not width and any(bar in alone for bar in bars):
+        edge = {"width": [float(bar in alone) for bar in bars], "color": marker["color"]}
     # Plotly widens an opaque bar without outline to a whole pixel, which would hide its neighbours.
     flat = {"color": base.translucent(marker["color"], _NOT_QUITE_OPAQUE), "line": edge}
     if "pattern" in marker:
@@ -135,23 +169,29 @@ def _bars(bars: Sequence[TimelineBar], category: str, marker: dict[str, Any], sc
         marker=flat,
         # Plotly's x of a bar with a base is where it ends, so what it takes is written out.
         customdata=[
-            [_words(bar), text.duration(bar.start_s), text.duration(bar.end_s - bar.start_s)] for bar in bars
+            [base.esc(_name(bar)), text.duration(bar.start_s), text.duration(bar.end_s - bar.start_s)]
+            for bar in bars
         ],
-        hovertemplate="<b>%{customdata[0]}<br>from %{customdata[1]}, takes %{customdata[2]}<extra></extra>",
+        text=[_work(bar) for bar in bars],
+        textposition="none",
+        hovertemplate="<b>%{customdata[0]}</b><br>%{text}<br>from %{customdata[1]}, takes %{customdata[2]}"
+        "<extra></extra>",
     )
 
 
-def _words(bar: TimelineBar) -> str:
-    """The bar's name and micro-batch, closing a tag `<b>`, then its layers, tasks, FLOPs and bytes."""
-    name = bar.name if bar.microbatch < 0 else f"{bar.name}, micro-batch {bar.microbatch}"
+def _name(bar: TimelineBar) -> str:
+    return bar.name if bar.microbatch < 0 else f"{bar.name}, micro-batch {bar.microbatch}"
+
+
+def _work(bar: TimelineBar) -> str:
+    """The layers, FLOPs and bytes of a bar, and of how many tasks it is."""
     details = [
         _layers(bar.layers) if bar.layers else "",
-        f"{text.integer(bar.tasks)} tasks" if bar.tasks > 1 else "",
         base.si(bar.flop, "FLOP") if bar.flop else "",
         base.si(bar.n_bytes, "B") if bar.n_bytes else "",
+        text.counted(bar.tasks, "task"),
     ]
-    known = ", ".join(filter(None, details))
-    return f"{base.esc(name)}</b>{f'<br>{known}' if known else ''}"
+    return ", ".join(filter(None, details))
 
 
 def _layers(layers: tuple[int, int]) -> str:
