@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from perfsim.cli.options import json_option, limits, must_exist, path_option
+from perfsim.cli.options import json_option, limits, path_option
 from perfsim.cli.output import print_json, print_lines, write_error
-from perfsim.files import check_folder
+from perfsim.files import check_folder, must_exist
 
 EXAMPLES = """\b
 Examples:
