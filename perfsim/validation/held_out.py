@@ -45,13 +45,16 @@ class HeldOut:
     """By group left out: the `calibration` of its device, and the `constants` that the other groups give."""
 
 
-def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
-    """Scores of a file of step-time cases, each left out of its fit; takes minutes, needs scipy."""
-    catalog = catalog or default_catalog()
+def held_out(path: Path, rows: Sequence[LeftOut] = ()) -> HeldOut:
+    """Scores of a file of step-time cases, each left out of its fit; takes minutes, needs scipy.
+
+    `rows` are those of `leave_out` over the runs of the file, where they are known already.
+    """
+    catalog = default_catalog()
     cases = step_cases(path, catalog)
     if any(case.strategy == STREAMING for case in cases):
         return _wafers(path, cases, catalog)
-    rows = _rows(path, catalog)
+    rows = rows or _rows(path, catalog)
     outside = outside_scores(rows)
     scores = {**outside["families"], ALL: outside["summary"]}
     constants = {
