@@ -66,9 +66,8 @@ def held_out(path: Path, rows: Sequence[LeftOut] = ()) -> HeldOut:
     return HeldOut(scores, _runs(rows[-1].runs, cases, groups, catalog), constants)
 
 
-def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any] | None:
+def releases_left_out(path: Path, catalog: Catalog) -> dict[str, Any] | None:
     """Each scored wafer log predicted without the logs of its release; None for a file without wafers."""
-    catalog = catalog or default_catalog()
     logs = [case for case in step_cases(path, catalog) if case.scored and case.strategy == STREAMING]
     if not logs:
         return None
@@ -81,13 +80,13 @@ def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, A
     return {"summary": _band_of_few(scored), "families": _by_family(scored), "cases": rows}
 
 
-def left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
+def left_out(path: Path) -> dict[str, Any]:
     """Scores of a file of step-time cases, each predicted by a fit without it; takes minutes, needs scipy.
 
     GPU runs are left out by family, wafer logs by release: `summary` and `families`, of wafers also `cases`.
     Of a file with both, the scores of the logs stand under `wafers`.
     """
-    catalog = catalog or default_catalog()
+    catalog = default_catalog()
     wafers = releases_left_out(path, catalog)
     if wafers is not None and all(case.strategy == STREAMING for case in step_cases(path, catalog)):
         return wafers
