@@ -83,13 +83,17 @@ def _bars(
     ends = np.maximum.reduceat(end, first)
     columns = (tasks[first], start[first], ends, flop, n_bytes, lowest, highest, count)
     bars = []
-    for task, start_s, end_s, *sums, low, high, number in zip(
+    for task, start_s, end_s, flops, moves, low, high, number in zip(
         *(column.tolist() for column in columns), strict=True
     ):
         work, lane = works[graph.work[task]], graph.streams[graph.stream[task]]
         layers = (low, high) if high >= 0 else None
-        named = lane, work.name, work.category, start_s, end_s, int(graph.tag[task])
-        bars.append(TimelineBar(*named, *sums, layers, number))
+        tag = int(graph.tag[task])
+        bars.append(
+            TimelineBar(
+                lane, work.name, work.category, start_s, end_s, tag, flops, moves, layers, tasks=number
+            )
+        )
     return bars
 
 
