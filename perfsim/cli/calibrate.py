@@ -9,10 +9,10 @@ from typing import ParamSpec
 
 import click
 
-from perfsim.cli.options import must_exist, out_option
+from perfsim.cli.options import out_option
 from perfsim.cli.output import print_lines, write_error
-from perfsim.errors import InputError, within_floats
-from perfsim.files import check_folder
+from perfsim.errors import InputError, refused_values, within_floats
+from perfsim.files import check_folder, must_exist
 
 Given = ParamSpec("Given")
 source_option = click.option(
@@ -31,10 +31,8 @@ def fitted(verb: Callable[Given, None]) -> Callable[Given, None]:
         try:
             within_floats(verb)(*args, **kwargs)
         except ValidationError as error:
-            wrong = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-            raise InputError(
-                f"no hardware has the constants that fit these measurements: {wrong[0]}"
-            ) from None
+            wrong = refused_values(error.errors())[0]
+            raise InputError(f"no hardware has the constants that fit these measurements: {wrong}") from None
 
     return checked
 

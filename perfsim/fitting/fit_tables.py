@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from perfsim.catalog import data_root
-from perfsim.errors import InputError, Problem
+from perfsim.errors import InputError, Problem, not_text
 from perfsim.sizes import MOST_DEVICES
 
 _MOST_PROBLEMS = 20
@@ -40,8 +40,7 @@ def table_text(path: Path) -> str:
     except OSError as error:
         raise InputError([Problem(f"cannot be read: {error.strerror}", file=str(path))]) from None
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise InputError([Problem(f"is not a CSV table: {error}", str(path), line)]) from None
+        raise InputError([not_text(error, str(path))]) from None
 
 
 def scipy_optimize() -> ModuleType:

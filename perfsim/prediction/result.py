@@ -55,13 +55,17 @@ class Training:
     """Name of the framework whose constants the step has; empty on a machine without any."""
 
     @property
-    def words(self) -> str:
-        """`gpt3_pretraining: sequences of 2,048 tokens, bf16, standard attention, with dropout; ...`."""
-        settings = (
+    def settings(self) -> str:
+        """`gpt3_pretraining: sequences of 2,048 tokens, bf16, standard attention, with dropout`."""
+        return (
             f"{self.recipe}: sequences of {self.seq_length:,} tokens, {self.precision}, {self.attention} "
             f"attention, {'with' if self.dropout else 'no'} dropout"
         )
-        return f"{settings}; framework {self.framework}" if self.framework else settings
+
+    @property
+    def words(self) -> str:
+        """The settings and the framework, where there is one."""
+        return f"{self.settings}; framework {self.framework}" if self.framework else self.settings
 
 
 @dataclass(frozen=True, slots=True)

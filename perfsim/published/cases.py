@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 
 from perfsim.calibration import Dispatcher, FrameworkCalibration
 from perfsim.catalog import Catalog
-from perfsim.errors import InputError, Problem
+from perfsim.errors import InputError, Problem, refused_values
 from perfsim.hardware import Devices, Precision, Release, SystemSpec
 from perfsim.machines import machine_of
 from perfsim.published.frameworks import framework_of
@@ -289,7 +289,7 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
     try:
         model = case.model.config(case.id)
     except ValidationError as error:
-        messages = "; ".join(detail["msg"].removeprefix("Value error, ") for detail in error.errors())
+        messages = "; ".join(refused_values(error.errors()))
         raise InputError(f"case {case.id}: {messages}") from None
     training = case.training
     overlap = training.overlap_grad_reduce
