@@ -133,7 +133,7 @@ class GpuKernels:
             return device_s + host_s + launches * self.framework.host_blocking_s_per_kernel
         return smooth_maximum(device_s, host_s, self.framework.overlap_sharpness)
 
-    def kernel_s(self, kernel: Kernel) -> float:
+    def kernel_s(self, kernel: Kernel, /) -> float:
         """Seconds of one kernel on the device."""
         seconds = self._kernels.get(kernel)
         if seconds is None:
