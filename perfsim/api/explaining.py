@@ -15,6 +15,7 @@ from perfsim.catalog.complaints import place as place_in
 from perfsim.catalog.nodes import read_yaml
 from perfsim.errors import CatalogError, InputError, Problem, within_floats
 from perfsim.prediction.gap import GapExplained, explain_gap
+from perfsim.studies.comparisons.spec import is_comparison
 from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
 from perfsim.studies.loading import load_study
 from perfsim.studies.spec import StudySpec, with_verify
@@ -56,6 +57,9 @@ def study_named(study: Named) -> StudySpec:
             raise InputError(
                 [Problem(text, help="give the study that it varies, or write one of its points")]
             )
+        if is_comparison(str(study)):
+            text = f"{study} is a comparison of figures, which has no candidates with step times to explain"
+            raise InputError([Problem(text, help=f"`perfsim study {study}` prints it")])
         return load_study(str(study)).model_copy(update={"resilience": None})
     document = _document(Path(study))
     spec = load_study(document.study)

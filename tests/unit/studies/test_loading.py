@@ -54,6 +54,14 @@ def test_a_sweep_is_no_study_to_explain(ask: object) -> None:
     assert problem.message == "capacity_20b is a sweep, and why and diff take a study of candidates"
 
 
+def test_a_comparison_of_figures_says_what_it_is_instead_of_what_it_lacks() -> None:
+    with pytest.raises(
+        InputError, match="pile_law is a comparison of figures, which has no candidates"
+    ) as raised:
+        why("pile_law")
+    assert "perfsim study pile_law" in (raised.value.problems[0].help or "")
+
+
 MACHINES = """\
 name: own
 title: t

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -98,3 +100,13 @@ def test_a_plain_strategy_holds_the_other_degrees_at_1(toys: ModuleType, name: s
     )
     others = [degree for degree in ALL if degree != name]
     assert found == [f"strategy {name} holds {degree} at 1, the layout has {degree} 2" for degree in others]
+
+
+def test_stages_that_do_not_divide_are_told_the_uneven_ones_that_are_legal(toys: ModuleType) -> None:
+    job = toys.job(32, num_layers=61)
+    layout = ParallelLayout(pipeline=16)
+    (problem,) = problems(toys, layout, job, devices=16)
+    given = re.search(r"layers_per_stage=([\d-]+)$", problem)
+    assert given is not None
+    uneven = tuple(map(int, given[1].split("-")))
+    assert problems(toys, replace(layout, layers_per_stage=uneven), job, devices=16) == []
