@@ -11,7 +11,6 @@ import click
 
 from perfsim.cli.completion import complete, studies
 from perfsim.cli.progress import metered
-from perfsim.errors import InputError, Problem
 from perfsim.files import check_file
 from perfsim.sizes import MOST_DEVICES, MOST_SEQUENCES
 
@@ -185,14 +184,6 @@ def workers_options(processes: str) -> Callable[[Verb], Verb]:
         return scheduler_option(jobs(verb))
 
     return options
-
-
-def must_exist(path: Path) -> None:
-    """Raise InputError unless this is a file."""
-    if path.is_dir():
-        raise InputError([Problem("is a directory; a file is expected", file=str(path))])
-    if not path.is_file():
-        raise InputError([Problem("there is no such file", file=str(path))])
 
 
 def study_argument(verb: Verb) -> Verb:

@@ -10,7 +10,7 @@ from perfsim.report.document import write_document
 from perfsim.report.page import write_page
 from perfsim.report.sections import Head, Section
 from perfsim.report.table import Table
-from perfsim.studies.comparisons.result import Comparison, Value
+from perfsim.studies.comparisons.spec import Comparison, Value
 
 _WORDS: dict[str, Callable[[float], str]] = {
     "loss": "{:.3f}".format,

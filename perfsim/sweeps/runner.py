@@ -18,11 +18,11 @@ from perfsim.prediction.documents import Document
 from perfsim.prediction.predict import prediction_of
 from perfsim.prediction.price_tables import PriceTables
 from perfsim.studies.assumptions import assumptions_of
+from perfsim.studies.batches import whole_run_of
 from perfsim.studies.digests import Digests
 from perfsim.studies.result import Assumption
 from perfsim.studies.runner import answer_candidate, target_of
 from perfsim.studies.spec import StudySpec
-from perfsim.studies.whole_run import whole_run_of
 from perfsim.sweeps.grid import SweepPoint, expand
 from perfsim.sweeps.points import Answer, PointResult
 from perfsim.sweeps.result import SweepResult

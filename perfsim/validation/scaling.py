@@ -25,13 +25,12 @@ HALVINGS = 12
 """Halvings of its logarithm, after which it is known within 0.2 %."""
 
 
-def scaling_comparison(catalog: Catalog, published: ScalingFile | None = None) -> dict[str, Any]:
+def scaling_comparison(catalog: Catalog) -> dict[str, Any]:
     """Published ratios beside predicted ones: `runs`, `efficiencies`, and what would `explain` the worst.
 
-    Ratios of tokens a second and system are compared with every run on one system. Without `published`, those
-    that come with perfsim.
+    Ratios of tokens a second and system are compared with every run on one system.
     """
-    published = published or published_scaling(catalog)
+    published = published_scaling(catalog)
     steps = {run.name: published.step(run) for run in published.runs}
     largest = max(published.runs, key=lambda run: run.systems)
     bounds = [claim for claim in published.efficiencies if claim.least]

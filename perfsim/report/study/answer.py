@@ -32,7 +32,7 @@ def headline(result: StudyResult) -> str:
         return f"{names[id(first)]} {_verb(first, 'reach', 'reaches')} the target in {time}."
     low, high = result.ratio_bands.get(rival.label, (math.nan, math.nan))
     ratio = rival.time_to_accuracy_s / first.time_to_accuracy_s
-    open_order = ", so the order is open" if low <= 1 else ""
+    open_order = ", so the order is not certain" if low <= 1 else ""
     return (
         f"{names[id(first)]} {_verb(first, 'finish', 'finishes')} first, in {time}. "
         f"{names[id(rival)]} {_verb(rival, 'take', 'takes')} {ratio:.2f} times as long "

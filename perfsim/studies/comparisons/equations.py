@@ -19,8 +19,7 @@ from perfsim.prediction.evaluation import graph_of
 from perfsim.prediction.predict import predict
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
-from perfsim.studies.comparisons.result import Comparison, Value
-from perfsim.studies.comparisons.spec import ComparisonSpec, EquationsSpec
+from perfsim.studies.comparisons.spec import Comparison, ComparisonSpec, EquationsSpec, Value
 from perfsim.transformer import parameters
 from perfsim.workload import PRECISION_BYTES
 

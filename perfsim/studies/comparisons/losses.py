@@ -14,8 +14,7 @@ import numpy as np
 
 from perfsim.convergence.loss_laws import LossLaw, loss_law, power_law
 from perfsim.errors import PlanError
-from perfsim.studies.comparisons.result import Comparison, Value
-from perfsim.studies.comparisons.spec import ComparisonSpec, LossesSpec, TrainedRun
+from perfsim.studies.comparisons.spec import Comparison, ComparisonSpec, LossesSpec, TrainedRun, Value
 
 SIZES = np.geomspace(1e7, 1e13, 4801)
 """Parameters among which the size of least compute is looked for."""

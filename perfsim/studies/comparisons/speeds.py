@@ -14,8 +14,7 @@ from statistics import fmean
 from perfsim.convergence.hyperbola import examples, fit_hyperbola
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.errors import InputError
-from perfsim.studies.comparisons.result import Comparison, Value
-from perfsim.studies.comparisons.spec import ComparisonSpec, SpeedsSpec, TimedRun
+from perfsim.studies.comparisons.spec import Comparison, ComparisonSpec, SpeedsSpec, TimedRun, Value
 
 
 def compare_speeds(spec: ComparisonSpec, speeds: SpeedsSpec) -> Comparison:

@@ -41,7 +41,7 @@ def test_a_loss_outside_its_law_is_refused_at_its_line(tmp_path: Path) -> None:
 
 def test_a_wrong_number_where_a_range_may_stand_is_one_problem(tmp_path: Path) -> None:
     (problem,) = refusal(tmp_path, ENERGY).problems
-    assert problem.message == "energy.pue: input should be greater than or equal to 1, not 0.5"
+    assert problem.message == "energy.pue: must be greater than or equal to 1, not 0.5"
     (other,) = refusal(tmp_path, ENERGY.replace("{pue: 0.5}", "{pue: [1]}")).problems
     assert "expected" in other.message or "valid" in other.message
 
@@ -52,14 +52,6 @@ def test_a_sweep_is_no_study_to_explain(ask: object) -> None:
         ask("capacity_20b")  # type: ignore[operator]
     (problem,) = raised.value.problems
     assert problem.message == "capacity_20b is a sweep, and why and diff take a study of candidates"
-
-
-def test_a_comparison_of_figures_says_what_it_is_instead_of_what_it_lacks() -> None:
-    with pytest.raises(
-        InputError, match="pile_law is a comparison of figures, which has no candidates"
-    ) as raised:
-        why("pile_law")
-    assert "perfsim study pile_law" in (raised.value.problems[0].help or "")
 
 
 MACHINES = """\
