@@ -3,8 +3,8 @@
 The order is: settings that reduce the largest part of the memory, then every other single setting; another
 expert degree; a larger degree in place of replicas, alone or with one setting; offload to the host; last, a
 larger degree on more devices. A layout that offloads already is first tried with more offload. Only layouts
-that keep the rules are tried, with every value of a degree that divides what it divides, and with stages as
-even as they can be.
+that keep the rules are tried, with every value of a degree that divides what it divides (a power of two times as many
+devices first), and with stages as even as they can be.
 """
 
 from __future__ import annotations
@@ -82,7 +82,13 @@ def _changed(
         if name in free_degrees
         for value in _larger(job, base, name)
     ]
-    yield from sorted(larger, key=lambda changed: changed.num_devices)
+    yield from sorted(larger, key=lambda changed: (_odd_factor(layout, changed), changed.num_devices))
+
+
+def _odd_factor(layout: ParallelLayout, changed: ParallelLayout) -> bool:
+    """Whether the devices are not a power of two times as many: clusters are, so these are tried last."""
+    factor, rest = divmod(changed.num_devices, layout.num_devices)
+    return rest > 0 or factor & (factor - 1) > 0
 
 
 def _more_offload(layout: ParallelLayout) -> Iterator[dict[str, Any]]:
