@@ -42,6 +42,7 @@ EXAMPLES = """\b
 Examples:
   perfsim calibrate script > measure_gemms.py && python measure_gemms.py > gemms.csv
   perfsim calibrate gemm gemms.csv --device h100-sxm5-80gb --out mine.yaml
+  perfsim calibrate collective all_reduce.txt all_gather.txt --link nvlink4 --out links.yaml
   perfsim calibrate steps measured.yaml --out cluster.yaml
 """
 
@@ -61,7 +62,7 @@ def script() -> None:
 
 @calibrate.command(short_help="Fit the GEMM model to a table of products.")
 @click.argument("table", type=click.Path(path_type=Path))
-@click.option("--device", required=True, help="Catalogue name of the measured device.")
+@click.option("--device", required=True, help="Name, or file, of the measured device.")
 @click.option("--like", default="", help="Calibration whose tiles are scaled, for a table with `precision`.")
 @yaml_option
 @source_option
@@ -76,12 +77,16 @@ def gemm(table: Path, device: str, like: str, out: Path | None, source: str) -> 
 
 @calibrate.command(short_help="Fit the collective model to tables of measurements.")
 @click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--link", required=True, help="Catalogue name of the measured link.")
+@click.option("--link", required=True, help="Name, or file, of the measured link.")
 @yaml_option
 @source_option
 @fitted
 def collective(tables: tuple[Path, ...], link: str, out: Path | None, source: str) -> None:
-    """Fit the collective model to TABLES, CSVs of collective, num_gpus, bytes, time_us."""
+    """Fit the collective model to TABLES: outputs of nccl-tests on one node, or CSVs.
+
+    A CSV has the columns collective, num_gpus, bytes, time_us. Several files fit several operations and
+    numbers of GPUs together: all_reduce_perf, all_gather_perf, reduce_scatter_perf, alltoall_perf.
+    """
     from perfsim.fitting.calibrate import calibrate_collectives
 
     for table in tables:
