@@ -13,7 +13,7 @@ _WORD = re.compile(r"'[^']*'|\S+")
 class Verb(click.Command):
     """A verb whose examples are broken like shell commands where the terminal is narrow."""
 
-    def format_epilog(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's)
         """Write the examples below the options."""
         width = shutil.get_terminal_size().columns
         heading, *commands = (self.epilog or "").replace("\b", "").strip().splitlines() or [""]
@@ -22,10 +22,8 @@ class Verb(click.Command):
             formatter.write(f"{_shell_lines(command, width)}\n")
 
 
-class VerbGroup(click.Group):
+class VerbGroup(Verb, click.Group):
     """The same for a verb of several parts."""
-
-    format_epilog = Verb.format_epilog
 
 
 def _shell_lines(command: str, width: int) -> str:
