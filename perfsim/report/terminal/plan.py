@@ -163,13 +163,9 @@ def _experiment(experiment: Experiment) -> str:
     return (
         f"To tell {first.entry} and {second.entry} apart, which by prediction are "
         f"{text.percent(abs(experiment.ratio - 1))} apart: run {experiment.steps} steps of {first.entry} on "
-        f"{_devices(first.devices)} and of {second.entry} on {text.integer(second.devices)}, "
+        f"{text.counted(first.devices, 'device')} and of {second.entry} on {text.integer(second.devices)}, "
         f"{text.trim(text.number(experiment.device_hours))} device-hours in all.{fewer}"
     )
-
-
-def _devices(count: int) -> str:
-    return f"{text.integer(count)} device{'' if count == 1 else 's'}"
 
 
 def _caveats(planned: Planned) -> Iterator[str]:
