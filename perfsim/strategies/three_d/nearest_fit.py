@@ -3,8 +3,8 @@
 The order is: settings that reduce the largest part of the memory, then every other single setting; another
 expert degree; a larger degree in place of replicas, alone or with one setting; offload to the host; last, a
 larger degree on more devices. A layout that offloads already is first tried with more offload. Only layouts
-that keep the rules are tried, with every value of a degree that divides what it divides (a power of two times as many
-devices first), and with stages as even as they can be.
+that keep the rules are tried, with every value of a degree that divides what it divides (a power of two times
+as many devices first), and with stages as even as they can be.
 """
 
 from __future__ import annotations

@@ -317,11 +317,7 @@ def test_a_sum_over_the_tensor_group_blocks_the_compute_of_its_device(
 
 
 def test_degrees_that_are_no_powers_of_two_are_tried_before_none_is_said_to_fit(toys: ModuleType) -> None:
-    """Nine layers and fifteen heads divide by three and five only."""
-    job = toys.job(15, num_layers=9, num_attention_heads=15, hidden_size=1920, ffn_hidden_size=7680)
-    system = toys.gpu_cluster(capacity=5 * toys.GIB)
-    with pytest.raises(MemoryCapacityError) as caught:
-        strategy("3d").plan(job, toys.topology(1, system), ParallelLayout())
-    advised = re.search(r"\w+ 1 → \d+.* on (\d+) devices, which fits$", str(caught.value))
-    assert advised is not None
-    assert int(advised[1]) % 2 == 1
+    job = toys.job(15, num_attention_heads=15, hidden_size=1920, ffn_hidden_size=7680)
+    topology = toys.topology(1, toys.gpu_cluster(capacity=5 * toys.GIB))
+    with pytest.raises(MemoryCapacityError, match=r"try tensor 1 → (3|5|15).* on \1 devices, which fits$"):
+        strategy("tensor").plan(job, topology, ParallelLayout())
