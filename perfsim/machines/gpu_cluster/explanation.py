@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from perfsim.costs.streaming_roof import StreamingRoof
 from perfsim.machines.explanation import LOOK, Explanation, Lane
 from perfsim.strategies import Plan
+from perfsim.workload import ParallelLayout
 
 _BETWEEN_NODES = ("node.nic", "node.nics", "fabric.oversubscription")
 INPUTS: Mapping[str, tuple[str, ...]] = {
@@ -47,6 +48,8 @@ def _bubble(plan: Plan) -> str:
 
 def _optimizer(plan: Plan) -> str:
     layout = plan.layout
+    if not isinstance(layout, ParallelLayout):
+        return LOOK
     if layout.offload_optimizer != "none":
         spread = "" if layout.zero_stage else "its states sharded over replicas (ZeRO 1), "
         return f"{spread}more hosts to share the update, its states on the devices, or a larger batch"
