@@ -87,7 +87,7 @@ def read_layout(settings: Settings, world: int | None, gaps: list[Gap]) -> tuple
     ways = tensor * pipeline * context
     if world is not None and world % ways:
         settings.source.refuse(
-            f"{world} ranks are not a multiple of tensor {tensor} x pipeline {pipeline} x context {context}",
+            f"{world} ranks are not a multiple of tensor {tensor} × pipeline {pipeline} × context {context}",
             "check the number of nodes and of ranks of a node",
         )
     layout = ParallelLayout(

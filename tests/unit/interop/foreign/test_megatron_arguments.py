@@ -222,7 +222,7 @@ def test_experts_and_latent_attention_of_megatron_are_counted(tmp_path: Path) ->
         (("--hidden-size 12288", "--hidden-size"), "hidden_size: its value is missing"),
         (("--vocab-size 50257", ""), r"vocab_size is missing .*\n.*--set vocab_size=VALUE"),
         (("--num-layers 96", "--num-layers $LAYERS"), "num_layers: the file does not tell this value"),
-        (("PP=16", "PP=5"), "128 ranks are not a multiple of tensor 8 x pipeline 5"),
+        (("PP=16", "PP=5"), "128 ranks are not a multiple of tensor 8 × pipeline 5"),
         (("--fp16", "--fp16 --position-embedding-type rop"), r"'rop' is unknown\n.*\n.*did you mean `rope`"),
         (("--fp16", "--fp16 --recompute-granularity all"), "'all' is neither full nor selective"),
         (("--fp16", "--fp16 --pipeline-model-parallel-layout Et*3|t*4,L"), "has 96"),
