@@ -188,7 +188,18 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
 
 
 def test_a_point_executes_its_products_where_that_is_asked(perfsim: Run) -> None:
-    asked = (*WAFERS, "--devices", "1", "--batch", "4", "--json")
+    asked = (
+        "run",
+        "--model",
+        "cerebras_gpt_111m",
+        "--system",
+        "cs-2",
+        "--devices",
+        "1",
+        "--batch",
+        "4",
+        "--json",
+    )
     assert "sampling" not in json.loads(perfsim(*asked).stdout)
     full = json.loads(perfsim(*asked, "--verify", "full").stdout)["sampling"]
     assert full["passed"]
