@@ -131,6 +131,9 @@ class Catalog:
             path = root / folder / f"{name_or_path}.yaml"
             if _is_file(path):
                 return path
+        if _is_file(Path(name_or_path)) or _is_folder(Path(name_or_path)):
+            said = f"`{name_or_path}` is no {kind}: the name of its file ends in .yaml"
+            raise CatalogError([Problem(said)])
         help_text = did_you_mean(name_or_path, self.names(kind))
         raise CatalogError([Problem(f"unknown {kind} `{name_or_path}`", help=help_text)])
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfsim.cli.options import json_option, limits, must_exist, path_option
+from perfsim.cli.options import json_option, limits, path_option
 from perfsim.cli.output import print_json, print_lines, write_error
-from perfsim.files import check_folder
+from perfsim.cli.verb import Verb
+from perfsim.files import check_folder, must_exist
 
 if TYPE_CHECKING:
     from perfsim.validation.leave_out import LeftOut
@@ -22,7 +23,7 @@ Examples:
 """
 
 
-@click.command(short_help="Compare predictions with published runs.", epilog=EXAMPLES)
+@click.command(cls=Verb, short_help="Compare predictions with published runs.", epilog=EXAMPLES)
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @json_option
 @click.option(

@@ -41,7 +41,7 @@ def test_a_loss_outside_its_law_is_refused_at_its_line(tmp_path: Path) -> None:
 
 def test_a_wrong_number_where_a_range_may_stand_is_one_problem(tmp_path: Path) -> None:
     (problem,) = refusal(tmp_path, ENERGY).problems
-    assert problem.message == "energy.pue: input should be greater than or equal to 1, not 0.5"
+    assert problem.message == "energy.pue: must be greater than or equal to 1, not 0.5"
     (other,) = refusal(tmp_path, ENERGY.replace("{pue: 0.5}", "{pue: [1]}")).problems
     assert "expected" in other.message or "valid" in other.message
 
