@@ -15,7 +15,8 @@ from perfsim.report.figures import step_time as step_figure
 from perfsim.report.figures import time_to_accuracy as batch_figure
 from perfsim.report.figures import timeline as timeline_figure
 from perfsim.report.figures import waterfall as bridge_figure
-from perfsim.report.sections import Head, Link, Section
+from perfsim.report.figures.topology import topology
+from perfsim.report.sections import Drawing, Head, Link, Section
 from perfsim.report.study.answer import badge, differences, first_and_rival, headline, intervals
 from perfsim.report.study.decision import decision_sections
 from perfsim.report.study.evidence import accuracy_table, assumptions_tables, sampling_table
@@ -175,11 +176,17 @@ def _network(result: StudyResult) -> list[Section]:
         "Shows which links a faster network would have to improve: one that is busy all the time limits the "
         "step, one that is full only at its peak makes communication wait for other communication."
     )
+    drawings = _drawings(result)
+    how = (
+        " Drawn for the first two: per cent are the mean over the step and the peak of the busiest link; a "
+        "line's colour follows the mean (it changes at 10, 30 and 60 %), its width the peak."
+    )
     return [
         Section(
             "Use of the network",
-            lead,
-            figure=network_figure.network_use(result),
+            f"{lead}{how if drawings else ''}",
+            drawings=drawings,
+            figure=None if drawings else network_figure.network_use(result),
             table=network_figure.network_use_table(result),
             alt=network_figure.network_use_alt(result),
             slug="network",
@@ -214,6 +221,16 @@ def _rooflines(result: StudyResult) -> list[Section]:
                 )
             )
     return sections
+
+
+def _drawings(result: StudyResult) -> list[Drawing]:
+    """The networks of the first candidate and its rival, where they are known."""
+    shown = first_and_rival(result) or ()
+    return [
+        topology(candidate.machine, candidate.devices_noun, candidate.network, candidate.utilisation)
+        for candidate in shown
+        if candidate is not None and candidate.network is not None and candidate.utilisation
+    ]
 
 
 def _memory(result: StudyResult) -> Section:
