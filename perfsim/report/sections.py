@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ParamSpec
 from urllib.parse import quote
 
 from perfsim.report.table import Table
@@ -56,6 +56,22 @@ class Section:
     @property
     def anchor(self) -> str:
         return self.slug or slugify(self.heading)
+
+
+Values = ParamSpec("Values")
+
+
+def drawn(
+    section: Section,
+    figure: Callable[Values, go.Figure],
+    table: Callable[Values, Table],
+    alt: Callable[Values, str],
+    *values: Values.args,
+    **named: Values.kwargs,
+) -> Section:
+    """A section with a figure of some values, its table and its description in words."""
+    made = figure(*values, **named), table(*values, **named), alt(*values, **named)
+    return replace(section, figure=made[0], table=made[1], alt=made[2])
 
 
 @dataclass(frozen=True, slots=True)

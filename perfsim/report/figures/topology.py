@@ -45,7 +45,8 @@ def topology(name: str, noun: str, network: NetworkMap, use: Mapping[str, LinkUs
         kind: (COLUMN_PX * (column + 0.5), height - ROW_PX * row - BOX_PX[1] / 2 - 1)
         for kind, (column, row) in spots.items()
     }
-    lines, words = [], []
+    lines: list[Line] = []
+    words: list[Words] = []
     for kind, cable in tree.items():
         parent = cable.a if cable.b == kind else cable.b
         (x, y), (_, below) = at[kind], at[parent]
@@ -83,7 +84,7 @@ def _tree(network: NetworkMap) -> dict[str, Cables]:
 def _pruned(tree: Mapping[str, Cables], use: Mapping[str, LinkUse]) -> dict[str, Cables]:
     """The tree without the places that only unused links lead to."""
     kept = dict(tree)
-    for kind, cable in reversed(tree.items()):
+    for kind, cable in reversed(list(tree.items())):
         is_end = not any(kind in (other.a, other.b) for far, other in kept.items() if far != kind)
         if is_end and cable.kind not in use:
             del kept[kind]
