@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no feasible plan,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -17,6 +17,42 @@ MOST_SHOWN = 20
 """Problems in the message of an error; `problems` has all of them."""
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
+
+
+_WORDS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not a field",
+    "greater_than_equal": "must be greater than or equal to {ge:.15g}",
+    "greater_than": "must be greater than {gt:.15g}",
+    "less_than_equal": "must be less than or equal to {le:.15g}",
+    "less_than": "must be less than {lt:.15g}",
+    "finite_number": "must be a finite number",
+    "too_short": "needs at least {min_length} items",
+    "too_long": "has at most {max_length} items",
+    "json_invalid": "is not valid JSON: {error}",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number is expected"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number is expected"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false is expected"),
+    "literal_error": "is not one of {expected}",
+    "string_type": "a text is expected",
+}
+"""Complaints of pydantic in our words, by its type of error; the braces are values of its context."""
+
+
+def refused_value(detail: Mapping[str, Any]) -> str:
+    """What is wrong with a value, from one of the `errors()` of pydantic's ValidationError."""
+    said = str(detail["msg"]).removeprefix("Value error, ")
+    words = _WORDS.get(detail["type"])
+    return words.format(**detail.get("ctx", {})) if words else said[:1].lower() + said[1:]
+
+
+def refused_values(errors: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The same for all errors, each behind the name of its field: `failure.restart is missing`."""
+    said = []
+    for detail in errors:
+        name, words = ".".join(map(str, detail["loc"])), refused_value(detail)
+        said.append(f"{name}{'' if words.startswith('is ') or not name else ':'} {words}".strip())
+    return said
 
 
 class PerfsimError(Exception):
@@ -64,6 +100,12 @@ class Problem:
         if self.help:
             text += f"\n    help: {self.help}"
         return text
+
+
+def not_text(error: UnicodeDecodeError, file: str) -> Problem:
+    """The problem of a file with bytes that are not UTF-8, at its line."""
+    line = error.object[: error.start].count(b"\n") + 1
+    return Problem(f"the byte 0x{error.object[error.start]:02x} is not UTF-8 text", file, line)
 
 
 class InputError(PerfsimError):

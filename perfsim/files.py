@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 
-from perfsim.errors import PerfsimError
+from perfsim.errors import InputError, PerfsimError, Problem
 
 _NUMBERS = count()
 
@@ -45,6 +45,13 @@ def write_file(path: Path, content: str | bytes | Iterable[str]) -> Path:
 def _write_parts(path: Path, parts: Iterable[bytes]) -> None:
     with path.open("wb") as file:
         file.writelines(parts)
+
+
+def must_exist(path: Path) -> None:
+    """Raise InputError unless this is a file."""
+    if not path.is_file():
+        said = "is a directory; a file is expected" if path.is_dir() else "there is no such file"
+        raise InputError([Problem(said, file=str(path))])
 
 
 def check_folder(path: Path, option: str = "--out") -> None:

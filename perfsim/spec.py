@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from perfsim.errors import CatalogError, Problem
+from perfsim.errors import CatalogError, Problem, refused_values
 from perfsim.suggest import did_you_mean
 
 CHANGED = "set in Python"
@@ -83,7 +82,7 @@ class Spec(BaseModel):
         try:
             return type(self).model_validate(data)
         except ValidationError as error:
-            raise CatalogError([_problem(detail) for detail in error.errors()]) from None
+            raise CatalogError([Problem(words) for words in refused_values(error.errors())]) from None
 
 
 class CatalogSpec(Spec):
@@ -148,10 +147,3 @@ def _put(data: dict[str, Any], path: str, value: Any) -> list[Problem]:
 def _text(value: Any) -> str:
     name = getattr(value, "name", None)
     return str(name if isinstance(name, str) else value)
-
-
-def _problem(detail: Mapping[str, Any]) -> Problem:
-    """A complaint of pydantic's in our words."""
-    where = ".".join(str(part) for part in detail["loc"])
-    said = str(detail["msg"]).removeprefix("Value error, ")
-    return Problem(f"{where}: {said}" if where else said)

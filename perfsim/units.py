@@ -127,28 +127,33 @@ def _spellings(unit: str) -> str:
     return f"[kK]{unit[1:]}" if unit[0] == "k" else unit
 
 
-def parse_quantity(text: str, dimension: Dimension) -> float:
+def parse_quantity(text: str, dimension: Dimension, usual: str = "") -> float:
     """Turn "1.2 Tb/s" into 1.5e11: the value in SI (bytes, bytes/s, FLOP/s, s, W).
 
     Raises UnitError where the unit is missing, unknown or of another dimension, and where the
-    value is negative, not finite, or zero for a rate; the error suggests the nearest valid text.
+    value is negative, not finite, or zero for a rate; the error suggests the nearest valid text,
+    which has the `usual` unit where a unit is missing.
     """
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise _refusal(f"{text!r} is not a quantity: a number and a unit", dimension)
     number, unit = match.groups()
     if not unit:
-        raise bare_number(float(number), dimension)
+        raise bare_number(float(number), dimension, usual)
     value = _value_in(number, unit, dimension)
     if value is None:
-        raise _wrong_unit(text, number, unit, dimension)
+        raise _wrong_unit(text, number, unit, dimension, usual)
     return _checked(value, text, dimension)
 
 
-def bare_number(number: float, dimension: Dimension) -> UnitError:
+def bare_number(number: float, dimension: Dimension, usual: str = "") -> UnitError:
     """The error for a number without a unit; it suggests the most likely quantity."""
-    meant = f"{number:g} {_UNITS[dimension].usual}"
-    if math.isfinite(number) and (abs(number) >= 1e6 or (dimension == "seconds" and 0 < number < 1)):
+    meant = f"{number:g} {usual or _UNITS[dimension].usual}"
+    if (
+        not usual
+        and math.isfinite(number)
+        and (abs(number) >= 1e6 or (dimension == "seconds" and 0 < number < 1))
+    ):
         meant = format_quantity(abs(number), dimension)
     return _refusal(f"{number:g} has no unit; {_UNITS[dimension].meaning} is expected", dimension, meant)
 
@@ -216,18 +221,18 @@ def _in_range(
     raise _refusal(f"{text!r} is too {size}: {smallest} to {largest} is possible", dimension, nearest_text)
 
 
-def _wrong_unit(text: str, number: str, unit: str, dimension: Dimension) -> UnitError:
+def _wrong_unit(text: str, number: str, unit: str, dimension: Dimension, usual: str) -> UnitError:
     expected = _UNITS[dimension].meaning
     for candidate, units in _UNITS.items():
         if candidate != dimension and _value_in(number, unit, candidate) is not None:
             message = f"{text!r} is {units.meaning}; {expected} is expected"
-            return _refusal(message, dimension, f"{number} {_nearest_unit(unit, dimension)}")
+            return _refusal(message, dimension, f"{number} {_nearest_unit(unit, dimension, usual)}")
     message = f"{text!r} has an unknown unit {unit!r}; {expected} is expected"
-    return _refusal(message, dimension, f"{number} {_nearest_unit(unit, dimension)}")
+    return _refusal(message, dimension, f"{number} {_nearest_unit(unit, dimension, usual)}")
 
 
-def _nearest_unit(unit: str, dimension: Dimension) -> str:
-    """The accepted unit most like `unit`, ignoring case first."""
+def _nearest_unit(unit: str, dimension: Dimension, usual: str) -> str:
+    """The accepted unit most like `unit`, ignoring case first; `usual` where none is."""
     accepted = accepted_units(dimension)
     folded = [name for name in accepted if name.casefold() == unit.casefold()]
     if folded:
@@ -237,7 +242,7 @@ def _nearest_unit(unit: str, dimension: Dimension) -> str:
     for same in (lambda name: name.partition("/")[0] == base, lambda name: name.startswith(base)):
         if rate := next(filter(same, accepted), None):
             return rate
-    return nearest(unit, accepted) or _UNITS[dimension].usual
+    return nearest(unit, accepted) or usual or _UNITS[dimension].usual
 
 
 def _refusal(message: str, dimension: Dimension, meant: str = "") -> UnitError:

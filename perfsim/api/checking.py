@@ -11,6 +11,7 @@ import yaml
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.catalog.kinds import classes_of
 from perfsim.errors import InputError, Problem, UnknownNameError
+from perfsim.files import must_exist
 from perfsim.fitting.cluster_fit import MeasuredFile
 from perfsim.published.rows import RefusedRow, convergence_rows, step_rows
 from perfsim.schemas import KINDS, OWN
@@ -34,8 +35,10 @@ def check(file: str | Path, kind: str = "", catalog: Catalog | None = None) -> C
     `kind` is one of `perfsim.schemas.KINDS`; without it the file's own keys tell it.
     """
     path, catalog = Path(file), catalog or default_catalog()
-    if not path.is_file():
-        raise InputError([Problem("there is no such file", file=str(path))])
+    must_exist(path)
+    if path.suffix not in (".yaml", ".yml"):
+        said = "is no YAML file, whose name ends in .yaml or .yml"
+        raise InputError([Problem(said, file=str(path), help="perfsim import reads files of other tools")])
     if kind and kind not in KINDS:
         raise UnknownNameError("kind", kind, KINDS)
     kind = kind or kind_of_file(path)

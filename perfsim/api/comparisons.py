@@ -9,8 +9,7 @@ from perfsim.catalog import Catalog
 from perfsim.errors import within_floats
 from perfsim.report.comparison import write_comparison
 from perfsim.studies.comparisons.compare import compare
-from perfsim.studies.comparisons.result import Comparison
-from perfsim.studies.comparisons.spec import load_comparison
+from perfsim.studies.comparisons.spec import Comparison, load_comparison
 
 
 @within_floats

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from perfsim.api.naming import Named, names_of
 from perfsim.api.predicting import question_of
 from perfsim.catalog.complaints import place as place_in
 from perfsim.catalog.nodes import read_yaml
-from perfsim.errors import CatalogError, InputError, Problem, within_floats
+from perfsim.errors import CatalogError, InputError, Problem, refused_values, within_floats
 from perfsim.prediction.gap import GapExplained, explain_gap
+from perfsim.studies.comparisons.spec import is_comparison
 from perfsim.studies.differences import AnswerDocument, Difference, compare_answers, compare_studies
 from perfsim.studies.loading import load_study
 from perfsim.studies.spec import StudySpec, with_verify
@@ -42,20 +44,21 @@ def why_measured(measured: str | float, **asked: Any) -> GapExplained:
     """
     if isinstance(measured, str):
         try:
-            measured = parse_quantity(measured, "seconds")
-        except ValueError as error:
-            raise InputError(f"measured: {error}") from None
+            measured = parse_quantity(measured, "seconds", usual="s")
+        except InputError as error:
+            problems = [replace(own, message=f"measured: {own.message}") for own in error.problems]
+            raise InputError(problems) from None
     return explain_gap(question_of(**asked), measured)
 
 
 def study_named(study: Named) -> StudySpec:
     """A study by name, by its file, or by the document of its answer, without resilience curves."""
     if Path(study).suffix != ".json":
-        if is_sweep(str(study)):
-            text = f"{study} is a sweep, and why and diff take a study of candidates"
-            raise InputError(
-                [Problem(text, help="give the study that it varies, or write one of its points")]
-            )
+        kind = "sweep" if is_sweep(str(study)) else "comparison" if is_comparison(str(study)) else ""
+        if kind:
+            text = f"{study} is a {kind}, and why and diff take a study of candidates"
+            advice = "give the study that it varies, or write one of its points" if kind == "sweep" else ""
+            raise InputError([Problem(text, help=advice)])
         return load_study(str(study)).model_copy(update={"resilience": None})
     document = _document(Path(study))
     spec = load_study(document.study)
@@ -85,8 +88,7 @@ def _document(path: Path) -> AnswerDocument:
 def _no_answer(error: ValidationError, path: Path) -> Problem:
     """The first reason why a document is no answer of a study, with its line."""
     first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
-    text = f"is no answer of `perfsim study --json`: {place}{': ' if place else ''}{first['msg']}"
+    text = f"is no answer of `perfsim study --json`: {refused_values([first])[0]}"
     said = re.search(r"at line (\d+) column (\d+)", first["msg"])
     if said:
         return Problem(text, str(path), int(said[1]), int(said[2]), help="give the study's file")

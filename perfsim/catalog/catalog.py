@@ -14,10 +14,8 @@ from perfsim.calibration import Calibration, FrameworkCalibration
 from perfsim.catalog.kinds import classes_of, folder_of
 from perfsim.catalog.nodes import shown_path
 from perfsim.catalog.override import overridden
-from perfsim.catalog.provenance import Row, Source
+from perfsim.catalog.provenance import Describer, Row, Source, read_sources
 from perfsim.catalog.reader import LocatedMapping, build, in_order, read_mapping
-from perfsim.catalog.show import Describer
-from perfsim.catalog.sources import read_sources
 from perfsim.errors import CatalogError, Problem
 from perfsim.hardware import DeviceSpec, LinkSpec, SystemSpec
 from perfsim.suggest import did_you_mean
@@ -133,6 +131,9 @@ class Catalog:
             path = root / folder / f"{name_or_path}.yaml"
             if _is_file(path):
                 return path
+        if _is_file(Path(name_or_path)) or _is_folder(Path(name_or_path)):
+            said = f"`{name_or_path}` is no {kind}: the name of its file ends in .yaml"
+            raise CatalogError([Problem(said)])
         help_text = did_you_mean(name_or_path, self.names(kind))
         raise CatalogError([Problem(f"unknown {kind} `{name_or_path}`", help=help_text)])
 

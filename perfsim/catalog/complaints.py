@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from perfsim.catalog.annotations import element, is_record, known_fields, members
 from perfsim.catalog.nodes import Mark, Node
 from perfsim.catalog.resolve import Loc, dotted
-from perfsim.errors import MOST_SHOWN, Problem
+from perfsim.errors import MOST_SHOWN, Problem, refused_value
 from perfsim.suggest import did_you_mean
 
 _MISSING = {"missing", "missing_argument", "missing_keyword_only_argument"}
@@ -30,12 +30,13 @@ def complaints(
     known = set(reported)
     all_details = [(details, _path(details, node)) for details in error.errors(include_url=False)]
     otherwise = {path for details, path in all_details if details["type"] not in _NOT_A_MAPPING}
+    unlisted = {path for details, path in all_details if details["type"] in _NOT_A_LIST}
     inner = {path[:length] for _, path in all_details for length in range(len(path))}
     for details, path in all_details:
         if details["type"] in _NOT_A_MAPPING and path in otherwise:
             continue  # a number or a mapping is accepted, and the number has a complaint of its own
-        if details["type"] == "literal_error" and path in inner:
-            continue  # a word or a list is accepted, and entries of the list have complaints of their own
+        if details["type"] == "literal_error" and (path in inner or path in unlisted):
+            continue  # a word or a list is accepted; the list or its entries have a complaint of their own
         if any(path[:length] in known for length in range(len(path) + 1)):
             continue
         if node.broken and details["type"] in _MISSING:
@@ -104,7 +105,7 @@ def _explain(details: ErrorDetails) -> tuple[str, str]:
     if {"message", "help"} <= context.keys():
         return str(context["message"]), str(context["help"])
     if kind == "value_error":
-        return details["msg"].removeprefix("Value error, "), ""
+        return refused_value(details), ""
     if kind in {"literal_error", "enum"}:
         allowed = re.findall(r"'([^']*)'", str(context["expected"])) or [str(context["expected"])]
         return f"{_shown(value)} is not one of {', '.join(allowed)}", did_you_mean(str(value), allowed)
@@ -114,10 +115,9 @@ def _explain(details: ErrorDetails) -> tuple[str, str]:
         return f"{_shown(value)} stands where a list is expected", "write it in brackets: [...]"
     if kind == "string_type" and isinstance(value, int | float):
         return f"{_shown(value)} is a number, a text is expected", f'put it in quotes: "{value}"'
-    message = details["msg"][:1].lower() + details["msg"][1:]
     limit = next((context[key] for key in ("ge", "le") if key in context), None)
     help_text = "" if limit is None else f"the nearest possible value is {limit:g}"
-    return f"{message}, not {_shown(value)}", help_text
+    return f"{refused_value(details)}, not {_shown(value)}", help_text
 
 
 def _shown(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from perfsim.catalog.scalars import Scalar, ScalarError, resolve_plain
-from perfsim.errors import CatalogError, Problem
+from perfsim.errors import CatalogError, Problem, not_text
 
 try:
     from yaml import CSafeLoader as _Loader
@@ -99,9 +99,7 @@ def read_yaml(path: Path) -> tuple[Node, list[Problem]]:
         reason = (error.strerror or str(error)).lower()
         raise CatalogError([Problem(f"cannot be read: {reason}", file)]) from None
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        message = f"the byte 0x{error.object[error.start]:02x} is not UTF-8 text"
-        raise CatalogError([Problem(message, file, line)]) from None
+        raise CatalogError([not_text(error, file)]) from None
     return parse_yaml(text, file)
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from perfsim.cli.options import json_option, limits, must_exist, path_option
+from perfsim.cli.options import json_option, limits, path_option
 from perfsim.cli.output import print_json, print_lines, write_error
-from perfsim.files import check_folder
+from perfsim.cli.verb import Verb
+from perfsim.files import check_folder, must_exist
+
+if TYPE_CHECKING:
+    from perfsim.validation.leave_out import LeftOut
 
 EXAMPLES = """\b
 Examples:
@@ -17,7 +23,7 @@ Examples:
 """
 
 
-@click.command(short_help="Compare predictions with published runs.", epilog=EXAMPLES)
+@click.command(cls=Verb, short_help="Compare predictions with published runs.", epilog=EXAMPLES)
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @json_option
 @click.option(
@@ -57,6 +63,7 @@ def validate(
     steps = [pair for pair in zip(paths, results, strict=True) if pair[1]["kind"] == "step_time"]
     if leave_out and not steps:
         raise click.UsageError("--leave-out is for files of step times")
+    left_out_rows: dict[str, Sequence[LeftOut]] = {}
     if page is not None:
         from perfsim.report.validation.page import write_validation
         from perfsim.validation.accuracy_page import accuracy_page
@@ -65,6 +72,7 @@ def validate(
         written = write_validation(accuracy, page)
         write_error(f"Page: {written[0]}, {written[1]}\n")
         outside = [step.outside for step in accuracy.steps]
+        left_out_rows = {step.result["file"]: step.left_out for step in accuracy.steps}
     elif leave_out:
         from perfsim.validation.held_out import left_out
 
@@ -75,7 +83,7 @@ def validate(
     if record:
         from perfsim.validation.record import write_records
 
-        write_records(paths, results)
+        write_records(paths, results, left_out_rows)
     if as_json:
         print_json(results[0] if len(results) == 1 else results)
         return

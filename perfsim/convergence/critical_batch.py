@@ -13,37 +13,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from perfsim.convergence.hyperbola import (
-    HyperbolaFit,
-    NotIdentifiableError,
-    OutlierError,
-    examples,
-    fit_hyperbola,
-    overhead,
-    steps,
-    steps_for_tokens,
-)
+from perfsim.convergence.hyperbola import HyperbolaFit
 from perfsim.errors import InputError, UnknownNameError
-
-__all__ = [
-    "DEFAULT_LAW",
-    "LAWS",
-    "CriticalBatch",
-    "HyperbolaFit",
-    "LawInputs",
-    "NotIdentifiableError",
-    "OutlierError",
-    "bergsma_tokens",
-    "critical_batch",
-    "examples",
-    "fit_hyperbola",
-    "kaplan_tokens",
-    "overhead",
-    "steps",
-    "steps_for_tokens",
-    "zhang_20_percent_tokens",
-    "zhang_converted_tokens",
-]
 
 DEFAULT_LAW = "data_law"
 DEFAULT_BAND_FACTOR = 2.5
@@ -237,3 +208,19 @@ LAWS: Mapping[str, Callable[[LawInputs], CriticalBatch]] = {
     "given_length": _given_length,
 }
 """Name in a study's YAML to the law. A new law is one function and one line here."""
+
+
+def _positive(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{name} must be positive and finite, got {value:g}")
+    return value
+
+
+def deepseek_tokens(compute_flop: float) -> float:
+    """B_opt = 0.2920 C^0.3271 tokens, C without embeddings. DeepSeek LLM, arXiv 2401.02954, eq. 1."""
+    return 0.2920 * math.pow(_positive("compute_flop", compute_flop), 0.3271)
+
+
+def minicpm_tokens(loss: float) -> float:
+    """B_opt = 1.21e9 / L^6.24 tokens, L on the scale of C4. MiniCPM, arXiv 2404.06395, section 3.2."""
+    return 1.21e9 / math.pow(_positive("loss", loss), 6.24)

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from perfsim.calibration import ClusterCalibration, FitRecord, MeasuredStep
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.catalog.resolve import Loc
-from perfsim.errors import CatalogError, InputError, PerfsimError, Problem
+from perfsim.errors import CatalogError, InputError, PerfsimError, Problem, refused_values
 from perfsim.fitting.fit_tables import rounded
 from perfsim.interop.foreign.formats import read
 from perfsim.interop.foreign.measured import measured_document
@@ -88,8 +88,7 @@ def fit_logs(paths: Sequence[Path], system: str, catalog: Catalog | None = None)
     try:
         file = MeasuredFile.model_validate(data, context=YAML_CONTEXT)
     except ValidationError as error:
-        wrong = [(".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()]
-        raise InputError([problem((), f"{place}: {text}") for place, text in wrong]) from None
+        raise InputError([problem((), words) for words in refused_values(error.errors())]) from None
 
     calibration = _fitted(file, " ".join(path.name for path in paths), problem, catalog)
     record = calibration.fit["scale"]

@@ -21,6 +21,7 @@ from perfsim.interop.tool import (
     only_optimizers,
     reduced_otherwise,
     tf32_products,
+    where,
 )
 from perfsim.workload import ParallelLayout, Place
 
@@ -66,12 +67,6 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
-def _schedule(chosen: Chosen) -> str:
-    layout = chosen.layout
-    other = layout.pipeline > 1 and layout.schedule != "1f1b"
-    return f"its pipelines run 1f1b, not {layout.schedule}" if other else ""
-
-
 def _offload(chosen: Chosen) -> str:
     layout = chosen.layout
     if layout.offload_optimizer == "nvme" and layout.zero_stage < PARAMETERS_SHARDED:
@@ -82,38 +77,27 @@ def _offload(chosen: Chosen) -> str:
     return "it offloads the optimizer with ZeRO 1 to 3, not without" if unsharded else ""
 
 
-def _sharded_pipeline(chosen: Chosen) -> str:
-    layout = chosen.layout
-    both = layout.pipeline > 1 and layout.zero_stage > 1
-    return f"ZeRO {layout.zero_stage} does not go with its pipelines" if both else ""
-
-
-def _groups(chosen: Chosen) -> str:
-    layout = chosen.layout
-    apart = layout.shard_group is not None and layout.zero_stage < MICS_STAGE
-    return f"groups that shard (MiCS) have ZeRO {MICS_STAGE}, not {layout.zero_stage}" if apart else ""
-
-
-def _ring(chosen: Chosen) -> str:
-    layout = chosen.layout
-    rings = layout.context > 1 and layout.context_exchange == "ring"
-    return (
-        "its context ranks exchange heads (context_exchange all_to_all), not keys and values" if rings else ""
-    )
-
-
-def _precision(chosen: Chosen) -> str:
-    precision = chosen.job.recipe.precision
-    return f"it has no setting for {precision}" if precision == "fp8" else ""
-
-
-def _shape(chosen: Chosen) -> str:
-    model = chosen.job.model
-    return (
-        f"the model, which the training script builds: {model.num_layers} layers, hidden "
-        f"{model.hidden_size}, {model.num_attention_heads} heads, {model.query_groups} key and value heads, "
-        f"MLP {model.ffn_hidden_size}, vocabulary {model.vocab_size}, sequences of {chosen.job.seq_length}"
-    )
+REFUSALS: tuple[Limit, ...] = (
+    only_optimizers(OPTIMIZERS),
+    where(
+        lambda c: c.layout.pipeline > 1 and c.layout.schedule != "1f1b",
+        "its pipelines run 1f1b, not {c.layout.schedule}",
+    ),
+    where(
+        lambda c: c.layout.pipeline > 1 and c.layout.zero_stage > 1,
+        "ZeRO {c.layout.zero_stage} does not go with its pipelines",
+    ),
+    _offload,
+    where(
+        lambda c: c.layout.shard_group is not None and c.layout.zero_stage < MICS_STAGE,
+        f"groups that shard (MiCS) have ZeRO {MICS_STAGE}, not {{c.layout.zero_stage}}",
+    ),
+    where(
+        lambda c: c.layout.context > 1 and c.layout.context_exchange == "ring",
+        "its context ranks exchange heads (context_exchange all_to_all), not keys and values",
+    ),
+    where(lambda c: c.job.recipe.precision == "fp8", "it has no setting for {c.job.recipe.precision}"),
+)
 
 
 def _pipeline(chosen: Chosen) -> str:
@@ -132,26 +116,26 @@ def _recompute(chosen: Chosen) -> str:
 
 
 GAPS: tuple[Limit, ...] = (
-    _shape,
+    where(
+        lambda _: True,
+        "the model, which the training script builds: {c.job.model.num_layers} layers, hidden "
+        "{c.job.model.hidden_size}, {c.job.model.num_attention_heads} heads, {c.job.model.query_groups} key "
+        "and value heads, MLP {c.job.model.ffn_hidden_size}, vocabulary {c.job.model.vocab_size}, sequences "
+        "of {c.job.seq_length}",
+    ),
     _pipeline,
     _recompute,
-    (
-        lambda c: (
-            f"tensor parallelism {c.layout.tensor} with ZeRO 3; the script's mpu object has it"
-            if c.layout.tensor > 1 and _tensor(c) is None
-            else ""
-        )
+    where(
+        lambda c: c.layout.tensor > 1 and _tensor(c) is None,
+        "tensor parallelism {c.layout.tensor} with ZeRO 3; the script's mpu object has it",
     ),
-    (
-        lambda c: (
-            f"context {c.layout.context}; the script wraps attention in DistributedAttention (Ulysses)"
-            if c.layout.context > 1
-            else ""
-        )
+    where(
+        lambda c: c.layout.context > 1,
+        "context {c.layout.context}; the script wraps attention in DistributedAttention (Ulysses)",
     ),
-    (lambda c: "nvme_path, the folder of the drives" if "nvme" in c.layout.offloads.values() else ""),
-    (lambda c: "sequence parallelism of the norms" if c.layout.sequence_parallel else ""),
-    (lambda c: f"{c.job.recipe.attention} attention, which the model's code chooses"),
+    where(lambda c: "nvme" in c.layout.offloads.values(), "nvme_path, the folder of the drives"),
+    where(lambda c: c.layout.sequence_parallel, "sequence parallelism of the norms"),
+    where(lambda _: True, "{c.job.recipe.attention} attention, which the model's code chooses"),
     tf32_products,
     reduced_otherwise(*WIRE),
 )
@@ -167,15 +151,7 @@ DEEPSPEED = Tool(
     layout_type=ParallelLayout,
     runs_on="GPUs",
     settings=SETTINGS,
-    refusals=(
-        only_optimizers(OPTIMIZERS),
-        _schedule,
-        _sharded_pipeline,
-        _offload,
-        _groups,
-        _ring,
-        _precision,
-    ),
+    refusals=REFUSALS,
     gaps=GAPS,
     render=_text,
     how_to_start=lambda c: f"start on {c.layout.num_devices} ranks with --deepspeed_config and this file",

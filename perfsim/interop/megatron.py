@@ -23,6 +23,7 @@ from perfsim.interop.tool import (
     only_optimizers,
     reduced_otherwise,
     tf32_products,
+    where,
 )
 from perfsim.workload import ContextExchange, ParallelLayout
 
@@ -160,10 +161,10 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
-def _schedule(chosen: Chosen) -> str:
-    layout = chosen.layout
-    unknown = layout.pipeline > 1 and layout.schedule not in SCHEDULES
-    return f"its schedules are {' and '.join(SCHEDULES)}, not {layout.schedule}" if unknown else ""
+_other_schedule = where(
+    lambda c: c.layout.pipeline > 1 and c.layout.schedule not in SCHEDULES,
+    f"its schedules are {' and '.join(SCHEDULES)}, not {{c.layout.schedule}}",
+)
 
 
 def _offload(chosen: Chosen) -> str:
@@ -195,25 +196,19 @@ def _recompute_between(chosen: Chosen) -> str:
 GAPS: tuple[Limit, ...] = (
     _recompute_between,
     _biases,
-    (lambda c: "attention and MLP on one norm" if c.job.model.norms_per_layer == 1 else ""),
-    (lambda c: "a bias of the LM head" if c.job.model.head_bias else ""),
-    (
-        lambda c: (
-            ""
-            if c.job.model.position_embedding in POSITIONS
-            else f"{c.job.model.position_embedding} positions"
-        )
+    where(lambda c: c.job.model.norms_per_layer == 1, "attention and MLP on one norm"),
+    where(lambda c: c.job.model.head_bias, "a bias of the LM head"),
+    where(
+        lambda c: c.job.model.position_embedding not in POSITIONS,
+        "{c.job.model.position_embedding} positions",
     ),
-    (lambda c: "" if c.job.model.causal else "attention in both directions; take pretrain_bert.py"),
-    (lambda c: "an LM head on part of the positions" if c.job.recipe.lm_head_positions else ""),
+    where(lambda c: not c.job.model.causal, "attention in both directions; take pretrain_bert.py"),
+    where(lambda c: c.job.recipe.lm_head_positions, "an LM head on part of the positions"),
     tf32_products,
     reduced_otherwise("fp32", "bf16"),
-    (
-        lambda c: (
-            "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"
-            if c.job.recipe.host_blocking
-            else ""
-        )
+    where(
+        lambda c: c.job.recipe.host_blocking,
+        "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1",
     ),
 )
 
@@ -239,7 +234,7 @@ MEGATRON = Tool(
     layout_type=ParallelLayout,
     runs_on="GPUs",
     settings=SETTINGS,
-    refusals=(_schedule, _offload, only_optimizers(OPTIMIZERS)),
+    refusals=(_other_schedule, _offload, only_optimizers(OPTIMIZERS)),
     gaps=GAPS,
     render=_text,
     how_to_start=_start,

@@ -19,6 +19,7 @@ from perfsim.interop.tool import (
     equal_dense_layers,
     nested,
     only_optimizers,
+    where,
 )
 from perfsim.workload import StreamingLayout
 
@@ -59,15 +60,19 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
-def _device(chosen: Chosen) -> str:
-    device = chosen.system.device
-    return "" if device.kind == "wafer" else f"{chosen.system.name} streams to {device.name}, not to wafers"
-
-
-def _precision(chosen: Chosen) -> str:
-    precision = chosen.job.recipe.precision
-    known = (*HALF, "fp32")
-    return "" if precision in known else f"it trains in {', '.join(known)}, not {precision}"
+PRECISIONS = (*HALF, "fp32")
+REFUSALS: tuple[Limit, ...] = (
+    only_optimizers(OPTIMIZERS),
+    equal_dense_layers,
+    where(
+        lambda c: c.system.device.kind != "wafer",
+        "{c.system.name} streams to {c.system.device.name}, not to wafers",
+    ),
+    where(
+        lambda c: c.job.recipe.precision not in PRECISIONS,
+        f"it trains in {', '.join(PRECISIONS)}, not {{c.job.recipe.precision}}",
+    ),
+)
 
 
 def _recompute(chosen: Chosen) -> str:
@@ -83,39 +88,27 @@ def _uneven(chosen: Chosen) -> str:
     return "" if share % micro == 0 else f"micro-batches of {micro} in {share:g} sequences a system"
 
 
-def _sparsity(chosen: Chosen) -> str:
-    share = chosen.job.recipe.weight_sparsity
-    return f"{share:.0%} of zeros in the weights, whose algorithm is a section of its own" if share else ""
-
-
 GAPS: tuple[Limit, ...] = (
     _uneven,
     _recompute,
-    (lambda c: "activations on activation servers; the compiler decides it" if c.layout.spill else ""),
-    (
-        lambda c: (
-            f"weights streamed in {c.layout.stream_chunks} pieces a layer"
-            if c.layout.stream_chunks > 1
-            else ""
-        )
+    where(lambda c: c.layout.spill, "activations on activation servers; the compiler decides it"),
+    where(
+        lambda c: c.layout.stream_chunks > 1, "weights streamed in {c.layout.stream_chunks} pieces a layer"
     ),
-    _sparsity,
-    (
-        lambda c: (
-            f"{c.job.model.query_groups} key and value heads; take a model class with grouped queries"
-            if c.job.model.query_groups != c.job.model.num_attention_heads
-            else ""
-        )
+    where(
+        lambda c: c.job.recipe.weight_sparsity,
+        "{c.job.recipe.weight_sparsity:.0%} of zeros in the weights, whose algorithm is a section of its own",
     ),
-    (lambda c: "attention and MLP on one norm" if c.job.model.norms_per_layer == 1 else ""),
-    (lambda c: "" if c.job.model.causal else "attention in both directions; take models/nlp/bert"),
-    (lambda c: "a model without position embedding" if c.job.model.position_embedding == "none" else ""),
-    (
-        lambda c: (
-            f"the rate of dropout, which the recipe does not give; {DROPOUT} is written"
-            if c.job.recipe.dropout
-            else ""
-        )
+    where(
+        lambda c: c.job.model.query_groups != c.job.model.num_attention_heads,
+        "{c.job.model.query_groups} key and value heads; take a model class with grouped queries",
+    ),
+    where(lambda c: c.job.model.norms_per_layer == 1, "attention and MLP on one norm"),
+    where(lambda c: not c.job.model.causal, "attention in both directions; take models/nlp/bert"),
+    where(lambda c: c.job.model.position_embedding == "none", "a model without position embedding"),
+    where(
+        lambda c: c.job.recipe.dropout,
+        f"the rate of dropout, which the recipe does not give; {DROPOUT} is written",
     ),
 )
 
@@ -137,7 +130,7 @@ MODELZOO = Tool(
     layout_type=StreamingLayout,
     runs_on="wafers",
     settings=SETTINGS,
-    refusals=(only_optimizers(OPTIMIZERS), equal_dense_layers, _device, _precision),
+    refusals=REFUSALS,
     gaps=GAPS,
     render=_text,
     how_to_start=_start,

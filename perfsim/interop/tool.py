@@ -107,14 +107,16 @@ def bucket_elements(chosen: Chosen) -> int | None:
     return int(recipe.grad_bucket / (2 if recipe.reduce_precision in ("bf16", "fp16") else 4))
 
 
+def where(needed: Callable[[Chosen], Any], words: str) -> Limit:
+    """The limit of plans for which `needed` holds; `words` may name fields of it: `{c.layout.tensor}`."""
+    return lambda chosen: words.format(c=chosen) if needed(chosen) else ""
+
+
 def only_optimizers(known: Container[str]) -> Limit:
     """The refusal of a tool that has only some of the optimizers."""
-
-    def refusal(chosen: Chosen) -> str:
-        optimizer = chosen.job.recipe.optimizer
-        return "" if optimizer in known else f"it has no optimizer {optimizer}"
-
-    return refusal
+    return where(
+        lambda c: c.job.recipe.optimizer not in known, "it has no optimizer {c.job.recipe.optimizer}"
+    )
 
 
 def equal_dense_layers(chosen: Chosen) -> str:
@@ -133,11 +135,11 @@ def equal_dense_layers(chosen: Chosen) -> str:
     return f"its settings here describe no {' or '.join(named)}" if named else ""
 
 
-def tf32_products(chosen: Chosen) -> str:
-    """The gap of tools that leave TF32 to PyTorch."""
-    if chosen.job.recipe.precision != "tf32":
-        return ""
-    return "tf32 products; PyTorch's torch.backends.cuda.matmul.allow_tf32 switches them on"
+tf32_products = where(
+    lambda c: c.job.recipe.precision == "tf32",
+    "tf32 products; PyTorch's torch.backends.cuda.matmul.allow_tf32 switches them on",
+)
+"""The gap of tools that leave TF32 to PyTorch."""
 
 
 def reduced_otherwise(*known: str) -> Limit:

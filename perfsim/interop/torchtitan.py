@@ -23,6 +23,7 @@ from perfsim.interop.tool import (
     only_optimizers,
     reduced_otherwise,
     tf32_products,
+    where,
 )
 from perfsim.workload import ParallelLayout
 
@@ -131,70 +132,56 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
-def _offload(chosen: Chosen) -> str:
-    other = chosen.layout.offloads and not _all_on_cpu(chosen)
-    return "it offloads parameters and optimizer together, to the CPU" if other else ""
-
-
-def _schedule(chosen: Chosen) -> str:
-    schedule = chosen.layout.schedule
-    unknown = _staged(chosen) and schedule not in SCHEDULES
-    return f"its schedules are {', '.join(SCHEDULES)}, not {schedule}" if unknown else ""
-
-
-def _precision(chosen: Chosen) -> str:
-    precision = chosen.job.recipe.precision
-    return "" if precision in PRECISIONS else f"it trains in {' or '.join(PRECISIONS)}, not {precision}"
-
-
-def _shape(chosen: Chosen) -> str:
-    model = chosen.job.model
-    return (
-        f"the model: register {model.num_layers} layers, hidden {model.hidden_size}, "
-        f"{model.num_attention_heads} heads, {model.query_groups} key and value heads, MLP "
-        f"{model.ffn_hidden_size}, vocabulary {model.vocab_size}, and name it by model.name and model.flavor"
-    )
-
-
-def _shards_of_context(chosen: Chosen) -> str:
-    layout = chosen.layout
-    apart = layout.zero_stage and layout.shards % layout.context
-    return "context ranks shard together, so shard_group must be a multiple of context" if apart else ""
-
-
-def _heads_exchanged(chosen: Chosen) -> str:
-    layout = chosen.layout
-    exchanges = layout.context > 1 and layout.context_exchange == "all_to_all"
-    return "its context ranks rotate keys and values, they do not exchange heads" if exchanges else ""
+REFUSALS: tuple[Limit, ...] = (
+    only_optimizers(("adam", "adamw")),
+    equal_dense_layers,
+    where(
+        lambda c: _staged(c) and c.layout.schedule not in SCHEDULES,
+        f"its schedules are {', '.join(SCHEDULES)}, not {{c.layout.schedule}}",
+    ),
+    where(
+        lambda c: c.layout.offloads and not _all_on_cpu(c),
+        "it offloads parameters and optimizer together, to the CPU",
+    ),
+    where(
+        lambda c: c.job.recipe.precision not in PRECISIONS,
+        f"it trains in {' or '.join(PRECISIONS)}, not {{c.job.recipe.precision}}",
+    ),
+    where(
+        lambda c: c.layout.context > 1 and c.layout.context_exchange == "all_to_all",
+        "its context ranks rotate keys and values, they do not exchange heads",
+    ),
+    where(
+        lambda c: c.layout.zero_stage and c.layout.shards % c.layout.context,
+        "context ranks shard together, so shard_group must be a multiple of context",
+    ),
+)
 
 
 GAPS: tuple[Limit, ...] = (
-    _shape,
-    (
-        lambda c: (
-            "ZeRO 1; the nearest is FSDP that keeps parameters after the forward pass (ZeRO 2)"
-            if c.layout.zero_stage == 1
-            else ""
-        )
+    where(
+        lambda _: True,
+        "the model: register {c.job.model.num_layers} layers, hidden {c.job.model.hidden_size}, "
+        "{c.job.model.num_attention_heads} heads, {c.job.model.query_groups} key and value heads, MLP "
+        "{c.job.model.ffn_hidden_size}, vocabulary {c.job.model.vocab_size}, and name it by model.name and "
+        "model.flavor",
     ),
-    (
-        lambda c: (
-            "recompute of attention alone; 'op' keeps the results of chosen operations"
-            if c.layout.recompute == "selective"
-            else ""
-        )
+    where(
+        lambda c: c.layout.zero_stage == 1,
+        "ZeRO 1; the nearest is FSDP that keeps parameters after the forward pass (ZeRO 2)",
     ),
-    (
-        lambda c: (
-            "tensor parallelism without sequence parallelism"
-            if c.layout.tensor > 1 and not c.layout.sequence_parallel
-            else ""
-        )
+    where(
+        lambda c: c.layout.recompute == "selective",
+        "recompute of attention alone; 'op' keeps the results of chosen operations",
+    ),
+    where(
+        lambda c: c.layout.tensor > 1 and not c.layout.sequence_parallel,
+        "tensor parallelism without sequence parallelism",
     ),
     reduced_otherwise("fp32"),
     tf32_products,
-    (lambda c: "" if c.job.recipe.attention == "flash" else "attention that keeps its scores; SDPA is used"),
-    (lambda c: "dropout; its models have none" if c.job.recipe.dropout else ""),
+    where(lambda c: c.job.recipe.attention != "flash", "attention that keeps its scores; SDPA is used"),
+    where(lambda c: c.job.recipe.dropout, "dropout; its models have none"),
 )
 
 
@@ -216,15 +203,7 @@ TORCHTITAN = Tool(
     layout_type=ParallelLayout,
     runs_on="GPUs",
     settings=SETTINGS,
-    refusals=(
-        only_optimizers(("adam", "adamw")),
-        equal_dense_layers,
-        _schedule,
-        _offload,
-        _precision,
-        _heads_exchanged,
-        _shards_of_context,
-    ),
+    refusals=REFUSALS,
     gaps=GAPS,
     render=_text,
     how_to_start=lambda c: (

@@ -18,6 +18,7 @@ from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LimitError, PerfsimError
 from perfsim.prediction.accuracy import accuracy_of
 from perfsim.prediction.planner import best_plan
+from perfsim.prediction.predict import training_of
 from perfsim.prediction.question import Question
 
 BAND_DEVIATIONS = 1.645
@@ -58,6 +59,8 @@ class Suspect:
     """Share of the gap that it closes, in log time; negative where it widens it."""
     deviations: float
     """How unlikely it is as the only cause, in standard deviations."""
+    suffices: bool
+    """Whether the measured step is inside the 90 % band of the step with it changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,10 @@ class GapExplained:
     deviations: float
     """The gap over the errors of predictions on published runs."""
     layout: str
+    mfu: float
+    """Model FLOPs over what all devices could do in the measured step; above 1 no device is so fast."""
+    trained: str
+    """Recipe, sequence and framework in words."""
     suspects: tuple[Suspect, ...]
     """The likeliest first."""
 
@@ -97,6 +104,8 @@ def explain_gap(question: Question, measured_s: float) -> GapExplained:
         (predicted_s / error, predicted_s * error),
         abs(gap) / spread,
         run.plan.layout.short,
+        run.mfu * predicted_s / measured_s,
+        training_of(run.plan).words,
         tuple(sorted(suspects, key=lambda suspect: suspect.deviations)),
     )
 
@@ -125,7 +134,9 @@ class _Trial:
     def suspect(self, change: str, factor: float | None, step_s: float, prior: float) -> Suspect:
         left = math.log(self.measured_s / step_s)
         explains = 1.0 - left / self.gap if self.gap else 0.0
-        return Suspect(change, factor, step_s, explains, math.hypot(prior, left / self.spread))
+        deviations = math.hypot(prior, left / self.spread)
+        suffices = abs(left) <= BAND_DEVIATIONS * self.spread
+        return Suspect(change, factor, step_s, explains, deviations, suffices)
 
     def rate(self, words: str, changed: Callable[[float], Question], deviation: float) -> Suspect | None:
         """A rate at the factor that comes nearest to the measured step; None where it does nothing."""
@@ -200,10 +211,10 @@ def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
         return
     for mode in ("none", "selective", "full"):
         if mode != layout.recompute and hasattr(layout, "recompute_every"):
-            changed = replace(layout, recompute=mode, recompute_every=1)  # type: ignore[type-var]
+            changed = replace(layout, recompute=mode, recompute_every=1)
             yield f"recompute {mode}", replace(asked, layout=changed)
     size = layout.micro_batch_size
     for new in (2 * size, size // 2):
         if new:
-            changed = replace(layout, micro_batch_size=new)  # type: ignore[type-var]
+            changed = replace(layout, micro_batch_size=new)
             yield f"micro-batches of {new}", replace(asked, layout=changed)

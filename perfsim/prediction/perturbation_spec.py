@@ -6,9 +6,9 @@ from dataclasses import replace
 from string import ascii_lowercase
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from perfsim.errors import InputError, Problem
+from perfsim.errors import InputError, Problem, refused_values
 from perfsim.sizes import MOST_DEVICES
 from perfsim.spec import Spec
 from perfsim.suggest import did_you_mean
@@ -103,6 +103,8 @@ class PerturbationSpec(Spec):
 EXAMPLE = "straggler=1.3@rank5,jitter=0.02,seed=1"
 _PLAIN = ("jitter", "seed", "draws")
 _FAILURE = ("at", "mttf", "checkpoint", "restart", "write", "steps")
+_USUAL = {"at": "h", "mttf": "h", "checkpoint": "h", "restart": "min", "write": "min"}
+"""The unit that is suggested for a time without one."""
 _SEVERAL = ("straggler", "slow", "dead")
 """Keys that may be repeated, for different ranks or links."""
 _AT = {
@@ -133,28 +135,43 @@ def parse_perturbations(text: str) -> PerturbationSpec:
         raise InputError(problems)
     try:
         return PerturbationSpec.model_validate(given)
-    except ValueError as error:
-        raise InputError([Problem(f"--perturb {text!r}: {line}") for line in _lines(error)]) from None
+    except ValidationError as error:
+        lines = refused_values(error.errors())
+        raise InputError([Problem(f"--perturb {text!r}: {line}") for line in lines]) from None
 
 
 def _read(given: dict[str, Any], key: str, value: str) -> None:
     amount, _, where = value.partition("@")
     if key == "straggler":
-        rank = int(where.lstrip(ascii_lowercase))
-        given["stragglers"].append({"rank": rank, "factor": float(amount)})
+        rank = _whole(where.lstrip(ascii_lowercase))
+        given["stragglers"].append({"rank": rank, "factor": _number(amount)})
     elif key == "step-straggler":
-        given["step_stragglers"] = {"factor": float(amount), "share": float(where)}
+        given["step_stragglers"] = {"factor": _number(amount), "share": _number(where)}
     elif key == "slow":
-        given["links"].append({"link": where, "left": float(amount)})
+        given["links"].append({"link": where, "left": _number(amount)})
     elif key == "dead":
         given["links"].append({"link": value, "left": 0.0})
     elif key in _PLAIN:
-        given[key] = float(value) if key == "jitter" else int(value)
+        given[key] = _number(value) if key == "jitter" else _whole(value)
     elif key in _FAILURE:
-        seconds = int(value) if key == "steps" else parse_quantity(value, "seconds")
+        seconds = _whole(value) if key == "steps" else parse_quantity(value, "seconds", _USUAL[key])
         given.setdefault("failure", {})[key] = seconds
     else:
         raise ValueError("unknown name")
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number" if text else "a whole number is missing") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number" if text else "a number is missing") from None
 
 
 def _help(key: str) -> str:
@@ -164,13 +181,3 @@ def _help(key: str) -> str:
         return "write for example mttf=8h,checkpoint=1h,restart=10min"
     known = [*_AT, *_PLAIN, *_FAILURE]
     return f"write for example {EXAMPLE}" if key in known else did_you_mean(key, known)
-
-
-def _lines(error: ValueError) -> list[str]:
-    """The errors of pydantic, one per line."""
-    errors = getattr(error, "errors", None)
-    if errors is None:
-        return [str(error)]
-    return [
-        f"{'.'.join(map(str, item['loc']))}: {item['msg'].removeprefix('Value error, ')}" for item in errors()
-    ]

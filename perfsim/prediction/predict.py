@@ -96,12 +96,13 @@ def prediction_of(evaluation: Evaluation, memory_limit: float = MEMORY_LIMIT) ->
         notes=(*plan.notes, *gaps_of(plan.job.model)),
         machine=_marked(plan, plan.system.machine(plan.topology.num_devices)),
         devices_noun=_marked(plan, plan.system.devices_noun),
-        training=_training(plan),
+        training=training_of(plan),
         evaluation=evaluation,
     )
 
 
-def _training(plan: Plan) -> Training:
+def training_of(plan: Plan) -> Training:
+    """What the step of a plan holds for, besides model and machine."""
     recipe, constants = plan.job.recipe, plan.system.device.calibration
     has_host = recipe.framework is not None and isinstance(constants, GpuCalibration)
     framework = recipe.framework.name if recipe.framework and has_host else ""

@@ -55,13 +55,17 @@ class Training:
     """Name of the framework whose constants the step has; empty on a machine without any."""
 
     @property
-    def words(self) -> str:
-        """`gpt3_pretraining: sequences of 2,048 tokens, bf16, standard attention, with dropout; ...`."""
-        settings = (
+    def settings(self) -> str:
+        """`gpt3_pretraining: sequences of 2,048 tokens, bf16, standard attention, with dropout`."""
+        return (
             f"{self.recipe}: sequences of {self.seq_length:,} tokens, {self.precision}, {self.attention} "
             f"attention, {'with' if self.dropout else 'no'} dropout"
         )
-        return f"{settings}; framework {self.framework}" if self.framework else settings
+
+    @property
+    def words(self) -> str:
+        """The settings and the framework, where there is one."""
+        return f"{self.settings}; framework {self.framework}" if self.framework else self.settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,12 @@ class TimelineBar:
     start_s: float
     end_s: float
     microbatch: int = -1
+    flop: float = 0.0
+    n_bytes: float = 0.0
+    """Bytes sent by a communication; of a computation, those that it moves in the device's memory."""
+    layers: tuple[int, int] | None = None
+    """The first and the last layer that it belongs to."""
+    tasks: int = 1
 
 
 @dataclass(frozen=True, slots=True)

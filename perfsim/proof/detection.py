@@ -25,6 +25,18 @@ EXPLAINED = {
         "Under zbv one rank keeps embedding and LM head. The strategy gives both one buffer, so each waits "
         "for the reduction of the other; the executor has a buffer for each."
     ),
+    r"buffer reused too early: offload\.parameters.* does not wait for mlp\.forward": (
+        "A copy of parameters waits for the same layer as the all-gather that reads it, and for the one "
+        "before the last, which frees the buffer of the copy: the first of these waits only delays it."
+    ),
+    r"buffer reused too early: mlp\.backward.* does not wait for offload\.gradients.*/d2h": (
+        "Where the reduction runs between the backwards, on their stream, it frees the buffer of a layer's "
+        "whole gradients itself; the buffer of shards is protected by the wait of the next reduction."
+    ),
+    r"buffer reused too early: offload\.activations.* of layer 1 on .*/h2d.* does not wait for tensor\.": (
+        "The second copy of a micro-batch that returns waits for the LM head, but a layer of the micro-batch "
+        "before used its buffer last: this wait only delays the copy."
+    ),
 }
 """Faults that change no result, by a pattern of their description, with the reason."""
 

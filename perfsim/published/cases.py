@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 
 from perfsim.calibration import Dispatcher, FrameworkCalibration
 from perfsim.catalog import Catalog
-from perfsim.errors import InputError, Problem
+from perfsim.errors import InputError, Problem, refused_values
 from perfsim.hardware import Devices, Precision, Release, SystemSpec
 from perfsim.machines import machine_of
 from perfsim.published.frameworks import framework_of
@@ -55,12 +55,18 @@ class CaseSystem(CaseSpec):
     """The machine of a case."""
 
     device: str
+    """A device or system of the catalogue, or the file of a system, from where the command runs."""
     num_devices: Devices
     devices_per_node: Devices | None = None
     inter_node: BytesPerSecond | None = None
     nvlink_domain: Devices | None = None
     """Devices that one NVLink network joins; None: those of a node."""
     software_release: Release | None = None
+
+    @property
+    def is_file(self) -> bool:
+        """Whether `device` is the file of a system."""
+        return self.device.endswith((".yaml", ".yml"))
 
 
 _SAME_FIELDS = {
@@ -283,7 +289,7 @@ def case_job(case: StepCase, catalog: Catalog) -> Job:
     try:
         model = case.model.config(case.id)
     except ValidationError as error:
-        messages = "; ".join(detail["msg"].removeprefix("Value error, ") for detail in error.errors())
+        messages = "; ".join(refused_values(error.errors()))
         raise InputError(f"case {case.id}: {messages}") from None
     training = case.training
     overlap = training.overlap_grad_reduce
@@ -349,8 +355,9 @@ def _overlaps_tensor(case: StepCase, framework: FrameworkCalibration, overlaps: 
 
 def case_system(case: StepCase, catalog: Catalog) -> SystemSpec:
     """The system of the catalogue with the case's device, node size and network."""
-    system = system_of_device(case.system.device, catalog)
     described = case.system
+    name = described.device
+    system = catalog.system(name) if described.is_file else system_of_device(name, catalog)
     machine = machine_of(system)
     return machine.published_system(
         system, described.devices_per_node, described.inter_node, described.nvlink_domain

@@ -1,4 +1,4 @@
-"""Which global batches to try for a candidate, and the time to the target at each."""
+"""Which global batches to try for a candidate, and the time to the target and the whole run at each."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from collections import deque
 from dataclasses import dataclass
 
 from perfsim.calibration import ConvergenceCalibration
-from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, NotIdentifiableError, critical_batch
-from perfsim.convergence.hyperbola import Z_90, HyperbolaFit
+from perfsim.convergence.critical_batch import (
+    CriticalBatch,
+    LawInputs,
+    critical_batch,
+    deepseek_tokens,
+    minicpm_tokens,
+)
+from perfsim.convergence.hyperbola import Z_90, HyperbolaFit, NotIdentifiableError
 from perfsim.convergence.loss_laws import LossLaw, LossTarget, loss_law, tokens_for
 from perfsim.convergence.time_to_accuracy import LEAST_EXAMPLES_ERROR, TimeToAccuracy, time_to_accuracy
+from perfsim.convergence.wall_clock import RunPart, Training, whole_run
 from perfsim.engine.limits import present_limits
 from perfsim.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.prediction.accuracy import accuracy_of
@@ -19,7 +26,7 @@ from perfsim.prediction.planner import best_plan, estimated
 from perfsim.prediction.question import Question
 from perfsim.prediction.steady import CurveSteps
 from perfsim.strategies import Plan
-from perfsim.studies.spec import ConvergenceSpec
+from perfsim.studies.spec import ConvergenceSpec, StudySpec
 from perfsim.transformer import parameters
 from perfsim.workload import TrainingRecipe, TransformerConfig
 
@@ -214,3 +221,38 @@ def choice_of_run(evaluation: Evaluation, target: Target) -> BatchChoice:
     """A simulated plan, and what its step time makes of the time to the target."""
     hidden = evaluation.hidden_communication_fraction
     return choice_of(evaluation.plan, evaluation.step_time_s, target, hidden)
+
+
+MINICPM_SCALE = "C4"
+"""The corpus on which MiniCPM's law measures its loss; the law holds for no other."""
+
+
+def suggested_batches(spec: StudySpec, d_min_tokens: float) -> dict[str, float]:
+    """The suggested global batch in tokens by law.
+
+    DeepSeek's law needs the run's FLOPs without embeddings, 6 N D; MiniCPM's needs a target loss on C4.
+    """
+    counts = parameters(spec.model)
+    compute_flop = 6.0 * counts.active_body_matrices * d_min_tokens
+    suggested = {"DeepSeek LLM (arXiv 2401.02954)": deepseek_tokens(compute_flop)}
+    loss = spec.recipe.target_loss
+    if loss is not None and spec.convergence.loss_scale.casefold() == MINICPM_SCALE.casefold():
+        suggested["MiniCPM (arXiv 2404.06395)"] = minicpm_tokens(loss)
+    return suggested
+
+
+def whole_run_of(question: Question, choice: BatchChoice) -> tuple[RunPart, ...]:
+    """The parts of a candidate's wall clock; empty if it names none."""
+    if question.wall_clock is None:
+        return ()
+    return whole_run(question.wall_clock, training_of(question, choice))
+
+
+def training_of(question: Question, choice: BatchChoice) -> Training:
+    """The steps of a candidate and the units that run them."""
+    return Training(
+        steps=choice.answer.steps,
+        step_time_s=choice.step_time_s,
+        num_parameters=float(parameters(question.model).total),
+        num_nodes=-(-question.devices // question.topology.devices_per_node),
+    )

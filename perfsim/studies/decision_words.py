@@ -22,7 +22,7 @@ def sentence(outcomes: Sequence[Outcome], first: int, rival: int | None, sure: f
         said += f" for {amount(own.money, currency)}"
     if rival is not None:
         said += f", before {outcomes[rival].label} with a probability of {chance(sure)}"
-    return f"{said}{_cheapest(outcomes, own, currency)}{_unlike(outcomes)}{_gaps(outcomes)}."
+    return f"{said}{_cheapest(outcomes, own, currency)}{_unlike(outcomes)}.{_gaps(outcomes)}"
 
 
 def _unlike(outcomes: Sequence[Outcome]) -> str:
@@ -54,7 +54,7 @@ def _gaps(outcomes: Sequence[Outcome]) -> str:
     gaps = list(dict.fromkeys(gap for outcome in outcomes for gap in outcome.not_given))
     if all(outcome.money is None and outcome.carbon_kg is None for outcome in outcomes):
         gaps = ["prices"]
-    return f"; not given: {', '.join(gaps)}" if gaps else ""
+    return f" Not given: {', '.join(gaps)}." if gaps else ""
 
 
 def time_unit(seconds: float) -> tuple[str, float]:

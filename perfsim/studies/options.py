@@ -14,11 +14,10 @@ from perfsim.convergence.uncertain import FloatArray, Place, Uncertain
 from perfsim.convergence.wall_clock import Training, inputs_of, wall_s
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
-from perfsim.studies.batches import BatchChoice
+from perfsim.studies.batches import BatchChoice, training_of
 from perfsim.studies.price_spec import rates_of
 from perfsim.studies.production import Production, production_of
 from perfsim.studies.spec import CandidateSpec, StudySpec
-from perfsim.studies.whole_run import training_of
 from perfsim.wall_clock import WallClockSpec
 
 SEEDS = "seeds of "

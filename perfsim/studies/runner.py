@@ -32,7 +32,9 @@ from perfsim.studies.batches import (
     best_of,
     choice_of_run,
     run_at,
+    suggested_batches,
     target_for,
+    whole_run_of,
 )
 from perfsim.studies.candidate import candidate_result
 from perfsim.studies.decided import Decision
@@ -45,9 +47,7 @@ from perfsim.studies.production import COVERED_ONCE, Production, production_of
 from perfsim.studies.ramps import ramp_of
 from perfsim.studies.result import CandidateResult, Infeasible, StudyResult
 from perfsim.studies.spec import CandidateSpec, StudySpec
-from perfsim.studies.suggestions import suggested_batches
 from perfsim.studies.verdict import Answer, ratio_bands, verdict
-from perfsim.studies.whole_run import whole_run_of
 from perfsim.transformer import parameters
 
 Progress = Callable[[str], None]

@@ -241,6 +241,9 @@ class UncertaintySpec(Spec):
     draws: Annotated[int, *number(1000, 1_000_000)] = 20_000
 
 
+BatchSizes = Annotated[tuple[Sequences, ...], Field(min_length=1, max_length=MOST_CHOICES)] | Literal["auto"]
+
+
 class StudySpec(CatalogSpec):
     """A question: which machine reaches the target first."""
 
@@ -250,10 +253,10 @@ class StudySpec(CatalogSpec):
     model: TransformerConfig
     recipe: TrainingRecipe
     candidates: Annotated[Candidates, Field(min_length=1, max_length=MOST_CHOICES)]
-    batch_sizes: (
-        Annotated[tuple[Sequences, ...], Field(min_length=1, max_length=MOST_CHOICES)] | Literal["auto"]
-    ) = "auto"
-    """Global batches to try, in sequences; auto: a grid around the critical batch."""
+    batch_sizes: Annotated[
+        BatchSizes, BeforeValidator(_in_a_list, json_schema_input_type=Sequences | BatchSizes)
+    ] = "auto"
+    """Global batches to try, one or several, in sequences; auto: a grid around the critical batch."""
     memory_limit: Annotated[float, *number(1e-3, 1)] = MEMORY_LIMIT
     """Share of a device's memory above which a planned layout is no answer unless nothing else fits."""
     convergence: ConvergenceSpec = ConvergenceSpec()

@@ -34,7 +34,7 @@ def verdict(answers: Sequence[Answer]) -> str:
         )
     rival = _rival(first, unlike)
     band = ratio_of(rival, first)
-    certainty = same + ("" if band.decided else "; the range includes 1, so the order is open")
+    certainty = same + ("" if band.decided else "; the range includes 1, so the order is not certain")
     certainty += _trust(first, rival)
     unit, scale = time_unit(first.time.time_s)
     return (

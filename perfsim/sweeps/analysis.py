@@ -10,8 +10,7 @@ from perfsim.sweeps.knee import Scaling, scalings
 from perfsim.sweeps.maps import TimeMap, time_maps
 from perfsim.sweeps.points import PointResult
 from perfsim.sweeps.scaling import Match, Series, equal_times, matches, same_target, series_of
-from perfsim.sweeps.succession import successions
-from perfsim.sweeps.variants import Change, changes_of, differing, variants_of
+from perfsim.sweeps.variants import Change, changes_of, differing, successions, variants_of
 
 
 @dataclass(frozen=True)

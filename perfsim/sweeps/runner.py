@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -19,11 +18,11 @@ from perfsim.prediction.documents import Document
 from perfsim.prediction.predict import prediction_of
 from perfsim.prediction.price_tables import PriceTables
 from perfsim.studies.assumptions import assumptions_of
+from perfsim.studies.batches import whole_run_of
 from perfsim.studies.digests import Digests
 from perfsim.studies.result import Assumption
 from perfsim.studies.runner import answer_candidate, target_of
 from perfsim.studies.spec import StudySpec
-from perfsim.studies.whole_run import whole_run_of
 from perfsim.sweeps.grid import SweepPoint, expand
 from perfsim.sweeps.points import Answer, PointResult
 from perfsim.sweeps.result import SweepResult
@@ -57,8 +56,8 @@ class Sweep:
 
     spec: SweepSpec
     points: tuple[SweepPoint, ...]
-    command: str = ""
-    """The command line that answers it."""
+    asked: str = ""
+    """The name or path by which it was read."""
 
     @property
     def name(self) -> str:
@@ -109,7 +108,7 @@ def load_sweep(name_or_path: str, catalog: Catalog | None = None) -> Sweep:
             [mapping.problem((), "this is a study without a grid", f"perfsim study {name_or_path}")]
         )
     spec = parse_file(path, SweepSpec, catalog)
-    return Sweep(spec, expand(spec, mapping, catalog), shlex.join(["perfsim", "sweep", name_or_path]))
+    return Sweep(spec, expand(spec, mapping, catalog), name_or_path)
 
 
 def is_sweep(name_or_path: str, catalog: Catalog | None = None) -> bool:
@@ -124,11 +123,8 @@ def only_strategies(sweep: Sweep, names: Sequence[str]) -> Sweep:
     for name in names:
         if name not in known:
             raise InputError(f"{sweep.name} has no point of strategy {name}; it has {', '.join(known)}")
-    kept = tuple(point for point in sweep.points if point.candidate.strategy in names)
-    if not names:
-        return sweep
-    asked = sweep.command.removeprefix("perfsim sweep")
-    return Sweep(sweep.spec, kept, f"perfsim study{asked} --compare {shlex.quote(','.join(names))}")
+    kept = tuple(point for point in sweep.points if not names or point.candidate.strategy in names)
+    return replace(sweep, points=kept)
 
 
 def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> SweepPlan:
@@ -207,8 +203,9 @@ def run_sweep(
     points = tuple(replace(results[digest], point=point) for digest, point in pairs)
     spec = sweep.spec
     assumptions = _assumptions(sweep.points)
-    command = sweep.command or f"perfsim sweep {spec.name}"
-    return SweepResult(spec.name, spec.title, spec.question, spec.study.name, points, assumptions, command)
+    return SweepResult(
+        spec.name, spec.title, spec.question, spec.study.name, points, assumptions, sweep.asked
+    )
 
 
 def _read(

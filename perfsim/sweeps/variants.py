@@ -1,15 +1,15 @@
-"""Effects of variants: step time relative to the first variant, or times to the target side by side."""
+"""Effects of variants: step times relative to the first one, times side by side, and layouts that change."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from perfsim.studies.spec import StudySpec
 from perfsim.sweeps.axes import LAYOUT, VARIANT
 from perfsim.sweeps.points import PointResult, setting_text
-from perfsim.sweeps.policy import policy_changes
 from perfsim.units import DAY_S
 
 SAME = 0.01
@@ -177,3 +177,85 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     else:
         text = f"{value:.6g}" if isinstance(value, float) else setting_text(value)
         yield path, "" if value is None else text
+
+
+_DEGREES = {"tensor": "tp", "pipeline": "pp", "data": "dp"}
+_NAMES = {
+    "micro_batch_size": "micro-batch",
+    "zero_stage": "ZeRO",
+    "virtual_pipeline": "virtual pipeline",
+    "layers_per_stage": "layers per stage",
+    "sequence_parallel": "sequence parallel",
+}
+_DERIVED = ("num_microbatches", "recompute_layers", "stream_chunks", *_DEGREES)
+"""Fields that follow from other fields, or that are stated together with them."""
+
+
+def policy_changes(before: PointResult, after: PointResult) -> str:
+    """`tp1 dp8 → tp2 dp4, micro-batch 4 → 2`: each field of the layout that differs; empty if none does.
+
+    The data-parallel degree is not compared if the numbers of devices differ.
+    """
+    old, new = before.prediction.layout, after.prediction.layout
+    changes = _degrees(old, new, same_devices=before.num_devices == after.num_devices)
+    for name in dict.fromkeys([*old, *new]):
+        if name in _DERIVED:
+            continue
+        old_text, new_text = _value(name, old), _value(name, new)
+        if old_text != new_text:
+            changes.append(f"{_NAMES.get(name, name.replace('_', ' '))} {old_text} \u2192 {new_text}")
+    return ", ".join(changes)
+
+
+def _degrees(old: Mapping[str, Any], new: Mapping[str, Any], *, same_devices: bool) -> list[str]:
+    compared = [name for name in _DEGREES if name != "data" or same_devices]
+    if all(old.get(name, 1) == new.get(name, 1) for name in compared):
+        return []
+    worded = [name for name in _DEGREES if old.get(name, 1) != 1 or new.get(name, 1) != 1]
+    ends = (" ".join(f"{_DEGREES[name]}{layout.get(name, 1)}" for name in worded) for layout in (old, new))
+    return [" \u2192 ".join(ends)]
+
+
+def _value(name: str, layout: Mapping[str, Any]) -> str:
+    value = layout.get(name)
+    if name == "recompute":
+        layers = layout.get("recompute_layers") or 0
+        return f"{value} every {layers} layers" if value == "full" and layers > 1 else str(value)
+    if value is None or isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-".join(str(part) for part in value) if isinstance(value, (list, tuple)) else str(value)
+
+
+def successions(points: Sequence[PointResult]) -> dict[str, list[Change]]:
+    """By machine, each variant with the previous one; empty if all variants train the same model.
+
+    Only machines with at most one feasible point per variant are included.
+    """
+    if not points or not points[0].variant:
+        return {}
+    if all(point.point.study.model == points[0].point.study.model for point in points):
+        return {}
+    machines: dict[tuple[str, str, int], list[PointResult]] = {}
+    for point in points:
+        if point.feasible:
+            machines.setdefault((point.system, point.strategy, point.num_devices), []).append(point)
+    steps_of: dict[str, list[Change]] = {}
+    for members in machines.values():
+        names = {point.variant for point in members}
+        if len(names) == len(members) > 1:
+            machine = members[0].machine
+            steps_of.setdefault(machine, [Change(before, after) for before, after in pairwise(members)])
+    return steps_of
+
+
+def policy_sentence(steps_of: Mapping[str, Sequence[Change]]) -> str:
+    """The layout changes on each machine from the first variant to the last; empty without successions."""
+    if not steps_of:
+        return ""
+    first = next(iter(steps_of.values()))
+    ends = f"{first[0].base.variant} to {first[-1].point.variant}"
+    words = [
+        f"{machine}: {policy_changes(steps[0].base, steps[-1].point) or 'nothing'}"
+        for machine, steps in steps_of.items()
+    ]
+    return f"What the planner changed from {ends}: {'; '.join(words)}."

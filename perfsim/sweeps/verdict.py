@@ -11,8 +11,7 @@ from perfsim.studies.decision_words import time_unit
 from perfsim.sweeps.analysis import Analysis
 from perfsim.sweeps.points import Circumstances, PointResult, settings_text
 from perfsim.sweeps.scaling import Match, Series
-from perfsim.sweeps.succession import policy_sentence
-from perfsim.sweeps.variants import variant_sentences
+from perfsim.sweeps.variants import policy_sentence, variant_sentences
 
 MAX_SENTENCES = 3
 """Most sentences of one kind; the page shows the rest."""

@@ -8,7 +8,7 @@ leaves out only the contention for links, times the slowdown of compute beside c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -109,7 +109,7 @@ def _no_power_limit(costs: GpuCosts) -> None:
 
 
 def _all_exposed(costs: GpuCosts) -> None:
-    costs.framework = costs.framework.model_copy(update={"tensor_exposed": 1.0})
+    costs.recipe = costs.recipe.model_copy(update={"overlap_tensor": False})
 
 
 def _old_attention(costs: GpuCosts) -> None:
@@ -262,7 +262,7 @@ REMOVALS = (
         "tensor communication that products hide",
         "all exposed",
         change=_all_exposed,
-        constants=("tensor_exposed",),
+        constants=("exchange_slowdown",),
     ),
     Removal(
         "waits between passes", "none", work=lambda work: work.name == WAIT_OF_HOST, constants=("pass_s",)
@@ -296,9 +296,7 @@ TRIED = (
 """Mechanisms that were tried and dropped: each is put in, with `instead` as what it does."""
 
 
-def ablate(
-    placed: PlacedCase, removals: Sequence[Removal] = (*REMOVALS, *TRIED)
-) -> tuple[dict[str, float], Trace]:
+def ablate(placed: PlacedCase) -> tuple[dict[str, float], Trace]:
     """Step time by removed mechanism, with `NOTHING` among them, and the trace with all of them.
 
     Raises InputError for a case that does not run on GPUs.
@@ -306,7 +304,7 @@ def ablate(
     step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
     trace = step.run(contention=False)
     steps = {NOTHING: placed.slowed * trace.step_time_s}
-    for removal in removals:
+    for removal in (*REMOVALS, *TRIED):
         duration_s = placed.step(WithoutMechanism(placed.plan, removal)).duration_s
         if removal.tasks is not None:
             duration_s = np.where(removal.tasks(placed.placed.graph), 0.0, duration_s)

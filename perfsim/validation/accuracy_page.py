@@ -122,17 +122,13 @@ class AccuracyPage:
 
 
 def accuracy_page(
-    paths: Sequence[Path],
-    results: Sequence[Mapping[str, Any]],
-    *,
-    leaves_out: bool = False,
-    catalog: Catalog | None = None,
+    paths: Sequence[Path], results: Sequence[Mapping[str, Any]], *, leaves_out: bool
 ) -> AccuracyPage:
     """The page for `results`, as from `validate_file` for `paths`; takes minutes.
 
     Raises CatalogError for a malformed file, and InputError for `leaves_out` without SciPy.
     """
-    catalog = catalog or default_catalog()
+    catalog = default_catalog()
     steps = [
         replace(
             step_accuracy(step_cases(path, catalog), result, catalog, leaves_out=leaves_out),

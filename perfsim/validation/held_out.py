@@ -45,13 +45,16 @@ class HeldOut:
     """By group left out: the `calibration` of its device, and the `constants` that the other groups give."""
 
 
-def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
-    """Scores of a file of step-time cases, each left out of its fit; takes minutes, needs scipy."""
-    catalog = catalog or default_catalog()
+def held_out(path: Path, rows: Sequence[LeftOut] = ()) -> HeldOut:
+    """Scores of a file of step-time cases, each left out of its fit; takes minutes, needs scipy.
+
+    `rows` are those of `leave_out` over the runs of the file, where they are known already.
+    """
+    catalog = default_catalog()
     cases = step_cases(path, catalog)
     if any(case.strategy == STREAMING for case in cases):
         return _wafers(path, cases, catalog)
-    rows = _rows(path, catalog)
+    rows = rows or _rows(path, catalog)
     outside = outside_scores(rows)
     scores = {**outside["families"], ALL: outside["summary"]}
     constants = {
@@ -63,9 +66,8 @@ def held_out(path: Path, catalog: Catalog | None = None) -> HeldOut:
     return HeldOut(scores, _runs(rows[-1].runs, cases, groups, catalog), constants)
 
 
-def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any] | None:
+def releases_left_out(path: Path, catalog: Catalog) -> dict[str, Any] | None:
     """Each scored wafer log predicted without the logs of its release; None for a file without wafers."""
-    catalog = catalog or default_catalog()
     logs = [case for case in step_cases(path, catalog) if case.scored and case.strategy == STREAMING]
     if not logs:
         return None
@@ -78,13 +80,13 @@ def releases_left_out(path: Path, catalog: Catalog | None = None) -> dict[str, A
     return {"summary": _band_of_few(scored), "families": _by_family(scored), "cases": rows}
 
 
-def left_out(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
+def left_out(path: Path) -> dict[str, Any]:
     """Scores of a file of step-time cases, each predicted by a fit without it; takes minutes, needs scipy.
 
     GPU runs are left out by family, wafer logs by release: `summary` and `families`, of wafers also `cases`.
     Of a file with both, the scores of the logs stand under `wafers`.
     """
-    catalog = catalog or default_catalog()
+    catalog = default_catalog()
     wafers = releases_left_out(path, catalog)
     if wafers is not None and all(case.strategy == STREAMING for case in step_cases(path, catalog)):
         return wafers

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -25,13 +26,13 @@ HALVINGS = 12
 """Halvings of its logarithm, after which it is known within 0.2 %."""
 
 
-def scaling_comparison(catalog: Catalog, published: ScalingFile | None = None) -> dict[str, Any]:
+@lru_cache(maxsize=1)
+def scaling_comparison(catalog: Catalog) -> dict[str, Any]:
     """Published ratios beside predicted ones: `runs`, `efficiencies`, and what would `explain` the worst.
 
-    Ratios of tokens a second and system are compared with every run on one system. Without `published`, those
-    that come with perfsim.
+    Ratios of tokens a second and system are compared with every run on one system.
     """
-    published = published or published_scaling(catalog)
+    published = published_scaling(catalog)
     steps = {run.name: published.step(run) for run in published.runs}
     largest = max(published.runs, key=lambda run: run.systems)
     bounds = [claim for claim in published.efficiencies if claim.least]

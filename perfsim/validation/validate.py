@@ -17,9 +17,8 @@ from perfsim.catalog import Catalog, default_catalog, load_mapping
 from perfsim.costs.wafer import nearest_release
 from perfsim.errors import LimitError, PerfsimError
 from perfsim.published.cases import ConvergenceCase, StepCase, case_job, case_system
-from perfsim.published.contradictions import refuse_contradictions
+from perfsim.published.contradictions import ignored, refuse_contradictions
 from perfsim.published.frameworks import suggested
-from perfsim.published.not_modelled import ignored
 from perfsim.published.plans import evaluate_case
 from perfsim.published.processes import mapped
 from perfsim.published.rows import CaseRows, RefusedRow, convergence_rows, step_rows

@@ -22,7 +22,7 @@ from perfsim.report.sweep.page import write_sweep
 from perfsim.report.sweep.variants import named_points
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.sweeps.runner import Sweep, load_sweep, run_sweep
+from perfsim.sweeps.runner import load_sweep, run_sweep
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -92,7 +92,7 @@ def thinned_sweep(name: str, folder: Path) -> Page:
     if name == "capacity_20b":
         study = {"batch_sizes": (768,)}
         points = [replace(own, study=own.study.model_copy(update=study)) for own in points if ends(own)]
-    result = run_sweep(Sweep(sweep.spec, tuple(points)), folder / "points.sqlite", jobs=1)
+    result = run_sweep(replace(sweep, points=tuple(points)), folder / "points.sqlite", jobs=1)
     _, first = named_points(result.analysis)[0]
     named = {part: text.duration(seconds) for part, seconds in first.parts_s.items()}
     return Page(write_sweep(result, folder), named)
@@ -129,7 +129,7 @@ CLIPPED = """() => {
   }
   return cut;
 }"""
-VIOLATIONS = """async (rules) => (await axe.run(document, { resultTypes: ['violations'], ...rules })).violations
+VIOLATIONS = """async (rules) => (await axe.run({ resultTypes: ['violations'], ...rules })).violations
   .filter((found) => ['serious', 'critical'].includes(found.impact))
   .map((found) => `${found.id}: ${found.nodes.map((node) => node.target.join(' ')).join(', ')}`)"""
 LARGEST_PART = """() => {

@@ -9,7 +9,7 @@ import pytest
 
 from perfsim.catalog import Catalog, data_root
 from perfsim.studies.production import RECORD
-from perfsim.validation.record_production import production_record
+from perfsim.validation.record import production_record
 
 
 def test_recorded_production_ratios_are_those_of_the_published_runs() -> None:

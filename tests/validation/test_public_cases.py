@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,19 +14,18 @@ from perfsim.prediction.accuracy import recorded
 from perfsim.published.cases import CaseFile
 from perfsim.published.plans import public_cases
 from perfsim.validation.record_accuracy import record_of
-from perfsim.validation.validate import validate_file
 
 PATHS = {path.name: path for path in public_cases()}
 
 
 @pytest.fixture(scope="module")
-def wafers() -> dict[str, Any]:
-    return validate_file(PATHS["weight_streaming.yaml"])
+def wafers(scores: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    return scores(PATHS["weight_streaming.yaml"])
 
 
 @pytest.fixture(scope="module")
-def gpus() -> dict[str, Any]:
-    return validate_file(PATHS["gpu.yaml"])
+def gpus(scores: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    return scores(PATHS["gpu.yaml"])
 
 
 def test_every_scored_wafer_run_is_met_within_15_percent(wafers: dict[str, Any]) -> None:

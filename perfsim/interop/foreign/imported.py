@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from perfsim.errors import InputError
+from perfsim.errors import InputError, refused_values
 from perfsim.interop.foreign.settings import Settings
 from perfsim.interop.foreign.shape import Gap, Shape
 from perfsim.spec import CatalogSpec
@@ -145,12 +145,8 @@ def _validate(reading: Reading, spec: type[CatalogSpec], document: dict[str, Any
     try:
         spec.model_validate(document, context=YAML_CONTEXT)
     except ValidationError as error:
-        messages = (
-            (".".join(map(str, detail["loc"])) or spec.__name__, detail["msg"].removeprefix("Value error, "))
-            for detail in error.errors()
-        )
-        problems = [reading.settings.source.problem(f"{place}: {text}") for place, text in messages]
-        raise InputError(problems) from None
+        source = reading.settings.source
+        raise InputError([source.problem(words) for words in refused_values(error.errors())]) from None
 
 
 def layout_text(layout: Layout | None, *, whole: bool = True) -> str:
@@ -171,7 +167,7 @@ def layout_text(layout: Layout | None, *, whole: bool = True) -> str:
     names |= {"zero_stage": "zero", "sequence_parallel": "sp"}
     short = names if isinstance(layout, ParallelLayout) else {"data": "dp", "micro_batch_size": "mbs"}
     parts = []
-    for key, value in asdict(layout).items():  # type: ignore[call-overload]  # all layouts are dataclasses
+    for key, value in asdict(layout).items():
         if key == "data" and not whole:
             continue
         if value != getattr(usual, key) or key in ("data", "micro_batch_size"):

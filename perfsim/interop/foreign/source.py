@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 import yaml
 
-from perfsim.errors import InputError, Problem
+from perfsim.errors import InputError, Problem, not_text
+from perfsim.files import must_exist
 
 MOST_CHARACTERS = 4_000_000
 """Of a file of settings; logs may be longer."""
@@ -37,17 +38,12 @@ class Source:
     @classmethod
     def read(cls, path: Path, given: Mapping[str, Any] | None = None) -> Source:
         """Read a file. Raises InputError for one that is not there or that is no UTF-8 text."""
-        if path.is_dir():
-            raise InputError([Problem("is a directory; a file is expected", file=str(path))])
-        if not path.is_file():
-            raise InputError([Problem("there is no such file", file=str(path))])
+        must_exist(path)
         data = path.read_bytes()
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            line = data[: error.start].count(b"\n") + 1
-            message = f"the byte 0x{data[error.start]:02x} is not UTF-8 text"
-            raise InputError([Problem(message, str(path), line)]) from None
+            raise InputError([not_text(error, str(path))]) from None
         return cls(path, text.replace("\r\n", "\n"), given or {})
 
     @cached_property

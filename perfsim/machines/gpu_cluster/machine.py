@@ -10,9 +10,9 @@ from perfsim.calibration import Calibration
 from perfsim.costs.gpu import GpuCosts
 from perfsim.errors import InputError
 from perfsim.hardware import GpuClusterSpec
+from perfsim.machines.borrowed import of_device
 from perfsim.machines.gpu_cluster.explanation import GpuExplanation
 from perfsim.machines.gpu_cluster.network import FatTreeNetwork
-from perfsim.machines.gpu_cluster.unknowns import of_device
 from perfsim.machines.machine import Machine, Setting, SystemLinks, Unknown
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called

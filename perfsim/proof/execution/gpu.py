@@ -33,6 +33,7 @@ from perfsim.proof.execution.program import (
     first_read,
     per_rank,
 )
+from perfsim.strategies.three_d.offload import ACTIVATIONS, SAVED
 
 SEQUENCE, HIDDEN = 1, 2
 """The axis that sequence parallelism splits, and that of the parts of a pipeline send."""
@@ -75,6 +76,16 @@ class GpuCompiler(ReplicaCompute):
         if key.endswith(".forward") and task.block not in home:
             home.append(task.block)
         operation(self, task)
+
+    def handle(self, position: int = 0, *places: int, label: str = "") -> list[Cell]:
+        """Activations that leave for the host use two buffers in turn, those that return two more."""
+        made, number = self.task.work.writes[position], self.task.writes[position]
+        if self.layout.offload_activations == "none" or made.name != SAVED or not made.n_bytes:
+            return super().handle(position, *places, label=label)
+        returns = self.task.work.name == ACTIVATIONS
+        cells = self.in_turn(f"slot of {'returned' if returns else 'leaving'} activations")
+        self.handles[number] = tuple(cells)
+        return cells
 
     # ----------------------------------------------------------------------- tensor collectives
     def tensor_reduce(self, task: Task) -> None:

@@ -43,8 +43,6 @@ from perfsim.proof.execution.vocabulary import (
 )
 from perfsim.workload import ContextExchange, ParallelLayout
 
-GRADIENT_BUCKETS = 2
-"""Whole gradients of layers that a rank holds at once if gradients are sharded (ZeRO 2)."""
 SHARDED_GRADIENTS, SHARDED_PARAMETERS = 2, 3
 
 
@@ -98,7 +96,6 @@ class GpuCompute(Compiler):
         self.slot_of: dict[tuple[int, int], Cell] = {}
         """Slot of the gathered weights of a block."""
         self.bucket_of: dict[tuple[int, int], Cell] = {}
-        self.num_buckets: dict[int, int] = {}
         self.pending: dict[int, dict[int, None]] = {}
         """Blocks of each device whose gradients wait for their reduction."""
 
@@ -165,15 +162,11 @@ class GpuCompute(Compiler):
         return self.slot_of.get((self.place, block), self.cell("weights", block))
 
     def gradient(self, block: int, *, begins: bool) -> Cell:
-        """Buffer in which a block's gradients are computed; under ZeRO 2 buckets are used in turn."""
+        """Buffer in which a block's gradients are computed; under ZeRO 2 two buckets are used in turn."""
         if not (self.layout.zero_stage == SHARDED_GRADIENTS and self.scattered and block >= 0):
             return self.cell("gradient", block)
         if begins:
-            number = self.num_buckets.get(self.place, 0)
-            self.num_buckets[self.place] = number + 1
-            self.bucket_of[self.place, block] = Cell(
-                self.place, "slot of gradients", number % GRADIENT_BUCKETS
-            )
+            self.bucket_of[self.place, block] = self.in_turn("slot of gradients")[0]
         return self.bucket_of[self.place, block]
 
     def norm_cells(self, name: str, block: int, later: int | None = None) -> tuple[Cell, Cell]:

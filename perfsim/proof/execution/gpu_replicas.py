@@ -16,8 +16,6 @@ from perfsim.proof.execution.program import Cell, Claim, Message, Values
 from perfsim.proof.execution.serial import SmallTraining
 from perfsim.workload import ParallelLayout
 
-GATHER_SLOTS = 2
-"""Layers that are gathered at once under ZeRO 3 (`limit_all_gathers`)."""
 NORMS = ("MLP norm1", "MLP norm2", "attention norm1", "head norm1")
 
 
@@ -26,7 +24,6 @@ class ReplicaCompute(ExpertCompute):
 
     def __init__(self, graph: TaskGraph, training: SmallTraining, layout: ParallelLayout) -> None:
         super().__init__(graph, training, layout)
-        self.gathers: dict[int, int] = {}
         self.rest_gathered: set[tuple[int, int]] = set()
         """Devices and steps of which all but experts are gathered."""
         self.homes: dict[int, list[int]] = {}
@@ -35,9 +32,10 @@ class ReplicaCompute(ExpertCompute):
         """(device, block) with reduce-scattered gradients, of which each replica updates a shard."""
         self.scatters: dict[int, list[int]] = {}
         """The blocks of every reduction, by the tensor that it writes."""
+        self.reduced_to: dict[tuple[int, int], Cell] = {}
+        """The buffer of each block's shard, by the tensor that its reduction writes and the block."""
         self.copied: dict[tuple[int, int], Cell] = {}
         """Where the latest copy of a block's shard from the host is, if it came from there."""
-        self.copies: dict[int, int] = {}
 
     def homes_of(self, _: int) -> list[int]:
         """The blocks of the present device."""
@@ -97,11 +95,12 @@ class ReplicaCompute(ExpertCompute):
         made = [self.gradient_cells(block) for block in blocks]
         scatters = task.work.op == "reduce_scatter"
         partial = scatters and self.layout.shards < self.layout.replicas
-        shards = [
-            self.cell(f"gradient part[{task.tag}]" if partial else "gradient shard", block)
-            for block in blocks
-        ]
-        kept = shards if scatters and self.scattered and not partial else []
+        shards = (
+            [self.cell(f"gradient part[{task.tag}]", block) for block in blocks]
+            if partial
+            else self._shards(blocks)
+        )
+        kept = shards if scatters and self.sums_shards and not partial else []
         self.scatters[task.writes[0]] = blocks
         self.sharded |= {(self.place, block) for block in blocks if scatters}
         operands = self.operands()
@@ -138,8 +137,8 @@ class ReplicaCompute(ExpertCompute):
         blocks, operands = self.scatters[task.reads[0]], self.operands()
         self.scatters[task.writes[0]] = blocks
         parts = [self.cell(f"gradient part[{self.graph_tag(task.reads[0])}]", block) for block in blocks]
-        shards = [self.cell("gradient shard", block) for block in blocks]
-        kept, first = shards if self.scattered else [], len(operands)
+        shards = self._shards(blocks)
+        kept, first = shards if self.sums_shards else [], len(operands)
 
         def kernel(members: Sequence[int], values: list[Values]) -> list[tuple[Any, ...]]:
             totals = [summed([inputs[first + number] for inputs in values]) for number in range(len(blocks))]
@@ -159,6 +158,25 @@ class ReplicaCompute(ExpertCompute):
 
         message = Message("shards", moved, tuple(blocks))
         self.add([*operands, *parts, *kept], [*self.handle(), *shards], kernel, joined=True, message=message)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the shards of a reduction go to the host, which sums them."""
+        return self.scattered and self.layout.offload_optimizer != "none"
+
+    @property
+    def sums_shards(self) -> bool:
+        """Whether a reduction adds to the shards of earlier micro-batches."""
+        return self.scattered and not self.leaves
+
+    def _shards(self, blocks: list[int]) -> list[Cell]:
+        """The buffers of reduced shards: their own, or if they leave for the host two in turn."""
+        if not self.leaves:
+            return [self.cell("gradient shard", block) for block in blocks]
+        cells = self.in_turn("slot of leaving gradients", parts=len((EMBEDDING, HEAD)))[: len(blocks)]
+        tensor = self.task.writes[0]
+        self.reduced_to |= {(tensor, block): cell for block, cell in zip(blocks, cells, strict=True)}
+        return cells
 
     def graph_tag(self, handle: int) -> int:
         """The micro-batch of the task that writes a tensor."""
@@ -193,7 +211,7 @@ class ReplicaCompute(ExpertCompute):
         return rest if first else [block for block in home if block >= EXPERTS]
 
     def data_gather(self, task: Task) -> None:
-        """Gather the parameter shards of the other replicas."""
+        """Gather the parameter shards of the other replicas; after an update those of the whole device."""
         home = self.homes[self.place]
         if task.block == WHOLE_DEVICE:
             blocks = self._gathered(home)
@@ -201,11 +219,8 @@ class ReplicaCompute(ExpertCompute):
             layers = list(range(task.block, task.block + len(task.writes)))
             blocks = [EMBEDDING, HEAD] if task.block == EMBEDDING_AND_HEAD else layers
         if self.layout.zero_stage == SHARDED_PARAMETERS and task.block >= 0:
-            number = self.gathers.get(self.place, 0)
-            self.gathers[self.place] = number + 1
-            self.slot_of[self.place, task.block] = Cell(
-                self.place, "slot of gathered weights", number % GATHER_SLOTS
-            )
+            # Two layers are gathered at once (`limit_all_gathers`).
+            self.slot_of[self.place, task.block] = self.in_turn("slot of gathered weights")[0]
         operands = self.operands()
         masters = [self.copied.get((self.place, block), self.cell("weight shard", block)) for block in blocks]
 
@@ -222,8 +237,13 @@ class ReplicaCompute(ExpertCompute):
         def moved(_: Values, made: tuple[Any, ...]) -> int:
             return sum(int(whole.size) for whole in made[len(tensors) :])
 
+        updated = blocks if task.block == WHOLE_DEVICE else []
+        claims = [
+            (len(tensors) + place, Claim("weights", block, self.step, -1))
+            for place, block in enumerate(updated)
+        ]
         message = Message("parameters", moved, tuple(blocks))
-        self.add([*operands, *masters], writes, kernel, joined=True, message=message)
+        self.add([*operands, *masters], writes, kernel, joined=True, claims=claims, message=message)
 
 
 def _plus(total: Array, kept: Values, number: int) -> Array:

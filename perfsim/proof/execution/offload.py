@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from perfsim.proof.execution.gpu import GpuCompiler
 
 HOST_WEIGHTS, HOST_GRADIENT = "host weights", "host gradient"
-SLOTS = 2
-"""Copies of parameters that may be on the device before they are gathered."""
 
 
 def blocks_of(task: Task) -> tuple[int, ...]:
@@ -40,7 +38,10 @@ def store(compiler: GpuCompiler, task: Task) -> None:
     reads, writes = list(operands), compiler.handle()
     for block in blocks:
         shard = (place, block) in compiler.sharded
-        cells = [compiler.cell("gradient shard", block)] if shard else compiler.gradient_cells(block)
+        if compiler.leaves:
+            cells = [compiler.reduced_to[task.reads[0], block]]
+        else:
+            cells = [compiler.cell("gradient shard", block)] if shard else compiler.gradient_cells(block)
         whole = compiler.gradient_cells(block) if shard and not compiler.scattered else []
         host = compiler.cell(HOST_GRADIENT, block)
         reads += [host, *cells]
@@ -92,10 +93,7 @@ def _own(compiler: GpuCompiler, blocks: list[int]) -> list[Cell]:
 
 def _slots(compiler: GpuCompiler, blocks: list[int]) -> list[Cell]:
     """The buffer of a copy of shards that are gathered next; there are two."""
-    number = compiler.copies.get(compiler.place, 0)
-    compiler.copies[compiler.place] = number + 1
-    first = number % SLOTS * len((EMBEDDING, HEAD))
-    cells = [Cell(compiler.place, "slot of copied weights", first + place) for place in range(len(blocks))]
+    cells = compiler.in_turn("slot of copied weights", parts=len((EMBEDDING, HEAD)))[: len(blocks)]
     compiler.copied |= {(compiler.place, block): cell for block, cell in zip(blocks, cells, strict=True)}
     return cells
 

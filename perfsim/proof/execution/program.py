@@ -123,6 +123,8 @@ class Compiler:
         self.last_writer: dict[Cell, int] = {}
         self.handles: dict[int, tuple[Cell, ...]] = {}
         """The cells of a tensor handle: one, or one per device for a send."""
+        self.turns: dict[tuple[int, str], int] = {}
+        """Buffers with a name that were used so far on each device."""
         self.task: Task
         self.step = 0
 
@@ -201,6 +203,13 @@ class Compiler:
         for cell in cells:
             self.program.labels[cell] = label or self.task.work.writes[position].name
         return cells
+
+    def in_turn(self, name: str, slots: int = 2, parts: int = 1) -> list[Cell]:
+        """The next of a device's buffers that are used in turn; each has so many parts."""
+        number = self.turns.get((self.place, name), 0)
+        self.turns[self.place, name] = number + 1
+        first = number % slots * parts
+        return [Cell(self.place, name, first + part) for part in range(parts)]
 
     def wait(self, _: Task) -> None:
         """A task that does nothing."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfsim.graph.task_graph import computes
 from perfsim.report import text
 from perfsim.report.caveats import caveats_section, head_remarks
 from perfsim.report.figures import memory as memory_figure
 from perfsim.report.figures import network as network_figure
 from perfsim.report.figures import resilience as resilience_figure
+from perfsim.report.figures import roofline as roofline_figure
 from perfsim.report.figures import step_time as step_figure
 from perfsim.report.figures import time_to_accuracy as batch_figure
 from perfsim.report.figures import timeline as timeline_figure
 from perfsim.report.figures import waterfall as bridge_figure
-from perfsim.report.sections import Head, Link, Section
-from perfsim.report.study.answer import badge, differences, first_and_rival, headline, intervals
+from perfsim.report.figures.topology import topology
+from perfsim.report.sections import Drawing, Head, Link, Section, drawn
+from perfsim.report.study.answer import badge, differences, first_and_rival, headline, intervals, names_of
 from perfsim.report.study.decision import decision_sections
 from perfsim.report.study.evidence import accuracy_table, assumptions_tables, sampling_table
 from perfsim.report.study.laws import laws_section
@@ -38,6 +41,7 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> tuple
         *whole_run_section(result),
         _memory(result),
         *_network(result),
+        *_rooflines(result),
         *_timelines(result, trace_names),
         *tornado,
         *_resilience(result),
@@ -59,19 +63,14 @@ def _bridge(result: StudyResult) -> list[Section]:
     first, rival = first_and_rival(result) or (None, None)
     if first is None or rival is None:
         return []
-    named = dict(zip(map(id, result.candidates), text.names(result.candidates), strict=True))
-    own = bridge_figure.bridge((named[id(rival)], named[id(first)]), rival, first)
-    return [
-        Section(
-            "From one step to the other",
-            "Shows in seconds what makes one machine faster than the other for the same tokens: a bar to the "
-            "left saves time, a bar to the right costs it.",
-            figure=bridge_figure.waterfall(own),
-            table=bridge_figure.waterfall_table(own),
-            alt=bridge_figure.waterfall_alt(own),
-            slug="bridge",
-        )
-    ]
+    named = names_of(result)
+    lead = (
+        "Shows in seconds what makes one machine faster than the other for the same tokens: a bar to the "
+        "left saves time, a bar to the right costs it."
+    )
+    section = Section("From one step to the other", lead, slug="bridge")
+    shown = bridge_figure.waterfall, bridge_figure.waterfall_table, bridge_figure.waterfall_alt
+    return [drawn(section, *shown, bridge_figure.bridge((named[id(rival)], named[id(first)]), rival, first))]
 
 
 def _head(result: StudyResult) -> Head:
@@ -127,14 +126,11 @@ def _batch(result: StudyResult) -> Section:
             "batch."
         )
     lead = " ".join([lead, *_suggested(result)])
-    return Section(
-        "Time to the target by batch",
-        lead,
-        figure=batch_figure.time_to_accuracy(result),
-        table=batch_figure.time_to_accuracy_table(result),
-        alt=batch_figure.time_to_accuracy_alt(result),
-        slug="time-to-accuracy",
-    )
+    section = Section("Time to the target by batch", lead, slug="time-to-accuracy")
+    shown = (
+        batch_figure.time_to_accuracy, batch_figure.time_to_accuracy_table, batch_figure.time_to_accuracy_alt,
+    )  # fmt: skip
+    return drawn(section, *shown, result)
 
 
 def _suggested(result: StudyResult) -> list[str]:
@@ -144,15 +140,12 @@ def _suggested(result: StudyResult) -> list[str]:
 
 
 def _step(result: StudyResult) -> Section:
-    return Section(
-        "Where a step goes",
+    lead = (
         "Shows what to improve first: the widest part that is not compute is what a faster link, another "
-        "layout or more micro-batches could save.",
-        figure=step_figure.step_breakdown(result),
-        table=step_figure.step_breakdown_table(result),
-        alt=step_figure.step_breakdown_alt(result),
-        slug="step-time",
+        "layout or more micro-batches could save."
     )
+    shown = step_figure.step_breakdown, step_figure.step_breakdown_table, step_figure.step_breakdown_alt
+    return drawn(Section("Where a step goes", lead, slug="step-time"), *shown, result)
 
 
 def _why(result: StudyResult) -> list[Section]:
@@ -172,11 +165,17 @@ def _network(result: StudyResult) -> list[Section]:
         "Shows which links a faster network would have to improve: one that is busy all the time limits the "
         "step, one that is full only at its peak makes communication wait for other communication."
     )
+    drawings = _drawings(result)
+    how = (
+        " Drawn for the first two: per cent are the mean over the step and the peak of the busiest link; a "
+        "line's colour follows the mean (it changes at 10, 30 and 60 %), its width the peak."
+    )
     return [
         Section(
             "Use of the network",
-            lead,
-            figure=network_figure.network_use(result),
+            f"{lead}{how if drawings else ''}",
+            drawings=drawings,
+            figure=None if drawings else network_figure.network_use(result),
             table=network_figure.network_use_table(result),
             alt=network_figure.network_use_alt(result),
             slug="network",
@@ -184,16 +183,44 @@ def _network(result: StudyResult) -> list[Section]:
     ]
 
 
-def _memory(result: StudyResult) -> Section:
-    return Section(
-        "Memory",
-        "Shows how much memory the layout leaves free: a bar near the line limits the micro-batch and the "
-        "size of the model.",
-        figure=memory_figure.memory(result),
-        table=memory_figure.memory_table(result),
-        alt=memory_figure.memory_alt(result),
-        slug="memory",
+def _rooflines(result: StudyResult) -> list[Section]:
+    """A tab for each machine, as its fastest candidate uses it; nothing where no kernels are known."""
+    fastest: dict[tuple[str, str], tuple[str, CandidateResult]] = {}
+    named = zip(text.labels(result.candidates), result.candidates, strict=True)
+    for name, candidate in sorted(named, key=lambda pair: pair[1].time_to_accuracy_s):
+        if candidate.roofline and candidate.roofline.kernels:
+            fastest.setdefault((candidate.system, candidate.strategy), (name, candidate))
+    lead = (
+        "Shows what kind of device would compute faster: points on the slope wait for memory, points on the "
+        "level lines for arithmetic, points far below both for neither, as small or narrow products do. The "
+        "area of a point follows its time. Kernels without counted FLOPs have one for every two bytes."
     )
+    sections = [Section("Roofline of the kernels", lead, slug="roofline")] if fastest else []
+    for index, (name, candidate) in enumerate(fastest.values()):
+        if candidate.roofline is not None:
+            section = Section(name, slug=f"roofline-{index}", tab="rooflines", level=3)
+            shown = roofline_figure.roofline, roofline_figure.roofline_table, roofline_figure.roofline_alt
+            sections.append(drawn(section, *shown, candidate.roofline))
+    return sections
+
+
+def _drawings(result: StudyResult) -> list[Drawing]:
+    """The networks of the first candidate and its rival, where they are known."""
+    shown = first_and_rival(result) or ()
+    return [
+        topology(candidate.machine, candidate.devices_noun, candidate.network, candidate.utilisation)
+        for candidate in shown
+        if candidate is not None and candidate.network is not None and candidate.utilisation
+    ]
+
+
+def _memory(result: StudyResult) -> Section:
+    lead = (
+        "Shows how much memory the layout leaves free: a bar near the line limits the micro-batch and the "
+        "size of the model."
+    )
+    shown = memory_figure.memory, memory_figure.memory_table, memory_figure.memory_alt
+    return drawn(Section("Memory", lead, slug="memory"), *shown, result)
 
 
 def _resilience(result: StudyResult) -> list[Section]:
@@ -204,16 +231,8 @@ def _resilience(result: StudyResult) -> list[Section]:
         "it, the step follows the dotted line; below the line, existing waits hide a part of the delay. "
         f"Every rank that the slow one ({result.resilience[0].rank}) delays is simulated on its own."
     )
-    return [
-        Section(
-            "One slow device",
-            lead,
-            figure=resilience_figure.resilience(result),
-            table=resilience_figure.resilience_table(result),
-            alt=resilience_figure.resilience_alt(result),
-            slug="resilience",
-        )
-    ]
+    shown = resilience_figure.resilience, resilience_figure.resilience_table, resilience_figure.resilience_alt
+    return [drawn(Section("One slow device", lead, slug="resilience"), *shown, result)]
 
 
 def _timelines(result: StudyResult, trace_names: Sequence[str]) -> list[Section]:
@@ -230,7 +249,8 @@ def _timelines(result: StudyResult, trace_names: Sequence[str]) -> list[Section]
         )
         if candidate.timeline
     ]
-    cuts = timeline_figure.cut_timelines([candidate for _, candidate, _ in drawn])
+    own = timeline_figure.shared([candidate for _, candidate, _ in drawn])
+    cuts = timeline_figure.cut_timelines(own)
     for index, ((name, candidate, file), cut) in enumerate(zip(drawn, cuts, strict=True)):
         sections.append(
             Section(
@@ -240,12 +260,19 @@ def _timelines(result: StudyResult, trace_names: Sequence[str]) -> list[Section]
                 alt=timeline_figure.timeline_alt(candidate, name),
                 slug=f"timeline-{index}",
                 tab="timelines",
-                note=" ".join(filter(None, [cut.note(), _simulated(candidate)])),
+                note=" ".join(filter(None, [_devices(candidate), cut.note(), _simulated(candidate)])),
                 links=[Link(file, "all tasks, for ui.perfetto.dev or chrome://tracing")] if file else [],
                 level=3,
             )
         )
     return sections if drawn else []
+
+
+def _devices(candidate: CandidateResult) -> str:
+    """How many devices the lanes are of, where not all that were simulated are shown."""
+    shown = len({bar.lane for bar in candidate.timeline if computes(bar.lane)})
+    of_all = f"Lanes of {shown} of the {candidate.timeline_devices} devices that were simulated on their own."
+    return of_all if shown < candidate.timeline_devices else ""
 
 
 def _simulated(candidate: CandidateResult) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfsim.report.comparison import comparison_table
 from perfsim.report.terminal.layout import paragraph, table_lines, terminal_width
-from perfsim.studies.comparisons.result import Comparison
+from perfsim.studies.comparisons.spec import Comparison
 
 
 def comparison_lines(result: Comparison) -> list[str]:

@@ -49,16 +49,29 @@ def _heading(result: StudyResult) -> str:
 
 def _notes(result: StudyResult) -> list[str]:
     """What to know beside the table."""
-    trained = dict.fromkeys(own.training.words for own in result.candidates if own.training)
     more = len(result.infeasible) - MOST_INFEASIBLE
     return [
         "* first at the target; all figures are at each candidate's own best batch",
-        *(f"trained by {words}" for words in trained),
+        *_training_lines(result.candidates),
         *filter(None, [wall_sentence(result.candidates)]),
         *filter(None, [text.perturbed_line(result)]),
         *_sampling_lines(result),
         *(f"not possible: {item.label}: {item.reason}" for item in result.infeasible[:MOST_INFEASIBLE]),
         *([f"... {more} more that are not possible, with their reasons in the report"] if more > 0 else []),
+    ]
+
+
+def _training_lines(candidates: Sequence[CandidateResult]) -> list[str]:
+    """How the candidates train: a line for all with like settings, with the framework of each machine."""
+    frameworks: dict[str, dict[str, None]] = {}
+    for own in candidates:
+        if own.training:
+            of_these = frameworks.setdefault(own.training.settings, {})
+            if own.training.framework:
+                of_these[f"{own.training.framework} on {own.system}"] = None
+    return [
+        f"trained by {settings}" + (f"; framework {', '.join(names)}" if names else "")
+        for settings, names in frameworks.items()
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from perfsim.prediction.gap import GapExplained, Suspect
 from perfsim.report import text
@@ -49,29 +49,55 @@ LEAST_SHOWN = 0.05
 """Share of a gap below which a suspect is only named."""
 
 
+_DEVIATIONS = (
+    "Deviations: how unlikely a row is as the only cause, in standard deviations (1 is usual, 3 rare): how "
+    "far such an input is usually off, and what is left of the gap over the errors on published runs."
+)
+
+
 def gap_lines(gap: GapExplained) -> list[str]:
-    """The gap in words, and a table of what would explain it, the likeliest first."""
+    """The gap in words, a table of what would explain it, the likeliest first, and what suffices."""
     width = terminal_width()
-    ratio = gap.measured_s / gap.predicted_s
-    where = "inside" if gap.inside else "outside"
-    words = (
-        f"measured {text.duration(gap.measured_s)}, predicted {text.duration(gap.predicted_s)} "
-        f"({gap.layout}): {ratio:.3g} times as long, {where} the 90 % band "
-        f"{text.duration_band(gap.band_s)} and {gap.deviations:.1f} standard deviations of the errors on "
-        "published runs."
-    )
     shown = [suspect for suspect in gap.suspects if suspect.explains >= LEAST_SHOWN]
     rest = [suspect.change for suspect in gap.suspects if suspect not in shown]
     rows = [_suspect_cells(suspect) for suspect in shown]
     header = ("would explain it", "if its rate is\nmultiplied by", "step", "share of\nthe gap", "deviations")
-    table = Table(header, rows, "", frozenset({1, 2, 3, 4}))
-    note = [f"Without effect, or the other way: {', '.join(rest)}."] if rest else []
+    table = Table(header, rows, _DEVIATIONS, frozenset({1, 2, 3, 4}))
+    notes = [f"Without effect, or the other way: {', '.join(rest)}."] if rest else []
     return [
-        *paragraph(words, width),
+        *paragraph(_gap_words(gap), width),
         "",
-        *table_lines(table, width),
-        *[line for words in note for line in paragraph(words, width)],
+        *(table_lines(table, width) if rows else []),
+        *[line for words in (*notes, *_sufficient(gap)) for line in paragraph(words, width)],
     ]
+
+
+def _gap_words(gap: GapExplained) -> str:
+    where = "inside" if gap.inside else "outside"
+    return (
+        f"Measured {text.duration(gap.measured_s)}, predicted {text.duration(gap.predicted_s)}: "
+        f"{text.number(gap.measured_s / gap.predicted_s)} {text.TIMES} as long, {where} the 90 % band of "
+        f"{text.duration_band(gap.band_s)}. The gap is {gap.deviations:.1f} standard deviations of the "
+        f"errors on published runs. Layout {gap.layout}; recipe {gap.trained}."
+    )
+
+
+def _sufficient(gap: GapExplained) -> Iterator[str]:
+    """What the table does not say: that the step is impossible, or that no row alone is enough."""
+    if gap.mfu > 1.0:
+        yield (
+            f"warning: the measured step means an MFU of {text.percent(gap.mfu, 0)}: it is faster than the "
+            "devices' peak. Check its unit, the batch and the number of devices."
+        )
+    elif gap.inside:
+        yield "The prediction's own error explains the gap: no input has to differ."
+    elif not any(suspect.suffices for suspect in gap.suspects):
+        most = max(gap.suspects, key=lambda suspect: suspect.explains, default=None)
+        closes = f": {most.change} closes {text.percent(most.explains, 0)} of it" if most else ""
+        yield (
+            f"warning: no row alone explains the gap{closes}. Several inputs differ, or one that is not "
+            "listed does: layout, batch, sequence length, number of devices, or time outside the step."
+        )
 
 
 def _suspect_cells(suspect: Suspect) -> list[str]:

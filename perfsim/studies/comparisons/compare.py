@@ -5,8 +5,7 @@ from __future__ import annotations
 from perfsim.errors import InputError
 from perfsim.studies.comparisons.equations import compare_equations
 from perfsim.studies.comparisons.losses import compare_losses
-from perfsim.studies.comparisons.result import Comparison
-from perfsim.studies.comparisons.spec import ComparisonSpec
+from perfsim.studies.comparisons.spec import Comparison, ComparisonSpec
 from perfsim.studies.comparisons.speeds import compare_speeds
 
 

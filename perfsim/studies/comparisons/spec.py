@@ -1,7 +1,9 @@
-"""The YAML form of a comparison: published runs beside a law, or equations beside simulated bytes."""
+"""A comparison: published runs beside a law, or equations beside simulated bytes, with its answer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -111,3 +113,21 @@ def load_comparison(name_or_path: str, catalog: Catalog | None = None) -> Compar
     """A comparison of the catalogue by name, or from a file; CatalogError lists every problem."""
     catalog = catalog or default_catalog()
     return parse_file(Path(catalog.study_path(name_or_path)), ComparisonSpec, catalog)
+
+
+Value = str | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A table of plain values with its answer in words."""
+
+    name: str
+    title: str
+    question: str
+    verdict: str
+    columns: Mapping[str, str]
+    """Key of a row's value to its heading."""
+    rows: tuple[Mapping[str, Value], ...]
+    notes: tuple[str, ...] = ()
+    """What each column is, and where it is from."""

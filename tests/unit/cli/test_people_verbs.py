@@ -112,7 +112,7 @@ def test_every_verb_has_a_help_that_is_not_cut_and_an_example(perfsim: Run, verb
 
 def test_a_dry_run_of_a_study_says_what_would_be_computed(perfsim: Run) -> None:
     result = perfsim("study", "gpt3_20b", "--dry-run", "--compare", "3d")
-    assert "on 1 candidates" in result.stdout
+    assert "on 1 candidate," in result.stdout
     assert "128 A100-80GB (16 DGX), 3d" in result.stdout
     assert not Path("reports").exists()
 
@@ -170,3 +170,73 @@ def test_nothing_is_drawn_early_in_a_pipe_or_when_asked_to_be_quiet(monkeypatch:
     monkeypatch.setattr("sys.stderr", io.StringIO())
     Meter().tell("1 of 2 points")
     assert screen.getvalue() == ""
+
+
+BROKEN_STUDY = """\
+title: x
+question: q
+model: gpt3_xl
+recipe: {extends: gpt3_20b_chinchilla, seq_length: -1}
+candidates: [{strategy: weight-streaming, system: cs-2, devices: many}]
+batch_sizes: 16x
+"""
+POINT = ("--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("study", "broken.yaml"), ["seq_length: must be greater than or equal to 1, not -1"]),
+        (("check", "broken.yaml"), ["batch_sizes: `16x` stands where a list is expected"]),
+        (("check", "folder"), ["folder: is a directory; a file is expected"]),
+        (("check", "table.csv"), ["table.csv: is no YAML file"]),
+        (("study", "folder"), ["`folder` is no study: the name of its file ends in .yaml"]),
+        (("study", "table.csv"), ["`table.csv` is no study"]),
+        (("run", *POINT, "--model", "folder"), ["`folder` is no model"]),
+        (("run", *POINT, "--perturb", "straggler=x"), ["a whole number is missing"]),
+        (("run", *POINT, "--perturb", "mttf=8"), ["8 has no unit", "did you mean '8 h'"]),
+        (("run", *POINT, "--perturb", "mttf=8h"), ["failure.checkpoint is missing"]),
+        (("why", "empty.json"), ["is no answer of `perfsim study --json`: study is missing"]),
+        (("why", "torn.json"), ["torn.json:2", "is not valid JSON"]),
+        (("why", "pile_law"), ["pile_law is a comparison"]),
+        (("diff", "gpt3_20b", "pile_law"), ["pile_law is a comparison"]),
+        (
+            ("calibrate", "gemm", "bytes.csv", "--device", "a100-sxm4-80gb"),
+            ["bytes.csv:1: is not a CSV table: the byte 0xff is not UTF-8"],
+        ),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_what_is_wrong_is_said_in_words_of_perfsim(
+    perfsim: Run, arguments: tuple[str], parts: list[str]
+) -> None:
+    Path("broken.yaml").write_text(BROKEN_STUDY, "utf-8")
+    Path("table.csv").write_text("m,n\n1,2\n", "utf-8")
+    Path("bytes.csv").write_bytes(b"\xff\xfe")
+    Path("empty.json").write_text("{}", "utf-8")
+    Path("torn.json").write_text("{\n", "utf-8")
+    Path("folder").mkdir()
+    result = perfsim(*arguments)
+    assert result.exit_code == 2, result.output
+    for part in parts:
+        assert part in result.stderr
+    for foreign in (
+        "Field required",
+        "nput should",
+        "invalid literal",
+        "could not convert",
+        "codec",
+        "Error(",
+    ):
+        assert foreign not in result.stderr
+
+
+def test_one_batch_may_be_written_without_brackets(perfsim: Run) -> None:
+    right = BROKEN_STUDY.replace("16x", "16").replace("-1", "2048").replace("many", "1")
+    Path("right.yaml").write_text(right, "utf-8")
+    assert "each with 1 batch" in perfsim("study", "right.yaml", "--dry-run").stdout
+
+
+def test_a_word_or_a_list_that_is_neither_is_one_problem(perfsim: Run) -> None:
+    Path("broken.yaml").write_text(BROKEN_STUDY, "utf-8")
+    assert perfsim("check", "broken.yaml").stderr.count("batch_sizes: `16x`") == 1

@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
+from perfsim.api.explaining import why_measured
 from perfsim.api.predicting import question_of
 from perfsim.cli import main
 from perfsim.errors import InputError
 from perfsim.prediction.gap import GapExplained, explain_gap
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
+from perfsim.report.terminal.why import gap_lines
 
 LAYOUT = "tp=2,dp=8,mbs=2,zero=1"
 
@@ -59,6 +61,24 @@ def test_a_step_as_predicted_has_no_gap(asked: Question) -> None:
     gap = explain_gap(asked, best_plan(asked).step_time_s)
     assert gap.inside
     assert gap.deviations == 0
+
+
+def test_a_gap_that_no_single_input_closes_is_said_and_so_is_an_impossible_step(asked: Question) -> None:
+    step_s = best_plan(asked).step_time_s
+    slow, fast, equal = (explain_gap(asked, factor * step_s) for factor in (30.0, 0.1, 1.0))
+    words = [" ".join(" ".join(gap_lines(gap)).split()) for gap in (slow, fast, equal)]
+    assert "no row alone explains the gap: arithmetic of the devices closes" in words[0]
+    assert fast.mfu > 1
+    assert "faster than the devices' peak" in words[1]
+    assert "no input has to differ" in words[2]
+    assert all("Deviations: how unlikely a row is" in said for said in words[:2])
+    assert "llm_2021: sequences of 2,048 tokens" in words[0]
+
+
+@pytest.mark.parametrize("bare", ["5", "5GB", "0.5"])
+def test_a_step_without_a_unit_is_taken_for_seconds_in_the_suggestion(bare: str) -> None:
+    with pytest.raises(InputError, match=f"measured: .*\n.*did you mean '{bare.removesuffix('GB')} s'"):
+        why_measured(bare, model="gpt3_xl", system="dgx-a100-80gb", devices=8)
 
 
 def test_what_is_no_time_is_refused(asked: Question) -> None:

@@ -11,7 +11,7 @@ from perfsim.prediction import reached
 from perfsim.prediction.reached import Reached, best_below, recorded, runs_like
 from perfsim.published.plans import public_cases
 from perfsim.strategies import Plan
-from perfsim.validation.record_reached import record_text
+from perfsim.validation.record import record_text
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.published.cases import StepCase, case_job, case_layout, case_system
-from perfsim.published.not_modelled import ignored, not_modelled
+from perfsim.published.contradictions import ignored, not_modelled
 
 CASE: dict[str, Any] = {
     "id": "sparse",

@@ -11,7 +11,7 @@ import yaml
 from perfsim.catalog import default_catalog
 from perfsim.errors import CatalogError, InputError
 from perfsim.published.cases import StepCase, case_job
-from perfsim.published.not_modelled import ignored
+from perfsim.published.contradictions import ignored
 from perfsim.published.plans import case_question
 from perfsim.published.rows import CaseRows, step_cases, step_rows
 from perfsim.validation.validate import validate_file

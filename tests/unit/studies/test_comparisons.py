@@ -15,8 +15,7 @@ from perfsim.convergence.loss_laws import BESIROGLU
 from perfsim.errors import CatalogError, InputError
 from perfsim.report.comparison import comparison_table
 from perfsim.studies.comparisons.losses import least_flop
-from perfsim.studies.comparisons.result import Comparison
-from perfsim.studies.comparisons.spec import is_comparison
+from perfsim.studies.comparisons.spec import Comparison, is_comparison
 
 LOSSES = """\
 name: losses

@@ -154,8 +154,8 @@ def test_the_sentence_says_when_how_much_how_sure_and_what_was_not_given() -> No
     )
     assert ", before b with a probability of more than 99 %" in said
     gaps = "power of gpu, PUE (energy is before cooling), carbon intensity, power of wafer, price of wafer"
-    assert said.endswith(f"; not given: {gaps}.")
-    assert decide([option("a")], "USD").sentence.endswith("; not given: prices.")
+    assert said.endswith(f". Not given: {gaps}.")
+    assert decide([option("a")], "USD").sentence.endswith(". Not given: prices.")
 
 
 def test_the_cheapest_is_named_where_it_is_not_the_first() -> None:

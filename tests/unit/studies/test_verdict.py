@@ -15,7 +15,7 @@ from perfsim.studies.verdict import Answer, ratio_bands, verdict
 from perfsim.units import DAY_S
 
 CRITICAL = CriticalBatch(1e7, 2.0, "constant", "a test")
-OPEN = "the range includes 1, so the order is open"
+OPEN = "the range includes 1, so the order is not certain"
 
 
 def answer(

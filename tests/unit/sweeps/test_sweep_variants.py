@@ -11,11 +11,9 @@ from perfsim.errors import CatalogError, InputError
 from perfsim.hardware import WaferClusterSpec
 from perfsim.sweeps.knee import Scaling, cost_of_token
 from perfsim.sweeps.points import PointResult
-from perfsim.sweeps.policy import policy_changes
 from perfsim.sweeps.result import SweepResult
 from perfsim.sweeps.runner import is_sweep, load_sweep, only_strategies, run_sweep
-from perfsim.sweeps.succession import policy_sentence
-from perfsim.sweeps.variants import variant_sentences
+from perfsim.sweeps.variants import policy_changes, policy_sentence, variant_sentences
 
 HEAD = """\
 title: Variants

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.prediction.result import Perturbed
+from perfsim.prediction.result import Perturbed, Training
 from perfsim.report.study.page import study_page
 from perfsim.report.terminal.study import MOST_CANDIDATES, study_lines
 from perfsim.report.text import encodable
@@ -128,3 +128,17 @@ def test_a_narrow_terminal_gets_every_word_too(result: StudyResult, monkeypatch:
     lines = study_lines(result)
     assert max(len(line) for line in lines) <= 80
     assert {"A100-80GB", "streaming", "mbs1", "mbs30"} <= set(" ".join(lines).split())
+
+
+def test_candidates_trained_alike_share_a_line_that_names_the_framework_of_a_machine(
+    result: StudyResult,
+) -> None:
+    alike = Training("llm_2024", 4096, "bf16", "flash", dropout=False)
+    own = [replace(candidate, training=alike) for candidate in result.candidates]
+    own[0] = replace(own[0], training=replace(alike, framework="megatron-core-te"))
+    words = " ".join(" ".join(study_lines(replace(result, candidates=tuple(own)))).split())
+    assert words.count("trained by") == 1
+    assert (
+        "trained by llm_2024: sequences of 4,096 tokens, bf16, flash attention, no dropout; "
+        f"framework megatron-core-te on {own[0].system}"
+    ) in words

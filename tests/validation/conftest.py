@@ -1,0 +1,54 @@
+"""Scores of the published runs take minutes: each is worked out once a session, whoever asks first."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsim.published.plans import public_cases
+from perfsim.validation.accuracy_page import AccuracyPage, accuracy_page
+from perfsim.validation.validate import validate_file
+
+Once = Callable[[str, Callable[[], Any]], Any]
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """The answer kept under a name; the processes of one session share it, and wait for the first."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+
+    def answer(name: str, work: Callable[[], Any]) -> Any:
+        kept = folder / f"{name}.pickle"
+        with (folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not kept.exists():
+                kept.write_bytes(pickle.dumps(work()))
+        return pickle.loads(kept.read_bytes())  # noqa: S301 - written above
+
+    return answer
+
+
+@pytest.fixture(scope="session")
+def scores(once: Once) -> Callable[[Path], dict[str, Any]]:
+    """`validate_file` of a public file."""
+    return lambda path: once(f"scores of {path.name}", lambda: validate_file(path))
+
+
+@pytest.fixture(scope="session")
+def results(scores: Callable[[Path], dict[str, Any]]) -> list[dict[str, Any]]:
+    """The scores of all public files."""
+    return [scores(path) for path in public_cases()]
+
+
+@pytest.fixture(scope="session")
+def page(once: Once, results: list[dict[str, Any]]) -> AccuracyPage:
+    """The accuracy page, with every group of runs left out of a fit."""
+    return once("accuracy page", lambda: accuracy_page(public_cases(), results, leaves_out=True))
